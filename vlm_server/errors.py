@@ -1,0 +1,137 @@
+"""The one error tree. Knows HTTP status numbers and OpenAI error codes; knows no transport.
+
+    VlmServerError
+    ├── ConfigError               the settings can't be used               (no HTTP)
+    ├── ModelLoadError            the checkpoint can't be served           (no HTTP)
+    └── RequestError              one request fails, and it alone
+        ├── InvalidRequest        400  invalid_value
+        │   ├── UnsupportedField  400  unsupported_parameter
+        │   ├── InvalidImage      400  invalid_image
+        │   └── ContextLengthExceeded  400  context_length_exceeded
+        ├── Unauthorized          401  invalid_api_key
+        ├── Forbidden             403  forbidden
+        ├── NotFound              404  not_found
+        │   └── ModelNotFound     404  model_not_found
+        ├── MethodNotAllowed      405  method_not_allowed
+        ├── RequestTimeout        408  request_timeout
+        ├── PayloadTooLarge       413  payload_too_large
+        ├── UnsupportedMediaType  415  unsupported_media_type
+        ├── QueueFull             429  queue_full
+        ├── InternalError         500  internal_error
+        ├── EngineDied            502  engine_died
+        └── EngineUnavailable     503  engine_unavailable
+
+A `RequestError` crosses the process border as its `code`, `message` and `param`;
+`RequestError.from_code` rebuilds the same class on the other side.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class VlmServerError(Exception):
+    """Root of all errors that this project raises on purpose."""
+
+
+class ConfigError(VlmServerError):
+    """The settings are unknown, of the wrong type, or contradict one another."""
+
+
+class ModelLoadError(VlmServerError):
+    """The checkpoint is missing, unsafe or of a family that can't be served."""
+
+
+class RequestError(VlmServerError):
+    """One request can't be answered.
+
+    `message` is shown to the client: it names what is wrong and never echoes the payload,
+    a path or an address. `param` is the part at fault, such as `messages[2].content[1]`.
+    """
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+    type: ClassVar[str] = "server_error"
+
+    _by_code: ClassVar[dict[str, type[RequestError]]] = {}
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+    def __init_subclass__(cls) -> None:
+        RequestError._by_code[cls.code] = cls
+
+    @staticmethod
+    def from_code(code: str, message: str, param: str | None) -> RequestError:
+        """The error that `code` names; an unknown code is an `InternalError`."""
+        return RequestError._by_code.get(code, InternalError)(message, param)
+
+
+class InvalidRequest(RequestError):
+    status, code, type = 400, "invalid_value", "invalid_request_error"
+
+
+class UnsupportedField(InvalidRequest):
+    code = "unsupported_parameter"
+
+
+class InvalidImage(InvalidRequest):
+    code = "invalid_image"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    code = "context_length_exceeded"
+
+
+class Unauthorized(RequestError):
+    status, code, type = 401, "invalid_api_key", "authentication_error"
+
+
+class Forbidden(RequestError):
+    status, code, type = 403, "forbidden", "permission_error"
+
+
+class NotFound(RequestError):
+    status, code, type = 404, "not_found", "invalid_request_error"
+
+
+class ModelNotFound(NotFound):
+    code = "model_not_found"
+
+
+class MethodNotAllowed(RequestError):
+    status, code, type = 405, "method_not_allowed", "invalid_request_error"
+
+
+class RequestTimeout(RequestError):
+    status, code, type = 408, "request_timeout", "invalid_request_error"
+
+
+class PayloadTooLarge(RequestError):
+    status, code, type = 413, "payload_too_large", "invalid_request_error"
+
+
+class UnsupportedMediaType(RequestError):
+    status, code, type = 415, "unsupported_media_type", "invalid_request_error"
+
+
+class QueueFull(RequestError):
+    status, code, type = 429, "queue_full", "rate_limit_error"
+
+
+class InternalError(RequestError):
+    status, code, type = 500, "internal_error", "server_error"
+
+
+class EngineDied(RequestError):
+    """The engine process ended while this request was in flight."""
+
+    status, code, type = 502, "engine_died", "server_error"
+
+
+class EngineUnavailable(RequestError):
+    """The engine is starting, restarting or draining."""
+
+    status, code, type = 503, "engine_unavailable", "server_error"

@@ -1,0 +1,171 @@
+"""The contracts between rooms. Knows token ids, numpy arrays and plans; knows no mlx, no HTTP.
+
+`engine` decides and `runner` does: they meet only here. `api` reaches the engine process
+through `EngineClient`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlm_server.errors import RequestError
+from vlm_server.protocol import (
+    Accepted,
+    Failed,
+    Finished,
+    SamplingParams,
+    Stats,
+    Submit,
+    Tokens,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSpan:
+    """One picture's tokens in a prompt: positions `start` to `end` (exclusive)."""
+
+    start: int
+    end: int
+    mm_hash: str
+    inputs: Mapping[str, NDArray[Any]]
+    """What the processor made of this picture alone: `pixel_values`, grids and the like."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    """A request as the runner takes it: token_ids (tokens,) int32, and its pictures in order."""
+
+    token_ids: NDArray[np.int32]
+    images: tuple[ImageSpan, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """A request that the runner meets for the first time in this plan."""
+
+    request_id: str
+    prompt: PreparedPrompt
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeWork:
+    """Encode picture `image_index` of a request."""
+
+    request_id: str
+    image_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillWork:
+    """Prefill tokens `start` to `end`; if `is_last`, sample and join the decode batch."""
+
+    request_id: str
+    start: int
+    end: int
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """One step: forget `released`, meet `new`, decode the rows named, and one other unit."""
+
+    released: tuple[str, ...] = ()
+    new: tuple[NewRequest, ...] = ()
+    decode: tuple[str, ...] = ()
+    encode: EncodeWork | None = None
+    prefill: PrefillWork | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        work = self.decode or self.encode or self.prefill
+        return not (self.released or self.new or work)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step brought: tokens that are known by now, and requests that failed alone.
+
+    A runner may run one step ahead: a token may belong to the step before, and a row's
+    token may be missing in the step that launched it.
+    """
+
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    failures: Mapping[str, RequestError] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReading:
+    """Device memory in bytes: held by arrays, kept for reuse, and the most ever held."""
+
+    active_bytes: int
+    pool_bytes: int
+    peak_bytes: int
+
+
+class Runner(Protocol):
+    """Does what a plan says with the model. All calls come from one thread."""
+
+    def execute(self, plan: SchedulerOutput) -> StepResult: ...
+
+
+class Preparer(Protocol):
+    """Turns a request into token ids and pixel arrays. Called from several threads."""
+
+    def prepare(self, submit: Submit) -> PreparedPrompt:
+        """Raises RequestError for what this request alone gets wrong."""
+        ...
+
+
+class MemoryProbe(Protocol):
+    """Reads and clears device memory. All calls come from the runner's thread."""
+
+    def read(self) -> MemoryReading: ...
+
+    def clear(self) -> None: ...
+
+
+RequestEvent = Accepted | Tokens | Finished | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """What the front knows of the engine process. `progress` is (stage, fraction) while loading."""
+
+    state: str
+    model_name: str
+    pid: int | None = None
+    restarts: int = 0
+    progress: tuple[str, float] | None = None
+    retry_after_seconds: float = 1.0
+    stats: Stats | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state == "ready"
+
+
+class EngineClient(Protocol):
+    """The front's view of an engine process, whichever incarnation of it runs."""
+
+    @property
+    def status(self) -> EngineStatus: ...
+
+    def stream(self, submit: Submit) -> AsyncIterator[RequestEvent]:
+        """All events of one request, in order, the last of them terminal.
+
+        `Tokens` events hold this request's delta alone. Closing the iterator early
+        (`aclose`) aborts the request in the engine. Never raises RequestError while the
+        engine lives; raises EngineUnavailable before anything was sent if it isn't ready,
+        and yields `Failed(code="engine_died")` if it dies while the request is in flight.
+        """
+        ...

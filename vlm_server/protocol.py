@@ -1,0 +1,178 @@
+"""The structs that cross the socket between the front and an engine process.
+
+Knows bytes and numbers; knows neither who sends them nor what a model is. A frame is a
+4-byte big-endian length and that many bytes of msgpack. Each accepted request gets exactly
+one terminal event: `Finished` or `Failed`.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Literal
+
+import msgspec
+
+FRAME_HEADER = struct.Struct(">I")
+MAX_FRAME_BYTES = 1 << 30
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class TextPart(msgspec.Struct, frozen=True, tag="text"):
+    text: str
+
+
+class ImagePart(msgspec.Struct, frozen=True, tag="image"):
+    """The place of one picture in a message; `index` points into `Submit.images`."""
+
+    index: int
+
+
+class Message(msgspec.Struct, frozen=True):
+    role: Literal["system", "user", "assistant"]
+    content: tuple[TextPart | ImagePart, ...]
+
+
+class Image(msgspec.Struct, frozen=True):
+    """One encoded picture, as it came, with what its header says.
+
+    `mm_hash` is the SHA-256 of `data` in hex; `param` names the part it came from.
+    """
+
+    data: bytes
+    mm_hash: str
+    format: str
+    width: int
+    height: int
+    param: str
+
+
+class SamplingParams(msgspec.Struct, frozen=True):
+    """How one request draws its tokens. `temperature` 0 is greedy.
+
+    `max_tokens` None means as many as the context leaves room for; `temperature` and `top_p`
+    None are the checkpoint's own (`generation_config.json`); `seed` None draws one.
+    """
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    request_id: str
+    messages: tuple[Message, ...]
+    images: tuple[Image, ...]
+    sampling: SamplingParams
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    request_id: str
+
+
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """Finish what is running, take nothing new, then end the process."""
+
+
+Command = Submit | Abort | Drain
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts of one request; `prompt_tokens` counts those of the pictures too."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+class Loading(msgspec.Struct, frozen=True, tag="loading"):
+    """Progress before `Ready`; `fraction` runs from 0 to 1."""
+
+    stage: str
+    fraction: float
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The engine takes requests: weights are loaded and one of each prompt kind was run."""
+
+    model_type: str
+    device: str
+    context_tokens: int
+
+
+class Unloadable(msgspec.Struct, frozen=True, tag="unloadable"):
+    """The checkpoint can't be served; starting again would not help."""
+
+    reason: str
+
+
+class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
+    request_id: str
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """New text of one request; may be empty while bytes or a possible stop are held back."""
+
+    request_id: str
+    text: str
+    num_tokens: int
+
+
+class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
+    """One step's news for all requests."""
+
+    deltas: tuple[Delta, ...]
+
+
+class Finished(msgspec.Struct, frozen=True, tag="finished"):
+    request_id: str
+    finish_reason: FinishReason
+    usage: Usage
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """A `RequestError` on its way to the client: see `errors.RequestError.from_code`."""
+
+    request_id: str
+    code: str
+    message: str
+    param: str | None = None
+
+
+class Stats(msgspec.Struct, frozen=True, tag="stats"):
+    """A reading of the engine, sent about once a second while it changes. Sizes in bytes."""
+
+    waiting: int
+    preparing: int
+    prefilling: int
+    decoding: int
+    tracked: int
+    active_bytes: int
+    pool_bytes: int
+    peak_bytes: int
+    generated_tokens: int
+
+
+Event = Loading | Ready | Unloadable | Accepted | Tokens | Finished | Failed | Stats
+
+_encoder = msgspec.msgpack.Encoder()
+_command_decoder = msgspec.msgpack.Decoder(Command)
+_event_decoder = msgspec.msgpack.Decoder(Event)
+
+
+def encode_frame(message: Command | Event) -> bytes:
+    """`message` as one frame, header included."""
+    body = _encoder.encode(message)
+    return FRAME_HEADER.pack(len(body)) + body
+
+
+def decode_command(body: bytes) -> Command:
+    """The command in a frame's body. Raises msgspec.DecodeError on anything else."""
+    return _command_decoder.decode(body)
+
+
+def decode_event(body: bytes) -> Event:
+    """The event in a frame's body. Raises msgspec.DecodeError on anything else."""
+    return _event_decoder.decode(body)

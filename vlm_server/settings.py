@@ -1,0 +1,199 @@
+"""All settings, in one typed tree. Knows TOML and bounds; knows nothing of who uses them.
+
+A setting is one field: its name, type, bounds, default and help stand together. It is read
+from a TOML file (`configs/default.toml` lists all of them) and from `section.key=value`
+overrides. Unknown names are errors.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from vlm_server.errors import ConfigError
+
+MIB = 1 << 20
+
+
+class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    host: Annotated[
+        str, Meta(description="Address to listen on; another than loopback needs an API key.")
+    ] = "127.0.0.1"
+    port: Annotated[
+        int, Meta(ge=0, le=65535, description="TCP port; 0 picks a free one and prints it.")
+    ] = 8000
+    api_keys: Annotated[
+        tuple[str, ...],
+        Meta(description="Accepted `Authorization: Bearer` keys; empty asks for none."),
+    ] = ()
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Host names that a request may carry; empty means the loopback names "
+            "and `server.host` (this stops DNS rebinding)."
+        ),
+    ] = ()
+    drain_seconds: Annotated[
+        float, Meta(ge=0, description="On shutdown, time that running requests get to finish.")
+    ] = 20.0
+
+
+class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    path: Annotated[
+        str, Meta(description="Folder of a checkpoint; empty means the embedded model.")
+    ] = ""
+    name: Annotated[
+        str, Meta(description="Name in the API; empty means the name of the model's folder.")
+    ] = ""
+    dtype: Annotated[
+        Literal["auto", "float32", "float16", "bfloat16"],
+        Meta(
+            description="Type that weights are loaded as; auto is float32 on CPU and the "
+            "checkpoint's own elsewhere."
+        ),
+    ] = "auto"
+    max_context_tokens: Annotated[
+        int,
+        Meta(
+            ge=0, description="Longest prompt plus answer, in tokens; 0 means the model's own limit."
+        ),
+    ] = 0
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    max_body_bytes: Annotated[
+        int, Meta(ge=1024, description="Largest request body, counted while it is read.")
+    ] = 64 * MIB
+    max_messages: Annotated[int, Meta(ge=1, description="Most messages in a request.")] = 2048
+    max_parts: Annotated[
+        int, Meta(ge=1, description="Most content parts in a request, over all its messages.")
+    ] = 512
+    max_images: Annotated[int, Meta(ge=0, description="Most pictures in a request.")] = 64
+    max_image_bytes: Annotated[
+        int, Meta(ge=1, description="Largest encoded picture, in bytes after base64.")
+    ] = 20 * MIB
+    max_image_pixels: Annotated[
+        int, Meta(ge=1, description="Largest picture in pixels, read from its header.")
+    ] = 50_000_000
+    max_text_bytes: Annotated[
+        int, Meta(ge=1, description="Most text in a request, over all its messages.")
+    ] = 4 * MIB
+    max_stop_strings: Annotated[int, Meta(ge=0, description="Most `stop` strings.")] = 16
+    max_requests: Annotated[
+        int, Meta(ge=1, description="Most requests in flight; one more is answered 429.")
+    ] = 64
+    body_timeout_seconds: Annotated[
+        float, Meta(gt=0, description="Time within which a request's body must have arrived.")
+    ] = 60.0
+
+
+class Scheduler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    max_num_seqs: Annotated[int, Meta(ge=1, description="Most rows decoded together.")] = 16
+    prefill_chunk_tokens: Annotated[
+        int, Meta(ge=1, description="Prompt tokens prefilled in one step.")
+    ] = 512
+    preparer_threads: Annotated[
+        int, Meta(ge=1, description="Threads that decode pictures and tokenize prompts.")
+    ] = 2
+
+
+class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    start_timeout_seconds: Annotated[
+        float, Meta(gt=0, description="Time that loading and warm-up may take.")
+    ] = 900.0
+    restart_backoff_seconds: Annotated[
+        float, Meta(gt=0, description="Pause before the first restart; it doubles each time.")
+    ] = 0.5
+    restart_backoff_max_seconds: Annotated[
+        float, Meta(gt=0, description="Longest pause between restarts.")
+    ] = 30.0
+    openblas: Annotated[
+        Literal["auto", "off"],
+        Meta(description="Preload OpenBLAS into the engine (Linux CPU: about 50 times faster)."),
+    ] = "auto"
+    pool_limit_bytes: Annotated[
+        int, Meta(ge=0, description="Most freed memory that MLX keeps for reuse; 0 is automatic.")
+    ] = 0
+
+
+class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="Least severe messages that are logged."),
+    ] = "info"
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Every setting of the daemon; passed down whole, never changed."""
+
+    server: Server = Server()
+    model: Model = Model()
+    limits: Limits = Limits()
+    scheduler: Scheduler = Scheduler()
+    engine: Engine = Engine()
+    log: Log = Log()
+
+
+def load(path: Path | None = None, overrides: tuple[str, ...] = ()) -> Settings:
+    """Settings from the defaults, then the TOML file at `path`, then `section.key=value` lines.
+
+    Raises ConfigError, naming the setting, for anything unknown, mistyped or out of bounds,
+    and for an address other than loopback without an API key.
+    """
+    table: dict[str, Any] = _read_toml(path) if path else {}
+    for override in overrides:
+        _apply_override(table, override)
+    try:
+        settings = msgspec.convert(table, Settings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error).replace("`$.", "`")) from None
+    _check_exposure(settings.server)
+    return settings
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` can only be reached from this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"can't read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+
+
+def _apply_override(table: dict[str, Any], override: str) -> None:
+    name, equals, text = override.partition("=")
+    section, dot, key = name.strip().partition(".")
+    if not (equals and dot and section and key):
+        raise ConfigError(f"expected section.key=value, not {override!r}")
+    inner = table.setdefault(section, {})
+    if not isinstance(inner, dict):
+        raise ConfigError(f"{section!r} is not a section")
+    try:
+        inner[key] = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        inner[key] = text.strip()  # a bare word or path is a string
+
+
+def _check_exposure(server: Server) -> None:
+    if not is_loopback(server.host) and not any(server.api_keys):
+        raise ConfigError(
+            f"server.host {server.host!r} can be reached from other machines: "
+            "set server.api_keys, or listen on 127.0.0.1"
+        )
+    if any(len(key) < 8 for key in server.api_keys):
+        raise ConfigError("server.api_keys: a key needs at least 8 characters")
