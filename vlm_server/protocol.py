@@ -12,6 +12,8 @@ from typing import Literal
 
 import msgspec
 
+from vlm_server import settings
+
 FRAME_HEADER = struct.Struct(">I")
 MAX_FRAME_BYTES = 1 << 30
 
@@ -72,11 +74,20 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     request_id: str
 
 
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """The first command: what to load and how to run it."""
+
+    model: settings.Model
+    scheduler: settings.Scheduler
+    engine: settings.Engine
+    log: settings.Log
+
+
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
     """Finish what is running, take nothing new, then end the process."""
 
 
-Command = Submit | Abort | Drain
+Command = Start | Submit | Abort | Drain
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -1,0 +1,141 @@
+"""Turns the scheduler's plans into steps, for as long as the process lives.
+
+Knows the ports, the inbox and the order of things; knows no mlx, no sockets. Everything that
+changes a request happens on the thread that calls `run`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+from vlm_server.engine.scheduler import Scheduler
+from vlm_server.engine.states import State
+from vlm_server.errors import InternalError, RequestError
+from vlm_server.ports import MemoryProbe, PreparedPrompt, Preparer, Runner
+from vlm_server.protocol import Abort, Drain, Event, Stats, Submit
+
+logger = logging.getLogger(__name__)
+
+_STATS_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    request_id: str
+    outcome: PreparedPrompt | RequestError
+
+
+class EngineLoop:
+    """The inference thread's work: inbox, preparers, the three beats, events out."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        preparer: Preparer,
+        memory: MemoryProbe,
+        send: Callable[[Event], None],
+        preparer_threads: int,
+    ) -> None:
+        self.send = send
+        self._scheduler = scheduler
+        self._runner = runner
+        self._preparer = preparer
+        self._memory = memory
+        self._inbox: SimpleQueue[Submit | Abort | Drain | _Prepared] = SimpleQueue()
+        self._preparers = ThreadPoolExecutor(preparer_threads, "preparer")
+        self._last_stats: Stats | None = None
+        self._stats_due = 0.0
+
+    def post(self, command: Submit | Abort | Drain) -> None:
+        """Hand a command over; from any thread."""
+        self._inbox.put(command)
+
+    def run(self) -> None:
+        """Work until drained. What the runner raises ends the process: its state is unknown."""
+        while not (self._scheduler.is_draining and not self._scheduler.has_requests):
+            self.turn()
+
+    def run_until_idle(self) -> None:
+        """Work until nothing is left of any request posted so far."""
+        while not self._inbox.empty() or self._scheduler.num_tracked:
+            self.turn()
+
+    def turn(self) -> None:
+        """Take in what came, and do one step; wait for news if there is nothing to do."""
+        if not self._scheduler.has_runner_work and self._inbox.empty():
+            self._send_stats()
+        self._take_in()
+        for submit in self._scheduler.start_preparing():
+            self._preparers.submit(self._prepare, submit)
+        plan = self._scheduler.schedule()
+        if not plan.is_empty:
+            result = self._runner.execute(plan)
+            self._send_all(self._scheduler.update(plan, result))
+        if time.monotonic() >= self._stats_due:
+            self._send_stats()
+
+    def _take_in(self) -> None:
+        """Handle the whole inbox; block for its first entry if no step could be done."""
+        wait = not self._scheduler.has_runner_work
+        while True:
+            try:
+                message = self._inbox.get(block=wait)
+            except Empty:
+                return
+            self._send_all(self._handle(message))
+            wait = False
+
+    def _handle(self, message: Submit | Abort | Drain | _Prepared) -> list[Event]:
+        match message:
+            case Submit():
+                return self._scheduler.add(message)
+            case Abort():
+                return self._scheduler.abort(message.request_id)
+            case _Prepared():
+                return self._scheduler.prepared(message.request_id, message.outcome)
+            case Drain():
+                self._scheduler.is_draining = True
+                return []
+
+    def _prepare(self, submit: Submit) -> None:
+        """On a preparer thread: whatever happens, exactly one outcome is posted."""
+        outcome: PreparedPrompt | RequestError
+        try:
+            outcome = self._preparer.prepare(submit)
+        except RequestError as error:
+            outcome = error
+        except Exception:
+            logger.exception("preparing a request failed")
+            outcome = InternalError("the request could not be prepared")
+        self._inbox.put(_Prepared(submit.request_id, outcome))
+
+    def _send_all(self, events: list[Event]) -> None:
+        for event in events:
+            self.send(event)
+
+    def _send_stats(self) -> None:
+        self._stats_due = time.monotonic() + _STATS_SECONDS
+        stats = self._stats()
+        if stats != self._last_stats:
+            self._last_stats = stats
+            self.send(stats)
+
+    def _stats(self) -> Stats:
+        reading, scheduler = self._memory.read(), self._scheduler
+        return Stats(
+            waiting=scheduler.count(State.WAITING),
+            preparing=scheduler.count(State.PREPARING),
+            prefilling=scheduler.count(State.PREFILL),
+            decoding=scheduler.count(State.DECODE),
+            tracked=scheduler.num_tracked,
+            active_bytes=reading.active_bytes,
+            pool_bytes=reading.pool_bytes,
+            peak_bytes=reading.peak_bytes,
+            generated_tokens=scheduler.num_generated_tokens,
+        )

@@ -1,0 +1,40 @@
+"""Stop strings in a stream of text. Knows text; knows nothing of tokens."""
+
+from __future__ import annotations
+
+
+class StopChecker:
+    """Passes text on until a stop string appears, and never emits a part of one.
+
+    Text that could be the beginning of a stop string is held back until it is decided.
+    """
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._stops = stops
+        self._longest = max(map(len, stops), default=0)
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """(text to emit, whether a stop string was reached)."""
+        if not self._stops:
+            return text, False
+        text = self._held + text
+        ends = [position for stop in self._stops if (position := text.find(stop)) >= 0]
+        if ends:
+            self._held = ""
+            return text[: min(ends)], True
+        keep = self._possible_stop_length(text)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep], False
+
+    def flush(self) -> str:
+        """What was held back, now that no more text comes."""
+        held, self._held = self._held, ""
+        return held
+
+    def _possible_stop_length(self, text: str) -> int:
+        for length in range(min(len(text), self._longest - 1), 0, -1):
+            tail = text[-length:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return length
+        return 0

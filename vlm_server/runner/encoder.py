@@ -1,0 +1,44 @@
+"""One picture to the rows that stand for it in a prompt. Knows the vision tower's door."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from vlm_server.ports import ImageSpan, PreparedPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFeatures:
+    """What the model makes of one picture; it depends on that picture alone.
+
+    rows: (span tokens, hidden), the picture's rows of `inputs_embeds`.
+    visual_mask: (span tokens,) bool, which of them deepstack adds to; None without deepstack.
+    deepstack: (layers, visual tokens, hidden); None without deepstack.
+    """
+
+    rows: mx.array
+    visual_mask: mx.array | None
+    deepstack: mx.array | None
+
+
+def encode_image(model: Any, prompt: PreparedPrompt, span: ImageSpan) -> ImageFeatures:
+    """Run the vision tower on one picture of `prompt`; the arrays are evaluated.
+
+    Uses `get_input_embeddings` on the picture's own tokens: the one call that every family of
+    mlx-vlm has, whatever it does to a picture's features before they enter the text.
+    """
+    ids = mx.array(prompt.token_ids[span.start : span.end])[None]
+    inputs = {key: mx.array(value) for key, value in span.inputs.items()}
+    pixel_values = inputs.pop("pixel_values")
+    made = model.get_input_embeddings(ids, pixel_values, mask=mx.ones_like(ids), **inputs)
+    deepstack = made.deepstack_visual_embeds
+    features = ImageFeatures(
+        rows=made.inputs_embeds[0],
+        visual_mask=None if deepstack is None else made.visual_pos_masks[0],
+        deepstack=None if deepstack is None else mx.stack(list(deepstack)),
+    )
+    mx.eval([array for array in (features.rows, features.visual_mask, features.deepstack) if array is not None])
+    return features

@@ -1,0 +1,48 @@
+"""Encoded pictures to RGB. Knows Pillow; knows nothing of models."""
+
+from __future__ import annotations
+
+import io
+
+from PIL import Image as PillowImage
+from PIL import ImageOps
+
+from vlm_server.errors import InvalidImage
+from vlm_server.protocol import Image
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+
+
+def decode_rgb(image: Image) -> PillowImage.Image:
+    """The first frame, turned as its EXIF orientation says, flattened on white, as RGB.
+
+    Raises InvalidImage if any of it can't be read: a picture is never silently left out.
+    """
+    try:
+        with PillowImage.open(io.BytesIO(image.data), formats=FORMATS) as opened:
+            if opened.size != (image.width, image.height):
+                raise InvalidImage("the picture's size is not what its header said", image.param)
+            opened.load()
+            return _flatten(_turn_upright(opened))
+    except InvalidImage:
+        raise
+    except (OSError, ValueError, SyntaxError, EOFError, PillowImage.DecompressionBombError):
+        raise InvalidImage(f"the {image.format} picture can't be decoded", image.param) from None
+
+
+def _turn_upright(picture: PillowImage.Image) -> PillowImage.Image:
+    try:
+        return ImageOps.exif_transpose(picture) or picture
+    except Exception:  # a corrupt EXIF block says nothing about the pixels
+        return picture
+
+
+def _flatten(picture: PillowImage.Image) -> PillowImage.Image:
+    """RGB, with transparency shown on white and 16-bit grey scaled down to 8."""
+    if picture.mode.startswith("I") or picture.mode == "F":
+        picture = picture.convert("I").point(lambda value: value / 257).convert("L")
+    if "A" in picture.getbands() or "transparency" in picture.info:
+        rgba = picture.convert("RGBA")
+        white = PillowImage.new("RGBA", rgba.size, "white")
+        return PillowImage.alpha_composite(white, rgba).convert("RGB")
+    return picture.convert("RGB")

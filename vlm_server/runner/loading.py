@@ -1,0 +1,146 @@
+"""Loads a checkpoint and says what the rest needs to know of it. Knows mlx-vlm's loader."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx_vlm
+import tokenizers
+from mlx import nn
+
+from vlm_server.errors import ModelLoadError
+from vlm_server.settings import Model as ModelSettings
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model on its device, its processor, and the facts read from its files."""
+
+    model: nn.Module
+    processor: Any
+    model_type: str
+    image_token_id: int
+    eos_token_ids: frozenset[int]
+    context_tokens: int
+    default_temperature: float
+    default_top_p: float
+
+    @property
+    def tokenizer(self) -> Any:
+        """The Hugging Face tokenizer; `backend` is the `tokenizers` one below it."""
+        return getattr(self.processor, "tokenizer", self.processor)
+
+    @property
+    def backend(self) -> tokenizers.Tokenizer:
+        return self.tokenizer.backend_tokenizer
+
+    @property
+    def language_model(self) -> Any:
+        return self.model.language_model
+
+
+def load(settings: ModelSettings) -> LoadedModel:
+    """The checkpoint in folder `settings.path`. Runs no code from it and fetches nothing.
+
+    Raises ModelLoadError if the folder is no checkpoint that can be served.
+    """
+    folder = Path(settings.path)
+    config = _read_config(folder)
+    _refuse_unsafe(config)
+    try:
+        model, processor = mlx_vlm.load(str(folder), lazy=True, trust_remote_code=False)
+    except Exception as error:
+        logger.debug("loading failed", exc_info=True)
+        raise ModelLoadError(f"mlx-vlm can't load this checkpoint: {error}") from error
+    _set_dtype(model, settings.dtype)
+    mx.eval(model.parameters())
+    tokenizer = getattr(processor, "tokenizer", processor)
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        raise ModelLoadError("the checkpoint has no fast tokenizer (tokenizer.json)")
+    generation = _read_json(folder / "generation_config.json")
+    return LoadedModel(
+        model=model,
+        processor=processor,
+        model_type=str(config["model_type"]),
+        image_token_id=_image_token_id(model, config),
+        eos_token_ids=_eos_token_ids(config, generation, tokenizer),
+        context_tokens=_context_tokens(config, settings.max_context_tokens),
+        default_temperature=_default_temperature(generation),
+        default_top_p=float(generation.get("top_p") or 1.0),
+    )
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    if not (folder / "config.json").is_file():
+        raise ModelLoadError(f"{folder} has no config.json: not the folder of a checkpoint")
+    config = _read_json(folder / "config.json")
+    if not isinstance(config.get("model_type"), str):
+        raise ModelLoadError(f"{folder}/config.json names no model_type")
+    return config
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"can't read {path}: {error}") from None
+    return content if isinstance(content, dict) else {}
+
+
+def _refuse_unsafe(config: dict[str, Any]) -> None:
+    if "model_file" in config:
+        raise ModelLoadError("config.json has `model_file`, code to be run from the checkpoint")
+    if config.get("is_encoder_decoder") or config["model_type"] == "florence2":
+        raise ModelLoadError(f"{config['model_type']} is an encoder-decoder model")
+
+
+def _set_dtype(model: nn.Module, name: str) -> None:
+    """Cast floating-point weights; MLX's CPU is fast in float32 alone."""
+    is_cpu = mx.default_device().type == mx.DeviceType.cpu
+    if name == "auto" and is_cpu:
+        name = "float32"
+    if name != "auto":
+        model.set_dtype(_DTYPES[name])
+
+
+def _image_token_id(model: nn.Module, config: dict[str, Any]) -> int:
+    for source in (vars(model.config), config):
+        for key in ("image_token_index", "image_token_id"):
+            if isinstance(token_id := source.get(key), int):
+                return token_id
+    raise ModelLoadError(f"{config['model_type']} names no image token: not a vision model")
+
+
+def _eos_token_ids(
+    config: dict[str, Any], generation: dict[str, Any], tokenizer: Any
+) -> frozenset[int]:
+    text = config.get("text_config") or {}
+    found: set[int] = set()
+    for source in (generation, config, text, {"eos_token_id": tokenizer.eos_token_id}):
+        ids = source.get("eos_token_id")
+        found.update(ids if isinstance(ids, list) else [] if ids is None else [ids])
+    return frozenset(found)
+
+
+def _context_tokens(config: dict[str, Any], limit: int) -> int:
+    text = config.get("text_config") or config.get("llm_config") or {}
+    own = text.get("max_position_embeddings") or config.get("max_position_embeddings") or 32768
+    return min(int(own), limit) if limit else int(own)
+
+
+def _default_temperature(generation: dict[str, Any]) -> float:
+    """The checkpoint's own way to decode: greedy if it says so, else its temperature."""
+    if generation.get("do_sample") is False:
+        return 0.0
+    return float(generation.get("temperature", 1.0))

@@ -1,0 +1,35 @@
+"""Reads and clears MLX's device memory. Knows the allocator; decides nothing."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from vlm_server.ports import MemoryReading
+
+
+class DeviceMemory:
+    """The `MemoryProbe` of the inference thread's device."""
+
+    def __init__(self, pool_limit_bytes: int) -> None:
+        """`pool_limit_bytes`: most freed memory kept for reuse; 0 is an eighth of what MLX may use."""
+        mx.set_cache_limit(pool_limit_bytes or mx.get_memory_limit() // 8)
+
+    def read(self) -> MemoryReading:
+        return MemoryReading(
+            active_bytes=mx.get_active_memory(),
+            pool_bytes=mx.get_cache_memory(),
+            peak_bytes=mx.get_peak_memory(),
+        )
+
+    def clear(self) -> None:
+        """Give freed memory back to the system, once the device is done with it."""
+        mx.synchronize()
+        mx.clear_cache()
+
+
+def device_name() -> str:
+    """What MLX runs on, for people: `cpu`, or the GPU's name."""
+    device = mx.default_device()
+    if device.type == mx.DeviceType.cpu:
+        return "cpu"
+    return str(mx.device_info(device).get("device_name", "gpu"))

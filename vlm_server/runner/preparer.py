@@ -1,0 +1,149 @@
+"""A request to token ids and pixel arrays. Knows the processor; keeps no mlx array.
+
+Each picture is processed alone, so that what is made of it depends on nothing else in the
+request: the processor sees the placeholder and one picture, and says which tokens stand for
+it. The whole prompt is tokenized with one image token a picture, then those are expanded.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_vlm.utils import prepare_inputs, should_add_special_tokens
+from numpy.typing import NDArray
+
+from vlm_server.errors import InternalError, InvalidImage, InvalidRequest
+from vlm_server.ports import ImageSpan, PreparedPrompt
+from vlm_server.protocol import Image, Submit, TextPart
+from vlm_server.runner.images import decode_rgb
+from vlm_server.runner.loading import LoadedModel
+from vlm_server.runner.special_tokens import SpecialTokens
+from vlm_server.runner.templates import ChatTemplate
+
+_NOT_OF_THE_IMAGE = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
+
+
+@dataclass(frozen=True, slots=True)
+class _ProcessedImage:
+    """`token_ids` from the first to the last image token, and the text around them."""
+
+    token_ids: NDArray[np.int32]
+    prefix: str
+    suffix: str
+    inputs: dict[str, NDArray[Any]]
+
+
+class MultimodalPreparer:
+    """The `Preparer` of one loaded model. Thread-safe: tokenizer and processor are locked."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._loaded = loaded
+        self._lock = threading.Lock()
+        self._image_token: str = loaded.tokenizer.convert_ids_to_tokens(loaded.image_token_id)
+        self._template = ChatTemplate(loaded.processor, self._image_token)
+        placeholders = {self._template.placeholder, self._image_token}
+        self._special = SpecialTokens(loaded.tokenizer, placeholders)
+
+    def prepare(self, submit: Submit) -> PreparedPrompt:
+        """Token ids with each picture's span, and each picture's arrays.
+
+        Raises InvalidImage for a picture that can't be read, InvalidRequest for a conversation
+        that the chat template refuses.
+        """
+        pictures = [(image, decode_rgb(image)) for image in submit.images]
+        with self._lock:
+            processed = [self._process(image, picture) for image, picture in pictures]
+            token_ids = self._tokenize(submit, processed)
+        return self._expand(token_ids, submit.images, processed)
+
+    def _process(self, image: Image, picture: Any) -> _ProcessedImage:
+        loaded = self._loaded
+        try:
+            made = prepare_inputs(
+                loaded.processor,
+                images=[picture],
+                prompts=self._template.placeholder,
+                image_token_index=loaded.image_token_id,
+            )
+        except Exception as error:
+            size = f"{image.width}x{image.height}"
+            raise InvalidImage(
+                f"the model's processor can't take this picture of {size} pixels", image.param
+            ) from error
+        token_ids = np.array(made["input_ids"], dtype=np.int32).reshape(-1)
+        places = np.flatnonzero(token_ids == loaded.image_token_id)
+        if not len(places):
+            raise InvalidImage("the model's processor made nothing of this picture", image.param)
+        first, last = int(places[0]), int(places[-1]) + 1
+        return _ProcessedImage(
+            token_ids=token_ids[first:last],
+            prefix=self._text_of(token_ids[:first]),
+            suffix=self._text_of(token_ids[last:]),
+            inputs={
+                key: np.array(value)
+                for key, value in made.items()
+                if isinstance(value, mx.array) and key not in _NOT_OF_THE_IMAGE
+            },
+        )
+
+    def _text_of(self, token_ids: NDArray[np.int32]) -> str:
+        kept = [int(i) for i in token_ids if int(i) != self._loaded.tokenizer.bos_token_id]
+        return str(self._loaded.backend.decode(kept, skip_special_tokens=False))
+
+    def _tokenize(self, submit: Submit, processed: list[_ProcessedImage]) -> list[int]:
+        """Ids of the whole prompt, one image token for each picture."""
+        user_text = "\n".join(
+            part.text
+            for message in submit.messages
+            for part in message.content
+            if isinstance(part, TextPart)
+        )
+        mark = self._special.choose_mark(user_text) if self._special.are_in(user_text) else ""
+        if mark is None:
+            raise InvalidRequest("the text mixes control tokens and private-use marks", "messages")
+        rendered = self._template.render(
+            submit.messages, lambda text: self._special.disarm(text, mark) if mark else text
+        )
+        token_ids = self._encode(self._place_images(rendered, processed))
+        return self._special.remove_marks(token_ids, mark) if mark else token_ids
+
+    def _place_images(self, rendered: str, processed: list[_ProcessedImage]) -> str:
+        pieces = rendered.split(self._template.placeholder)
+        if len(pieces) != len(processed) + 1:
+            raise InvalidRequest(
+                f"this model's chat template keeps {len(pieces) - 1} of {len(processed)} pictures",
+                "messages",
+            )
+        text = pieces[0]
+        for image, piece in zip(processed, pieces[1:], strict=True):
+            text += image.prefix + self._image_token + image.suffix + piece
+        return text
+
+    def _encode(self, text: str) -> list[int]:
+        loaded = self._loaded
+        add = should_add_special_tokens(loaded.model_type, loaded.processor)
+        bos = loaded.tokenizer.bos_token
+        if bos and text.startswith(bos):
+            add = False  # the template wrote it already
+        return list(loaded.tokenizer.encode(text, add_special_tokens=add))
+
+    def _expand(
+        self, token_ids: list[int], images: tuple[Image, ...], processed: list[_ProcessedImage]
+    ) -> PreparedPrompt:
+        """Replace each image token by its picture's tokens, and note the spans."""
+        ids = np.array(token_ids, dtype=np.int32)
+        places = np.flatnonzero(ids == self._loaded.image_token_id)
+        if len(places) != len(images):
+            raise InternalError(f"{len(images)} pictures have {len(places)} places in the prompt")
+        pieces, spans, cursor, length = [], [], 0, 0
+        for place, image, made in zip(places, images, processed, strict=True):
+            text = ids[cursor:place]
+            start = length + len(text)
+            cursor, length = int(place) + 1, start + len(made.token_ids)
+            pieces += [text, made.token_ids]
+            spans.append(ImageSpan(start, length, image.mm_hash, made.inputs))
+        return PreparedPrompt(np.concatenate([*pieces, ids[cursor:]]), tuple(spans))

@@ -1,0 +1,55 @@
+"""Keeps a model's own control tokens in users' text mere text. Knows token strings and ids.
+
+A user who writes `<|im_end|>` must get those characters read, not end a turn. Every such
+string in user text is split by a mark, a private-use character that no tokenizer merges with
+its neighbours, and the mark's token ids are taken out again after tokenizing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+_MARKS = "\ue0ff\ue0fe\ue0fd"
+
+
+class SpecialTokens:
+    """The control tokens of one tokenizer, and how to disarm them in text."""
+
+    def __init__(self, tokenizer: Any, placeholders: Iterable[str]) -> None:
+        """`placeholders` are expanded by the processor, whether tokens are called so or not."""
+        added = tokenizer.added_tokens_decoder.values()
+        strings = {token.content for token in added if token.special} | set(placeholders)
+        longest_first = sorted(strings, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)))
+        self._mark_ids = {mark: ids for mark in _MARKS if (ids := _ids_of_mark(tokenizer, mark))}
+
+    def are_in(self, text: str) -> bool:
+        return self._pattern.search(text) is not None
+
+    def choose_mark(self, text: str) -> str | None:
+        """A mark that `text` does not hold; None if it holds all of them."""
+        return next((mark for mark in self._mark_ids if mark not in text), None)
+
+    def disarm(self, text: str, mark: str) -> str:
+        """`text` with `mark` inside every control token's string."""
+        return self._pattern.sub(lambda found: found[0][0] + mark + found[0][1:], text)
+
+    def remove_marks(self, token_ids: Sequence[int], mark: str) -> list[int]:
+        """`token_ids` without those of `mark`."""
+        pattern = self._mark_ids[mark]
+        kept: list[int] = []
+        for token_id in token_ids:
+            kept.append(token_id)
+            if kept[-len(pattern) :] == pattern:
+                del kept[-len(pattern) :]
+        return kept
+
+
+def _ids_of_mark(tokenizer: Any, mark: str) -> list[int]:
+    """The ids of `mark` inside a text; empty if it does not stand apart from its neighbours."""
+    before = tokenizer.encode("<", add_special_tokens=False)
+    marked = tokenizer.encode(f"<{mark}<", add_special_tokens=False)
+    stands_apart = marked[: len(before)] == before and marked[-1] == before[-1]
+    return list(marked[len(before) : -1]) if stands_apart else []

@@ -1,0 +1,85 @@
+"""A conversation to one prompt string. Knows chat templates; knows no tokens' ids, no pixels.
+
+Content parts keep the order in which the user gave them. Templates differ in two ways, found
+out by rendering a probe: whether they take a list of parts, and what they write for a picture.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mlx_vlm.prompt_utils import get_chat_template
+
+from vlm_server.errors import InvalidRequest, ModelLoadError
+from vlm_server.protocol import ImagePart, Message, TextPart
+
+_PROBE = "probe of the template"
+
+
+class ChatTemplate:
+    """Renders messages the way a checkpoint's chat template wants them."""
+
+    def __init__(self, processor: Any, image_token: str) -> None:
+        """`image_token` is the token whose embedding a picture replaces."""
+        self._processor = processor
+        tokenizer = getattr(processor, "tokenizer", processor)
+        candidates = [
+            getattr(processor, "boi_token", None),
+            getattr(processor, "image_token", None),
+            getattr(tokenizer, "image_token", None),
+            image_token,
+        ]
+        names = [name for name in candidates if isinstance(name, str) and name]
+        probe = self._probe_parts()
+        found = next((name for name in names if name in probe), None)
+        self._takes_parts = found is not None
+        self.placeholder = found or (names[1] if len(names) > 1 else names[0])
+        """What stands for one picture in a rendered prompt."""
+
+    def render(self, messages: Sequence[Message], clean: Callable[[str], str]) -> str:
+        """The prompt up to where the answer begins; user text goes through `clean` first.
+
+        Raises InvalidRequest if the template refuses the order of roles.
+        """
+        rendered = [
+            {"role": message.role, "content": self._content(message, clean)}
+            for message in messages
+        ]
+        try:
+            return self._apply(rendered)
+        except Exception as error:
+            reason = re.sub(r"\s+", " ", str(error))[:200]
+            raise InvalidRequest(
+                f"this model's chat template refuses the conversation: {reason}", "messages"
+            ) from None
+
+    def _content(self, message: Message, clean: Callable[[str], str]) -> str | list[Any]:
+        if not self._takes_parts:
+            return "".join(
+                clean(part.text) if isinstance(part, TextPart) else self.placeholder
+                for part in message.content
+            )
+        return [
+            {"type": "image"}
+            if isinstance(part, ImagePart)
+            else {"type": "text", "text": clean(part.text)}
+            for part in message.content
+        ]
+
+    def _apply(self, messages: list[dict[str, Any]]) -> str:
+        prompt = get_chat_template(self._processor, messages, add_generation_prompt=True)
+        if not isinstance(prompt, str):
+            raise ModelLoadError("the chat template does not render text")
+        return prompt
+
+    def _probe_parts(self) -> str:
+        """What the template makes of a list of parts; empty if it can't take one."""
+        content = [{"type": "image"}, {"type": "text", "text": _PROBE}]
+        try:
+            prompt = self._apply([{"role": "user", "content": content}])
+        except Exception:
+            return ""
+        is_repr = "'type'" in prompt or '"type"' in prompt
+        return "" if is_repr or _PROBE not in prompt else prompt

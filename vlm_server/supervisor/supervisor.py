@@ -1,0 +1,206 @@
+"""Keeps one engine running, and carries requests to it. Knows the protocol; no HTTP, no mlx.
+
+The engine may die at any moment: requests in flight then get `Failed("engine_died")`, a new
+engine is started after a pause that doubles, and newcomers are told to come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import msgspec
+
+from vlm_server.errors import EngineDied, EngineUnavailable, ModelLoadError
+from vlm_server.models import EMBEDDED
+from vlm_server.ports import EngineStatus, RequestEvent
+from vlm_server.protocol import (
+    Abort,
+    Accepted,
+    Drain,
+    Event,
+    Failed,
+    Finished,
+    Loading,
+    Ready,
+    Start,
+    Stats,
+    Submit,
+    Tokens,
+    Unloadable,
+)
+from vlm_server.settings import Settings
+from vlm_server.supervisor.openblas import find_preload
+from vlm_server.supervisor.process import EngineProcess
+
+logger = logging.getLogger(__name__)
+
+_STABLE_SECONDS = 60.0
+"""An engine that was ready for this long starts its successor without a longer pause."""
+
+ProgressCallback = Callable[[str, float], None]
+
+
+class Supervisor:
+    """The `EngineClient` of one model. Use from one event loop."""
+
+    def __init__(self, settings: Settings, on_progress: ProgressCallback | None = None) -> None:
+        path = Path(settings.model.path) if settings.model.path else EMBEDDED
+        self._settings = settings
+        self._start = Start(
+            model=msgspec.structs.replace(settings.model, path=str(path.absolute())),
+            scheduler=settings.scheduler,
+            engine=settings.engine,
+            log=settings.log,
+        )
+        self._on_progress = on_progress
+        self._status = EngineStatus("stopped", settings.model.name or path.absolute().name)
+        self._process: EngineProcess | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._streams: dict[str, asyncio.Queue[RequestEvent]] = {}
+        self._settled = asyncio.Event()
+        self._unloadable: str | None = None
+        self._ready_at = 0.0
+
+    @property
+    def status(self) -> EngineStatus:
+        return self._status
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests whose terminal event has not come yet."""
+        return len(self._streams)
+
+    async def start(self) -> None:
+        """Start the engine; it loads in the background."""
+        self._set(state="starting")
+        self._task = asyncio.create_task(self._keep_running(), name="supervisor")
+
+    async def wait_ready(self) -> None:
+        """Wait until requests are taken. Raises ModelLoadError if they never will be."""
+        await self._settled.wait()
+        if self._unloadable is not None:
+            raise ModelLoadError(self._unloadable)
+
+    async def stop(self) -> None:
+        """Let running requests finish within `server.drain_seconds`, then end the engine."""
+        self._set(state="stopping")
+        if self._process is not None:
+            await self._process.send(Drain())
+            await self._process.wait(self._settings.server.drain_seconds)
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        self._set(state="stopped", pid=None)
+
+    async def stream(self, submit: Submit) -> AsyncIterator[RequestEvent]:
+        """See `ports.EngineClient.stream`."""
+        process = self._process
+        if process is None or not self._status.is_ready:
+            raise EngineUnavailable(f"the model is not ready: {self._status.state}")
+        queue: asyncio.Queue[RequestEvent] = asyncio.Queue()
+        self._streams[submit.request_id] = queue
+        event: RequestEvent | None = None
+        try:
+            await process.send(submit)
+            while not isinstance(event, Finished | Failed):
+                event = await queue.get()
+                yield event
+        finally:
+            if self._streams.pop(submit.request_id, None) and not isinstance(
+                event, Finished | Failed
+            ):
+                await process.send(Abort(submit.request_id))
+
+    # ---- the engine's life ---------------------------------------------------------
+
+    async def _keep_running(self) -> None:
+        engine = self._settings.engine
+        pause = engine.restart_backoff_seconds
+        use_openblas = engine.openblas == "auto"
+        environment = await asyncio.to_thread(find_preload) if use_openblas else {}
+        while True:
+            await self._run_once(environment)
+            if self._unloadable is not None:
+                self._set(state="failed", pid=None)
+                self._settled.set()
+                return
+            if self._status.state == "stopping":
+                return
+            if self._ready_at and time.monotonic() - self._ready_at > _STABLE_SECONDS:
+                pause = engine.restart_backoff_seconds
+            self._set(retry_after_seconds=max(1.0, pause))
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, engine.restart_backoff_max_seconds)
+
+    async def _run_once(self, environment: dict[str, str]) -> None:
+        """One engine from its start to its end; afterwards no request is in flight."""
+        self._ready_at = 0.0
+        process = self._process = await EngineProcess.start(environment)
+        watchdog = asyncio.create_task(self._end_if_never_ready(process))
+        try:
+            if self._status.state != "stopping":
+                self._set(pid=process.pid, progress=("starting", 0.0))
+            await process.send(self._start)
+            async for event in process.events():
+                self._take(event)
+        finally:
+            self._process = None
+            self._lose(process)
+            watchdog.cancel()
+            status = await process.end()
+            logger.info("the engine process %d ended with status %d", process.pid, status)
+
+    async def _end_if_never_ready(self, process: EngineProcess) -> None:
+        await asyncio.sleep(self._settings.engine.start_timeout_seconds)
+        if not self._status.is_ready:
+            logger.error("the engine was not ready in time")
+            await process.end()
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Tokens(deltas):
+                for delta in deltas:
+                    self._deliver(delta.request_id, Tokens((delta,)))
+            case Accepted() | Finished() | Failed():
+                self._deliver(event.request_id, event)
+            case Stats():
+                self._set(stats=event)
+            case Loading(stage, fraction):
+                self._set(progress=(stage, fraction))
+                if self._on_progress:
+                    self._on_progress(stage, fraction)
+            case Ready():
+                self._take_ready(event)
+            case Unloadable(reason):
+                self._unloadable = reason
+
+    def _take_ready(self, ready: Ready) -> None:
+        logger.info("the engine is ready: %s on %s", ready.model_type, ready.device)
+        self._ready_at = time.monotonic()
+        if self._status.state != "stopping":
+            self._set(state="ready", progress=None)
+        self._settled.set()
+
+    def _deliver(self, request_id: str, event: RequestEvent) -> None:
+        if queue := self._streams.get(request_id):
+            queue.put_nowait(event)
+
+    def _lose(self, process: EngineProcess) -> None:
+        """The engine is gone, wanted or not: newcomers must know, and those in flight."""
+        if self._status.state != "stopping":
+            logger.error("the engine process %d is gone", process.pid)
+            self._set(state="restarting", pid=None, restarts=self._status.restarts + 1)
+        error = EngineDied("the engine process ended while answering; please ask again")
+        for request_id, queue in self._streams.items():
+            queue.put_nowait(Failed(request_id, error.code, error.message))
+        self._streams.clear()
+
+    def _set(self, **changes: object) -> None:
+        self._status = dataclasses.replace(self._status, **changes)  # type: ignore[arg-type]

@@ -1,0 +1,182 @@
+"""The engine process: wires engine and runner to the socket that the front left open.
+
+Knows threads, the protocol and the order of starting; knows no HTTP. Started as
+`python -m vlm_server.worker FD`. Its main thread loads the model and runs it, a reader thread
+fills the inbox, a writer thread empties the outbox. When the front is gone, so is it.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from queue import SimpleQueue
+from typing import NoReturn
+
+import numpy as np
+from PIL import Image as PillowImage
+
+from vlm_server.engine.loop import EngineLoop
+from vlm_server.engine.scheduler import Scheduler, SchedulerConfig
+from vlm_server.errors import ModelLoadError
+from vlm_server.protocol import (
+    FRAME_HEADER,
+    Abort,
+    Command,
+    Drain,
+    Event,
+    Failed,
+    Image,
+    ImagePart,
+    Loading,
+    Message,
+    Ready,
+    SamplingParams,
+    Start,
+    Submit,
+    TextPart,
+    Unloadable,
+    decode_command,
+    encode_frame,
+)
+from vlm_server.runner.loading import LoadedModel, load
+from vlm_server.runner.memory import DeviceMemory, device_name
+from vlm_server.runner.model_runner import ModelRunner
+from vlm_server.runner.preparer import MultimodalPreparer
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> NoReturn:
+    """Serve the front at the socket whose number is the first argument, until it ends."""
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    start = channel.receive()
+    assert isinstance(start, Start)
+    logging.basicConfig(
+        level=start.log.level.upper(), format="%(asctime)s engine %(levelname)s %(message)s"
+    )
+    try:
+        loop = start_engine(start, channel)
+    except ModelLoadError as error:
+        channel.send(Unloadable(str(error)))
+        channel.close()
+        os._exit(1)
+    loop.run()
+    channel.close()
+    os._exit(0)  # without waiting for threads that may sit in a picture or in a read
+
+
+def start_engine(start: Start, channel: Channel) -> EngineLoop:
+    """Load, warm up and say `Ready`. Raises ModelLoadError."""
+    channel.send(Loading("loading the weights", 0.1))
+    loaded = load(start.model)
+    loop = build_loop(start, loaded, channel)
+    threading.Thread(target=channel.read_into, args=(loop,), daemon=True).start()
+    for number, (stage, submit) in enumerate(_warm_up_requests()):
+        channel.send(Loading(stage, 0.5 + 0.2 * number))
+        _warm_up(loop, submit)
+    loop.send = channel.send
+    channel.send(Ready(loaded.model_type, device_name(), loaded.context_tokens))
+    return loop
+
+
+def build_loop(start: Start, loaded: LoadedModel, channel: Channel) -> EngineLoop:
+    """The engine around a loaded model."""
+    config = SchedulerConfig(
+        max_num_seqs=start.scheduler.max_num_seqs,
+        prefill_chunk_tokens=start.scheduler.prefill_chunk_tokens,
+        max_preparing=start.scheduler.preparer_threads,
+        context_tokens=loaded.context_tokens,
+        eos_token_ids=loaded.eos_token_ids,
+        default_temperature=loaded.default_temperature,
+        default_top_p=loaded.default_top_p,
+    )
+    return EngineLoop(
+        scheduler=Scheduler(config, loaded.backend),
+        runner=ModelRunner(loaded),
+        preparer=MultimodalPreparer(loaded),
+        memory=DeviceMemory(start.engine.pool_limit_bytes),
+        send=channel.send,
+        preparer_threads=start.scheduler.preparer_threads,
+    )
+
+
+class Channel:
+    """Frames over the front's socket; sending never waits for the front to read."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._incoming = connection.makefile("rb")
+        self._outbox: SimpleQueue[Event | None] = SimpleQueue()
+        self._writer = threading.Thread(target=self._write, daemon=True)
+        self._writer.start()
+
+    def send(self, event: Event) -> None:
+        self._outbox.put(event)
+
+    def close(self) -> None:
+        """Wait until all that was sent is on its way."""
+        self._outbox.put(None)
+        self._writer.join()
+
+    def receive(self) -> Command:
+        """The next command. Ends the process if the front is gone: nobody is left to serve."""
+        header = self._incoming.read(FRAME_HEADER.size)
+        if len(header) < FRAME_HEADER.size:
+            os._exit(0)
+        (length,) = FRAME_HEADER.unpack(header)
+        return decode_command(self._incoming.read(length))
+
+    def read_into(self, loop: EngineLoop) -> NoReturn:
+        """Post every command that comes; a reader thread's whole life."""
+        while True:
+            command = self.receive()
+            assert isinstance(command, Submit | Abort | Drain)
+            loop.post(command)
+
+    def _write(self) -> None:
+        while (event := self._outbox.get()) is not None:
+            try:
+                self._connection.sendall(encode_frame(event))
+            except OSError:
+                os._exit(0)
+
+
+def _warm_up(loop: EngineLoop, submit: Submit) -> None:
+    """Run one request, whose kernels are compiled on the way. Raises ModelLoadError."""
+    events: list[Event] = []
+    loop.send = events.append
+    started = time.monotonic()
+    loop.post(submit)
+    loop.run_until_idle()
+    logger.info("warm-up %s: %.1f s", submit.request_id, time.monotonic() - started)
+    if failed := next((event for event in events if isinstance(event, Failed)), None):
+        raise ModelLoadError(f"the model can't answer {submit.request_id}: {failed.message}")
+
+
+def _warm_up_requests() -> list[tuple[str, Submit]]:
+    """A text prompt, and one with a picture of noise."""
+    sampling = SamplingParams(max_tokens=4, temperature=0.0)
+    pixels = np.random.default_rng(0).integers(0, 255, (448, 448, 3), dtype=np.uint8)
+    encoded = io.BytesIO()
+    PillowImage.fromarray(pixels).save(encoded, "PNG")
+    image = Image(encoded.getvalue(), "warm-up", "PNG", 448, 448, "warm-up")
+    text = TextPart("What is this?")
+    return [
+        (
+            "warming up on text",
+            Submit("a text prompt", (Message("user", (text,)),), (), sampling),
+        ),
+        (
+            "warming up on a picture",
+            Submit("a picture", (Message("user", (ImagePart(0), text)),), (image,), sampling),
+        ),
+    ]
+
+
+if __name__ == "__main__":
+    main()
