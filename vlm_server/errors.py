@@ -53,20 +53,15 @@ class RequestError(VlmServerError):
     code: ClassVar[str] = "internal_error"
     type: ClassVar[str] = "server_error"
 
-    _by_code: ClassVar[dict[str, type[RequestError]]] = {}
-
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
 
-    def __init_subclass__(cls) -> None:
-        RequestError._by_code[cls.code] = cls
-
     @staticmethod
     def from_code(code: str, message: str, param: str | None) -> RequestError:
         """The error that `code` names; an unknown code is an `InternalError`."""
-        return RequestError._by_code.get(code, InternalError)(message, param)
+        return _BY_CODE.get(code, InternalError)(message, param)
 
 
 class InvalidRequest(RequestError):
@@ -135,3 +130,10 @@ class EngineUnavailable(RequestError):
     """The engine is starting, restarting or draining."""
 
     status, code, type = 503, "engine_unavailable", "server_error"
+
+
+def _tree(root: type[RequestError]) -> list[type[RequestError]]:
+    return [root, *(leaf for child in root.__subclasses__() for leaf in _tree(child))]
+
+
+_BY_CODE = {error.code: error for error in _tree(RequestError)}

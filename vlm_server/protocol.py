@@ -169,8 +169,8 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
 Event = Loading | Ready | Unloadable | Accepted | Tokens | Finished | Failed | Stats
 
 _encoder = msgspec.msgpack.Encoder()
-_command_decoder = msgspec.msgpack.Decoder(Command)
-_event_decoder = msgspec.msgpack.Decoder(Event)
+_command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+_event_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 
 
 def encode_frame(message: Command | Event) -> bytes:

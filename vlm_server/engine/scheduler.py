@@ -105,7 +105,7 @@ class Scheduler:
         limit = self._config.max_num_seqs + self._config.max_preparing
         places = limit - sum(r.state is not State.WAITING for r in self._requests.values())
         places = min(places, self._config.max_preparing - self.count(State.PREPARING))
-        started = []
+        started: list[Submit] = []
         for request in self._in_state(State.WAITING):
             if len(started) >= places:
                 break

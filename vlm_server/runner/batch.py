@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from vlm_server.runner.prefill import Prefill
 from vlm_server.runner.sampler import RowSampler, sample
@@ -79,13 +80,13 @@ class DecodeBatch:
             return {}
         drawn = self._tokens
         self._tokens = self._launch(drawn)
-        return dict(zip(self.request_ids, drawn.tolist(), strict=True))
+        return dict(zip(self.request_ids, np.array(drawn).tolist(), strict=True))
 
     def _launch(self, tokens: mx.array) -> mx.array:
         kwargs = {"position_ids": self._position_ids()} if self._has_rope_index else {}
         output = self._language_model(tokens[:, None], cache=self._cache, **kwargs)
         following = sample(output.logits[:, -1], [row.sampler for row in self._rows])
-        mx.async_eval(following, _counters(self._cache))
+        mx.async_eval(following, _counters(self._cache))  # type: ignore[no-untyped-call]
         for row in self._rows:
             row.position += 1
         return following

@@ -40,5 +40,11 @@ def encode_image(model: Any, prompt: PreparedPrompt, span: ImageSpan) -> ImageFe
         visual_mask=None if deepstack is None else made.visual_pos_masks[0],
         deepstack=None if deepstack is None else mx.stack(list(deepstack)),
     )
-    mx.eval([array for array in (features.rows, features.visual_mask, features.deepstack) if array is not None])
+    mx.eval(
+        [
+            array
+            for array in (features.rows, features.visual_mask, features.deepstack)
+            if array is not None
+        ]
+    )
     return features

@@ -33,7 +33,7 @@ def decode_rgb(image: Image) -> PillowImage.Image:
 def _turn_upright(picture: PillowImage.Image) -> PillowImage.Image:
     try:
         return ImageOps.exif_transpose(picture) or picture
-    except Exception:  # a corrupt EXIF block says nothing about the pixels
+    except Exception:  # noqa: BLE001 - a corrupt EXIF block says nothing about the pixels
         return picture
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import mlx.core as mx
 import mlx_vlm
 import tokenizers
-from mlx import nn
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.settings import Model as ModelSettings
@@ -25,7 +24,7 @@ _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16
 class LoadedModel:
     """A model on its device, its processor, and the facts read from its files."""
 
-    model: nn.Module
+    model: Any
     processor: Any
     model_type: str
     image_token_id: int
@@ -36,12 +35,13 @@ class LoadedModel:
 
     @property
     def tokenizer(self) -> Any:
-        """The Hugging Face tokenizer; `backend` is the `tokenizers` one below it."""
+        """The Hugging Face tokenizer around `backend`."""
         return getattr(self.processor, "tokenizer", self.processor)
 
     @property
     def backend(self) -> tokenizers.Tokenizer:
-        return self.tokenizer.backend_tokenizer
+        backend: tokenizers.Tokenizer = self.tokenizer.backend_tokenizer
+        return backend
 
     @property
     def language_model(self) -> Any:
@@ -105,7 +105,7 @@ def _refuse_unsafe(config: dict[str, Any]) -> None:
         raise ModelLoadError(f"{config['model_type']} is an encoder-decoder model")
 
 
-def _set_dtype(model: nn.Module, name: str) -> None:
+def _set_dtype(model: Any, name: str) -> None:
     """Cast floating-point weights; MLX's CPU is fast in float32 alone."""
     is_cpu = mx.default_device().type == mx.DeviceType.cpu
     if name == "auto" and is_cpu:
@@ -114,7 +114,7 @@ def _set_dtype(model: nn.Module, name: str) -> None:
         model.set_dtype(_DTYPES[name])
 
 
-def _image_token_id(model: nn.Module, config: dict[str, Any]) -> int:
+def _image_token_id(model: Any, config: dict[str, Any]) -> int:
     for source in (vars(model.config), config):
         for key in ("image_token_index", "image_token_id"):
             if isinstance(token_id := source.get(key), int):

@@ -11,7 +11,7 @@ class DeviceMemory:
     """The `MemoryProbe` of the inference thread's device."""
 
     def __init__(self, pool_limit_bytes: int) -> None:
-        """`pool_limit_bytes`: most freed memory kept for reuse; 0 is an eighth of what MLX may use."""
+        """`pool_limit_bytes`: most freed memory to keep; 0 is an eighth of what MLX may use."""
         mx.set_cache_limit(pool_limit_bytes or mx.get_memory_limit() // 8)
 
     def read(self) -> MemoryReading:

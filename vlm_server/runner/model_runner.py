@@ -58,9 +58,7 @@ class ModelRunner:
             self._batch.leave(plan.decode)
             return {}
 
-    def _do_unit(
-        self, unit: EncodeWork | PrefillWork, failures: dict[str, RequestError]
-    ) -> None:
+    def _do_unit(self, unit: EncodeWork | PrefillWork, failures: dict[str, RequestError]) -> None:
         try:
             if isinstance(unit, EncodeWork):
                 self._prefills[unit.request_id].encode(unit.image_index)

@@ -37,7 +37,7 @@ def prompt_positions(language_model: Any, prompt: PreparedPrompt) -> Positions |
     if position_ids.ndim == 2:
         position_ids = mx.broadcast_to(position_ids[None], (3, *position_ids.shape))
     mx.eval(position_ids)
-    return Positions(position_ids, int(mx.array(deltas).reshape(-1)[0].item()))
+    return Positions(position_ids, int(np.array(deltas).reshape(-1)[0]))
 
 
 def forget_positions(language_model: Any) -> None:

@@ -53,7 +53,8 @@ class Prefill:
         )
         mx.eval([layer.state for layer in self.cache])
         forget_positions(language_model)
-        return output.logits[:, -1]
+        logits: mx.array = output.logits[:, -1]
+        return logits
 
 
 class _PromptInputs:
@@ -62,9 +63,7 @@ class _PromptInputs:
     def __init__(self, model: Any, prompt: Any, features: list[ImageFeatures]) -> None:
         self.token_ids = mx.array(prompt.token_ids)[None]
         self.positions: Positions | None = prompt_positions(model.language_model, prompt)
-        made = model.get_input_embeddings(
-            self.token_ids, None, mask=mx.ones_like(self.token_ids)
-        )
+        made = model.get_input_embeddings(self.token_ids, None, mask=mx.ones_like(self.token_ids))
         forget_positions(model.language_model)
         self._per_layer_inputs: mx.array | None = made.per_layer_inputs
         self._embeds = _splice(made.inputs_embeds, prompt.images, features)
@@ -78,9 +77,7 @@ class _PromptInputs:
 
     def chunk(self, start: int, end: int) -> dict[str, mx.array | list[mx.array]]:
         """The keyword arguments for tokens `start` to `end`."""
-        kwargs: dict[str, mx.array | list[mx.array]] = {
-            "inputs_embeds": self._embeds[:, start:end]
-        }
+        kwargs: dict[str, mx.array | list[mx.array]] = {"inputs_embeds": self._embeds[:, start:end]}
         if self.positions is not None:
             kwargs["position_ids"] = self.positions.position_ids[:, :, start:end]
         if self._per_layer_inputs is not None:

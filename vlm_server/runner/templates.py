@@ -44,12 +44,11 @@ class ChatTemplate:
         Raises InvalidRequest if the template refuses the order of roles.
         """
         rendered = [
-            {"role": message.role, "content": self._content(message, clean)}
-            for message in messages
+            {"role": message.role, "content": self._content(message, clean)} for message in messages
         ]
         try:
             return self._apply(rendered)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - templates are programs of their own
             reason = re.sub(r"\s+", " ", str(error))[:200]
             raise InvalidRequest(
                 f"this model's chat template refuses the conversation: {reason}", "messages"
@@ -79,7 +78,7 @@ class ChatTemplate:
         content = [{"type": "image"}, {"type": "text", "text": _PROBE}]
         try:
             prompt = self._apply([{"role": "user", "content": content}])
-        except Exception:
+        except Exception:  # noqa: BLE001 - any failure means that it takes no parts
             return ""
         is_repr = "'type'" in prompt or '"type"' in prompt
         return "" if is_repr or _PROBE not in prompt else prompt
