@@ -1,0 +1,158 @@
+"""Each family's checkpoint builds the same twice, loads offline, and looks at its pictures.
+
+Drives a model by the four calls that the runner is built on, and by nothing else of mlx-vlm's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_vlm import load
+from mlx_vlm.models.cache import make_prompt_cache
+from mlx_vlm.prompt_utils import apply_chat_template
+from mlx_vlm.utils import prepare_inputs, should_add_special_tokens
+from PIL import Image
+
+from tests.tiny_models import FAMILIES, build
+from tests.tiny_models.fixtures import TinyModel, tiny_model
+from tests.tiny_models.pictures import picture
+
+__all__ = ["tiny_model"]
+
+MAX_CHECKPOINT_BYTES = 2 * 1024**2
+MAX_IMAGE_TOKENS = 32
+REPLY_TOKENS = 24
+FEATURES_FOR_LANGUAGE = ("position_ids", "rope_deltas", "visual_pos_masks")
+WITHOUT_PROCESSOR = {"llava": "its processor hands `padding` on to the image processor"}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """One family's model, and greedy decoding through the seam's calls."""
+
+    model: Any
+    processor: Any
+
+    @cached_property
+    def image_token_id(self) -> int:
+        config = self.model.config
+        found = getattr(config, "image_token_index", None)
+        return int(config.image_token_id if found is None else found)
+
+    def prepare(self, text: str, images: Sequence[Image.Image]) -> dict[str, Any]:
+        messages = [{"role": "user", "content": [{"type": "image"}] * len(images)}]
+        messages[0]["content"] = [*messages[0]["content"], {"type": "text", "text": text}]
+        config = self.model.config
+        prompt = apply_chat_template(self.processor, config, messages, num_images=len(images))
+        return dict(
+            prepare_inputs(
+                self.processor,
+                images=list(images) or None,
+                prompts=prompt,
+                image_token_index=self.image_token_id,
+                add_special_tokens=should_add_special_tokens(config.model_type, self.processor),
+            )
+        )
+
+    def reply(self, text: str, images: Sequence[Image.Image] = ()) -> tuple[list[int], mx.array]:
+        """Greedy token ids, and the logits that chose them: (tokens, vocabulary)."""
+        inputs = self.prepare(text, images)
+        ids, mask = inputs.pop("input_ids"), inputs.pop("attention_mask")
+        language = self.model.language_model
+        features = self.model.get_input_embeddings(
+            ids, inputs.pop("pixel_values", None), mask=mask, **inputs
+        ).to_dict()
+        extras = {k: features[k] for k in FEATURES_FOR_LANGUAGE if features[k] is not None}
+        if features["deepstack_visual_embeds"] is not None:
+            extras["deepstack_visual_embeds"] = features["deepstack_visual_embeds"]
+        cache = make_prompt_cache(language)
+        out = language(ids, inputs_embeds=features["inputs_embeds"], cache=cache, **extras)
+        deltas = {"rope_deltas": extras["rope_deltas"]} if "rope_deltas" in extras else {}
+        logits = [out.logits[:, -1]]
+        tokens = [int(mx.argmax(logits[-1]).item())]
+        while len(tokens) < REPLY_TOKENS:
+            out = language(mx.array([tokens[-1:]]), cache=cache, **deltas)
+            logits.append(out.logits[:, -1])
+            tokens.append(int(mx.argmax(logits[-1]).item()))
+        return tokens, mx.concatenate(logits)
+
+
+@pytest.fixture(params=FAMILIES, scope="module")
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def loaded(family: str, tiny_model: TinyModel) -> Loaded:
+    model, processor = load(str(tiny_model(family)))
+    return Loaded(model, processor)
+
+
+@pytest.fixture
+def needs_pictures(family: str) -> None:
+    if family in WITHOUT_PROCESSOR:
+        pytest.skip(f"{family}: {WITHOUT_PROCESSOR[family]}")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_one_seed_gives_the_same_bytes(family: str, tiny_model: TinyModel, tmp_path: Path):
+    first = contents(tiny_model(family))
+    assert contents(build(family, tmp_path / "again")) == first
+    other = contents(build(family, tmp_path / "other", seed=1))
+    assert other.pop("model.safetensors") != first["model.safetensors"]
+    assert other.items() <= first.items()
+
+
+def test_a_checkpoint_is_small(family: str, tiny_model: TinyModel):
+    assert sum(map(len, contents(tiny_model(family)).values())) <= MAX_CHECKPOINT_BYTES
+
+
+def test_the_vocabulary_is_the_tokenizers(loaded: Loaded):
+    language = loaded.model.language_model
+    embeddings = getattr(language, "model", language).embed_tokens.weight
+    assert embeddings.shape[0] == len(loaded.processor.tokenizer)
+    assert embeddings.dtype == mx.float32
+
+
+def test_a_text_gets_a_varied_endless_reply(loaded: Loaded):
+    tokens, logits = loaded.reply("What changed?")
+    assert bool(mx.all(mx.isfinite(logits)).item())
+    assert np.bincount(tokens).max() <= REPLY_TOKENS // 2
+    assert not set(tokens) & set(loaded.processor.tokenizer.all_special_ids)
+
+
+def test_a_reply_survives_the_tokenizer(loaded: Loaded):
+    tokens, _ = loaded.reply("What changed?")
+    tokenizer = loaded.processor.tokenizer
+    text = tokenizer.decode(tokens)
+    again = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert tokenizer.decode(again) == text
+
+
+@pytest.mark.usefixtures("needs_pictures")
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_reply_depends_on_the_pictures(loaded: Loaded, count: int):
+    alike = [picture(number) for number in range(count - 1)]
+    first, first_logits = loaded.reply("What changed?", [*alike, picture(7)])
+    second, _ = loaded.reply("What changed?", [*alike, picture(8)])
+    assert bool(mx.all(mx.isfinite(first_logits)).item())
+    assert first != second
+    assert loaded.reply("What changed?", [*alike, picture(7)])[0] == first
+
+
+@pytest.mark.usefixtures("needs_pictures")
+@pytest.mark.parametrize("size", [(64, 64), (112, 84), (70, 112)])
+def test_a_picture_takes_few_tokens(loaded: Loaded, size: tuple[int, int]):
+    ids = loaded.prepare("What changed?", [picture(1, *size)])["input_ids"]
+    count = int(mx.sum(ids == loaded.image_token_id).item())
+    assert 1 <= count <= MAX_IMAGE_TOKENS

@@ -1,0 +1,81 @@
+"""What a checkpoint folder holds, and how it is written. Knows no family."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.tiny_models.vocabulary import Vocabulary
+from tests.tiny_models.weights import random_weights, save
+
+Json = dict[str, Any]
+MAX_POSITIONS = 8192
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The files of one model, but for its weights and its tokenizer.
+
+    `tokens` are the attributes the processor asks of the tokenizer (`image_token`, ...).
+    `files` are further JSON files by name: the processors' settings.
+    """
+
+    config: Json
+    template: str
+    eos: tuple[str, ...]
+    pad: str
+    files: dict[str, Json]
+    tokens: dict[str, str] = field(default_factory=dict)
+    tied_head: bool = False
+
+
+@dataclass(frozen=True)
+class Family:
+    """How to make a family's checkpoint from the vocabulary that its `specials` give."""
+
+    specials: tuple[str, ...]
+    describe: Callable[[Vocabulary], Checkpoint]
+    bos: str | None = None
+
+
+def write(family: Family, folder: Path, seed: int) -> Path:
+    """Write every file of a random checkpoint into `folder`; the same seed, the same bytes."""
+    vocabulary = Vocabulary(family.specials, family.bos)
+    made = family.describe(vocabulary)
+    eos = [vocabulary.id(token) for token in made.eos]
+    config = made.config | {"eos_token_id": eos, "pad_token_id": vocabulary.id(made.pad)}
+    files = made.files | {
+        "config.json": config,
+        "tokenizer_config.json": _tokenizer_config(family, made),
+        "generation_config.json": {
+            "do_sample": False,
+            "eos_token_id": eos,
+            "pad_token_id": vocabulary.id(made.pad),
+        },
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n")
+    (folder / "tokenizer.json").write_text(vocabulary.to_json())
+    (folder / "chat_template.jinja").write_text(made.template)
+    weights = random_weights(
+        json.loads(json.dumps(config)), vocabulary.quiet_ids(), made.tied_head, seed
+    )
+    save(weights, folder / "model.safetensors")
+    return folder
+
+
+def _tokenizer_config(family: Family, made: Checkpoint) -> Json:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": family.bos,
+        "eos_token": made.eos[0],
+        "pad_token": made.pad,
+        "unk_token": None,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": MAX_POSITIONS,
+        "extra_special_tokens": made.tokens,
+    }

@@ -1,0 +1,116 @@
+"""GLM-4.1V: rows of patches with a grid per image; M-RoPE over half of each head."""
+
+from __future__ import annotations
+
+from tests.tiny_models.checkpoint import Checkpoint, Family, Json
+from tests.tiny_models.llama import llama
+from tests.tiny_models.vocabulary import Vocabulary
+
+SPECIALS = (
+    "<|endoftext|>",
+    "[MASK]",
+    "[gMASK]",
+    "<sop>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|observation|>",
+    "<|begin_of_image|>",
+    "<|image|>",
+    "<|end_of_image|>",
+    "<|begin_of_video|>",
+    "<|video|>",
+    "<|end_of_video|>",
+    "<|begin_of_box|>",
+    "<|end_of_box|>",
+    "<think>",
+    "</think>",
+)
+PATCH = 14
+MERGE = 2
+BLOCK_PIXELS = (PATCH * MERGE) ** 2
+
+TEMPLATE = """\
+{%- macro render(content) -%}
+{%- if content is string %}{{- content }}
+{%- else %}
+{%- for part in content %}
+{%- if part.type == 'video' or 'video' in part %}
+{{- '<|begin_of_video|><|video|><|end_of_video|>' }}
+{%- elif part.type == 'image' or 'image' in part %}
+{{- '<|begin_of_image|><|image|><|end_of_image|>' }}
+{%- elif part.type == 'text' %}{{- part.text }}
+{%- endif %}
+{%- endfor %}
+{%- endif %}
+{%- endmacro -%}
+{{- '[gMASK]<sop>' }}
+{%- for message in messages %}
+{{- '<|' + message.role + '|>\\n' + render(message.content) }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|assistant|>\\n' }}
+{%- endif %}
+"""
+
+
+def _config(vocabulary: Vocabulary) -> Json:
+    return {
+        "architectures": ["Glm4vForConditionalGeneration"],
+        "model_type": "glm4v",
+        "vocab_size": len(vocabulary),
+        "hidden_size": 64,
+        "image_token_id": vocabulary.id("<|image|>"),
+        "image_token_index": vocabulary.id("<|image|>"),
+        "video_token_id": vocabulary.id("<|video|>"),
+        "video_token_index": vocabulary.id("<|video|>"),
+        "image_start_token_id": vocabulary.id("<|begin_of_image|>"),
+        "image_end_token_id": vocabulary.id("<|end_of_image|>"),
+        "video_start_token_id": vocabulary.id("<|begin_of_video|>"),
+        "video_end_token_id": vocabulary.id("<|end_of_video|>"),
+        "vision_start_token_id": vocabulary.id("<|begin_of_image|>"),
+        "vision_end_token_id": vocabulary.id("<|end_of_image|>"),
+        "text_config": llama(
+            len(vocabulary),
+            model_type="glm4v_text",
+            attention_bias=True,
+            partial_rotary_factor=0.5,
+            rope_scaling={"rope_type": "default", "mrope_section": [2, 1, 1]},
+        ),
+        "vision_config": {
+            "model_type": "glm4v",
+            "depth": 2,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "out_hidden_size": 64,
+            "num_heads": 2,
+            "in_channels": 3,
+            "image_size": 8 * PATCH,
+            "patch_size": PATCH,
+            "spatial_merge_size": MERGE,
+            "temporal_patch_size": 2,
+        },
+    }
+
+
+def _describe(vocabulary: Vocabulary) -> Checkpoint:
+    return Checkpoint(
+        config=_config(vocabulary),
+        template=TEMPLATE,
+        eos=("<|endoftext|>", "<|user|>", "<|observation|>"),
+        pad="<|endoftext|>",
+        tokens={"image_token": "<|image|>", "video_token": "<|video|>"},
+        files={
+            "preprocessor_config.json": {
+                "image_processor_type": "Glm4vImageProcessor",
+                "processor_class": "Glm4vProcessor",
+                "patch_size": PATCH,
+                "temporal_patch_size": 2,
+                "merge_size": MERGE,
+                "size": {"shortest_edge": 8 * BLOCK_PIXELS, "longest_edge": 2560 * BLOCK_PIXELS},
+            }
+        },
+    )
+
+
+GLM4V = Family(SPECIALS, _describe)

@@ -1,0 +1,102 @@
+"""Idefics 3 and SmolVLM: a picture is cut into tiles, and a small copy of it comes last."""
+
+from __future__ import annotations
+
+from tests.tiny_models.checkpoint import Checkpoint, Family, Json
+from tests.tiny_models.llama import llama
+from tests.tiny_models.vocabulary import Vocabulary
+
+TILE_PIXELS = 32
+PATCH = 8
+SCALE = 2
+TOKENS_PER_TILE = (TILE_PIXELS // PATCH // SCALE) ** 2
+LONGEST_EDGE = 2 * TILE_PIXELS
+ROWS = COLS = LONGEST_EDGE // TILE_PIXELS
+TILES = tuple(f"<row_{r}_col_{c}>" for r in range(1, ROWS + 1) for c in range(1, COLS + 1))
+IMAGE = ("<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>")
+BEGIN = "<|begin_of_text|>"
+
+TEMPLATE = """\
+{{- START }}
+{%- for message in messages %}
+{%- set parts = [{'type': 'text', 'text': message.content}] if message.content is string
+   else message.content %}
+{{- message.role | capitalize + (':' if parts and parts[0].type == 'image' else ': ') }}
+{%- for part in parts %}
+{%- if part.type == 'text' %}{{- part.text }}
+{%- elif part.type == 'image' %}{{- '<image>' }}
+{%- endif %}
+{%- endfor %}
+{{- '<end_of_utterance>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- 'Assistant:' }}{% endif %}
+"""
+
+
+def _config(vocabulary: Vocabulary, model_type: str, vision_type: str) -> Json:
+    return {
+        "model_type": model_type,
+        "vocab_size": len(vocabulary),
+        "image_token_id": vocabulary.id("<image>"),
+        "scale_factor": SCALE,
+        "text_config": llama(len(vocabulary)),
+        "vision_config": {
+            "model_type": vision_type,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": TILE_PIXELS,
+            "patch_size": PATCH,
+            "num_channels": 3,
+        },
+    }
+
+
+def _processors(name: str) -> dict[str, Json]:
+    return {
+        "preprocessor_config.json": {
+            "image_processor_type": f"{name}ImageProcessor",
+            "processor_class": f"{name}Processor",
+            "size": {"longest_edge": LONGEST_EDGE},
+            "max_image_size": {"longest_edge": TILE_PIXELS},
+            "do_image_splitting": True,
+            "do_pad": True,
+            "image_mean": [0.5] * 3,
+            "image_std": [0.5] * 3,
+        },
+        "processor_config.json": {
+            "processor_class": f"{name}Processor",
+            "image_seq_len": TOKENS_PER_TILE,
+        },
+    }
+
+
+def _checkpoint(vocabulary: Vocabulary, name: str, start: str, pad: str) -> Checkpoint:
+    model_type = name.lower()
+    return Checkpoint(
+        config={"architectures": [f"{name}ForConditionalGeneration"]}
+        | _config(vocabulary, model_type, f"{model_type}_vision"),
+        template=TEMPLATE.replace("START", repr(start)),
+        eos=("<end_of_utterance>", pad),
+        pad=pad,
+        tokens={
+            "image_token": "<image>",
+            "fake_image_token": "<fake_token_around_image>",
+            "global_image_token": "<global-img>",
+            "end_of_utterance_token": "<end_of_utterance>",
+        },
+        files=_processors(name),
+    )
+
+
+def _smolvlm(vocabulary: Vocabulary) -> Checkpoint:
+    return _checkpoint(vocabulary, "SmolVLM", start="<|im_start|>", pad="<|im_end|>")
+
+
+def _idefics3(vocabulary: Vocabulary) -> Checkpoint:
+    return _checkpoint(vocabulary, "Idefics3", start=BEGIN, pad="<|end_of_text|>")
+
+
+SMOLVLM = Family(("<|endoftext|>", "<|im_start|>", "<|im_end|>", *IMAGE, *TILES), _smolvlm)
+IDEFICS3 = Family((BEGIN, "<|end_of_text|>", *IMAGE, *TILES), _idefics3, bos=BEGIN)

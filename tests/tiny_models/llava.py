@@ -1,0 +1,73 @@
+"""LLaVA 1.5: square pictures of one size through CLIP, all of a message's before its text."""
+
+from __future__ import annotations
+
+from tests.tiny_models.checkpoint import Checkpoint, Family, Json
+from tests.tiny_models.llama import llama
+from tests.tiny_models.vocabulary import Vocabulary
+
+SPECIALS = ("<unk>", "<s>", "</s>", "<pad>", "<image>")
+IMAGE_SIDE_PIXELS = 56
+PATCH = 14
+
+TEMPLATE = """\
+{%- for message in messages %}
+{%- set parts = [{'type': 'text', 'text': message.content}] if message.content is string
+   else message.content %}
+{%- if message.role != 'system' %}{{- message.role | upper + ': ' }}{% endif %}
+{%- for part in parts if part.type == 'image' %}{{- '<image>\\n' }}{% endfor %}
+{%- for part in parts if part.type == 'text' %}{{- part.text + ' ' }}{% endfor %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- 'ASSISTANT:' }}{% endif %}
+"""
+
+
+def _config(vocabulary: Vocabulary) -> Json:
+    return {
+        "architectures": ["LlavaForConditionalGeneration"],
+        "model_type": "llava",
+        "vocab_size": len(vocabulary),
+        "image_token_index": vocabulary.id("<image>"),
+        "vision_feature_layer": -2,
+        "vision_feature_select_strategy": "default",
+        "text_config": llama(len(vocabulary)),
+        "vision_config": {
+            "model_type": "clip_vision_model",
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 2,
+            "num_channels": 3,
+            "image_size": IMAGE_SIDE_PIXELS,
+            "patch_size": PATCH,
+            "projection_dim": 32,
+        },
+    }
+
+
+def _describe(vocabulary: Vocabulary) -> Checkpoint:
+    return Checkpoint(
+        config=_config(vocabulary),
+        template=TEMPLATE,
+        eos=("</s>",),
+        pad="<pad>",
+        tokens={"image_token": "<image>"},
+        files={
+            "preprocessor_config.json": {
+                "image_processor_type": "CLIPImageProcessor",
+                "processor_class": "LlavaProcessor",
+                "size": {"shortest_edge": IMAGE_SIDE_PIXELS},
+                "crop_size": {"height": IMAGE_SIDE_PIXELS, "width": IMAGE_SIDE_PIXELS},
+            },
+            "processor_config.json": {
+                "processor_class": "LlavaProcessor",
+                "image_token": "<image>",
+                "num_additional_image_tokens": 1,
+                "patch_size": PATCH,
+                "vision_feature_select_strategy": "default",
+            },
+        },
+    )
+
+
+LLAVA = Family(SPECIALS, _describe, bos="<s>")
