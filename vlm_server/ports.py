@@ -6,7 +6,7 @@ through `EngineClient`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -160,7 +160,7 @@ class EngineClient(Protocol):
     @property
     def status(self) -> EngineStatus: ...
 
-    def stream(self, submit: Submit) -> AsyncIterator[RequestEvent]:
+    def stream(self, submit: Submit) -> AsyncGenerator[RequestEvent, None]:
         """All events of one request, in order, the last of them terminal.
 
         `Tokens` events hold this request's delta alone. Closing the iterator early

@@ -1,0 +1,77 @@
+"""An engine that plays a script. Knows the `EngineClient` contract; runs no model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+
+from vlm_server.errors import EngineUnavailable
+from vlm_server.ports import EngineStatus, RequestEvent
+from vlm_server.protocol import (
+    Accepted,
+    Delta,
+    Failed,
+    Finished,
+    FinishReason,
+    Submit,
+    Tokens,
+    Usage,
+)
+
+Step = Callable[[str], RequestEvent] | asyncio.Event
+"""An event made for a request id, or something to wait for."""
+
+
+def text(piece: str) -> Step:
+    return lambda request_id: Tokens((Delta(request_id, piece, 1),))
+
+
+def finished(reason: FinishReason = "stop", usage: Usage | None = None) -> Step:
+    return lambda request_id: Finished(request_id, reason, usage or Usage(7, 2, 3))
+
+
+def failed(code: str, message: str, param: str | None = None) -> Step:
+    return lambda request_id: Failed(request_id, code, message, param)
+
+
+def never() -> Step:
+    return asyncio.Event()
+
+
+HELLO: tuple[Step, ...] = (text("Hello"), text(""), text(" world"), finished())
+
+
+class ScriptedEngine:
+    """Plays `script` to each request; remembers what was submitted and what was closed early."""
+
+    def __init__(self, *script: Step) -> None:
+        self.script = script or HELLO
+        self.status = EngineStatus(state="ready", model_name="demo")
+        self.submitted: list[Submit] = []
+        self.aborted: list[str] = []
+        self.waiting = asyncio.Event()
+        self.closed = asyncio.Event()
+
+    def be(self, state: str, retry_after_seconds: float = 1.0) -> None:
+        self.status = replace(self.status, state=state, retry_after_seconds=retry_after_seconds)
+
+    async def stream(self, submit: Submit) -> AsyncGenerator[RequestEvent, None]:
+        if not self.status.is_ready:
+            raise EngineUnavailable("The engine is not ready.")
+        self.submitted.append(submit)
+        is_over = False
+        try:
+            yield Accepted(submit.request_id)
+            for step in self.script:
+                if isinstance(step, asyncio.Event):
+                    self.waiting.set()
+                    await step.wait()
+                    continue
+                event = step(submit.request_id)
+                is_over = isinstance(event, Finished | Failed)
+                yield event
+        finally:
+            if not is_over:
+                self.aborted.append(submit.request_id)
+            self.closed.set()

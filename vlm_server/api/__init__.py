@@ -1,0 +1,1 @@
+"""The HTTP front: OpenAI's shapes, limits, streams. Knows starlette; knows no mlx."""

@@ -1,0 +1,62 @@
+"""Puts the front together: routes, layers, errors. Knows who is who; decides nothing."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from vlm_server.api import openai_errors
+from vlm_server.api.chat import ChatCompletions
+from vlm_server.api.health import Health
+from vlm_server.api.middleware import Errors, Gate, RequestLog
+from vlm_server.api.models import Models
+from vlm_server.api.places import Places
+from vlm_server.errors import MethodNotAllowed, NotFound, RequestError
+from vlm_server.ports import EngineClient
+from vlm_server.settings import Settings
+
+
+def create_app(settings: Settings, engine: EngineClient) -> Starlette:
+    """The ASGI application that serves `engine` as `settings` say."""
+    app = Starlette(
+        routes=_routes(settings, engine),
+        middleware=[
+            Middleware(RequestLog),
+            Middleware(Errors, engine=engine),
+            Middleware(Gate, server=settings.server),
+        ],
+        exception_handlers={HTTPException: _routing_error},
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+def _routes(settings: Settings, engine: EngineClient) -> list[Route]:
+    places = Places(settings.limits.max_requests)
+    chat = ChatCompletions(engine, places, settings.limits)
+    models = Models(engine)
+    health = Health(engine, places)
+    return [
+        Route("/", models.page),
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/models", models.list),
+        Route("/v1/models/{model:path}", models.retrieve),
+        Route("/v1/status", health.status),
+        Route("/health/live", health.live),
+        Route("/health/ready", health.ready),
+    ]
+
+
+async def _routing_error(request: Request, error: Exception) -> Response:
+    """Starlette's own 404 and 405, as ours."""
+    assert isinstance(error, HTTPException)
+    ours: RequestError
+    if error.status_code == 405:
+        ours = MethodNotAllowed(f"{request.method} is not a method of this route.")
+    else:
+        ours = NotFound("There is no such route; see GET /v1/models and docs/api.md.")
+    return openai_errors.response(ours, 1, error.headers)

@@ -1,0 +1,134 @@
+"""`POST /v1/chat/completions`, from the queue place to the last byte.
+
+Knows the order of things; the schema, the pictures and the shapes are known elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import partial
+
+import anyio
+import anyio.to_thread
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from vlm_server.api import body, chat_intake, openai_errors, record, sse
+from vlm_server.api.chat_intake import ChatCall
+from vlm_server.api.disconnect import until_disconnect
+from vlm_server.api.openai_render import Renderer
+from vlm_server.api.places import Places
+from vlm_server.api.record import Record
+from vlm_server.errors import EngineUnavailable, InternalError, RequestError
+from vlm_server.ports import EngineClient
+from vlm_server.protocol import Accepted, Delta, Failed, Finished, Submit, Tokens
+from vlm_server.settings import Limits
+
+_INTAKE_THREADS = 4
+
+Answer = AsyncGenerator[Delta | Finished, None]
+
+
+class ChatCompletions:
+    """The endpoint, as an ASGI application.
+
+    Whatever happens, the engine's events are closed and the place is given back: a client
+    that leaves cancels the work wherever it is, and the work's clean-up does the rest.
+    """
+
+    def __init__(self, engine: EngineClient, places: Places, limits: Limits) -> None:
+        self._engine = engine
+        self._places = places
+        self._limits = limits
+        self._intake = anyio.CapacityLimiter(_INTAKE_THREADS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body.check_headers(Headers(scope=scope), self._limits)
+        status = self._engine.status
+        if not status.is_ready:
+            raise EngineUnavailable(f"The engine is not ready: {status.state}.")
+        with self._places.take():
+            data = await body.read(receive, self._limits)
+            await until_disconnect(receive, self._answer(data, scope, receive, send))
+
+    async def _answer(self, data: bytearray, scope: Scope, receive: Receive, send: Send) -> None:
+        line = record.of(scope)
+        call = await self._read_call(data, f"chatcmpl-{line.request_id}")
+        data.clear()  # the caller still holds it, and the answer may take minutes
+        line.images = len(call.submit.images)
+        model = self._engine.status.model_name
+        render = Renderer(call.submit.request_id, model, call.include_usage)
+        async with aclosing(_events(self._engine, call.submit, line)) as answer:
+            if call.stream:
+                await _stream(answer, render, sse.EventStream(send), line)
+            else:
+                response = Response(await _whole(answer, render), media_type="application/json")
+                await response(scope, receive, send)
+
+    async def _read_call(self, data: bytearray, request_id: str) -> ChatCall:
+        model = self._engine.status.model_name
+        read = partial(chat_intake.read_chat, data, self._limits, model, request_id)
+        return await anyio.to_thread.run_sync(read, limiter=self._intake)
+
+
+async def _events(engine: EngineClient, submit: Submit, line: Record) -> Answer:
+    """The request's texts, none of them empty, then its `Finished`. Raises RequestError."""
+    async with aclosing(engine.stream(submit)) as events:
+        async for event in events:
+            match event:
+                case Accepted():
+                    continue
+                case Tokens(deltas=deltas):
+                    for delta in deltas:
+                        if delta.text:
+                            line.first_text()
+                            yield delta
+                case Finished(finish_reason="abort"):
+                    raise EngineUnavailable("The engine gave this request up.")
+                case Finished(usage=usage):
+                    line.completion_tokens = usage.completion_tokens
+                    yield event
+                    return
+                case Failed(code=code, message=message, param=param):
+                    raise RequestError.from_code(code, message, param)
+    raise InternalError("The engine's answer has no end.")
+
+
+async def _whole(answer: Answer, render: Renderer) -> bytes:
+    pieces: list[str] = []
+    async for event in answer:
+        if isinstance(event, Finished):
+            return render.completion("".join(pieces), event)
+        pieces.append(event.text)
+    raise InternalError("The engine's answer has no end.")
+
+
+async def _stream(answer: Answer, render: Renderer, stream: sse.EventStream, line: Record) -> None:
+    """Until its first event, a stream fails with a status; after it, with an error event."""
+    try:
+        async for event in answer:
+            chunks = [] if stream.started else [render.role()]
+            if isinstance(event, Finished):
+                chunks += _ending(render, event)
+                await stream.end(*map(sse.event, chunks), sse.DONE)
+            else:
+                await stream.write(*map(sse.event, [*chunks, render.text(event.text)]))
+    except Exception as error:
+        if not stream.started:
+            raise
+        await stream.end(sse.event(openai_errors.encode(_as_request_error(error, line))))
+
+
+def _ending(render: Renderer, finished: Finished) -> list[bytes]:
+    usage = [render.usage(finished)] if render.include_usage else []
+    return [render.finish(finished), *usage]
+
+
+def _as_request_error(error: Exception, line: Record) -> RequestError:
+    if not isinstance(error, RequestError):
+        record.logger.error("id=%s failed unexpectedly", line.request_id, exc_info=error)
+        error = InternalError("The server failed.")
+    line.error_code = error.code
+    return error

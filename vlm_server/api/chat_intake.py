@@ -1,0 +1,138 @@
+"""From a chat request's body to a `Submit`. Knows limits and pictures; knows no HTTP.
+
+Runs in a worker thread, off the event loop, from the first byte of JSON to the last picture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vlm_server.api import chat_schema
+from vlm_server.api.chat_schema import ChatMessage, ChatRequest, ImageUrlPart
+from vlm_server.errors import InvalidRequest, ModelNotFound
+from vlm_server.media import intake
+from vlm_server.protocol import Image, ImagePart, Message, SamplingParams, Submit, TextPart
+from vlm_server.settings import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCall:
+    """What to ask of the engine, and how the client wants to hear the answer."""
+
+    submit: Submit
+    stream: bool
+    include_usage: bool
+
+
+def read_chat(body: bytes | bytearray, limits: Limits, model: str, request_id: str) -> ChatCall:
+    """The call that `body` makes to the model served as `model`. Raises RequestError."""
+    request = chat_schema.parse(body)
+    if request.model not in (model, "default"):
+        raise ModelNotFound(f"This server has one model: `{model}`.", "model")
+    stream = bool(request.stream)
+    if request.stream_options is not None and not stream:
+        raise InvalidRequest("`stream_options` is for streams only.", "stream_options")
+    options = request.stream_options
+    sampling = _sampling(request, limits)
+    conversation = _Conversation(limits)
+    conversation.read(request.messages)
+    submit = Submit(
+        request_id=request_id,
+        messages=tuple(conversation.messages),
+        images=tuple(conversation.images),
+        sampling=sampling,
+    )
+    return ChatCall(submit, stream, include_usage=options is not None and options.include_usage)
+
+
+def _sampling(request: ChatRequest, limits: Limits) -> SamplingParams:
+    given = {request.max_tokens, request.max_completion_tokens} - {None}
+    if len(given) > 1:
+        raise InvalidRequest(
+            "`max_tokens` and `max_completion_tokens` differ; give one.", "max_tokens"
+        )
+    return SamplingParams(
+        max_tokens=given.pop() if given else None,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        seed=request.seed,
+        stop=_stop(request.stop, limits),
+    )
+
+
+def _stop(stop: str | list[str] | None, limits: Limits) -> tuple[str, ...]:
+    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(strings) > limits.max_stop_strings:
+        raise InvalidRequest(f"At most {limits.max_stop_strings} stop strings are taken.", "stop")
+    for string in strings:
+        _utf8_bytes(string, "stop")
+    return strings
+
+
+@dataclass(slots=True)
+class _Conversation:
+    """Collects messages and pictures while it counts them against the limits."""
+
+    limits: Limits
+    messages: list[Message] = field(default_factory=list)
+    images: list[Image] = field(default_factory=list)
+    num_text_bytes: int = 0
+
+    def read(self, messages: list[ChatMessage]) -> None:
+        self._check_counts(messages)
+        for i, message in enumerate(messages):
+            self.messages.append(self._message(message, f"messages[{i}]"))
+
+    def _check_counts(self, messages: list[ChatMessage]) -> None:
+        """All counts come before the first picture is decoded."""
+        limits = self.limits
+        if len(messages) > limits.max_messages:
+            raise InvalidRequest(f"At most {limits.max_messages} messages are taken.", "messages")
+        if not any(message.role == "user" for message in messages):
+            raise InvalidRequest("At least one message must be the user's.", "messages")
+        contents = [m.content for m in messages if not isinstance(m.content, str)]
+        num_parts = len(messages) - len(contents) + sum(map(len, contents))
+        if num_parts > limits.max_parts:
+            raise InvalidRequest(f"At most {limits.max_parts} parts are taken.", "messages")
+        num_images = sum(isinstance(part, ImageUrlPart) for parts in contents for part in parts)
+        if num_images > limits.max_images:
+            raise InvalidRequest(f"At most {limits.max_images} pictures are taken.", "messages")
+
+    def _message(self, message: ChatMessage, param: str) -> Message:
+        role = "system" if message.role == "developer" else message.role
+        param = f"{param}.content"
+        if isinstance(message.content, str):
+            return Message(role, (self._text(message.content, param),))
+        if not message.content:
+            raise InvalidRequest(f"`{param}` has no parts.", param)
+        return Message(
+            role,
+            tuple(
+                self._image(part, role, f"{param}[{i}]")
+                if isinstance(part, ImageUrlPart)
+                else self._text(part.text, f"{param}[{i}]")
+                for i, part in enumerate(message.content)
+            ),
+        )
+
+    def _text(self, text: str, param: str) -> TextPart:
+        self.num_text_bytes += _utf8_bytes(text, param)
+        if self.num_text_bytes > self.limits.max_text_bytes:
+            limit = self.limits.max_text_bytes
+            raise InvalidRequest(f"At most {limit} bytes of text are taken.", "messages")
+        return TextPart(text)
+
+    def _image(self, part: ImageUrlPart, role: str, param: str) -> ImagePart:
+        if role != "user":
+            raise InvalidRequest(f"A picture can't be in a message of role '{role}'.", param)
+        picture = part.image_url
+        url = picture if isinstance(picture, str) else picture.url
+        self.images.append(intake.take_image(url, param, self.limits))
+        return ImagePart(len(self.images) - 1)
+
+
+def _utf8_bytes(text: str, param: str) -> int:
+    try:
+        return len(text.encode("utf-8"))
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"`{param}` holds half a surrogate pair.", param) from None

@@ -1,0 +1,64 @@
+"""Who may ask. Knows three headers and the settings; knows no routes.
+
+The Host check stops DNS rebinding: a page whose name was made to resolve to this machine
+still sends its own name. The Origin check stops other pages that a browser has open.
+"""
+
+from __future__ import annotations
+
+import hmac
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+
+from vlm_server.errors import Forbidden, Unauthorized
+from vlm_server.settings import Server, is_loopback
+
+_EVERY_ADDRESS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104  compared, not listened on
+
+
+def check_host(headers: Headers, server: Server) -> None:
+    """Raises Forbidden unless the one Host header names this server."""
+    hosts = headers.getlist("host")
+    if len(hosts) != 1 or not _is_ours(_name(hosts[0]), server):
+        raise Forbidden("The Host header does not name this server; see server.allowed_hosts.")
+
+
+def check_origin(headers: Headers) -> None:
+    """Raises Forbidden for a page that this server did not send itself."""
+    origin = headers.get("origin")
+    if origin is None:
+        return
+    scheme, _, place = origin.lower().partition("://")
+    if scheme not in ("http", "https") or place != headers["host"].lower():
+        raise Forbidden("Requests from web pages of another origin are not answered.")
+
+
+def check_key(headers: Headers, server: Server) -> None:
+    """Raises Unauthorized if keys are set and the Authorization header carries none of them."""
+    if not server.api_keys:
+        return
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    given = key.strip().encode("latin-1")
+    matches = [hmac.compare_digest(given, known.encode()) for known in server.api_keys]
+    if scheme.lower() != "bearer" or not any(matches):
+        raise Unauthorized("A valid API key is needed: 'Authorization: Bearer <key>'.")
+
+
+def _is_ours(name: str | None, server: Server) -> bool:
+    if name is None:
+        return False
+    if server.allowed_hosts:
+        return name in {host.lower() for host in server.allowed_hosts}
+    if server.api_keys and server.host in _EVERY_ADDRESS:
+        return True
+    return is_loopback(name) or name == server.host.lower()
+
+
+def _name(host: str) -> str | None:
+    """The host name without its port, in lower case; None if it is not one."""
+    try:
+        name = urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None
+    return name.removesuffix(".") if name else None

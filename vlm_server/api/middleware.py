@@ -1,0 +1,91 @@
+"""The layers around every route: the log line, errors as JSON, and the gate.
+
+Knows ASGI, headers and the error tree; knows nothing of what a route does. Each layer is
+plain ASGI, so that streams and disconnects pass through untouched.
+"""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from vlm_server.api import gate, openai_errors, record
+from vlm_server.api.disconnect import ClientGone
+from vlm_server.errors import InternalError, RequestError
+from vlm_server.ports import EngineClient
+from vlm_server.settings import Server
+
+
+class RequestLog:
+    """Names each request, in the log and in `X-Request-Id`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        line = record.attach(scope)
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                line.status = message["status"]
+                MutableHeaders(scope=message)["X-Request-Id"] = line.request_id
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_named)
+        finally:
+            route = scope.get("route")
+            line.log(scope["method"], route.path if isinstance(route, Route) else "(no route)")
+
+
+class Errors:
+    """Turns what a request raises into OpenAI's shape; a client never sees a traceback."""
+
+    def __init__(self, app: ASGIApp, engine: EngineClient) -> None:
+        self.app = app
+        self.engine = engine
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        line = record.of(scope)
+        try:
+            await self.app(scope, receive, send)
+        except ClientGone:
+            line.status = record.CLIENT_GONE
+        except RequestError as error:
+            await self._answer(error, scope, receive, send)
+        except Exception:
+            record.logger.exception("id=%s failed unexpectedly", line.request_id)
+            if line.status:  # the response has begun: only closing the connection is left
+                raise
+            await self._answer(InternalError("The server failed."), scope, receive, send)
+
+    async def _answer(
+        self, error: RequestError, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        record.of(scope).error_code = error.code
+        response = openai_errors.response(error, self.engine.status.retry_after_seconds)
+        await response(scope, receive, send)
+
+
+class Gate:
+    """Lets in who may ask: a Host of ours, no foreign Origin, a valid key."""
+
+    def __init__(self, app: ASGIApp, server: Server) -> None:
+        self.app = app
+        self.server = server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            gate.check_host(headers, self.server)
+            gate.check_origin(headers)
+            if not scope["path"].startswith("/health/"):
+                gate.check_key(headers, self.server)
+        await self.app(scope, receive, send)

@@ -1,0 +1,30 @@
+"""From a part of a request to a `protocol.Image`. Knows limits and keys; knows no HTTP.
+
+Runs in a worker thread: decoding base64 and hashing a large picture takes tens of
+milliseconds, which the event loop must not wait for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from vlm_server.media import data_url, image_header
+from vlm_server.protocol import Image
+from vlm_server.settings import Limits
+
+
+def take_image(url: str, param: str, limits: Limits) -> Image:
+    """The picture in `url`, checked by its header and keyed by the SHA-256 of its bytes.
+
+    Raises InvalidImage or PayloadTooLarge, both naming `param`.
+    """
+    data = data_url.decode(url, param, limits.max_image_bytes)
+    header = image_header.read(data, param, limits.max_image_pixels)
+    return Image(
+        data=data,
+        mm_hash=hashlib.sha256(data).hexdigest(),
+        format=header.format,
+        width=header.width,
+        height=header.height,
+        param=param,
+    )
