@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.tiny_models.vocabulary import Vocabulary
-from tests.tiny_models.weights import random_weights, save
+from tests.tiny_models.weights import Style, random_weights, save
 
 Json = dict[str, Any]
 MAX_POSITIONS = 8192
@@ -29,7 +29,7 @@ class Checkpoint:
     pad: str
     files: dict[str, Json]
     tokens: dict[str, str] = field(default_factory=dict)
-    tied_head: bool = False
+    style: Style = field(default_factory=Style)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def write(family: Family, folder: Path, seed: int) -> Path:
     (folder / "tokenizer.json").write_text(vocabulary.to_json())
     (folder / "chat_template.jinja").write_text(made.template)
     weights = random_weights(
-        json.loads(json.dumps(config)), vocabulary.quiet_ids(), made.tied_head, seed
+        json.loads(json.dumps(config)), vocabulary.quiet_ids(), made.style, seed
     )
     save(weights, folder / "model.safetensors")
     return folder

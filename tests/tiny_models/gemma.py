@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.tiny_models.checkpoint import MAX_POSITIONS, Checkpoint, Family, Json
 from tests.tiny_models.vocabulary import Vocabulary
+from tests.tiny_models.weights import Style
 
 SPECIALS = (
     "<pad>",
@@ -115,7 +116,7 @@ def _describe(vocabulary: Vocabulary) -> Checkpoint:
                 "image_seq_length": TOKENS_PER_IMAGE,
             },
         },
-        tied_head=True,
+        style=Style(tied_head=True, norm_offset=1.0),
     )
 
 

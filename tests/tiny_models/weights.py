@@ -6,6 +6,7 @@ Lively: greedy tokens vary along a reply and depend on the picture.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,30 @@ import numpy as np
 from mlx.utils import tree_flatten
 from mlx_vlm.utils import get_model_and_args, update_module_configs
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
+from safetensors.numpy import save as serialized
 
 HEAD_GAIN = 8.0
 ATTENTION_GAIN = 2.0
 QUIET_SCALE = 0.01
+TIED_SCALE = 0.25  # or a token's own embedding would choose that token again
 MODULES = ["text", "vision", "perceiver", "projector", "audio"]
 Array = NDArray[np.float32]
 
 
+@dataclass(frozen=True)
+class Style:
+    """What of a family's code decides how its weights are drawn.
+
+    `tied_head`: the head is the embedding, so the last norm carries the head's gain.
+    `norm_offset`: what its norms add to their weights (Gemma's: 1).
+    """
+
+    tied_head: bool = False
+    norm_offset: float = 0.0
+
+
 def parameters(config: dict[str, Any], seed: int) -> dict[str, Array]:
-    """Name → shape-giving default of every parameter of the model that `config` describes."""
+    """Name to default value, of every parameter of the model that `config` describes."""
     config = {"audio_config": {}} | config
     module, _ = get_model_and_args(config=config)
     model_config = module.ModelConfig.from_dict(config)
@@ -35,20 +49,22 @@ def parameters(config: dict[str, Any], seed: int) -> dict[str, Array]:
 
 
 def random_weights(
-    config: dict[str, Any], quiet_ids: Collection[int], tied_head: bool, seed: int
+    config: dict[str, Any], quiet_ids: Collection[int], style: Style, seed: int
 ) -> dict[str, Array]:
-    """Float32 weights. With a tied head the last norm carries the head's gain."""
+    """Float32 weights; the head never chooses one of `quiet_ids`."""
     rng = np.random.default_rng(seed)
     weights = {
-        name: _draw(name, default, rng)
+        name: _draw(name, default, style, rng)
         for name, default in sorted(parameters(config, seed).items())
-        if not (tied_head and name.endswith("lm_head.weight"))
+        if not (style.tied_head and name.endswith("lm_head.weight"))
     }
     quiet = sorted(quiet_ids)
-    if tied_head:
-        _only(weights, "language_model", "embed_tokens.weight")[quiet] *= QUIET_SCALE
+    if style.tied_head:
+        embeddings = _only(weights, "language_model", "embed_tokens.weight")
+        embeddings *= TIED_SCALE
+        embeddings[quiet] *= QUIET_SCALE
         norm = _only(weights, "language_model", "model.norm.weight")
-        norm *= HEAD_GAIN
+        norm[:] = (norm + style.norm_offset) * HEAD_GAIN / TIED_SCALE - style.norm_offset
     else:
         head = _only(weights, "language_model", "lm_head.weight")
         head *= HEAD_GAIN
@@ -58,18 +74,13 @@ def random_weights(
 
 def save(weights: dict[str, Array], path: Path) -> None:
     """Write a safetensors file whose bytes depend on nothing but the weights."""
-    save_file(weights, path, metadata={"format": "mlx"})
+    path.write_bytes(serialized(weights, metadata={"format": "mlx"}))
 
 
-def _draw(name: str, default: Array, rng: np.random.Generator) -> Array:
+def _draw(name: str, default: Array, style: Style, rng: np.random.Generator) -> Array:
     noise = rng.standard_normal(default.shape)
     if default.ndim == 1:
-        constant = default[0] if np.all(default == default[0]) else 0.0
-        values = constant + 0.1 * noise
-        if name.endswith(("q_norm.weight", "k_norm.weight")):
-            values = values * ATTENTION_GAIN
-        elif name.endswith("A_log"):
-            values = np.log(rng.uniform(0.5, 4.0, default.shape))
+        values = _draw_vector(name, default, style, rng, noise)
     elif any(part in name for part in ("position", "pos_embed", "cls_token")):
         values = 0.5 * noise
     elif "embed_tokens" in name:
@@ -78,6 +89,19 @@ def _draw(name: str, default: Array, rng: np.random.Generator) -> Array:
         gain = ATTENTION_GAIN if "q_proj" in name or "k_proj" in name else 1.0
         values = gain * noise / np.sqrt(np.prod(_fan_in(name, default.shape)))
     return values.astype(np.float32)
+
+
+def _draw_vector(
+    name: str, default: Array, style: Style, rng: np.random.Generator, noise: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Norms vary around one, biases around zero, the decay of a recurrent layer in its range."""
+    if name.endswith("A_log"):
+        return np.log(rng.uniform(1.0, 4.0, default.shape))
+    if name.endswith(("q_norm.weight", "k_norm.weight")):  # these undo the projections' gain
+        return ATTENTION_GAIN * (1.0 + 0.1 * noise) - style.norm_offset
+    if np.all(default == 1.0):
+        return 1.0 + 0.1 * noise - style.norm_offset
+    return 0.1 * noise
 
 
 def _fan_in(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
