@@ -30,7 +30,17 @@ MAX_CHECKPOINT_BYTES = 2 * 1024**2
 MAX_IMAGE_TOKENS = 32
 REPLY_TOKENS = 24
 FEATURES_FOR_LANGUAGE = ("position_ids", "rope_deltas", "visual_pos_masks")
-WITHOUT_PROCESSOR = {"llava": "its processor hands `padding` on to the image processor"}
+
+
+class ImagesOnly:
+    """LLaVA's image processor, which refuses the tokenizer's options that it is handed."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.model_input_names = inner.model_input_names
+
+    def __call__(self, images: Any, **_: Any) -> Any:
+        return self._inner(images)
 
 
 @dataclass(frozen=True)
@@ -47,8 +57,8 @@ class Loaded:
         return int(config.image_token_id if found is None else found)
 
     def prepare(self, text: str, images: Sequence[Image.Image]) -> dict[str, Any]:
-        messages = [{"role": "user", "content": [{"type": "image"}] * len(images)}]
-        messages[0]["content"] = [*messages[0]["content"], {"type": "text", "text": text}]
+        parts = [*[{"type": "image"}] * len(images), {"type": "text", "text": text}]
+        messages = [{"role": "user", "content": parts}]
         config = self.model.config
         prompt = apply_chat_template(self.processor, config, messages, num_images=len(images))
         return dict(
@@ -92,13 +102,9 @@ def family(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def loaded(family: str, tiny_model: TinyModel) -> Loaded:
     model, processor = load(str(tiny_model(family)))
+    if family == "llava":
+        processor.image_processor = ImagesOnly(processor.image_processor)
     return Loaded(model, processor)
-
-
-@pytest.fixture
-def needs_pictures(family: str) -> None:
-    if family in WITHOUT_PROCESSOR:
-        pytest.skip(f"{family}: {WITHOUT_PROCESSOR[family]}")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -128,7 +134,7 @@ def test_a_text_gets_a_varied_endless_reply(loaded: Loaded):
     tokens, logits = loaded.reply("What changed?")
     assert bool(mx.all(mx.isfinite(logits)).item())
     assert np.bincount(tokens).max() <= REPLY_TOKENS // 2
-    assert not set(tokens) & set(loaded.processor.tokenizer.all_special_ids)
+    assert not set(tokens) & set(loaded.processor.tokenizer.get_added_vocab().values())
 
 
 def test_a_reply_survives_the_tokenizer(loaded: Loaded):
@@ -139,7 +145,6 @@ def test_a_reply_survives_the_tokenizer(loaded: Loaded):
     assert tokenizer.decode(again) == text
 
 
-@pytest.mark.usefixtures("needs_pictures")
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_reply_depends_on_the_pictures(loaded: Loaded, count: int):
     alike = [picture(number) for number in range(count - 1)]
@@ -150,7 +155,6 @@ def test_a_reply_depends_on_the_pictures(loaded: Loaded, count: int):
     assert loaded.reply("What changed?", [*alike, picture(7)])[0] == first
 
 
-@pytest.mark.usefixtures("needs_pictures")
 @pytest.mark.parametrize("size", [(64, 64), (112, 84), (70, 112)])
 def test_a_picture_takes_few_tokens(loaded: Loaded, size: tuple[int, int]):
     ids = loaded.prepare("What changed?", [picture(1, *size)])["input_ids"]
