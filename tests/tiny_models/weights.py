@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 from mlx_vlm.utils import get_model_and_args, update_module_configs
@@ -37,13 +36,12 @@ class Style:
     norm_offset: float = 0.0
 
 
-def parameters(config: dict[str, Any], seed: int) -> dict[str, Array]:
+def parameters(config: dict[str, Any]) -> dict[str, Array]:
     """Name to default value, of every parameter of the model that `config` describes."""
     config = {"audio_config": {}} | config
     module, _ = get_model_and_args(config=config)
     model_config = module.ModelConfig.from_dict(config)
     model_config = update_module_configs(model_config, module, config, MODULES)
-    mx.random.seed(seed)
     model = module.Model(model_config)
     return {name: np.array(value) for name, value in tree_flatten(model.parameters())}
 
@@ -55,7 +53,7 @@ def random_weights(
     rng = np.random.default_rng(seed)
     weights = {
         name: _draw(name, default, style, rng)
-        for name, default in sorted(parameters(config, seed).items())
+        for name, default in sorted(parameters(config).items())
         if not (style.tied_head and name.endswith("lm_head.weight"))
     }
     quiet = sorted(quiet_ids)
