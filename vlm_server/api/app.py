@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from vlm_server.api import openai_errors
+from vlm_server.api import openai_errors, record
 from vlm_server.api.chat import ChatCompletions
 from vlm_server.api.health import Health
 from vlm_server.api.middleware import Errors, Gate, RequestLog
@@ -59,4 +59,5 @@ async def _routing_error(request: Request, error: Exception) -> Response:
         ours = MethodNotAllowed(f"{request.method} is not a method of this route.")
     else:
         ours = NotFound("There is no such route; see GET /v1/models and docs/api.md.")
+    record.of(request.scope).error_code = ours.code
     return openai_errors.response(ours, 1, error.headers)

@@ -7,7 +7,7 @@ still sends its own name. The Origin check stops other pages that a browser has 
 from __future__ import annotations
 
 import hmac
-from urllib.parse import urlsplit
+import re
 
 from starlette.datastructures import Headers
 
@@ -15,6 +15,7 @@ from vlm_server.errors import Forbidden, Unauthorized
 from vlm_server.settings import Server, is_loopback
 
 _EVERY_ADDRESS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104  compared, not listened on
+_HOST = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]{1,5})?")
 
 
 def check_host(headers: Headers, server: Server) -> None:
@@ -57,8 +58,5 @@ def _is_ours(name: str | None, server: Server) -> bool:
 
 def _name(host: str) -> str | None:
     """The host name without its port, in lower case; None if it is not one."""
-    try:
-        name = urlsplit(f"//{host}").hostname
-    except ValueError:
-        return None
-    return name.removesuffix(".") if name else None
+    found = _HOST.fullmatch(host.lower())
+    return found and (found["ipv6"] or found["name"].removesuffix("."))

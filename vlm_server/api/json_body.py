@@ -49,8 +49,8 @@ def convert(fields: dict[str, Any], schema: type[T]) -> T:
         return msgspec.convert(fields, schema)
     except msgspec.ValidationError as error:
         raise _explain(str(error)) from None
-    except RecursionError:
-        raise InvalidRequest("The request's JSON is nested too deeply.") from None
+    except UnicodeEncodeError:
+        raise InvalidRequest("A name or choice holds half a surrogate pair.") from None
 
 
 def _explain(message: str) -> InvalidRequest:

@@ -26,13 +26,15 @@ class EventStream:
 
     async def write(self, *events: bytes) -> None:
         """Sends `events` in one piece; waits while the client reads slower than we write."""
+        await self._body(events, more_body=True)
+
+    async def end(self, *events: bytes) -> None:
+        """Sends the last `events` and closes the response."""
+        await self._body(events, more_body=False)
+
+    async def _body(self, events: tuple[bytes, ...], *, more_body: bool) -> None:
         if not self.started:
             self.started = True
             await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-        await self._body(b"".join(events), more_body=True)
-
-    async def end(self, *events: bytes) -> None:
-        await self._body(b"".join(events), more_body=False)
-
-    async def _body(self, body: bytes, *, more_body: bool) -> None:
+        body = b"".join(events)
         await self._send({"type": "http.response.body", "body": body, "more_body": more_body})

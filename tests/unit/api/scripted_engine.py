@@ -50,6 +50,7 @@ class ScriptedEngine:
         self.status = EngineStatus(state="ready", model_name="demo")
         self.submitted: list[Submit] = []
         self.aborted: list[str] = []
+        self.loses_requests = False
         self.waiting = asyncio.Event()
         self.closed = asyncio.Event()
 
@@ -57,7 +58,7 @@ class ScriptedEngine:
         self.status = replace(self.status, state=state, retry_after_seconds=retry_after_seconds)
 
     async def stream(self, submit: Submit) -> AsyncGenerator[RequestEvent, None]:
-        if not self.status.is_ready:
+        if self.loses_requests:
             raise EngineUnavailable("The engine is not ready.")
         self.submitted.append(submit)
         is_over = False

@@ -1,0 +1,63 @@
+"""The real application, in memory and on a real socket, around a scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import httpx
+import pytest
+import uvicorn
+
+from tests.unit.api.scripted_engine import ScriptedEngine
+from vlm_server.api.app import create_app
+from vlm_server.settings import Settings
+
+Connect = Callable[..., httpx.AsyncClient]
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    return ScriptedEngine()
+
+
+@pytest.fixture
+async def connect(engine: ScriptedEngine) -> AsyncIterator[Connect]:
+    """Makes a client of an application with the settings given; no socket in between."""
+    async with AsyncExitStack() as stack:
+
+        def make(settings: Settings | None = None) -> httpx.AsyncClient:
+            app = create_app(settings or Settings(), engine)
+            client = httpx.AsyncClient(
+                transport=httpx.ASGITransport(app, raise_app_exceptions=False),
+                base_url="http://127.0.0.1:8000",
+            )
+            stack.push_async_callback(client.aclose)
+            return client
+
+        yield make
+
+
+@pytest.fixture
+def client(connect: Connect) -> httpx.AsyncClient:
+    return connect()
+
+
+@asynccontextmanager
+async def listening(
+    engine: ScriptedEngine, settings: Settings | None = None, http: str = "auto"
+) -> AsyncIterator[int]:
+    """The application behind uvicorn; gives the port."""
+    app = create_app(settings or Settings(), engine)
+    server = uvicorn.Server(uvicorn.Config(app, http=http, lifespan="off", log_level="error"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            while not server.started:  # noqa: ASYNC110  uvicorn offers nothing to wait for
+                await asyncio.sleep(0.005)
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = server.force_exit = True
+            await task

@@ -1,0 +1,28 @@
+"""Requests that tests send."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.unit.media.pictures import data_url, encoded
+
+ROUTE = "/v1/chat/completions"
+PNG_URL = data_url(encoded("PNG"))
+
+
+def user(*content: dict[str, Any] | str) -> dict[str, Any]:
+    if len(content) == 1 and isinstance(content[0], str):
+        return {"role": "user", "content": content[0]}
+    return {"role": "user", "content": list(content)}
+
+
+def text(words: str = "What is this?") -> dict[str, Any]:
+    return {"type": "text", "text": words}
+
+
+def picture(url: str = PNG_URL) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def chat(*messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"model": "demo", "messages": list(messages) or [user("hi")], **fields}

@@ -1,0 +1,193 @@
+"""Answers, whole and streamed, and failures before and after the first token."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.unit.api.requests import ROUTE, chat
+from tests.unit.api.scripted_engine import ScriptedEngine, failed, finished, text
+from vlm_server.protocol import Accepted, Usage
+
+USAGE = {
+    "prompt_tokens": 7,
+    "completion_tokens": 2,
+    "total_tokens": 9,
+    "prompt_tokens_details": {"cached_tokens": 3},
+}
+
+
+def events(answer: httpx.Response) -> list[Any]:
+    """The data of each event; `[DONE]` stays a string."""
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    *lines, rest = answer.text.split("\n\n")
+    assert rest == ""
+    data = [line.removeprefix("data: ") for line in lines]
+    return [item if item == "[DONE]" else json.loads(item) for item in data]
+
+
+async def test_a_whole_answer(client: httpx.AsyncClient):
+    answer = await client.post(ROUTE, json=chat())
+    body = answer.json()
+    assert body.pop("created") > 1_700_000_000
+    assert body.pop("id") == f"chatcmpl-{answer.headers['x-request-id']}"
+    assert body == {
+        "object": "chat.completion",
+        "model": "demo",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Hello world", "refusal": None},
+                "finish_reason": "stop",
+                "logprobs": None,
+            }
+        ],
+        "usage": USAGE,
+    }
+
+
+async def test_a_streams_chunks(client: httpx.AsyncClient):
+    *chunks, done = events(await client.post(ROUTE, json=chat(stream=True)))
+    assert done == "[DONE]"
+    assert [
+        (chunk["choices"][0]["delta"], chunk["choices"][0]["finish_reason"]) for chunk in chunks
+    ] == [
+        ({"role": "assistant", "content": ""}, None),
+        ({"content": "Hello"}, None),
+        ({"content": " world"}, None),
+        ({}, "stop"),
+    ]
+    assert {(chunk["id"], chunk["created"], chunk["model"]) for chunk in chunks} == {
+        (chunks[0]["id"], chunks[0]["created"], "demo")
+    }
+    assert all(chunk["object"] == "chat.completion.chunk" for chunk in chunks)
+    assert all("usage" not in chunk for chunk in chunks)
+
+
+async def test_usage_comes_last_when_asked_for(client: httpx.AsyncClient):
+    body = chat(stream=True, stream_options={"include_usage": True})
+    *chunks, last, done = events(await client.post(ROUTE, json=body))
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert (last["choices"], last["usage"], done) == ([], USAGE, "[DONE]")
+
+
+async def test_an_answer_without_text_is_still_an_answer(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+):
+    engine.script = (finished("length", Usage(7, 0)),)
+    answer = (await client.post(ROUTE, json=chat())).json()
+    assert answer["choices"][0]["message"]["content"] == ""
+    assert answer["choices"][0]["finish_reason"] == "length"
+    role, finish, done = events(await client.post(ROUTE, json=chat(stream=True)))
+    assert role["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert finish["choices"][0]["finish_reason"] == "length"
+    assert done == "[DONE]"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("code", "status", "kind"),
+    [
+        ("invalid_image", 400, "invalid_request_error"),
+        ("context_length_exceeded", 400, "invalid_request_error"),
+        ("internal_error", 500, "server_error"),
+        ("engine_died", 502, "server_error"),
+        ("engine_unavailable", 503, "server_error"),
+    ],
+)
+async def test_a_failure_before_the_first_token_has_its_status(
+    client: httpx.AsyncClient,
+    engine: ScriptedEngine,
+    stream: bool,
+    code: str,
+    status: int,
+    kind: str,
+):
+    engine.script = (text(""), failed(code, "It can't be read.", "messages[0].content[0]"))
+    answer = await client.post(ROUTE, json=chat(stream=stream))
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json()["error"] == {
+        "message": "It can't be read.",
+        "type": kind,
+        "param": "messages[0].content[0]",
+        "code": code,
+    }
+    assert ("retry-after" in answer.headers) == (status in (502, 503))
+
+
+async def test_a_failure_after_the_first_token_ends_the_stream_without_done(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+):
+    engine.script = (text("He"), failed("engine_died", "The engine ended."))
+    _, content, error = events(await client.post(ROUTE, json=chat(stream=True)))
+    assert content["choices"][0]["delta"] == {"content": "He"}
+    assert error == {
+        "error": {
+            "message": "The engine ended.",
+            "type": "server_error",
+            "param": None,
+            "code": "engine_died",
+        }
+    }
+
+
+async def test_a_failure_late_in_a_whole_answer_has_its_status(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+):
+    engine.script = (text("He"), failed("engine_died", "The engine ended."))
+    assert (await client.post(ROUTE, json=chat())).status_code == 502
+
+
+def explode(_: str) -> Accepted:
+    raise ZeroDivisionError("secret detail")
+
+
+@pytest.mark.parametrize("script", [(explode,), (text(""), explode), (text("a"), explode)])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_unforeseen_error_is_logged_and_hidden(
+    client: httpx.AsyncClient,
+    engine: ScriptedEngine,
+    caplog: pytest.LogCaptureFixture,
+    script: tuple[Any, ...],
+    stream: bool,
+):
+    engine.script = script
+    answer = await client.post(ROUTE, json=chat(stream=stream))
+    if stream and len(events_so_far := answer.text.split("\n\n")) > 1:
+        error = json.loads(events_so_far[-2].removeprefix("data: "))["error"]
+    else:
+        assert answer.status_code == 500
+        error = answer.json()["error"]
+    assert error["code"] == "internal_error"
+    assert "secret" not in answer.text
+    assert "secret detail" in caplog.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("script", "status"), [((finished("abort"),), 503), ((text(""), lambda i: Accepted(i)), 500)]
+)
+async def test_an_answer_that_the_engine_gave_up_is_no_answer(
+    client: httpx.AsyncClient,
+    engine: ScriptedEngine,
+    script: tuple[Any, ...],
+    status: int,
+    stream: bool,
+):
+    engine.script = script
+    assert (await client.post(ROUTE, json=chat(stream=stream))).status_code == status
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_that_is_lost_before_it_takes_the_request_is_503(
+    client: httpx.AsyncClient, engine: ScriptedEngine, stream: bool
+):
+    engine.loses_requests = True
+    answer = await client.post(ROUTE, json=chat(stream=stream))
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert answer.json()["error"]["code"] == "engine_unavailable"

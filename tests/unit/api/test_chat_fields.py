@@ -1,0 +1,235 @@
+"""Every field's way to the engine, or its refusal by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.unit.api.conftest import Connect
+from tests.unit.api.requests import PNG_URL, ROUTE, chat, user
+from tests.unit.api.scripted_engine import ScriptedEngine
+from vlm_server.api.chat_schema import HARMLESS, NEUTRAL
+from vlm_server.protocol import SamplingParams
+from vlm_server.settings import Limits, Settings
+
+
+async def refusal(client: httpx.AsyncClient, body: dict[str, Any] | bytes) -> dict[str, Any]:
+    """The error that `body` is answered with, which must be a well-formed 400."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    answer = await client.post(ROUTE, content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400, answer.text
+    error: dict[str, Any] = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert len(error["message"]) < 300
+    return error
+
+
+@pytest.mark.parametrize(
+    ("fields", "sampling"),
+    [
+        ({}, SamplingParams()),
+        ({"max_tokens": 5}, SamplingParams(max_tokens=5)),
+        ({"max_completion_tokens": 6}, SamplingParams(max_tokens=6)),
+        ({"max_tokens": 7, "max_completion_tokens": 7}, SamplingParams(max_tokens=7)),
+        ({"temperature": 0}, SamplingParams(temperature=0.0)),
+        ({"temperature": 2.0}, SamplingParams(temperature=2.0)),
+        ({"top_p": 1}, SamplingParams(top_p=1.0)),
+        ({"top_p": 0.01}, SamplingParams(top_p=0.01)),
+        ({"seed": 0}, SamplingParams(seed=0)),
+        ({"seed": 2**63 - 1}, SamplingParams(seed=2**63 - 1)),
+        ({"seed": -(2**63)}, SamplingParams(seed=-(2**63))),
+        ({"stop": "END"}, SamplingParams(stop=("END",))),
+        ({"stop": ["a", "é\n"]}, SamplingParams(stop=("a", "é\n"))),
+        ({"stop": []}, SamplingParams()),
+        (
+            dict.fromkeys(["max_tokens", "temperature", "top_p", "seed", "stop", "stream"]),
+            SamplingParams(),
+        ),
+    ],
+)
+async def test_fields_reach_the_engine(
+    client: httpx.AsyncClient,
+    engine: ScriptedEngine,
+    fields: dict[str, Any],
+    sampling: SamplingParams,
+):
+    answer = await client.post(ROUTE, json=chat(**fields))
+    assert answer.status_code == 200, answer.text
+    assert engine.submitted[0].sampling == sampling
+
+
+@pytest.mark.parametrize(
+    ("param", "values"),
+    [
+        ("max_tokens", [0, -1, 1.5, True, "5", 2**31, 2**63, 10**400, [], {}]),
+        ("max_completion_tokens", [0, "5", 2**63]),
+        ("temperature", [-0.1, 2.1, True, "NaN", "1", [], 10**400]),
+        ("top_p", [0, -1, 1.01, False, "1"]),
+        ("seed", [2**63, -(2**63) - 1, 1.5, True, "1"]),
+        ("stop", [1, True, "", {}, ["a"] * 17, ["a"] * 10_000, "x" * 257]),
+        ("stop[1]", [["a", ""], ["a", 1], ["a", None], ["a", "x" * 257]]),
+        ("stop", ["\ud800", ["\udfff"]]),
+        ("stream", [1, "true"]),
+        ("stream_options", [True, []]),
+        ("stream_options.include_usage", [{"include_usage": 1}]),
+        ("stream_options", [{"include_usage": True}]),
+        ("model", [None, 1, []]),
+        ("messages", [None, [], {}, "hi"]),
+    ],
+)
+async def test_bad_values_are_refused(
+    client: httpx.AsyncClient, engine: ScriptedEngine, param: str, values: list[Any]
+):
+    for value in values:
+        error = await refusal(client, {**chat(), param.partition("[")[0].partition(".")[0]: value})
+        assert error["param"] == param, error
+        assert error["code"] == "invalid_value"
+    assert engine.submitted == []
+
+
+async def test_two_different_lengths_are_refused(client: httpx.AsyncClient):
+    error = await refusal(client, chat(max_tokens=5, max_completion_tokens=6))
+    assert error["param"] == "max_tokens"
+
+
+async def test_a_limit_on_stop_strings_is_obeyed(connect: Connect):
+    client = connect(Settings(limits=Limits(max_stop_strings=1)))
+    assert (await client.post(ROUTE, json=chat(stop=["a"]))).status_code == 200
+    assert (await refusal(client, chat(stop=["a", "b"])))["param"] == "stop"
+
+
+@pytest.mark.parametrize(
+    "literal",
+    ["NaN", "Infinity", "-Infinity", "1e309", "-1e309", "1e999999999", "9" * 5000, '"NaN"', "+1"],
+)
+@pytest.mark.parametrize("field", ["temperature", "top_p", "seed", "max_tokens", "n"])
+async def test_numbers_beyond_json_are_refused(client: httpx.AsyncClient, field: str, literal: str):
+    await refusal(client, json.dumps(chat())[:-1].encode() + f', "{field}": {literal}}}'.encode())
+
+
+@pytest.mark.parametrize("field", sorted(NEUTRAL))
+async def test_neutral_values_are_taken_and_others_refused(client: httpx.AsyncClient, field: str):
+    for value in NEUTRAL[field]:
+        answer = await client.post(ROUTE, json=chat(**{field: value}))
+        assert answer.status_code == 200, answer.text
+    for value in ({"x": 1}, [{}], "weird", 0.5, -1):
+        error = await refusal(client, chat(**{field: value}))
+        assert (error["param"], error["code"]) == (field, "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", True),
+        ("n", 2),
+        ("n", 2**63),
+        ("logprobs", 0),
+        ("logprobs", True),
+        ("store", 0),
+        ("top_logprobs", False),
+        ("frequency_penalty", False),
+        ("response_format", {"type": "json_object"}),
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("tool_choice", "required"),
+        ("service_tier", "flex"),
+    ],
+)
+async def test_what_only_looks_neutral_is_refused(
+    client: httpx.AsyncClient, field: str, value: Any
+):
+    error = await refusal(client, chat(**{field: value}))
+    assert (error["param"], error["code"]) == (field, "unsupported_parameter")
+
+
+@pytest.mark.parametrize("field", sorted(HARMLESS))
+async def test_harmless_fields_take_any_value(client: httpx.AsyncClient, field: str):
+    for value in (None, "x", {"a": "b"}):
+        assert (await client.post(ROUTE, json=chat(**{field: value}))).status_code == 200
+
+
+@pytest.mark.parametrize("field", ["min_p", "top_k", "max_token", "Temperature", "", "a.b"])
+async def test_unknown_fields_are_refused_by_name(client: httpx.AsyncClient, field: str):
+    error = await refusal(client, chat(**{field: 1}))
+    assert error["code"] == "unsupported_parameter"
+    assert error["param"] == field
+
+
+@pytest.mark.parametrize("name", ["x" * 100_000, "a`b\nc\u202e", "\0"])
+async def test_made_up_names_do_no_harm_in_the_message(client: httpx.AsyncClient, name: str):
+    error = await refusal(client, {**chat(), name: 1})
+    assert error["code"] == "unsupported_parameter"
+    assert error["message"].isprintable()
+
+
+async def test_half_a_surrogate_pair_is_refused_wherever_it_stands(client: httpx.AsyncClient):
+    half = "\ud800"
+    for body in (
+        {**chat(), half: 1},
+        chat(stream_options={half: 1}, stream=True),
+        chat({"role": half, "content": "x"}),
+        chat({"role": "user", half: "x"}),
+        chat(user(half)),
+        chat(user({"type": half})),
+        chat(user({"type": "text", "text": half})),
+        chat(user({"type": "image_url", "image_url": half})),
+        chat(user({"type": "image_url", "image_url": {"url": PNG_URL, "detail": half}})),
+        chat(stop=half),
+        chat(logit_bias={half: 1}),
+    ):
+        await refusal(client, body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"{} {}",
+        b"\xff\xfe{}",
+        b"\xef\xbb\xbf{}",
+        json.dumps(chat()).encode("utf-16"),
+        b'{"model": "\xff"}',
+        b"{'model': 'demo'}",
+        b"[" * 10_000 + b"]" * 10_000,
+        b'{"messages":' * 10_000 + b"1" + b"}" * 10_000,
+        b'{"user":' + b"[" * 100_000,
+        b'{"model": "demo", "model": "demo", "messages": [{"role": "user", "content": "a"}]}',
+        b'{"model": "demo", "messages": [{"role": "user", "content": "a", "content": "b"}]}',
+    ],
+)
+async def test_what_is_no_json_object_is_refused(client: httpx.AsyncClient, body: bytes):
+    await refusal(client, body)
+
+
+async def test_no_message_repeats_the_payload(client: httpx.AsyncClient):
+    secret = "swordfish" * 1000
+    for body in (
+        chat(temperature=secret),
+        chat(stop=[secret]),
+        chat(messages=secret),
+        chat({"role": secret, "content": "x"}),
+        chat({"role": "user", "content": [{"type": secret}]}),
+        chat({"role": "user", "content": [{"type": "image_url", "image_url": {"url": secret}}]}),
+    ):
+        assert "swordfish" not in (await refusal(client, body))["message"]
+
+
+@pytest.mark.parametrize("model", ["gpt-4o", "", "DEMO", "demo/../x", "x" * 100_000])
+async def test_another_model_is_not_found(client: httpx.AsyncClient, model: str):
+    answer = await client.post(ROUTE, json={**chat(), "model": model})
+    assert answer.status_code == 404
+    error = answer.json()["error"]
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+    assert "`demo`" in error["message"]
+
+
+async def test_the_model_may_be_called_default(client: httpx.AsyncClient):
+    answer = await client.post(ROUTE, json={**chat(), "model": "default"})
+    assert answer.json()["model"] == "demo"

@@ -1,0 +1,216 @@
+"""Messages and parts: what reaches the engine, and what is refused by its path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.unit.api.conftest import Connect
+from tests.unit.api.requests import PNG_URL, ROUTE, chat, picture, text, user
+from tests.unit.api.scripted_engine import ScriptedEngine
+from tests.unit.media.pictures import data_url, encoded
+from vlm_server.protocol import ImagePart, Message, TextPart
+from vlm_server.settings import Limits, Settings
+
+ECHOED = {
+    "role": "assistant",
+    "content": "A cat.",
+    "refusal": None,
+    "annotations": None,
+    "audio": None,
+    "function_call": None,
+    "tool_calls": None,
+}
+
+
+async def refusal(
+    client: httpx.AsyncClient, *messages: dict[str, Any], status: int = 400
+) -> dict[str, Any]:
+    answer = await client.post(ROUTE, json=chat(*messages))
+    assert answer.status_code == status, answer.text
+    error: dict[str, Any] = answer.json()["error"]
+    return error
+
+
+async def test_a_conversation_reaches_the_engine_in_order(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+):
+    jpeg = data_url(encoded("JPEG", (8, 6)))
+    answer = await client.post(
+        ROUTE,
+        json=chat(
+            {"role": "system", "content": "Be brief."},
+            {"role": "developer", "content": [text("Be kind.")]},
+            user(text("Look:"), picture(PNG_URL), text("What?")),
+            ECHOED,
+            user(picture(jpeg), picture(PNG_URL)),
+        ),
+    )
+    assert answer.status_code == 200, answer.text
+    (submit,) = engine.submitted
+    assert submit.messages == (
+        Message("system", (TextPart("Be brief."),)),
+        Message("system", (TextPart("Be kind."),)),
+        Message("user", (TextPart("Look:"), ImagePart(0), TextPart("What?"))),
+        Message("assistant", (TextPart("A cat."),)),
+        Message("user", (ImagePart(1), ImagePart(2))),
+    )
+    assert [(image.format, image.param) for image in submit.images] == [
+        ("PNG", "messages[2].content[1]"),
+        ("JPEG", "messages[4].content[0]"),
+        ("PNG", "messages[4].content[1]"),
+    ]
+    assert submit.images[0].mm_hash == submit.images[2].mm_hash != submit.images[1].mm_hash
+
+
+@pytest.mark.parametrize(
+    "image_url",
+    [PNG_URL, {"url": PNG_URL}, *({"url": PNG_URL, "detail": d} for d in ("auto", "low", "high"))],
+)
+async def test_both_spellings_of_a_picture_are_taken(
+    client: httpx.AsyncClient, engine: ScriptedEngine, image_url: Any
+):
+    part = {"type": "image_url", "image_url": image_url}
+    assert (await client.post(ROUTE, json=chat(user(part)))).status_code == 200
+    assert len(engine.submitted[0].images) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "",
+        " ",
+        "<|image_pad|>",
+        "<|im_start|>system",
+        "<image>",
+        "\0",
+        "🦊 é \U0010ffff",
+        "x" * 10_000,
+    ],
+)
+async def test_text_reaches_the_engine_as_it_was_written(
+    client: httpx.AsyncClient, engine: ScriptedEngine, words: str
+):
+    assert (await client.post(ROUTE, json=chat(user(words)))).status_code == 200
+    assert engine.submitted[0].messages[0].content == (TextPart(words),)
+
+
+@pytest.mark.parametrize(
+    ("message", "param", "code"),
+    [
+        ({}, "messages[1].role", "invalid_value"),
+        ({"role": "user"}, "messages[1].content", "invalid_value"),
+        ({"role": "tool", "content": "x"}, "messages[1].role", "invalid_value"),
+        ({"role": "robot", "content": "x"}, "messages[1].role", "invalid_value"),
+        ({"role": 1, "content": "x"}, "messages[1].role", "invalid_value"),
+        ({"role": "user", "content": None}, "messages[1].content", "invalid_value"),
+        ({"role": "user", "content": 5}, "messages[1].content", "invalid_value"),
+        ({"role": "user", "content": text()}, "messages[1].content", "invalid_value"),
+        ({"role": "user", "content": []}, "messages[1].content", "invalid_value"),
+        ({"role": "user", "content": ["x"]}, "messages[1].content[0]", "invalid_value"),
+        ({**user("x"), "name": "Bob"}, "messages[1].name", "unsupported_parameter"),
+        ({**user("x"), "foo": None}, "messages[1].foo", "unsupported_parameter"),
+        ({**ECHOED, "tool_calls": [{}]}, "messages[1].tool_calls", "unsupported_parameter"),
+        ({**ECHOED, "refusal": "no"}, "messages[1].refusal", "unsupported_parameter"),
+        (user({"type": "text"}), "messages[1].content[0].text", "invalid_value"),
+        (user({"text": "x"}), "messages[1].content[0].type", "invalid_value"),
+        (user({"type": "video_url"}), "messages[1].content[0].type", "invalid_value"),
+        (user({"type": "input_audio"}), "messages[1].content[0].type", "invalid_value"),
+        (
+            user(text(), {**text(), "cache_control": {}}),
+            "messages[1].content[1].cache_control",
+            "unsupported_parameter",
+        ),
+        (
+            user({"type": "image_url", "image_url": {"url": PNG_URL, "max_pixels": 9}}),
+            "messages[1].content[0].image_url.max_pixels",
+            "unsupported_parameter",
+        ),
+        (
+            user({"type": "image_url", "image_url": {"url": PNG_URL, "detail": "huge"}}),
+            "messages[1].content[0].image_url.detail",
+            "invalid_value",
+        ),
+        (
+            user({"type": "image_url", "image_url": {}}),
+            "messages[1].content[0].image_url.url",
+            "invalid_value",
+        ),
+        (
+            user({"type": "image_url", "image_url": 5}),
+            "messages[1].content[0].image_url",
+            "invalid_value",
+        ),
+        (
+            {"role": "system", "content": [text(), picture()]},
+            "messages[1].content[1]",
+            "invalid_value",
+        ),
+        ({"role": "assistant", "content": [picture()]}, "messages[1].content[0]", "invalid_value"),
+    ],
+)
+async def test_bad_messages_are_refused_by_their_path(
+    client: httpx.AsyncClient,
+    engine: ScriptedEngine,
+    message: dict[str, Any],
+    param: str,
+    code: str,
+):
+    error = await refusal(client, user("hi"), message)
+    assert (error["param"], error["code"]) == (param, code), error
+    assert engine.submitted == []
+
+
+async def test_a_conversation_without_a_user_is_refused(client: httpx.AsyncClient):
+    error = await refusal(client, {"role": "system", "content": "x"}, ECHOED)
+    assert error["param"] == "messages"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "data:image/png;base64,!!!!",
+        "data:image/png;base64,QUJDRA==",
+        "data:image/svg+xml;base64,PHN2Zy8+",
+        "https://127.0.0.1/secret.png",
+        "file:///etc/passwd",
+        "/etc/passwd",
+        PNG_URL[:80],
+        "",
+    ],
+)
+async def test_a_bad_picture_is_refused_by_its_part_and_the_next_request_succeeds(
+    client: httpx.AsyncClient, engine: ScriptedEngine, url: str
+):
+    error = await refusal(client, user(picture()), user(text(), picture(url)))
+    assert (error["param"], error["code"]) == ("messages[1].content[1]", "invalid_image")
+    assert "passwd" not in error["message"]
+    assert engine.submitted == []
+    assert (await client.post(ROUTE, json=chat(user(picture())))).status_code == 200
+
+
+async def test_counts_are_limited(connect: Connect):
+    limits = Limits(max_messages=3, max_parts=4, max_images=1, max_text_bytes=10)
+    client = connect(Settings(limits=limits))
+    assert (await refusal(client, *[user("x")] * 4))["message"].startswith("At most 3 messages")
+    assert (await refusal(client, user(*[text("x")] * 5)))["message"].startswith("At most 4 parts")
+    assert (await refusal(client, user(picture(), picture())))["message"].startswith(
+        "At most 1 pictures"
+    )
+    assert (await refusal(client, user("é" * 5), user("x")))["message"].startswith(
+        "At most 10 bytes"
+    )
+    assert (await client.post(ROUTE, json=chat(user("é" * 5)))).status_code == 200
+
+
+async def test_a_thousand_parts_and_ten_megabytes_of_text_are_refused(client: httpx.AsyncClient):
+    assert "parts" in (await refusal(client, user(*[picture()] * 1000)))["message"]
+    assert "text" in (await refusal(client, user("x" * 10_000_000)))["message"]
+
+
+async def test_a_large_picture_is_413_and_names_its_part(connect: Connect):
+    client = connect(Settings(limits=Limits(max_image_bytes=20)))
+    error = await refusal(client, user(text(), picture()), status=413)
+    assert (error["param"], error["code"]) == ("messages[0].content[1]", "payload_too_large")

@@ -1,0 +1,177 @@
+"""The official client, through a real server: answers, streams and its exceptions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from tests.unit.api.conftest import listening
+from tests.unit.api.requests import PNG_URL
+from tests.unit.api.scripted_engine import HELLO, ScriptedEngine, failed, never
+from tests.unit.api.scripted_engine import text as says
+from vlm_server.protocol import ImagePart, SamplingParams, TextPart
+from vlm_server.settings import Server, Settings
+
+KEY = "correct-horse-battery"
+MESSAGES: list[Any] = [
+    {"role": "system", "content": "Be brief."},
+    {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": "What is this?"},
+            {"type": "image_url", "image_url": {"url": PNG_URL, "detail": "high"}},
+        ],
+    },
+]
+
+
+@pytest.fixture
+async def base_url(engine: ScriptedEngine) -> AsyncIterator[str]:
+    async with listening(engine, Settings(server=Server(api_keys=(KEY,)))) as port:
+        yield f"http://127.0.0.1:{port}/v1"
+
+
+@pytest.fixture
+async def client(base_url: str) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=base_url, api_key=KEY, max_retries=0) as made:
+        yield made
+
+
+async def test_an_answer_and_a_follow_up_that_echoes_it(
+    client: AsyncOpenAI, engine: ScriptedEngine
+):
+    answer = await client.chat.completions.create(
+        model="demo", messages=MESSAGES, max_tokens=9, temperature=0, seed=1, stop=["\n"], user="me"
+    )
+    assert answer.choices[0].message.content == "Hello world"
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == 3
+    assert engine.submitted[0].sampling == SamplingParams(9, 0.0, None, 1, ("\n",))
+    assert engine.submitted[0].messages[1].content == (TextPart("What is this?"), ImagePart(0))
+
+    echoed: Any = answer.choices[0].message.model_dump()
+    follow_up = [*MESSAGES, echoed, {"role": "user", "content": "Sure?"}]
+    await client.chat.completions.create(model="demo", messages=follow_up)
+    assert engine.submitted[1].messages[2].content == (TextPart("Hello world"),)
+
+
+async def test_a_stream(client: AsyncOpenAI):
+    stream = await client.chat.completions.create(
+        model="demo", messages=MESSAGES, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    pieces = [chunk.choices[0].delta.content for chunk in chunks[:-1]]
+    assert pieces == ["", "Hello", " world", None]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.total_tokens == 9
+
+
+async def test_the_clients_own_stream_helper(client: AsyncOpenAI):
+    async with client.chat.completions.stream(model="demo", messages=MESSAGES) as stream:
+        final = await stream.get_final_completion()
+    assert final.choices[0].message.content == "Hello world"
+
+
+async def test_the_synchronous_client(base_url: str):
+    def work() -> tuple[str | None, list[str | None], list[str]]:
+        with OpenAI(base_url=base_url, api_key=KEY, max_retries=0) as made:
+            whole = made.chat.completions.create(model="default", messages=MESSAGES)
+            stream = made.chat.completions.create(model="demo", messages=MESSAGES, stream=True)
+            pieces = [chunk.choices[0].delta.content for chunk in stream]
+            models = [model.id for model in made.models.list()]
+            models.append(made.models.retrieve("demo").id)
+        return whole.choices[0].message.content, pieces, models
+
+    content, pieces, models = await asyncio.to_thread(work)
+    assert content == "Hello world"
+    assert pieces == ["", "Hello", " world", None]
+    assert models == ["demo", "demo"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "error", "code"),
+    [
+        ({"model": "gpt-4o"}, openai.NotFoundError, "model_not_found"),
+        ({"temperature": 3}, openai.BadRequestError, "invalid_value"),
+        ({"frequency_penalty": 1}, openai.BadRequestError, "unsupported_parameter"),
+        ({"extra_body": {"top_k": 5}}, openai.BadRequestError, "unsupported_parameter"),
+    ],
+)
+async def test_refusals_are_the_clients_exceptions(
+    client: AsyncOpenAI, stream: bool, fields: Any, error: type[openai.APIStatusError], code: str
+):
+    arguments = {"model": "demo", "messages": MESSAGES, "stream": stream, **fields}
+    with pytest.raises(error) as caught:
+        await client.chat.completions.create(**arguments)
+    assert caught.value.code == code
+    assert caught.value.param
+    assert caught.value.request_id
+
+
+async def test_a_wrong_key_is_the_clients_exception(base_url: str):
+    async with AsyncOpenAI(base_url=base_url, api_key="wrong", max_retries=0) as stranger:
+        with pytest.raises(openai.AuthenticationError):
+            await stranger.models.list()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_error_before_the_first_token_has_its_status(
+    client: AsyncOpenAI, engine: ScriptedEngine, stream: bool
+):
+    engine.script = (failed("engine_died", "The engine ended."),)
+    with pytest.raises(openai.InternalServerError) as caught:
+        await client.chat.completions.create(model="demo", messages=MESSAGES, stream=stream)
+    assert caught.value.status_code == 502
+
+
+async def test_an_engine_error_in_a_stream_is_raised_after_what_came_before(
+    client: AsyncOpenAI, engine: ScriptedEngine
+):
+    engine.script = (says("He"), failed("engine_died", "The engine ended."))
+    stream = await client.chat.completions.create(model="demo", messages=MESSAGES, stream=True)
+    assert [(await anext(stream)).choices[0].delta.content for _ in range(2)] == ["", "He"]
+    with pytest.raises(openai.APIError, match="The engine ended"):
+        await anext(stream)
+
+
+async def test_the_client_tries_again_when_told_to(base_url: str, engine: ScriptedEngine):
+    engine.be("restarting", retry_after_seconds=0)
+
+    async def come_back() -> None:
+        await asyncio.sleep(0.1)
+        engine.be("ready")
+
+    async with AsyncOpenAI(base_url=base_url, api_key=KEY, max_retries=1) as patient:
+        back = asyncio.create_task(come_back())
+        answer = await patient.chat.completions.create(model="demo", messages=MESSAGES)
+        await back
+    assert answer.choices[0].message.content == "Hello world"
+
+
+async def test_closing_a_stream_aborts(client: AsyncOpenAI, engine: ScriptedEngine):
+    engine.script = (says("one"), never())
+    stream = await client.chat.completions.create(model="demo", messages=MESSAGES, stream=True)
+    async for chunk in stream:
+        if chunk.choices[0].delta.content == "one":
+            break
+    await stream.close()
+    await asyncio.wait_for(engine.closed.wait(), 1)
+    assert len(engine.aborted) == 1
+    engine.script = HELLO
+
+
+async def test_a_client_that_gives_up_waiting_aborts(client: AsyncOpenAI, engine: ScriptedEngine):
+    engine.script = (never(),)
+    with pytest.raises(openai.APITimeoutError):
+        await client.chat.completions.create(model="demo", messages=MESSAGES, timeout=0.2)
+    await asyncio.wait_for(engine.closed.wait(), 1)
+    assert len(engine.aborted) == 1

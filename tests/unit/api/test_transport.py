@@ -1,0 +1,275 @@
+"""Bodies, queue places and clients that leave, on real sockets where it matters."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.unit.api.conftest import Connect, listening
+from tests.unit.api.requests import ROUTE, chat, picture, text, user
+from tests.unit.api.scripted_engine import HELLO, ScriptedEngine, finished, never
+from tests.unit.api.scripted_engine import text as says
+from vlm_server.settings import Limits, Settings
+
+SMALL = Settings(limits=Limits(max_body_bytes=2048, body_timeout_seconds=0.3))
+HTTP = pytest.mark.parametrize("http", ["h11", "httptools"])
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data",
+     "application/jsonx"],
+)  # fmt: skip
+async def test_other_content_types_are_415(client: httpx.AsyncClient, content_type: str):
+    answer = await client.post(
+        ROUTE, content=json.dumps(chat()), headers={"content-type": content_type}
+    )
+    assert answer.status_code == 415
+    assert answer.json()["error"]["code"] == "unsupported_media_type"
+
+
+async def test_json_with_a_charset_is_taken(client: httpx.AsyncClient):
+    headers = {"content-type": "Application/JSON; charset=utf-8", "content-encoding": "identity"}
+    answer = await client.post(ROUTE, content=json.dumps(chat()), headers=headers)
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "gzip, identity"])
+async def test_compressed_bodies_are_415(client: httpx.AsyncClient, encoding: str):
+    answer = await client.post(ROUTE, json=chat(), headers={"content-encoding": encoding})
+    assert answer.status_code == 415
+
+
+def padded(size: int) -> bytes:
+    """A good request of exactly `size` bytes."""
+    body = json.dumps(chat()).encode()
+    return body + b" " * (size - len(body))
+
+
+async def chunked(content: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(content), 500):
+        yield content[start : start + 500]
+
+
+@HTTP
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_the_body_cap_is_exact(http: str, is_chunked: bool):
+    engine = ScriptedEngine()
+    async with listening(engine, SMALL, http) as port, httpx.AsyncClient() as client:
+        for size, status in ((2048, 200), (2049, 413), (1 << 20, 413), (2048, 200)):
+            content = chunked(padded(size)) if is_chunked else padded(size)
+            answer = await client.post(
+                f"http://127.0.0.1:{port}{ROUTE}",
+                content=content,
+                headers={"content-type": "application/json"},
+            )
+            assert answer.status_code == status, answer.text
+            if status == 413:
+                assert answer.json()["error"]["code"] == "payload_too_large"
+    assert len(engine.submitted) == 2
+
+
+class Raw:
+    """A client that writes bytes as it likes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    def send(self, body: bytes, *headers: str) -> None:
+        head = [f"POST {ROUTE} HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
+        self.writer.write("\r\n".join([*head, *headers, "", ""]).encode() + body)
+
+    def ask(self, **fields: Any) -> None:
+        body = json.dumps(chat(user(text(), picture()), **fields)).encode()
+        self.send(body, f"Content-Length: {len(body)}")
+
+    async def status(self) -> int:
+        line = await asyncio.wait_for(self.reader.readline(), 5)
+        return int(line.split()[1])
+
+    async def until(self, end: bytes) -> bytes:
+        return await asyncio.wait_for(self.reader.readuntil(end), 5)
+
+    def reset(self) -> None:
+        self.writer.transport.abort()
+
+
+@asynccontextmanager
+async def raw(port: int) -> AsyncIterator[Raw]:
+    client = Raw(*await asyncio.open_connection("127.0.0.1", port))
+    try:
+        yield client
+    finally:
+        client.writer.transport.abort()
+
+
+@asynccontextmanager
+async def one_place(engine: ScriptedEngine, http: str) -> AsyncIterator[int]:
+    """A server with one queue place, which must be free again at the end."""
+    limits = Limits(max_requests=1, body_timeout_seconds=0.3)
+    async with listening(engine, Settings(limits=limits), http) as port:
+        yield port
+        engine.script = HELLO
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            for _ in range(100):
+                status = (await client.get("/v1/status")).json()
+                if status["requests"]["in_flight"] == 0:
+                    break
+                await asyncio.sleep(0.01)
+            assert (await client.post(ROUTE, json=chat())).status_code == 200
+
+
+@HTTP
+async def test_a_lying_content_length_does_not_pass_the_cap(http: str):
+    async with listening(ScriptedEngine(), SMALL, http) as port, raw(port) as client:
+        client.send(b"{}", "Content-Length: 999999999999999999999999")
+        assert await client.status() in (400, 413)
+
+
+@HTTP
+async def test_a_huge_declared_body_is_refused_before_it_is_sent(http: str):
+    async with listening(ScriptedEngine(), SMALL, http) as port, raw(port) as client:
+        client.send(b"{", "Content-Length: 100000000")
+        assert await client.status() == 413
+
+
+@HTTP
+async def test_a_slow_body_is_408_and_gives_its_place_back(http: str):
+    async with one_place(ScriptedEngine(), http) as port, raw(port) as client:
+        client.send(b'{"model"', "Content-Length: 1000")
+        assert await client.status() == 408
+        head = await client.until(b"\r\n\r\n")
+        assert b"connection: close" in head.lower()
+        assert b"request_timeout" in await asyncio.wait_for(client.reader.read(), 5)
+
+
+@HTTP
+async def test_a_client_that_leaves_while_sending_gives_its_place_back(http: str):
+    engine = ScriptedEngine()
+    async with one_place(engine, http) as port, raw(port) as client:
+        client.send(b'{"model"', "Content-Length: 1000")
+        await asyncio.sleep(0.05)
+        client.reset()
+        await asyncio.sleep(0.05)
+        assert engine.submitted == []
+
+
+@HTTP
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("leave", ["reset", "half-close"])
+async def test_a_client_that_leaves_before_the_first_token_aborts(
+    http: str, stream: bool, leave: str
+):
+    engine = ScriptedEngine(never())
+    async with one_place(engine, http) as port, raw(port) as client:
+        client.ask(stream=stream)
+        await asyncio.wait_for(engine.waiting.wait(), 5)
+        if leave == "reset":
+            client.reset()
+        else:
+            client.writer.write_eof()
+        await asyncio.wait_for(engine.closed.wait(), 1)
+        assert engine.aborted == [engine.submitted[0].request_id]
+
+
+@HTTP
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_in_the_middle_of_the_answer_aborts(http: str, stream: bool):
+    engine = ScriptedEngine(says("one"), says("two"), never())
+    async with one_place(engine, http) as port, raw(port) as client:
+        client.ask(stream=stream)
+        if stream:
+            await client.until(b"two")
+        await asyncio.wait_for(engine.waiting.wait(), 5)
+        client.reset()
+        await asyncio.wait_for(engine.closed.wait(), 1)
+        assert engine.aborted == [engine.submitted[0].request_id]
+
+
+@HTTP
+async def test_a_client_that_leaves_while_it_does_not_read_aborts(http: str):
+    """The stream is then stuck in a full socket, not in the engine."""
+    engine = ScriptedEngine(*[says("x" * 100_000)] * 1000, never())
+    async with one_place(engine, http) as port, raw(port) as client:
+        client.ask(stream=True)
+        await client.until(b"xxx")
+        await asyncio.sleep(0.1)
+        assert not engine.closed.is_set()
+        client.reset()
+        await asyncio.wait_for(engine.closed.wait(), 1)
+        assert len(engine.aborted) == 1
+
+
+@HTTP
+async def test_the_first_token_is_not_kept_waiting(http: str):
+    engine = ScriptedEngine(says("one"), never())
+    async with listening(engine, http=http) as port, raw(port) as client:
+        client.ask(stream=True)
+        assert b'"role":"assistant"' in await client.until(b"one")
+
+
+@HTTP
+async def test_requests_on_one_connection_follow_one_another(http: str):
+    engine = ScriptedEngine()
+    async with listening(engine, http=http) as port, raw(port) as client:
+        client.ask()
+        client.ask(stream=True)
+        await client.until(b"Hello world")
+        await client.until(b"[DONE]")
+        assert engine.aborted == []
+
+
+async def test_a_full_queue_is_429_before_any_picture_is_read(
+    connect: Connect, engine: ScriptedEngine
+):
+    release = asyncio.Event()
+    engine.script = (release, *HELLO)
+    client = connect(Settings(limits=Limits(max_requests=2)))
+    running = [asyncio.create_task(client.post(ROUTE, json=chat())) for _ in range(2)]
+    while len(engine.submitted) < 2:  # noqa: ASYNC110  the engine is only a script
+        await asyncio.sleep(0.001)
+    answer = await client.post(ROUTE, json=chat(user(picture("data:image/png;base64,!!!!"))))
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+    assert answer.json()["error"]["code"] == "queue_full"
+    assert (await client.get("/v1/status")).json()["requests"]["in_flight"] == 2
+    release.set()
+    assert [answer.status_code for answer in await asyncio.gather(*running)] == [200, 200]
+    assert (await client.post(ROUTE, json=chat())).status_code == 200
+
+
+async def test_every_refusal_gives_its_place_back(connect: Connect, engine: ScriptedEngine):
+    client = connect(Settings(limits=Limits(max_requests=1, max_body_bytes=2048)))
+    bad: list[dict[str, Any]] = [
+        chat(foo=1),
+        chat(user(picture("nonsense"))),
+        {**chat(), "model": "other"},
+        chat(user("x" * 3000)),
+    ]
+    for body in bad:
+        assert 400 <= (await client.post(ROUTE, json=body)).status_code < 500
+    for script in ((), (says("a"), finished("abort"))):
+        engine.script = script
+        await client.post(ROUTE, json=chat(stream=True))
+    engine.script = HELLO
+    assert (await client.post(ROUTE, json=chat())).status_code == 200
+    assert engine.aborted == [engine.submitted[0].request_id]
+
+
+async def test_a_cancelled_server_task_aborts_too(connect: Connect, engine: ScriptedEngine):
+    engine.script = (never(),)
+    client = connect(Settings(limits=Limits(max_requests=1)))
+    task = asyncio.create_task(client.post(ROUTE, json=chat()))
+    await asyncio.wait_for(engine.waiting.wait(), 5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(engine.aborted) == 1
+    engine.script = HELLO
+    assert (await client.post(ROUTE, json=chat())).status_code == 200

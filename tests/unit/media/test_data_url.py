@@ -1,0 +1,107 @@
+import base64
+import tracemalloc
+
+import pytest
+
+from vlm_server.errors import InvalidImage, PayloadTooLarge
+from vlm_server.media import data_url
+
+DATA = bytes(range(256)) * 5
+BASE64 = base64.b64encode(DATA).decode()
+PARAM = "messages[2].content[1]"
+
+
+def decode(url: str, max_bytes: int = 1 << 20) -> bytes:
+    return data_url.decode(url, PARAM, max_bytes)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"data:image/png;base64,{BASE64}",
+        f"DATA:IMAGE/PNG;BASE64,{BASE64}",
+        f"data:;base64,{BASE64}",
+        f"data:image/png;charset=utf-8;base64,{BASE64}",
+        f"data:image/png;name=a.png;charset=utf-8; base64,{BASE64}",
+        f"data:application/pdf;base64,{BASE64}",
+        "data:image/png;base64,\n" + base64.encodebytes(DATA).decode(),
+        "data:image/png;base64," + "\r\n\t\f ".join(BASE64),
+    ],
+    ids=["plain", "upper", "untyped", "charset", "name", "lying", "newlines", "spaces"],
+)
+def test_valid_urls_are_read(url: str):
+    assert decode(url) == DATA
+
+
+@pytest.mark.parametrize("length", range(8))
+def test_every_padding_is_read(length: int):
+    data = bytes(range(1, length + 2))
+    assert decode("data:image/png;base64," + base64.b64encode(data).decode()) == data
+
+
+def test_data_longer_than_a_chunk_is_read_whole(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(data_url, "_CHUNK_BYTES", 16)
+    assert decode(f"data:image/png;base64,{BASE64}") == DATA
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("", "base64 data URL"),
+        ("https://example.com/secret.png", "base64 data URL"),
+        ("file:///etc/passwd", "base64 data URL"),
+        ("/etc/passwd", "base64 data URL"),
+        (BASE64, "base64 data URL"),
+        ("data:image/png;base64", "no comma"),
+        ("data:image/png;" + "x" * 10_000 + ";base64," + BASE64, "no comma"),
+        ("data:image/png," + BASE64, "';base64'"),
+        ("data:base64," + BASE64, "';base64'"),
+        ("data:image/png;base64;charset=utf-8," + BASE64, "';base64'"),
+        ("data:image/png;base64,", "empty"),
+        ("data:image/png;base64, \n", "empty"),
+        ("data:image/png;base64,QUJ", "padded"),
+        ("data:image/png;base64,QUJD=", "padded"),
+        ("data:image/png;base64,Q===", "padded"),
+        ("data:image/png;base64,====", "padded"),
+        ("data:image/png;base64,QUI=QUJD", "padded"),
+        ("data:image/png;base64,QU=D", "not base64"),
+        ("data:image/png;base64,QUJ!", "not base64"),
+        ("data:image/png;base64,QUJ\u00e9", "not base64"),
+        ("data:image/png;base64,QUJ\ud800", "not base64"),
+        ("data:image/png;base64,QUI%3DAA", "not base64"),
+        ("data:image/png;base64,_-_-", "URL-safe"),
+    ],
+)
+def test_bad_urls_are_refused_by_part(url: str, reason: str):
+    with pytest.raises(InvalidImage, match=reason) as caught:
+        decode(url)
+    assert caught.value.param == PARAM
+    assert "passwd" not in caught.value.message
+    assert "example" not in caught.value.message
+
+
+def test_padding_at_a_chunk_border_does_not_hide_what_follows(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(data_url, "_CHUNK_BYTES", 4)
+    with pytest.raises(InvalidImage, match="padded"):
+        decode("data:image/png;base64,QQ==QUJD")
+
+
+@pytest.mark.parametrize("size", [10, 11, 12])
+def test_the_cap_counts_decoded_bytes_exactly(size: int):
+    url = "data:image/png;base64," + base64.b64encode(bytes(size)).decode()
+    assert decode(url, max_bytes=size) == bytes(size)
+    with pytest.raises(PayloadTooLarge) as caught:
+        decode(url, max_bytes=size - 1)
+    assert caught.value.param == PARAM
+
+
+def test_the_cap_is_checked_before_decoding():
+    url = "data:image/png;base64," + "A" * (8 << 20)
+    tracemalloc.start()
+    try:
+        with pytest.raises(PayloadTooLarge):
+            decode(url, max_bytes=1000)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * len(url) + (1 << 20)  # copies without white space; never the bytes as well

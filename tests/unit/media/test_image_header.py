@@ -1,0 +1,133 @@
+import contextlib
+import io
+import tracemalloc
+import zlib
+
+import pytest
+from PIL import Image
+
+from tests.unit.media.pictures import animated, encoded, png, png_chunk
+from vlm_server.errors import InvalidImage
+from vlm_server.media import image_header
+from vlm_server.media.image_header import ImageHeader
+
+PARAM = "messages[0].content[3]"
+ALLOWED = ("PNG", "JPEG", "WEBP", "GIF")
+
+
+def read(data: bytes, max_pixels: int = 50_000_000) -> ImageHeader:
+    return image_header.read(data, PARAM, max_pixels)
+
+
+@pytest.mark.parametrize("file_format", ALLOWED)
+def test_the_four_formats_are_read(file_format: str):
+    assert read(encoded(file_format, (40, 30))) == ImageHeader(file_format, 40, 30)
+
+
+@pytest.mark.parametrize("file_format", ["PNG", "WEBP", "GIF"])
+def test_an_animation_is_one_picture(file_format: str):
+    assert read(animated(file_format)) == ImageHeader(file_format, 4, 3)
+
+
+def test_a_jpeg_with_a_second_picture_is_a_jpeg():
+    out = io.BytesIO()
+    first, second = Image.new("RGB", (8, 6)), Image.new("RGB", (8, 6))
+    first.save(out, "MPO", save_all=True, append_images=[second])
+    assert read(out.getvalue()) == ImageHeader("JPEG", 8, 6)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 1000), (52800, 44)])
+def test_odd_sizes_are_read(size: tuple[int, int]):
+    assert read(encoded("PNG", size)) == ImageHeader("PNG", *size)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "I;16"])
+def test_every_mode_of_png_is_read(mode: str):
+    assert read(encoded("PNG", mode=mode)).format == "PNG"
+
+
+def test_cmyk_jpeg_is_read():
+    assert read(encoded("JPEG", mode="CMYK")).format == "JPEG"
+
+
+@pytest.mark.parametrize("file_format", ["AVIF", "BMP", "EPS", "ICO", "PDF", "PPM", "TGA", "TIFF"])
+def test_other_formats_are_refused_by_the_names_of_the_allowed(file_format: str):
+    with pytest.raises(InvalidImage, match="PNG, JPEG, WebP or GIF") as caught:
+        read(encoded(file_format))
+    assert caught.value.param == PARAM
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9'/>",
+        b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(64),
+        b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(64),
+        b"8BPS\0\x01" + bytes(64),
+        b"SIMPLE  =                    T" + bytes(64),
+        b"GIF89a",
+        b"RIFF\x10\0\0\0WEBPVP8X",
+        b"\xff\xd8\xff",
+        b"MZ",
+        b"\0",
+        b"",
+    ],
+    ids=["svg", "heic", "jp2", "psd", "fits", "gif", "webp", "jpeg", "exe", "nul", "empty"],
+)
+def test_what_is_no_picture_is_refused(data: bytes):
+    with pytest.raises(InvalidImage, match="PNG, JPEG, WebP or GIF"):
+        read(data)
+
+
+@pytest.mark.parametrize("size", [(0, 0), (0, 5), (5, 0)])
+def test_no_pixels_is_refused(size: tuple[int, int]):
+    with pytest.raises(InvalidImage):
+        read(png(*size))
+
+
+@pytest.mark.parametrize(
+    "size", [(13000, 13000), (2**31 - 1, 2**31 - 1), (9000, 9000), (65535, 65535)]
+)
+def test_too_many_pixels_are_refused_from_the_header(size: tuple[int, int]):
+    with pytest.raises(InvalidImage, match="more than 50000000 pixels"):
+        read(png(*size))
+
+
+def test_the_pixel_limit_is_exact():
+    assert read(encoded("PNG", (10, 10)), max_pixels=100).width == 10
+    with pytest.raises(InvalidImage):
+        read(encoded("PNG", (10, 10)), max_pixels=99)
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        png_chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(50_000_000))),
+        png_chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(50_000_000))),
+        png_chunk(b"iTXt", b"a\0\1\0\0\0" + zlib.compress(bytes(50_000_000))),
+    ],
+    ids=["zTXt", "iCCP", "iTXt"],
+)
+def test_compressed_chunks_are_not_blown_up(chunk: bytes):
+    data = png(4, 3, chunk, pixels=bytes(3 * 13))
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidImage):
+            read(data)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 << 20  # the chunk alone would be 50 MB
+
+
+@pytest.mark.parametrize("file_format", ALLOWED)
+def test_a_picture_cut_anywhere_is_read_or_refused(file_format: str):
+    data = encoded(file_format, (64, 48))
+    for eighth in range(1, 8):
+        with contextlib.suppress(InvalidImage):
+            assert read(data[: len(data) * eighth // 8]) == ImageHeader(file_format, 64, 48)
+
+
+def test_a_polyglot_is_what_its_first_bytes_say():
+    assert read(encoded("PNG") + encoded("GIF")).format == "PNG"
+    assert read(encoded("GIF") + b"%PDF-1.7").format == "GIF"
