@@ -26,35 +26,44 @@ class Detokenizer:
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
         self._ids: list[int] = []
-        self._window_start = 0
         self._num_emitted = 0
 
     def push(self, token_id: int) -> str:
         """The text that `token_id` completes; empty while a character is incomplete."""
         self._ids.append(token_id)
-        held = len(self._ids) - self._num_emitted
-        return self._emit(allow_incomplete=held > _MAX_HELD_TOKENS)
+        text = self._decode(self._ids)
+        if not text.endswith(_REPLACEMENT):
+            return self._emit(len(self._ids))
+        if len(self._ids) - self._num_emitted <= _MAX_HELD_TOKENS:
+            return ""
+        return self._emit(self._last_border(text))
 
     def flush(self) -> str:
         """What is still held back, unreadable bytes as U+FFFD."""
-        return self._emit(allow_incomplete=True)
+        return self._emit(len(self._ids))
 
-    def _emit(self, *, allow_incomplete: bool) -> str:
-        before = self._decode(self._ids[self._window_start : self._num_emitted])
-        after = self._decode(self._ids[self._window_start :])
-        if after.endswith(_REPLACEMENT) and not allow_incomplete:
-            return ""
+    def _emit(self, end: int) -> str:
+        """The text that the ids up to `end` add; the window then begins where they did."""
+        before = self._decode(self._ids[: self._num_emitted])
+        after = self._decode(self._ids[:end])
         if len(after) <= len(before):
+            if self._ids and self._is_control(self._ids[-1]):
+                self._ids.pop()  # it has no text, and must not count as one that waits for more
             return ""
-        self._window_start = self._num_emitted
-        self._num_emitted = len(self._ids)
-        self._drop_read()
+        del self._ids[: self._num_emitted]
+        self._num_emitted = end - self._num_emitted
         return after[len(before) :]
+
+    def _last_border(self, text: str) -> int:
+        """Where the ids of `text` can be parted so that an incomplete character stays whole."""
+        for end in range(len(self._ids) - 1, self._num_emitted, -1):
+            if self._decode(self._ids[:end]) + self._decode(self._ids[end:]) == text:
+                return end
+        return len(self._ids)
+
+    def _is_control(self, token_id: int) -> bool:
+        decode = self._decoder.decode
+        return not self._decode([token_id]) and bool(decode([token_id], skip_special_tokens=False))
 
     def _decode(self, ids: list[int]) -> str:
         return self._decoder.decode(ids, skip_special_tokens=True)
-
-    def _drop_read(self) -> None:
-        del self._ids[: self._window_start]
-        self._num_emitted -= self._window_start
-        self._window_start = 0
