@@ -19,10 +19,11 @@ class StopChecker:
         if not self._stops:
             return text, False
         text = self._held + text
-        ends = [position for stop in self._stops if (position := text.find(stop)) >= 0]
-        if ends:
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
             self._held = ""
-            return text[: min(ends)], True
+            _, start = min(found)  # the stop that was complete first, however the text came
+            return text[:start], True
         keep = self._possible_stop_length(text)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False
