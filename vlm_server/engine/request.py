@@ -46,14 +46,15 @@ class Request:
         """The text that a sampled token brings; may finish the request."""
         self.num_generated += 1
         if token_id in eos_token_ids:
-            text, is_stopped = self._last_text(), True
-        else:
-            text, is_stopped = self._stops.push(self._detokenizer.push(token_id))
-        if is_stopped:
             self.finish("stop")
-        elif self.num_generated >= self.max_tokens:
-            text += self._last_text()
-            self.finish("length")
+            return self._last_text()[0]
+        text, is_stopped = self._stops.push(self._detokenizer.push(token_id))
+        is_last = self.num_generated >= self.max_tokens
+        if is_last and not is_stopped:
+            rest, is_stopped = self._last_text()
+            text += rest
+        if is_stopped or is_last:
+            self.finish("stop" if is_stopped else "length")
         return text
 
     def finish(self, reason: FinishReason) -> None:
@@ -69,6 +70,7 @@ class Request:
         prompt_tokens = self.prompt.num_tokens if self.prompt else 0
         return Usage(prompt_tokens=prompt_tokens, completion_tokens=self.num_generated)
 
-    def _last_text(self) -> str:
+    def _last_text(self) -> tuple[str, bool]:
+        """(what was held back, whether a stop string was in it)."""
         text, is_stopped = self._stops.push(self._detokenizer.flush())
-        return text if is_stopped else text + self._stops.flush()
+        return (text, True) if is_stopped else (text + self._stops.flush(), False)

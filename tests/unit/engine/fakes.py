@@ -1,0 +1,243 @@
+"""A runner, a preparer and a decoder that obey the ports, without a model.
+
+What the fake model answers depends on the prompt alone, so that a test can tell what a request
+must get whatever runs beside it. The runner checks every plan and is one step behind, like
+the real one: a row's token is reported by the step after the one that drew it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from vlm_server.engine.scheduler import Scheduler, SchedulerConfig
+from vlm_server.errors import InternalError, InvalidRequest, RequestError
+from vlm_server.ports import (
+    ImageSpan,
+    MemoryReading,
+    NewRequest,
+    PreparedPrompt,
+    SchedulerOutput,
+    StepResult,
+)
+from vlm_server.protocol import (
+    Event,
+    Image,
+    ImagePart,
+    Message,
+    SamplingParams,
+    Submit,
+    TextPart,
+    Tokens,
+)
+
+EOS = 256
+SPECIAL = 257
+IMAGE_TOKEN = 258
+TOKENS_PER_IMAGE = 4
+
+
+class ByteDecoder:
+    """Ids below 256 are bytes of UTF-8; the others are special."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        shown = [i if i < 256 else ord("#") for i in ids if i < 256 or not skip_special_tokens]
+        return bytes(shown).decode("utf-8", errors="replace")
+
+
+def config(**changes: object) -> SchedulerConfig:
+    """Small limits; `changes` replace single ones."""
+    values: dict[str, object] = {
+        "max_num_seqs": 3,
+        "prefill_chunk_tokens": 5,
+        "max_preparing": 2,
+        "context_tokens": 200,
+        "eos_token_ids": frozenset({EOS}),
+        "default_temperature": 0.0,
+        "default_top_p": 1.0,
+    }
+    return SchedulerConfig(**(values | changes))  # type: ignore[arg-type]
+
+
+def scheduler(**changes: object) -> Scheduler:
+    return Scheduler(config(**changes), ByteDecoder())
+
+
+def submit(request_id: str, text: str = "hello", images: int = 0, **sampling: object) -> Submit:
+    """A user's message: `images` pictures, then `text`."""
+    pictures = tuple(
+        Image(b"", f"{request_id}-{n}", "PNG", 8, 8, f"messages[0].content[{n}]")
+        for n in range(images)
+    )
+    parts = (*map(ImagePart, range(images)), TextPart(text))
+    params = SamplingParams(**sampling)  # type: ignore[arg-type]
+    return Submit(request_id, (Message("user", parts),), pictures, params)
+
+
+def prompt(text: str = "hello", images: int = 0) -> PreparedPrompt:
+    """What `FakePreparer` makes of `submit(..., text, images)`."""
+    size = TOKENS_PER_IMAGE
+    ids = [IMAGE_TOKEN] * (size * images) + list(text.encode())
+    pixels = {"pixel_values": np.zeros((1, 2), np.float32)}
+    spans = [ImageSpan(size * n, size * (n + 1), f"{n}", pixels) for n in range(images)]
+    return PreparedPrompt(np.array(ids, dtype=np.int32), tuple(spans))
+
+
+def answer_tokens(prepared: PreparedPrompt) -> list[int]:
+    """What the fake model says to a prompt: up to 12 characters of 1 to 4 bytes, then EOS."""
+    digest = hashlib.sha256(prepared.token_ids.tobytes()).digest()
+    characters = ["abcdefghijklmnop é€😀"[byte % 19] for byte in digest[1 : 2 + digest[0] % 12]]
+    return [*"".join(characters).encode(), EOS]
+
+
+def answer_text(prepared: PreparedPrompt, max_tokens: int = 1000) -> str:
+    """The text of the first `max_tokens` tokens of the answer."""
+    return ByteDecoder().decode(answer_tokens(prepared)[:max_tokens])
+
+
+@dataclass
+class _Prefill:
+    request: NewRequest
+    num_encoded: int = 0
+    num_prefilled: int = 0
+
+
+@dataclass
+class _Row:
+    answer: list[int]
+    num_drawn: int = 1
+    """The first token is drawn when the row joins."""
+
+    def next_token(self) -> int:
+        """The token drawn last, once the next one is launched."""
+        self.num_drawn += 1
+        past = self.num_drawn - 2
+        return self.answer[past] if past < len(self.answer) else ord("!")
+
+
+@dataclass
+class FakeRunner:
+    """A `Runner` that refuses every plan that the real one could not carry out."""
+
+    max_num_seqs: int
+    chunk_tokens: int
+    failing_units: set[str] = field(default_factory=set)
+    """Requests whose next unit of work fails."""
+    fails_decode: bool = False
+    """Whether the next decode step fails."""
+    plans: list[SchedulerOutput] = field(default_factory=list)
+    prefills: dict[str, _Prefill] = field(default_factory=dict)
+    rows: dict[str, _Row] = field(default_factory=dict)
+
+    @property
+    def num_tracked(self) -> int:
+        return len(self.prefills) + len(self.rows)
+
+    def execute(self, plan: SchedulerOutput) -> StepResult:
+        assert not plan.is_empty
+        self.plans.append(plan)
+        for request_id in plan.released:
+            self.prefills.pop(request_id, None)
+            self.rows.pop(request_id, None)
+        for new in plan.new:
+            assert new.request_id not in self.prefills
+            assert new.request_id not in self.rows
+            self.prefills[new.request_id] = _Prefill(new)
+        failures: dict[str, RequestError] = {}
+        tokens = self._decode(plan, failures)
+        self._do_unit(plan, failures)
+        assert len(self.rows) <= self.max_num_seqs
+        return StepResult(tokens, failures)
+
+    def _decode(self, plan: SchedulerOutput, failures: dict[str, RequestError]) -> dict[str, int]:
+        assert set(plan.decode) == set(self.rows), "scheduler and runner disagree on the rows"
+        assert len(set(plan.decode)) == len(plan.decode)
+        if self.fails_decode and self.rows:
+            self.fails_decode = False
+            failures.update(dict.fromkeys(plan.decode, InternalError("decode failed")))
+            self.rows.clear()
+        return {request_id: row.next_token() for request_id, row in self.rows.items()}
+
+    def _do_unit(self, plan: SchedulerOutput, failures: dict[str, RequestError]) -> None:
+        assert plan.encode is None or plan.prefill is None, "more than one unit of work"
+        unit = plan.encode or plan.prefill
+        if unit is None:
+            return
+        if unit.request_id in self.failing_units:
+            self.failing_units.discard(unit.request_id)
+            failures[unit.request_id] = InternalError("the unit failed")
+            return
+        prefill = self.prefills[unit.request_id]
+        prepared = prefill.request.prompt
+        if plan.encode:
+            assert plan.encode.image_index == prefill.num_encoded, "pictures come in order"
+            assert prefill.num_prefilled == 0, "pictures come before the first chunk"
+            prefill.num_encoded += 1
+        elif plan.prefill:
+            assert prefill.num_encoded == len(prepared.images)
+            assert plan.prefill.start == prefill.num_prefilled, "chunks join without a gap"
+            assert 0 < plan.prefill.end - plan.prefill.start <= self.chunk_tokens
+            assert plan.prefill.is_last == (plan.prefill.end == prepared.num_tokens)
+            prefill.num_prefilled = plan.prefill.end
+            if plan.prefill.is_last:
+                del self.prefills[unit.request_id]
+                self.rows[unit.request_id] = _Row(answer_tokens(prepared))
+
+
+@dataclass
+class FakePreparer:
+    """A `Preparer` that can be made to wait, to refuse (`refuse...`) and to crash (`crash...`)."""
+
+    gate: threading.Event = field(default_factory=threading.Event)
+    num_running: int = 0
+    most_running: int = 0
+    prepared_ids: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+        self._lock = threading.Lock()
+
+    def prepare(self, submit: Submit) -> PreparedPrompt:
+        with self._lock:
+            self.num_running += 1
+            self.most_running = max(self.most_running, self.num_running)
+        self.gate.wait(10)
+        with self._lock:
+            self.num_running -= 1
+            self.prepared_ids.append(submit.request_id)
+        return outcome_of(submit)
+
+
+def outcome_of(submit: Submit) -> PreparedPrompt:
+    """Raises what a text that begins with `refuse` or `crash` asks for."""
+    parts = submit.messages[0].content
+    text = "".join(part.text for part in parts if isinstance(part, TextPart))
+    if text.startswith("refuse"):
+        raise InvalidRequest("refused", "messages[0]")
+    if text.startswith("crash"):
+        raise RuntimeError("a bug of the preparer")
+    return prompt(text, sum(isinstance(part, ImagePart) for part in parts))
+
+
+class FakeMemory:
+    def __init__(self) -> None:
+        self.num_cleared = 0
+
+    def read(self) -> MemoryReading:
+        return MemoryReading(1, 2, 3)
+
+    def clear(self) -> None:
+        self.num_cleared += 1
+
+
+def texts(events: list[Event]) -> dict[str, str]:
+    """All the text that `events` bring, by request."""
+    found: dict[str, str] = {}
+    for event in events:
+        if isinstance(event, Tokens):
+            for delta in event.deltas:
+                found[delta.request_id] = found.get(delta.request_id, "") + delta.text
+    return found
