@@ -63,6 +63,7 @@ class Scheduler:
         self._config = config
         self._decoder = decoder
         self._requests: dict[str, Request] = {}
+        self._with_preparer: set[str] = set()
         self._released: list[str] = []
         self.is_draining = False
         self.num_generated_tokens = 0
@@ -87,6 +88,7 @@ class Scheduler:
 
     def prepared(self, request_id: str, outcome: PreparedPrompt | RequestError) -> list[Event]:
         """A preparer is done with a request, which may have been aborted meanwhile."""
+        self._with_preparer.discard(request_id)
         request = self._requests.get(request_id)
         if request is None:
             return []
@@ -101,15 +103,19 @@ class Scheduler:
     # ---- what goes out -------------------------------------------------------------
 
     def start_preparing(self) -> list[Submit]:
-        """Requests that a preparer should take now, oldest first; never more than can wait."""
+        """Requests that a preparer should take now, oldest first; never more than can wait.
+
+        An aborted request keeps its preparer until that is done with it.
+        """
         limit = self._config.max_num_seqs + self._config.max_preparing
         places = limit - sum(r.state is not State.WAITING for r in self._requests.values())
-        places = min(places, self._config.max_preparing - self.count(State.PREPARING))
+        places = min(places, self._config.max_preparing - len(self._with_preparer))
         started: list[Submit] = []
         for request in self._in_state(State.WAITING):
             if len(started) >= places:
                 break
             request.move_to(State.PREPARING)
+            self._with_preparer.add(request.request_id)
             assert request.submit is not None
             started.append(request.submit)
         return started
@@ -164,7 +170,7 @@ class Scheduler:
     @property
     def num_tracked(self) -> int:
         """Everything that is remembered of any request; 0 when idle."""
-        return len(self._requests) + len(self._released)
+        return len(self._requests.keys() | self._with_preparer) + len(self._released)
 
     @property
     def has_requests(self) -> bool:

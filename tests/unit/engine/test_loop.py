@@ -1,0 +1,226 @@
+"""The inference thread's loop: inbox, preparers, events; with a fake model."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.unit.engine.fakes import (
+    ByteDecoder,
+    FakeMemory,
+    FakePreparer,
+    FakeRunner,
+    answer_text,
+    config,
+    prompt,
+    submit,
+    texts,
+)
+from vlm_server.engine.loop import EngineLoop
+from vlm_server.engine.scheduler import Scheduler
+from vlm_server.protocol import Abort, Accepted, Drain, Event, Failed, Finished, Stats
+
+
+class Engine:
+    """A loop around fakes, and everything that it sent."""
+
+    def __init__(self, threads: int = 2) -> None:
+        limits = config(max_preparing=threads)
+        self.preparer = FakePreparer()
+        self.scheduler = Scheduler(limits, ByteDecoder())
+        self.runner = FakeRunner(limits.max_num_seqs, limits.prefill_chunk_tokens)
+        self.events: list[Event] = []
+        self.loop = EngineLoop(
+            self.scheduler,
+            self.runner,
+            self.preparer,
+            FakeMemory(),
+            self.events.append,
+            preparer_threads=threads,
+        )
+        self.thread = threading.Thread(target=self.loop.run, daemon=True)
+
+    def wait_for(self, kind: type[Event], request_id: str | None = None) -> Event:
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            for event in list(self.events):
+                if isinstance(event, kind) and getattr(event, "request_id", None) == request_id:
+                    return event
+            time.sleep(0.001)
+        raise AssertionError(f"no {kind.__name__} of {request_id} in {self.events}")
+
+    def drain(self) -> None:
+        self.loop.post(Drain())
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    made = Engine()
+    yield made
+    made.preparer.gate.set()
+
+
+def test_requests_posted_together_all_get_their_answers(engine: Engine):
+    for n in range(10):
+        engine.loop.post(submit(f"r{n}", f"text {n}", n % 3))
+    engine.loop.run_until_idle()
+    expected = {f"r{n}": answer_text(prompt(f"text {n}", n % 3)) for n in range(10)}
+    assert texts(engine.events) == expected
+    assert engine.preparer.most_running <= 2
+    assert engine.scheduler.num_tracked == engine.runner.num_tracked == 0
+
+
+def test_accepted_comes_first_and_the_end_comes_last(engine: Engine):
+    engine.loop.post(submit("a"))
+    engine.loop.run_until_idle()
+    kinds = [type(event) for event in engine.events if not isinstance(event, Stats)]
+    assert kinds[0] is Accepted
+    assert kinds[-1] is Finished
+    assert kinds.count(Finished) == kinds.count(Accepted) == 1
+
+
+def test_a_refused_preparation_tells_why(engine: Engine):
+    engine.loop.post(submit("a", "refuse this"))
+    engine.loop.run_until_idle()
+    assert engine.wait_for(Failed, "a") == Failed("a", "invalid_value", "refused", "messages[0]")
+
+
+def test_a_preparer_that_crashes_fails_that_request_alone(engine: Engine):
+    engine.loop.post(submit("a", "crash here"))
+    engine.loop.post(submit("b"))
+    engine.loop.run_until_idle()
+    failed = engine.wait_for(Failed, "a")
+    assert isinstance(failed, Failed)
+    assert failed.code == "internal_error"
+    assert "bug" not in failed.message
+    assert texts(engine.events)["b"] == answer_text(prompt())
+
+
+def test_a_slow_preparation_does_not_hold_up_the_others():
+    engine = Engine(threads=1)
+    engine.thread.start()
+    engine.loop.post(submit("a"))
+    engine.wait_for(Finished, "a")
+    engine.preparer.gate.clear()
+    engine.loop.post(submit("slow"))
+    engine.wait_for(Accepted, "slow")
+    engine.loop.post(submit("later"))
+    engine.wait_for(Accepted, "later")
+    engine.loop.post(Abort("later"))
+    engine.wait_for(Finished, "later")
+    engine.preparer.gate.set()
+    engine.wait_for(Finished, "slow")
+    engine.drain()
+
+
+def test_an_abort_while_preparing_is_answered_at_once_and_its_outcome_dropped():
+    engine = Engine()
+    engine.thread.start()
+    engine.preparer.gate.clear()
+    engine.loop.post(submit("a"))
+    engine.wait_for(Accepted, "a")
+    engine.loop.post(Abort("a"))
+    finished = engine.wait_for(Finished, "a")
+    assert isinstance(finished, Finished)
+    assert finished.finish_reason == "abort"
+    engine.preparer.gate.set()
+    engine.loop.post(submit("b"))
+    engine.wait_for(Finished, "b")
+    engine.drain()
+    assert "a" not in texts(engine.events)
+
+
+def test_aborted_preparations_do_not_pile_up_before_the_next():
+    engine = Engine()
+    engine.thread.start()
+    engine.preparer.gate.clear()
+    for n in range(20):
+        engine.loop.post(submit(f"r{n}"))
+        engine.loop.post(Abort(f"r{n}"))
+        engine.wait_for(Finished, f"r{n}")
+    engine.loop.post(submit("good"))
+    engine.wait_for(Accepted, "good")
+    engine.preparer.gate.set()
+    engine.wait_for(Finished, "good")
+    engine.drain()
+    assert len(engine.preparer.prepared_ids) <= 3, "work for requests that were gone"
+
+
+def test_drain_finishes_what_runs_refuses_newcomers_and_ends():
+    engine = Engine()
+    engine.thread.start()
+    engine.preparer.gate.clear()
+    engine.loop.post(submit("a", images=2))
+    engine.wait_for(Accepted, "a")
+    engine.loop.post(Drain())
+    engine.loop.post(submit("late"))
+    refused = engine.wait_for(Failed, "late")
+    assert isinstance(refused, Failed)
+    assert refused.code == "engine_unavailable"
+    engine.preparer.gate.set()
+    engine.thread.join(10)
+    assert not engine.thread.is_alive()
+    assert texts(engine.events) == {"a": answer_text(prompt(images=2))}
+
+
+def test_drain_ends_an_idle_engine():
+    engine = Engine()
+    engine.thread.start()
+    engine.drain()
+
+
+def test_drain_ends_when_the_last_request_is_aborted():
+    engine = Engine()
+    engine.thread.start()
+    engine.preparer.gate.clear()
+    engine.loop.post(submit("a"))
+    engine.wait_for(Accepted, "a")
+    engine.loop.post(Drain())
+    engine.loop.post(Abort("a"))
+    engine.thread.join(10)
+    assert not engine.thread.is_alive()
+    engine.preparer.gate.set()
+
+
+def test_stats_return_to_nothing_when_idle():
+    engine = Engine()
+    engine.thread.start()
+    engine.loop.post(submit("a", images=1))
+    engine.wait_for(Finished, "a")
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        stats = [event for event in engine.events if isinstance(event, Stats)]
+        if stats and stats[-1].tracked == 0 and stats[-1].generated_tokens:
+            break
+        time.sleep(0.001)
+    last = stats[-1]
+    assert (last.waiting, last.preparing, last.prefilling, last.decoding) == (0, 0, 0, 0)
+    assert last.tracked == 0
+    assert last.generated_tokens == 1 + len(answer_text(prompt(images=1)).encode())
+    engine.drain()
+
+
+def test_an_idle_engine_says_nothing_twice():
+    engine = Engine()
+    engine.thread.start()
+    engine.loop.post(Abort("nobody"))
+    engine.loop.post(Abort("nobody"))
+    time.sleep(0.05)
+    engine.drain()
+    assert len(engine.events) <= 1
+
+
+def test_what_the_runner_raises_ends_the_loop(engine: Engine):
+    class Broken(FakeRunner):
+        def execute(self, plan: object) -> object:  # type: ignore[override]
+            raise RuntimeError("the device is gone")
+
+    engine.loop._runner = Broken(1, 1)  # type: ignore[assignment]
+    engine.loop.post(submit("a"))
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        engine.loop.run()

@@ -1,0 +1,356 @@
+"""What is planned when, and which events come of it."""
+
+import pytest
+
+from tests.unit.engine.fakes import (
+    EOS,
+    FakeRunner,
+    answer_text,
+    answer_tokens,
+    prompt,
+    scheduler,
+    submit,
+    texts,
+)
+from vlm_server.engine.scheduler import Scheduler
+from vlm_server.engine.states import State
+from vlm_server.errors import InternalError, InvalidRequest
+from vlm_server.ports import EncodeWork, PrefillWork, SchedulerOutput, StepResult
+from vlm_server.protocol import Accepted, Event, Failed, Finished, Usage
+
+
+def runner_for(planner: Scheduler) -> FakeRunner:
+    limits = planner._config
+    return FakeRunner(limits.max_num_seqs, limits.prefill_chunk_tokens)
+
+
+def add(planner: Scheduler, *names: str, text: str = "hello", **kwargs: object) -> None:
+    """Requests that are prepared at once."""
+    images = int(kwargs.pop("images", 0))  # type: ignore[call-overload]
+    for name in names:
+        assert planner.add(submit(name, text, images, **kwargs)) == [Accepted(name)]
+    for _ in names:
+        for started in planner.start_preparing():
+            planner.prepared(started.request_id, prompt(text, images))
+
+
+def beat(planner: Scheduler, runner: FakeRunner) -> list[Event]:
+    plan = planner.schedule()
+    return planner.update(plan, StepResult() if plan.is_empty else runner.execute(plan))
+
+
+def run(planner: Scheduler, runner: FakeRunner, steps: int = 1000) -> list[Event]:
+    events: list[Event] = []
+    while planner.has_runner_work:
+        events += beat(planner, runner)
+        steps -= 1
+        assert steps, "no end"
+    return events
+
+
+def terminals(events: list[Event]) -> list[str]:
+    return [event.request_id for event in events if isinstance(event, Finished | Failed)]
+
+
+# ---- one request ---------------------------------------------------------------------
+
+
+def test_a_request_gets_its_answer_and_leaves_nothing():
+    planner = scheduler()
+    runner = runner_for(planner)
+    add(planner, "a", text="a longer prompt", images=2)
+    events = run(planner, runner)
+    made = prompt("a longer prompt", 2)
+    assert texts(events) == {"a": answer_text(made)}
+    assert events[-1] == Finished("a", "stop", Usage(made.num_tokens, len(answer_tokens(made))))
+    assert planner.num_tracked == 0
+    assert runner.num_tracked == 0
+
+
+def test_pictures_are_encoded_in_order_before_the_first_chunk():
+    planner = scheduler(prefill_chunk_tokens=6)
+    runner = runner_for(planner)
+    add(planner, "a", text="12345", images=2)
+    run(planner, runner)
+    work = [plan.encode or plan.prefill for plan in runner.plans]
+    assert [unit for unit in work if unit] == [
+        EncodeWork("a", 0),
+        EncodeWork("a", 1),
+        PrefillWork("a", 0, 6, False),
+        PrefillWork("a", 6, 12, False),
+        PrefillWork("a", 12, 13, True),
+    ]
+
+
+@pytest.mark.parametrize(("tokens", "chunks"), [(4, 1), (5, 1), (6, 2), (10, 2), (11, 3)])
+def test_chunks_end_exactly_with_the_prompt(tokens: int, chunks: int):
+    planner = scheduler(prefill_chunk_tokens=5)
+    runner = runner_for(planner)
+    add(planner, "a", text="x" * tokens)
+    run(planner, runner)
+    assert sum(plan.prefill is not None for plan in runner.plans) == chunks
+
+
+def test_defaults_come_from_the_checkpoint():
+    planner = scheduler(default_temperature=0.7, default_top_p=0.9)
+    add(planner, "a", "b", temperature=None, top_p=None)
+    add(planner, "c", temperature=0.0, top_p=0.5)
+    runner = runner_for(planner)
+    run(planner, runner)
+    drawn = {new.request_id: new.sampling for plan in runner.plans for new in plan.new}
+    assert (drawn["a"].temperature, drawn["a"].top_p) == (0.7, 0.9)
+    assert (drawn["c"].temperature, drawn["c"].top_p) == (0.0, 0.5)
+
+
+# ---- several -------------------------------------------------------------------------
+
+
+def test_first_come_first_served():
+    planner = scheduler(max_num_seqs=9, max_preparing=9)
+    runner = runner_for(planner)
+    for name in "abcd":
+        planner.add(submit(name))
+    started = [s.request_id for s in planner.start_preparing()]
+    assert started == list("abcd")
+    for name in reversed(started):
+        planner.prepared(name, prompt())
+    run(planner, runner)
+    assert [new.request_id for plan in runner.plans for new in plan.new] == list("abcd")
+
+
+def test_running_rows_decode_in_every_step_of_another_prefill():
+    planner = scheduler(prefill_chunk_tokens=1)
+    runner = runner_for(planner)
+    add(planner, "a")
+    while not planner.count(State.DECODE):
+        beat(planner, runner)
+    add(planner, "b", text="a long prompt", images=3)
+    for _ in range(3):
+        plan = planner.schedule()
+        assert plan.decode == ("a",)
+        assert plan.encode
+        planner.update(plan, runner.execute(plan))
+    plan = planner.schedule()
+    assert plan.decode == ("a",)
+    assert plan.prefill
+
+
+def test_rows_share_one_tokens_message():
+    planner = scheduler()
+    runner = runner_for(planner)
+    add(planner, "a", "b", "c")
+    events = [e for e in run(planner, runner) if not isinstance(e, Finished)]
+    assert max(len(event.deltas) for event in events) == 3  # type: ignore[union-attr]
+
+
+def test_no_more_rows_than_allowed():
+    planner = scheduler(max_num_seqs=2, max_preparing=2)
+    runner = runner_for(planner)
+    for name in "abcdef":
+        planner.add(submit(name))
+    events: list[Event] = []
+    while planner.has_requests:
+        for started in planner.start_preparing():
+            planner.prepared(started.request_id, prompt())
+        events += beat(planner, runner)
+        assert len(runner.rows) <= 2
+        states = [planner.count(s) for s in (State.PREPARING, State.PREFILL, State.DECODE)]
+        assert sum(states) <= 4
+    assert terminals(events) == list("abcdef")
+
+
+def test_no_more_are_prepared_than_allowed():
+    planner = scheduler(max_num_seqs=9, max_preparing=2)
+    for name in "abcd":
+        planner.add(submit(name))
+    assert [s.request_id for s in planner.start_preparing()] == ["a", "b"]
+    assert planner.start_preparing() == []
+    planner.prepared("b", prompt())
+    assert [s.request_id for s in planner.start_preparing()] == ["c"]
+
+
+def test_an_aborted_preparation_keeps_its_place_until_it_is_over():
+    """The thread is busy with it all the same: what is started more would queue behind it."""
+    planner = scheduler(max_num_seqs=9, max_preparing=2)
+    for name in "abcdef":
+        planner.add(submit(name))
+    assert len(planner.start_preparing()) == 2
+    planner.abort("a")
+    planner.abort("b")
+    assert planner.start_preparing() == []
+    assert planner.prepared("a", prompt()) == []
+    assert [s.request_id for s in planner.start_preparing()] == ["c"]
+
+
+# ---- limits --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tokens", "max_tokens", "is_taken"),
+    [(199, 1, True), (199, 2, False), (200, None, False), (199, None, True), (150, 50, True)],
+)
+def test_prompt_and_answer_must_fit_the_context(
+    tokens: int, max_tokens: int | None, is_taken: bool
+):
+    planner = scheduler(context_tokens=200)
+    planner.add(submit("a", max_tokens=max_tokens))
+    planner.start_preparing()
+    events = planner.prepared("a", prompt("x" * tokens))
+    if is_taken:
+        assert events == []
+        assert planner.count(State.PREFILL) == 1
+        return
+    (failed,) = events
+    assert isinstance(failed, Failed)
+    assert failed.code == "context_length_exceeded"
+    assert str(tokens) in failed.message
+    assert "200" in failed.message
+    assert planner.num_tracked == 0
+
+
+def test_without_max_tokens_the_answer_may_fill_the_context():
+    planner = scheduler(context_tokens=9, eos_token_ids=frozenset())
+    runner = runner_for(planner)
+    add(planner, "a", text="12345")
+    finished = run(planner, runner)[-1]
+    assert finished == Finished("a", "length", Usage(5, 4))
+
+
+# ---- ends ----------------------------------------------------------------------------
+
+
+def in_state(planner: Scheduler, runner: FakeRunner, state: State) -> None:
+    """Bring request `a` there, from wherever it is: two pictures, three chunks."""
+    if state is State.WAITING:
+        return
+    planner.start_preparing()
+    if state is State.PREPARING:
+        return
+    planner.prepared("a", prompt("a longer text", 2))
+    if state is State.PREFILL:
+        for _ in range(3):
+            beat(planner, runner)
+        assert runner.prefills
+    while state is State.DECODE and not planner.count(State.DECODE):
+        beat(planner, runner)
+
+
+LIVE = (State.WAITING, State.PREPARING, State.PREFILL, State.DECODE)
+
+
+@pytest.mark.parametrize("state", LIVE)
+def test_an_abort_in_every_state_ends_it_once_and_leaves_nothing(state: State):
+    planner = scheduler()
+    runner = runner_for(planner)
+    planner.add(submit("a", "a longer text", 2))
+    in_state(planner, runner, state)
+    assert planner.count(state) == 1
+    (finished,) = planner.abort("a")
+    assert isinstance(finished, Finished)
+    assert finished.finish_reason == "abort"
+    assert planner.abort("a") == []
+    assert planner.prepared("a", prompt()) == []
+    assert terminals(run(planner, runner)) == []
+    assert planner.num_tracked == 0
+    assert runner.num_tracked == 0
+
+
+@pytest.mark.parametrize("state", LIVE)
+def test_an_abort_in_every_state_leaves_the_others_as_they_were(state: State):
+    planner = scheduler(prefill_chunk_tokens=3)
+    runner = runner_for(planner)
+    planner.add(submit("a", "a longer text", 2))
+    in_state(planner, runner, state)
+    add(planner, "b", text="another")
+    planner.abort("a")
+    events = run(planner, runner)
+    assert texts(events)["b"] == answer_text(prompt("another"))
+    assert terminals(events) == ["b"]
+
+
+def test_a_preparation_that_failed_ends_that_request():
+    planner = scheduler()
+    planner.add(submit("a"))
+    planner.start_preparing()
+    assert planner.prepared("a", InvalidRequest("no", "messages[0]")) == [
+        Failed("a", "invalid_value", "no", "messages[0]")
+    ]
+    assert planner.num_tracked == 0
+
+
+def test_an_outcome_that_nobody_waits_for_is_no_error():
+    planner = scheduler()
+    assert planner.prepared("nobody", prompt()) == []
+    assert planner.abort("nobody") == []
+
+
+@pytest.mark.parametrize("images", [0, 1])
+def test_a_unit_that_fails_ends_that_request_alone(images: int):
+    planner = scheduler(max_preparing=3)
+    runner = runner_for(planner)
+    runner.failing_units.add("b")
+    add(planner, "a", "b", "c", images=images)
+    events = run(planner, runner)
+    failed = [event for event in events if isinstance(event, Failed)]
+    assert [event.request_id for event in failed] == ["b"]
+    assert texts(events) == {name: answer_text(prompt(images=images)) for name in "ac"}
+    assert planner.num_tracked == runner.num_tracked == 0
+
+
+def test_a_decode_that_fails_ends_its_rows_and_not_the_prefill_beside():
+    planner = scheduler(prefill_chunk_tokens=4, max_preparing=3)
+    runner = runner_for(planner)
+    add(planner, "a", "b", text="1234")
+    while planner.count(State.DECODE) < 2:
+        beat(planner, runner)
+    add(planner, "c", text="1234")
+    runner.fails_decode = True
+    events = run(planner, runner)
+    assert terminals(events)[:2] == ["a", "b"]
+    assert terminals(events)[2:] == ["c"]
+    assert texts(events)["c"] == answer_text(prompt("1234"))
+    assert planner.num_tracked == runner.num_tracked == 0
+
+
+def test_a_row_that_fails_gets_no_token_of_the_same_step():
+    planner = scheduler()
+    runner = runner_for(planner)
+    add(planner, "a")
+    while not planner.count(State.DECODE):
+        beat(planner, runner)
+    plan = planner.schedule()
+    result = StepResult({"a": EOS}, {"a": InternalError("no")})
+    assert planner.update(plan, result) == [Failed("a", "internal_error", "no")]
+
+
+def test_tokens_of_a_request_that_is_gone_are_dropped():
+    planner = scheduler()
+    assert planner.update(SchedulerOutput(), StepResult({"gone": 1})) == []
+
+
+def test_draining_refuses_newcomers_and_finishes_the_others():
+    planner = scheduler()
+    runner = runner_for(planner)
+    add(planner, "a")
+    planner.is_draining = True
+    (refused,) = planner.add(submit("b"))
+    assert isinstance(refused, Failed)
+    assert refused.code == "engine_unavailable"
+    assert texts(run(planner, runner)) == {"a": answer_text(prompt())}
+    assert planner.num_tracked == 0
+
+
+def test_a_released_row_is_named_once():
+    planner = scheduler()
+    runner = runner_for(planner)
+    add(planner, "a")
+    run(planner, runner)
+    assert [plan.released for plan in runner.plans if plan.released] == [("a",)]
+
+
+def test_a_request_that_the_runner_never_met_is_not_released():
+    planner = scheduler()
+    planner.add(submit("a"))
+    planner.abort("a")
+    assert not planner.has_runner_work
+    assert planner.schedule().is_empty

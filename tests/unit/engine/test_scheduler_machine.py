@@ -1,0 +1,196 @@
+"""Random lives: arrivals, aborts and failures in any order, against a runner that checks plans.
+
+The invariants: exactly one terminal event for each accepted request, nothing remembered of
+what has ended, no row lost between scheduler and runner, nobody waits for ever, and what a
+request says is what it would have said alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+)
+
+from tests.unit.engine.fakes import (
+    FakeRunner,
+    answer_text,
+    answer_tokens,
+    outcome_of,
+    scheduler,
+    submit,
+)
+from vlm_server.engine.states import State
+from vlm_server.errors import InternalError, RequestError
+from vlm_server.protocol import Accepted, Event, Failed, Finished, Submit, Tokens
+
+MAX_NUM_SEQS, CHUNK, MAX_PREPARING = 3, 4, 2
+TEXTS = st.text("ab é😀", min_size=1, max_size=14)
+
+
+class Lives(RuleBasedStateMachine):
+    requests = Bundle("requests")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler = scheduler(
+            max_num_seqs=MAX_NUM_SEQS, prefill_chunk_tokens=CHUNK, max_preparing=MAX_PREPARING
+        )
+        self.runner = FakeRunner(MAX_NUM_SEQS, CHUNK)
+        self.preparing: dict[str, Submit] = {}
+        self.asked: dict[str, Submit] = {}
+        self.accepted: Counter[str] = Counter()
+        self.ended: dict[str, Finished | Failed] = {}
+        self.said: dict[str, str] = {}
+
+    # ---- what may happen -------------------------------------------------------------
+
+    @rule(
+        target=requests,
+        text=TEXTS,
+        images=st.integers(0, 2),
+        max_tokens=st.none() | st.integers(1, 6),
+        kind=st.sampled_from(["", "", "", "refuse", "crash"]),
+    )
+    def arrive(self, text: str, images: int, max_tokens: int | None, kind: str) -> str:
+        name = f"r{len(self.asked)}"
+        self.asked[name] = submit(name, kind + text, images, max_tokens=max_tokens)
+        self.take(self.scheduler.add(self.asked[name]))
+        return name
+
+    @rule(name=requests)
+    def abort(self, name: str) -> None:
+        self.take(self.scheduler.abort(name))
+        assert name in self.ended
+
+    @rule()
+    def start_preparing(self) -> None:
+        for started in self.scheduler.start_preparing():
+            self.preparing[started.request_id] = started
+        assert len(self.preparing) <= MAX_PREPARING
+
+    @precondition(lambda self: self.preparing)
+    @rule(data=st.data())
+    def finish_preparing(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.preparing)))
+        made: object
+        try:
+            made = outcome_of(self.preparing.pop(name))
+        except RequestError as error:
+            made = error
+        except RuntimeError:
+            made = InternalError("the request could not be prepared")
+        self.take(self.scheduler.prepared(name, made))  # type: ignore[arg-type]
+
+    @rule(steps=st.integers(1, 5))
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            self.beat()
+
+    @precondition(lambda self: self.runner.prefills)
+    @rule(data=st.data())
+    def fail_a_unit_soon(self, data: st.DataObject) -> None:
+        self.runner.failing_units.add(data.draw(st.sampled_from(sorted(self.runner.prefills))))
+
+    @precondition(lambda self: self.runner.rows)
+    @rule()
+    def fail_the_next_decode(self) -> None:
+        self.runner.fails_decode = True
+        self.beat()
+        self.runner.fails_decode = False
+
+    @rule()
+    def forget_nothing(self) -> None:
+        """Let everything end, and look at what is left."""
+        for _ in range(2000):
+            if not (self.scheduler.num_tracked or self.preparing):
+                break
+            self.start_preparing()
+            for name in list(self.preparing):
+                try:
+                    made: object = outcome_of(self.preparing.pop(name))
+                except Exception:  # noqa: BLE001
+                    made = InternalError("not prepared")
+                self.take(self.scheduler.prepared(name, made))  # type: ignore[arg-type]
+            self.beat()
+        assert self.scheduler.num_tracked == 0
+        assert self.runner.num_tracked == 0
+        assert self.ended.keys() == self.asked.keys()
+
+    # ---- how it is carried out -------------------------------------------------------
+
+    def beat(self) -> None:
+        waiting = self.scheduler.count(State.PREFILL)
+        plan = self.scheduler.schedule()
+        served = plan.encode or plan.prefill
+        has_room = len(self.runner.rows) < MAX_NUM_SEQS
+        if waiting and has_room:
+            assert served, "a request that could be served was not"
+        if plan.is_empty:
+            return
+        self.take(self.scheduler.update(plan, self.runner.execute(plan)))
+
+    def take(self, events: list[Event]) -> None:
+        for event in events:
+            match event:
+                case Accepted(name):
+                    self.accepted[name] += 1
+                case Tokens(deltas):
+                    for delta in deltas:
+                        assert delta.request_id not in self.ended, "text after the end"
+                        told = self.said.get(delta.request_id, "")
+                        self.said[delta.request_id] = told + delta.text
+                case Finished() | Failed():
+                    assert event.request_id not in self.ended, "two ends"
+                    self.ended[event.request_id] = event
+                    self.check_answer(event)
+
+    def check_answer(self, event: Finished | Failed) -> None:
+        asked = self.asked[event.request_id]
+        told = self.said.get(event.request_id, "")
+        try:
+            made = outcome_of(asked)
+        except (RequestError, RuntimeError):
+            assert told == ""
+            return
+        limit = asked.sampling.max_tokens or 1000
+        whole = answer_text(made, limit)
+        if isinstance(event, Failed) or event.finish_reason == "abort":
+            assert whole.startswith(told)
+            return
+        assert told == whole
+        tokens = answer_tokens(made)[:limit]
+        assert event.usage.completion_tokens == len(tokens)
+        is_stop = len(answer_tokens(made)) <= limit
+        assert event.finish_reason == ("stop" if is_stop else "length")
+
+    # ---- what always holds -----------------------------------------------------------
+
+    @invariant()
+    def each_is_accepted_once(self) -> None:
+        assert all(self.accepted[name] == 1 for name in self.asked)
+
+    @invariant()
+    def rows_and_prefills_agree(self) -> None:
+        live = self.asked.keys() - self.ended.keys()
+        held = self.runner.rows.keys() | self.runner.prefills.keys()
+        if not self.scheduler._released:
+            assert held <= live, "the runner holds what has ended"
+        assert self.scheduler.count(State.DECODE) == len(self.runner.rows.keys() & live)
+
+    @invariant()
+    def nothing_is_tracked_when_idle(self) -> None:
+        live = self.asked.keys() - self.ended.keys()
+        released = len(self.scheduler._released)
+        assert self.scheduler.num_tracked == len(live | self.preparing.keys()) + released
+
+
+Lives.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestLives = Lives.TestCase
