@@ -1,0 +1,118 @@
+"""Candidates that can't load, die, or multiply wrongly are never preloaded."""
+
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vlm_server.supervisor import openblas
+
+pytestmark = [
+    pytest.mark.skipif(platform.system() != "Linux", reason="the preload is for Linux"),
+    pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler"),
+]
+
+SGEMM = """
+#include <signal.h>
+#include <unistd.h>
+void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a,
+                 int lda, const float *b, int ldb, float beta, float *c, int ldc) {
+    %s
+    for (int i = 0; i < m; i++)
+        for (int j = 0; j < n; j++) {
+            float sum = 0;
+            for (int l = 0; l < k; l++) sum += a[i * lda + l] * b[l * ldb + j];
+            c[i * ldc + j] = sum %s;
+        }
+}
+"""
+SOURCES = {
+    "right": SGEMM % ("", ""),
+    "wrong": SGEMM % ("", "+ 1"),
+    "illegal instruction": SGEMM % ("raise(SIGILL);", ""),
+    "dies when loaded": "__attribute__((constructor)) void f(void) { __builtin_trap(); }",
+    "without the function": "int nothing;",
+    "hangs": SGEMM % ("pause();", ""),
+}
+
+
+def build(folder: Path, kind: str) -> dict[str, str]:
+    """The environment that preloads a library of `kind`."""
+    library = folder / f"lib{kind.replace(' ', '_')}.so.0"
+    if kind == "no library":
+        library.write_bytes(b"not a library")
+    elif kind == "needs another":
+        other, source = folder / "libother.so", folder / "needs.c"
+        source.write_text("int other(void); int f(void) { return other(); }")
+        compile_c("int other(void) { return 1; }", other)
+        arguments = ["-Wl,--no-as-needed", "-L", str(folder), "-lother"]
+        compile_c(SOURCES["right"], library, *arguments)
+        other.unlink()
+    elif kind != "missing":
+        compile_c(SOURCES[kind], library)
+    return {"LD_PRELOAD": str(library)}
+
+
+def compile_c(source: str, library: Path, *arguments: str) -> None:
+    file = library.with_suffix(".c")
+    file.write_text(source)
+    command = ["gcc", "-shared", "-fPIC", "-O0", "-o", str(library), str(file), *arguments]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def test_a_library_that_multiplies_right_is_taken(tmp_path: Path):
+    assert openblas._works(build(tmp_path, "right"))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "wrong",
+        "illegal instruction",
+        "dies when loaded",
+        "without the function",
+        "no library",
+        "needs another",
+        "missing",
+    ],
+)
+def test_a_candidate_that_does_not_work_is_refused(tmp_path: Path, kind: str):
+    assert not openblas._works(build(tmp_path, kind))
+
+
+def test_a_candidate_that_hangs_is_refused_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(openblas, "_PROBE_SECONDS", 0.5)
+    assert not openblas._works(build(tmp_path, "hangs"))
+
+
+def test_the_first_that_works_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    kinds = ("missing", "illegal instruction", "wrong", "right")
+    candidates = [build(tmp_path, kind) for kind in kinds]
+    monkeypatch.setattr(openblas, "_candidates", lambda: iter(candidates))
+    with caplog.at_level(logging.INFO):
+        assert openblas.find_preload() == candidates[-1]
+    assert "libright" in caplog.text
+
+
+def test_without_any_it_says_so_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(openblas, "_candidates", lambda: iter([build(tmp_path, "wrong")]))
+    with caplog.at_level(logging.WARNING):
+        assert openblas.find_preload() == {}
+    assert "slower" in caplog.text
+
+
+def test_what_is_found_here_starts_a_process():
+    environment = openblas.find_preload()
+    done = subprocess.run(
+        [sys.executable, "-c", "print(2)"], env={**os.environ, **environment}, capture_output=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"2\n", b"")
