@@ -1,0 +1,80 @@
+"""`vlm-server ask`: one question about pictures, answered on the terminal.
+
+Knows when a running daemon will do and when one must be started; `client` and `own_daemon`
+do the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vlm_server.cli import options
+from vlm_server.cli.client import Client, is_local
+from vlm_server.cli.failure import CommandFailed
+from vlm_server.cli.own_daemon import running_daemon
+from vlm_server.cli.serve import url_of
+from vlm_server.settings import Settings
+
+if TYPE_CHECKING:
+    from vlm_server.cli.options import Commands
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser(
+        "ask",
+        help="ask a question about pictures",
+        description="Asks the running daemon, or one started for this question alone.",
+    )
+    parser.add_argument("images", metavar="IMAGE", nargs="+", type=Path)
+    parser.add_argument("question")
+    parser.add_argument("--url", help="daemon to ask, such as http://127.0.0.1:8000/v1")
+    parser.add_argument("--api-key", help="key to send; else the first of server.api_keys")
+    options.add_model_option(parser)
+    options.add_config_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the answer as it comes. Raises CommandFailed or ConfigError."""
+    settings = options.load_settings(arguments)
+    for path in arguments.images:
+        if not path.is_file():
+            raise CommandFailed(f"can't read {path}: there is no such file")
+    with ready_client(arguments, settings) as client:
+        model = client.models()[0]
+        for text in client.ask(model, arguments.images, arguments.question):
+            print(text, end="", flush=True)
+    print()
+    return 0
+
+
+@contextmanager
+def ready_client(arguments: argparse.Namespace, settings: Settings) -> Iterator[Client]:
+    """A client of a daemon whose model is loaded: the running one, or one of our own."""
+    url = arguments.url or url_of(settings.server.host, settings.server.port)
+    api_key = arguments.api_key or next(iter(settings.server.api_keys), None)
+    seconds = settings.engine.start_timeout_seconds
+    with Client(url, api_key) as client:
+        if client.is_there() and serves_wanted_model(client, settings):
+            client.wait_ready(seconds)
+            yield client
+            return
+    if not is_local(url):
+        raise CommandFailed(f"no daemon with the model asked for answers at {url}")
+    print("No daemon is running: starting one for this question.", file=sys.stderr)
+    own = running_daemon(options.settings_arguments(arguments), settings.server.drain_seconds + 5)
+    with own as own_url, Client(own_url, api_key) as client:
+        client.wait_ready(seconds)
+        yield client
+
+
+def serves_wanted_model(client: Client, settings: Settings) -> bool:
+    """Whether a running daemon will do: any will, unless a model was asked for."""
+    wanted = settings.model.name or Path(settings.model.path).name
+    return not wanted or wanted in client.models()

@@ -1,0 +1,79 @@
+"""`vlm-server check-config`: says whether the settings can be used, or what they are.
+
+Knows the structs of `settings`; renders `configs/default.toml` from them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import textwrap
+from typing import TYPE_CHECKING, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from vlm_server.cli import options
+from vlm_server.settings import Settings
+
+if TYPE_CHECKING:
+    from vlm_server.cli.options import Commands
+
+_WIDTH = 88
+_HEADING = """\
+# Every setting with its default. Copy what you change into a file of your own and name it:
+# vlm-server serve --config FILE
+"""
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser("check-config", help="check the settings without starting")
+    options.add_config_options(parser)
+    options.add_model_option(parser)
+    parser.add_argument(
+        "--print-defaults", action="store_true", help="print every setting with its default"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Raises ConfigError if the settings can't be used."""
+    if arguments.print_defaults:
+        print(render_defaults(), end="")
+        return 0
+    options.load_settings(arguments)
+    print("The settings are fine.")
+    return 0
+
+
+def render_defaults() -> str:
+    """The text of `configs/default.toml`."""
+    defaults = Settings()
+    sections = [
+        _render_section(field.name, getattr(defaults, field.name))
+        for field in msgspec.structs.fields(Settings)
+    ]
+    return "\n".join([_HEADING, *sections])
+
+
+def describe(section: type[msgspec.Struct], name: str) -> str:
+    """The help of one setting, with its choices where it has some."""
+    hint = get_type_hints(section, include_extras=True)[name]
+    kind, meta = get_args(hint)
+    text = str(meta.description)
+    if get_origin(kind) is Literal:
+        text += " One of: " + ", ".join(get_args(kind)) + "."
+    return text
+
+
+def _render_section(name: str, section: msgspec.Struct) -> str:
+    blocks = [f"[{name}]\n"]
+    for field in msgspec.structs.fields(section):
+        comment = textwrap.wrap(describe(type(section), field.name), _WIDTH)
+        value = _toml_value(getattr(section, field.name))
+        blocks += [*(f"# {line}\n" for line in comment), f"{field.name} = {value}\n"]
+    return "".join(blocks)
+
+
+def _toml_value(value: str | float | tuple[str, ...]) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,52 @@
+"""A daemon that one command starts for itself. Knows child processes; knows no requests."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from vlm_server.cli.failure import CommandFailed
+
+_LISTENING = re.compile(r"Listening on (http://\S+)")
+
+
+@contextmanager
+def running_daemon(arguments: Sequence[str], stop_seconds: float) -> Iterator[str]:
+    """The URL of a daemon of our own on a free port, which has ended when this returns.
+
+    It may still be loading. It ends too if this process is killed: it holds the other end of
+    its standard input. Raises CommandFailed if it does not start; it has then said why.
+    """
+    command = [sys.executable, "-m", "vlm_server.cli", "serve", "--set", "log.level=warning"]
+    command += [*arguments, "--host", "127.0.0.1", "--port", "0", "--stop-at-eof"]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        yield _read_url(process)
+    finally:
+        _end(process, stop_seconds)
+
+
+def _read_url(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if found := _LISTENING.match(line):
+            return found[1]
+    raise CommandFailed("the daemon did not start")
+
+
+def _end(process: subprocess.Popen[str], seconds: float) -> None:
+    """Ask `process` to stop; kill it if it has not within `seconds`, or at a second Ctrl-C."""
+    process.terminate()
+    try:
+        process.wait(seconds)
+    finally:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            pipe.close()

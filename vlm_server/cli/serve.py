@@ -1,0 +1,160 @@
+"""`vlm-server serve`: one process that answers HTTP and keeps an engine running.
+
+Knows the order of starting and stopping; what is served is the business of `api`, and the
+engine's that of `supervisor`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import math
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from vlm_server.api.app import create_app
+from vlm_server.cli import options, terminal
+from vlm_server.errors import ConfigError, ModelLoadError
+from vlm_server.settings import Server, Settings
+from vlm_server.supervisor.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from vlm_server.cli.options import Commands
+
+MAX_HEADER_BYTES = 64 * 1024
+_EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  shown, not listened on
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser("serve", help="start the daemon")
+    options.add_model_option(parser)
+    options.add_config_options(parser)
+    parser.add_argument("--host", help="address to listen on (server.host)")
+    parser.add_argument("--port", type=int, help="TCP port, 0 for a free one (server.port)")
+    parser.add_argument(
+        "--stop-at-eof", action="store_true", help="stop when standard input is closed"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until a signal comes. Raises ConfigError or ModelLoadError."""
+    settings = options.load_settings(arguments)
+    terminal.set_up_logging(settings.log.level)
+    listener = bind(settings.server)
+    asyncio.run(serve(settings, listener, stop_at_eof=arguments.stop_at_eof))
+    return 0
+
+
+def bind(server: Server) -> socket.socket:
+    """A listening socket. Raises ConfigError if the address can't be had."""
+    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+    try:
+        return socket.create_server((server.host, server.port), family=family, backlog=1024)
+    except OSError as error:
+        raise ConfigError(
+            f"can't listen on {server.host}:{server.port}: {error.strerror} (another --port?)"
+        ) from None
+
+
+def url_of(host: str, port: int) -> str:
+    """Where a client on this machine finds a daemon that listens on `host` and `port`."""
+    host = _EVERY_ADDRESS.get(host, host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+
+
+async def serve(settings: Settings, listener: socket.socket, *, stop_at_eof: bool) -> None:
+    """Serve HTTP on `listener` until told to stop, then drain. Raises ModelLoadError."""
+    progress = terminal.ProgressLine(sys.stderr)
+    supervisor = Supervisor(settings, on_progress=progress.show)
+    server = HttpServer(http_config(settings, supervisor))
+    stop_on_signals(server.stop)
+    if stop_at_eof:
+        stop_when_input_ends(server.stop)
+    url = url_of(settings.server.host, listener.getsockname()[1])
+    print(f"Listening on {url}", flush=True)
+
+    async def announce() -> None:
+        try:
+            await supervisor.wait_ready()
+        except ModelLoadError:
+            server.stop()
+            raise
+        finally:
+            progress.clear()
+        print(terminal.greeting(url, supervisor.status.model_name, settings), flush=True)
+
+    await supervisor.start()
+    announcement = asyncio.create_task(announce())
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        announcement.cancel()
+        await supervisor.stop()
+    with contextlib.suppress(asyncio.CancelledError):
+        await announcement
+
+
+def http_config(settings: Settings, supervisor: Supervisor) -> uvicorn.Config:
+    """How HTTP is spoken. h11 bounds the size of headers; limits of bodies are the app's."""
+    return uvicorn.Config(
+        create_app(settings, supervisor),
+        http="h11",
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=math.ceil(settings.server.drain_seconds),
+    )
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn's server, with signals left to us: the engine must be stopped after it."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def stop(self) -> None:
+        """Take no new connections, let responses finish, then return from `serve`."""
+        self.should_exit = True
+
+
+def stop_on_signals(stop: Callable[[], None]) -> None:
+    """The first SIGTERM or SIGINT calls `stop`; a second one ends the process at once."""
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
+
+    def on_first() -> None:
+        for number in signals:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+        stop()
+
+    for number in signals:
+        loop.add_signal_handler(number, on_first)
+
+
+def stop_when_input_ends(stop: Callable[[], None]) -> None:
+    """Call `stop` when stdin is closed: a child then ends with its parent, however that ends."""
+    loop = asyncio.get_running_loop()
+
+    def wait() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+            loop.call_soon_threadsafe(stop)
+
+    threading.Thread(target=wait, name="stdin", daemon=True).start()

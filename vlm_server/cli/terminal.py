@@ -1,0 +1,88 @@
+"""What a person who starts the daemon sees: log lines, progress, a request to try.
+
+Knows the terminal; knows neither HTTP servers nor engines.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import logging
+import shlex
+import sys
+from typing import TextIO
+
+from PIL import Image, ImageDraw
+
+from vlm_server.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_CLEAR_LINE = "\r\x1b[K"
+
+
+def set_up_logging(level: str) -> None:
+    """Send log lines to stderr; on a terminal they take the place of the progress line."""
+    start = _CLEAR_LINE if sys.stderr.isatty() else ""
+    line = f"{start}%(asctime)s front %(levelname)s %(message)s"
+    logging.basicConfig(level=level.upper(), format=line, stream=sys.stderr)
+    logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.root.level))
+
+
+class ProgressLine:
+    """How far loading is: one line that changes on a terminal, log lines elsewhere."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._is_terminal = stream.isatty()
+
+    def show(self, stage: str, fraction: float) -> None:
+        """Show `stage`; `fraction` runs from 0 to 1."""
+        text = f"{stage} ({fraction:.0%})"
+        if self._is_terminal:
+            self._write(f"{_CLEAR_LINE}{text}")
+        else:
+            logger.info("%s", text)
+
+    def clear(self) -> None:
+        """Leave no trace of the line on a terminal."""
+        if self._is_terminal:
+            self._write(_CLEAR_LINE)
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+
+def greeting(url: str, model_name: str, settings: Settings) -> str:
+    """What is said once the model is ready: the address, and one request to paste."""
+    return (
+        f"Ready: the model {model_name} answers at {url}\n\n"
+        f"Try it, with a small picture of a red circle:\n\n"
+        f"{example_request(url, model_name, with_key=bool(settings.server.api_keys))}\n"
+    )
+
+
+def example_request(url: str, model_name: str, *, with_key: bool) -> str:
+    """A `curl` command with a picture in it. Keys are never printed: a placeholder is."""
+    picture = {"type": "image_url", "image_url": {"url": red_circle_url()}}
+    text = {"type": "text", "text": "What shape is this?"}
+    body = {"model": model_name, "messages": [{"role": "user", "content": [picture, text]}]}
+    headers = ["Content-Type: application/json"]
+    if with_key:
+        headers.append("Authorization: Bearer YOUR_KEY")
+    words = ["curl", f"{url}/chat/completions"]
+    for header in headers:
+        words += ["-H", header]
+    return shlex.join([*words, "-d", json.dumps(body)])
+
+
+def red_circle_url() -> str:
+    """A PNG of 96 by 96 pixels, two colours and under 300 bytes, as a data URL."""
+    image = Image.new("P", (96, 96), 0)
+    image.putpalette([255, 255, 255, 220, 30, 30])
+    ImageDraw.Draw(image).ellipse((18, 18, 78, 78), fill=1)
+    png = io.BytesIO()
+    image.save(png, "PNG", optimize=True, bits=1)
+    return "data:image/png;base64," + base64.b64encode(png.getvalue()).decode()
