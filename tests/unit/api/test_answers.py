@@ -30,7 +30,7 @@ def events(answer: httpx.Response) -> list[Any]:
     return [item if item == "[DONE]" else json.loads(item) for item in data]
 
 
-async def test_a_whole_answer(client: httpx.AsyncClient):
+async def test_a_whole_answer(client: httpx.AsyncClient) -> None:
     answer = await client.post(ROUTE, json=chat())
     body = answer.json()
     assert body.pop("created") > 1_700_000_000
@@ -50,7 +50,7 @@ async def test_a_whole_answer(client: httpx.AsyncClient):
     }
 
 
-async def test_a_streams_chunks(client: httpx.AsyncClient):
+async def test_a_streams_chunks(client: httpx.AsyncClient) -> None:
     *chunks, done = events(await client.post(ROUTE, json=chat(stream=True)))
     assert done == "[DONE]"
     assert [
@@ -68,7 +68,7 @@ async def test_a_streams_chunks(client: httpx.AsyncClient):
     assert all("usage" not in chunk for chunk in chunks)
 
 
-async def test_usage_comes_last_when_asked_for(client: httpx.AsyncClient):
+async def test_usage_comes_last_when_asked_for(client: httpx.AsyncClient) -> None:
     body = chat(stream=True, stream_options={"include_usage": True})
     *chunks, last, done = events(await client.post(ROUTE, json=body))
     assert all(chunk["usage"] is None for chunk in chunks)
@@ -77,7 +77,7 @@ async def test_usage_comes_last_when_asked_for(client: httpx.AsyncClient):
 
 async def test_an_answer_without_text_is_still_an_answer(
     client: httpx.AsyncClient, engine: ScriptedEngine
-):
+) -> None:
     engine.script = (finished("length", Usage(7, 0)),)
     answer = (await client.post(ROUTE, json=chat())).json()
     assert answer["choices"][0]["message"]["content"] == ""
@@ -106,7 +106,7 @@ async def test_a_failure_before_the_first_token_has_its_status(
     code: str,
     status: int,
     kind: str,
-):
+) -> None:
     engine.script = (text(""), failed(code, "It can't be read.", "messages[0].content[0]"))
     answer = await client.post(ROUTE, json=chat(stream=stream))
     assert answer.status_code == status
@@ -122,7 +122,7 @@ async def test_a_failure_before_the_first_token_has_its_status(
 
 async def test_a_failure_after_the_first_token_ends_the_stream_without_done(
     client: httpx.AsyncClient, engine: ScriptedEngine
-):
+) -> None:
     engine.script = (text("He"), failed("engine_died", "The engine ended."))
     _, content, error = events(await client.post(ROUTE, json=chat(stream=True)))
     assert content["choices"][0]["delta"] == {"content": "He"}
@@ -138,7 +138,7 @@ async def test_a_failure_after_the_first_token_ends_the_stream_without_done(
 
 async def test_a_failure_late_in_a_whole_answer_has_its_status(
     client: httpx.AsyncClient, engine: ScriptedEngine
-):
+) -> None:
     engine.script = (text("He"), failed("engine_died", "The engine ended."))
     assert (await client.post(ROUTE, json=chat())).status_code == 502
 
@@ -155,7 +155,7 @@ async def test_an_unforeseen_error_is_logged_and_hidden(
     caplog: pytest.LogCaptureFixture,
     script: tuple[Any, ...],
     stream: bool,
-):
+) -> None:
     engine.script = script
     answer = await client.post(ROUTE, json=chat(stream=stream))
     if stream and len(events_so_far := answer.text.split("\n\n")) > 1:
@@ -178,7 +178,7 @@ async def test_an_answer_that_the_engine_gave_up_is_no_answer(
     script: tuple[Any, ...],
     status: int,
     stream: bool,
-):
+) -> None:
     engine.script = script
     assert (await client.post(ROUTE, json=chat(stream=stream))).status_code == status
 
@@ -186,7 +186,7 @@ async def test_an_answer_that_the_engine_gave_up_is_no_answer(
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_engine_that_is_lost_before_it_takes_the_request_is_503(
     client: httpx.AsyncClient, engine: ScriptedEngine, stream: bool
-):
+) -> None:
     engine.loses_requests = True
     answer = await client.post(ROUTE, json=chat(stream=stream))
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")

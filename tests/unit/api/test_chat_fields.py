@@ -56,7 +56,7 @@ async def test_fields_reach_the_engine(
     engine: ScriptedEngine,
     fields: dict[str, Any],
     sampling: SamplingParams,
-):
+) -> None:
     answer = await client.post(ROUTE, json=chat(**fields))
     assert answer.status_code == 200, answer.text
     assert engine.submitted[0].sampling == sampling
@@ -83,7 +83,7 @@ async def test_fields_reach_the_engine(
 )
 async def test_bad_values_are_refused(
     client: httpx.AsyncClient, engine: ScriptedEngine, param: str, values: list[Any]
-):
+) -> None:
     for value in values:
         error = await refusal(client, {**chat(), param.partition("[")[0].partition(".")[0]: value})
         assert error["param"] == param, error
@@ -91,12 +91,12 @@ async def test_bad_values_are_refused(
     assert engine.submitted == []
 
 
-async def test_two_different_lengths_are_refused(client: httpx.AsyncClient):
+async def test_two_different_lengths_are_refused(client: httpx.AsyncClient) -> None:
     error = await refusal(client, chat(max_tokens=5, max_completion_tokens=6))
     assert error["param"] == "max_tokens"
 
 
-async def test_a_limit_on_stop_strings_is_obeyed(connect: Connect):
+async def test_a_limit_on_stop_strings_is_obeyed(connect: Connect) -> None:
     client = connect(Settings(limits=Limits(max_stop_strings=1)))
     assert (await client.post(ROUTE, json=chat(stop=["a"]))).status_code == 200
     assert (await refusal(client, chat(stop=["a", "b"])))["param"] == "stop"
@@ -107,12 +107,16 @@ async def test_a_limit_on_stop_strings_is_obeyed(connect: Connect):
     ["NaN", "Infinity", "-Infinity", "1e309", "-1e309", "1e999999999", "9" * 5000, '"NaN"', "+1"],
 )
 @pytest.mark.parametrize("field", ["temperature", "top_p", "seed", "max_tokens", "n"])
-async def test_numbers_beyond_json_are_refused(client: httpx.AsyncClient, field: str, literal: str):
+async def test_numbers_beyond_json_are_refused(
+    client: httpx.AsyncClient, field: str, literal: str
+) -> None:
     await refusal(client, json.dumps(chat())[:-1].encode() + f', "{field}": {literal}}}'.encode())
 
 
 @pytest.mark.parametrize("field", sorted(NEUTRAL))
-async def test_neutral_values_are_taken_and_others_refused(client: httpx.AsyncClient, field: str):
+async def test_neutral_values_are_taken_and_others_refused(
+    client: httpx.AsyncClient, field: str
+) -> None:
     for value in NEUTRAL[field]:
         answer = await client.post(ROUTE, json=chat(**{field: value}))
         assert answer.status_code == 200, answer.text
@@ -140,32 +144,36 @@ async def test_neutral_values_are_taken_and_others_refused(client: httpx.AsyncCl
 )
 async def test_what_only_looks_neutral_is_refused(
     client: httpx.AsyncClient, field: str, value: Any
-):
+) -> None:
     error = await refusal(client, chat(**{field: value}))
     assert (error["param"], error["code"]) == (field, "unsupported_parameter")
 
 
 @pytest.mark.parametrize("field", sorted(HARMLESS))
-async def test_harmless_fields_take_any_value(client: httpx.AsyncClient, field: str):
+async def test_harmless_fields_take_any_value(client: httpx.AsyncClient, field: str) -> None:
     for value in (None, "x", {"a": "b"}):
         assert (await client.post(ROUTE, json=chat(**{field: value}))).status_code == 200
 
 
 @pytest.mark.parametrize("field", ["min_p", "top_k", "max_token", "Temperature", "", "a.b"])
-async def test_unknown_fields_are_refused_by_name(client: httpx.AsyncClient, field: str):
+async def test_unknown_fields_are_refused_by_name(client: httpx.AsyncClient, field: str) -> None:
     error = await refusal(client, chat(**{field: 1}))
     assert error["code"] == "unsupported_parameter"
     assert error["param"] == field
 
 
 @pytest.mark.parametrize("name", ["x" * 100_000, "a`b\nc\u202e", "\0"])
-async def test_made_up_names_do_no_harm_in_the_message(client: httpx.AsyncClient, name: str):
+async def test_made_up_names_do_no_harm_in_the_message(
+    client: httpx.AsyncClient, name: str
+) -> None:
     error = await refusal(client, {**chat(), name: 1})
     assert error["code"] == "unsupported_parameter"
     assert error["message"].isprintable()
 
 
-async def test_half_a_surrogate_pair_is_refused_wherever_it_stands(client: httpx.AsyncClient):
+async def test_half_a_surrogate_pair_is_refused_wherever_it_stands(
+    client: httpx.AsyncClient,
+) -> None:
     half = "\ud800"
     for body in (
         {**chat(), half: 1},
@@ -200,15 +208,16 @@ async def test_half_a_surrogate_pair_is_refused_wherever_it_stands(client: httpx
         b"[" * 10_000 + b"]" * 10_000,
         b'{"messages":' * 10_000 + b"1" + b"}" * 10_000,
         b'{"user":' + b"[" * 100_000,
+        b'{"user": NaN, "model": "demo", "messages": [{"role": "user", "content": "a"}]}',
         b'{"model": "demo", "model": "demo", "messages": [{"role": "user", "content": "a"}]}',
         b'{"model": "demo", "messages": [{"role": "user", "content": "a", "content": "b"}]}',
     ],
 )
-async def test_what_is_no_json_object_is_refused(client: httpx.AsyncClient, body: bytes):
+async def test_what_is_no_json_object_is_refused(client: httpx.AsyncClient, body: bytes) -> None:
     await refusal(client, body)
 
 
-async def test_no_message_repeats_the_payload(client: httpx.AsyncClient):
+async def test_no_message_repeats_the_payload(client: httpx.AsyncClient) -> None:
     secret = "swordfish" * 1000
     for body in (
         chat(temperature=secret),
@@ -222,7 +231,7 @@ async def test_no_message_repeats_the_payload(client: httpx.AsyncClient):
 
 
 @pytest.mark.parametrize("model", ["gpt-4o", "", "DEMO", "demo/../x", "x" * 100_000])
-async def test_another_model_is_not_found(client: httpx.AsyncClient, model: str):
+async def test_another_model_is_not_found(client: httpx.AsyncClient, model: str) -> None:
     answer = await client.post(ROUTE, json={**chat(), "model": model})
     assert answer.status_code == 404
     error = answer.json()["error"]
@@ -230,6 +239,6 @@ async def test_another_model_is_not_found(client: httpx.AsyncClient, model: str)
     assert "`demo`" in error["message"]
 
 
-async def test_the_model_may_be_called_default(client: httpx.AsyncClient):
+async def test_the_model_may_be_called_default(client: httpx.AsyncClient) -> None:
     answer = await client.post(ROUTE, json={**chat(), "model": "default"})
     assert answer.json()["model"] == "demo"

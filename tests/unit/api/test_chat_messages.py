@@ -36,7 +36,7 @@ async def refusal(
 
 async def test_a_conversation_reaches_the_engine_in_order(
     client: httpx.AsyncClient, engine: ScriptedEngine
-):
+) -> None:
     jpeg = data_url(encoded("JPEG", (8, 6)))
     answer = await client.post(
         ROUTE,
@@ -71,7 +71,7 @@ async def test_a_conversation_reaches_the_engine_in_order(
 )
 async def test_both_spellings_of_a_picture_are_taken(
     client: httpx.AsyncClient, engine: ScriptedEngine, image_url: Any
-):
+) -> None:
     part = {"type": "image_url", "image_url": image_url}
     assert (await client.post(ROUTE, json=chat(user(part)))).status_code == 200
     assert len(engine.submitted[0].images) == 1
@@ -92,7 +92,7 @@ async def test_both_spellings_of_a_picture_are_taken(
 )
 async def test_text_reaches_the_engine_as_it_was_written(
     client: httpx.AsyncClient, engine: ScriptedEngine, words: str
-):
+) -> None:
     assert (await client.post(ROUTE, json=chat(user(words)))).status_code == 200
     assert engine.submitted[0].messages[0].content == (TextPart(words),)
 
@@ -157,13 +157,13 @@ async def test_bad_messages_are_refused_by_their_path(
     message: dict[str, Any],
     param: str,
     code: str,
-):
+) -> None:
     error = await refusal(client, user("hi"), message)
     assert (error["param"], error["code"]) == (param, code), error
     assert engine.submitted == []
 
 
-async def test_a_conversation_without_a_user_is_refused(client: httpx.AsyncClient):
+async def test_a_conversation_without_a_user_is_refused(client: httpx.AsyncClient) -> None:
     error = await refusal(client, {"role": "system", "content": "x"}, ECHOED)
     assert error["param"] == "messages"
 
@@ -183,7 +183,7 @@ async def test_a_conversation_without_a_user_is_refused(client: httpx.AsyncClien
 )
 async def test_a_bad_picture_is_refused_by_its_part_and_the_next_request_succeeds(
     client: httpx.AsyncClient, engine: ScriptedEngine, url: str
-):
+) -> None:
     error = await refusal(client, user(picture()), user(text(), picture(url)))
     assert (error["param"], error["code"]) == ("messages[1].content[1]", "invalid_image")
     assert "passwd" not in error["message"]
@@ -191,7 +191,7 @@ async def test_a_bad_picture_is_refused_by_its_part_and_the_next_request_succeed
     assert (await client.post(ROUTE, json=chat(user(picture())))).status_code == 200
 
 
-async def test_counts_are_limited(connect: Connect):
+async def test_counts_are_limited(connect: Connect) -> None:
     limits = Limits(max_messages=3, max_parts=4, max_images=1, max_text_bytes=10)
     client = connect(Settings(limits=limits))
     assert (await refusal(client, *[user("x")] * 4))["message"].startswith("At most 3 messages")
@@ -205,12 +205,14 @@ async def test_counts_are_limited(connect: Connect):
     assert (await client.post(ROUTE, json=chat(user("é" * 5)))).status_code == 200
 
 
-async def test_a_thousand_parts_and_ten_megabytes_of_text_are_refused(client: httpx.AsyncClient):
+async def test_a_thousand_parts_and_ten_megabytes_of_text_are_refused(
+    client: httpx.AsyncClient,
+) -> None:
     assert "parts" in (await refusal(client, user(*[picture()] * 1000)))["message"]
     assert "text" in (await refusal(client, user("x" * 10_000_000)))["message"]
 
 
-async def test_a_large_picture_is_413_and_names_its_part(connect: Connect):
+async def test_a_large_picture_is_413_and_names_its_part(connect: Connect) -> None:
     client = connect(Settings(limits=Limits(max_image_bytes=20)))
     error = await refusal(client, user(text(), picture()), status=413)
     assert (error["param"], error["code"]) == ("messages[0].content[1]", "payload_too_large")

@@ -28,7 +28,7 @@ async def status(client: httpx.AsyncClient, **headers: str) -> int:
     "host",
     ["127.0.0.1:8000", "localhost", "LOCALHOST:8000", "localhost.", "[::1]:8000", "127.0.0.2"],
 )
-async def test_loopback_names_are_ours(client: httpx.AsyncClient, host: str):
+async def test_loopback_names_are_ours(client: httpx.AsyncClient, host: str) -> None:
     assert await status(client, host=host) == 200
 
 
@@ -37,32 +37,32 @@ async def test_loopback_names_are_ours(client: httpx.AsyncClient, host: str):
     ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8000", "192.168.1.9", "",
      "[::1", "evil.example@localhost:80:80", "localhost/../evil.example:1:2", "0x7f000001", "::1"],
 )  # fmt: skip
-async def test_other_names_are_refused(client: httpx.AsyncClient, host: str):
+async def test_other_names_are_refused(client: httpx.AsyncClient, host: str) -> None:
     assert await status(client, host=host) == 403
     assert (await client.get("/health/live", headers={"host": host})).status_code == 403
 
 
-async def test_a_repeated_host_is_refused(client: httpx.AsyncClient):
+async def test_a_repeated_host_is_refused(client: httpx.AsyncClient) -> None:
     answer = await client.get(
         "/v1/models", headers=[("host", "localhost"), ("host", "evil.example")]
     )
     assert answer.status_code == 403
 
 
-async def test_the_address_listened_on_is_ours(connect: Connect):
+async def test_the_address_listened_on_is_ours(connect: Connect) -> None:
     client = connect(settings(host="192.168.1.9"))
     assert await status(client, host="192.168.1.9:8000") == 200
     assert await status(client, host="192.168.1.10:8000") == 403
 
 
-async def test_allowed_hosts_replace_the_usual_names(connect: Connect):
+async def test_allowed_hosts_replace_the_usual_names(connect: Connect) -> None:
     client = connect(settings(allowed_hosts=("Box.local",)))
     assert await status(client, host="box.LOCAL:9000") == 200
     assert await status(client, host="localhost") == 403
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-async def test_every_address_with_a_key_takes_every_name(connect: Connect, host: str):
+async def test_every_address_with_a_key_takes_every_name(connect: Connect, host: str) -> None:
     key = {"authorization": f"Bearer {KEY}"}
     assert await status(connect(settings(host=host, api_keys=(KEY,))), host="box.lan", **key) == 200
     assert await status(connect(settings(host=host)), host="box.lan") == 403
@@ -73,24 +73,27 @@ async def test_every_address_with_a_key_takes_every_name(connect: Connect, host:
 @pytest.mark.parametrize(
     "origin",
     ["https://evil.example", "null", "", "http://127.0.0.1:3000", "http://localhost:8000", "file://",
-     "chrome-extension://abc", "http://127.0.0.1:8000.evil.example"],
+     "chrome-extension://abc", "ftp://127.0.0.1:8000",
+     "http://127.0.0.1:8000.evil.example"],
 )  # fmt: skip
 async def test_a_foreign_origin_is_refused(
     client: httpx.AsyncClient, engine: ScriptedEngine, origin: str
-):
+) -> None:
     answer = await client.post(ROUTE, json=chat(), headers={"origin": origin})
     assert answer.status_code == 403
     assert answer.json()["error"]["code"] == "forbidden"
     assert engine.submitted == []
 
 
-async def test_our_own_origin_is_let_in_and_no_cors_header_is_sent(client: httpx.AsyncClient):
+async def test_our_own_origin_is_let_in_and_no_cors_header_is_sent(
+    client: httpx.AsyncClient,
+) -> None:
     answer = await client.post(ROUTE, json=chat(), headers={"origin": "http://127.0.0.1:8000"})
     assert answer.status_code == 200
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-async def test_a_preflight_gets_no_leave(client: httpx.AsyncClient):
+async def test_a_preflight_gets_no_leave(client: httpx.AsyncClient) -> None:
     headers = {"origin": "https://evil.example", "access-control-request-method": "POST"}
     answer = await client.options(ROUTE, headers=headers)
     assert answer.status_code == 403
@@ -100,9 +103,9 @@ async def test_a_preflight_gets_no_leave(client: httpx.AsyncClient):
 @pytest.mark.parametrize(
     "authorization", [f"Bearer {KEY}", f"bearer  {KEY}", "Bearer second-key-é"]
 )
-async def test_a_key_opens(connect: Connect, authorization: str):
+async def test_a_key_opens(connect: Connect, authorization: str) -> None:
     client = connect(settings(api_keys=(KEY, "second-key-é")))
-    headers = {"authorization": authorization.encode()}
+    headers = [(b"authorization", authorization.encode())]
     assert (await client.get("/v1/models", headers=headers)).status_code == 200
 
 
@@ -112,9 +115,9 @@ async def test_a_key_opens(connect: Connect, authorization: str):
      f"Bearer {KEY[:-1]}", "Bearer \u00e9"],
 )  # fmt: skip
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/status", "/", "/nowhere", "/health"])
-async def test_no_key_no_answer(connect: Connect, authorization: str, path: str):
+async def test_no_key_no_answer(connect: Connect, authorization: str, path: str) -> None:
     client = connect(settings(api_keys=(KEY,)))
-    answer = await client.get(path, headers={"authorization": authorization.encode()})
+    answer = await client.get(path, headers=[(b"authorization", authorization.encode())])
     assert answer.status_code == 401
     assert answer.headers["www-authenticate"] == "Bearer"
     assert answer.json()["error"]["code"] == "invalid_api_key"
@@ -122,11 +125,13 @@ async def test_no_key_no_answer(connect: Connect, authorization: str, path: str)
 
 
 @pytest.mark.parametrize("path", ["/health/live", "/health/ready"])
-async def test_health_needs_no_key(connect: Connect, path: str):
+async def test_health_needs_no_key(connect: Connect, path: str) -> None:
     assert (await connect(settings(api_keys=(KEY,))).get(path)).status_code == 200
 
 
-async def test_the_gate_comes_before_everything_else(connect: Connect, engine: ScriptedEngine):
+async def test_the_gate_comes_before_everything_else(
+    connect: Connect, engine: ScriptedEngine
+) -> None:
     engine.be("restarting")
     client = connect(settings(api_keys=(KEY,)))
     assert (await client.post(ROUTE, content=b"not json")).status_code == 401

@@ -44,7 +44,7 @@ async def client(base_url: str) -> AsyncIterator[AsyncOpenAI]:
 
 async def test_an_answer_and_a_follow_up_that_echoes_it(
     client: AsyncOpenAI, engine: ScriptedEngine
-):
+) -> None:
     answer = await client.chat.completions.create(
         model="demo", messages=MESSAGES, max_tokens=9, temperature=0, seed=1, stop=["\n"], user="me"
     )
@@ -61,7 +61,7 @@ async def test_an_answer_and_a_follow_up_that_echoes_it(
     assert engine.submitted[1].messages[2].content == (TextPart("Hello world"),)
 
 
-async def test_a_stream(client: AsyncOpenAI):
+async def test_a_stream(client: AsyncOpenAI) -> None:
     stream = await client.chat.completions.create(
         model="demo", messages=MESSAGES, stream=True, stream_options={"include_usage": True}
     )
@@ -74,13 +74,13 @@ async def test_a_stream(client: AsyncOpenAI):
     assert chunks[-1].usage.total_tokens == 9
 
 
-async def test_the_clients_own_stream_helper(client: AsyncOpenAI):
+async def test_the_clients_own_stream_helper(client: AsyncOpenAI) -> None:
     async with client.chat.completions.stream(model="demo", messages=MESSAGES) as stream:
         final = await stream.get_final_completion()
     assert final.choices[0].message.content == "Hello world"
 
 
-async def test_the_synchronous_client(base_url: str):
+async def test_the_synchronous_client(base_url: str) -> None:
     def work() -> tuple[str | None, list[str | None], list[str]]:
         with OpenAI(base_url=base_url, api_key=KEY, max_retries=0) as made:
             whole = made.chat.completions.create(model="default", messages=MESSAGES)
@@ -108,7 +108,7 @@ async def test_the_synchronous_client(base_url: str):
 )
 async def test_refusals_are_the_clients_exceptions(
     client: AsyncOpenAI, stream: bool, fields: Any, error: type[openai.APIStatusError], code: str
-):
+) -> None:
     arguments = {"model": "demo", "messages": MESSAGES, "stream": stream, **fields}
     with pytest.raises(error) as caught:
         await client.chat.completions.create(**arguments)
@@ -117,7 +117,7 @@ async def test_refusals_are_the_clients_exceptions(
     assert caught.value.request_id
 
 
-async def test_a_wrong_key_is_the_clients_exception(base_url: str):
+async def test_a_wrong_key_is_the_clients_exception(base_url: str) -> None:
     async with AsyncOpenAI(base_url=base_url, api_key="wrong", max_retries=0) as stranger:
         with pytest.raises(openai.AuthenticationError):
             await stranger.models.list()
@@ -126,7 +126,7 @@ async def test_a_wrong_key_is_the_clients_exception(base_url: str):
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_engine_error_before_the_first_token_has_its_status(
     client: AsyncOpenAI, engine: ScriptedEngine, stream: bool
-):
+) -> None:
     engine.script = (failed("engine_died", "The engine ended."),)
     with pytest.raises(openai.InternalServerError) as caught:
         await client.chat.completions.create(model="demo", messages=MESSAGES, stream=stream)
@@ -135,7 +135,7 @@ async def test_an_engine_error_before_the_first_token_has_its_status(
 
 async def test_an_engine_error_in_a_stream_is_raised_after_what_came_before(
     client: AsyncOpenAI, engine: ScriptedEngine
-):
+) -> None:
     engine.script = (says("He"), failed("engine_died", "The engine ended."))
     stream = await client.chat.completions.create(model="demo", messages=MESSAGES, stream=True)
     assert [(await anext(stream)).choices[0].delta.content for _ in range(2)] == ["", "He"]
@@ -143,7 +143,7 @@ async def test_an_engine_error_in_a_stream_is_raised_after_what_came_before(
         await anext(stream)
 
 
-async def test_the_client_tries_again_when_told_to(base_url: str, engine: ScriptedEngine):
+async def test_the_client_tries_again_when_told_to(base_url: str, engine: ScriptedEngine) -> None:
     engine.be("restarting", retry_after_seconds=0)
 
     async def come_back() -> None:
@@ -157,7 +157,7 @@ async def test_the_client_tries_again_when_told_to(base_url: str, engine: Script
     assert answer.choices[0].message.content == "Hello world"
 
 
-async def test_closing_a_stream_aborts(client: AsyncOpenAI, engine: ScriptedEngine):
+async def test_closing_a_stream_aborts(client: AsyncOpenAI, engine: ScriptedEngine) -> None:
     engine.script = (says("one"), never())
     stream = await client.chat.completions.create(model="demo", messages=MESSAGES, stream=True)
     async for chunk in stream:
@@ -169,7 +169,9 @@ async def test_closing_a_stream_aborts(client: AsyncOpenAI, engine: ScriptedEngi
     engine.script = HELLO
 
 
-async def test_a_client_that_gives_up_waiting_aborts(client: AsyncOpenAI, engine: ScriptedEngine):
+async def test_a_client_that_gives_up_waiting_aborts(
+    client: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
     engine.script = (never(),)
     with pytest.raises(openai.APITimeoutError):
         await client.chat.completions.create(model="demo", messages=MESSAGES, timeout=0.2)

@@ -13,26 +13,28 @@ from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server.protocol import Stats
 
 
-async def test_the_models(client: httpx.AsyncClient):
+async def test_the_models(client: httpx.AsyncClient) -> None:
     (model,) = (await client.get("/v1/models")).json()["data"]
     assert (model["id"], model["object"], model["owned_by"]) == ("demo", "model", "vlm_server")
     assert (await client.get("/v1/models/demo")).json() == model
     assert (await client.get("/v1/models/default")).json() == model
 
 
-async def test_a_models_name_may_hold_a_slash(client: httpx.AsyncClient, engine: ScriptedEngine):
+async def test_a_models_name_may_hold_a_slash(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
     engine.status = replace(engine.status, model_name="org/model-3b")
     assert (await client.get("/v1/models/org/model-3b")).json()["id"] == "org/model-3b"
 
 
-async def test_another_model_is_404(client: httpx.AsyncClient):
+async def test_another_model_is_404(client: httpx.AsyncClient) -> None:
     answer = await client.get("/v1/models/gpt-4o")
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == "model_not_found"
     assert "gpt-4o" not in answer.text
 
 
-async def test_ready_and_live(client: httpx.AsyncClient):
+async def test_ready_and_live(client: httpx.AsyncClient) -> None:
     assert (await client.get("/health/live")).json() == {"status": "live"}
     answer = await client.get("/health/ready")
     assert (answer.status_code, answer.json()) == (200, {"status": "ready", "progress": None})
@@ -41,7 +43,7 @@ async def test_ready_and_live(client: httpx.AsyncClient):
 @pytest.mark.parametrize("state", ["loading", "restarting", "draining", "failed"])
 async def test_not_ready_is_503_but_alive(
     client: httpx.AsyncClient, engine: ScriptedEngine, state: str
-):
+) -> None:
     engine.be(state, retry_after_seconds=4.2)
     engine.status = replace(engine.status, progress=("weights", 0.5))
     answer = await client.get("/health/ready")
@@ -54,7 +56,7 @@ async def test_not_ready_is_503_but_alive(
     assert engine.submitted == []
 
 
-async def test_the_status(client: httpx.AsyncClient, engine: ScriptedEngine):
+async def test_the_status(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
     stats = Stats(1, 2, 3, 4, 10, 100, 200, 300, 5000)
     engine.status = replace(engine.status, stats=stats, pid=77, restarts=2)
     body = (await client.get("/v1/status")).json()
@@ -63,14 +65,16 @@ async def test_the_status(client: httpx.AsyncClient, engine: ScriptedEngine):
     assert (body["engine"]["pid"], body["engine"]["restarts"]) == (77, 2)
 
 
-async def test_the_page_holds_a_request_to_paste(client: httpx.AsyncClient):
+async def test_the_page_holds_a_request_to_paste(client: httpx.AsyncClient) -> None:
     answer = await client.get("/")
     assert answer.headers["content-type"].startswith("text/plain")
     assert "curl http://127.0.0.1:8000/v1/chat/completions" in answer.text
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "/v1", "/v1/", "/v1/chat/completions/", "/health/x"])
-async def test_unknown_routes_are_404_in_openais_shape(client: httpx.AsyncClient, path: str):
+async def test_unknown_routes_are_404_in_openais_shape(
+    client: httpx.AsyncClient, path: str
+) -> None:
     answer = await client.get(path)
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == "not_found"
@@ -81,14 +85,14 @@ async def test_unknown_routes_are_404_in_openais_shape(client: httpx.AsyncClient
 )
 async def test_wrong_methods_are_405_in_openais_shape(
     client: httpx.AsyncClient, method: str, path: str
-):
+) -> None:
     answer = await client.request(method, path)
     assert answer.status_code == 405
     assert answer.json()["error"]["code"] == "method_not_allowed"
     assert answer.headers["allow"]
 
 
-async def test_every_answer_has_an_id_of_its_own(client: httpx.AsyncClient):
+async def test_every_answer_has_an_id_of_its_own(client: httpx.AsyncClient) -> None:
     paths = ["/health/live", "/v1/models", "/nowhere", "/"]
     ids = {(await client.get(path)).headers["x-request-id"] for path in paths}
     assert len(ids) == len(paths)
@@ -96,7 +100,7 @@ async def test_every_answer_has_an_id_of_its_own(client: httpx.AsyncClient):
 
 async def test_one_line_is_logged_and_it_holds_no_payload(
     client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
-):
+) -> None:
     with caplog.at_level(logging.INFO, "vlm_server.api"):
         answer = await client.post(ROUTE, json=chat(user(text("swordfish"), picture())))
         await client.get("/nowhere/swordfish%0aforged")

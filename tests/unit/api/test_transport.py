@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import httpx
@@ -18,7 +20,8 @@ from tests.unit.api.scripted_engine import text as says
 from vlm_server.settings import Limits, Settings
 
 SMALL = Settings(limits=Limits(max_body_bytes=2048, body_timeout_seconds=0.3))
-HTTP = pytest.mark.parametrize("http", ["h11", "httptools"])
+NO_HTTPTOOLS = pytest.mark.skipif(find_spec("httptools") is None, reason="not installed")
+HTTP = pytest.mark.parametrize("http", ["h11", pytest.param("httptools", marks=NO_HTTPTOOLS)])
 
 
 @pytest.mark.parametrize(
@@ -26,7 +29,7 @@ HTTP = pytest.mark.parametrize("http", ["h11", "httptools"])
     ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data",
      "application/jsonx"],
 )  # fmt: skip
-async def test_other_content_types_are_415(client: httpx.AsyncClient, content_type: str):
+async def test_other_content_types_are_415(client: httpx.AsyncClient, content_type: str) -> None:
     answer = await client.post(
         ROUTE, content=json.dumps(chat()), headers={"content-type": content_type}
     )
@@ -34,14 +37,14 @@ async def test_other_content_types_are_415(client: httpx.AsyncClient, content_ty
     assert answer.json()["error"]["code"] == "unsupported_media_type"
 
 
-async def test_json_with_a_charset_is_taken(client: httpx.AsyncClient):
+async def test_json_with_a_charset_is_taken(client: httpx.AsyncClient) -> None:
     headers = {"content-type": "Application/JSON; charset=utf-8", "content-encoding": "identity"}
     answer = await client.post(ROUTE, content=json.dumps(chat()), headers=headers)
     assert answer.status_code == 200
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "gzip, identity"])
-async def test_compressed_bodies_are_415(client: httpx.AsyncClient, encoding: str):
+async def test_compressed_bodies_are_415(client: httpx.AsyncClient, encoding: str) -> None:
     answer = await client.post(ROUTE, json=chat(), headers={"content-encoding": encoding})
     assert answer.status_code == 415
 
@@ -59,7 +62,7 @@ async def chunked(content: bytes) -> AsyncIterator[bytes]:
 
 @HTTP
 @pytest.mark.parametrize("is_chunked", [False, True])
-async def test_the_body_cap_is_exact(http: str, is_chunked: bool):
+async def test_the_body_cap_is_exact(http: str, is_chunked: bool) -> None:
     engine = ScriptedEngine()
     async with listening(engine, SMALL, http) as port, httpx.AsyncClient() as client:
         for size, status in ((2048, 200), (2049, 413), (1 << 20, 413), (2048, 200)):
@@ -127,21 +130,21 @@ async def one_place(engine: ScriptedEngine, http: str) -> AsyncIterator[int]:
 
 
 @HTTP
-async def test_a_lying_content_length_does_not_pass_the_cap(http: str):
+async def test_a_lying_content_length_does_not_pass_the_cap(http: str) -> None:
     async with listening(ScriptedEngine(), SMALL, http) as port, raw(port) as client:
         client.send(b"{}", "Content-Length: 999999999999999999999999")
         assert await client.status() in (400, 413)
 
 
 @HTTP
-async def test_a_huge_declared_body_is_refused_before_it_is_sent(http: str):
+async def test_a_huge_declared_body_is_refused_before_it_is_sent(http: str) -> None:
     async with listening(ScriptedEngine(), SMALL, http) as port, raw(port) as client:
         client.send(b"{", "Content-Length: 100000000")
         assert await client.status() == 413
 
 
 @HTTP
-async def test_a_slow_body_is_408_and_gives_its_place_back(http: str):
+async def test_a_slow_body_is_408_and_gives_its_place_back(http: str) -> None:
     async with one_place(ScriptedEngine(), http) as port, raw(port) as client:
         client.send(b'{"model"', "Content-Length: 1000")
         assert await client.status() == 408
@@ -151,7 +154,10 @@ async def test_a_slow_body_is_408_and_gives_its_place_back(http: str):
 
 
 @HTTP
-async def test_a_client_that_leaves_while_sending_gives_its_place_back(http: str):
+async def test_a_client_that_leaves_while_sending_gives_its_place_back(
+    http: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "vlm_server.api")
     engine = ScriptedEngine()
     async with one_place(engine, http) as port, raw(port) as client:
         client.send(b'{"model"', "Content-Length: 1000")
@@ -159,6 +165,7 @@ async def test_a_client_that_leaves_while_sending_gives_its_place_back(http: str
         client.reset()
         await asyncio.sleep(0.05)
         assert engine.submitted == []
+        assert "status=499" in caplog.text
 
 
 @HTTP
@@ -166,7 +173,7 @@ async def test_a_client_that_leaves_while_sending_gives_its_place_back(http: str
 @pytest.mark.parametrize("leave", ["reset", "half-close"])
 async def test_a_client_that_leaves_before_the_first_token_aborts(
     http: str, stream: bool, leave: str
-):
+) -> None:
     engine = ScriptedEngine(never())
     async with one_place(engine, http) as port, raw(port) as client:
         client.ask(stream=stream)
@@ -181,7 +188,9 @@ async def test_a_client_that_leaves_before_the_first_token_aborts(
 
 @HTTP
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_in_the_middle_of_the_answer_aborts(http: str, stream: bool):
+async def test_a_client_that_leaves_in_the_middle_of_the_answer_aborts(
+    http: str, stream: bool
+) -> None:
     engine = ScriptedEngine(says("one"), says("two"), never())
     async with one_place(engine, http) as port, raw(port) as client:
         client.ask(stream=stream)
@@ -194,7 +203,7 @@ async def test_a_client_that_leaves_in_the_middle_of_the_answer_aborts(http: str
 
 
 @HTTP
-async def test_a_client_that_leaves_while_it_does_not_read_aborts(http: str):
+async def test_a_client_that_leaves_while_it_does_not_read_aborts(http: str) -> None:
     """The stream is then stuck in a full socket, not in the engine."""
     engine = ScriptedEngine(*[says("x" * 100_000)] * 1000, never())
     async with one_place(engine, http) as port, raw(port) as client:
@@ -208,7 +217,7 @@ async def test_a_client_that_leaves_while_it_does_not_read_aborts(http: str):
 
 
 @HTTP
-async def test_the_first_token_is_not_kept_waiting(http: str):
+async def test_the_first_token_is_not_kept_waiting(http: str) -> None:
     engine = ScriptedEngine(says("one"), never())
     async with listening(engine, http=http) as port, raw(port) as client:
         client.ask(stream=True)
@@ -216,7 +225,7 @@ async def test_the_first_token_is_not_kept_waiting(http: str):
 
 
 @HTTP
-async def test_requests_on_one_connection_follow_one_another(http: str):
+async def test_requests_on_one_connection_follow_one_another(http: str) -> None:
     engine = ScriptedEngine()
     async with listening(engine, http=http) as port, raw(port) as client:
         client.ask()
@@ -228,7 +237,7 @@ async def test_requests_on_one_connection_follow_one_another(http: str):
 
 async def test_a_full_queue_is_429_before_any_picture_is_read(
     connect: Connect, engine: ScriptedEngine
-):
+) -> None:
     release = asyncio.Event()
     engine.script = (release, *HELLO)
     client = connect(Settings(limits=Limits(max_requests=2)))
@@ -244,7 +253,7 @@ async def test_a_full_queue_is_429_before_any_picture_is_read(
     assert (await client.post(ROUTE, json=chat())).status_code == 200
 
 
-async def test_every_refusal_gives_its_place_back(connect: Connect, engine: ScriptedEngine):
+async def test_every_refusal_gives_its_place_back(connect: Connect, engine: ScriptedEngine) -> None:
     client = connect(Settings(limits=Limits(max_requests=1, max_body_bytes=2048)))
     bad: list[dict[str, Any]] = [
         chat(foo=1),
@@ -262,7 +271,7 @@ async def test_every_refusal_gives_its_place_back(connect: Connect, engine: Scri
     assert engine.aborted == [engine.submitted[0].request_id]
 
 
-async def test_a_cancelled_server_task_aborts_too(connect: Connect, engine: ScriptedEngine):
+async def test_a_cancelled_server_task_aborts_too(connect: Connect, engine: ScriptedEngine) -> None:
     engine.script = (never(),)
     client = connect(Settings(limits=Limits(max_requests=1)))
     task = asyncio.create_task(client.post(ROUTE, json=chat()))

@@ -29,17 +29,17 @@ def decode(url: str, max_bytes: int = 1 << 20) -> bytes:
     ],
     ids=["plain", "upper", "untyped", "charset", "name", "lying", "newlines", "spaces"],
 )
-def test_valid_urls_are_read(url: str):
+def test_valid_urls_are_read(url: str) -> None:
     assert decode(url) == DATA
 
 
 @pytest.mark.parametrize("length", range(8))
-def test_every_padding_is_read(length: int):
+def test_every_padding_is_read(length: int) -> None:
     data = bytes(range(1, length + 2))
     assert decode("data:image/png;base64," + base64.b64encode(data).decode()) == data
 
 
-def test_data_longer_than_a_chunk_is_read_whole(monkeypatch: pytest.MonkeyPatch):
+def test_data_longer_than_a_chunk_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_url, "_CHUNK_BYTES", 16)
     assert decode(f"data:image/png;base64,{BASE64}") == DATA
 
@@ -72,7 +72,7 @@ def test_data_longer_than_a_chunk_is_read_whole(monkeypatch: pytest.MonkeyPatch)
         ("data:image/png;base64,_-_-", "URL-safe"),
     ],
 )
-def test_bad_urls_are_refused_by_part(url: str, reason: str):
+def test_bad_urls_are_refused_by_part(url: str, reason: str) -> None:
     with pytest.raises(InvalidImage, match=reason) as caught:
         decode(url)
     assert caught.value.param == PARAM
@@ -80,14 +80,16 @@ def test_bad_urls_are_refused_by_part(url: str, reason: str):
     assert "example" not in caught.value.message
 
 
-def test_padding_at_a_chunk_border_does_not_hide_what_follows(monkeypatch: pytest.MonkeyPatch):
+def test_padding_at_a_chunk_border_does_not_hide_what_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(data_url, "_CHUNK_BYTES", 4)
     with pytest.raises(InvalidImage, match="padded"):
         decode("data:image/png;base64,QQ==QUJD")
 
 
 @pytest.mark.parametrize("size", [10, 11, 12])
-def test_the_cap_counts_decoded_bytes_exactly(size: int):
+def test_the_cap_counts_decoded_bytes_exactly(size: int) -> None:
     url = "data:image/png;base64," + base64.b64encode(bytes(size)).decode()
     assert decode(url, max_bytes=size) == bytes(size)
     with pytest.raises(PayloadTooLarge) as caught:
@@ -95,7 +97,7 @@ def test_the_cap_counts_decoded_bytes_exactly(size: int):
     assert caught.value.param == PARAM
 
 
-def test_the_cap_is_checked_before_decoding():
+def test_the_cap_is_checked_before_decoding() -> None:
     url = "data:image/png;base64," + "A" * (8 << 20)
     tracemalloc.start()
     try:

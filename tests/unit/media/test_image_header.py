@@ -20,16 +20,16 @@ def read(data: bytes, max_pixels: int = 50_000_000) -> ImageHeader:
 
 
 @pytest.mark.parametrize("file_format", ALLOWED)
-def test_the_four_formats_are_read(file_format: str):
+def test_the_four_formats_are_read(file_format: str) -> None:
     assert read(encoded(file_format, (40, 30))) == ImageHeader(file_format, 40, 30)
 
 
 @pytest.mark.parametrize("file_format", ["PNG", "WEBP", "GIF"])
-def test_an_animation_is_one_picture(file_format: str):
+def test_an_animation_is_one_picture(file_format: str) -> None:
     assert read(animated(file_format)) == ImageHeader(file_format, 4, 3)
 
 
-def test_a_jpeg_with_a_second_picture_is_a_jpeg():
+def test_a_jpeg_with_a_second_picture_is_a_jpeg() -> None:
     out = io.BytesIO()
     first, second = Image.new("RGB", (8, 6)), Image.new("RGB", (8, 6))
     first.save(out, "MPO", save_all=True, append_images=[second])
@@ -37,21 +37,21 @@ def test_a_jpeg_with_a_second_picture_is_a_jpeg():
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 1000), (52800, 44)])
-def test_odd_sizes_are_read(size: tuple[int, int]):
+def test_odd_sizes_are_read(size: tuple[int, int]) -> None:
     assert read(encoded("PNG", size)) == ImageHeader("PNG", *size)
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "I;16"])
-def test_every_mode_of_png_is_read(mode: str):
+def test_every_mode_of_png_is_read(mode: str) -> None:
     assert read(encoded("PNG", mode=mode)).format == "PNG"
 
 
-def test_cmyk_jpeg_is_read():
+def test_cmyk_jpeg_is_read() -> None:
     assert read(encoded("JPEG", mode="CMYK")).format == "JPEG"
 
 
 @pytest.mark.parametrize("file_format", ["AVIF", "BMP", "EPS", "ICO", "PDF", "PPM", "TGA", "TIFF"])
-def test_other_formats_are_refused_by_the_names_of_the_allowed(file_format: str):
+def test_other_formats_are_refused_by_the_names_of_the_allowed(file_format: str) -> None:
     with pytest.raises(InvalidImage, match="PNG, JPEG, WebP or GIF") as caught:
         read(encoded(file_format))
     assert caught.value.param == PARAM
@@ -74,13 +74,13 @@ def test_other_formats_are_refused_by_the_names_of_the_allowed(file_format: str)
     ],
     ids=["svg", "heic", "jp2", "psd", "fits", "gif", "webp", "jpeg", "exe", "nul", "empty"],
 )
-def test_what_is_no_picture_is_refused(data: bytes):
+def test_what_is_no_picture_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidImage, match="PNG, JPEG, WebP or GIF"):
         read(data)
 
 
 @pytest.mark.parametrize("size", [(0, 0), (0, 5), (5, 0)])
-def test_no_pixels_is_refused(size: tuple[int, int]):
+def test_no_pixels_is_refused(size: tuple[int, int]) -> None:
     with pytest.raises(InvalidImage):
         read(png(*size))
 
@@ -88,12 +88,12 @@ def test_no_pixels_is_refused(size: tuple[int, int]):
 @pytest.mark.parametrize(
     "size", [(13000, 13000), (2**31 - 1, 2**31 - 1), (9000, 9000), (65535, 65535)]
 )
-def test_too_many_pixels_are_refused_from_the_header(size: tuple[int, int]):
+def test_too_many_pixels_are_refused_from_the_header(size: tuple[int, int]) -> None:
     with pytest.raises(InvalidImage, match="more than 50000000 pixels"):
         read(png(*size))
 
 
-def test_the_pixel_limit_is_exact():
+def test_the_pixel_limit_is_exact() -> None:
     assert read(encoded("PNG", (10, 10)), max_pixels=100).width == 10
     with pytest.raises(InvalidImage):
         read(encoded("PNG", (10, 10)), max_pixels=99)
@@ -108,7 +108,7 @@ def test_the_pixel_limit_is_exact():
     ],
     ids=["zTXt", "iCCP", "iTXt"],
 )
-def test_compressed_chunks_are_not_blown_up(chunk: bytes):
+def test_compressed_chunks_are_not_blown_up(chunk: bytes) -> None:
     data = png(4, 3, chunk, pixels=bytes(3 * 13))
     tracemalloc.start()
     try:
@@ -121,13 +121,13 @@ def test_compressed_chunks_are_not_blown_up(chunk: bytes):
 
 
 @pytest.mark.parametrize("file_format", ALLOWED)
-def test_a_picture_cut_anywhere_is_read_or_refused(file_format: str):
+def test_a_picture_cut_anywhere_is_read_or_refused(file_format: str) -> None:
     data = encoded(file_format, (64, 48))
     for eighth in range(1, 8):
         with contextlib.suppress(InvalidImage):
             assert read(data[: len(data) * eighth // 8]) == ImageHeader(file_format, 64, 48)
 
 
-def test_a_polyglot_is_what_its_first_bytes_say():
+def test_a_polyglot_is_what_its_first_bytes_say() -> None:
     assert read(encoded("PNG") + encoded("GIF")).format == "PNG"
     assert read(encoded("GIF") + b"%PDF-1.7").format == "GIF"

@@ -1,0 +1,75 @@
+"""Work that ends when the client leaves, and is over by then."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from starlette.types import Message
+
+from vlm_server.api.disconnect import ClientGone, until_disconnect
+
+
+class Client:
+    """An ASGI `receive` that says nothing until the client leaves."""
+
+    def __init__(self) -> None:
+        self.left = asyncio.Event()
+        self.messages: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
+
+    async def receive(self) -> Message:
+        if self.messages:
+            return self.messages.pop()
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+
+class Work:
+    """Runs until it is cancelled; its clean-up takes some turns of the loop."""
+
+    def __init__(self) -> None:
+        self.is_clean = False
+
+    async def run(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.01)
+            self.is_clean = True
+
+
+async def finish(result: int | Exception) -> int:
+    await asyncio.sleep(0)
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+async def test_the_result_and_the_error_of_the_work_come_through() -> None:
+    assert await until_disconnect(Client().receive, finish(5)) == 5
+    with pytest.raises(ZeroDivisionError):
+        await until_disconnect(Client().receive, finish(ZeroDivisionError()))
+
+
+async def test_leaving_cancels_the_work_and_waits_for_its_clean_up() -> None:
+    client, work = Client(), Work()
+    asyncio.get_running_loop().call_later(0.01, client.left.set)
+    with pytest.raises(ClientGone):
+        await until_disconnect(client.receive, work.run())
+    assert work.is_clean
+
+
+async def test_being_cancelled_does_the_same() -> None:
+    work = Work()
+    task = asyncio.create_task(until_disconnect(Client().receive, work.run()))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert work.is_clean
+
+
+async def test_nothing_is_left_running() -> None:
+    before = asyncio.all_tasks()
+    await until_disconnect(Client().receive, finish(5))
+    assert asyncio.all_tasks() == before
