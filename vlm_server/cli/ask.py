@@ -70,7 +70,10 @@ def ready_client(arguments: argparse.Namespace, settings: Settings) -> Iterator[
     print("No daemon is running: starting one for this question.", file=sys.stderr)
     own = running_daemon(options.settings_arguments(arguments), settings.server.drain_seconds + 5)
     with own as own_url, Client(own_url, api_key) as client:
-        client.wait_ready(seconds)
+        try:
+            client.wait_ready(seconds)
+        except CommandFailed as error:
+            raise CommandFailed(f"the daemon started for this question: {error}") from None
         yield client
 
 

@@ -22,7 +22,7 @@ import uvicorn
 
 from vlm_server.api.app import create_app
 from vlm_server.cli import options, terminal
-from vlm_server.errors import ConfigError, ModelLoadError
+from vlm_server.errors import ConfigError
 from vlm_server.settings import Server, Settings
 from vlm_server.supervisor.supervisor import Supervisor
 
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from vlm_server.cli.options import Commands
 
 MAX_HEADER_BYTES = 64 * 1024
+SLOW_READER_SECONDS = 5
+"""After the drain, what clients get to read the last bytes of their answers."""
+
 _EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  shown, not listened on
 
 
@@ -74,34 +77,42 @@ def url_of(host: str, port: int) -> str:
 
 async def serve(settings: Settings, listener: socket.socket, *, stop_at_eof: bool) -> None:
     """Serve HTTP on `listener` until told to stop, then drain. Raises ModelLoadError."""
+    stop = asyncio.Event()
+    stop_on_signals(stop.set)
+    if stop_at_eof:
+        stop_when_input_ends(stop.set)
     progress = terminal.ProgressLine(sys.stderr)
     supervisor = Supervisor(settings, on_progress=progress.show)
     server = HttpServer(http_config(settings, supervisor))
-    stop_on_signals(server.stop)
-    if stop_at_eof:
-        stop_when_input_ends(server.stop)
     url = url_of(settings.server.host, listener.getsockname()[1])
     print(f"Listening on {url}", flush=True)
-
-    async def announce() -> None:
-        try:
-            await supervisor.wait_ready()
-        except ModelLoadError:
-            server.stop()
-            raise
-        finally:
-            progress.clear()
-        print(terminal.greeting(url, supervisor.status.model_name, settings), flush=True)
-
     await supervisor.start()
-    announcement = asyncio.create_task(announce())
-    try:
-        await server.serve(sockets=[listener])
-    finally:
-        announcement.cancel()
-        await supervisor.stop()
+    announcement = asyncio.create_task(announce(supervisor, progress, url, settings))
+    announcement.add_done_callback(lambda task: stop.set() if _has_failed(task) else None)
+    http = asyncio.create_task(server.serve(sockets=[listener]))
+    http.add_done_callback(lambda _: stop.set())
+    await stop.wait()
+    announcement.cancel()
+    server.should_exit = True  # no new connections; what runs is finished or failed below
+    await supervisor.stop()
+    await http
     with contextlib.suppress(asyncio.CancelledError):
         await announcement
+
+
+async def announce(
+    supervisor: Supervisor, progress: terminal.ProgressLine, url: str, settings: Settings
+) -> None:
+    """Say that the model is ready, once it is. Raises ModelLoadError if it never will be."""
+    try:
+        await supervisor.wait_ready()
+    finally:
+        progress.clear()
+    print(terminal.greeting(url, supervisor.status.model_name, settings), flush=True)
+
+
+def _has_failed(task: asyncio.Task[None]) -> bool:
+    return not task.cancelled() and task.exception() is not None
 
 
 def http_config(settings: Settings, supervisor: Supervisor) -> uvicorn.Config:
@@ -116,7 +127,7 @@ def http_config(settings: Settings, supervisor: Supervisor) -> uvicorn.Config:
         proxy_headers=False,
         server_header=False,
         timeout_keep_alive=75,
-        timeout_graceful_shutdown=math.ceil(settings.server.drain_seconds),
+        timeout_graceful_shutdown=math.ceil(settings.server.drain_seconds) + SLOW_READER_SECONDS,
     )
 
 
@@ -126,10 +137,6 @@ class HttpServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-    def stop(self) -> None:
-        """Take no new connections, let responses finish, then return from `serve`."""
-        self.should_exit = True
 
 
 def stop_on_signals(stop: Callable[[], None]) -> None:

@@ -29,8 +29,8 @@ class ServiceCommand:
 
     @property
     def stop_seconds(self) -> int:
-        """Longer than the responses' drain and the engine's after it can take together."""
-        return math.ceil(2 * self.drain_seconds) + 10
+        """Longer than draining, the last bytes to slow readers and the engine's end can take."""
+        return math.ceil(self.drain_seconds) + 20
 
 
 def launchd_plist(command: ServiceCommand, log: Path) -> bytes:

@@ -68,7 +68,8 @@ def example_request(url: str, model_name: str, *, with_key: bool) -> str:
     """A `curl` command with a picture in it. Keys are never printed: a placeholder is."""
     picture = {"type": "image_url", "image_url": {"url": red_circle_url()}}
     text = {"type": "text", "text": "What shape is this?"}
-    body = {"model": model_name, "messages": [{"role": "user", "content": [picture, text]}]}
+    messages = [{"role": "user", "content": [picture, text]}]
+    body = {"model": model_name, "max_tokens": 64, "messages": messages}
     headers = ["Content-Type: application/json"]
     if with_key:
         headers.append("Authorization: Bearer YOUR_KEY")
