@@ -1,0 +1,82 @@
+"""A chat server that streams what it is told, when it is told. Counts what it is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+Script = Callable[[dict[str, Any]], list[tuple[float, bytes]]]
+"""From a request's JSON to what is sent: (seconds to wait before, bytes)."""
+
+
+def event(content: Any) -> bytes:
+    return b"data: " + json.dumps(content).encode() + b"\n\n"
+
+
+def text(content: str) -> bytes:
+    return event({"choices": [{"index": 0, "delta": {"content": content}}]})
+
+
+def ending(completion_tokens: int) -> bytes:
+    usage = {"prompt_tokens": 1, "completion_tokens": completion_tokens}
+    return event({"choices": [], "usage": usage}) + b"data: [DONE]\n\n"
+
+
+def echo(request: dict[str, Any]) -> list[tuple[float, bytes]]:
+    """An answer that depends on nothing but the messages; one delta a token."""
+    digest = f"{hash(json.dumps(request['messages'])):x}"
+    tokens = request["max_tokens"]
+    return [*[(0.0, text(digest)) for _ in range(tokens)], (0.0, ending(tokens))]
+
+
+@dataclass
+class ScriptedServer:
+    """The ASGI application. `status` other than 200 is answered with the script's bytes."""
+
+    script: Script = echo
+    status: int = 200
+    requests: list[dict[str, Any]] = field(default_factory=list)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/v1/models":
+            await self._answer(send, [(0.0, b'{"data": [{"id": "scripted"}]}')], 200)
+            return
+        body = b""
+        more = True
+        while more:
+            message = await receive()
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        self.requests.append(json.loads(body))
+        await self._answer(send, self.script(self.requests[-1]), self.status)
+
+    async def _answer(self, send: Send, pieces: list[tuple[float, bytes]], status: int) -> None:
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        for seconds, piece in pieces:
+            if seconds:
+                await asyncio.sleep(seconds)
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+@asynccontextmanager
+async def listening(app: ScriptedServer) -> AsyncIterator[str]:
+    """`app` behind uvicorn on a free port; gives its base URL."""
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="error"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            while not server.started:  # noqa: ASYNC110  uvicorn offers nothing to wait for
+                await asyncio.sleep(0.005)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        finally:
+            server.should_exit = True
+            await task

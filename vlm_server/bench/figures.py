@@ -1,0 +1,78 @@
+"""Numbers out of many answers. Knows how to sum them up; knows nothing of who gave them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from enum import Enum
+
+import msgspec
+
+
+class Unit(Enum):
+    """What a figure's value is counted in, and how it is written."""
+
+    MILLISECONDS = "ms"
+    TOKENS_PER_SECOND = "tokens/s"
+    RATIO = "x"
+    EQUAL = "equal"
+    """1.0 where the texts were equal, 0.0 where they were not."""
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """One measured value; None where the answers did not allow one."""
+
+    name: str
+    value: float | None
+    unit: Unit
+
+
+def known(values: Iterable[float | None]) -> list[float]:
+    """Those that are there."""
+    return [value for value in values if value is not None]
+
+
+def median(values: Iterable[float | None]) -> float | None:
+    """The median of those that are there; None of none."""
+    present = known(values)
+    return statistics.median(present) if present else None
+
+
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """The smallest value that `percent` of all do not exceed (nearest rank); None of none."""
+    if not values:
+        return None
+    rank = max(1, math.ceil(percent / 100 * len(values)))
+    return sorted(values)[rank - 1]
+
+
+def largest(values: Iterable[float | None]) -> float | None:
+    return max(known(values), default=None)
+
+
+def quotient(above: float | None, below: float | None) -> float | None:
+    return above / below if above is not None and below else None
+
+
+def milliseconds(name: str, seconds: float | None) -> Figure:
+    return Figure(name, None if seconds is None else 1000 * seconds, Unit.MILLISECONDS)
+
+
+def ratio(name: str, above: float | None, below: float | None) -> Figure:
+    return Figure(name, quotient(above, below), Unit.RATIO)
+
+
+def throughput(name: str, tokens: Sequence[int | None], seconds: float) -> Figure:
+    """All `tokens` in `seconds`; unknown if one answer's count is."""
+    counts = known(tokens)
+    total = sum(counts) if counts and len(counts) == len(tokens) else None
+    return Figure(name, quotient(total, seconds), Unit.TOKENS_PER_SECOND)
+
+
+def equality(name: str, pairs: Iterable[tuple[str | None, str | None]]) -> Figure:
+    """Whether each pair's texts are equal; unknown if one is missing."""
+    compared = list(pairs)
+    if any(text is None for pair in compared for text in pair):
+        return Figure(name, None, Unit.EQUAL)
+    return Figure(name, float(all(left == right for left, right in compared)), Unit.EQUAL)
