@@ -10,6 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from vlm_server.bench import command as bench
 from vlm_server.cli import ask, check_config, serve, service
 from vlm_server.errors import ConfigError, VlmServerError
 
@@ -36,6 +37,9 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in (serve, ask, check_config, service):
         command.add_to(commands)
+    bench_parser = commands.add_parser("bench", help="compare servers by asking them the same")
+    bench.add_arguments(bench_parser)
+    bench_parser.set_defaults(run=bench.run)
     return parser
 
 
