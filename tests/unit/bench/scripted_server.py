@@ -71,7 +71,7 @@ class ScriptedServer:
 async def listening(app: ScriptedServer) -> AsyncIterator[str]:
     """`app` behind uvicorn on a free port; gives its base URL."""
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="error"))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with _listener() as listener:
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             while not server.started:  # noqa: ASYNC110  uvicorn offers nothing to wait for
@@ -80,3 +80,11 @@ async def listening(app: ScriptedServer) -> AsyncIterator[str]:
         finally:
             server.should_exit = True
             await task
+
+
+def _listener() -> socket.socket:
+    """A socket that says it is TCP: asyncio sends small pieces at once only if it does."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    return listener
