@@ -23,7 +23,7 @@ from vlm_server.api.places import Places
 from vlm_server.api.record import Record
 from vlm_server.errors import EngineUnavailable, InternalError, RequestError
 from vlm_server.ports import EngineClient
-from vlm_server.protocol import Accepted, Delta, Failed, Finished, Submit, Tokens
+from vlm_server.protocol import Delta, Failed, Finished, Submit, Tokens
 from vlm_server.settings import Limits
 
 _INTAKE_THREADS = 4
@@ -74,26 +74,34 @@ class ChatCompletions:
 
 
 async def _events(engine: EngineClient, submit: Submit, line: Record) -> Answer:
-    """The request's texts, none of them empty, then its `Finished`. Raises RequestError."""
+    """The request's texts, none of them empty, then its `Finished`. Raises RequestError.
+
+    The engine's events are over before the ending is passed on: a client that closes its
+    connection as soon as it has its answer aborts nothing.
+    """
+    ending: Finished | Failed | None = None
     async with aclosing(engine.stream(submit)) as events:
         async for event in events:
-            match event:
-                case Accepted():
-                    continue
-                case Tokens(deltas=deltas):
-                    for delta in deltas:
-                        if delta.text:
-                            line.first_text()
-                            yield delta
-                case Finished(finish_reason="abort"):
-                    raise EngineUnavailable("The engine gave this request up.")
-                case Finished(usage=usage):
-                    line.completion_tokens = usage.completion_tokens
-                    yield event
-                    return
-                case Failed(code=code, message=message, param=param):
-                    raise RequestError.from_code(code, message, param)
-    raise InternalError("The engine's answer has no end.")
+            if isinstance(event, Tokens):
+                for delta in event.deltas:
+                    if delta.text:
+                        line.first_text()
+                        yield delta
+            elif isinstance(event, Finished | Failed):
+                ending = event
+    yield _checked(ending, line)
+
+
+def _checked(ending: Finished | Failed | None, line: Record) -> Finished:
+    """The `Finished` of a complete answer. Raises RequestError for any other ending."""
+    if ending is None:
+        raise InternalError("The engine's answer has no end.")
+    if isinstance(ending, Failed):
+        raise RequestError.from_code(ending.code, ending.message, ending.param)
+    if ending.finish_reason == "abort":
+        raise EngineUnavailable("The engine gave this request up.")
+    line.completion_tokens = ending.usage.completion_tokens
+    return ending
 
 
 async def _whole(answer: Answer, render: Renderer) -> bytes:

@@ -70,9 +70,10 @@ class ScriptedEngine:
                     await step.wait()
                     continue
                 event = step(submit.request_id)
-                is_over = isinstance(event, Finished | Failed)
                 yield event
+            is_over = True
         finally:
+            await asyncio.sleep(0)  # a real engine has a message to send here
             if not is_over:
                 self.aborted.append(submit.request_id)
             self.closed.set()

@@ -85,6 +85,7 @@ def test_no_pixels_is_refused(size: tuple[int, int]) -> None:
         read(png(*size))
 
 
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize(
     "size", [(13000, 13000), (2**31 - 1, 2**31 - 1), (9000, 9000), (65535, 65535)]
 )
