@@ -1,0 +1,91 @@
+"""Writes the two random models that the figures in the documents were measured with.
+
+`mid` is a shape of the tiny models. `3b` takes all but its sizes and weights from one: the
+weights are drawn on the device, in bfloat16, so that a GPU makes them in seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_vlm.utils import get_model_and_args, update_module_configs
+
+from tests.tiny_models import build
+from tests.tiny_models.qwen import SPECIALS
+from tests.tiny_models.vocabulary import Vocabulary
+from tests.tiny_models.weights import ATTENTION_GAIN, HEAD_GAIN
+
+FAMILY = "qwen2_5_vl"
+TEXT_3B = {
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32768,
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    "torch_dtype": "bfloat16",
+}
+VISION_3B = {
+    "depth": 32,
+    "hidden_size": 1280,
+    "num_heads": 16,
+    "intermediate_size": 3420,
+    "out_hidden_size": 2048,
+    "fullatt_block_indexes": [7, 15, 23, 31],
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench_models")
+    parser.add_argument("shape", choices=("mid", "3b"))
+    parser.add_argument("out", type=Path, help="folder to write")
+    parser.add_argument("--seed", type=int, default=0)
+    wanted = parser.parse_args()
+    if wanted.shape == "mid":
+        build(FAMILY, wanted.out, wanted.seed, "mid")
+    else:
+        write_3b(wanted.out, wanted.seed)
+    print(wanted.out)
+
+
+def write_3b(folder: Path, seed: int) -> None:
+    """Write the checkpoint; the same seed gives the same weights on the same kind of device."""
+    build(FAMILY, folder, seed)
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    config = config | TEXT_3B | {"vision_config": config["vision_config"] | VISION_3B}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    mx.random.seed(seed)
+    weights = {name: _draw(name, shape) for name, shape in sorted(_shapes(config).items())}
+    quiet = mx.array(Vocabulary(SPECIALS).quiet_ids())
+    head = weights["language_model.lm_head.weight"] * HEAD_GAIN
+    head[quiet] = 0.0  # specials, so that replies run to their limit
+    weights["language_model.lm_head.weight"] = head
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+
+
+def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Of every parameter; none is evaluated, so this takes no memory."""
+    module, _ = get_model_and_args(config=config)
+    model_config = module.ModelConfig.from_dict(config)
+    model_config = update_module_configs(model_config, module, config, ["text", "vision"])
+    parameters = tree_flatten(module.Model(model_config).parameters())
+    return {name: tuple(value.shape) for name, value in parameters}
+
+
+def _draw(name: str, shape: tuple[int, ...]) -> mx.array:
+    if len(shape) == 1:
+        center = 0.0 if name.endswith("bias") else 1.0  # norms have no bias here
+        return mx.random.normal(shape, mx.bfloat16, loc=center, scale=0.1)
+    gain = ATTENTION_GAIN if "q_proj" in name or "k_proj" in name else 1.0
+    return mx.random.normal(shape, mx.bfloat16, scale=gain / math.sqrt(math.prod(shape[1:])))
+
+
+if __name__ == "__main__":
+    main()
