@@ -64,8 +64,9 @@ def bind(server: Server) -> socket.socket:
     try:
         return socket.create_server((server.host, server.port), family=family, backlog=1024)
     except OSError as error:
+        reason = str(error.strerror).partition(" (")[0]
         raise ConfigError(
-            f"can't listen on {server.host}:{server.port}: {error.strerror} (another --port?)"
+            f"can't listen on {server.host}:{server.port}: {reason}; choose with --host and --port"
         ) from None
 
 

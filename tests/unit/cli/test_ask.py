@@ -1,0 +1,205 @@
+"""`ask` against a scripted daemon on a real socket, and the daemon that it starts for itself."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vlm_server.cli.client import Client, data_url, is_local
+from vlm_server.cli.failure import CommandFailed
+from vlm_server.cli.main import main
+from vlm_server.cli.own_daemon import running_daemon
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
+
+
+@dataclass
+class Script:
+    """What the daemon answers, and what it was asked."""
+
+    pieces: list[dict[str, Any]] = field(default_factory=list)
+    status: int = 200
+    not_ready_times: int = 0
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    keys: set[str | None] = field(default_factory=set)
+
+
+def delta(text: str) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": {"content": text}}]}
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection to the scripted daemon."""
+
+    script: Script
+
+    def do_GET(self) -> None:
+        if self.path == "/health/ready" and self.script.not_ready_times:
+            self.script.not_ready_times -= 1
+            self.answer(503, json.dumps({"status": "starting"}))
+        else:
+            self.answer(200, json.dumps({"data": [{"id": "demo"}]}))
+
+    def do_POST(self) -> None:
+        size = int(self.headers["Content-Length"])
+        self.script.asked.append(json.loads(self.rfile.read(size)))
+        self.script.keys.add(self.headers["Authorization"])
+        if self.script.status != 200:
+            self.answer(self.script.status, json.dumps({"error": {"message": "Too large."}}))
+            return
+        events = [f"data: {json.dumps(piece)}\n\n" for piece in self.script.pieces]
+        self.answer(200, "".join([*events, "data: [DONE]\n\n"]))
+
+    def answer(self, status: int, body: str) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script(pieces=[delta(""), delta("a red "), delta("circle")])
+
+
+@pytest.fixture
+def url(script: Script) -> Iterator[str]:
+    handler = type("ScriptedHandler", (Handler,), {"script": script})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    path = tmp_path / "a picture.png"
+    path.write_bytes(PNG)
+    return path
+
+
+def test_the_answer_is_printed(
+    url: str, script: Script, picture: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ask", str(picture), "What is it?", "--url", url]) == 0
+    assert capsys.readouterr().out == "a red circle\n"
+    (request,) = script.asked
+    assert request["stream"] is True
+    assert request["model"] == "demo"
+
+
+def test_several_pictures_come_before_the_question_in_order(
+    url: str, script: Script, picture: Path
+) -> None:
+    second = picture.with_name("second")
+    second.write_bytes(b"\xff\xd8\xff" + bytes(8))
+    main(["ask", str(picture), str(second), "Which?", "--url", url])
+    *pictures, question = script.asked[0]["messages"][0]["content"]
+    urls = [part["image_url"]["url"] for part in pictures]
+    assert urls == [data_url(picture), data_url(second)]
+    assert question == {"type": "text", "text": "Which?"}
+
+
+def test_a_model_that_still_loads_is_waited_for(url: str, script: Script, picture: Path) -> None:
+    script.not_ready_times = 2
+    assert main(["ask", str(picture), "What?", "--url", url]) == 0
+    assert script.not_ready_times == 0
+
+
+def test_a_key_is_sent(url: str, script: Script, picture: Path) -> None:
+    main(["ask", str(picture), "What?", "--url", url, "--api-key", "a-secret-key"])
+    assert script.keys == {"Bearer a-secret-key"}
+
+
+def test_an_error_before_the_answer_is_told(
+    url: str, script: Script, picture: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.status = 413
+    assert main(["ask", str(picture), "What?", "--url", url]) == 1
+    assert capsys.readouterr() == ("", "vlm-server: Too large.\n")
+
+
+def test_an_error_within_the_answer_is_told(
+    url: str, script: Script, picture: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.pieces = [delta("a re"), {"error": {"message": "the engine process ended"}}]
+    assert main(["ask", str(picture), "What?", "--url", url]) == 1
+    out, err = capsys.readouterr()
+    assert out.startswith("a re")
+    assert "the engine process ended" in err
+
+
+def test_a_missing_picture_is_named_before_anything_starts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["ask", "absent.png", "What?"]) == 1
+    assert "absent.png" in capsys.readouterr().err
+
+
+def test_a_daemon_elsewhere_is_never_replaced_by_one_here(
+    picture: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ask", str(picture), "What?", "--url", "http://host.invalid:1/v1"]) == 1
+    assert "http://host.invalid:1/v1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (PNG, "image/png"),
+        (b"\xff\xd8\xff\xe0", "image/jpeg"),
+        (b"GIF89a", "image/gif"),
+        (b"RIFF\0\0\0\0WEBPVP8 ", "image/webp"),
+        (b"anything", "application/octet-stream"),
+    ],
+)
+def test_a_picture_is_named_by_its_bytes(tmp_path: Path, data: bytes, kind: str) -> None:
+    path = tmp_path / "picture"
+    path.write_bytes(data)
+    assert data_url(path).startswith(f"data:{kind};base64,")
+
+
+def test_where_nothing_answers_there_is_no_daemon() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+    with Client(url) as client:
+        assert not client.is_there()
+
+
+def test_local_addresses() -> None:
+    assert is_local("http://127.0.0.1:8000/v1")
+    assert is_local("http://[::1]:8000/v1")
+    assert is_local("http://localhost/v1")
+    assert not is_local("http://192.168.1.2:8000/v1")
+
+
+def test_a_daemon_of_our_own_that_cannot_start_is_a_failure() -> None:
+    started = running_daemon(["--set", "server.nothing=1"], stop_seconds=5)
+    with pytest.raises(CommandFailed, match="did not start"), started:
+        pass
+
+
+def test_a_daemon_of_our_own_is_gone_after_an_interrupt(tmp_path: Path) -> None:
+    urls: list[str] = []
+
+    def interrupted() -> None:
+        with running_daemon(["--model", str(tmp_path)], stop_seconds=20) as url:
+            urls.append(url)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    with Client(urls[0]) as client:
+        assert not client.is_there()

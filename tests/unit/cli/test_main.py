@@ -1,0 +1,83 @@
+"""The command line's manners: exit codes, one line for what is wrong, no tracebacks."""
+
+from __future__ import annotations
+
+import socket
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from vlm_server.cli.main import build_parser, main
+from vlm_server.cli.options import load_settings, settings_arguments
+
+
+def test_without_a_command_the_usage_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main([])
+    assert exit_info.value.code == 2
+    assert "usage: vlm-server" in capsys.readouterr().err
+
+
+def test_check_config_says_that_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check-config", "--set", "server.port=9000"]) == 0
+    assert capsys.readouterr().out == "The settings are fine.\n"
+
+
+def test_check_config_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check-config", "--set", "server.prot=9000"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("vlm-server: ")
+    assert "prot" in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_the_printed_defaults_are_toml(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check-config", "--print-defaults"]) == 0
+    assert tomllib.loads(capsys.readouterr().out)["server"]["port"] == 8000
+
+
+@pytest.mark.parametrize("command", ["serve", "check-config", "ask picture.png what"])
+def test_every_command_refuses_settings_in_the_same_way(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command.split(), "--set", "server.host=0.0.0.0"]) == 2
+    assert "server.api_keys" in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert main(["serve", "--port", str(port)]) == 2
+    error = capsys.readouterr().err
+    assert f"can't listen on 127.0.0.1:{port}: Address already in use;" in error
+
+
+def test_an_address_of_another_machine_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = 'server.api_keys=["a-long-enough-key"]'
+    assert main(["serve", "--host", "192.0.2.1", "--set", keys]) == 2
+    assert "can't listen on 192.0.2.1" in capsys.readouterr().err
+
+
+def test_options_win_over_set_and_set_over_the_file(tmp_path: Path) -> None:
+    config = tmp_path / "settings.toml"
+    config.write_text('[server]\nport = 1\n[model]\npath = "x"\nname = "n"\n')
+    arguments = ["serve", "--config", str(config), "--model", "a b/ü", "--port", "3"]
+    arguments += ["--set", "server.port=2", "--set", "model.path=y"]
+    options = build_parser().parse_args(arguments)
+    settings = load_settings(options)
+    assert settings.server.port == 3
+    assert settings.model.path == "a b/ü"
+    assert settings.model.name == "n"
+
+
+def test_arguments_that_are_passed_on_hold_in_any_folder(tmp_path: Path) -> None:
+    options = build_parser().parse_args(
+        ["serve", "--config", "c.toml", "--model", str(tmp_path), "--set", "log.level=debug"]
+    )
+    assert settings_arguments(options) == [
+        *("--config", str(Path.cwd() / "c.toml")),
+        *("--model", str(tmp_path)),
+        *("--set", "log.level=debug"),
+    ]

@@ -1,0 +1,165 @@
+"""The frames between front and engine: what goes in comes out, and nothing else gets through."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vlm_server import protocol, settings
+from vlm_server.protocol import (
+    FRAME_HEADER,
+    Abort,
+    Accepted,
+    Command,
+    Delta,
+    Drain,
+    Event,
+    Failed,
+    Finished,
+    Image,
+    ImagePart,
+    Loading,
+    Message,
+    Ready,
+    SamplingParams,
+    Start,
+    Stats,
+    Submit,
+    TextPart,
+    Tokens,
+    Unloadable,
+    Usage,
+    decode_command,
+    decode_event,
+    encode_frame,
+)
+
+
+def submit(data: bytes = b"\x89PNG", text: str = "What is it?") -> Submit:
+    return Submit(
+        request_id="r1",
+        messages=(
+            Message("system", (TextPart("Be brief."),)),
+            Message("user", (ImagePart(0), TextPart(text))),
+        ),
+        images=(Image(data, "ab" * 32, "PNG", 640, 480, "messages[1].content[0]"),),
+        sampling=SamplingParams(max_tokens=8, temperature=0.0, top_p=0.9, seed=7, stop=("\n", "x")),
+    )
+
+
+COMMANDS: list[Command] = [
+    Start(settings.Model(), settings.Scheduler(), settings.Engine(), settings.Log()),
+    submit(),
+    Submit("r2", (), (), SamplingParams()),
+    Abort("r1"),
+    Drain(),
+]
+
+EVENTS: list[Event] = [
+    Loading("weights", 0.5),
+    Ready("qwen3_vl", "cpu", 4096),
+    Unloadable("no config.json"),
+    Accepted("r1"),
+    Tokens((Delta("r1", "a", 1), Delta("r2", "", 2))),
+    Tokens(()),
+    Finished("r1", "length", Usage(10, 5, 3)),
+    Failed("r1", "invalid_image", "can't be read", "messages[0].content[0]"),
+    Failed("r1", "internal_error", "the server failed"),
+    Stats(1, 2, 3, 4, 5, 6, 7, 8, 9),
+]
+
+
+def body_of(message: Command | Event) -> bytes:
+    """The frame of `message` without its header, which must say the body's length."""
+    frame = encode_frame(message)
+    (length,) = FRAME_HEADER.unpack(frame[: FRAME_HEADER.size])
+    body = frame[FRAME_HEADER.size :]
+    assert len(body) == length
+    return body
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: type(command).__name__)
+def test_a_command_comes_out_as_it_went_in(command: Command) -> None:
+    assert decode_command(body_of(command)) == command
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_an_event_comes_out_as_it_went_in(event: Event) -> None:
+    assert decode_event(body_of(event)) == event
+
+
+def test_every_message_is_in_the_lists_above() -> None:
+    assert {type(command) for command in COMMANDS} == set(Command.__args__)
+    assert {type(event) for event in EVENTS} == set(Event.__args__)
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_an_event_is_no_command(event: Event) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        decode_command(body_of(event))
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: type(command).__name__)
+def test_a_command_is_no_event(command: Command) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        decode_event(body_of(command))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"type": "shutdown"},
+        {"type": "abort"},
+        {"type": "abort", "request_id": 1},
+        {"request_id": "r1"},
+        {"type": "submit", "request_id": "r1", "messages": [], "images": []},
+        [],
+        None,
+    ],
+)
+def test_anything_else_is_refused(message: object) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        decode_command(msgspec.msgpack.encode(message))
+
+
+@pytest.mark.parametrize("role", ["tool", "developer", ""])
+def test_a_role_outside_the_list_is_refused(role: str) -> None:
+    raw = msgspec.to_builtins(submit())
+    raw["messages"][0]["role"] = role
+    with pytest.raises(msgspec.ValidationError):
+        decode_command(msgspec.msgpack.encode(raw))
+
+
+def test_a_cut_body_is_refused() -> None:
+    body = body_of(submit())
+    with pytest.raises(msgspec.DecodeError):
+        decode_command(body[:-1])
+
+
+@given(st.binary(max_size=64))
+def test_random_bytes_never_do_worse_than_a_decode_error(body: bytes) -> None:
+    for decode in (decode_command, decode_event):
+        try:
+            decode(body)
+        except msgspec.DecodeError:
+            continue
+
+
+@given(st.text(), st.binary())
+def test_any_text_and_any_bytes_travel_unchanged(text: str, data: bytes) -> None:
+    command = submit(data, text)
+    assert decode_command(body_of(command)) == command
+
+
+def test_the_length_is_four_bytes_with_the_highest_first() -> None:
+    frame = encode_frame(submit(data=bytes(70_000)))
+    assert int.from_bytes(frame[:4], "big") == len(frame) - 4
+
+
+def test_a_big_picture_travels_whole() -> None:
+    command = submit(data=bytes(range(256)) * (64 * 4096))  # 64 MiB
+    body = body_of(command)
+    assert len(body) < protocol.MAX_FRAME_BYTES
+    assert decode_command(body) == command

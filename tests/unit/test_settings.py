@@ -1,0 +1,150 @@
+"""Settings: one table of names, defaults, bounds and help; whatever is not in it is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from vlm_server.cli.check_config import describe, render_defaults
+from vlm_server.errors import ConfigError
+from vlm_server.settings import Settings, is_loopback, load
+
+DEFAULT_TOML = Path(__file__).parents[2] / "configs" / "default.toml"
+KEY = "a-long-enough-key"
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "settings.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_without_a_file_all_is_default() -> None:
+    assert load() == Settings()
+
+
+def test_the_file_of_defaults_is_what_the_settings_say() -> None:
+    assert DEFAULT_TOML.read_text(encoding="utf-8") == render_defaults()
+
+
+def test_the_file_of_defaults_loads_as_the_defaults() -> None:
+    assert load(DEFAULT_TOML) == Settings()
+
+
+def test_every_setting_has_help_that_ends_in_a_full_stop() -> None:
+    for section in msgspec.structs.fields(Settings):
+        struct = type(getattr(Settings(), section.name))
+        for field in msgspec.structs.fields(struct):
+            assert describe(struct, field.name).endswith("."), f"{section.name}.{field.name}"
+
+
+def test_a_file_changes_what_it_names_and_no_more(tmp_path: Path) -> None:
+    settings = load(write(tmp_path, "[server]\nport = 9000\n"))
+    assert settings.server.port == 9000
+    assert settings.server.host == Settings().server.host
+    assert settings.limits == Settings().limits
+
+
+def test_an_override_wins_over_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "[server]\nport = 9000\n")
+    assert load(path, ("server.port=9001",)).server.port == 9001
+
+
+def test_the_last_of_two_overrides_wins() -> None:
+    assert load(None, ("log.level=debug", "log.level=error")).log.level == "error"
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("model.path=/models/a b", "/models/a b"),
+        ('model.path="/models/a b"', "/models/a b"),
+        ("model.path=", ""),
+        ('model.path="a=b"', "a=b"),
+    ],
+)
+def test_a_string_needs_no_quotes(override: str, value: str) -> None:
+    assert load(None, (override,)).model.path == value
+
+
+def test_a_list_is_written_as_in_toml() -> None:
+    settings = load(None, (f'server.api_keys=["{KEY}", "another-key"]',))
+    assert settings.server.api_keys == (KEY, "another-key")
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("server.prot=1", "prot"),
+        ("sever.port=1", "sever"),
+        ("server.port=65536", "server.port"),
+        ("server.port=-1", "server.port"),
+        ("server.port=many", "server.port"),
+        ("server.port=80.5", "server.port"),
+        ("server.drain_seconds=-1", "server.drain_seconds"),
+        ("limits.max_body_bytes=0", "limits.max_body_bytes"),
+        ("limits.max_requests=0", "limits.max_requests"),
+        ("scheduler.max_num_seqs=0", "scheduler.max_num_seqs"),
+        ("log.level=loud", "log.level"),
+        ("model.dtype=int4", "model.dtype"),
+    ],
+)
+def test_what_is_unknown_or_out_of_bounds_is_refused_by_name(override: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        load(None, (override,))
+
+
+@pytest.mark.parametrize("override", ["port=1", "server.port", "server=1", "=1", ".port=1", ""])
+def test_an_override_that_is_none_is_refused(override: str) -> None:
+    with pytest.raises(ConfigError):
+        load(None, (override,))
+
+
+def test_an_unknown_name_in_the_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nothing"):
+        load(write(tmp_path, "[server]\nnothing = 1\n"))
+
+
+@pytest.mark.parametrize("text", ["[server", "server = 1", "[[server]]\nport = 1"])
+def test_a_file_of_another_shape_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError):
+        load(write(tmp_path, text))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.toml"):
+        load(tmp_path / "absent.toml")
+
+
+def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "latin.toml"
+    path.write_bytes('[model]\nname = "é"\n'.encode("latin-1"))
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load(path)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_loopback_needs_no_key(host: str) -> None:
+    assert is_loopback(host)
+    assert load(None, (f"server.host={host}",)).server.host == host
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "example.org", "localhost.evil"])
+def test_any_other_address_needs_a_key(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"server\.api_keys"):
+        load(None, (f'server.host="{host}"',))
+    settings = load(None, (f'server.host="{host}"', f'server.api_keys=["{KEY}"]'))
+    assert settings.server.host == host
+
+
+@pytest.mark.parametrize("keys", ['[""]', '["short"]', f'["{KEY}", ""]'])
+def test_keys_that_anyone_could_guess_are_refused(keys: str) -> None:
+    with pytest.raises(ConfigError, match=r"server\.api_keys"):
+        load(None, (f"server.api_keys={keys}",))
+
+
+def test_settings_never_change() -> None:
+    with pytest.raises(AttributeError):
+        Settings().server.port = 1  # type: ignore[misc]
