@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 import msgspec
@@ -99,7 +99,7 @@ class Supervisor:
                 await self._task
         self._set(state="stopped", pid=None)
 
-    async def stream(self, submit: Submit) -> AsyncIterator[RequestEvent]:
+    async def stream(self, submit: Submit) -> AsyncGenerator[RequestEvent, None]:
         """See `ports.EngineClient.stream`."""
         process = self._process
         if process is None or not self._status.is_ready:

@@ -1,0 +1,127 @@
+"""A real daemon for tests: the program itself, on a free port, asked over HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+
+START_SECONDS = 120.0
+
+
+@dataclass
+class Daemon:
+    """One running `vlm-server serve`."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    log: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        options = {"api_key": "none", "max_retries": 0, "timeout": 60, **options}
+        return openai.OpenAI(base_url=f"{self.url}/v1", **options)
+
+    def async_client(self, **options: Any) -> openai.AsyncOpenAI:
+        options = {"api_key": "none", "max_retries": 0, "timeout": 60, **options}
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", **options)
+
+    def get(self, path: str) -> tuple[int, Any]:
+        """(status, decoded JSON) of a GET."""
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=10) as response:
+                return response.status, json.loads(response.read())
+        except urllib.error.HTTPError as error:
+            return error.code, json.loads(error.read())
+
+    def status(self) -> dict[str, Any]:
+        return self.get("/v1/status")[1]
+
+    def engine_pid(self) -> int:
+        return int(self.status()["engine"]["pid"])
+
+    def wait_ready(self, seconds: float = START_SECONDS) -> None:
+        wait_until(lambda: self._is_ready(), seconds, self.log)
+
+    def wait_idle(self, seconds: float = 10.0) -> None:
+        """Until the engine says that it tracks no request."""
+        wait_until(lambda: self.status()["engine"]["stats"]["tracked"] == 0, seconds, self.log)
+
+    def _is_ready(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        try:
+            return self.get("/health/ready")[0] == 200
+        except OSError:
+            return False
+
+
+def wait_until(condition: Any, seconds: float, log: Path) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s; log:\n{log.read_text()}"
+        time.sleep(0.05)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def running_daemon(folder: Path, *arguments: str, wait: bool = True) -> Iterator[Daemon]:
+    """A daemon that has its own log in `folder`, and is gone afterwards."""
+    log = folder / "daemon.log"
+    port = free_port()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "vlm_server.cli", "serve", "--port", str(port), *arguments],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    daemon = Daemon(process, port, log)
+    try:
+        if wait:
+            daemon.wait_ready()
+        yield daemon
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                raise
+
+
+def is_alive(pid: int) -> bool:
+    """Whether process `pid` runs; a zombie does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        if sys.platform == "linux":
+            return False
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+    return state != "Z"

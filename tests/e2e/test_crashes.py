@@ -1,0 +1,180 @@
+"""The engine may die, the front may die, the client may leave: each at awkward moments."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.e2e.daemon import Daemon, is_alive, running_daemon, wait_until
+from tests.e2e.pictures import noise, user
+from tests.tiny_models import build
+
+pytestmark = pytest.mark.e2e
+
+LONG = 6000
+
+
+@pytest.fixture
+def mortal(tmp_path: Path) -> Iterator[Daemon]:
+    """A daemon of this test's own, with answers as long as anyone likes."""
+    model = build("qwen3_vl", tmp_path / "model")
+    with running_daemon(
+        tmp_path, "--model", str(model), "--set", "server.drain_seconds=3"
+    ) as daemon:
+        yield daemon
+
+
+def long_stream(daemon: Daemon) -> Any:
+    """Chunks of an answer that takes much longer than any test."""
+    return daemon.client().chat.completions.create(
+        model="default",
+        messages=[user(noise(1, (64, 64)), "Go on")],
+        max_tokens=LONG,
+        temperature=0,
+        stream=True,
+    )
+
+
+def assert_answers(daemon: Daemon) -> None:
+    answer = daemon.client().chat.completions.create(
+        model="default", messages=[user(noise(1, (64, 64)), "What?")], max_tokens=4, temperature=0
+    )
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 4
+
+
+def test_engine_killed_in_a_stream(mortal: Daemon) -> None:
+    stream = long_stream(mortal)
+    for _ in range(5):
+        next(stream)
+    old = mortal.engine_pid()
+    os.kill(old, signal.SIGKILL)
+    with pytest.raises(openai.APIError) as caught:
+        list(stream)
+    assert caught.value.code == "engine_died"
+    assert mortal.get("/health/live")[0] == 200
+    wait_until(lambda: mortal.get("/health/ready")[0] == 503, 5, mortal.log)
+    with pytest.raises(openai.InternalServerError) as refused:
+        assert_answers(mortal)
+    assert refused.value.status_code == 503
+    assert int(refused.value.response.headers["retry-after"]) >= 1
+    mortal.wait_ready()
+    assert mortal.engine_pid() != old
+    assert_answers(mortal)
+
+
+def test_engine_killed_again_and_again(mortal: Daemon) -> None:
+    """Before the first token, while idle, while it starts: the service stays."""
+    for delay in (0.0, 0.05, 0.3):
+        mortal.wait_ready()
+        os.kill(mortal.engine_pid(), signal.SIGKILL)
+        time.sleep(delay)
+        assert mortal.get("/health/live")[0] == 200
+    mortal.wait_ready()
+    assert_answers(mortal)
+
+
+def test_engine_killed_before_the_first_token_is_an_http_error(mortal: Daemon) -> None:
+    os.kill(mortal.engine_pid(), signal.SIGSTOP)
+
+    async def ask() -> Any:
+        request = asyncio.create_task(
+            mortal.async_client().chat.completions.create(
+                model="default", messages=[user("Hello")], stream=True, max_tokens=4
+            )
+        )
+        await asyncio.sleep(0.5)
+        os.kill(mortal.engine_pid(), signal.SIGKILL)
+        return await request
+
+    with pytest.raises(openai.InternalServerError) as caught:
+        asyncio.run(ask())
+    assert caught.value.status_code == 502
+    mortal.wait_ready()
+    assert_answers(mortal)
+
+
+def test_front_killed_leaves_no_orphan(mortal: Daemon) -> None:
+    stream = long_stream(mortal)
+    next(stream)
+    engine = mortal.engine_pid()
+    assert is_alive(engine)
+    mortal.process.kill()
+    mortal.process.wait()
+    wait_until(lambda: not is_alive(engine), 5, mortal.log)
+
+
+def test_front_killed_while_the_engine_loads_leaves_no_orphan(tmp_path: Path) -> None:
+    model = build("qwen3_vl", tmp_path / "model")
+    with running_daemon(tmp_path, "--model", str(model), wait=False) as daemon:
+        pids: list[int] = []
+
+        def engine_is_there() -> bool:
+            try:
+                pid = daemon.status()["engine"]["pid"]
+            except OSError:
+                return False
+            pids.extend([pid] if pid else [])
+            return bool(pid)
+
+        wait_until(engine_is_there, 20, daemon.log)
+        daemon.process.kill()
+        daemon.process.wait()
+        wait_until(lambda: not is_alive(pids[0]), 20, daemon.log)
+
+
+def test_terminated_front_finishes_what_runs(mortal: Daemon) -> None:
+    engine = mortal.engine_pid()
+    stream = long_stream(mortal)
+    next(stream)
+    mortal.process.send_signal(signal.SIGTERM)
+    with pytest.raises((openai.APIError, httpx.HTTPError)):
+        list(stream)  # it is longer than the drain: cut off with an error, not silently
+    mortal.process.wait(15)
+    assert mortal.process.returncode == 0
+    assert not is_alive(engine)
+
+
+def test_terminated_front_lets_a_short_answer_end(mortal: Daemon) -> None:
+    stream = mortal.client().chat.completions.create(
+        model="default", messages=[user("Go on")], max_tokens=300, stream=True
+    )
+    next(stream)
+    mortal.process.send_signal(signal.SIGTERM)
+    assert list(stream)[-1].choices[0].finish_reason == "length"
+    mortal.process.wait(15)
+    assert mortal.process.returncode == 0
+
+
+def test_a_client_that_leaves_ends_its_request(tiny_daemon: Daemon) -> None:
+    """Streaming and not: the engine forgets it within a second or so, not at its end."""
+    stream = long_stream(tiny_daemon)
+    next(stream)
+    stream.close()
+    with pytest.raises(openai.APITimeoutError):
+        tiny_daemon.client(timeout=0.5).chat.completions.create(
+            model="default", messages=[user("Go on")], max_tokens=LONG, temperature=0
+        )
+    tiny_daemon.wait_idle(3)
+
+
+def test_a_client_that_resets_in_the_middle_of_its_upload(tiny_daemon: Daemon) -> None:
+    for cut in (10, 200, 5000):
+        with socket.create_connection(("127.0.0.1", tiny_daemon.port)) as connection:
+            head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+            head += b"Content-Type: application/json\r\nContent-Length: 100000\r\n\r\n"
+            connection.sendall((head + b'{"messages": "' + b"x" * 5000)[:cut])
+            linger = b"\x01\x00\x00\x00\x00\x00\x00\x00"
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    tiny_daemon.wait_idle(3)
+    assert_answers(tiny_daemon)
