@@ -45,7 +45,7 @@ def install(arguments: argparse.Namespace, manager: ServiceManager) -> int:
     """Write the service's file and load it. Raises ConfigError or CommandFailed."""
     settings = options.load_settings(arguments)
     command = ServiceCommand(
-        program=Path(sys.executable).with_name("vlm-server"),
+        program=_program(),
         arguments=["serve", *options.settings_arguments(arguments)],
         drain_seconds=settings.server.drain_seconds,
     )
@@ -102,6 +102,14 @@ def write_privately(path: Path, content: bytes) -> None:
         draft.replace(path)
     except OSError as error:
         raise CommandFailed(f"can't write {path}: {error.strerror}") from None
+
+
+def _program() -> Path:
+    """This installation's `vlm-server`, which lies beside its Python."""
+    program = Path(sys.executable).absolute().with_name("vlm-server")
+    if not program.is_file():
+        raise CommandFailed(f"{program} is missing: install the project with pip first")
+    return program
 
 
 def _settings_of(words: list[str]) -> Settings:
