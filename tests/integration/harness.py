@@ -1,0 +1,153 @@
+"""A real engine on a tiny model, driven beat by beat: the test says what runs beside what."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from PIL import Image as PillowImage
+
+from vlm_server.engine.scheduler import Scheduler, SchedulerConfig
+from vlm_server.errors import RequestError
+from vlm_server.ports import PreparedPrompt
+from vlm_server.protocol import (
+    Event,
+    Failed,
+    Finished,
+    Image,
+    ImagePart,
+    Message,
+    SamplingParams,
+    Submit,
+    TextPart,
+    Tokens,
+)
+from vlm_server.runner.loading import LoadedModel
+from vlm_server.runner.model_runner import ModelRunner
+from vlm_server.runner.preparer import MultimodalPreparer
+
+Part = str | PillowImage.Image | Image
+GREEDY = SamplingParams(max_tokens=10, temperature=0.0)
+
+
+def encoded(picture: PillowImage.Image, name: str = "PNG", **options: object) -> Image:
+    """A picture as the front would hand it over."""
+    buffer = io.BytesIO()
+    picture.save(buffer, name, **options)
+    return image_of(buffer.getvalue(), name, *picture.size)
+
+
+def image_of(data: bytes, name: str, width: int, height: int) -> Image:
+    return Image(data, hashlib.sha256(data).hexdigest(), name, width, height, "messages[0]")
+
+
+def ask(request_id: str, *parts: Part, sampling: SamplingParams = GREEDY) -> Submit:
+    """One user message of texts and pictures, in this order."""
+    return conversation(request_id, ("user", parts), sampling=sampling)
+
+
+def conversation(
+    request_id: str, *turns: tuple[str, Sequence[Part]], sampling: SamplingParams = GREEDY
+) -> Submit:
+    """Messages of (role, parts)."""
+    images: list[Image] = []
+
+    def part_of(part: Part) -> TextPart | ImagePart:
+        if isinstance(part, str):
+            return TextPart(part)
+        images.append(part if isinstance(part, Image) else encoded(part))
+        return ImagePart(len(images) - 1)
+
+    messages = tuple(
+        Message(role, tuple(map(part_of, parts)))  # type: ignore[arg-type]
+        for role, parts in turns
+    )
+    return Submit(request_id, messages, tuple(images), sampling)
+
+
+@dataclass
+class Engine:
+    """Scheduler, runner and preparer of one model; requests are prepared when they come."""
+
+    loaded: LoadedModel
+    preparer: MultimodalPreparer
+    chunk_tokens: int = 512
+    max_num_seqs: int = 8
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    ends: dict[str, Finished | Failed] = field(default_factory=dict)
+    prompts: dict[str, PreparedPrompt] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.runner = ModelRunner(self.loaded)
+        config = SchedulerConfig(
+            max_num_seqs=self.max_num_seqs,
+            prefill_chunk_tokens=self.chunk_tokens,
+            max_preparing=8,
+            context_tokens=self.loaded.context_tokens,
+            eos_token_ids=self.loaded.eos_token_ids,
+            default_temperature=self.loaded.default_temperature,
+            default_top_p=self.loaded.default_top_p,
+        )
+        self.scheduler = Scheduler(config, self.loaded.backend)
+
+    def add(self, submit: Submit) -> None:
+        self._take(self.scheduler.add(submit))
+        for started in self.scheduler.start_preparing():
+            outcome: PreparedPrompt | RequestError
+            try:
+                outcome = self.prompts[started.request_id] = self.preparer.prepare(started)
+            except RequestError as error:
+                outcome = error
+            self._take(self.scheduler.prepared(started.request_id, outcome))
+
+    def abort(self, request_id: str) -> None:
+        self._take(self.scheduler.abort(request_id))
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            plan = self.scheduler.schedule()
+            if plan.is_empty:
+                return
+            result = self.runner.execute(plan)
+            for request_id, token in result.tokens.items():
+                self.tokens.setdefault(request_id, []).append(token)
+            self._take(self.scheduler.update(plan, result))
+
+    def step_until(self, condition: Callable[[], bool]) -> None:
+        for _ in range(1000):
+            if condition():
+                return
+            self.step()
+        raise AssertionError("it never came to that")
+
+    def run(self) -> None:
+        """To the end of every request, the last of which leaves nothing."""
+        self.step_until(lambda: not self.scheduler.has_runner_work)
+        assert self.scheduler.num_tracked == self.runner.num_tracked == 0
+
+    def answer(self, submit: Submit) -> list[int]:
+        """All tokens of a request that runs with whatever else is there."""
+        self.add(submit)
+        self.run()
+        end = self.ends[submit.request_id]
+        assert isinstance(end, Finished), end
+        return self.tokens[submit.request_id]
+
+    def _take(self, events: list[Event]) -> None:
+        for event in events:
+            match event:
+                case Tokens(deltas):
+                    for delta in deltas:
+                        told = self.texts.get(delta.request_id, "")
+                        self.texts[delta.request_id] = told + delta.text
+                case Finished() | Failed():
+                    assert event.request_id not in self.ends
+                    self.ends[event.request_id] = event
+                case _:
+                    pass
+
+
+NewEngine = Callable[..., Engine]

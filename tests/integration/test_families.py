@@ -1,0 +1,281 @@
+"""What every family must keep: who runs beside a request changes nothing of its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import msgspec
+import pytest
+from mlx_vlm import stream_generate
+from mlx_vlm.prompt_utils import apply_chat_template
+
+from tests.integration.harness import (
+    GREEDY,
+    Engine,
+    NewEngine,
+    Part,
+    ask,
+    conversation,
+    encoded,
+    image_of,
+)
+from tests.tiny_models.pictures import picture
+from vlm_server.engine.states import State
+from vlm_server.protocol import Failed, Finished, SamplingParams, Submit
+from vlm_server.runner.loading import LoadedModel
+from vlm_server.runner.preparer import MultimodalPreparer
+
+Served = tuple[LoadedModel, MultimodalPreparer]
+
+PROMPTS: dict[str, tuple[Part, ...]] = {
+    "text": ("Which colour is the shape on the left?",),
+    "long": ("Look at the second button" + ", and read the number" * 6,),
+    "picture": (picture(1), "Describe this image."),
+    "pictures": ("First", picture(2, 100, 60), "and then", picture(3), "which one?"),
+    "mute": (picture(4, 60, 120),),
+}
+LONGER = SamplingParams(max_tokens=24, temperature=0.0)
+
+
+def asked(name: str, sampling: SamplingParams = GREEDY) -> Submit:
+    return ask(name, *PROMPTS[name], sampling=sampling)
+
+
+@pytest.fixture(scope="session")
+def alone(served: Served) -> Callable[[str], list[int]]:
+    """The 24 tokens that a prompt gets when nothing runs beside it, prefilled whole."""
+    return cache(lambda name: Engine(*served).answer(asked(name, LONGER)))
+
+
+# ---- equal whatever runs beside ------------------------------------------------------
+
+
+def test_batched_is_as_alone(new_engine: NewEngine, alone: Callable[[str], list[int]]):
+    engine = new_engine()
+    for name in PROMPTS:
+        engine.add(asked(name))
+    engine.run()
+    assert engine.tokens == {name: alone(name)[:10] for name in PROMPTS}
+
+
+def test_staggered_is_as_alone(new_engine: NewEngine, alone: Callable[[str], list[int]]):
+    engine = new_engine()
+    for number, name in enumerate(PROMPTS):
+        engine.add(asked(name, SamplingParams(max_tokens=6 + 4 * number, temperature=0.0)))
+        engine.step(3 + number)
+    engine.run()
+    lengths = {name: 6 + 4 * number for number, name in enumerate(PROMPTS)}
+    assert engine.tokens == {name: alone(name)[: lengths[name]] for name in PROMPTS}
+
+
+def test_a_joiner_is_as_alone_and_so_are_those_it_joins(
+    new_engine: NewEngine, alone: Callable[[str], list[int]]
+):
+    engine = new_engine(chunk_tokens=16)
+    engine.add(asked("long", LONGER))
+    engine.add(asked("picture", LONGER))
+    engine.step_until(lambda: len(engine.tokens.get("picture", [])) >= 8)
+    engine.add(asked("pictures"))
+    engine.run()
+    assert engine.tokens["long"] == alone("long")
+    assert engine.tokens["picture"] == alone("picture")
+    assert engine.tokens["pictures"] == alone("pictures")[:10]
+
+
+def test_rows_that_leave_in_any_order_leave_the_others_as_they_were(
+    new_engine: NewEngine, alone: Callable[[str], list[int]]
+):
+    lengths = dict(zip(PROMPTS, (5, 20, 1, 12, 9), strict=True))
+    engine = new_engine()
+    for name in PROMPTS:
+        engine.add(asked(name, SamplingParams(max_tokens=lengths[name], temperature=0.0)))
+    engine.run()
+    assert engine.tokens == {name: alone(name)[: lengths[name]] for name in PROMPTS}
+
+
+@pytest.mark.parametrize("chunk", [7, 16])
+def test_chunked_is_as_whole(new_engine: NewEngine, alone: Callable[[str], list[int]], chunk: int):
+    engine = new_engine(chunk_tokens=chunk)
+    for name in PROMPTS:
+        engine.add(asked(name))
+    engine.run()
+    assert engine.tokens == {name: alone(name)[:10] for name in PROMPTS}
+
+
+@pytest.mark.parametrize("state", ["encoding", "prefill", "decode", "first token"])
+def test_an_abort_leaves_the_others_as_they_were(
+    new_engine: NewEngine, alone: Callable[[str], list[int]], state: str
+):
+    engine = new_engine(chunk_tokens=9)
+    engine.add(asked("long", LONGER))
+    engine.step_until(lambda: len(engine.tokens.get("long", [])) >= 3)
+    engine.add(asked("pictures"))
+    engine.add(asked("picture"))
+    request = engine.scheduler._requests["pictures"]
+    reached = {
+        "encoding": lambda: request.num_encoded == 1,
+        "prefill": lambda: request.num_prefilled > 0,
+        "decode": lambda: request.num_generated == 4,
+        "first token": lambda: request.state is State.DECODE,
+    }
+    engine.step_until(reached[state])
+    engine.abort("pictures")
+    engine.run()
+    assert engine.tokens["long"] == alone("long")
+    assert engine.tokens["picture"] == alone("picture")[:10]
+    ended = engine.ends["pictures"]
+    assert isinstance(ended, Finished)
+    assert ended.finish_reason == "abort"
+
+
+def test_a_failing_picture_ends_its_own_request_alone(
+    new_engine: NewEngine, alone: Callable[[str], list[int]]
+):
+    engine = new_engine()
+    broken = image_of(b"\x89PNG\r\n\x1a\n nothing", "PNG", 8, 8)
+    for name in ("text", "picture"):
+        engine.add(asked(name))
+    engine.add(ask("broken", broken, "what?"))
+    engine.run()
+    failed = engine.ends["broken"]
+    assert isinstance(failed, Failed)
+    assert failed.code == "invalid_image"
+    assert engine.tokens == {name: alone(name)[:10] for name in ("text", "picture")}
+
+
+def test_a_unit_that_fails_ends_its_own_request_alone(
+    new_engine: NewEngine, served: Served, alone: Callable[[str], list[int]]
+):
+    """Pixels that the tower can't take: nobody else notices, and nothing stays."""
+    engine = new_engine()
+    prepared = served[1].prepare(asked("picture"))
+    (span,) = prepared.images
+    broken = {**span.inputs, "pixel_values": span.inputs["pixel_values"][..., :1]}
+    engine.add(asked("text", LONGER))
+    engine.step(4)
+    engine.scheduler.add(asked("picture"))
+    engine.scheduler.start_preparing()
+    engine.scheduler.prepared("picture", replace(prepared, images=(replace(span, inputs=broken),)))
+    engine.run()
+    failed = engine.ends["picture"]
+    assert isinstance(failed, Failed)
+    assert failed.code == "internal_error"
+    assert engine.tokens["text"] == alone("text")
+
+
+# ---- pictures are looked at ----------------------------------------------------------
+
+
+def test_another_picture_gets_another_answer(new_engine: NewEngine):
+    engine = new_engine()
+    first = engine.answer(ask("a", picture(1), "what?"))
+    assert engine.answer(ask("b", picture(2), "what?")) != first
+    assert engine.answer(ask("c", picture(1), "what?")) == first
+
+
+def test_the_order_of_pictures_matters(new_engine: NewEngine):
+    engine = new_engine()
+    a, b = picture(1), picture(2)
+    assert engine.answer(ask("ab", a, b, "what?")) != engine.answer(ask("ba", b, a, "what?"))
+
+
+def test_where_a_picture_stands_in_the_text_matters(new_engine: NewEngine):
+    engine = new_engine()
+    first = engine.answer(ask("before", picture(1), "what is this"))
+    assert engine.answer(ask("after", "what is this", picture(1))) != first
+
+
+def test_the_same_pixels_in_another_format_get_the_same_answer(new_engine: NewEngine):
+    engine = new_engine()
+    png = engine.answer(ask("png", encoded(picture(1)), "what?"))
+    webp = encoded(picture(1), "WEBP", lossless=True)
+    assert engine.answer(ask("webp", webp, "what?")) == png
+
+
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (1, 90), (90, 1), (3000, 10), (2, 500)])
+def test_odd_shapes_get_an_answer_or_a_clear_refusal(
+    new_engine: NewEngine, alone: Callable[[str], list[int]], width: int, height: int
+):
+    engine = new_engine()
+    engine.add(asked("text"))
+    engine.add(ask("odd", picture(1, width, height), "what?"))
+    engine.run()
+    end = engine.ends["odd"]
+    if isinstance(end, Failed):
+        assert end.code == "invalid_image"
+        assert f"{width}x{height}" in end.message
+        assert end.param == "messages[0]"
+    assert engine.tokens["text"] == alone("text")[:10]
+
+
+# ---- the same as mlx-vlm -------------------------------------------------------------
+
+
+def gold(loaded: LoadedModel, *turns: tuple[str, tuple[Part, ...]]) -> list[int]:
+    """mlx-vlm's own greedy tokens; a BOS that the template wrote is not added once more."""
+    pictures: list[Any] = []
+    messages = []
+    for role, parts in turns:
+        content = [
+            {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
+            for part in parts
+        ]
+        pictures += [part for part in parts if not isinstance(part, str)]
+        messages.append({"role": role, "content": content})
+    text = apply_chat_template(
+        loaded.processor, loaded.model.config, messages, num_images=len(pictures)
+    )
+    results = stream_generate(
+        loaded.model,
+        loaded.processor,
+        text.removeprefix(loaded.tokenizer.bos_token or ""),
+        image=pictures or None,
+        max_tokens=24,
+        temperature=0.0,
+    )
+    return [int(result.token) for result in results][:24]  # the last comes twice
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_greedy_tokens_are_mlx_vlms(served: Served, alone: Callable[[str], list[int]], name: str):
+    assert alone(name) == gold(served[0], ("user", PROMPTS[name]))
+
+
+def test_a_conversation_is_mlx_vlms(served: Served, new_engine: NewEngine):
+    turns: tuple[tuple[str, tuple[Part, ...]], ...] = (
+        ("system", ("You look at screenshots.",)),
+        ("user", (picture(1), "What is this?")),
+        ("assistant", ("A red square.",)),
+        ("user", ("And this?", picture(2, 60, 100))),
+    )
+    sampling = msgspec.structs.replace(GREEDY, max_tokens=24)
+    ours = new_engine().answer(conversation("a", *turns, sampling=sampling))
+    assert ours == gold(served[0], *turns)
+
+
+# ---- nothing stays -------------------------------------------------------------------
+
+
+def test_memory_returns_to_its_baseline(new_engine: NewEngine):
+    engine = new_engine(chunk_tokens=32)
+    burst = [*PROMPTS, "abort me"]
+
+    def run_burst(number: int) -> None:
+        for name in burst:
+            parts = PROMPTS.get(name, PROMPTS["pictures"])
+            engine.add(ask(f"{name} {number}", *parts))
+        engine.step(6)
+        engine.abort(f"abort me {number}")
+        engine.run()
+        mx.synchronize()  # a step that was launched ahead may still be under way
+
+    run_burst(0)
+    baseline = mx.get_active_memory()
+    for number in range(1, 3):
+        run_burst(number)
+    assert mx.get_active_memory() <= baseline * 1.01
+    assert engine.runner.num_tracked == 0
