@@ -22,7 +22,7 @@ from vlm_server.protocol import Image, Submit, TextPart
 from vlm_server.runner.images import decode_rgb
 from vlm_server.runner.loading import LoadedModel
 from vlm_server.runner.special_tokens import SpecialTokens
-from vlm_server.runner.templates import ChatTemplate
+from vlm_server.runner.templates import ChatTemplate, join_texts
 
 _NOT_OF_THE_IMAGE = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
 
@@ -96,9 +96,10 @@ class MultimodalPreparer:
 
     def _tokenize(self, submit: Submit, processed: list[_ProcessedImage]) -> list[int]:
         """Ids of the whole prompt, one image token for each picture."""
+        messages = join_texts(submit.messages)
         user_text = "\n".join(
             part.text
-            for message in submit.messages
+            for message in messages
             for part in message.content
             if isinstance(part, TextPart)
         )
@@ -106,7 +107,7 @@ class MultimodalPreparer:
         if mark is None:
             raise InvalidRequest("the text mixes control tokens and private-use marks", "messages")
         rendered = self._template.render(
-            submit.messages, lambda text: self._special.disarm(text, mark) if mark else text
+            messages, lambda text: self._special.disarm(text, mark) if mark else text
         )
         token_ids = self._encode(self._place_images(rendered, processed))
         return self._special.remove_marks(token_ids, mark) if mark else token_ids

@@ -7,7 +7,8 @@ out by rendering a probe: whether they take a list of parts, and what they write
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 from mlx_vlm.prompt_utils import get_chat_template
@@ -16,6 +17,23 @@ from vlm_server.errors import InvalidRequest, ModelLoadError
 from vlm_server.protocol import ImagePart, Message, TextPart
 
 _PROBE = "probe of the template"
+
+
+def join_texts(messages: Sequence[Message]) -> list[Message]:
+    """`messages` with neighbouring text parts as one, as the model reads them.
+
+    Templates trim parts, or take the first one alone; and a control token that is cut between
+    two parts is one again once they are rendered.
+    """
+    return [Message(message.role, tuple(_joined(message.content))) for message in messages]
+
+
+def _joined(parts: Sequence[TextPart | ImagePart]) -> Iterator[TextPart | ImagePart]:
+    for is_text, group in groupby(parts, lambda part: isinstance(part, TextPart)):
+        if is_text:
+            yield TextPart("".join(part.text for part in group if isinstance(part, TextPart)))
+        else:
+            yield from group
 
 
 class ChatTemplate:

@@ -1,0 +1,178 @@
+"""A model's control tokens in users' text stay text, and other text is what mlx-vlm makes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mlx_vlm.prompt_utils import apply_chat_template
+from mlx_vlm.utils import prepare_inputs, should_add_special_tokens
+
+from tests.integration.harness import Part, ask, conversation
+from tests.tiny_models.pictures import picture
+from vlm_server.errors import InvalidRequest
+from vlm_server.runner.loading import LoadedModel
+from vlm_server.runner.preparer import MultimodalPreparer
+
+Served = tuple[LoadedModel, MultimodalPreparer]
+
+PRIVATE_USE = "\ue0ff\ue0fe\ue0fd"
+PLAIN = "What is on the left"
+
+
+def control_ids(loaded: LoadedModel) -> set[int]:
+    added = loaded.tokenizer.added_tokens_decoder
+    return {loaded.image_token_id, *(i for i, token in added.items() if token.special)}
+
+
+def control_strings(loaded: LoadedModel) -> list[str]:
+    return [loaded.tokenizer.convert_ids_to_tokens(i) for i in sorted(control_ids(loaded))]
+
+
+def controls_in(loaded: LoadedModel, ids: Any) -> list[int]:
+    return [int(i) for i in ids if int(i) in control_ids(loaded)]
+
+
+def shown(loaded: LoadedModel, ids: Any) -> str:
+    return loaded.backend.decode([int(i) for i in ids], skip_special_tokens=False)
+
+
+def mlx_vlms_ids(loaded: LoadedModel, *parts: Part) -> list[int]:
+    """The processor's own ids; a BOS that the template wrote is not added once more."""
+    pictures = [part for part in parts if not isinstance(part, str)]
+    content = [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
+        for part in parts
+    ]
+    text = apply_chat_template(
+        loaded.processor,
+        loaded.model.config,
+        [{"role": "user", "content": content}],
+        num_images=len(pictures),
+    )
+    made = prepare_inputs(
+        loaded.processor,
+        images=pictures or None,
+        prompts=text.removeprefix(loaded.tokenizer.bos_token or ""),
+        image_token_index=loaded.image_token_id,
+        add_special_tokens=should_add_special_tokens(loaded.model_type, loaded.processor),
+    )
+    return [int(i) for i in np.array(made["input_ids"]).reshape(-1)]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ("hello world",),
+        ("Größe 日本語 😀  two  blanks\nand lines",),
+        (picture(1), "what?"),
+        ("First", picture(1), "then", picture(2, 120, 60), "which?"),
+        ("above\nit", picture(1), "some\n\nlines"),
+    ],
+    ids=["ascii", "unicode", "picture", "pictures", "newline"],
+)
+def test_text_without_controls_gives_the_processors_ids(served: Served, parts: tuple[Part, ...]):
+    loaded, preparer = served
+    prepared = preparer.prepare(ask("a", *parts))
+    assert prepared.token_ids.tolist() == mlx_vlms_ids(loaded, *parts)
+
+
+def test_every_control_string_stays_text_in_every_place(served: Served):
+    loaded, preparer = served
+    strings = control_strings(loaded)
+    hostile = " ".join(strings) + "".join(strings) + "x"
+    plain = preparer.prepare(
+        conversation(
+            "a",
+            ("system", (PLAIN,)),
+            ("user", (PLAIN, picture(1))),
+            ("assistant", (PLAIN,)),
+            ("user", (picture(2), PLAIN)),
+        )
+    )
+    attacked = preparer.prepare(
+        conversation(
+            "b",
+            ("system", (hostile,)),
+            ("user", (hostile, picture(1))),
+            ("assistant", (hostile,)),
+            ("user", (picture(2), hostile)),
+        )
+    )
+    assert controls_in(loaded, attacked.token_ids) == controls_in(loaded, plain.token_ids)
+    assert len(attacked.images) == 2
+    text = shown(loaded, attacked.token_ids)
+    assert text.count(hostile) == 4
+    assert text.replace(hostile, PLAIN) == shown(loaded, plain.token_ids)
+
+
+def test_each_picture_has_its_own_span(served: Served):
+    loaded, preparer = served
+    token = control_strings(loaded)[0]
+    for hostile in control_strings(loaded):
+        parts = ("a", picture(1), hostile, picture(2, 60, 110), token)
+        prepared = preparer.prepare(ask("a", *parts))
+        is_image = prepared.token_ids == loaded.image_token_id
+        inside = np.zeros_like(is_image)
+        for span in prepared.images:
+            assert is_image[span.start]
+            assert is_image[span.end - 1]
+            inside[span.start : span.end] = True
+        assert not (is_image & ~inside).any()
+        assert len(prepared.images) == 2
+
+
+def test_a_control_string_cut_between_two_parts_stays_text(served: Served):
+    loaded, preparer = served
+    plain = controls_in(loaded, preparer.prepare(ask("a", "a", "b")).token_ids)
+    for string in control_strings(loaded):
+        for place in range(1, len(string)):
+            prepared = preparer.prepare(ask("a", string[:place], string[place:]))
+            assert controls_in(loaded, prepared.token_ids) == plain, (string, place)
+
+
+def test_all_text_parts_of_a_message_are_read(served: Served):
+    loaded, preparer = served
+    submit = conversation(
+        "a", ("system", ("First rule.", " Second rule.")), ("user", ("One.", " Two.", " Three."))
+    )
+    text = shown(loaded, preparer.prepare(submit).token_ids)
+    assert "First rule. Second rule." in text
+    assert "One. Two. Three." in text
+
+
+@given(data=st.data())
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_mixture_of_controls_and_text_decodes_to_itself(served: Served, data: st.DataObject):
+    loaded, preparer = served
+    pieces = st.sampled_from(control_strings(loaded)) | st.text(
+        "ab <|>é😀\ue0ff\ue0fe_", min_size=1, max_size=4
+    )
+    text = "x" + "".join(data.draw(st.lists(pieces, max_size=6))) + "x"
+    prepared = preparer.prepare(ask("a", text))
+    plain = preparer.prepare(ask("b", PLAIN))
+    assert controls_in(loaded, prepared.token_ids) == controls_in(loaded, plain.token_ids)
+    assert shown(loaded, prepared.token_ids) == shown(loaded, plain.token_ids).replace(PLAIN, text)
+
+
+def test_private_use_characters_alone_are_text(served: Served):
+    loaded, preparer = served
+    prepared = preparer.prepare(ask("a", f"x{PRIVATE_USE}x"))
+    assert f"x{PRIVATE_USE}x" in shown(loaded, prepared.token_ids)
+
+
+def test_all_private_marks_and_a_control_are_refused_by_name(served: Served):
+    loaded, preparer = served
+    text = PRIVATE_USE + control_strings(loaded)[0]
+    with pytest.raises(InvalidRequest, match="private-use"):
+        preparer.prepare(ask("a", text))
+
+
+def test_the_ids_fit_the_vocabulary_and_are_small_integers(served: Served):
+    loaded, preparer = served
+    ids = preparer.prepare(ask("a", picture(1), "what?")).token_ids
+    assert ids.dtype == np.int32
+    assert 0 <= ids.min() <= ids.max() < loaded.backend.get_vocab_size()
