@@ -13,6 +13,9 @@ import mlx.core as mx
 
 from vlm_server.protocol import SamplingParams
 
+_LEAST_TEMPERATURE = 1e-5
+"""Colder is the same as greedy, and would overflow."""
+_LEAST_TOP_P = 1e-9
 _MASK_64 = (1 << 64) - 1
 
 
@@ -36,9 +39,9 @@ class RowSampler:
 
     def draw(self, logits: mx.array) -> mx.array:
         """A token id, (), from one row's `logits`, (vocabulary,) float32."""
-        logprobs = logits / self.temperature
+        logprobs = (logits - logits.max()) / max(self.temperature, _LEAST_TEMPERATURE)
         if self.top_p < 1.0:
-            logprobs = _keep_top_p(logprobs, self.top_p)
+            logprobs = _keep_top_p(logprobs, max(self.top_p, _LEAST_TOP_P))
         return mx.random.categorical(logprobs, key=mx.random.key(_mix(self.seed, self.step)))
 
 
