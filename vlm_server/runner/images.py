@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import io
 
+from PIL import ExifTags
 from PIL import Image as PillowImage
-from PIL import ImageOps
 
 from vlm_server.errors import InvalidImage
 from vlm_server.protocol import Image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+
+_TURNS = {
+    2: PillowImage.Transpose.FLIP_LEFT_RIGHT,
+    3: PillowImage.Transpose.ROTATE_180,
+    4: PillowImage.Transpose.FLIP_TOP_BOTTOM,
+    5: PillowImage.Transpose.TRANSPOSE,
+    6: PillowImage.Transpose.ROTATE_270,
+    7: PillowImage.Transpose.TRANSVERSE,
+    8: PillowImage.Transpose.ROTATE_90,
+}
+"""What undoes each EXIF orientation."""
 
 
 def decode_rgb(image: Image) -> PillowImage.Image:
@@ -31,16 +42,22 @@ def decode_rgb(image: Image) -> PillowImage.Image:
 
 
 def _turn_upright(picture: PillowImage.Image) -> PillowImage.Image:
+    """Not `ImageOps.exif_transpose`: it writes the EXIF block anew, and a damaged one fails."""
     try:
-        return ImageOps.exif_transpose(picture) or picture
+        orientation = picture.getexif().get(ExifTags.Base.Orientation)
     except Exception:  # noqa: BLE001 - a corrupt EXIF block says nothing about the pixels
         return picture
+    turn = _TURNS.get(orientation) if isinstance(orientation, int) else None
+    return picture if turn is None else picture.transpose(turn)
 
 
 def _flatten(picture: PillowImage.Image) -> PillowImage.Image:
     """RGB, with transparency shown on white and 16-bit grey scaled down to 8."""
     if picture.mode.startswith("I") or picture.mode == "F":
-        picture = picture.convert("I").point(lambda value: value / 257).convert("L")
+        transparent = picture.info.get("transparency")
+        picture = picture.convert("I").point(lambda value: value / 257 + 0.5).convert("L")
+        if isinstance(transparent, int):
+            picture.info["transparency"] = round(transparent / 257)
     if "A" in picture.getbands() or "transparency" in picture.info:
         rgba = picture.convert("RGBA")
         white = PillowImage.new("RGBA", rgba.size, "white")

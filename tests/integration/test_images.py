@@ -1,0 +1,348 @@
+"""Encoded pictures to RGB: every mode read right, and every broken one refused."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image as PillowImage
+
+from tests.integration.harness import encoded, image_of
+from tests.tiny_models.pictures import picture
+from vlm_server.errors import InvalidImage
+from vlm_server.protocol import Image
+from vlm_server.runner.images import decode_rgb
+
+WIDTH, HEIGHT = 48, 32
+NEAR = 6
+"""How far lossy formats may be from the pixels, on average."""
+
+
+def pixels(image: Image) -> np.ndarray:
+    decoded = decode_rgb(image)
+    assert decoded.mode == "RGB"
+    return np.asarray(decoded).astype(int)
+
+
+def rgb(mode: str = "RGB") -> PillowImage.Image:
+    return picture(5, WIDTH, HEIGHT).convert(mode)
+
+
+def distance(a: np.ndarray, b: PillowImage.Image) -> float:
+    return float(np.abs(a - np.asarray(b).astype(int)).mean())
+
+
+# ---- modes ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "1", "P", "RGBA", "LA"])
+def test_every_png_mode(mode: str):
+    source = rgb(mode)
+    assert distance(pixels(encoded(source)), source.convert("RGB")) == 0
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_every_jpeg_mode(mode: str):
+    assert distance(pixels(encoded(rgb(mode), "JPEG", quality=95)), rgb(mode).convert("RGB")) < NEAR
+
+
+@pytest.mark.parametrize("name", ["WEBP", "GIF"])
+def test_other_formats(name: str):
+    options = {"lossless": True} if name == "WEBP" else {}
+    assert distance(pixels(encoded(rgb(), name, **options)), rgb()) < NEAR
+
+
+def test_16_bit_grey_is_scaled_and_not_cut():
+    values = np.linspace(0, 65535, WIDTH * HEIGHT).reshape(HEIGHT, WIDTH).astype(np.uint16)
+    found = pixels(encoded(PillowImage.fromarray(values)))
+    assert np.abs(found[..., 0] - values / 257).max() <= 0.51
+    assert (found.min(), found.max()) == (0, 255)
+    assert (found[..., 0] == found[..., 2]).all()
+
+
+def test_transparency_is_white():
+    source = PillowImage.new("RGBA", (WIDTH, HEIGHT), (255, 0, 0, 0))
+    source.paste((0, 0, 255, 255), (0, 0, 10, 10))
+    found = pixels(encoded(source))
+    assert found[5, 5].tolist() == [0, 0, 255]
+    assert found[20, 20].tolist() == [255, 255, 255]
+
+
+def test_half_transparency_is_mixed_with_white():
+    found = pixels(encoded(PillowImage.new("RGBA", (4, 4), (0, 0, 0, 128))))
+    assert abs(int(found[0, 0, 0]) - 127) <= 1
+
+
+@pytest.mark.parametrize("mode", ["LA", "La", "PA"])
+def test_grey_and_palette_with_alpha_are_white_where_transparent(mode: str):
+    source = PillowImage.new("LA", (8, 8), (0, 0))
+    source.putpixel((0, 0), (0, 255))
+    if mode == "PA":
+        source = source.convert("RGBA").convert("PA")
+        image = encoded(source.convert("RGBA").quantize(4))
+    else:
+        image = encoded(source)
+    found = pixels(image)
+    assert found[0, 0].tolist() == [0, 0, 0]
+    assert found[5, 5].tolist() == [255, 255, 255]
+
+
+def test_pa_as_pillow_gives_it_is_flattened():
+    """No format of ours decodes to PA, but a plugin may."""
+    from vlm_server.runner.images import _flatten
+
+    source = PillowImage.new("RGBA", (2, 1), (0, 255, 0, 0))
+    source.putpixel((0, 0), (0, 0, 255, 255))
+    flat = _flatten(source.convert("PA"))
+    assert flat.mode == "RGB"
+    assert flat.getpixel((1, 0)) == (255, 255, 255)
+
+
+@pytest.mark.parametrize("mode", ["P", "L", "1", "RGB"])
+def test_trns_is_white(mode: str):
+    source = PillowImage.new(mode, (8, 8), 0 if mode != "RGB" else (9, 9, 9))
+    if mode == "P":
+        source.putpalette([9, 9, 9, 200, 0, 0])
+    source.putpixel((0, 0), 1 if mode != "RGB" else (200, 0, 0))
+    key: object = (9, 9, 9) if mode == "RGB" else 0
+    found = pixels(encoded(source, transparency=key))
+    assert found[5, 5].tolist() == [255, 255, 255]
+    assert found[0, 0].tolist() != [255, 255, 255] or mode == "1"
+
+
+def test_16_bit_grey_with_trns():
+    """Grey 16-bit samples, all 40000 but one; 40000 is transparent."""
+    rows = [[40000] * 8 for _ in range(8)]
+    rows[0][0] = 20000
+    raw = b"".join(b"\0" + struct.pack(">8H", *row) for row in rows)
+    data = png(8, 8, 16, 0, raw, (b"tRNS", struct.pack(">H", 40000)))
+    found = pixels(image_of(data, "PNG", 8, 8))
+    assert found[5, 5].tolist() == [255, 255, 255]
+    assert abs(int(found[0, 0, 0]) - 20000 / 257) <= 1
+
+
+def test_16_bit_colour_with_trns_is_read():
+    """Pillow keeps the upper bytes of 16-bit colours; whether the key still fits is its affair."""
+    raw = b"".join(b"\0" + struct.pack(">3H", 40000, 1000, 9) * 8 for _ in range(8))
+    data = png(8, 8, 16, 2, raw, (b"tRNS", struct.pack(">3H", 40000, 1000, 9)))
+    assert pixels(image_of(data, "PNG", 8, 8)).shape == (8, 8, 3)
+
+
+def test_a_gif_with_transparency_is_white_there():
+    source = PillowImage.new("P", (8, 8), 0)
+    source.putpalette([0, 0, 0, 200, 0, 0])
+    source.putpixel((0, 0), 1)
+    found = pixels(encoded(source, "GIF", transparency=0))
+    assert found[5, 5].tolist() == [255, 255, 255]
+    assert found[0, 0].tolist() == [200, 0, 0]
+
+
+# ---- frames --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["GIF", "WEBP", "PNG"])
+def test_the_first_frame_of_an_animation(name: str):
+    frames = [PillowImage.new("RGB", (WIDTH, HEIGHT), colour) for colour in ("red", "lime", "blue")]
+    options = {"lossless": True} if name == "WEBP" else {}
+    animation = encoded(frames[0], name, save_all=True, append_images=frames[1:], **options)
+    assert distance(pixels(animation), frames[0]) == 0
+
+
+# ---- EXIF ----------------------------------------------------------------------------
+
+
+def orientation_exif(value: int) -> PillowImage.Exif:
+    exif = PillowImage.Exif()
+    exif[0x0112] = value
+    return exif
+
+
+def as_stored(upright: PillowImage.Image, orientation: int) -> PillowImage.Image:
+    """What a camera stores so that `orientation` makes it upright again."""
+    t = PillowImage.Transpose
+    inverse = {
+        2: t.FLIP_LEFT_RIGHT,
+        3: t.ROTATE_180,
+        4: t.FLIP_TOP_BOTTOM,
+        5: t.TRANSPOSE,
+        6: t.ROTATE_90,
+        7: t.TRANSVERSE,
+        8: t.ROTATE_270,
+    }
+    return upright.transpose(inverse[orientation]) if orientation in inverse else upright
+
+
+@pytest.mark.parametrize("name", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_applied(orientation: int, name: str):
+    options = {"JPEG": {"quality": 95, "subsampling": 0}, "WEBP": {"lossless": True}}.get(name, {})
+    stored = as_stored(rgb(), orientation)
+    image = encoded(stored, name, exif=orientation_exif(orientation), **options)
+    found = pixels(image)
+    assert found.shape == (HEIGHT, WIDTH, 3)
+    assert distance(found, rgb()) < NEAR
+
+
+def tiff(*entries: tuple[int, int, int, int], following: int = 0) -> bytes:
+    """An EXIF block of one directory: (tag, type, count, value) each."""
+    body = b"".join(struct.pack("<HHII", *entry) for entry in entries)
+    directory = struct.pack("<H", len(entries)) + body + struct.pack("<I", following)
+    return b"Exif\0\0II*\0" + struct.pack("<I", 8) + directory
+
+
+TURNED = (0x0112, 3, 1, 6)
+BROKEN_EXIFS = {
+    "cyclic next directory": tiff(TURNED, following=8),
+    "cyclic sub-directory": tiff(TURNED, (0x8769, 4, 1, 8)),
+    "a value far outside": tiff(TURNED, (0x010F, 2, 1000, 0xFFFFFF00)),
+    "an unknown type": tiff(TURNED, (0x010F, 99, 1, 0)),
+    "a float of zero by zero": tiff(TURNED, (0x011A, 5, 1, 38)) + b"\0" * 8,
+    "a wrong type of a known tag": tiff(TURNED, (0x011A, 2, 4, 0x41414141)),
+    "a string where numbers are meant": tiff(TURNED, (0x0132, 3, 2, 0xFFFF)),
+    "a huge count": tiff(TURNED, (0x9286, 7, 0xFFFFFFFF, 8)),
+    "a GPS directory of numbers": tiff(TURNED, (0x8825, 5, 1, 0)),
+    "many of the same": tiff(*[TURNED] * 200),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN_EXIFS)
+@pytest.mark.parametrize("name", ["JPEG", "PNG", "WEBP"])
+def test_an_orientation_that_can_be_read_is_applied_whatever_else_is_broken(kind: str, name: str):
+    options = {"JPEG": {"quality": 95, "subsampling": 0}, "WEBP": {"lossless": True}}.get(name, {})
+    stored = as_stored(rgb(), 6)
+    found = pixels(encoded(stored, name, exif=BROKEN_EXIFS[kind], **options))
+    assert distance(found, rgb()) < NEAR
+
+
+@pytest.mark.parametrize(
+    "exif",
+    [b"Exif\0\0", b"Exif\0\0garbage", tiff((0x0112, 3, 1, 99)), tiff((0x0112, 2, 4, 0x41)), b"\0"],
+)
+def test_an_unreadable_exif_leaves_the_picture_as_it_is(exif: bytes):
+    found = pixels(encoded(rgb(), "JPEG", exif=exif, quality=95, subsampling=0))
+    assert distance(found, rgb()) < NEAR
+
+
+# ---- broken --------------------------------------------------------------------------
+
+
+def noise(width: int = 120, height: int = 90) -> PillowImage.Image:
+    values = np.random.default_rng(3).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return PillowImage.fromarray(values)
+
+
+KINDS = {
+    "png": ("PNG", {}),
+    "jpeg": ("JPEG", {"quality": 90}),
+    "progressive": ("JPEG", {"quality": 90, "progressive": True}),
+    "webp": ("WEBP", {"lossless": True}),
+    "lossy webp": ("WEBP", {"quality": 80}),
+    "gif": ("GIF", {}),
+    "interlaced gif": ("GIF", {"interlace": True}),
+}
+
+
+@pytest.mark.parametrize("eighth", range(1, 8))
+@pytest.mark.parametrize("kind", KINDS)
+def test_truncated_is_refused(kind: str, eighth: int):
+    name, options = KINDS[kind]
+    whole = encoded(noise(), name, **options)
+    part = image_of(whole.data[: len(whole.data) * eighth // 8], name, 120, 90)
+    with pytest.raises(InvalidImage) as caught:
+        decode_rgb(part)
+    assert caught.value.param == "messages[0]"
+
+
+@pytest.mark.parametrize("eighth", range(1, 8))
+def test_an_interlaced_png_that_is_truncated_is_refused(eighth: int):
+    data = adam7_png()
+    assert pixels(image_of(data, "PNG", 64, 64)).shape == (64, 64, 3)
+    with pytest.raises(InvalidImage):
+        decode_rgb(image_of(data[: len(data) * eighth // 8], "PNG", 64, 64))
+
+
+@pytest.mark.parametrize(("width", "height"), [(121, 90), (120, 91), (90, 120), (1, 1)])
+def test_a_size_that_is_not_the_headers_is_refused(width: int, height: int):
+    whole = encoded(noise())
+    with pytest.raises(InvalidImage, match="size"):
+        decode_rgb(image_of(whole.data, "PNG", width, height))
+
+
+@pytest.mark.parametrize("name", ["TIFF", "BMP", "ICO", "PPM", "TGA", "PDF", "EPS", "JPEG2000"])
+def test_formats_off_the_list_are_refused_whatever_they_are_called(name: str):
+    buffer = io.BytesIO()
+    try:
+        noise(16, 16).save(buffer, name)
+    except (OSError, KeyError):
+        pytest.skip(f"this Pillow can't write {name}")
+    with pytest.raises(InvalidImage):
+        decode_rgb(image_of(buffer.getvalue(), "PNG", 16, 16))
+
+
+@pytest.mark.parametrize("data", [b"", b"\0", b"GIF89a", b"\xff\xd8\xff", b"RIFF\0\0\0\0WEBP"])
+def test_hardly_anything_is_refused(data: bytes):
+    with pytest.raises(InvalidImage):
+        decode_rgb(image_of(data, "PNG", 8, 8))
+
+
+@given(
+    kind=st.sampled_from(sorted(KINDS)),
+    places=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=6),
+)
+@settings(max_examples=150, deadline=None)
+def test_damaged_bytes_give_a_picture_or_a_refusal(kind: str, places: list[tuple[float, int]]):
+    name, options = KINDS[kind]
+    data = bytearray(encoded(noise(24, 18), name, **options).data)
+    for place, value in places:
+        data[int(place * (len(data) - 1))] = value
+    try:
+        decoded = decode_rgb(image_of(bytes(data), name, 24, 18))
+    except InvalidImage:
+        return
+    assert decoded.mode == "RGB"
+    assert decoded.size in {(24, 18), (18, 24)}
+
+
+@pytest.mark.parametrize("chunk", ["zTXt", "iTXt", "iCCP"])
+def test_a_bomb_in_a_text_chunk_is_refused_or_ignored(chunk: str):
+    bomb = zlib.compress(b"x" * (80 << 20), 9)
+    body = {
+        "zTXt": b"key\0\0" + bomb,
+        "iTXt": b"key\0\1\0\0\0" + bomb,
+        "iCCP": b"name\0\0" + bomb,
+    }[chunk]
+    raw = b"".join(b"\0" + b"\x40" * 24 for _ in range(8))
+    data = png(8, 8, 8, 2, raw, (chunk.encode(), body))
+    with contextlib.suppress(InvalidImage):
+        assert pixels(image_of(data, "PNG", 8, 8)).shape == (8, 8, 3)
+
+
+def png(
+    width: int, height: int, bits: int, colour: int, raw: bytes, *chunks: tuple[bytes, bytes]
+) -> bytes:
+    """A PNG file of filtered rows, with further chunks before its data."""
+    header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0)
+    return _png_of((b"IHDR", header), *chunks, (b"IDAT", zlib.compress(raw)), (b"IEND", b""))
+
+
+def adam7_png() -> bytes:
+    """A grey interlaced PNG of noise, 64 by 64, which Pillow reads but does not write."""
+    values = np.random.default_rng(4).integers(0, 256, (64, 64), dtype=np.uint8)
+    passes = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4)]
+    passes += [(1, 0, 2, 2), (0, 1, 1, 2)]
+    raw = b"".join(b"\0" + row.tobytes() for x, y, dx, dy in passes for row in values[y::dy, x::dx])
+    header = struct.pack(">IIBBBBB", 64, 64, 8, 0, 0, 0, 1)
+    return _png_of((b"IHDR", header), (b"IDAT", zlib.compress(raw)), (b"IEND", b""))
+
+
+def _png_of(*chunks: tuple[bytes, bytes]) -> bytes:
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        for kind, body in chunks
+    )
