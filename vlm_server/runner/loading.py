@@ -11,12 +11,15 @@ from typing import Any
 import mlx.core as mx
 import mlx_vlm
 import tokenizers
+from mlx_vlm.utils import get_model_type
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.settings import Model as ModelSettings
 
 logger = logging.getLogger(__name__)
 
+_RUNS_CODE = frozenset({"got", "inkling", "moondream2"})
+"""Families whose processors in mlx-vlm trust the checkpoint's code, whatever the caller says."""
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
 
@@ -101,6 +104,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _refuse_unsafe(config: dict[str, Any]) -> None:
     if "model_file" in config:
         raise ModelLoadError("config.json has `model_file`, code to be run from the checkpoint")
+    if get_model_type(config) in _RUNS_CODE:
+        raise ModelLoadError(f"mlx-vlm runs code from checkpoints of {config['model_type']}")
     if config.get("is_encoder_decoder") or config["model_type"] == "florence2":
         raise ModelLoadError(f"{config['model_type']} is an encoder-decoder model")
 
@@ -143,4 +148,5 @@ def _default_temperature(generation: dict[str, Any]) -> float:
     """The checkpoint's own way to decode: greedy if it says so, else its temperature."""
     if generation.get("do_sample") is False:
         return 0.0
-    return float(generation.get("temperature", 1.0))
+    temperature = generation.get("temperature")
+    return 1.0 if temperature is None else float(temperature)

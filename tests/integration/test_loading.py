@@ -1,0 +1,224 @@
+"""What is refused at loading, before anything of the checkpoint runs, and what is read from it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from tests.tiny_models import FAMILIES, build
+from vlm_server.errors import ModelLoadError
+from vlm_server.runner.loading import load
+from vlm_server.settings import Model
+
+EVIL = "evil.Evil"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return build("qwen2_5_vl", tmp_path / "model")
+
+
+@pytest.fixture
+def plant(checkpoint: Path, tmp_path: Path) -> Callable[[], Path]:
+    """Put code into the checkpoint that leaves a mark when it runs; returns the mark's path."""
+
+    def planted() -> Path:
+        mark = tmp_path / "mark"
+        code = f"open({str(mark)!r}, 'w').close()\nclass Evil:\n    pass\n"
+        (checkpoint / "evil.py").write_text(code)
+        return mark
+
+    return planted
+
+
+def edit(file: Path, **changes: Any) -> None:
+    content = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(content | changes))
+
+
+def refusal(folder: Path, **settings: Any) -> str:
+    with pytest.raises(ModelLoadError) as caught:
+        load(Model(path=str(folder), **settings))
+    return str(caught.value)
+
+
+# ---- code ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["evil.py", "./evil.py", "", None])
+def test_model_file_is_refused_before_it_runs(
+    checkpoint: Path, plant: Callable[[], Path], name: str | None
+):
+    mark = plant()
+    edit(checkpoint / "config.json", model_file=name)
+    assert "model_file" in refusal(checkpoint)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("family", ["got", "GOT", "inkling", "inkling_mm_model", "moondream1"])
+def test_a_family_that_runs_the_checkpoints_code_is_refused(
+    checkpoint: Path, plant: Callable[[], Path], family: str
+):
+    """mlx-vlm's processors of these trust remote code, whatever the caller says."""
+    mark = plant()
+    automatic = {"AutoTokenizer": [EVIL, EVIL]}
+    edit(checkpoint / "config.json", model_type=family, auto_map=automatic)
+    edit(checkpoint / "tokenizer_config.json", tokenizer_class="Evil", auto_map=automatic)
+    assert "runs code" in refusal(checkpoint)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [
+        ("config.json", {"auto_map": {"AutoConfig": EVIL, "AutoModel": EVIL}}),
+        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": [EVIL, EVIL]}}),
+        (
+            "tokenizer_config.json",
+            {"auto_map": {"AutoTokenizer": [EVIL, EVIL]}, "tokenizer_class": "Evil"},
+        ),
+        ("processor_config.json", {"auto_map": {"AutoProcessor": EVIL}}),
+        (
+            "preprocessor_config.json",
+            {"auto_map": {"AutoImageProcessor": EVIL}, "image_processor_type": "Evil"},
+        ),
+    ],
+)
+def test_an_auto_map_never_runs(tmp_path: Path, family: str, file: str, changes: dict[str, Any]):
+    folder, mark = build(family, tmp_path / "model"), tmp_path / "mark"
+    (folder / "evil.py").write_text(f"open({str(mark)!r}, 'w').close()\nclass Evil:\n    pass\n")
+    edit(folder / file, **changes)
+    with contextlib.suppress(ModelLoadError):
+        load(Model(path=str(folder)))
+    assert not mark.exists()
+
+
+# ---- what is no checkpoint -----------------------------------------------------------
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path):
+    assert "config.json" in refusal(tmp_path / "nothing")
+
+
+def test_an_empty_folder(tmp_path: Path):
+    assert "config.json" in refusal(tmp_path)
+
+
+def test_a_repository_name_is_not_fetched():
+    assert "config.json" in refusal(Path("some-owner/some-model"))
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", "{}", '{"model_type": 3}', "\xff"])
+def test_a_config_that_can_not_be_used(checkpoint: Path, content: str):
+    (checkpoint / "config.json").write_bytes(content.encode("latin-1"))
+    assert "config.json" in refusal(checkpoint)
+
+
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+def test_a_file_that_is_a_folder(checkpoint: Path, file: str):
+    (checkpoint / file).unlink()
+    (checkpoint / file).mkdir()
+    if file == "config.json":
+        assert "config.json" in refusal(checkpoint)
+
+
+def test_an_encoder_decoder(checkpoint: Path):
+    edit(checkpoint / "config.json", is_encoder_decoder=True)
+    assert "encoder-decoder" in refusal(checkpoint)
+
+
+def test_florence(checkpoint: Path):
+    edit(checkpoint / "config.json", model_type="florence2")
+    assert "encoder-decoder" in refusal(checkpoint)
+
+
+def test_an_unknown_family(checkpoint: Path):
+    edit(checkpoint / "config.json", model_type="no_such_family")
+    assert "no_such_family" in refusal(checkpoint)
+
+
+def test_a_model_without_vision(tmp_path: Path, checkpoint: Path):
+    """A text model of mlx-lm's families: no image token in its config."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    text = {key: value for key, value in config.items() if "vision" not in key}
+    for key in ("image_token_id", "video_token_id", "rope_scaling"):
+        text.pop(key, None)
+    (checkpoint / "config.json").write_text(json.dumps(text | {"model_type": "qwen2"}))
+    assert refusal(checkpoint)
+
+
+def test_weights_that_are_missing(checkpoint: Path):
+    (checkpoint / "model.safetensors").unlink()
+    message = refusal(checkpoint)
+    assert "safetensors" in message
+
+
+@pytest.mark.parametrize("keep", [0, 7, 100, 5000])
+def test_weights_that_are_cut_short(checkpoint: Path, keep: int):
+    weights = checkpoint / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:keep])
+    assert refusal(checkpoint)
+
+
+def test_a_tokenizer_that_is_missing(checkpoint: Path):
+    (checkpoint / "tokenizer.json").unlink()
+    assert refusal(checkpoint)
+
+
+# ---- what is read --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "temperature", "top_p"),
+    [
+        ({"do_sample": False, "temperature": 0.7}, 0.0, 1.0),
+        ({"do_sample": True, "temperature": 0.7, "top_p": 0.8}, 0.7, 0.8),
+        ({"do_sample": True}, 1.0, 1.0),
+        ({"do_sample": True, "temperature": None, "top_p": None}, 1.0, 1.0),
+    ],
+)
+def test_how_to_draw_comes_from_generation_config(
+    checkpoint: Path, changes: dict[str, Any], temperature: float, top_p: float
+):
+    edit(checkpoint / "generation_config.json", **changes)
+    loaded = load(Model(path=str(checkpoint)))
+    assert (loaded.default_temperature, loaded.default_top_p) == (temperature, top_p)
+
+
+def test_without_generation_config_it_samples_plainly(checkpoint: Path):
+    (checkpoint / "generation_config.json").unlink()
+    loaded = load(Model(path=str(checkpoint)))
+    assert (loaded.default_temperature, loaded.default_top_p) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(0, 8192), (100, 100), (10**9, 8192)])
+def test_the_context_is_the_smaller_of_the_models_and_the_settings(
+    checkpoint: Path, limit: int, expected: int
+):
+    loaded = load(Model(path=str(checkpoint), max_context_tokens=limit))
+    assert loaded.context_tokens == expected
+
+
+def test_every_end_of_the_config_files_ends_an_answer(checkpoint: Path):
+    edit(checkpoint / "generation_config.json", eos_token_id=[3, 4])
+    edit(checkpoint / "config.json", eos_token_id=5)
+    loaded = load(Model(path=str(checkpoint)))
+    assert {3, 4, 5, loaded.tokenizer.eos_token_id} <= loaded.eos_token_ids
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("auto", mx.float32), ("float32", mx.float32), ("bfloat16", mx.bfloat16)],
+)
+def test_weights_have_the_type_that_was_asked_for(checkpoint: Path, name: str, expected: mx.Dtype):
+    loaded = load(Model(path=str(checkpoint), dtype=name))  # type: ignore[arg-type]
+    types = {array.dtype for _, array in tree_flatten(loaded.model.parameters())}
+    assert types == {expected}
