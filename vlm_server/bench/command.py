@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import secrets
+import signal
 import sys
 from collections import Counter
 from pathlib import Path
@@ -61,19 +62,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """The exit status: 0 if every server answered, else 1. Raises VlmServerError."""
-    return asyncio.run(_run(args))
+    try:
+        return asyncio.run(_until_told_to_stop(args))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
 
 
-async def _run(args: argparse.Namespace) -> int:
+async def _until_told_to_stop(args: argparse.Namespace) -> int:
+    """Ends like on Ctrl-C when asked to terminate, so that no server is left behind."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await bench(args)
+
+
+async def bench(args: argparse.Namespace) -> int:
+    """See `run`. What was measured is written also if it ends early."""
     plan = _plan(args)
+    runs: list[Run] = []
     async with contextlib.AsyncExitStack() as stack:
         targets = await _targets(args, stack)
         clients = [await stack.enter_async_context(Client(t, args.timeout)) for t in targets]
-        runs = await measure(clients, plan, lambda run: _say(report.progress(run)))
-    sys.stdout.write(report.table(targets, plan, runs) + "\n")
-    if args.json is not None:
-        args.json.write_bytes(report.document(targets, plan, runs))
+        try:
+            async for run in measure(clients, plan):
+                runs.append(run)
+                _say(report.progress(run))
+        finally:
+            _write(args.json, targets, plan, runs)
     return 0 if all(_answered(target, runs) for target in targets) else 1
+
+
+def _write(file: Path | None, targets: list[Target], plan: Plan, runs: list[Run]) -> None:
+    sys.stdout.write(report.table(targets, plan, runs) + "\n")
+    if file is not None:
+        file.write_bytes(report.document(targets, plan, runs))
 
 
 def _plan(args: argparse.Namespace) -> Plan:

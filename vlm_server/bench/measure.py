@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import msgspec
 
@@ -36,24 +36,15 @@ class Run(msgspec.Struct, frozen=True):
     answers: list[Answer]
 
 
-async def measure(
-    clients: Sequence[Client], plan: Plan, on_run: Callable[[Run], None]
-) -> list[Run]:
+async def measure(clients: Sequence[Client], plan: Plan) -> AsyncIterator[Run]:
     """All runs of `plan`. Servers take turns within each scenario, and in who goes first."""
-    runs = []
-
-    async def one(scenario: str, round_: int, client: Client) -> None:
-        run = await _run(scenario, round_, client, plan)
-        on_run(run)
-        runs.append(run)
-
     for client in clients:
-        await one("warm-up", 0, client)
+        yield await _run("warm-up", 0, client, plan)
     for round_ in range(1, plan.rounds + 1):
         for scenario in plan.scenarios:
             for turn in range(len(clients)):
-                await one(scenario, round_, clients[(round_ - 1 + turn) % len(clients)])
-    return runs
+                client = clients[(round_ - 1 + turn) % len(clients)]
+                yield await _run(scenario, round_, client, plan)
 
 
 async def _run(scenario: str, round_: int, client: Client, plan: Plan) -> Run:

@@ -34,7 +34,7 @@ def table(targets: Sequence[Target], plan: Plan, runs: Sequence[Run]) -> str:
         rows[-1] += _cells(key[2], [values.get(name, []) for name in names])
     width, height = plan.picture_size
     head = (
-        f"median [least - most] of {plan.rounds} rounds; "
+        f"median [least - most] of {max((run.round for run in runs), default=0)} rounds; "
         f"pictures of {width}x{height}; seed {plan.seed}"
     )
     return "\n".join([head, "", *_aligned(rows), "", *_troubles(names, runs)])

@@ -6,10 +6,11 @@ import argparse
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.unit.bench.scripted_server import ScriptedServer, listening
+from tests.unit.bench.scripted_server import ScriptedServer, echo, listening
 from vlm_server.bench import command
 from vlm_server.bench.client import Target
 from vlm_server.bench.servers import Kind, ServerUnusable, find_model, parse_url, started
@@ -65,7 +66,7 @@ async def test_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     async with listening(ScriptedServer()) as one, listening(ScriptedServer()) as two:
         urls = [f"--url=one={one}", f"--url=two={two}"]
         options = ["--scenarios=question,right", "--rounds=1", "--size=40x20", f"--json={file}"]
-        status = await asyncio.to_thread(command.run, parse(*urls, *options))
+        status = await command.bench(parse(*urls, *options))
     printed = capsys.readouterr()
     assert status == 0
     assert "scenario" in printed.out
@@ -74,11 +75,34 @@ async def test_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert set(json.loads(file.read_text())["servers"]) == {"one", "two"}
 
 
+async def test_what_was_measured_is_written_when_it_ends_early(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    file = tmp_path / "all.json"
+
+    def stop_soon(request: dict[str, Any]) -> list[tuple[float, bytes]]:
+        if len(app.requests) > 11:
+            task.cancel()
+        return echo(request)
+
+    app = ScriptedServer(stop_soon)
+    async with listening(app) as url:
+        options = ["--scenarios=question,repeat", "--size=40x20", f"--json={file}"]
+        task = asyncio.create_task(command.bench(parse(f"--url=one={url}", *options)))
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert "from the second on" in capsys.readouterr().out
+    assert [run["scenario"] for run in json.loads(file.read_text())["runs"]] == [
+        "warm-up",
+        "question",
+    ]
+
+
 async def test_status_tells_of_a_server_that_never_answered():
     broken = ScriptedServer(lambda _: [(0.0, b"no")], status=500)
     async with listening(broken) as url:
         arguments = parse(f"--url=one={url}", "--scenarios=question", "--rounds=1", "--size=40x20")
-        assert await asyncio.to_thread(command.run, arguments) == 1
+        assert await command.bench(arguments) == 1
 
 
 async def test_server_that_ends_at_once_is_reported_with_its_last_words(tmp_path: Path):

@@ -20,7 +20,7 @@ SIZE = (40, 20)
 async def run(app: ScriptedServer, *scenarios: str, rounds: int = 1) -> list[Run]:
     plan = Plan(scenarios, rounds, SIZE, seed=1)
     async with listening(app) as url, Client(Target("it", url, "m"), 20.0) as client:
-        return await measure([client], plan, lambda run: None)
+        return [run async for run in measure([client], plan)]
 
 
 def pictures(request: dict[str, Any]) -> list[str]:
@@ -115,7 +115,6 @@ async def test_rounds_share_no_picture_and_no_story():
 
 async def test_servers_take_turns_and_are_asked_the_same():
     one, two = ScriptedServer(), ScriptedServer()
-    order: list[str] = []
     async with (
         listening(one) as first,
         listening(two) as second,
@@ -123,6 +122,6 @@ async def test_servers_take_turns_and_are_asked_the_same():
         Client(Target("two", second, "m"), 20.0) as b,
     ):
         plan = Plan(("question",), 2, SIZE, seed=1)
-        await measure([a, b], plan, lambda run: order.append(f"{run.round}{run.server}"))
+        order = [f"{run.round}{run.server}" async for run in measure([a, b], plan)]
     assert order == ["0one", "0two", "1one", "1two", "2two", "2one"]
     assert one.requests == two.requests
