@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import os
 import secrets
 import signal
 import sys
@@ -22,6 +23,7 @@ from vlm_server.supervisor.openblas import find_preload
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command to `parser`."""
     parser.description = (
         "Ask several servers the same over HTTP, in turns, and compare. "
         "The first one is what the others are compared with."
@@ -79,6 +81,7 @@ async def _until_told_to_stop(args: argparse.Namespace) -> int:
 async def bench(args: argparse.Namespace) -> int:
     """See `run`. What was measured is written also if it ends early."""
     plan = _plan(args)
+    _warn_if_busy()
     runs: list[Run] = []
     async with contextlib.AsyncExitStack() as stack:
         targets = await _targets(args, stack)
@@ -146,6 +149,12 @@ def _numbered(kinds: list[str]) -> list[str]:
 def _answered(target: Target, runs: list[Run]) -> bool:
     answers = [answer for run in runs if run.server == target.name for answer in run.answers]
     return any(answer.error is None for answer in answers)
+
+
+def _warn_if_busy() -> None:
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > cores / 2:
+        _say(f"this machine is busy (load {load:.1f}, {cores} cores): times will be too long")
 
 
 def _say(line: str) -> None:

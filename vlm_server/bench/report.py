@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Sequence
 from importlib import metadata
@@ -44,7 +45,11 @@ def document(targets: Sequence[Target], plan: Plan, runs: Sequence[Run]) -> byte
     """Everything that was measured, as JSON."""
     servers = {target.name: {"url": target.base_url, "model": target.model} for target in targets}
     content: dict[str, Any] = {
-        "machine": {"system": platform.platform(), "python": platform.python_version()},
+        "machine": {
+            "system": platform.platform(),
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+        },
         "versions": {name: version for name in _VERSIONS if (version := _version(name))},
         "plan": plan,
         "servers": servers,
