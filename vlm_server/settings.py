@@ -60,7 +60,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_context_tokens: Annotated[
         int,
         Meta(
-            ge=0, description="Longest prompt plus answer, in tokens; 0 means the model's own limit."
+            ge=0,
+            description="Longest prompt plus answer, in tokens; 0 means the model's own limit.",
         ),
     ] = 0
 
