@@ -1,0 +1,277 @@
+"""The real engine process under the real supervisor: streams, aborts, deaths and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from msgspec.structs import replace
+
+from tests.integration.harness import ask, encoded
+from tests.tiny_models.fixtures import TinyModel
+from tests.tiny_models.pictures import picture
+from vlm_server.errors import EngineUnavailable, ModelLoadError
+from vlm_server.ports import RequestEvent
+from vlm_server.protocol import Accepted, Failed, Finished, SamplingParams, Submit, Tokens
+from vlm_server.settings import Engine, Model, Server, Settings
+from vlm_server.supervisor.supervisor import Supervisor
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+START_SECONDS = 60
+LONG = SamplingParams(max_tokens=4000, temperature=0.0)
+ROOT = Path(__file__).parents[2]
+
+
+def settings_for(folder: Path) -> Settings:
+    return Settings(
+        server=Server(drain_seconds=20),
+        model=Model(path=str(folder)),
+        engine=Engine(openblas="off", restart_backoff_seconds=0.1),
+    )
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def supervisor(tiny_model: TinyModel) -> AsyncIterator[Supervisor]:
+    """One engine for most tests; those that kill it wait until it is back."""
+    made = Supervisor(settings_for(tiny_model("qwen2_5_vl")))
+    await made.start()
+    await asyncio.wait_for(made.wait_ready(), START_SECONDS)
+    yield made
+    await made.stop()
+
+
+async def all_events(supervisor: Supervisor, submit: Submit) -> list[RequestEvent]:
+    return [event async for event in supervisor.stream(submit)]
+
+
+def text_of(events: list[RequestEvent]) -> str:
+    return "".join(d.text for e in events if isinstance(e, Tokens) for d in e.deltas)
+
+
+async def wait_until(condition: Callable[[], bool], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to that"
+        await asyncio.sleep(0.02)
+
+
+def lives(pid: int) -> bool:
+    """Whether a process runs; one that ended and was not reaped does not."""
+    done = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return bool(done.stdout.strip()) and not done.stdout.strip().startswith("Z")
+
+
+async def into(stream: AsyncIterator[RequestEvent], tokens: int) -> None:
+    """Read until so many tokens have come."""
+    while tokens > 0:
+        event = await anext(stream)
+        assert not isinstance(event, Finished | Failed), event
+        tokens -= isinstance(event, Tokens)
+
+
+async def test_a_request_is_accepted_streamed_and_finished(supervisor: Supervisor):
+    events = await all_events(supervisor, ask("a", picture(1), "What is this?"))
+    assert isinstance(events[0], Accepted)
+    assert all(isinstance(event, Tokens) for event in events[1:-1])
+    assert isinstance(events[-1], Finished)
+    assert events[-1].finish_reason == "length"
+    assert events[-1].usage.completion_tokens == len(events) - 2 == 10
+    assert text_of(events)
+
+
+async def test_streams_at_the_same_time_are_as_alone(supervisor: Supervisor):
+    submits = [ask(f"r{n}", picture(n), f"Question {n}?") for n in range(5)]
+    apart = [text_of(await all_events(supervisor, submit)) for submit in submits]
+    together = await asyncio.gather(*(all_events(supervisor, submit) for submit in submits))
+    assert [text_of(events) for events in together] == apart
+    assert len(set(apart)) == 5
+
+
+async def test_a_picture_that_can_not_be_read_is_an_error_of_that_request(supervisor: Supervisor):
+    whole = encoded(picture(1))
+    broken = ask("bad", replace(whole, data=whole.data[:200]), "what?")
+    good, failed = await asyncio.gather(
+        all_events(supervisor, ask("good", "Hello")), all_events(supervisor, broken)
+    )
+    assert isinstance(failed[-1], Failed)
+    assert failed[-1].code == "invalid_image"
+    assert isinstance(good[-1], Finished)
+
+
+async def test_closing_a_stream_aborts_it_and_leaves_nothing(supervisor: Supervisor):
+    streams = [supervisor.stream(ask(f"gone {n}", picture(n), sampling=LONG)) for n in range(3)]
+    for stream in streams:
+        await into(stream, 2)
+    await streams[0].aclose()
+    other = await all_events(supervisor, ask("other", "Hello"))
+    assert isinstance(other[-1], Finished)
+    for stream in streams[1:]:
+        await stream.aclose()
+    await wait_until(lambda: supervisor.status.stats is not None)
+    await wait_until(lambda: supervisor.status.stats.tracked == 0)  # type: ignore[union-attr]
+    assert supervisor.num_in_flight == 0
+
+
+async def test_closing_before_the_first_event_aborts_too(supervisor: Supervisor):
+    tasks = [
+        asyncio.create_task(all_events(supervisor, ask(f"t{n}", picture(n), sampling=LONG)))
+        for n in range(6)
+    ]
+    await asyncio.sleep(0.01)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    answer = await all_events(supervisor, ask("next", "Hello"))
+    assert isinstance(answer[-1], Finished)
+    await wait_until(lambda: supervisor.status.stats.tracked == 0)  # type: ignore[union-attr]
+    assert supervisor.num_in_flight == 0
+
+
+async def test_memory_returns_after_a_burst(supervisor: Supervisor):
+    async def burst(name: str) -> int:
+        submits = [ask(f"{name} {n}", picture(n, 200, 150), "what?") for n in range(8)]
+        await asyncio.gather(*(all_events(supervisor, submit) for submit in submits))
+        await wait_until(lambda: supervisor.status.stats.tracked == 0)  # type: ignore[union-attr]
+        await asyncio.sleep(0.1)
+        assert supervisor.status.stats is not None
+        return supervisor.status.stats.active_bytes
+
+    baseline = await burst("first")
+    assert await burst("second") <= baseline * 1.01
+
+
+async def test_a_killed_engine_ends_its_streams_and_comes_back(supervisor: Supervisor):
+    expected = text_of(await all_events(supervisor, ask("before", "Hello")))
+    pid, restarts = supervisor.status.pid, supervisor.status.restarts
+    assert pid is not None
+    streams = [supervisor.stream(ask(f"cut {n}", "Hello", sampling=LONG)) for n in range(2)]
+    for stream in streams:
+        await into(stream, 3)
+    os.kill(pid, signal.SIGKILL)
+    for number, stream in enumerate(streams):
+        rest = [event async for event in stream]
+        assert [e for e in rest if isinstance(e, Finished | Failed)] == [rest[-1]]
+        assert isinstance(rest[-1], Failed)
+        assert (rest[-1].code, rest[-1].request_id) == ("engine_died", f"cut {number}")
+    assert not supervisor.status.is_ready
+    with pytest.raises(EngineUnavailable):
+        await all_events(supervisor, ask("too soon", "Hello"))
+    await wait_until(lambda: supervisor.status.is_ready, START_SECONDS)
+    assert supervisor.status.restarts == restarts + 1
+    assert supervisor.status.pid != pid
+    assert text_of(await all_events(supervisor, ask("after", "Hello"))) == expected
+    assert supervisor.num_in_flight == 0
+
+
+async def test_stop_lets_requests_finish_and_leaves_no_process(tiny_model: TinyModel):
+    made = Supervisor(settings_for(tiny_model("qwen3_vl")))
+    await made.start()
+    await asyncio.wait_for(made.wait_ready(), START_SECONDS)
+    pid = made.status.pid
+    assert pid is not None
+    sampling = SamplingParams(max_tokens=60, temperature=0.0)
+    running = made.stream(ask("running", picture(1), "what?", sampling=sampling))
+    await into(running, 2)
+    rest = asyncio.create_task(_rest(running))
+    await made.stop()
+    events = await rest
+    assert isinstance(events[-1], Finished)
+    assert events[-1].usage.completion_tokens == 60
+    assert made.status.state == "stopped"
+    assert not lives(pid)
+    with pytest.raises(EngineUnavailable):
+        await all_events(made, ask("late", "Hello"))
+
+
+async def _rest(stream: AsyncIterator[RequestEvent]) -> list[RequestEvent]:
+    return [event async for event in stream]
+
+
+async def test_stop_while_it_loads_leaves_no_process(tiny_model: TinyModel):
+    made = Supervisor(settings_for(tiny_model("qwen3_vl")))
+    await made.start()
+    await wait_until(lambda: made.status.pid is not None)
+    pid = made.status.pid
+    assert pid is not None
+    await asyncio.wait_for(made.stop(), START_SECONDS)
+    assert made.status.state == "stopped"
+    assert not lives(pid)
+
+
+async def test_a_checkpoint_that_can_not_be_served_is_not_tried_again(tmp_path: Path):
+    made = Supervisor(settings_for(tmp_path))
+    await made.start()
+    with pytest.raises(ModelLoadError, match=r"config\.json"):
+        await asyncio.wait_for(made.wait_ready(), START_SECONDS)
+    assert made.status.state == "failed"
+    assert made.status.restarts == 0 or made.status.pid is None
+    await made.stop()
+
+
+FRONT = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from tests.integration.harness import ask, encoded
+from tests.integration.test_supervisor import LONG, settings_for
+from vlm_server.protocol import FRAME_HEADER
+from vlm_server.supervisor.supervisor import Supervisor
+
+async def front(moment):
+    supervisor = Supervisor(settings_for(Path(sys.argv[1])))
+    await supervisor.start()
+    while supervisor.status.pid is None:
+        await asyncio.sleep(0.01)
+    Path(sys.argv[3]).write_text(str(supervisor.status.pid))
+    if moment != "loading":
+        await supervisor.wait_ready()
+    if moment == "streaming":
+        stream = supervisor.stream(ask("a", "Hello", sampling=LONG))
+        for _ in range(4):
+            await anext(stream)
+    if moment == "in the middle of a message":
+        await asyncio.sleep(0.3)
+        supervisor._process._writer.write(FRAME_HEADER.pack(1000) + b"the first bytes")
+        await supervisor._process._writer.drain()
+        await asyncio.sleep(0.1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(front(sys.argv[2]))
+"""
+
+
+MOMENTS = ("loading", "idle", "streaming", "in the middle of a message")
+
+
+@pytest.mark.xfail(
+    reason="the engine's reader thread dies of half a frame and of a reset socket", strict=False
+)
+async def test_no_engine_outlives_a_front_that_was_killed(tiny_model: TinyModel, tmp_path: Path):
+    model = str(tiny_model("qwen3_vl"))
+    fronts = [
+        await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", FRONT, model, moment, str(tmp_path / moment)),
+            cwd=ROOT,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        for moment in MOMENTS
+    ]
+    for front in fronts:
+        assert await asyncio.wait_for(front.wait(), START_SECONDS) == -signal.SIGKILL
+    engines = {moment: int((tmp_path / moment).read_text()) for moment in MOMENTS}
+    with contextlib.suppress(AssertionError):
+        await wait_until(lambda: not any(map(lives, engines.values())), 20)
+    orphans = {moment: pid for moment, pid in engines.items() if lives(pid)}
+    for pid in orphans.values():
+        os.kill(pid, signal.SIGKILL)
+    assert not orphans
