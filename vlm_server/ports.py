@@ -48,6 +48,10 @@ class PreparedPrompt:
         return len(self.token_ids)
 
 
+EncodedImage = Any
+"""What an `Encoder` made of one picture: device arrays that only `runner` can read."""
+
+
 @dataclass(frozen=True, slots=True)
 class NewRequest:
     """A request that the runner meets for the first time in this plan."""
@@ -55,14 +59,16 @@ class NewRequest:
     request_id: str
     prompt: PreparedPrompt
     sampling: SamplingParams
+    images: tuple[EncodedImage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class EncodeWork:
-    """Encode picture `image_index` of a request."""
+    """Encode picture `image_index` of a request's prompt."""
 
     request_id: str
     image_index: int
+    prompt: PreparedPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,30 +83,42 @@ class PrefillWork:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """One step: forget `released`, meet `new`, decode the rows named, and one other unit."""
+    """One step: forget `released`, meet `new`, decode the rows named, and one prompt's chunk."""
 
     released: tuple[str, ...] = ()
     new: tuple[NewRequest, ...] = ()
     decode: tuple[str, ...] = ()
-    encode: EncodeWork | None = None
     prefill: PrefillWork | None = None
 
     @property
     def is_empty(self) -> bool:
-        work = self.decode or self.encode or self.prefill
-        return not (self.released or self.new or work)
+        return not (self.released or self.new or self.decode or self.prefill)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """How likely a token was, and the likeliest ones, (token id, log probability) each.
+
+    Probabilities are the model's own, before temperature, penalties and bias.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step brought: tokens that are known by now, and requests that failed alone.
 
-    A runner may run one step ahead: a token may belong to the step before, and a row's
-    token may be missing in the step that launched it.
+    `logprobs` holds an entry for each token whose request asked for them. A runner may run
+    one step ahead: a token may belong to the step before, and a row's token may be missing in
+    the step that launched it.
     """
 
     tokens: Mapping[str, int] = field(default_factory=dict)
     failures: Mapping[str, RequestError] = field(default_factory=dict)
+    logprobs: Mapping[str, TokenScore] = field(default_factory=dict)
+    prefill_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +134,12 @@ class Runner(Protocol):
     """Does what a plan says with the model. All calls come from one thread."""
 
     def execute(self, plan: SchedulerOutput) -> StepResult: ...
+
+
+class Encoder(Protocol):
+    """Turns pictures into features. All calls come from one thread, beside the runner's."""
+
+    def encode(self, prompt: PreparedPrompt, image_index: int) -> EncodedImage: ...
 
 
 class Preparer(Protocol):

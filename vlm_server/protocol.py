@@ -50,8 +50,11 @@ class Image(msgspec.Struct, frozen=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True):
-    """How one request draws its tokens. `temperature` 0 is greedy.
+    """How one request draws its tokens. `temperature` 0 is greedy; `top_k` 0 is off.
 
+    Presence and frequency penalties count the answer's tokens, the repetition penalty those of
+    the prompt too. `logprobs` is how many alternatives to report for each token; None reports
+    nothing. `min_tokens` keeps end tokens from being drawn, `ignore_eos` from ending anything.
     `max_tokens` None means as many as the context leaves room for; `temperature` and `top_p`
     None are the checkpoint's own (`generation_config.json`); `seed` None draws one.
     """
@@ -61,6 +64,15 @@ class SamplingParams(msgspec.Struct, frozen=True):
     top_p: float | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    logprobs: int | None = None
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -123,12 +135,27 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
     request_id: str
 
 
+class TokenText(msgspec.Struct, frozen=True):
+    """A token as text, and its log probability. Bytes of half a character read as U+FFFD."""
+
+    text: str
+    logprob: float
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """A drawn token and the likeliest ones in its place, the likeliest first."""
+
+    token: TokenText
+    top: tuple[TokenText, ...]
+
+
 class Delta(msgspec.Struct, frozen=True):
     """New text of one request; may be empty while bytes or a possible stop are held back."""
 
     request_id: str
     text: str
     num_tokens: int
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Tokens(msgspec.Struct, frozen=True, tag="tokens"):

@@ -96,8 +96,16 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Scheduler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_num_seqs: Annotated[int, Meta(ge=1, description="Most rows decoded together.")] = 16
     prefill_chunk_tokens: Annotated[
-        int, Meta(ge=1, description="Prompt tokens prefilled in one step.")
+        int, Meta(ge=1, description="Most prompt tokens prefilled in one step.")
     ] = 512
+    max_step_seconds: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Time that prefill may add to a step while answers are running; chunks "
+            "shrink to it, as measured.",
+        ),
+    ] = 0.1
     preparer_threads: Annotated[
         int, Meta(ge=1, description="Threads that decode pictures and tokenize prompts.")
     ] = 2

@@ -43,6 +43,7 @@ from vlm_server.protocol import (
     decode_command,
     encode_frame,
 )
+from vlm_server.runner.encoder import ImageEncoder
 from vlm_server.runner.loading import LoadedModel, load
 from vlm_server.runner.memory import DeviceMemory, device_name
 from vlm_server.runner.model_runner import ModelRunner
@@ -89,6 +90,7 @@ def build_loop(start: Start, loaded: LoadedModel, channel: Channel) -> EngineLoo
     config = SchedulerConfig(
         max_num_seqs=start.scheduler.max_num_seqs,
         prefill_chunk_tokens=start.scheduler.prefill_chunk_tokens,
+        max_step_seconds=start.scheduler.max_step_seconds,
         max_preparing=start.scheduler.preparer_threads,
         context_tokens=loaded.context_tokens,
         eos_token_ids=loaded.eos_token_ids,
@@ -99,6 +101,7 @@ def build_loop(start: Start, loaded: LoadedModel, channel: Channel) -> EngineLoo
         scheduler=Scheduler(config, loaded.backend),
         runner=ModelRunner(loaded),
         preparer=MultimodalPreparer(loaded),
+        encoder=ImageEncoder(loaded.model),
         memory=DeviceMemory(start.engine.pool_limit_bytes),
         send=channel.send,
         preparer_threads=start.scheduler.preparer_threads,

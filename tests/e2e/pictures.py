@@ -98,6 +98,4 @@ def user(*content: Any) -> dict[str, Any]:
 def _around(x: float, y: float, radii: list[float]) -> list[Point]:
     """Corners around a point, the first one straight up."""
     step = 2 * math.pi / len(radii)
-    return [
-        (x + r * math.sin(i * step), y - r * math.cos(i * step)) for i, r in enumerate(radii)
-    ]
+    return [(x + r * math.sin(i * step), y - r * math.cos(i * step)) for i, r in enumerate(radii)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from PIL import Image as PillowImage
 
 from vlm_server.engine.scheduler import Scheduler, SchedulerConfig
-from vlm_server.errors import RequestError
+from vlm_server.errors import InternalError, RequestError
 from vlm_server.ports import PreparedPrompt
 from vlm_server.protocol import (
     Event,
@@ -24,6 +24,7 @@ from vlm_server.protocol import (
     TextPart,
     Tokens,
 )
+from vlm_server.runner.encoder import ImageEncoder
 from vlm_server.runner.loading import LoadedModel
 from vlm_server.runner.model_runner import ModelRunner
 from vlm_server.runner.preparer import MultimodalPreparer
@@ -82,9 +83,11 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.runner = ModelRunner(self.loaded)
+        self.encoder = ImageEncoder(self.loaded.model)
         config = SchedulerConfig(
             max_num_seqs=self.max_num_seqs,
             prefill_chunk_tokens=self.chunk_tokens,
+            max_step_seconds=60.0,
             max_preparing=8,
             context_tokens=self.loaded.context_tokens,
             eos_token_ids=self.loaded.eos_token_ids,
@@ -108,13 +111,23 @@ class Engine:
 
     def step(self, count: int = 1) -> None:
         for _ in range(count):
+            self.encode()
             plan = self.scheduler.schedule()
             if plan.is_empty:
-                return
+                continue
             result = self.runner.execute(plan)
             for request_id, token in result.tokens.items():
                 self.tokens.setdefault(request_id, []).append(token)
             self._take(self.scheduler.update(plan, result))
+
+    def encode(self) -> None:
+        """The next picture, if one waits; the real encoder has a thread of its own."""
+        if work := self.scheduler.start_encoding():
+            try:
+                outcome = self.encoder.encode(work.prompt, work.image_index)
+            except Exception:  # noqa: BLE001 - as the loop does
+                outcome = InternalError("encoding failed")
+            self._take(self.scheduler.encoded(work.request_id, outcome))
 
     def step_until(self, condition: Callable[[], bool]) -> None:
         for _ in range(1000):
@@ -125,7 +138,7 @@ class Engine:
 
     def run(self) -> None:
         """To the end of every request, the last of which leaves nothing."""
-        self.step_until(lambda: not self.scheduler.has_runner_work)
+        self.step_until(lambda: not self.scheduler.num_tracked)
         assert self.scheduler.num_tracked == self.runner.num_tracked == 0
 
     def answer(self, submit: Submit) -> list[int]:

@@ -117,7 +117,7 @@ def test_an_abort_leaves_the_others_as_they_were(
     engine.add(asked("picture"))
     request = engine.scheduler._requests["pictures"]
     reached = {
-        "encoding": lambda: request.num_encoded == 1,
+        "encoding": lambda: len(request.encoded) == 1,
         "prefill": lambda: request.num_prefilled > 0,
         "decode": lambda: request.num_generated == 4,
         "first token": lambda: request.state is State.DECODE,

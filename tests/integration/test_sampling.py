@@ -22,14 +22,24 @@ LOGITS = mx.array(np.log(PROBABILITIES).astype(np.float32))
 DRAWS = 1500
 
 
+def row_of(vocabulary_size: int = 50, **params: object) -> RowSampler:
+    """A row whose prompt was tokens 0 and 1, and whose end is token 2."""
+    prompt_ids = np.array([0, 1], dtype=np.int32)
+    sampling = SamplingParams(**params)  # type: ignore[arg-type]
+    return RowSampler(sampling, prompt_ids, frozenset({2}), vocabulary_size)
+
+
+def draw(row: RowSampler, logits: mx.array = LOGITS, count: int = DRAWS) -> list[int]:
+    """Token ids that `row` draws in a run, from the same logits each time."""
+    return [
+        int(i)
+        for i in np.array(mx.concatenate([sample(logits[None], [row]) for _ in range(count)]))
+    ]
+
+
 def draws(temperature: float, top_p: float, seed: int = 0, count: int = DRAWS) -> list[int]:
-    """Token ids that one row draws in a run."""
-    row = RowSampler(temperature, top_p, seed)
-    tokens = []
-    for _ in range(count):
-        tokens.append(row.draw(LOGITS))
-        row.step += 1
-    return [int(i) for i in np.array(mx.stack(tokens))]
+    row = row_of(len(PROBABILITIES), temperature=temperature, top_p=top_p, seed=seed)
+    return draw(row, count=count)
 
 
 def shares(tokens: list[int]) -> np.ndarray:
@@ -63,13 +73,12 @@ def test_a_tiny_temperature_is_greedy(temperature: float):
 
 def test_a_tiny_temperature_is_greedy_with_large_logits_of_either_sign():
     for logits in ([79.0, 80.0, 5.0], [-6.0, -5.0, -80.0]):
-        row = RowSampler(1e-37, 1.0, 0)
-        tokens = [int(row.draw(mx.array(logits)).item()) for _ in range(20)]
-        assert set(tokens) == {1}
+        row = row_of(3, temperature=1e-37, seed=0)
+        assert set(draw(row, mx.array(logits), 20)) == {1}
 
 
 def test_temperature_0_takes_the_largest():
-    rows = [RowSampler(0.0, 1.0, seed) for seed in range(8)]
+    rows = [row_of(temperature=0.0, seed=seed) for seed in range(8)]
     logits = mx.array(np.random.default_rng(0).normal(size=(8, 50)).astype(np.float32))
     assert sample(logits, rows).tolist() == mx.argmax(logits, axis=-1).tolist()
 
@@ -77,15 +86,55 @@ def test_temperature_0_takes_the_largest():
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
 def test_greedy_and_drawn_rows_share_a_batch(dtype: mx.Dtype):
     logits = mx.array(np.random.default_rng(0).normal(size=(4, 50)), dtype=dtype)
-    rows = [RowSampler(0.0, 1.0, 1), RowSampler(1.0, 0.9, 2), RowSampler(0.0, 1.0, 3)]
-    rows.append(RowSampler(0.7, 1.0, 4))
-    together = sample(logits, rows).tolist()
-    apart = [
-        sample(logits[i : i + 1], [RowSampler(row.temperature, row.top_p, row.seed)]).item()
-        for i, row in enumerate(rows)
+    params = [
+        {"temperature": 0.0},
+        {"temperature": 1.0, "top_p": 0.9, "seed": 2},
+        {"temperature": 0.0, "logit_bias": {7: 100.0}},
+        {"temperature": 0.7, "seed": 4, "min_p": 0.1, "top_k": 5},
     ]
+    together = sample(logits, [row_of(**each) for each in params]).tolist()
+    apart = [sample(logits[i : i + 1], [row_of(**each)]).item() for i, each in enumerate(params)]
     assert together == apart
-    assert [row.step for row in rows] == [1] * 4
+    assert together[2] == 7
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 4])
+def test_top_k_keeps_the_likeliest(top_k: int):
+    found = shares(draw(row_of(5, temperature=1.0, seed=1, top_k=top_k)))
+    least = np.sort(PROBABILITIES)[-top_k]
+    expected = np.where(least <= PROBABILITIES, PROBABILITIES, 0)
+    assert found == pytest.approx(expected / expected.sum(), abs=0.04)
+
+
+def test_min_p_is_relative_to_the_likeliest():
+    found = shares(draw(row_of(5, temperature=1.0, seed=1, min_p=0.3)))
+    assert (found > 0).tolist() == (0.3 * PROBABILITIES.max() <= PROBABILITIES).tolist()
+
+
+def test_a_bias_moves_and_bans_tokens():
+    assert set(draw(row_of(5, temperature=0.0, logit_bias={1: 100.0}), count=5)) == {1}
+    banned = draw(row_of(5, temperature=1.0, seed=1, logit_bias={LIKELIEST: -100.0}))
+    assert LIKELIEST not in banned
+
+
+def test_frequency_and_presence_penalties_count_the_answer():
+    """Greedy from fixed logits: each draw lowers its own token by the penalty."""
+    logits = mx.array([0.0, 1.0, -9.0, 1.5, 0.9])
+    assert draw(row_of(5, temperature=0.0, presence_penalty=1.0), logits, 5) == [3, 1, 4, 3, 3]
+    assert draw(row_of(5, temperature=0.0, frequency_penalty=1.0), logits, 5) == [3, 1, 4, 3, 0]
+
+
+def test_a_repetition_penalty_counts_the_prompt_too():
+    logits = mx.array([2.0, 1.9, -9.0, 1.5, -1.0])
+    row = row_of(5, temperature=0.0, repetition_penalty=2.0)
+    assert draw(row, logits, 2) == [3, 0]
+    lower = mx.array([-1.0, -1.1, -9.0, -1.5, -4.0])
+    assert draw(row_of(5, temperature=0.0, repetition_penalty=2.0), lower, 1) == [3]
+
+
+def test_min_tokens_hold_the_end_back():
+    logits = mx.array([0.0, 1.0, 9.0, 0.5, 0.5])
+    assert draw(row_of(5, temperature=0.0, min_tokens=2), logits, 4) == [1, 1, 2, 2]
 
 
 def test_seeds_and_steps_all_draw_differently():
@@ -99,8 +148,7 @@ def test_any_whole_number_is_a_seed(seed: int):
 
 
 def test_without_a_seed_runs_differ():
-    seeds = {RowSampler.of(SamplingParams(temperature=1.0)).seed for _ in range(4)}
-    assert len(seeds) == 4
+    assert len({tuple(draw(row_of(5, temperature=2.0), count=30)) for _ in range(4)}) == 4
 
 
 # ---- in the engine -------------------------------------------------------------------

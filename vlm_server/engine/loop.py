@@ -16,7 +16,15 @@ from queue import Empty, SimpleQueue
 from vlm_server.engine.scheduler import Scheduler
 from vlm_server.engine.states import State
 from vlm_server.errors import InternalError, RequestError
-from vlm_server.ports import MemoryProbe, PreparedPrompt, Preparer, Runner
+from vlm_server.ports import (
+    EncodedImage,
+    Encoder,
+    EncodeWork,
+    MemoryProbe,
+    PreparedPrompt,
+    Preparer,
+    Runner,
+)
 from vlm_server.protocol import Abort, Drain, Event, Stats, Submit
 
 logger = logging.getLogger(__name__)
@@ -30,14 +38,24 @@ class _Prepared:
     outcome: PreparedPrompt | RequestError
 
 
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    request_id: str
+    outcome: EncodedImage | RequestError
+
+
+_Message = Submit | Abort | Drain | _Prepared | _Encoded
+
+
 class EngineLoop:
-    """The inference thread's work: inbox, preparers, the three beats, events out."""
+    """The inference thread's work: inbox, preparers, encoder, the three beats, events out."""
 
     def __init__(
         self,
         scheduler: Scheduler,
         runner: Runner,
         preparer: Preparer,
+        encoder: Encoder,
         memory: MemoryProbe,
         send: Callable[[Event], None],
         preparer_threads: int,
@@ -46,9 +64,11 @@ class EngineLoop:
         self._scheduler = scheduler
         self._runner = runner
         self._preparer = preparer
+        self._encoder = encoder
         self._memory = memory
-        self._inbox: SimpleQueue[Submit | Abort | Drain | _Prepared] = SimpleQueue()
+        self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._preparers = ThreadPoolExecutor(preparer_threads, "preparer")
+        self._encoder_thread = ThreadPoolExecutor(1, "encoder")
         self._last_stats: Stats | None = None
         self._stats_due = 0.0
 
@@ -73,6 +93,8 @@ class EngineLoop:
         self._take_in()
         for submit in self._scheduler.start_preparing():
             self._preparers.submit(self._prepare, submit)
+        if work := self._scheduler.start_encoding():
+            self._encoder_thread.submit(self._encode, work)
         plan = self._scheduler.schedule()
         if not plan.is_empty:
             result = self._runner.execute(plan)
@@ -91,7 +113,7 @@ class EngineLoop:
             self._send_all(self._handle(message))
             wait = False
 
-    def _handle(self, message: Submit | Abort | Drain | _Prepared) -> list[Event]:
+    def _handle(self, message: _Message) -> list[Event]:
         match message:
             case Submit():
                 return self._scheduler.add(message)
@@ -99,6 +121,8 @@ class EngineLoop:
                 return self._scheduler.abort(message.request_id)
             case _Prepared():
                 return self._scheduler.prepared(message.request_id, message.outcome)
+            case _Encoded():
+                return self._scheduler.encoded(message.request_id, message.outcome)
             case Drain():
                 self._scheduler.is_draining = True
                 return []
@@ -114,6 +138,16 @@ class EngineLoop:
             logger.exception("preparing a request failed")
             outcome = InternalError("the request could not be prepared")
         self._inbox.put(_Prepared(submit.request_id, outcome))
+
+    def _encode(self, work: EncodeWork) -> None:
+        """On the encoder's thread: whatever happens, exactly one outcome is posted."""
+        outcome: EncodedImage | RequestError
+        try:
+            outcome = self._encoder.encode(work.prompt, work.image_index)
+        except Exception:
+            logger.exception("encoding a picture failed")
+            outcome = InternalError("the model failed while encoding a picture")
+        self._inbox.put(_Encoded(work.request_id, outcome))
 
     def _send_all(self, events: list[Event]) -> None:
         for event in events:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from vlm_server.engine.detokenizer import Decoder, Detokenizer
 from vlm_server.engine.states import State, check_transition
 from vlm_server.engine.stops import StopChecker
-from vlm_server.ports import PreparedPrompt
+from vlm_server.ports import EncodedImage, PreparedPrompt
 from vlm_server.protocol import FinishReason, SamplingParams, Submit, Usage
 
 _FINISHED: dict[FinishReason, State] = {
@@ -25,7 +25,7 @@ class Request:
         self.state = State.WAITING
         self.prompt: PreparedPrompt | None = None
         self.max_tokens = sampling.max_tokens or 0
-        self.num_encoded = 0
+        self.encoded: list[EncodedImage] = []
         self.num_prefilled = 0
         self.num_generated = 0
         self.is_known_to_runner = False
@@ -42,10 +42,22 @@ class Request:
         self.prompt, self.submit, self.max_tokens = prompt, None, max_tokens
         self.move_to(State.PREFILL)
 
+    @property
+    def needs_encoding(self) -> bool:
+        """Whether a picture waits for the encoder."""
+        return self.state is State.PREFILL and not self.can_prefill
+
+    @property
+    def can_prefill(self) -> bool:
+        """Whether all pictures are encoded and some of the prompt is not prefilled."""
+        if self.prompt is None or self.state is not State.PREFILL:
+            return False
+        return self.is_known_to_runner or len(self.encoded) == len(self.prompt.images)
+
     def take_token(self, token_id: int, eos_token_ids: frozenset[int]) -> str:
         """The text that a sampled token brings; may finish the request."""
         self.num_generated += 1
-        if token_id in eos_token_ids:
+        if token_id in eos_token_ids and not self.sampling.ignore_eos:
             self.finish("stop")
             return self._last_text()[0]
         text, is_stopped = self._stops.push(self._detokenizer.push(token_id))

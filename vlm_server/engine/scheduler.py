@@ -16,16 +16,19 @@ from dataclasses import dataclass
 import msgspec
 
 from vlm_server.engine.detokenizer import Decoder
+from vlm_server.engine.pace import PrefillPace
 from vlm_server.engine.request import Request
 from vlm_server.engine.states import State
 from vlm_server.errors import ContextLengthExceeded, EngineUnavailable, RequestError
 from vlm_server.ports import (
+    EncodedImage,
     EncodeWork,
     NewRequest,
     PrefillWork,
     PreparedPrompt,
     SchedulerOutput,
     StepResult,
+    TokenScore,
 )
 from vlm_server.protocol import (
     Accepted,
@@ -35,7 +38,9 @@ from vlm_server.protocol import (
     Finished,
     SamplingParams,
     Submit,
+    TokenLogprob,
     Tokens,
+    TokenText,
 )
 
 
@@ -45,6 +50,7 @@ class SchedulerConfig:
 
     max_num_seqs: int
     prefill_chunk_tokens: int
+    max_step_seconds: float
     max_preparing: int
     context_tokens: int
     eos_token_ids: frozenset[int]
@@ -62,8 +68,10 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, decoder: Decoder) -> None:
         self._config = config
         self._decoder = decoder
+        self._pace = PrefillPace(config.max_step_seconds, config.prefill_chunk_tokens)
         self._requests: dict[str, Request] = {}
         self._with_preparer: set[str] = set()
+        self._with_encoder: set[str] = set()
         self._released: list[str] = []
         self.is_draining = False
         self.num_generated_tokens = 0
@@ -100,6 +108,17 @@ class Scheduler:
             return self._fail(request, error)
         return []
 
+    def encoded(self, request_id: str, outcome: EncodedImage | RequestError) -> list[Event]:
+        """The encoder is done with a request's next picture."""
+        self._with_encoder.discard(request_id)
+        request = self._requests.get(request_id)
+        if request is None:
+            return []
+        if isinstance(outcome, RequestError):
+            return self._fail(request, outcome)
+        request.encoded.append(outcome)
+        return []
+
     # ---- what goes out -------------------------------------------------------------
 
     def start_preparing(self) -> list[Submit]:
@@ -120,6 +139,16 @@ class Scheduler:
             started.append(request.submit)
         return started
 
+    def start_encoding(self) -> EncodeWork | None:
+        """The picture that the encoder should take now: the oldest request's next one."""
+        if self._with_encoder:
+            return None
+        request = next((r for r in self._requests.values() if r.needs_encoding), None)
+        if request is None or request.prompt is None:
+            return None
+        self._with_encoder.add(request.request_id)
+        return EncodeWork(request.request_id, len(request.encoded), request.prompt)
+
     def schedule(self) -> SchedulerOutput:
         """The next step. Empty if there is nothing that the runner could do."""
         decoding = tuple(r.request_id for r in self._in_state(State.DECODE))
@@ -131,15 +160,10 @@ class Scheduler:
         new: tuple[NewRequest, ...] = ()
         if not request.is_known_to_runner:
             request.is_known_to_runner = True
-            new = (NewRequest(request.request_id, request.prompt, request.sampling),)
-        work = self._unit_of(request, request.prompt)
-        return SchedulerOutput(
-            released=released,
-            new=new,
-            decode=decoding,
-            encode=work if isinstance(work, EncodeWork) else None,
-            prefill=work if isinstance(work, PrefillWork) else None,
-        )
+            images, request.encoded = tuple(request.encoded), []
+            new = (NewRequest(request.request_id, request.prompt, request.sampling, images),)
+        chunk = self._next_chunk(request, request.prompt, others_wait=bool(decoding))
+        return SchedulerOutput(released, new, decoding, chunk)
 
     def update(self, plan: SchedulerOutput, result: StepResult) -> list[Event]:
         """What a step brought: one `Tokens` for all, then terminal events."""
@@ -151,7 +175,8 @@ class Scheduler:
                 continue
             text = request.take_token(token_id, self._config.eos_token_ids)
             self.num_generated_tokens += 1
-            deltas.append(Delta(request_id, text, 1))
+            logprobs = self._logprobs(token_id, result.logprobs.get(request_id))
+            deltas.append(Delta(request_id, text, 1, logprobs))
             if request.state.is_finished:
                 finished.append(request)
         if deltas:
@@ -170,7 +195,8 @@ class Scheduler:
     @property
     def num_tracked(self) -> int:
         """Everything that is remembered of any request; 0 when idle."""
-        return len(self._requests.keys() | self._with_preparer) + len(self._released)
+        elsewhere = self._with_preparer | self._with_encoder
+        return len(self._requests.keys() | elsewhere) + len(self._released)
 
     @property
     def has_requests(self) -> bool:
@@ -179,8 +205,10 @@ class Scheduler:
     @property
     def has_runner_work(self) -> bool:
         """Whether `schedule` has something for the runner."""
-        states = (request.state for request in self._requests.values())
-        return bool(self._released) or any(s in (State.PREFILL, State.DECODE) for s in states)
+        return bool(self._released) or any(
+            request.state is State.DECODE or request.can_prefill
+            for request in self._requests.values()
+        )
 
     # ---- inside --------------------------------------------------------------------
 
@@ -190,28 +218,34 @@ class Scheduler:
     def _next_to_prefill(self, num_rows: int) -> Request | None:
         if num_rows >= self._config.max_num_seqs:
             return None
-        return next(self._in_state(State.PREFILL), None)
+        return next((r for r in self._requests.values() if r.can_prefill), None)
 
-    def _unit_of(self, request: Request, prompt: PreparedPrompt) -> EncodeWork | PrefillWork:
-        """The next picture to encode, or the next chunk: a prompt is prefilled once whole."""
-        if request.num_encoded < len(prompt.images):
-            return EncodeWork(request.request_id, request.num_encoded)
+    def _next_chunk(
+        self, request: Request, prompt: PreparedPrompt, *, others_wait: bool
+    ) -> PrefillWork:
         start = request.num_prefilled
-        end = min(start + self._config.prefill_chunk_tokens, prompt.num_tokens)
+        chunk_tokens = self._pace.chunk_tokens(others_wait=others_wait)
+        end = min(start + chunk_tokens, prompt.num_tokens)
         return PrefillWork(request.request_id, start, end, is_last=end == prompt.num_tokens)
 
     def _advance(self, plan: SchedulerOutput, result: StepResult) -> None:
-        """Note the progress of the request whose unit of work was done."""
-        work = plan.encode or plan.prefill
-        request = self._requests.get(work.request_id) if work else None
-        if request is None or request.request_id in result.failures:
+        """Note the progress of the prompt whose chunk was prefilled."""
+        request = self._requests.get(plan.prefill.request_id) if plan.prefill else None
+        if request is None or plan.prefill is None or request.request_id in result.failures:
             return
-        if plan.encode:
-            request.num_encoded += 1
-        elif plan.prefill:
-            request.num_prefilled = plan.prefill.end
-            if plan.prefill.is_last:
-                request.move_to(State.DECODE)
+        self._pace.note(plan.prefill.end - plan.prefill.start, result.prefill_seconds)
+        request.num_prefilled = plan.prefill.end
+        if plan.prefill.is_last:
+            request.move_to(State.DECODE)
+
+    def _logprobs(self, token_id: int, score: TokenScore | None) -> tuple[TokenLogprob, ...]:
+        if score is None:
+            return ()
+        token = self._token_text(token_id, score.logprob)
+        return (TokenLogprob(token, tuple(self._token_text(*top) for top in score.top)),)
+
+    def _token_text(self, token_id: int, logprob: float) -> TokenText:
+        return TokenText(self._decoder.decode([token_id], skip_special_tokens=False), logprob)
 
     def _with_defaults(self, sampling: SamplingParams) -> SamplingParams:
         temperature, top_p = sampling.temperature, sampling.top_p

@@ -14,8 +14,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from vlm_server.ports import TokenScore
 from vlm_server.runner.prefill import Prefill
 from vlm_server.runner.sampler import RowSampler, sample
+from vlm_server.runner.scores import Scores, score
 
 
 @dataclass(slots=True)
@@ -31,12 +33,14 @@ class _Row:
 class DecodeBatch:
     """Rows come one by one with their own cache, and leave at any step."""
 
-    def __init__(self, language_model: Any) -> None:
+    def __init__(self, language_model: Any, eos_token_ids: frozenset[int]) -> None:
         self._language_model = language_model
+        self._eos_token_ids = eos_token_ids
         self._has_rope_index = hasattr(language_model, "get_rope_index")
         self._rows: list[_Row] = []
         self._cache: list[Any] = []
         self._tokens: mx.array | None = None
+        self._scores: list[Scores] = []
 
     @property
     def request_ids(self) -> tuple[str, ...]:
@@ -47,8 +51,11 @@ class DecodeBatch:
 
         The rows that run are left as they were if this fails.
         """
-        sampler = RowSampler.of(prefill.sampling)
-        tokens = sample(logits, [sampler])
+        sampler = RowSampler(
+            prefill.sampling, prefill.token_ids, self._eos_token_ids, logits.shape[-1]
+        )
+        row = _Row(request_id, sampler, prefill.num_tokens, prefill.rope_delta)
+        tokens, scores = _draw(logits, [row])
         cache = [type(layer).merge([layer]) for layer in prefill.cache]
         if self._tokens is not None:
             extended = [copy.copy(layer) for layer in self._cache]
@@ -57,7 +64,8 @@ class DecodeBatch:
             cache, tokens = extended, mx.concatenate([self._tokens, tokens])
         mx.eval(tokens, [layer.state for layer in cache])
         self._cache, self._tokens = cache, tokens
-        self._rows.append(_Row(request_id, sampler, prefill.num_tokens, prefill.rope_delta))
+        self._scores += scores
+        self._rows.append(row)
 
     def leave(self, request_ids: Collection[str]) -> None:
         """Drop rows, and what they were about to draw. Ids that are not here are no error."""
@@ -74,27 +82,43 @@ class DecodeBatch:
         assert self._tokens is not None
         self._tokens = self._tokens[indices]
 
-    def step(self) -> dict[str, int]:
+    def step(self) -> tuple[dict[str, int], dict[str, TokenScore]]:
         """Launch the next step for all rows; the tokens of the step before, by request."""
         if self._tokens is None:
-            return {}
-        drawn = self._tokens
-        self._tokens = self._launch(drawn)
-        return dict(zip(self.request_ids, np.array(drawn).tolist(), strict=True))
+            return {}, {}
+        drawn, scores = self._tokens, self._scores
+        self._tokens, self._scores = self._launch(drawn)
+        tokens = dict(zip(self.request_ids, np.array(drawn).tolist(), strict=True))
+        scored = dict(entry for each in scores for entry in each.read() if entry[0] in tokens)
+        return tokens, scored
 
-    def _launch(self, tokens: mx.array) -> mx.array:
+    def _launch(self, tokens: mx.array) -> tuple[mx.array, list[Scores]]:
         kwargs = {"position_ids": self._position_ids()} if self._has_rope_index else {}
         output = self._language_model(tokens[:, None], cache=self._cache, **kwargs)
-        following = sample(output.logits[:, -1], [row.sampler for row in self._rows])
-        mx.async_eval(following, _counters(self._cache))  # type: ignore[no-untyped-call]
+        following, scores = _draw(output.logits[:, -1], self._rows)
+        behind = _counters(self._cache)
+        behind += [array for row in self._rows for array in row.sampler.state]
+        behind += [array for each in scores for array in each.arrays]
+        mx.async_eval(following, behind)  # type: ignore[no-untyped-call]
         for row in self._rows:
             row.position += 1
-        return following
+        return following, scores
 
     def _position_ids(self) -> mx.array:
         """(3, rows, 1): where each row's next token stands."""
         places = mx.array([[row.position + row.rope_delta] for row in self._rows])
         return mx.broadcast_to(places[None], (3, *places.shape))
+
+
+def _draw(logits: mx.array, rows: list[_Row]) -> tuple[mx.array, list[Scores]]:
+    """The next token of each row, and the scores of those that ask."""
+    tokens = sample(logits, [row.sampler for row in rows])
+    asking = [
+        (i, row.request_id, count)
+        for i, row in enumerate(rows)
+        if (count := row.sampler.params.logprobs) is not None
+    ]
+    return tokens, score(logits, tokens, asking)
 
 
 def _counters(cache: list[Any]) -> list[mx.array]:

@@ -24,6 +24,17 @@ class ImageFeatures:
     deepstack: mx.array | None
 
 
+class ImageEncoder:
+    """The `Encoder` of one model. Works on a thread and a stream of its own."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def encode(self, prompt: PreparedPrompt, image_index: int) -> ImageFeatures:
+        """The features of picture `image_index`; the arrays are evaluated."""
+        return encode_image(self._model, prompt, prompt.images[image_index])
+
+
 def encode_image(model: Any, prompt: PreparedPrompt, span: ImageSpan) -> ImageFeatures:
     """Run the vision tower on one picture of `prompt`; the arrays are evaluated.
 

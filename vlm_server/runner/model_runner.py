@@ -7,9 +7,10 @@ step that fails ends the rows that shared it.
 from __future__ import annotations
 
 import logging
+import time
 
 from vlm_server.errors import InternalError, RequestError
-from vlm_server.ports import EncodeWork, PrefillWork, SchedulerOutput, StepResult
+from vlm_server.ports import PrefillWork, SchedulerOutput, StepResult, TokenScore
 from vlm_server.runner.batch import DecodeBatch
 from vlm_server.runner.loading import LoadedModel
 from vlm_server.runner.prefill import Prefill
@@ -23,7 +24,7 @@ class ModelRunner:
     def __init__(self, loaded: LoadedModel) -> None:
         self._model = loaded.model
         self._prefills: dict[str, Prefill] = {}
-        self._batch = DecodeBatch(loaded.language_model)
+        self._batch = DecodeBatch(loaded.language_model, loaded.eos_token_ids)
 
     @property
     def num_tracked(self) -> int:
@@ -36,18 +37,20 @@ class ModelRunner:
         for request in plan.new:
             self._prefills[request.request_id] = Prefill(self._model, request)
         failures: dict[str, RequestError] = {}
-        tokens = self._decode(plan, failures)
-        unit = plan.encode or plan.prefill
-        if unit is not None:
-            self._do_unit(unit, failures)
-        return StepResult(tokens, failures)
+        tokens, scores = self._decode(plan, failures)
+        started = time.perf_counter()
+        if plan.prefill is not None:
+            self._prefill(plan.prefill, failures)
+        return StepResult(tokens, failures, scores, time.perf_counter() - started)
 
     def _forget(self, request_ids: tuple[str, ...]) -> None:
         for request_id in request_ids:
             self._prefills.pop(request_id, None)
         self._batch.leave(request_ids)
 
-    def _decode(self, plan: SchedulerOutput, failures: dict[str, RequestError]) -> dict[str, int]:
+    def _decode(
+        self, plan: SchedulerOutput, failures: dict[str, RequestError]
+    ) -> tuple[dict[str, int], dict[str, TokenScore]]:
         assert set(plan.decode) == set(self._batch.request_ids)
         try:
             return self._batch.step()
@@ -56,22 +59,15 @@ class ModelRunner:
             error = InternalError("the model failed while decoding")
             failures.update(dict.fromkeys(plan.decode, error))
             self._batch.leave(plan.decode)
-            return {}
+            return {}, {}
 
-    def _do_unit(self, unit: EncodeWork | PrefillWork, failures: dict[str, RequestError]) -> None:
+    def _prefill(self, work: PrefillWork, failures: dict[str, RequestError]) -> None:
         try:
-            if isinstance(unit, EncodeWork):
-                self._prefills[unit.request_id].encode(unit.image_index)
-            else:
-                self._prefill(unit)
+            prefill = self._prefills[work.request_id]
+            logits = prefill.run(work.start, work.end)
+            if work.is_last:
+                self._batch.join(work.request_id, prefill, logits)
+                del self._prefills[work.request_id]
         except Exception:
-            logger.exception("%s failed", type(unit).__name__)
-            what = "encoding a picture" if isinstance(unit, EncodeWork) else "reading the prompt"
-            failures[unit.request_id] = InternalError(f"the model failed while {what}")
-
-    def _prefill(self, unit: PrefillWork) -> None:
-        prefill = self._prefills[unit.request_id]
-        logits = prefill.run(unit.start, unit.end)
-        if unit.is_last:
-            self._batch.join(unit.request_id, prefill, logits)
-            del self._prefills[unit.request_id]
+            logger.exception("prefilling %d tokens failed", work.end - work.start)
+            failures[work.request_id] = InternalError("the model failed while reading the prompt")

@@ -10,20 +10,24 @@ from mlx_vlm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
 from vlm_server.ports import ImageSpan, NewRequest
-from vlm_server.runner.encoder import ImageFeatures, encode_image
+from vlm_server.runner.encoder import ImageFeatures
 from vlm_server.runner.positions import Positions, forget_positions, prompt_positions
 
 
 class Prefill:
-    """A request from its first picture's encode to its last prompt token."""
+    """A request from its first prompt token to its last."""
 
     def __init__(self, model: Any, request: NewRequest) -> None:
         self._model = model
         self._prompt = request.prompt
         self.sampling = request.sampling
-        self._features: list[ImageFeatures] = []
+        self._features: tuple[ImageFeatures, ...] = request.images
         self._inputs: _PromptInputs | None = None
         self.cache: list[Any] = make_prompt_cache(model.language_model)
+
+    @property
+    def token_ids(self) -> NDArray[np.int32]:
+        return self._prompt.token_ids
 
     @property
     def num_tokens(self) -> int:
@@ -35,18 +39,12 @@ class Prefill:
         positions = self._inputs.positions if self._inputs else None
         return positions.delta if positions else 0
 
-    def encode(self, image_index: int) -> None:
-        """Encode picture `image_index`; pictures come in order."""
-        assert image_index == len(self._features)
-        span = self._prompt.images[image_index]
-        self._features.append(encode_image(self._model, self._prompt, span))
-
     def run(self, start: int, end: int) -> mx.array:
         """Prefill tokens `start` to `end`. Returns the last one's logits, (1, vocabulary), lazy."""
         inputs = self._inputs = self._inputs or _PromptInputs(
             self._model, self._prompt, self._features
         )
-        self._features = []
+        self._features = ()
         language_model = self._model.language_model
         output = language_model(
             inputs.token_ids[:, start:end], cache=self.cache, **inputs.chunk(start, end)
@@ -60,7 +58,7 @@ class Prefill:
 class _PromptInputs:
     """The whole prompt as the language model takes it; sliced for each chunk."""
 
-    def __init__(self, model: Any, prompt: Any, features: list[ImageFeatures]) -> None:
+    def __init__(self, model: Any, prompt: Any, features: tuple[ImageFeatures, ...]) -> None:
         self.token_ids = mx.array(prompt.token_ids)[None]
         self.positions: Positions | None = prompt_positions(model.language_model, prompt)
         made = model.get_input_embeddings(self.token_ids, None, mask=mx.ones_like(self.token_ids))
@@ -93,7 +91,7 @@ class _PromptInputs:
 
 
 def _splice(
-    text: mx.array, spans: tuple[ImageSpan, ...], features: list[ImageFeatures]
+    text: mx.array, spans: tuple[ImageSpan, ...], features: tuple[ImageFeatures, ...]
 ) -> mx.array:
     """`text` (1, tokens, hidden) with each span's rows replaced by its picture's."""
     pieces, cursor = [], 0
@@ -104,7 +102,7 @@ def _splice(
 
 
 def _visual_mask(
-    num_tokens: int, spans: tuple[ImageSpan, ...], features: list[ImageFeatures]
+    num_tokens: int, spans: tuple[ImageSpan, ...], features: tuple[ImageFeatures, ...]
 ) -> NDArray[np.bool_] | None:
     """(tokens,) where deepstack adds; None for a prompt or a family without it."""
     mask = np.zeros(num_tokens, dtype=np.bool_)

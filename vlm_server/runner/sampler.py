@@ -1,15 +1,17 @@
 """Draws the next token of each row on the device. Knows logits and sampling parameters.
 
 A row's draw depends on its own seed, step and logits alone, so that it is the same whatever
-rows run beside it. Greedy rows cost an argmax.
+rows run beside it. Rows that are plainly greedy cost one argmax for all of them.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
-from dataclasses import dataclass
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
 from vlm_server.protocol import SamplingParams
 
@@ -19,42 +21,136 @@ _LEAST_TOP_P = 1e-9
 _MASK_64 = (1 << 64) - 1
 
 
-@dataclass(slots=True)
 class RowSampler:
-    """One row's way to draw; `step` counts its draws."""
+    """One row's way to draw; counts its draws and, if penalties ask for it, its tokens."""
 
-    temperature: float
-    top_p: float
-    seed: int
-    step: int = 0
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_ids: NDArray[np.int32],
+        eos_token_ids: frozenset[int],
+        vocabulary_size: int,
+    ) -> None:
+        self.params = params
+        self.temperature = params.temperature or 0.0
+        """Zero for greedy."""
+        top_p = 1.0 if params.top_p is None else params.top_p
+        self.top_p = math.inf if top_p >= 1 else max(top_p, _LEAST_TOP_P)
+        self._seed = secrets.randbits(63) if params.seed is None else params.seed
+        self._step = 0
+        self._eos = mx.array(sorted(eos_token_ids)) if params.min_tokens else None
+        self._bias = _dense_bias(params.logit_bias, vocabulary_size)
+        self._counts: mx.array | None = None
+        """(vocabulary,) float32: how often this answer has each token; None if nobody asks."""
+        if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1:
+            self._counts = mx.zeros(vocabulary_size)
+        self._prompt_has: mx.array | None = None
+        if params.repetition_penalty != 1.0:
+            has = np.zeros(vocabulary_size, dtype=np.bool_)
+            has[prompt_ids] = True
+            self._prompt_has = mx.array(has)
 
-    @classmethod
-    def of(cls, sampling: SamplingParams) -> RowSampler:
-        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
-        return cls(
-            temperature=0.0 if sampling.temperature is None else sampling.temperature,
-            top_p=1.0 if sampling.top_p is None else sampling.top_p,
-            seed=seed,
+    @property
+    def is_plainly_greedy(self) -> bool:
+        return self.temperature == 0 and not self.changes_scores
+
+    @property
+    def changes_scores(self) -> bool:
+        """Whether logits are changed before anything is drawn from them."""
+        return (
+            self._bias is not None
+            or self._counts is not None
+            or self._step < self.params.min_tokens
         )
 
-    def draw(self, logits: mx.array) -> mx.array:
-        """A token id, (), from one row's `logits`, (vocabulary,) float32."""
-        logprobs = (logits - logits.max()) / max(self.temperature, _LEAST_TEMPERATURE)
-        if self.top_p < 1.0:
-            logprobs = _keep_top_p(logprobs, max(self.top_p, _LEAST_TOP_P))
-        return mx.random.categorical(logprobs, key=mx.random.key(_mix(self.seed, self.step)))
+    def adjust(self, scores: mx.array) -> mx.array:
+        """`scores` (vocabulary,) with bias, penalties and the least length applied."""
+        if self._bias is not None:
+            scores = scores + self._bias
+        if self._counts is not None:
+            scores = self._penalize(scores, self._counts)
+        if self._eos is not None and self._step < self.params.min_tokens:
+            scores[self._eos] = -mx.inf
+        return scores
+
+    def key(self) -> mx.array:
+        """The random key of this row's next draw."""
+        return mx.random.key(_mix(self._seed, self._step))
+
+    def take(self, token: mx.array) -> None:
+        """`token` () was drawn; it need not be evaluated yet."""
+        self._step += 1
+        if self._counts is not None:
+            self._counts = self._counts.at[token].add(1.0)
+
+    @property
+    def state(self) -> list[mx.array]:
+        """What must be evaluated each step, so that no graph grows behind it."""
+        return [] if self._counts is None else [self._counts]
+
+    def _penalize(self, scores: mx.array, counts: mx.array) -> mx.array:
+        """Presence and frequency as OpenAI defines them; repetition as CTRL (Keskar 2019)."""
+        params, has = self.params, counts > 0
+        if self._prompt_has is not None:
+            seen = mx.logical_or(has, self._prompt_has)
+            factor = params.repetition_penalty
+            scores = mx.where(seen, mx.where(scores > 0, scores / factor, scores * factor), scores)
+        return scores - params.frequency_penalty * counts - params.presence_penalty * has
 
 
 def sample(logits: mx.array, rows: list[RowSampler]) -> mx.array:
-    """Token ids, (rows,), from `logits`, (rows, vocabulary); advances every row's step."""
-    tokens = mx.argmax(logits, axis=-1)
-    drawn = [i for i, row in enumerate(rows) if row.temperature > 0]
-    if drawn:
-        scores = logits.astype(mx.float32)
-        tokens[mx.array(drawn)] = mx.stack([rows[i].draw(scores[i]) for i in drawn])
-    for row in rows:
-        row.step += 1
+    """Token ids, (rows,), from `logits`, (rows, vocabulary); advances every row."""
+    tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
+    others = [i for i, row in enumerate(rows) if not row.is_plainly_greedy]
+    if others:
+        scores = mx.stack([rows[i].adjust(logits[i].astype(mx.float32)) for i in others])
+        tokens[mx.array(others)] = _draw(scores, [rows[i] for i in others])
+    for i, row in enumerate(rows):
+        row.take(tokens[i])
     return tokens
+
+
+def _draw(scores: mx.array, rows: list[RowSampler]) -> mx.array:
+    """One token for each row of `scores` (rows, vocabulary): the best, or one by chance."""
+    greedy = mx.argmax(scores, axis=-1).astype(mx.int32)
+    temperatures = mx.array([[row.temperature] for row in rows])
+    if not any(row.temperature for row in rows):
+        return greedy
+    best = scores.max(axis=-1, keepdims=True)
+    scaled = (scores - best) / mx.maximum(temperatures, _LEAST_TEMPERATURE)
+    kept = _keep_likely(scaled, rows)
+    noise = mx.stack([mx.random.gumbel((scores.shape[-1],), key=row.key()) for row in rows])
+    drawn = mx.argmax(kept + noise, axis=-1).astype(mx.int32)
+    return mx.where(temperatures[:, 0] > 0, drawn, greedy)
+
+
+def _keep_likely(scores: mx.array, rows: list[RowSampler]) -> mx.array:
+    """`scores` with minus infinity where top_k, top_p or min_p leave a token out.
+
+    Nucleus sampling (Holtzman et al. 2020): a token stays if the mass above it is below
+    `top_p`, so at least the likeliest one does. min_p (Nguyen et al. 2024): a token stays if
+    it is at least `min_p` times as likely as the likeliest.
+    """
+    vocabulary_size = scores.shape[-1]
+    top_k = [row.params.top_k or vocabulary_size for row in rows]
+    top_p, min_p = [row.top_p for row in rows], [row.params.min_p for row in rows]
+    if min(top_k) >= vocabulary_size and min(top_p) > 1 and max(min_p) <= 0:
+        return scores
+    order = mx.argsort(-scores, axis=-1)
+    ranked = mx.take_along_axis(scores, order, axis=-1)
+    probs = mx.softmax(ranked, axis=-1)
+    is_kept = mx.arange(vocabulary_size)[None] < mx.array(top_k)[:, None]
+    is_kept &= mx.cumsum(probs, axis=-1) - probs < mx.array(top_p)[:, None]
+    is_kept &= probs >= mx.array(min_p)[:, None] * probs[:, :1]
+    return mx.put_along_axis(scores, order, mx.where(is_kept, ranked, -mx.inf), axis=-1)
+
+
+def _dense_bias(logit_bias: dict[int, float], vocabulary_size: int) -> mx.array | None:
+    if not logit_bias:
+        return None
+    bias = np.zeros(vocabulary_size, dtype=np.float32)
+    bias[list(logit_bias)] = list(logit_bias.values())
+    return mx.array(bias)
 
 
 def _mix(seed: int, step: int) -> int:
@@ -63,16 +159,3 @@ def _mix(seed: int, step: int) -> int:
     bits = ((bits ^ bits >> 30) * 0xBF58476D1CE4E5B9) & _MASK_64
     bits = ((bits ^ bits >> 27) * 0x94D049BB133111EB) & _MASK_64
     return bits ^ bits >> 31
-
-
-def _keep_top_p(logits: mx.array, top_p: float) -> mx.array:
-    """`logits` with all but the smallest set of mass `top_p` at minus infinity.
-
-    Nucleus sampling (Holtzman et al. 2020): a token stays if the mass above it is below
-    `top_p`, so at least the likeliest one does.
-    """
-    order = mx.argsort(-logits)
-    probs = mx.softmax(logits[order])
-    is_kept = mx.cumsum(probs) - probs < top_p
-    kept = mx.where(is_kept, logits[order], -mx.inf)
-    return mx.put_along_axis(logits, order, kept, axis=-1)

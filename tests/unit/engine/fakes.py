@@ -53,6 +53,7 @@ def config(**changes: object) -> SchedulerConfig:
     values: dict[str, object] = {
         "max_num_seqs": 3,
         "prefill_chunk_tokens": 5,
+        "max_step_seconds": 1.0,
         "max_preparing": 2,
         "context_tokens": 200,
         "eos_token_ids": frozenset({EOS}),
@@ -101,7 +102,6 @@ def answer_text(prepared: PreparedPrompt, max_tokens: int = 1000) -> str:
 @dataclass
 class _Prefill:
     request: NewRequest
-    num_encoded: int = 0
     num_prefilled: int = 0
 
 
@@ -124,8 +124,10 @@ class FakeRunner:
 
     max_num_seqs: int
     chunk_tokens: int
-    failing_units: set[str] = field(default_factory=set)
-    """Requests whose next unit of work fails."""
+    failing_prefills: set[str] = field(default_factory=set)
+    """Requests whose next chunk fails."""
+    seconds_per_token: float = 0.0
+    """What prefilling is said to take."""
     fails_decode: bool = False
     """Whether the next decode step fails."""
     plans: list[SchedulerOutput] = field(default_factory=list)
@@ -145,12 +147,15 @@ class FakeRunner:
         for new in plan.new:
             assert new.request_id not in self.prefills
             assert new.request_id not in self.rows
+            assert new.images == tuple(map(features_of, new.prompt.images)), "another's pictures"
             self.prefills[new.request_id] = _Prefill(new)
         failures: dict[str, RequestError] = {}
         tokens = self._decode(plan, failures)
-        self._do_unit(plan, failures)
+        self._prefill(plan, failures)
         assert len(self.rows) <= self.max_num_seqs
-        return StepResult(tokens, failures)
+        work = plan.prefill
+        seconds = (work.end - work.start) * self.seconds_per_token if work else 0.0
+        return StepResult(tokens, failures, prefill_seconds=seconds)
 
     def _decode(self, plan: SchedulerOutput, failures: dict[str, RequestError]) -> dict[str, int]:
         assert set(plan.decode) == set(self.rows), "scheduler and runner disagree on the rows"
@@ -161,30 +166,45 @@ class FakeRunner:
             self.rows.clear()
         return {request_id: row.next_token() for request_id, row in self.rows.items()}
 
-    def _do_unit(self, plan: SchedulerOutput, failures: dict[str, RequestError]) -> None:
-        assert plan.encode is None or plan.prefill is None, "more than one unit of work"
-        unit = plan.encode or plan.prefill
-        if unit is None:
+    def _prefill(self, plan: SchedulerOutput, failures: dict[str, RequestError]) -> None:
+        work = plan.prefill
+        if work is None:
             return
-        if unit.request_id in self.failing_units:
-            self.failing_units.discard(unit.request_id)
-            failures[unit.request_id] = InternalError("the unit failed")
+        if work.request_id in self.failing_prefills:
+            self.failing_prefills.discard(work.request_id)
+            failures[work.request_id] = InternalError("the chunk failed")
             return
-        prefill = self.prefills[unit.request_id]
+        prefill = self.prefills[work.request_id]
         prepared = prefill.request.prompt
-        if plan.encode:
-            assert plan.encode.image_index == prefill.num_encoded, "pictures come in order"
-            assert prefill.num_prefilled == 0, "pictures come before the first chunk"
-            prefill.num_encoded += 1
-        elif plan.prefill:
-            assert prefill.num_encoded == len(prepared.images)
-            assert plan.prefill.start == prefill.num_prefilled, "chunks join without a gap"
-            assert 0 < plan.prefill.end - plan.prefill.start <= self.chunk_tokens
-            assert plan.prefill.is_last == (plan.prefill.end == prepared.num_tokens)
-            prefill.num_prefilled = plan.prefill.end
-            if plan.prefill.is_last:
-                del self.prefills[unit.request_id]
-                self.rows[unit.request_id] = _Row(answer_tokens(prepared))
+        assert work.start == prefill.num_prefilled, "chunks join without a gap"
+        assert 0 < work.end - work.start <= self.chunk_tokens
+        assert work.is_last == (work.end == prepared.num_tokens)
+        prefill.num_prefilled = work.end
+        if work.is_last:
+            del self.prefills[work.request_id]
+            self.rows[work.request_id] = _Row(answer_tokens(prepared))
+
+
+def features_of(span: ImageSpan) -> str:
+    """What the fake encoder makes of a picture."""
+    return f"features of {span.mm_hash}"
+
+
+@dataclass
+class FakeEncoder:
+    """An `Encoder` that can be made to wait and to fail."""
+
+    gate: threading.Event = field(default_factory=threading.Event)
+    fails: bool = False
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    def encode(self, prompt: PreparedPrompt, image_index: int) -> str:
+        self.gate.wait(10)
+        if self.fails:
+            raise RuntimeError("a bug of the encoder")
+        return features_of(prompt.images[image_index])
 
 
 @dataclass

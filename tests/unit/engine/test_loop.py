@@ -10,6 +10,7 @@ import pytest
 
 from tests.unit.engine.fakes import (
     ByteDecoder,
+    FakeEncoder,
     FakeMemory,
     FakePreparer,
     FakeRunner,
@@ -30,6 +31,7 @@ class Engine:
     def __init__(self, threads: int = 2) -> None:
         limits = config(max_preparing=threads)
         self.preparer = FakePreparer()
+        self.encoder = FakeEncoder()
         self.scheduler = Scheduler(limits, ByteDecoder())
         self.runner = FakeRunner(limits.max_num_seqs, limits.prefill_chunk_tokens)
         self.events: list[Event] = []
@@ -37,6 +39,7 @@ class Engine:
             self.scheduler,
             self.runner,
             self.preparer,
+            self.encoder,
             FakeMemory(),
             self.events.append,
             preparer_threads=threads,
@@ -166,6 +169,31 @@ def test_drain_finishes_what_runs_refuses_newcomers_and_ends():
     engine.thread.join(10)
     assert not engine.thread.is_alive()
     assert texts(engine.events) == {"a": answer_text(prompt(images=2))}
+
+
+def test_an_encoder_that_crashes_fails_its_request_alone():
+    engine = Engine()
+    engine.encoder.fails = True
+    engine.thread.start()
+    engine.loop.post(submit("a", images=1))
+    engine.loop.post(submit("b"))
+    failed = engine.wait_for(Failed, "a")
+    assert isinstance(failed, Failed)
+    assert failed.code == "internal_error"
+    engine.wait_for(Finished, "b")
+    engine.drain()
+
+
+def test_text_runs_on_while_a_picture_is_encoded():
+    engine = Engine()
+    engine.encoder.gate.clear()
+    engine.thread.start()
+    engine.loop.post(submit("a", images=1))
+    engine.loop.post(submit("b"))
+    engine.wait_for(Finished, "b")
+    engine.encoder.gate.set()
+    engine.wait_for(Finished, "a")
+    engine.drain()
 
 
 def test_drain_ends_an_idle_engine():

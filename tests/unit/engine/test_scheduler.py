@@ -4,9 +4,11 @@ import pytest
 
 from tests.unit.engine.fakes import (
     EOS,
+    FakeEncoder,
     FakeRunner,
     answer_text,
     answer_tokens,
+    features_of,
     prompt,
     scheduler,
     submit,
@@ -34,14 +36,24 @@ def add(planner: Scheduler, *names: str, text: str = "hello", **kwargs: object) 
             planner.prepared(started.request_id, prompt(text, images))
 
 
+def encode_all(planner: Scheduler) -> list[EncodeWork]:
+    """Encode whatever waits for it; the work done, in order."""
+    done: list[EncodeWork] = []
+    while work := planner.start_encoding():
+        done.append(work)
+        planner.encoded(work.request_id, FakeEncoder().encode(work.prompt, work.image_index))
+    return done
+
+
 def beat(planner: Scheduler, runner: FakeRunner) -> list[Event]:
+    encode_all(planner)
     plan = planner.schedule()
     return planner.update(plan, StepResult() if plan.is_empty else runner.execute(plan))
 
 
 def run(planner: Scheduler, runner: FakeRunner, steps: int = 1000) -> list[Event]:
     events: list[Event] = []
-    while planner.has_runner_work:
+    while encode_all(planner) or planner.has_runner_work:
         events += beat(planner, runner)
         steps -= 1
         assert steps, "no end"
@@ -71,11 +83,12 @@ def test_pictures_are_encoded_in_order_before_the_first_chunk():
     planner = scheduler(prefill_chunk_tokens=6)
     runner = runner_for(planner)
     add(planner, "a", text="12345", images=2)
+    assert not planner.has_runner_work
+    assert planner.schedule().is_empty
+    encoded = encode_all(planner)
+    assert [(work.request_id, work.image_index) for work in encoded] == [("a", 0), ("a", 1)]
     run(planner, runner)
-    work = [plan.encode or plan.prefill for plan in runner.plans]
-    assert [unit for unit in work if unit] == [
-        EncodeWork("a", 0),
-        EncodeWork("a", 1),
+    assert [plan.prefill for plan in runner.plans if plan.prefill] == [
         PrefillWork("a", 0, 6, False),
         PrefillWork("a", 6, 12, False),
         PrefillWork("a", 12, 13, True),
@@ -124,12 +137,14 @@ def test_running_rows_decode_in_every_step_of_another_prefill():
     add(planner, "a")
     while not planner.count(State.DECODE):
         beat(planner, runner)
-    add(planner, "b", text="a long prompt", images=3)
+    add(planner, "b", text="a long prompt", images=1)
+    work = planner.start_encoding()
+    assert work
     for _ in range(3):
         plan = planner.schedule()
-        assert plan.decode == ("a",)
-        assert plan.encode
+        assert (plan.decode, plan.prefill) == (("a",), None), "decoding waits for no encode"
         planner.update(plan, runner.execute(plan))
+    planner.encoded("b", features_of(work.prompt.images[0]))
     plan = planner.schedule()
     assert plan.decode == ("a",)
     assert plan.prefill
@@ -284,11 +299,67 @@ def test_an_outcome_that_nobody_waits_for_is_no_error():
     assert planner.abort("nobody") == []
 
 
-@pytest.mark.parametrize("images", [0, 1])
-def test_a_unit_that_fails_ends_that_request_alone(images: int):
+def test_one_picture_at_a_time_and_the_oldest_request_first():
+    planner = scheduler(max_preparing=3)
+    add(planner, "a", "b", images=2)
+    work = planner.start_encoding()
+    assert work
+    assert (work.request_id, work.image_index) == ("a", 0)
+    assert planner.start_encoding() is None
+    planner.abort("a")
+    assert planner.start_encoding() is None, "the encoder is still at it"
+    assert planner.encoded("a", "late") == []
+    following = planner.start_encoding()
+    assert following
+    assert following.request_id == "b"
+
+
+def test_text_passes_a_request_whose_picture_is_being_encoded():
     planner = scheduler(max_preparing=3)
     runner = runner_for(planner)
-    runner.failing_units.add("b")
+    add(planner, "a", images=1)
+    add(planner, "b")
+    assert planner.start_encoding()
+    plan = planner.schedule()
+    assert plan.prefill
+    assert plan.prefill.request_id == "b"
+    planner.update(plan, runner.execute(plan))
+
+
+def test_a_picture_that_fails_ends_that_request_alone():
+    planner = scheduler(max_preparing=3)
+    runner = runner_for(planner)
+    add(planner, "a", "b", images=1)
+    work = planner.start_encoding()
+    assert work
+    failed = planner.encoded("a", InternalError("the picture failed"))
+    assert terminals(failed) == ["a"]
+    assert texts(run(planner, runner)) == {"b": answer_text(prompt(images=1))}
+    assert planner.num_tracked == runner.num_tracked == 0
+
+
+def test_chunks_shrink_to_the_time_of_a_step_while_others_wait():
+    planner = scheduler(prefill_chunk_tokens=64, max_step_seconds=0.1, context_tokens=1000)
+    runner = runner_for(planner)
+    runner.seconds_per_token = 0.004
+    add(planner, "a", text="x" * 64)
+    while not planner.count(State.DECODE):
+        beat(planner, runner)
+    add(planner, "b", text="x" * 64)
+    sizes = []
+    while planner.count(State.PREFILL):
+        plan = planner.schedule()
+        assert plan.prefill
+        sizes.append(plan.prefill.end - plan.prefill.start)
+        planner.update(plan, runner.execute(plan))
+    assert sizes == [16, 16, 16, 16]
+
+
+@pytest.mark.parametrize("images", [0, 1])
+def test_a_chunk_that_fails_ends_that_request_alone(images: int):
+    planner = scheduler(max_preparing=3)
+    runner = runner_for(planner)
+    runner.failing_prefills.add("b")
     add(planner, "a", "b", "c", images=images)
     events = run(planner, runner)
     failed = [event for event in events if isinstance(event, Failed)]

@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 )
 
 from tests.unit.engine.fakes import (
+    FakeEncoder,
     FakeRunner,
     answer_text,
     answer_tokens,
@@ -29,6 +30,7 @@ from tests.unit.engine.fakes import (
 )
 from vlm_server.engine.states import State
 from vlm_server.errors import InternalError, RequestError
+from vlm_server.ports import EncodeWork
 from vlm_server.protocol import Accepted, Event, Failed, Finished, Submit, Tokens
 
 MAX_NUM_SEQS, CHUNK, MAX_PREPARING = 3, 4, 2
@@ -45,6 +47,7 @@ class Lives(RuleBasedStateMachine):
         )
         self.runner = FakeRunner(MAX_NUM_SEQS, CHUNK)
         self.preparing: dict[str, Submit] = {}
+        self.encoding: EncodeWork | None = None
         self.asked: dict[str, Submit] = {}
         self.accepted: Counter[str] = Counter()
         self.ended: dict[str, Finished | Failed] = {}
@@ -89,6 +92,21 @@ class Lives(RuleBasedStateMachine):
             made = InternalError("the request could not be prepared")
         self.take(self.scheduler.prepared(name, made))  # type: ignore[arg-type]
 
+    @rule()
+    def start_encoding(self) -> None:
+        if work := self.scheduler.start_encoding():
+            assert self.encoding is None, "one picture at a time"
+            self.encoding = work
+
+    @precondition(lambda self: self.encoding)
+    @rule(fails=st.sampled_from([False, False, False, True]))
+    def finish_encoding(self, fails: bool) -> None:
+        work, self.encoding = self.encoding, None
+        assert work
+        features = FakeEncoder().encode(work.prompt, work.image_index)
+        outcome = InternalError("not encoded") if fails else features
+        self.take(self.scheduler.encoded(work.request_id, outcome))
+
     @rule(steps=st.integers(1, 5))
     def step(self, steps: int) -> None:
         for _ in range(steps):
@@ -96,8 +114,8 @@ class Lives(RuleBasedStateMachine):
 
     @precondition(lambda self: self.runner.prefills)
     @rule(data=st.data())
-    def fail_a_unit_soon(self, data: st.DataObject) -> None:
-        self.runner.failing_units.add(data.draw(st.sampled_from(sorted(self.runner.prefills))))
+    def fail_a_chunk_soon(self, data: st.DataObject) -> None:
+        self.runner.failing_prefills.add(data.draw(st.sampled_from(sorted(self.runner.prefills))))
 
     @precondition(lambda self: self.runner.rows)
     @rule()
@@ -113,6 +131,9 @@ class Lives(RuleBasedStateMachine):
             if not (self.scheduler.num_tracked or self.preparing):
                 break
             self.start_preparing()
+            self.start_encoding()
+            if self.encoding:
+                self.finish_encoding(False)
             for name in list(self.preparing):
                 try:
                     made: object = outcome_of(self.preparing.pop(name))
@@ -127,12 +148,12 @@ class Lives(RuleBasedStateMachine):
     # ---- how it is carried out -------------------------------------------------------
 
     def beat(self) -> None:
-        waiting = self.scheduler.count(State.PREFILL)
+        requests = self.scheduler._requests.values()
+        waiting = any(request.can_prefill for request in requests)
         plan = self.scheduler.schedule()
-        served = plan.encode or plan.prefill
         has_room = len(self.runner.rows) < MAX_NUM_SEQS
         if waiting and has_room:
-            assert served, "a request that could be served was not"
+            assert plan.prefill, "a request that could be served was not"
         if plan.is_empty:
             return
         self.take(self.scheduler.update(plan, self.runner.execute(plan)))
@@ -189,7 +210,9 @@ class Lives(RuleBasedStateMachine):
     def nothing_is_tracked_when_idle(self) -> None:
         live = self.asked.keys() - self.ended.keys()
         released = len(self.scheduler._released)
-        assert self.scheduler.num_tracked == len(live | self.preparing.keys()) + released
+        encoding = {self.encoding.request_id} if self.encoding else set()
+        elsewhere = self.preparing.keys() | encoding
+        assert self.scheduler.num_tracked == len(live | elsewhere) + released
 
 
 Lives.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

@@ -1,0 +1,62 @@
+"""Log probabilities of drawn tokens, for the rows that ask. Knows logits; draws nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from vlm_server.ports import TokenScore
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Lazy scores of some rows' tokens of one step.
+
+    chosen: (rows, 1) log probability of the drawn token. top_ids, top_logprobs: (rows, most),
+    the likeliest first, where `most` is the largest of `num_top`.
+    """
+
+    request_ids: tuple[str, ...]
+    num_top: tuple[int, ...]
+    chosen: mx.array
+    top_ids: mx.array
+    top_logprobs: mx.array
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [self.chosen, self.top_ids, self.top_logprobs]
+
+    def read(self) -> Iterator[tuple[str, TokenScore]]:
+        """Each row's score, on the host."""
+        chosen, ids, logprobs = map(np.array, self.arrays)
+        for row, (request_id, count) in enumerate(zip(self.request_ids, self.num_top, strict=True)):
+            top = zip(ids[row, :count].tolist(), logprobs[row, :count].tolist(), strict=True)
+            yield request_id, TokenScore(float(chosen[row, 0]), tuple(top))
+
+
+def score(
+    logits: mx.array, tokens: mx.array, asking: Sequence[tuple[int, str, int]]
+) -> list[Scores]:
+    """Scores of `tokens` (rows,) under `logits` (rows, vocabulary).
+
+    `asking` lists (row, request id, number of alternatives); empty gives nothing.
+    """
+    if not asking:
+        return []
+    rows = mx.array([row for row, _, _ in asking])
+    wanted = logits[rows].astype(mx.float32)
+    logprobs = wanted - mx.logsumexp(wanted, axis=-1, keepdims=True)
+    most = max(count for _, _, count in asking)
+    top_ids = mx.argsort(-logprobs, axis=-1)[:, :most]
+    return [
+        Scores(
+            request_ids=tuple(request_id for _, request_id, _ in asking),
+            num_top=tuple(count for _, _, count in asking),
+            chosen=mx.take_along_axis(logprobs, tokens[rows][:, None], axis=-1),
+            top_ids=top_ids,
+            top_logprobs=mx.take_along_axis(logprobs, top_ids, axis=-1),
+        )
+    ]
