@@ -270,7 +270,7 @@ async def test_no_engine_outlives_a_front_that_was_killed(tiny_model: TinyModel,
         assert await asyncio.wait_for(front.wait(), START_SECONDS) == -signal.SIGKILL
     engines = {moment: int((tmp_path / moment).read_text()) for moment in MOMENTS}
     with contextlib.suppress(AssertionError):
-        await wait_until(lambda: not any(map(lives, engines.values())), 20)
+        await wait_until(lambda: not any(map(lives, engines.values())), 10)
     orphans = {moment: pid for moment, pid in engines.items() if lives(pid)}
     for pid in orphans.values():
         os.kill(pid, signal.SIGKILL)
