@@ -60,15 +60,17 @@ def main() -> NoReturn:
     logging.basicConfig(
         level=start.log.level.upper(), format="%(asctime)s engine %(levelname)s %(message)s"
     )
+    status = 0
     try:
-        loop = start_engine(start, channel)
+        start_engine(start, channel).run()
     except ModelLoadError as error:
         channel.send(Unloadable(str(error)))
-        channel.close()
-        os._exit(1)
-    loop.run()
+        status = 1
+    except Exception:
+        logger.critical("the engine can't go on", exc_info=True)
+        status = 1
     channel.close()
-    os._exit(0)  # without waiting for threads that may sit in a picture or in a read
+    os._exit(status)  # without waiting for threads that may sit in a picture or in a read
 
 
 def start_engine(start: Start, channel: Channel) -> EngineLoop:
@@ -109,7 +111,10 @@ def build_loop(start: Start, loaded: LoadedModel, channel: Channel) -> EngineLoo
 
 
 class Channel:
-    """Frames over the front's socket; sending never waits for the front to read."""
+    """Frames over the front's socket; sending never waits for the front to read.
+
+    Ends the process when the front is gone, at whatever byte: nobody is left to serve.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -127,26 +132,39 @@ class Channel:
         self._writer.join()
 
     def receive(self) -> Command:
-        """The next command. Ends the process if the front is gone: nobody is left to serve."""
-        header = self._incoming.read(FRAME_HEADER.size)
-        if len(header) < FRAME_HEADER.size:
-            os._exit(0)
-        (length,) = FRAME_HEADER.unpack(header)
-        return decode_command(self._incoming.read(length))
+        """The next command."""
+        (length,) = FRAME_HEADER.unpack(self._read(FRAME_HEADER.size))
+        return decode_command(self._read(length))
 
     def read_into(self, loop: EngineLoop) -> NoReturn:
         """Post every command that comes; a reader thread's whole life."""
-        while True:
-            command = self.receive()
-            assert isinstance(command, Submit | Abort | Drain)
-            loop.post(command)
+        try:
+            while True:
+                command = self.receive()
+                assert isinstance(command, Submit | Abort | Drain)
+                loop.post(command)
+        except Exception:
+            logger.critical("the front can't be understood", exc_info=True)
+            os._exit(1)
+
+    def _read(self, size: int) -> bytes:
+        try:
+            data = self._incoming.read(size)
+        except OSError:  # a front that is killed with events unread resets the socket
+            os._exit(0)
+        if len(data) < size:
+            os._exit(0)
+        return data
 
     def _write(self) -> None:
-        while (event := self._outbox.get()) is not None:
-            try:
+        try:
+            while (event := self._outbox.get()) is not None:
                 self._connection.sendall(encode_frame(event))
-            except OSError:
-                os._exit(0)
+        except OSError:
+            os._exit(0)
+        except Exception:
+            logger.critical("an event can't be sent", exc_info=True)
+            os._exit(1)
 
 
 def _warm_up(loop: EngineLoop, submit: Submit) -> None:

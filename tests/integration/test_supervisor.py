@@ -252,9 +252,6 @@ asyncio.run(front(sys.argv[2]))
 MOMENTS = ("loading", "idle", "streaming", "in the middle of a message")
 
 
-@pytest.mark.xfail(
-    reason="the engine's reader thread dies of half a frame and of a reset socket", strict=False
-)
 async def test_no_engine_outlives_a_front_that_was_killed(tiny_model: TinyModel, tmp_path: Path):
     model = str(tiny_model("qwen3_vl"))
     fronts = [
