@@ -16,7 +16,12 @@ import numpy as np
 from mlx_vlm.utils import prepare_inputs, should_add_special_tokens
 from numpy.typing import NDArray
 
-from vlm_server.errors import InternalError, InvalidImage, InvalidRequest
+from vlm_server.errors import (
+    ContextLengthExceeded,
+    InternalError,
+    InvalidImage,
+    InvalidRequest,
+)
 from vlm_server.ports import ImageSpan, PreparedPrompt
 from vlm_server.protocol import Image, Submit, TextPart
 from vlm_server.runner.images import decode_rgb
@@ -52,13 +57,29 @@ class MultimodalPreparer:
         """Token ids with each picture's span, and each picture's arrays.
 
         Raises InvalidImage for a picture that can't be read, InvalidRequest for a conversation
-        that the chat template refuses.
+        that the chat template refuses, ContextLengthExceeded for more pictures than fit.
         """
-        pictures = [(image, decode_rgb(image)) for image in submit.images]
+        processed = self._process_all(submit.images)
         with self._lock:
-            processed = [self._process(image, picture) for image, picture in pictures]
             token_ids = self._tokenize(submit, processed)
         return self._expand(token_ids, submit.images, processed)
+
+    def _process_all(self, images: tuple[Image, ...]) -> list[_ProcessedImage]:
+        """One picture after the other, so that no two are in memory decoded."""
+        processed: list[_ProcessedImage] = []
+        num_tokens, limit = 0, self._loaded.context_tokens
+        for image in images:
+            picture = decode_rgb(image)
+            with self._lock:
+                processed.append(self._process(image, picture))
+            num_tokens += len(processed[-1].token_ids)
+            if num_tokens >= limit:
+                raise ContextLengthExceeded(
+                    f"the pictures up to this one have {num_tokens} tokens; "
+                    f"this model's context holds {limit}",
+                    image.param,
+                )
+        return processed
 
     def _process(self, image: Image, picture: Any) -> _ProcessedImage:
         loaded = self._loaded

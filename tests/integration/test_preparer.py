@@ -1,0 +1,29 @@
+"""What preparing a request costs is bounded, whatever it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from msgspec.structs import replace as replace_field
+
+from tests.integration.harness import ask, encoded
+from tests.tiny_models.pictures import picture
+from vlm_server.errors import ContextLengthExceeded, InvalidImage
+from vlm_server.runner.loading import LoadedModel
+from vlm_server.runner.preparer import MultimodalPreparer
+
+Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
+
+
+def test_pictures_beyond_the_context_are_not_even_decoded(load_tiny: Load):
+    loaded, whole = load_tiny("qwen3_vl")
+    good = encoded(picture(1))
+    (span,) = whole.prepare(ask("one", good)).images
+    broken = replace_field(good, data=good.data[:60], param="messages[0].content[2]")
+    preparer = MultimodalPreparer(replace(loaded, context_tokens=2 * (span.end - span.start)))
+    with pytest.raises(ContextLengthExceeded, match="context holds"):
+        preparer.prepare(ask("three", good, good, broken))
+    with pytest.raises(InvalidImage):
+        preparer.prepare(ask("two", good, broken))
