@@ -21,7 +21,15 @@ from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import EngineUnavailable, ModelLoadError
 from vlm_server.ports import RequestEvent
-from vlm_server.protocol import Accepted, Failed, Finished, SamplingParams, Submit, Tokens
+from vlm_server.protocol import (
+    FRAME_HEADER,
+    Accepted,
+    Failed,
+    Finished,
+    SamplingParams,
+    Submit,
+    Tokens,
+)
 from vlm_server.settings import Engine, Model, Server, Settings
 from vlm_server.supervisor.supervisor import Supervisor
 
@@ -173,6 +181,17 @@ async def test_a_killed_engine_ends_its_streams_and_comes_back(supervisor: Super
     assert supervisor.num_in_flight == 0
 
 
+async def test_an_engine_that_talks_nonsense_is_replaced(supervisor: Supervisor):
+    restarts = supervisor.status.restarts
+    assert supervisor._process is not None
+    supervisor._process._reader.feed_data(FRAME_HEADER.pack(1) + b"\xc1")
+    await wait_until(lambda: not supervisor.status.is_ready)
+    assert supervisor.status.stats is None
+    await wait_until(lambda: supervisor.status.is_ready, START_SECONDS)
+    assert supervisor.status.restarts == restarts + 1
+    assert isinstance((await all_events(supervisor, ask("after", "Hello")))[-1], Finished)
+
+
 async def test_stop_lets_requests_finish_and_leaves_no_process(tiny_model: TinyModel):
     made = Supervisor(settings_for(tiny_model("qwen3_vl")))
     await made.start()
@@ -203,7 +222,8 @@ async def test_stop_while_it_loads_leaves_no_process(tiny_model: TinyModel):
     await wait_until(lambda: made.status.pid is not None)
     pid = made.status.pid
     assert pid is not None
-    await asyncio.wait_for(made.stop(), START_SECONDS)
+    os.kill(pid, signal.SIGSTOP)  # it loads for as long as anyone waits
+    await asyncio.wait_for(made.stop(), 10)
     assert made.status.state == "stopped"
     assert not lives(pid)
 

@@ -90,7 +90,7 @@ class Supervisor:
     async def stop(self) -> None:
         """Let running requests finish within `server.drain_seconds`, then end the engine."""
         self._set(state="stopping")
-        if self._process is not None:
+        if self._process is not None and self._streams:
             await self._process.send(Drain())
             await self._process.wait(self._settings.server.drain_seconds)
         if self._task is not None:
@@ -126,7 +126,10 @@ class Supervisor:
         use_openblas = engine.openblas == "auto"
         environment = await asyncio.to_thread(find_preload) if use_openblas else {}
         while True:
-            await self._run_once(environment)
+            try:
+                await self._run_once(environment)
+            except Exception:  # a process that can't be started, an event that can't be read
+                logger.exception("running the engine failed")
             if self._unloadable is not None:
                 self._set(state="failed", pid=None)
                 self._settled.set()
@@ -185,7 +188,7 @@ class Supervisor:
         logger.info("the engine is ready: %s on %s", ready.model_type, ready.device)
         self._ready_at = time.monotonic()
         if self._status.state != "stopping":
-            self._set(state="ready", progress=None)
+            self._set(state="ready", progress=None, retry_after_seconds=1.0)
         self._settled.set()
 
     def _deliver(self, request_id: str, event: RequestEvent) -> None:
@@ -196,7 +199,8 @@ class Supervisor:
         """The engine is gone, wanted or not: newcomers must know, and those in flight."""
         if self._status.state != "stopping":
             logger.error("the engine process %d is gone", process.pid)
-            self._set(state="restarting", pid=None, restarts=self._status.restarts + 1)
+            restarts = self._status.restarts + 1
+            self._set(state="restarting", pid=None, restarts=restarts, stats=None)
         error = EngineDied("the engine process ended while answering; please ask again")
         for request_id, queue in self._streams.items():
             queue.put_nowait(Failed(request_id, error.code, error.message))
