@@ -15,6 +15,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_vlm.utils import prepare_inputs, should_add_special_tokens
 from numpy.typing import NDArray
+from PIL import Image as PillowImage
 
 from vlm_server.errors import (
     ContextLengthExceeded,
@@ -28,6 +29,7 @@ from vlm_server.runner.images import decode_rgb
 from vlm_server.runner.loading import LoadedModel
 from vlm_server.runner.special_tokens import SpecialTokens
 from vlm_server.runner.templates import ChatTemplate, join_texts
+from vlm_server.runner.windows import window_grid
 
 _NOT_OF_THE_IMAGE = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
 
@@ -52,6 +54,7 @@ class MultimodalPreparer:
         self._template = ChatTemplate(loaded.processor, self._image_token)
         placeholders = {self._template.placeholder, self._image_token}
         self._special = SpecialTokens(loaded.tokenizer, placeholders)
+        self._windows = window_grid(loaded.model)
 
     def prepare(self, submit: Submit) -> PreparedPrompt:
         """Token ids with each picture's span, and each picture's arrays.
@@ -81,7 +84,15 @@ class MultimodalPreparer:
                 )
         return processed
 
-    def _process(self, image: Image, picture: Any) -> _ProcessedImage:
+    def _process(self, image: Image, picture: PillowImage.Image) -> _ProcessedImage:
+        """The processor's work on one picture, at a size that the device can take."""
+        processed = self._process_at_any_size(image, picture)
+        size = self._windows.smaller_size(processed.inputs) if self._windows else None
+        if size is None:
+            return processed
+        return self._process_at_any_size(image, picture.resize(size))
+
+    def _process_at_any_size(self, image: Image, picture: PillowImage.Image) -> _ProcessedImage:
         loaded = self._loaded
         try:
             made = prepare_inputs(
