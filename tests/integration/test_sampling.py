@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable
 
@@ -189,3 +190,17 @@ def test_greedy_is_greedy_beside_drawn_rows(engine: Callable[[], Engine]):
     beside.run()
     assert beside.tokens["a"] == alone
     assert beside.tokens["drawn"] != alone
+
+
+def test_scores_leave_no_memory(engine: Callable[[], Engine]):
+    made = engine()
+    asking = SamplingParams(max_tokens=5, temperature=0.0, logprobs=3)
+
+    def held_after(name: str, sampling: SamplingParams) -> int:
+        made.answer(ask(name, "Hello", sampling=sampling))
+        gc.collect()
+        mx.synchronize()
+        return mx.get_active_memory()
+
+    held_after("first", asking)
+    assert held_after("scored", asking) <= held_after("plain", GREEDY)

@@ -74,7 +74,7 @@ class DecodeBatch:
             return
         self._rows = [self._rows[i] for i in kept]
         if not kept:
-            self._cache, self._tokens = [], None
+            self._cache, self._tokens, self._scores = [], None, []
             return
         indices = mx.array(kept)
         for layer in self._cache:
