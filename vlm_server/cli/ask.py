@@ -67,7 +67,7 @@ def ready_client(arguments: argparse.Namespace, settings: Settings) -> Iterator[
             return
     if not is_local(url):
         raise CommandFailed(f"no daemon with the model asked for answers at {url}")
-    print("No daemon is running: starting one for this question.", file=sys.stderr)
+    print("No daemon with this model is running: starting one for this question.", file=sys.stderr)
     own = running_daemon(options.settings_arguments(arguments), settings.server.drain_seconds + 5)
     with own as own_url, Client(own_url, api_key) as client:
         try:
@@ -79,5 +79,6 @@ def ready_client(arguments: argparse.Namespace, settings: Settings) -> Iterator[
 
 def serves_wanted_model(client: Client, settings: Settings) -> bool:
     """Whether a running daemon will do: any will, unless a model was asked for."""
-    wanted = settings.model.name or Path(settings.model.path).name
+    path = settings.model.path
+    wanted = settings.model.name or (Path(path).absolute().name if path else "")
     return not wanted or wanted in client.models()

@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
+from vlm_server.cli.ask import serves_wanted_model
 from vlm_server.cli.client import Client, data_url, is_local
 from vlm_server.cli.failure import CommandFailed
 from vlm_server.cli.main import main
 from vlm_server.cli.own_daemon import running_daemon
+from vlm_server.settings import Model, Settings
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
 
@@ -146,6 +148,16 @@ def test_a_missing_picture_is_named_before_anything_starts(
 ) -> None:
     assert main(["ask", "absent.png", "What?"]) == 1
     assert "absent.png" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("folder", "serves"), [("demo", True), ("other", False)])
+def test_a_model_that_is_named_by_a_dot_is_the_folder_that_it_stands_for(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, serves: bool
+) -> None:
+    (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path / folder)
+    with Client(url) as client:
+        assert serves_wanted_model(client, Settings(model=Model(path="."))) is serves
 
 
 def test_a_daemon_elsewhere_is_never_replaced_by_one_here(
