@@ -1,5 +1,6 @@
 """Mechanism: load, prepare, encode, prefill, decode, sample. Knows no policy.
 
-The only room that imports mlx and mlx-vlm. Every `mx.array` lives on one thread, the
-inference thread; what crosses to it or from it is numpy arrays and ints.
+The only room that imports mlx and mlx-vlm. What crosses between its threads is numpy arrays,
+ints, and a picture's features, which the encoder's thread has evaluated: a lazy `mx.array` can
+be evaluated only on the thread that built it.
 """
