@@ -1,7 +1,8 @@
 """A conversation to one prompt string. Knows chat templates; knows no tokens' ids, no pixels.
 
 Content parts keep the order in which the user gave them. Templates differ in two ways, found
-out by rendering a probe: whether they take a list of parts, and what they write for a picture.
+out by rendering probes: from which roles they take a list of parts, and what they write for a
+picture.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from vlm_server.errors import InvalidRequest, ModelLoadError
 from vlm_server.protocol import ImagePart, Message, TextPart
 
 _PROBE = "probe of the template"
+_PROBE_PARTS = [{"type": "text", "text": _PROBE}]
 
 
 def join_texts(messages: Sequence[Message]) -> list[Message]:
@@ -50,11 +52,16 @@ class ChatTemplate:
             image_token,
         ]
         names = [name for name in candidates if isinstance(name, str) and name]
-        probe = self._probe_parts()
-        found = next((name for name in names if name in probe), None)
-        self._takes_parts = found is not None
-        self.placeholder = found or (names[1] if len(names) > 1 else names[0])
+        asked = self._probe({"role": "user", "content": [{"type": "image"}, *_PROBE_PARTS]})
+        found = next((name for name in names if name in asked), None)
+        self.placeholder = found or names[0]
         """What stands for one picture in a rendered prompt."""
+        self._roles_with_parts = {"user"} if found else set[str]()
+        user = {"role": "user", "content": _PROBE_PARTS if found else "text"}
+        if self._probe({"role": "system", "content": _PROBE_PARTS}, user):
+            self._roles_with_parts.add("system")
+        if self._probe(user, {"role": "assistant", "content": _PROBE_PARTS}, user):
+            self._roles_with_parts.add("assistant")
 
     def render(self, messages: Sequence[Message], clean: Callable[[str], str]) -> str:
         """The prompt up to where the answer begins; user text goes through `clean` first.
@@ -73,7 +80,7 @@ class ChatTemplate:
             ) from None
 
     def _content(self, message: Message, clean: Callable[[str], str]) -> str | list[Any]:
-        if not self._takes_parts:
+        if message.role not in self._roles_with_parts:
             return "".join(
                 clean(part.text) if isinstance(part, TextPart) else self.placeholder
                 for part in message.content
@@ -91,12 +98,12 @@ class ChatTemplate:
             raise ModelLoadError("the chat template does not render text")
         return prompt
 
-    def _probe_parts(self) -> str:
-        """What the template makes of a list of parts; empty if it can't take one."""
-        content = [{"type": "image"}, {"type": "text", "text": _PROBE}]
+    def _probe(self, *messages: dict[str, Any]) -> str:
+        """What the template makes of `messages`; empty if it can't take parts as they are."""
         try:
-            prompt = self._apply([{"role": "user", "content": content}])
+            prompt = self._apply(list(messages))
         except Exception:  # noqa: BLE001 - any failure means that it takes no parts
             return ""
         is_repr = "'type'" in prompt or '"type"' in prompt
-        return "" if is_repr or _PROBE not in prompt else prompt
+        wanted = sum(message["content"] is _PROBE_PARTS for message in messages) or 1
+        return "" if is_repr or prompt.count(_PROBE) < wanted else prompt

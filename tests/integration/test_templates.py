@@ -1,0 +1,69 @@
+"""Templates differ in what they take; a conversation is rendered the way each one wants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vlm_server.errors import InvalidRequest
+from vlm_server.protocol import ImagePart, Message, TextPart
+from vlm_server.runner.templates import ChatTemplate
+
+CONVERSATION = (
+    Message("system", (TextPart("be brief"),)),
+    Message("user", (TextPart("before"), ImagePart(0), TextPart("after"))),
+    Message("assistant", (TextPart("a circle"),)),
+    Message("user", (TextPart("sure?"),)),
+)
+USER_PARTS = (
+    "{% if m.role == 'user' and m.content is not string %}"
+    "{% for p in m.content %}{{ '<image>' if p.type == 'image' else p.text }}{% endfor %}"
+)
+
+
+class Processor:
+    """A processor whose template is the test's own, rendered as transformers does."""
+
+    image_token = "<image>"
+
+    def __init__(self, template: str) -> None:
+        self.chat_template = template
+
+    def apply_chat_template(self, messages: list[dict[str, Any]], **_: Any) -> str:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        rendered, _ = render_jinja_template(
+            conversations=[messages], chat_template=self.chat_template
+        )
+        return str(rendered[0])
+
+
+def render(body: str) -> str:
+    template = "{% for m in messages %}[{{ m.role }}]" + body + "{% endfor %}"
+    return ChatTemplate(Processor(template), "<image>").render(CONVERSATION, str)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(
+            "{% for p in m.content %}{{ '<image>' if p.type == 'image' else p.text }}{% endfor %}",
+            id="lists everywhere",
+        ),
+        pytest.param(USER_PARTS + "{% else %}{{ m.content + '' }}{% endif %}", id="users' alone"),
+        pytest.param("{{ m.content + '' }}", id="strings alone"),
+    ],
+)
+def test_every_kind_of_template_gets_the_same_conversation(body: str):
+    assert render(body) == (
+        "[system]be brief[user]before<image>after[assistant]a circle[user]sure?"
+    )
+
+
+def test_a_template_that_refuses_is_the_request_s_error():
+    with pytest.raises(InvalidRequest, match="no system role"):
+        render(
+            "{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+            "{{ m.content + '' }}"
+        )
