@@ -63,14 +63,18 @@ def _fortran_folder(packages: Path) -> Path | None:
     if not bundled:
         return None
     folder = Path(tempfile.gettempdir()) / f"vlm-server-fortran-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+            return None  # somebody else's doing
+        for library in bundled:
+            name = library.name.partition("-")[0] + ".so." + library.name.partition(".so.")[2][:1]
+            for link in (folder / library.name, folder / name):
+                link.unlink(missing_ok=True)
+                link.symlink_to(library)
+    except OSError:
+        logger.debug("no folder for the Fortran run time", exc_info=True)
         return None
-    for library in bundled:
-        name = library.name.partition("-")[0] + ".so." + library.name.partition(".so.")[2][:1]
-        for link in (folder / library.name, folder / name):
-            link.unlink(missing_ok=True)
-            link.symlink_to(library)
     return folder
 
 

@@ -116,3 +116,19 @@ def test_what_is_found_here_starts_a_process():
         [sys.executable, "-c", "print(2)"], env={**os.environ, **environment}, capture_output=True
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"2\n", b"")
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_planted_folder_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str):
+    packages, temporary, victim = (tmp_path / name for name in ("packages", "tmp", "victim"))
+    for folder in (packages / "mlx_cpu.libs", temporary, victim):
+        folder.mkdir(parents=True)
+    (packages / "mlx_cpu.libs" / "libgfortran-1.so.5.0.0").touch()
+    monkeypatch.setattr(openblas.tempfile, "gettempdir", lambda: str(temporary))
+    planted = openblas._fortran_folder(packages)
+    assert planted is not None
+    assert (planted / "libgfortran.so.5").is_symlink()
+    shutil.rmtree(planted)
+    planted.touch() if kind == "file" else planted.symlink_to(victim)
+    assert openblas._fortran_folder(packages) is None
+    assert not list(victim.iterdir())
