@@ -38,7 +38,8 @@ class Message(msgspec.Struct, frozen=True):
 class Image(msgspec.Struct, frozen=True):
     """One encoded picture, as it came, with what its header says.
 
-    `mm_hash` is the SHA-256 of `data` in hex; `param` names the part it came from.
+    `mm_hash` is the SHA-256 of `data` in hex; `param` names the part it came from. The model
+    is shown the picture with neither side longer than `max_side_pixels`; None sets no bound.
     """
 
     data: bytes
@@ -47,6 +48,7 @@ class Image(msgspec.Struct, frozen=True):
     width: int
     height: int
     param: str
+    max_side_pixels: int | None = None
 
 
 class SamplingParams(msgspec.Struct, frozen=True):

@@ -346,3 +346,13 @@ def _png_of(*chunks: tuple[bytes, bytes]) -> bytes:
         struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
         for kind, body in chunks
     )
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"), [((1200, 300), (512, 128)), ((300, 1200), (128, 512)), ((90, 60), (90, 60))]
+)
+def test_a_picture_is_no_larger_than_asked(size: tuple[int, int], shown: tuple[int, int]):
+    buffer = io.BytesIO()
+    PillowImage.new("RGB", size, "red").save(buffer, "PNG")
+    image = Image(buffer.getvalue(), "", "PNG", *size, "messages[0]", max_side_pixels=512)
+    assert decode_rgb(image).size == shown

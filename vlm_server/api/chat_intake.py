@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from vlm_server.api import chat_schema
 from vlm_server.api.chat_schema import ChatMessage, ChatRequest, ImageUrlPart
 from vlm_server.errors import InvalidRequest, ModelNotFound
 from vlm_server.media import intake
 from vlm_server.protocol import Image, ImagePart, Message, SamplingParams, Submit, TextPart
 from vlm_server.settings import Limits
+
+_LOW_DETAIL_SIDE_PIXELS = 512
+"""As OpenAI documents for `detail` low."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +131,11 @@ class _Conversation:
         if role != "user":
             raise InvalidRequest(f"A picture can't be in a message of role '{role}'.", param)
         picture = part.image_url
-        url = picture if isinstance(picture, str) else picture.url
-        self.images.append(intake.take_image(url, param, self.limits))
+        url, detail = (picture, None) if isinstance(picture, str) else (picture.url, picture.detail)
+        image = intake.take_image(url, param, self.limits)
+        if detail == "low":
+            image = msgspec.structs.replace(image, max_side_pixels=_LOW_DETAIL_SIDE_PIXELS)
+        self.images.append(image)
         return ImagePart(len(self.images) - 1)
 
 

@@ -50,7 +50,7 @@ class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True)
 
 
 class ImageUrl(Struct, forbid_unknown_fields=True):
-    """`detail` is a hint without effect: a picture's size in tokens is the model's own rule."""
+    """`detail` low shows the model a smaller picture; the others show it whole."""
 
     url: str
     detail: Literal["auto", "low", "high"] | None = None

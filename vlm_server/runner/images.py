@@ -25,7 +25,7 @@ _TURNS = {
 
 
 def decode_rgb(image: Image) -> PillowImage.Image:
-    """The first frame, turned as its EXIF orientation says, flattened on white, as RGB.
+    """The first frame, upright as its EXIF says, flattened on white, as RGB, no larger than asked.
 
     Raises InvalidImage if any of it can't be read: a picture is never silently left out.
     """
@@ -34,11 +34,14 @@ def decode_rgb(image: Image) -> PillowImage.Image:
             if opened.size != (image.width, image.height):
                 raise InvalidImage("the picture's size is not what its header said", image.param)
             opened.load()
-            return _flatten(_turn_upright(opened))
+            picture = _flatten(_turn_upright(opened))
     except InvalidImage:
         raise
     except (OSError, ValueError, SyntaxError, EOFError, PillowImage.DecompressionBombError):
         raise InvalidImage(f"the {image.format} picture can't be decoded", image.param) from None
+    if image.max_side_pixels is not None:
+        picture.thumbnail((image.max_side_pixels, image.max_side_pixels))
+    return picture
 
 
 def _turn_upright(picture: PillowImage.Image) -> PillowImage.Image:
