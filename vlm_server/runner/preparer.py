@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_vlm.utils import prepare_inputs, should_add_special_tokens
+from mlx_vlm.utils import prepare_inputs
 from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
@@ -21,14 +21,12 @@ from vlm_server.errors import (
     ContextLengthExceeded,
     InternalError,
     InvalidImage,
-    InvalidRequest,
 )
 from vlm_server.ports import ImageSpan, PreparedPrompt
-from vlm_server.protocol import Image, Submit, TextPart
+from vlm_server.protocol import Image, Submit
 from vlm_server.runner.images import decode_rgb
 from vlm_server.runner.loading import LoadedModel
-from vlm_server.runner.special_tokens import SpecialTokens
-from vlm_server.runner.templates import ChatTemplate, join_texts
+from vlm_server.runner.prompt_tokenizer import PromptTokenizer
 from vlm_server.runner.windows import window_grid
 
 _NOT_OF_THE_IMAGE = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
@@ -45,26 +43,23 @@ class _ProcessedImage:
 
 
 class MultimodalPreparer:
-    """The `Preparer` of one loaded model. Thread-safe: tokenizer and processor are locked."""
+    """The `Preparer` of one loaded model. Thread-safe: the processor is locked."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
         self._lock = threading.Lock()
-        self._image_token: str = loaded.tokenizer.convert_ids_to_tokens(loaded.image_token_id)
-        self._template = ChatTemplate(loaded.processor, self._image_token)
-        placeholders = {self._template.placeholder, self._image_token}
-        self._special = SpecialTokens(loaded.tokenizer, placeholders)
+        self._prompts = PromptTokenizer(loaded)
         self._windows = window_grid(loaded.model)
 
     def prepare(self, submit: Submit) -> PreparedPrompt:
         """Token ids with each picture's span, and each picture's arrays.
 
-        Raises InvalidImage for a picture that can't be read, InvalidRequest for a conversation
-        that the chat template refuses, ContextLengthExceeded for more pictures than fit.
+        Raises InvalidImage for a picture that can't be read, ContextLengthExceeded for more
+        pictures than fit, and what `PromptTokenizer.tokenize` does.
         """
         processed = self._process_all(submit.images)
-        with self._lock:
-            token_ids = self._tokenize(submit, processed)
+        surroundings = [(image.prefix, image.suffix) for image in processed]
+        token_ids = self._prompts.tokenize(submit.messages, surroundings)
         return self._expand(token_ids, submit.images, processed)
 
     def _process_all(self, images: tuple[Image, ...]) -> list[_ProcessedImage]:
@@ -98,7 +93,7 @@ class MultimodalPreparer:
             made = prepare_inputs(
                 loaded.processor,
                 images=[picture],
-                prompts=self._template.placeholder,
+                prompts=self._prompts.placeholder,
                 image_token_index=loaded.image_token_id,
             )
         except Exception as error:
@@ -125,44 +120,6 @@ class MultimodalPreparer:
     def _text_of(self, token_ids: NDArray[np.int32]) -> str:
         kept = [int(i) for i in token_ids if int(i) != self._loaded.tokenizer.bos_token_id]
         return str(self._loaded.backend.decode(kept, skip_special_tokens=False))
-
-    def _tokenize(self, submit: Submit, processed: list[_ProcessedImage]) -> list[int]:
-        """Ids of the whole prompt, one image token for each picture."""
-        messages = join_texts(submit.messages)
-        user_text = "\n".join(
-            part.text
-            for message in messages
-            for part in message.content
-            if isinstance(part, TextPart)
-        )
-        mark = self._special.choose_mark(user_text) if self._special.are_in(user_text) else ""
-        if mark is None:
-            raise InvalidRequest("the text mixes control tokens and private-use marks", "messages")
-        rendered = self._template.render(
-            messages, lambda text: self._special.disarm(text, mark) if mark else text
-        )
-        token_ids = self._encode(self._place_images(rendered, processed))
-        return self._special.remove_marks(token_ids, mark) if mark else token_ids
-
-    def _place_images(self, rendered: str, processed: list[_ProcessedImage]) -> str:
-        pieces = rendered.split(self._template.placeholder)
-        if len(pieces) != len(processed) + 1:
-            raise InvalidRequest(
-                f"this model's chat template keeps {len(pieces) - 1} of {len(processed)} pictures",
-                "messages",
-            )
-        text = pieces[0]
-        for image, piece in zip(processed, pieces[1:], strict=True):
-            text += image.prefix + self._image_token + image.suffix + piece
-        return text
-
-    def _encode(self, text: str) -> list[int]:
-        loaded = self._loaded
-        add = should_add_special_tokens(loaded.model_type, loaded.processor)
-        bos = loaded.tokenizer.bos_token
-        if bos and text.startswith(bos):
-            add = False  # the template wrote it already
-        return list(loaded.tokenizer.encode(text, add_special_tokens=add))
 
     def _expand(
         self, token_ids: list[int], images: tuple[Image, ...], processed: list[_ProcessedImage]
