@@ -60,17 +60,19 @@ def main() -> NoReturn:
     logging.basicConfig(
         level=start.log.level.upper(), format="%(asctime)s engine %(levelname)s %(message)s"
     )
-    status = 0
     try:
-        start_engine(start, channel).run()
-    except ModelLoadError as error:
+        loop = start_engine(start, channel)
+    except Exception as error:  # a checkpoint can be wrong in more ways than are known
+        known = isinstance(error, ModelLoadError)
+        logger.log(logging.DEBUG if known else logging.ERROR, "loading failed", exc_info=True)
         channel.send(Unloadable(str(error)))
-        status = 1
+        channel.end(1)
+    try:
+        loop.run()
     except Exception:
         logger.critical("the engine can't go on", exc_info=True)
-        status = 1
-    channel.close()
-    os._exit(status)  # without waiting for threads that may sit in a picture or in a read
+        channel.end(1)
+    channel.end(0)
 
 
 def start_engine(start: Start, channel: Channel) -> EngineLoop:
@@ -95,6 +97,7 @@ def build_loop(start: Start, loaded: LoadedModel, channel: Channel) -> EngineLoo
         max_step_seconds=start.scheduler.max_step_seconds,
         max_preparing=start.scheduler.preparer_threads,
         context_tokens=loaded.context_tokens,
+        vocabulary_size=loaded.vocabulary_size,
         eos_token_ids=loaded.eos_token_ids,
         default_temperature=loaded.default_temperature,
         default_top_p=loaded.default_top_p,
@@ -126,10 +129,14 @@ class Channel:
     def send(self, event: Event) -> None:
         self._outbox.put(event)
 
-    def close(self) -> None:
-        """Wait until all that was sent is on its way."""
+    def end(self, status: int) -> NoReturn:
+        """End the process once all that was sent is on its way.
+
+        Waits for no other thread: one may sit in a picture or in a read.
+        """
         self._outbox.put(None)
         self._writer.join()
+        os._exit(status)
 
     def receive(self) -> Command:
         """The next command."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -234,7 +235,41 @@ async def test_a_checkpoint_that_can_not_be_served_is_not_tried_again(tmp_path: 
     with pytest.raises(ModelLoadError, match=r"config\.json"):
         await asyncio.wait_for(made.wait_ready(), START_SECONDS)
     assert made.status.state == "failed"
-    assert made.status.restarts == 0 or made.status.pid is None
+    assert made.status.restarts == 0
+    await wait_until(lambda: made.status.pid is None)
+    await made.stop()
+
+
+@pytest.mark.parametrize("damage", ["config.json", "generation_config.json"])
+async def test_a_model_that_ran_is_tried_again_until_it_loads(
+    tiny_model: TinyModel, tmp_path: Path, damage: str
+):
+    """Whatever ailed the restart may be over soon: a disk that is back, memory that is free."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model("qwen3_vl"), folder)
+    made = Supervisor(settings_for(folder))
+    await made.start()
+    await asyncio.wait_for(made.wait_ready(), START_SECONDS)
+    whole = (folder / damage).read_text()
+    (folder / damage).write_text('{"model_type": 7, "top_p": "x"}')
+    assert made.status.pid is not None
+    os.kill(made.status.pid, signal.SIGKILL)
+    await wait_until(lambda: made.status.restarts >= 2, START_SECONDS)
+    assert made.status.state == "restarting"
+    (folder / damage).write_text(whole)
+    await wait_until(lambda: made.status.is_ready, START_SECONDS)
+    assert isinstance((await all_events(made, ask("after", "Hello")))[-1], Finished)
+    await made.stop()
+
+
+async def test_whatever_is_wrong_with_a_checkpoint_is_said(tiny_model: TinyModel, tmp_path: Path):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model("qwen3_vl"), folder)
+    (folder / "generation_config.json").write_text('{"top_p": "x"}')
+    made = Supervisor(settings_for(folder))
+    await made.start()
+    with pytest.raises(ModelLoadError, match="could not convert string to float"):
+        await asyncio.wait_for(made.wait_ready(), START_SECONDS)
     await made.stop()
 
 

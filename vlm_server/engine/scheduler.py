@@ -19,7 +19,12 @@ from vlm_server.engine.detokenizer import Decoder
 from vlm_server.engine.pace import PrefillPace
 from vlm_server.engine.request import Request
 from vlm_server.engine.states import State
-from vlm_server.errors import ContextLengthExceeded, EngineUnavailable, RequestError
+from vlm_server.errors import (
+    ContextLengthExceeded,
+    EngineUnavailable,
+    InvalidRequest,
+    RequestError,
+)
 from vlm_server.ports import (
     EncodedImage,
     EncodeWork,
@@ -53,6 +58,7 @@ class SchedulerConfig:
     max_step_seconds: float
     max_preparing: int
     context_tokens: int
+    vocabulary_size: int
     eos_token_ids: frozenset[int]
     default_temperature: float
     default_top_p: float
@@ -79,9 +85,9 @@ class Scheduler:
     # ---- what comes in -------------------------------------------------------------
 
     def add(self, submit: Submit) -> list[Event]:
-        """Take a request in. Answers `Accepted`, or `Failed` while draining."""
-        if self.is_draining:
-            return [_failed(submit.request_id, EngineUnavailable("the server is shutting down"))]
+        """Take a request in. Answers `Accepted`, or `Failed` while draining or for its fault."""
+        if refusal := self._refusal(submit.sampling):
+            return [_failed(submit.request_id, refusal)]
         request = Request(submit, self._with_defaults(submit.sampling), self._decoder)
         self._requests[submit.request_id] = request
         return [Accepted(submit.request_id)]
@@ -212,13 +218,24 @@ class Scheduler:
 
     # ---- inside --------------------------------------------------------------------
 
+    def _refusal(self, sampling: SamplingParams) -> RequestError | None:
+        if self.is_draining:
+            return EngineUnavailable("the server is shutting down")
+        size = self._config.vocabulary_size
+        if any(not 0 <= token_id < size for token_id in sampling.logit_bias):
+            message = f"this model's token ids run from 0 to {size - 1}; the bias has another"
+            return InvalidRequest(message, "logit_bias")
+        return None
+
     def _in_state(self, state: State) -> Iterator[Request]:
         return (request for request in self._requests.values() if request.state is state)
 
     def _next_to_prefill(self, num_rows: int) -> Request | None:
+        """The prompt that was begun, which holds its KV cache already, before the oldest other."""
         if num_rows >= self._config.max_num_seqs:
             return None
-        return next((r for r in self._requests.values() if r.can_prefill), None)
+        ready = [request for request in self._requests.values() if request.can_prefill]
+        return next((r for r in ready if r.is_known_to_runner), next(iter(ready), None))
 
     def _next_chunk(
         self, request: Request, prompt: PreparedPrompt, *, others_wait: bool

@@ -10,7 +10,7 @@ import logging
 import time
 
 from vlm_server.errors import InternalError, RequestError
-from vlm_server.ports import PrefillWork, SchedulerOutput, StepResult, TokenScore
+from vlm_server.ports import NewRequest, PrefillWork, SchedulerOutput, StepResult, TokenScore
 from vlm_server.runner.batch import DecodeBatch
 from vlm_server.runner.loading import LoadedModel
 from vlm_server.runner.prefill import Prefill
@@ -34,13 +34,11 @@ class ModelRunner:
     def execute(self, plan: SchedulerOutput) -> StepResult:
         """One step. Never raises for a request's fault: see `StepResult.failures`."""
         self._forget(plan.released)
-        for request in plan.new:
-            self._prefills[request.request_id] = Prefill(self._model, request)
         failures: dict[str, RequestError] = {}
         tokens, scores = self._decode(plan, failures)
         started = time.perf_counter()
         if plan.prefill is not None:
-            self._prefill(plan.prefill, failures)
+            self._prefill(plan.prefill, plan.new, failures)
         return StepResult(tokens, failures, scores, time.perf_counter() - started)
 
     def _forget(self, request_ids: tuple[str, ...]) -> None:
@@ -61,8 +59,15 @@ class ModelRunner:
             self._batch.leave(plan.decode)
             return {}, {}
 
-    def _prefill(self, work: PrefillWork, failures: dict[str, RequestError]) -> None:
+    def _prefill(
+        self,
+        work: PrefillWork,
+        new: tuple[NewRequest, ...],
+        failures: dict[str, RequestError],
+    ) -> None:
         try:
+            for request in new:
+                self._prefills[request.request_id] = Prefill(self._model, request)
             prefill = self._prefills[work.request_id]
             logits = prefill.run(work.start, work.end)
             if work.is_last:

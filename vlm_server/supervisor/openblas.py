@@ -32,15 +32,24 @@ _PROBE_SECONDS = 20.0
 
 
 def find_preload() -> dict[str, str]:
-    """Environment variables that preload a working OpenBLAS; empty if there is none."""
+    """Environment variables that preload a working OpenBLAS; empty if there is none.
+
+    What the environment preloads already stays, behind it.
+    """
     if platform.system() != "Linux":
         return {}
-    for environment in _candidates():
+    for candidate in _candidates():
+        environment = {name: _prepended(name, path) for name, path in candidate.items()}
         if _works(environment):
-            logger.info("preloading %s into the engine", environment["LD_PRELOAD"])
+            logger.info("preloading %s into the engine", candidate["LD_PRELOAD"])
             return environment
     logger.warning("no OpenBLAS works here: the model will run about 50 times slower on CPU")
     return {}
+
+
+def _prepended(name: str, path: str) -> str:
+    existing = os.environ.get(name)
+    return f"{path}:{existing}" if existing else path
 
 
 def _candidates() -> Iterator[dict[str, str]]:

@@ -130,15 +130,12 @@ class Supervisor:
                 await self._run_once(environment)
             except Exception:  # a process that can't be started, an event that can't be read
                 logger.exception("running the engine failed")
-            if self._unloadable is not None:
-                self._set(state="failed", pid=None)
-                self._settled.set()
-                return
-            if self._status.state == "stopping":
+            if self._status.state in ("failed", "stopping"):
                 return
             if self._ready_at and time.monotonic() - self._ready_at > _STABLE_SECONDS:
                 pause = engine.restart_backoff_seconds
-            self._set(retry_after_seconds=max(1.0, pause))
+            restarts = self._status.restarts + 1
+            self._set(restarts=restarts, retry_after_seconds=max(1.0, pause))
             await asyncio.sleep(pause)
             pause = min(2 * pause, engine.restart_backoff_max_seconds)
 
@@ -182,7 +179,7 @@ class Supervisor:
             case Ready():
                 self._take_ready(event)
             case Unloadable(reason):
-                self._unloadable = reason
+                self._take_unloadable(reason)
 
     def _take_ready(self, ready: Ready) -> None:
         logger.info("the engine is ready: %s on %s", ready.model_type, ready.device)
@@ -191,16 +188,24 @@ class Supervisor:
             self._set(state="ready", progress=None, retry_after_seconds=1.0)
         self._settled.set()
 
+    def _take_unloadable(self, reason: str) -> None:
+        """Final for a model that never ran; one that did may again, once what ails it is over."""
+        logger.error("the model can't be loaded: %s", reason)
+        if not self._settled.is_set() and self._status.state != "stopping":
+            self._unloadable = reason
+            self._set(state="failed", progress=None)
+            self._settled.set()
+
     def _deliver(self, request_id: str, event: RequestEvent) -> None:
         if queue := self._streams.get(request_id):
             queue.put_nowait(event)
 
     def _lose(self, process: EngineProcess) -> None:
         """The engine is gone, wanted or not: newcomers must know, and those in flight."""
-        if self._status.state != "stopping":
+        if self._status.state not in ("failed", "stopping"):
             logger.error("the engine process %d is gone", process.pid)
-            restarts = self._status.restarts + 1
-            self._set(state="restarting", pid=None, restarts=restarts, stats=None)
+            self._set(state="restarting", stats=None)
+        self._set(pid=None)
         error = EngineDied("the engine process ended while answering; please ask again")
         for request_id, queue in self._streams.items():
             queue.put_nowait(Failed(request_id, error.code, error.message))

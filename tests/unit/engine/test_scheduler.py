@@ -314,6 +314,22 @@ def test_one_picture_at_a_time_and_the_oldest_request_first():
     assert following.request_id == "b"
 
 
+def test_a_prompt_that_was_begun_is_finished_first():
+    """It holds its KV cache already; no older prompt that becomes ready overtakes it."""
+    planner = scheduler(max_preparing=3, prefill_chunk_tokens=2)
+    runner = runner_for(planner)
+    add(planner, "a", images=1)
+    add(planner, "b")
+    work = planner.start_encoding()
+    assert work
+    plan = planner.schedule()
+    planner.update(plan, runner.execute(plan))
+    planner.encoded("a", features_of(work.prompt.images[0]))
+    begun = [planner.schedule().prefill]
+    assert begun[0]
+    assert begun[0].request_id == "b"
+
+
 def test_text_passes_a_request_whose_picture_is_being_encoded():
     planner = scheduler(max_preparing=3)
     runner = runner_for(planner)
