@@ -90,6 +90,7 @@ class Engine:
             max_step_seconds=60.0,
             max_preparing=8,
             context_tokens=self.loaded.context_tokens,
+            vocabulary_size=self.loaded.vocabulary_size,
             eos_token_ids=self.loaded.eos_token_ids,
             default_temperature=self.loaded.default_temperature,
             default_top_p=self.loaded.default_top_p,

@@ -14,7 +14,9 @@ from mlx.utils import tree_flatten
 
 from tests.tiny_models import FAMILIES, build
 from vlm_server.errors import ModelLoadError
-from vlm_server.runner.loading import load
+from vlm_server.runner.loading import LoadedModel, load
+from vlm_server.runner.positions import forget_positions
+from vlm_server.runner.preparer import MultimodalPreparer
 from vlm_server.settings import Model
 
 EVIL = "evil.Evil"
@@ -205,6 +207,15 @@ def test_the_context_is_the_smaller_of_the_models_and_the_settings(
 ):
     loaded = load(Model(path=str(checkpoint), max_context_tokens=limit))
     assert loaded.context_tokens == expected
+
+
+def test_the_vocabulary_is_as_wide_as_the_logits(served: tuple[LoadedModel, MultimodalPreparer]):
+    """Whatever the configuration calls it, and though nothing was computed to learn it."""
+    loaded, _ = served
+    output = loaded.language_model(mx.array([[1, 2]]))
+    forget_positions(loaded.language_model)
+    assert output.logits.shape[-1] == loaded.vocabulary_size
+    assert loaded.backend.get_vocab_size() <= loaded.vocabulary_size
 
 
 def test_every_end_of_the_config_files_ends_an_answer(checkpoint: Path):

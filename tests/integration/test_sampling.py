@@ -23,11 +23,16 @@ LOGITS = mx.array(np.log(PROBABILITIES).astype(np.float32))
 DRAWS = 1500
 
 
-def row_of(vocabulary_size: int = 50, **params: object) -> RowSampler:
+def row_of(
+    vocabulary_size: int = 50,
+    prompt_ids: tuple[int, ...] = (0, 1),
+    eos_token_ids: frozenset[int] = frozenset({2}),
+    **params: object,
+) -> RowSampler:
     """A row whose prompt was tokens 0 and 1, and whose end is token 2."""
-    prompt_ids = np.array([0, 1], dtype=np.int32)
+    prompt = np.array(prompt_ids, dtype=np.int32)
     sampling = SamplingParams(**params)  # type: ignore[arg-type]
-    return RowSampler(sampling, prompt_ids, frozenset({2}), vocabulary_size)
+    return RowSampler(sampling, prompt, eos_token_ids, vocabulary_size)
 
 
 def draw(row: RowSampler, logits: mx.array = LOGITS, count: int = DRAWS) -> list[int]:
@@ -136,6 +141,30 @@ def test_a_repetition_penalty_counts_the_prompt_too():
 def test_min_tokens_hold_the_end_back():
     logits = mx.array([0.0, 1.0, 9.0, 0.5, 0.5])
     assert draw(row_of(5, temperature=0.0, min_tokens=2), logits, 4) == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("strangers", [(), (-1,), (5,), (2**31 - 1, 2**40)])
+def test_an_end_without_a_logit_holds_nothing_back(strangers: tuple[int, ...]):
+    logits = mx.array([0.0, 1.0, 9.0, 0.5, 0.5])
+    row = row_of(5, eos_token_ids=frozenset(strangers), temperature=0.0, min_tokens=9)
+    assert draw(row, logits, 2) == [2, 2]
+    row = row_of(5, eos_token_ids=frozenset({2, *strangers}), temperature=0.0, min_tokens=9)
+    assert draw(row, logits, 2) == [1, 1]
+
+
+def test_a_prompts_tokens_without_a_logit_are_not_penalized():
+    """The placeholders of some families' pictures stand beyond the logits."""
+    logits = mx.array([2.0, 1.9, -9.0, 1.5, -1.0])
+    row = row_of(5, prompt_ids=(0, 5, 2**31 - 1), temperature=0.0, repetition_penalty=2.0)
+    assert draw(row, logits, 2) == [1, 3]
+
+
+@pytest.mark.parametrize("penalty", [1e-5, 1e-30, 5e-324])
+@pytest.mark.parametrize("temperature", [0.0, 1e-6, 1.0])
+def test_a_tiny_repetition_penalty_does_not_overflow(penalty: float, temperature: float):
+    logits = mx.array([50.0, 49.0, -9.0, 60.0, -90.0])
+    row = row_of(5, temperature=temperature, repetition_penalty=penalty, seed=1)
+    assert set(draw(row, logits, 5)) == {0}
 
 
 def test_seeds_and_steps_all_draw_differently():

@@ -11,9 +11,11 @@ from typing import Any
 import mlx.core as mx
 import mlx_vlm
 import tokenizers
+from mlx_vlm.models.cache import make_prompt_cache
 from mlx_vlm.utils import get_model_type
 
 from vlm_server.errors import ModelLoadError
+from vlm_server.runner.positions import forget_positions
 from vlm_server.settings import Model as ModelSettings
 
 logger = logging.getLogger(__name__)
@@ -25,7 +27,10 @@ _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model on its device, its processor, and the facts read from its files."""
+    """A model on its device, its processor, and the facts read from its files.
+
+    `vocabulary_size` is the width of its logits; the tokenizer may know fewer tokens, or more.
+    """
 
     model: Any
     processor: Any
@@ -33,6 +38,7 @@ class LoadedModel:
     image_token_id: int
     eos_token_ids: frozenset[int]
     context_tokens: int
+    vocabulary_size: int
     default_temperature: float
     default_top_p: float
 
@@ -77,6 +83,7 @@ def load(settings: ModelSettings) -> LoadedModel:
         image_token_id=_image_token_id(model, config),
         eos_token_ids=_eos_token_ids(config, generation, tokenizer),
         context_tokens=_context_tokens(config, settings.max_context_tokens),
+        vocabulary_size=_vocabulary_size(model.language_model),
         default_temperature=_default_temperature(generation),
         default_top_p=float(generation.get("top_p") or 1.0),
     )
@@ -142,6 +149,17 @@ def _context_tokens(config: dict[str, Any], limit: int) -> int:
     text = config.get("text_config") or config.get("llm_config") or {}
     own = text.get("max_position_embeddings") or config.get("max_position_embeddings") or 32768
     return min(int(own), limit) if limit else int(own)
+
+
+def _vocabulary_size(language_model: Any) -> int:
+    """The width of the logits, from a step that is planned but never computed.
+
+    Configurations name it in as many ways as there are families, and not all of them truly.
+    """
+    token_ids = mx.zeros((1, 1), dtype=mx.int32)
+    output = language_model(token_ids, cache=make_prompt_cache(language_model))
+    forget_positions(language_model)
+    return int(output.logits.shape[-1])
 
 
 def _default_temperature(generation: dict[str, Any]) -> float:

@@ -18,6 +18,8 @@ from vlm_server.protocol import SamplingParams
 _LEAST_TEMPERATURE = 1e-5
 """Colder is the same as greedy, and would overflow."""
 _LEAST_TOP_P = 1e-9
+_LEAST_REPETITION_PENALTY = 1e-6
+"""Less would overflow, and turn the scores into NaN."""
 _MASK_64 = (1 << 64) - 1
 
 
@@ -38,7 +40,7 @@ class RowSampler:
         self.top_p = math.inf if top_p >= 1 else max(top_p, _LEAST_TOP_P)
         self._seed = secrets.randbits(63) if params.seed is None else params.seed
         self._step = 0
-        self._eos = mx.array(sorted(eos_token_ids)) if params.min_tokens else None
+        self._eos = _drawable(eos_token_ids, vocabulary_size) if params.min_tokens else None
         self._bias = _dense_bias(params.logit_bias, vocabulary_size)
         self._counts: mx.array | None = None
         """(vocabulary,) float32: how often this answer has each token; None if nobody asks."""
@@ -47,7 +49,7 @@ class RowSampler:
         self._prompt_has: mx.array | None = None
         if params.repetition_penalty != 1.0:
             has = np.zeros(vocabulary_size, dtype=np.bool_)
-            has[prompt_ids] = True
+            has[prompt_ids[prompt_ids < vocabulary_size]] = True
             self._prompt_has = mx.array(has)
 
     @property
@@ -93,7 +95,7 @@ class RowSampler:
         params, has = self.params, counts > 0
         if self._prompt_has is not None:
             seen = mx.logical_or(has, self._prompt_has)
-            factor = params.repetition_penalty
+            factor = max(params.repetition_penalty, _LEAST_REPETITION_PENALTY)
             scores = mx.where(seen, mx.where(scores > 0, scores / factor, scores * factor), scores)
         return scores - params.frequency_penalty * counts - params.presence_penalty * has
 
@@ -151,6 +153,12 @@ def _dense_bias(logit_bias: dict[int, float], vocabulary_size: int) -> mx.array 
     bias = np.zeros(vocabulary_size, dtype=np.float32)
     bias[list(logit_bias)] = list(logit_bias.values())
     return mx.array(bias)
+
+
+def _drawable(token_ids: frozenset[int], vocabulary_size: int) -> mx.array | None:
+    """Those that have a logit, (ids,): checkpoints name others too. None if there are none."""
+    found = sorted(i for i in token_ids if 0 <= i < vocabulary_size)
+    return mx.array(found) if found else None
 
 
 def _mix(seed: int, step: int) -> int:

@@ -56,6 +56,7 @@ def config(**changes: object) -> SchedulerConfig:
         "max_step_seconds": 1.0,
         "max_preparing": 2,
         "context_tokens": 200,
+        "vocabulary_size": 259,
         "eos_token_ids": frozenset({EOS}),
         "default_temperature": 0.0,
         "default_top_p": 1.0,

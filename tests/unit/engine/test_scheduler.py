@@ -200,6 +200,19 @@ def test_an_aborted_preparation_keeps_its_place_until_it_is_over():
 # ---- limits --------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("token_id", [-1, 259, 2**31, 2**40])
+def test_a_bias_on_no_token_fails_its_request_alone(token_id: int):
+    planner = scheduler(vocabulary_size=259)
+    runner = runner_for(planner)
+    add(planner, "a", logit_bias={0: 1.0, 258: -1.0})
+    beat(planner, runner)
+    (failed,) = planner.add(submit("b", logit_bias={5: 1.0, token_id: 1.0}))
+    assert isinstance(failed, Failed)
+    assert (failed.code, failed.param) == ("invalid_value", "logit_bias")
+    assert terminals(run(planner, runner)) == ["a"]
+    assert planner.num_tracked == 0
+
+
 @pytest.mark.parametrize(
     ("tokens", "max_tokens", "is_taken"),
     [(199, 1, True), (199, 2, False), (200, None, False), (199, None, True), (150, 50, True)],
