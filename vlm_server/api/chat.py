@@ -11,6 +11,7 @@ from functools import partial
 
 import anyio
 import anyio.to_thread
+import msgspec
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -23,7 +24,7 @@ from vlm_server.api.places import Places
 from vlm_server.api.record import Record
 from vlm_server.errors import EngineUnavailable, InternalError, RequestError
 from vlm_server.ports import EngineClient
-from vlm_server.protocol import Delta, Failed, Finished, Submit, Tokens
+from vlm_server.protocol import Delta, Failed, Finished, Submit, TokenLogprob, Tokens
 from vlm_server.settings import Limits
 
 _INTAKE_THREADS = 4
@@ -76,20 +77,28 @@ class ChatCompletions:
 async def _events(engine: EngineClient, submit: Submit, line: Record) -> Answer:
     """The request's texts, none of them empty, then its `Finished`. Raises RequestError.
 
+    Log probabilities of tokens without text come with the next text; after the last one, with
+    an empty one.
     The engine's events are over before the ending is passed on: a client that closes its
     connection as soon as it has its answer aborts nothing.
     """
     ending: Finished | Failed | None = None
+    held: tuple[TokenLogprob, ...] = ()
     async with aclosing(engine.stream(submit)) as events:
         async for event in events:
             if isinstance(event, Tokens):
                 for delta in event.deltas:
+                    held += delta.logprobs
                     if delta.text:
                         line.first_text()
-                        yield delta
+                        yield msgspec.structs.replace(delta, logprobs=held)
+                        held = ()
             elif isinstance(event, Finished | Failed):
                 ending = event
-    yield _checked(ending, line)
+    finished = _checked(ending, line)
+    if held:
+        yield Delta(submit.request_id, "", 0, held)
+    yield finished
 
 
 def _checked(ending: Finished | Failed | None, line: Record) -> Finished:
@@ -106,10 +115,12 @@ def _checked(ending: Finished | Failed | None, line: Record) -> Finished:
 
 async def _whole(answer: Answer, render: Renderer) -> bytes:
     pieces: list[str] = []
+    logprobs: list[TokenLogprob] = []
     async for event in answer:
         if isinstance(event, Finished):
-            return render.completion("".join(pieces), event)
+            return render.completion("".join(pieces), logprobs, event)
         pieces.append(event.text)
+        logprobs += event.logprobs
     raise InternalError("The engine's answer has no end.")
 
 
@@ -122,7 +133,7 @@ async def _stream(answer: Answer, render: Renderer, stream: sse.EventStream, lin
                 chunks += _ending(render, event)
                 await stream.end(*map(sse.event, chunks), sse.DONE)
             else:
-                await stream.write(*map(sse.event, [*chunks, render.text(event.text)]))
+                await stream.write(*map(sse.event, [*chunks, render.text(event)]))
     except Exception as error:
         if not stream.started:
             raise

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from vlm_server.api import chat_schema
-from vlm_server.api.chat_schema import ChatMessage, ChatRequest, ImageUrlPart
+from vlm_server.api import chat_schema, json_body
+from vlm_server.api.chat_sampling import read_sampling
+from vlm_server.api.chat_schema import ChatMessage, ImageUrlPart
 from vlm_server.errors import InvalidRequest, ModelNotFound
 from vlm_server.media import intake
-from vlm_server.protocol import Image, ImagePart, Message, SamplingParams, Submit, TextPart
+from vlm_server.protocol import Image, ImagePart, Message, Submit, TextPart
 from vlm_server.settings import Limits
 
 _LOW_DETAIL_SIDE_PIXELS = 512
@@ -38,7 +39,7 @@ def read_chat(body: bytes | bytearray, limits: Limits, model: str, request_id: s
     if request.stream_options is not None and not stream:
         raise InvalidRequest("`stream_options` is for streams only.", "stream_options")
     options = request.stream_options
-    sampling = _sampling(request, limits)
+    sampling = read_sampling(request, limits)
     conversation = _Conversation(limits)
     conversation.read(request.messages)
     submit = Submit(
@@ -48,30 +49,6 @@ def read_chat(body: bytes | bytearray, limits: Limits, model: str, request_id: s
         sampling=sampling,
     )
     return ChatCall(submit, stream, include_usage=options is not None and options.include_usage)
-
-
-def _sampling(request: ChatRequest, limits: Limits) -> SamplingParams:
-    given = {request.max_tokens, request.max_completion_tokens} - {None}
-    if len(given) > 1:
-        raise InvalidRequest(
-            "`max_tokens` and `max_completion_tokens` differ; give one.", "max_tokens"
-        )
-    return SamplingParams(
-        max_tokens=given.pop() if given else None,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        seed=request.seed,
-        stop=_stop(request.stop, limits),
-    )
-
-
-def _stop(stop: str | list[str] | None, limits: Limits) -> tuple[str, ...]:
-    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if len(strings) > limits.max_stop_strings:
-        raise InvalidRequest(f"At most {limits.max_stop_strings} stop strings are taken.", "stop")
-    for string in strings:
-        _utf8_bytes(string, "stop")
-    return strings
 
 
 @dataclass(slots=True)
@@ -121,7 +98,7 @@ class _Conversation:
         )
 
     def _text(self, text: str, param: str) -> TextPart:
-        self.num_text_bytes += _utf8_bytes(text, param)
+        self.num_text_bytes += json_body.utf8_length(text, param)
         if self.num_text_bytes > self.limits.max_text_bytes:
             limit = self.limits.max_text_bytes
             raise InvalidRequest(f"At most {limit} bytes of text are taken.", "messages")
@@ -137,10 +114,3 @@ class _Conversation:
             image = msgspec.structs.replace(image, max_side_pixels=_LOW_DETAIL_SIDE_PIXELS)
         self.images.append(image)
         return ImagePart(len(self.images) - 1)
-
-
-def _utf8_bytes(text: str, param: str) -> int:
-    try:
-        return len(text.encode("utf-8"))
-    except UnicodeEncodeError:
-        raise InvalidRequest(f"`{param}` holds half a surrogate pair.", param) from None

@@ -12,8 +12,11 @@ from msgspec import Meta, Struct
 from vlm_server.api import json_body
 from vlm_server.errors import UnsupportedField
 
+INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 MAX_STOP_CHARS = 256
+MAX_BIASES = 1024
+MAX_TOP_LOGPROBS = 20
 
 HARMLESS = frozenset(
     {"metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "user"}
@@ -22,23 +25,18 @@ HARMLESS = frozenset(
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
-    "frequency_penalty": (None, 0),
     "function_call": (None, "none", "auto"),
     "functions": (None, []),
-    "logit_bias": (None, {}),
-    "logprobs": (None, False),
     "modalities": (None, ["text"]),
     "n": (None, 1),
     "parallel_tool_calls": (None, False, True),
     "prediction": (None,),
-    "presence_penalty": (None, 0),
     "reasoning_effort": (None,),
     "response_format": (None, {"type": "text"}),
     "service_tier": (None, "auto", "default"),
     "store": (None, False),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
-    "top_logprobs": (None, 0),
     "verbosity": (None,),
     "web_search_options": (None,),
 }
@@ -80,8 +78,10 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_usage: bool = False
 
 
-MaxTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+MaxTokens = Annotated[int, Meta(ge=1, le=INT32_MAX)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
 
 
 class ChatRequest(Struct, forbid_unknown_fields=True):
@@ -95,6 +95,16 @@ class ChatRequest(Struct, forbid_unknown_fields=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     seed: Annotated[int, Meta(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = None
     stop: StopString | list[StopString] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[str, Bias], Meta(max_length=MAX_BIASES)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=INT32_MAX)] | None = None
+    ignore_eos: bool | None = None
 
 
 def parse(body: bytes | bytearray) -> ChatRequest:

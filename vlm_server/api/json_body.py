@@ -17,7 +17,10 @@ from vlm_server.errors import InvalidRequest, UnsupportedField
 T = TypeVar("T")
 
 _MAX_NAME_CHARS = 64
-_AT_PATH = re.compile(r"^(?P<text>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
+_AT_PATH = re.compile(
+    r"^(?P<text>.*?)(?: - at `\$\.?(?P<path>[^`]*?)(?:\[\.\.\.\])?`)?$", re.DOTALL
+)
+"""A value of a map is at `map[...]`, whatever its name."""
 _UNKNOWN = re.compile(r"^Object contains unknown field `(.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(.*)`$")
 _ONLY_EMPTY = re.compile(r"^Expected (`null`, got|`array` of length <= 0)")
@@ -51,6 +54,14 @@ def convert(fields: dict[str, Any], schema: type[T]) -> T:
         raise _explain(str(error)) from None
     except UnicodeEncodeError:
         raise InvalidRequest("A name or choice holds half a surrogate pair.") from None
+
+
+def utf8_length(text: str, param: str) -> int:
+    """The bytes of `text`. Raises InvalidRequest for half a surrogate pair."""
+    try:
+        return len(text.encode("utf-8"))
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"`{param}` holds half a surrogate pair.", param) from None
 
 
 def _explain(message: str) -> InvalidRequest:

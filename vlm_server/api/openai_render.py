@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -22,6 +24,23 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens_details: PromptTokensDetails
 
 
+class TopLogprob(msgspec.Struct, frozen=True):
+    """`bytes` are those of `token` as UTF-8."""
+
+    token: str
+    logprob: float
+    bytes: tuple[int, ...]
+
+
+class TokenLogprob(TopLogprob, frozen=True):
+    top_logprobs: tuple[TopLogprob, ...]
+
+
+class Logprobs(msgspec.Struct, frozen=True):
+    content: tuple[TokenLogprob, ...]
+    refusal: None = None
+
+
 class Delta(msgspec.Struct, frozen=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -31,7 +50,7 @@ class ChunkChoice(msgspec.Struct, frozen=True):
     delta: Delta
     finish_reason: str | None = None
     index: int = 0
-    logprobs: None = None
+    logprobs: Logprobs | None = None
 
 
 class Chunk(msgspec.Struct, frozen=True, tag_field="object", tag="chat.completion.chunk"):
@@ -52,7 +71,7 @@ class Choice(msgspec.Struct, frozen=True):
     message: AnswerMessage
     finish_reason: str
     index: int = 0
-    logprobs: None = None
+    logprobs: Logprobs | None = None
 
 
 class Completion(msgspec.Struct, frozen=True, tag_field="object", tag="chat.completion"):
@@ -72,16 +91,19 @@ class Renderer:
     include_usage: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def completion(self, text: str, finished: protocol.Finished) -> bytes:
-        choice = Choice(AnswerMessage(text), finished.finish_reason)
+    def completion(
+        self, text: str, logprobs: Sequence[protocol.TokenLogprob], finished: protocol.Finished
+    ) -> bytes:
+        choice = Choice(AnswerMessage(text), finished.finish_reason, logprobs=_logprobs(logprobs))
         usage = _usage(finished.usage)
         return _encode(Completion(self.id, self.created, self.model, (choice,), usage))
 
     def role(self) -> bytes:
         return self._chunk(ChunkChoice(Delta(role="assistant", content="")))
 
-    def text(self, text: str) -> bytes:
-        return self._chunk(ChunkChoice(Delta(content=text)))
+    def text(self, delta: protocol.Delta) -> bytes:
+        logprobs = _logprobs(delta.logprobs)
+        return self._chunk(ChunkChoice(Delta(content=delta.text), logprobs=logprobs))
 
     def finish(self, finished: protocol.Finished) -> bytes:
         return self._chunk(ChunkChoice(Delta(), finish_reason=finished.finish_reason))
@@ -95,6 +117,26 @@ class Renderer:
 
 
 _encode = msgspec.json.Encoder().encode
+
+_IMPOSSIBLE = -9999.0
+"""OpenAI's number for a logarithm that JSON cannot hold."""
+
+
+def _logprobs(entries: Sequence[protocol.TokenLogprob]) -> Logprobs | None:
+    """None without entries: nobody asked for them."""
+    if not entries:
+        return None
+    return Logprobs(
+        tuple(
+            TokenLogprob(*_shown(entry.token), tuple(TopLogprob(*_shown(top)) for top in entry.top))
+            for entry in entries
+        )
+    )
+
+
+def _shown(token: protocol.TokenText) -> tuple[str, float, tuple[int, ...]]:
+    logprob = token.logprob if math.isfinite(token.logprob) else _IMPOSSIBLE
+    return token.text, logprob, tuple(token.text.encode("utf-8"))
 
 
 def _usage(usage: protocol.Usage) -> Usage:

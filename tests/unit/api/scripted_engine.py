@@ -15,6 +15,7 @@ from vlm_server.protocol import (
     Finished,
     FinishReason,
     Submit,
+    TokenLogprob,
     Tokens,
     Usage,
 )
@@ -25,6 +26,10 @@ Step = Callable[[str], RequestEvent] | asyncio.Event
 
 def text(piece: str) -> Step:
     return lambda request_id: Tokens((Delta(request_id, piece, 1),))
+
+
+def scored(piece: str, *entries: TokenLogprob) -> Step:
+    return lambda request_id: Tokens((Delta(request_id, piece, 1, entries),))
 
 
 def finished(reason: FinishReason = "stop", usage: Usage | None = None) -> Step:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.unit.api.requests import ROUTE, chat
-from tests.unit.api.scripted_engine import ScriptedEngine, failed, finished, text
-from vlm_server.protocol import Accepted, Usage
+from tests.unit.api.scripted_engine import ScriptedEngine, failed, finished, scored, text
+from vlm_server.protocol import Accepted, TokenLogprob, TokenText, Usage
 
 USAGE = {
     "prompt_tokens": 7,
@@ -66,6 +67,64 @@ async def test_a_streams_chunks(client: httpx.AsyncClient) -> None:
     }
     assert all(chunk["object"] == "chat.completion.chunk" for chunk in chunks)
     assert all("usage" not in chunk for chunk in chunks)
+
+
+def token(text: str, logprob: float = -0.5, *top: tuple[str, float]) -> TokenLogprob:
+    return TokenLogprob(TokenText(text, logprob), tuple(TokenText(*each) for each in top))
+
+
+def shown(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+async def test_log_probabilities_of_a_whole_answer(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    entry = token(" é", -0.25, (" é", -0.25), ("<|end|>", -math.inf))
+    engine.script = (scored(" é", entry), scored("", token("\ufffd", math.nan)), finished())
+    answer = (await client.post(ROUTE, json=chat(logprobs=True, top_logprobs=2))).json()
+    assert answer["choices"][0]["logprobs"] == {
+        "content": [
+            {**shown(" é", -0.25), "top_logprobs": [shown(" é", -0.25), shown("<|end|>", -9999.0)]},
+            {**shown("\ufffd", -9999.0), "top_logprobs": []},
+        ],
+        "refusal": None,
+    }
+    assert answer["choices"][0]["message"]["content"] == " é"
+
+
+async def test_log_probabilities_of_a_stream_wait_for_the_next_text(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    engine.script = (
+        *(scored("", token("1")), scored("12", token("2")), scored("3", token("3"))),
+        *(scored("", token("4")), scored("", token("5")), finished()),
+    )
+    *chunks, done = events(await client.post(ROUTE, json=chat(stream=True, logprobs=True)))
+    assert done == "[DONE]"
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert [
+        (
+            choice["delta"].get("content"),
+            choice["logprobs"] and [entry["token"] for entry in choice["logprobs"]["content"]],
+            choice["finish_reason"],
+        )
+        for choice in choices
+    ] == [
+        ("", None, None),
+        ("12", ["1", "2"], None),
+        ("3", ["3"], None),
+        ("", ["4", "5"], None),
+        (None, None, "stop"),
+    ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_failure_before_any_text_has_its_status_whatever_was_held(
+    client: httpx.AsyncClient, engine: ScriptedEngine, stream: bool
+) -> None:
+    engine.script = (scored("", token("1")), failed("engine_died", "The engine ended."))
+    assert (await client.post(ROUTE, json=chat(stream=stream, logprobs=True))).status_code == 502
 
 
 async def test_usage_comes_last_when_asked_for(client: httpx.AsyncClient) -> None:

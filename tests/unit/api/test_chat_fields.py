@@ -7,13 +7,34 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec import structs
 
 from tests.unit.api.conftest import Connect
 from tests.unit.api.requests import PNG_URL, ROUTE, chat, user
 from tests.unit.api.scripted_engine import ScriptedEngine
-from vlm_server.api.chat_schema import HARMLESS, NEUTRAL
+from vlm_server.api.chat_schema import HARMLESS, NEUTRAL, ChatRequest
 from vlm_server.protocol import SamplingParams
 from vlm_server.settings import Limits, Settings
+
+OPTIONAL = [f.name for f in structs.fields(ChatRequest) if f.name not in ("model", "messages")]
+
+
+NO_TOKEN_IDS = [
+    "",
+    "-1",
+    "-0",
+    "+1",
+    "05",
+    "1.0",
+    "1e3",
+    " 1",
+    "1\n",
+    "1_0",
+    "x",
+    "٣",
+    "\0",
+    "9" * 11,
+]
 
 
 async def refusal(client: httpx.AsyncClient, body: dict[str, Any] | bytes) -> dict[str, Any]:
@@ -45,10 +66,30 @@ async def refusal(client: httpx.AsyncClient, body: dict[str, Any] | bytes) -> di
         ({"stop": "END"}, SamplingParams(stop=("END",))),
         ({"stop": ["a", "é\n"]}, SamplingParams(stop=("a", "é\n"))),
         ({"stop": []}, SamplingParams()),
+        ({"presence_penalty": -2}, SamplingParams(presence_penalty=-2.0)),
+        ({"frequency_penalty": 2.0}, SamplingParams(frequency_penalty=2.0)),
+        ({"repetition_penalty": 1e-30}, SamplingParams(repetition_penalty=1e-30)),
+        ({"repetition_penalty": 2}, SamplingParams(repetition_penalty=2.0)),
+        ({"logit_bias": {}}, SamplingParams()),
         (
-            dict.fromkeys(["max_tokens", "temperature", "top_p", "seed", "stop", "stream"]),
-            SamplingParams(),
+            {"logit_bias": {"0": -100, "50256": 99.5, "9999999999": 0}},
+            SamplingParams(logit_bias={0: -100.0, 50256: 99.5, 9999999999: 0.0}),
         ),
+        ({"logprobs": False, "top_logprobs": 0}, SamplingParams()),
+        ({"top_logprobs": 0}, SamplingParams()),
+        ({"logprobs": True}, SamplingParams(logprobs=0)),
+        ({"logprobs": True, "top_logprobs": 20}, SamplingParams(logprobs=20)),
+        ({"top_k": 0}, SamplingParams()),
+        ({"top_k": -1}, SamplingParams()),
+        ({"top_k": 2**31 - 1}, SamplingParams(top_k=2**31 - 1)),
+        ({"min_p": 0}, SamplingParams()),
+        ({"min_p": 1}, SamplingParams(min_p=1.0)),
+        ({"min_tokens": 0}, SamplingParams()),
+        ({"min_tokens": 5}, SamplingParams(min_tokens=5)),
+        ({"min_tokens": 5, "max_tokens": 5}, SamplingParams(max_tokens=5, min_tokens=5)),
+        ({"ignore_eos": True}, SamplingParams(ignore_eos=True)),
+        ({"ignore_eos": False}, SamplingParams()),
+        (dict.fromkeys(OPTIONAL), SamplingParams()),
     ],
 )
 async def test_fields_reach_the_engine(
@@ -73,6 +114,19 @@ async def test_fields_reach_the_engine(
         ("stop", [1, True, "", {}, ["a"] * 17, ["a"] * 10_000, "x" * 257]),
         ("stop[1]", [["a", ""], ["a", 1], ["a", None], ["a", "x" * 257]]),
         ("stop", ["\ud800", ["\udfff"]]),
+        ("presence_penalty", [-2.1, 2.1, True, "1", "NaN", [], 10**400]),
+        ("frequency_penalty", [-2.1, 2.1, False, "1", [], 10**400]),
+        ("repetition_penalty", [0, -1, 2.1, True, "1", []]),
+        ("logit_bias", [[], 5, "x", True, [["5", 1]]]),
+        ("logit_bias", [{"5": value} for value in (-101, 100.5, True, "1", None, {}, 10**400)]),
+        ("logit_bias", [{name: 1} for name in NO_TOKEN_IDS]),
+        ("logit_bias", [{str(i): 1 for i in range(1025)}]),
+        ("logprobs", [1, 0, "true", 5, []]),
+        ("top_logprobs", [-1, 21, 1.5, True, "1", 5]),
+        ("top_k", [-2, 1.5, True, "1", 2**31, 10**400]),
+        ("min_p", [-0.1, 1.1, True, "0", []]),
+        ("min_tokens", [-1, 1.5, True, "1", 2**31]),
+        ("ignore_eos", [1, 0, "true"]),
         ("stream", [1, "true"]),
         ("stream_options", [True, []]),
         ("stream_options.include_usage", [{"include_usage": 1}]),
@@ -96,6 +150,20 @@ async def test_two_different_lengths_are_refused(client: httpx.AsyncClient) -> N
     assert error["param"] == "max_tokens"
 
 
+async def test_the_least_length_must_fit_the_greatest(client: httpx.AsyncClient) -> None:
+    for name in ("max_tokens", "max_completion_tokens"):
+        error = await refusal(client, chat(min_tokens=6, **{name: 5}))
+        assert (error["param"], error["code"]) == ("min_tokens", "invalid_value")
+
+
+@pytest.mark.parametrize("fields", [{}, {"logprobs": False}, {"logprobs": None}])
+async def test_alternatives_need_log_probabilities(
+    client: httpx.AsyncClient, fields: dict[str, Any]
+) -> None:
+    error = await refusal(client, chat(top_logprobs=1, **fields))
+    assert (error["param"], error["code"]) == ("top_logprobs", "invalid_value")
+
+
 async def test_a_limit_on_stop_strings_is_obeyed(connect: Connect) -> None:
     client = connect(Settings(limits=Limits(max_stop_strings=1)))
     assert (await client.post(ROUTE, json=chat(stop=["a"]))).status_code == 200
@@ -106,11 +174,19 @@ async def test_a_limit_on_stop_strings_is_obeyed(connect: Connect) -> None:
     "literal",
     ["NaN", "Infinity", "-Infinity", "1e309", "-1e309", "1e999999999", "9" * 5000, '"NaN"', "+1"],
 )
-@pytest.mark.parametrize("field", ["temperature", "top_p", "seed", "max_tokens", "n"])
+@pytest.mark.parametrize(
+    "field",
+    [
+        *("temperature", "top_p", "seed", "max_tokens", "n", "presence_penalty", "min_p", "top_k"),
+        *("frequency_penalty", "repetition_penalty", "top_logprobs", "min_tokens", "logit_bias"),
+    ],
+)
 async def test_numbers_beyond_json_are_refused(
     client: httpx.AsyncClient, field: str, literal: str
 ) -> None:
-    await refusal(client, json.dumps(chat())[:-1].encode() + f', "{field}": {literal}}}'.encode())
+    value = f'{{"5": {literal}}}' if field == "logit_bias" else literal
+    body = json.dumps(chat(logprobs=True))[:-1] + f', "{field}": {value}}}'
+    await refusal(client, body.encode())
 
 
 @pytest.mark.parametrize("field", sorted(NEUTRAL))
@@ -131,11 +207,8 @@ async def test_neutral_values_are_taken_and_others_refused(
         ("n", True),
         ("n", 2),
         ("n", 2**63),
-        ("logprobs", 0),
-        ("logprobs", True),
         ("store", 0),
-        ("top_logprobs", False),
-        ("frequency_penalty", False),
+        ("parallel_tool_calls", 1),
         ("response_format", {"type": "json_object"}),
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("tool_choice", "required"),
@@ -155,7 +228,7 @@ async def test_harmless_fields_take_any_value(client: httpx.AsyncClient, field: 
         assert (await client.post(ROUTE, json=chat(**{field: value}))).status_code == 200
 
 
-@pytest.mark.parametrize("field", ["min_p", "top_k", "max_token", "Temperature", "", "a.b"])
+@pytest.mark.parametrize("field", ["best_of", "typical_p", "max_token", "Temperature", "", "a.b"])
 async def test_unknown_fields_are_refused_by_name(client: httpx.AsyncClient, field: str) -> None:
     error = await refusal(client, chat(**{field: 1}))
     assert error["code"] == "unsupported_parameter"
@@ -187,6 +260,7 @@ async def test_half_a_surrogate_pair_is_refused_wherever_it_stands(
         chat(user({"type": "image_url", "image_url": {"url": PNG_URL, "detail": half}})),
         chat(stop=half),
         chat(logit_bias={half: 1}),
+        chat(logit_bias={"5": half}),
     ):
         await refusal(client, body)
 
@@ -223,6 +297,8 @@ async def test_no_message_repeats_the_payload(client: httpx.AsyncClient) -> None
         chat(temperature=secret),
         chat(stop=[secret]),
         chat(messages=secret),
+        chat(logit_bias={secret: 1}),
+        chat(logit_bias={"5": secret}),
         chat({"role": secret, "content": "x"}),
         chat({"role": "user", "content": [{"type": secret}]}),
         chat({"role": "user", "content": [{"type": "image_url", "image_url": {"url": secret}}]}),

@@ -12,9 +12,16 @@ from openai import AsyncOpenAI, OpenAI
 
 from tests.unit.api.conftest import listening
 from tests.unit.api.requests import PNG_URL
-from tests.unit.api.scripted_engine import HELLO, ScriptedEngine, failed, never
+from tests.unit.api.scripted_engine import (
+    HELLO,
+    ScriptedEngine,
+    failed,
+    finished,
+    never,
+    scored,
+)
 from tests.unit.api.scripted_engine import text as says
-from vlm_server.protocol import ImagePart, SamplingParams, TextPart
+from vlm_server.protocol import ImagePart, SamplingParams, TextPart, TokenLogprob, TokenText
 from vlm_server.settings import Server, Settings
 
 KEY = "correct-horse-battery"
@@ -74,6 +81,30 @@ async def test_a_stream(client: AsyncOpenAI) -> None:
     assert chunks[-1].usage.total_tokens == 9
 
 
+SCORED = TokenLogprob(TokenText("Hi", -0.25), (TokenText("Hi", -0.25), TokenText("Yo", -2.0)))
+
+
+async def test_log_probabilities(client: AsyncOpenAI, engine: ScriptedEngine) -> None:
+    engine.script = (scored("Hi", SCORED), scored("", SCORED), finished())
+    fields: Any = {"model": "demo", "messages": MESSAGES, "logprobs": True, "top_logprobs": 2}
+    answer = await client.chat.completions.create(**fields)
+    assert answer.choices[0].logprobs is not None
+    content = answer.choices[0].logprobs.content
+    assert content is not None
+    assert [(entry.token, entry.logprob, entry.bytes) for entry in content] == [
+        ("Hi", -0.25, [72, 105])
+    ] * 2
+    assert [(top.token, top.logprob) for top in content[0].top_logprobs] == [
+        ("Hi", -0.25),
+        ("Yo", -2.0),
+    ]
+    async with client.chat.completions.stream(**fields) as stream:
+        final = await stream.get_final_completion()
+    assert final.choices[0].logprobs is not None
+    assert final.choices[0].logprobs.content == content
+    assert final.choices[0].message.content == "Hi"
+
+
 async def test_the_clients_own_stream_helper(client: AsyncOpenAI) -> None:
     async with client.chat.completions.stream(model="demo", messages=MESSAGES) as stream:
         final = await stream.get_final_completion()
@@ -102,8 +133,9 @@ async def test_the_synchronous_client(base_url: str) -> None:
     [
         ({"model": "gpt-4o"}, openai.NotFoundError, "model_not_found"),
         ({"temperature": 3}, openai.BadRequestError, "invalid_value"),
-        ({"frequency_penalty": 1}, openai.BadRequestError, "unsupported_parameter"),
-        ({"extra_body": {"top_k": 5}}, openai.BadRequestError, "unsupported_parameter"),
+        ({"n": 2}, openai.BadRequestError, "unsupported_parameter"),
+        ({"logit_bias": {"x": 5}}, openai.BadRequestError, "invalid_value"),
+        ({"extra_body": {"made_up": 5}}, openai.BadRequestError, "unsupported_parameter"),
     ],
 )
 async def test_refusals_are_the_clients_exceptions(
