@@ -20,7 +20,7 @@ from typing import NoReturn
 import numpy as np
 from PIL import Image as PillowImage
 
-from vlm_server.engine.loop import EngineLoop
+from vlm_server.engine.loop import EngineLoop, Inbox
 from vlm_server.engine.scheduler import Scheduler, SchedulerConfig
 from vlm_server.errors import ModelLoadError
 from vlm_server.protocol import (
@@ -48,6 +48,7 @@ from vlm_server.runner.loading import LoadedModel, load
 from vlm_server.runner.memory import DeviceMemory, device_name
 from vlm_server.runner.model_runner import ModelRunner
 from vlm_server.runner.preparer import MultimodalPreparer
+from vlm_server.runner.speed import warn_of_slow_products
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +56,7 @@ logger = logging.getLogger(__name__)
 def main() -> NoReturn:
     """Serve the front at the socket whose number is the first argument, until it ends."""
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
-    start = channel.receive()
-    assert isinstance(start, Start)
+    start = channel.open()
     logging.basicConfig(
         level=start.log.level.upper(), format="%(asctime)s engine %(levelname)s %(message)s"
     )
@@ -80,11 +80,11 @@ def start_engine(start: Start, channel: Channel) -> EngineLoop:
     channel.send(Loading("loading the weights", 0.1))
     loaded = load(start.model)
     loop = build_loop(start, loaded, channel)
-    threading.Thread(target=channel.read_into, args=(loop,), daemon=True).start()
     for number, (stage, submit) in enumerate(_warm_up_requests()):
         channel.send(Loading(stage, 0.5 + 0.2 * number))
         _warm_up(loop, submit)
     loop.send = channel.send
+    warn_of_slow_products()
     channel.send(Ready(loaded.model_type, device_name(), loaded.context_tokens))
     return loop
 
@@ -103,6 +103,7 @@ def build_loop(start: Start, loaded: LoadedModel, channel: Channel) -> EngineLoo
         default_top_p=loaded.default_top_p,
     )
     return EngineLoop(
+        inbox=channel.inbox,
         scheduler=Scheduler(config, loaded.backend),
         runner=ModelRunner(loaded),
         preparer=MultimodalPreparer(loaded),
@@ -116,15 +117,24 @@ def build_loop(start: Start, loaded: LoadedModel, channel: Channel) -> EngineLoo
 class Channel:
     """Frames over the front's socket; sending never waits for the front to read.
 
-    Ends the process when the front is gone, at whatever byte: nobody is left to serve.
+    Ends the process when the front is gone, at whatever byte and also while a model loads:
+    nobody is left to serve.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._incoming = connection.makefile("rb")
+        self.inbox: Inbox = SimpleQueue()
         self._outbox: SimpleQueue[Event | None] = SimpleQueue()
         self._writer = threading.Thread(target=self._write, daemon=True)
         self._writer.start()
+
+    def open(self) -> Start:
+        """The first command. Those after it go to the inbox as they come."""
+        start = self._receive()
+        assert isinstance(start, Start)
+        threading.Thread(target=self._read_on, daemon=True).start()
+        return start
 
     def send(self, event: Event) -> None:
         self._outbox.put(event)
@@ -138,18 +148,16 @@ class Channel:
         self._writer.join()
         os._exit(status)
 
-    def receive(self) -> Command:
-        """The next command."""
+    def _receive(self) -> Command:
         (length,) = FRAME_HEADER.unpack(self._read(FRAME_HEADER.size))
         return decode_command(self._read(length))
 
-    def read_into(self, loop: EngineLoop) -> NoReturn:
-        """Post every command that comes; a reader thread's whole life."""
+    def _read_on(self) -> NoReturn:
         try:
             while True:
-                command = self.receive()
+                command = self._receive()
                 assert isinstance(command, Submit | Abort | Drain)
-                loop.post(command)
+                self.inbox.put(command)
         except Exception:
             logger.critical("the front can't be understood", exc_info=True)
             os._exit(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from queue import SimpleQueue
 
 import mlx.core as mx
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from tests.integration.harness import GREEDY, Engine, ask
 from tests.integration.test_families import PROMPTS
 from vlm_server import settings
-from vlm_server.engine.loop import EngineLoop
+from vlm_server.engine.loop import EngineLoop, Inbox
 from vlm_server.protocol import Abort, Event, Failed, Finished, Start, Stats, Tokens
 from vlm_server.runner.loading import LoadedModel
 from vlm_server.runner.preparer import MultimodalPreparer
@@ -23,6 +24,7 @@ class Outbox:
     """In the place of the socket to the front."""
 
     def __init__(self) -> None:
+        self.inbox: Inbox = SimpleQueue()
         self.events: list[Event] = []
 
     def send(self, event: Event) -> None:

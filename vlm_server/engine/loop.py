@@ -44,7 +44,9 @@ class _Encoded:
     outcome: EncodedImage | RequestError
 
 
-_Message = Submit | Abort | Drain | _Prepared | _Encoded
+Message = Submit | Abort | Drain | _Prepared | _Encoded
+Inbox = SimpleQueue[Message]
+"""All that the loop hears, from any thread."""
 
 
 class EngineLoop:
@@ -52,6 +54,7 @@ class EngineLoop:
 
     def __init__(
         self,
+        inbox: Inbox,
         scheduler: Scheduler,
         runner: Runner,
         preparer: Preparer,
@@ -61,12 +64,12 @@ class EngineLoop:
         preparer_threads: int,
     ) -> None:
         self.send = send
+        self._inbox = inbox
         self._scheduler = scheduler
         self._runner = runner
         self._preparer = preparer
         self._encoder = encoder
         self._memory = memory
-        self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._preparers = ThreadPoolExecutor(preparer_threads, "preparer")
         self._encoder_thread = ThreadPoolExecutor(1, "encoder")
         self._last_stats: Stats | None = None
@@ -113,7 +116,7 @@ class EngineLoop:
             self._send_all(self._handle(message))
             wait = False
 
-    def _handle(self, message: _Message) -> list[Event]:
+    def _handle(self, message: Message) -> list[Event]:
         match message:
             case Submit():
                 return self._scheduler.add(message)

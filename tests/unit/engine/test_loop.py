@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from queue import SimpleQueue
 
 import pytest
 
@@ -36,6 +37,7 @@ class Engine:
         self.runner = FakeRunner(limits.max_num_seqs, limits.prefill_chunk_tokens)
         self.events: list[Event] = []
         self.loop = EngineLoop(
+            SimpleQueue(),
             self.scheduler,
             self.runner,
             self.preparer,
