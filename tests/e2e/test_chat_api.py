@@ -138,12 +138,12 @@ def test_models(tiny_daemon: Daemon) -> None:
         text_of(tiny_daemon, model="other")
 
 
-@pytest.mark.parametrize("name", ["tools", "logit_bias", "frequency_penalty", "made_up"])
+@pytest.mark.parametrize("name", ["tools", "n", "response_format", "made_up"])
 def test_unsupported_fields_are_refused_by_name(tiny_daemon: Daemon, name: str) -> None:
     values: dict[str, Any] = {
         "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
-        "logit_bias": {"5": 100},
-        "frequency_penalty": 0.5,
+        "n": 2,
+        "response_format": {"type": "json_object"},
         "made_up": 1,
     }
     with pytest.raises(openai.BadRequestError) as caught:

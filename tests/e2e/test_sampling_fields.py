@@ -1,0 +1,229 @@
+"""The fields that say how tokens are drawn, and the log probabilities of what was drawn."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.e2e.daemon import Daemon
+from tests.e2e.pictures import noise, user
+from tests.e2e.test_chat_api import complete, streamed, text_of
+
+pytestmark = pytest.mark.e2e
+
+TEXT_ID, TEXT = 340, " text"
+END_ID, END = 370, "<|im_end|>"
+IMAGE_ID = 374
+VOCABULARY_SIZE = 376
+FORCED_END = {"logit_bias": {str(END_ID): 100}}
+
+
+def entries(choice: Any) -> list[Any]:
+    assert choice.logprobs is not None
+    return list(choice.logprobs.content)
+
+
+def figures(choice: Any) -> Iterator[tuple[str, float]]:
+    """Every token that is named, and its log probability."""
+    for entry in entries(choice):
+        yield from ((each.token, each.logprob) for each in (entry, *entry.top_logprobs))
+
+
+async def read(stream: openai.AsyncStream[Any]) -> None:
+    """To the end; closes it however that comes."""
+    async with stream:
+        async for _ in stream:
+            pass
+
+
+# ---- bias ----------------------------------------------------------------------------
+
+
+def test_a_bias_forces_a_token(tiny_daemon: Daemon) -> None:
+    assert text_of(tiny_daemon, logit_bias={str(TEXT_ID): 100}, max_tokens=3) == TEXT * 3
+
+
+def test_a_bias_bans_a_token(tiny_daemon: Daemon) -> None:
+    (entry,) = entries(complete(tiny_daemon, logprobs=True, max_tokens=1).choices[0])
+    ids = {str(token_id): -100 for token_id in range(0, VOCABULARY_SIZE, 2)}
+    odd = complete(tiny_daemon, logprobs=True, max_tokens=1, logit_bias=ids).choices[0]
+    ids = {str(token_id): -100 for token_id in range(1, VOCABULARY_SIZE, 2)}
+    even = complete(tiny_daemon, logprobs=True, max_tokens=1, logit_bias=ids).choices[0]
+    assert [entries(odd)[0].token, entries(even)[0].token].count(entry.token) == 1
+
+
+@pytest.mark.parametrize("token_id", [0, IMAGE_ID, VOCABULARY_SIZE - 1])
+def test_any_token_of_the_vocabulary_may_be_forced(tiny_daemon: Daemon, token_id: int) -> None:
+    answer = complete(tiny_daemon, logit_bias={str(token_id): 100})
+    assert answer.usage.completion_tokens == 24
+
+
+@pytest.mark.parametrize("token_id", [-1, VOCABULARY_SIZE, 2**31, 9999999999])
+async def test_a_bias_on_no_token_is_refused_and_nobody_else_notices(
+    tiny_daemon: Daemon, token_id: int
+) -> None:
+    pid, alone = tiny_daemon.engine_pid(), text_of(tiny_daemon, max_tokens=200)
+    client = tiny_daemon.async_client()
+    asked = {"model": "default", "messages": [user("Hello")], "temperature": 0}
+    stream = await client.chat.completions.create(**asked, stream=True, max_tokens=200)
+    pieces = [(await anext(stream)).choices[0].delta.content or "" for _ in range(3)]
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.chat.completions.create(**asked, logit_bias={"1": 1, str(token_id): 1})
+    assert (caught.value.code, caught.value.param) == ("invalid_value", "logit_bias")
+    pieces += [chunk.choices[0].delta.content or "" async for chunk in stream]
+    assert "".join(pieces) == alone
+    assert tiny_daemon.engine_pid() == pid
+    tiny_daemon.wait_idle()
+
+
+# ---- ends ----------------------------------------------------------------------------
+
+
+def test_an_end_token_ends_the_answer(tiny_daemon: Daemon) -> None:
+    answer = complete(tiny_daemon, **FORCED_END)
+    assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("stop", 1)
+
+
+def test_min_tokens_come_before_the_end(tiny_daemon: Daemon) -> None:
+    answer = complete(tiny_daemon, extra_body={"min_tokens": 5}, **FORCED_END)
+    assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("stop", 6)
+    answer = complete(tiny_daemon, extra_body={"min_tokens": 24}, **FORCED_END)
+    assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("length", 24)
+
+
+def test_an_end_that_is_ignored_has_no_text(tiny_daemon: Daemon) -> None:
+    answer = complete(tiny_daemon, extra_body={"ignore_eos": True}, **FORCED_END)
+    assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("length", 24)
+    assert answer.choices[0].message.content == ""
+
+
+# ---- what changes an answer ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"presence_penalty": 2},
+        {"frequency_penalty": 2},
+        {"extra_body": {"repetition_penalty": 2}},
+        {"extra_body": {"repetition_penalty": 1e-30}},
+    ],
+)
+def test_penalties_change_the_answer_the_same_way_each_time(
+    tiny_daemon: Daemon, fields: dict[str, Any]
+) -> None:
+    changed = text_of(tiny_daemon, max_tokens=100, **fields)
+    assert changed != text_of(tiny_daemon, max_tokens=100)
+    assert changed == text_of(tiny_daemon, max_tokens=100, **fields)
+
+
+@pytest.mark.parametrize("extra", [{"top_k": 1}, {"min_p": 1}])
+def test_the_likeliest_alone_is_greedy(tiny_daemon: Daemon, extra: dict[str, Any]) -> None:
+    assert text_of(tiny_daemon, temperature=2, extra_body=extra) == text_of(tiny_daemon)
+
+
+@pytest.mark.parametrize("top_k", [0, -1, 2**31 - 1])
+def test_without_top_k_all_may_be_drawn(tiny_daemon: Daemon, top_k: int) -> None:
+    plain = text_of(tiny_daemon, temperature=1, seed=3)
+    assert text_of(tiny_daemon, temperature=1, seed=3, extra_body={"top_k": top_k}) == plain
+
+
+# ---- log probabilities ---------------------------------------------------------------
+
+
+def test_the_greedy_token_is_the_likeliest(tiny_daemon: Daemon) -> None:
+    answer = complete(tiny_daemon, logprobs=True, top_logprobs=20)
+    shown = entries(answer.choices[0])
+    assert len(shown) == answer.usage.completion_tokens == 24
+    for entry in shown:
+        top = entry.top_logprobs
+        assert len(top) == 20
+        assert (entry.token, entry.logprob) == (top[0].token, top[0].logprob)
+        assert [each.logprob for each in top] == sorted((t.logprob for t in top), reverse=True)
+        assert sum(math.exp(each.logprob) for each in top) < 1.0001
+        assert all(bytes(each.bytes).decode() == each.token for each in (entry, *top))
+
+
+def test_log_probabilities_without_alternatives(tiny_daemon: Daemon) -> None:
+    answer = complete(tiny_daemon, logprobs=True, temperature=1, seed=1)
+    assert len(entries(answer.choices[0])) == 24
+    assert all(entry.top_logprobs == [] for entry in entries(answer.choices[0]))
+    assert complete(tiny_daemon, logprobs=False).choices[0].logprobs is None
+    assert complete(tiny_daemon).choices[0].logprobs is None
+
+
+def test_a_bias_does_not_show_in_the_probabilities(tiny_daemon: Daemon) -> None:
+    fields = {"logprobs": True, "top_logprobs": 5, "max_tokens": 1}
+    (plain,) = entries(complete(tiny_daemon, **fields).choices[0])
+    (biased,) = entries(complete(tiny_daemon, logit_bias={str(TEXT_ID): 100}, **fields).choices[0])
+    assert biased.token == TEXT
+    assert biased.logprob < plain.logprob
+    assert biased.top_logprobs[0].logprob == pytest.approx(plain.logprob, abs=1e-4)
+
+
+@pytest.mark.parametrize("fields", [{}, {"stop": "!never!"}, {"temperature": 1.5, "seed": 4}])
+def test_a_stream_has_the_entries_of_the_whole_answer(
+    tiny_daemon: Daemon, fields: dict[str, Any]
+) -> None:
+    fields = {"max_tokens": 100, "logprobs": True, "top_logprobs": 3, **fields}
+    whole = complete(tiny_daemon, **fields).choices[0]
+    text, chunks = streamed(tiny_daemon, **fields)
+    choices = [choice for chunk in chunks for choice in chunk.choices]
+    assert text == whole.message.content
+    told = [entry for choice in choices if choice.logprobs for entry in entries(choice)]
+    assert told == entries(whole)
+    assert len(told) == 100
+
+
+def test_a_stream_tells_of_an_end_token(tiny_daemon: Daemon) -> None:
+    _, chunks = streamed(tiny_daemon, logprobs=True, **FORCED_END)
+    told = [e for chunk in chunks if chunk.choices[0].logprobs for e in entries(chunk.choices[0])]
+    assert [entry.token for entry in told] == [END]
+
+
+def test_the_clients_stream_helper_collects_them(tiny_daemon: Daemon) -> None:
+    """It takes answers alone that came to their end."""
+    fields: dict[str, Any] = {"logprobs": True, "top_logprobs": 2, "temperature": 0}
+    fields |= {"model": "default", "messages": [user("Hello")], "max_tokens": 24}
+    fields |= {"extra_body": {"min_tokens": 9}, **FORCED_END}
+    whole = tiny_daemon.client().chat.completions.create(**fields)
+    with tiny_daemon.client().chat.completions.stream(**fields) as stream:
+        final = stream.get_final_completion()
+    assert entries(final.choices[0]) == entries(whole.choices[0])
+    assert len(entries(final.choices[0])) == 10
+
+
+async def test_a_joiners_log_probabilities_are_as_alone(tiny_daemon: Daemon) -> None:
+    client = tiny_daemon.async_client()
+
+    async def one(seed: int) -> Any:
+        answer = await client.chat.completions.create(
+            model="default",
+            messages=[user(noise(seed, (96, 96)), "What?" * (seed + 1))],
+            temperature=0.8,
+            seed=seed,
+            max_tokens=20,
+            logprobs=True,
+            top_logprobs=seed,
+        )
+        return answer.choices[0]
+
+    alone = [await one(seed) for seed in range(4)]
+    stream = await client.chat.completions.create(
+        model="default", messages=[user("Hello")], temperature=0, max_tokens=8000, stream=True
+    )
+    await anext(stream)
+    others = asyncio.create_task(read(stream))
+    joined = await asyncio.gather(*map(one, range(4)))
+    assert not others.done()
+    others.cancel()
+    for choice, expected in zip(joined, alone, strict=True):
+        names, values = zip(*figures(choice), strict=True)
+        expected_names, expected_values = zip(*figures(expected), strict=True)
+        assert names == expected_names
+        assert values == pytest.approx(expected_values, abs=1e-4)
