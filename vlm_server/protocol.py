@@ -182,7 +182,10 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class Stats(msgspec.Struct, frozen=True, tag="stats"):
-    """A reading of the engine, sent about once a second while it changes. Sizes in bytes."""
+    """A reading of the engine, sent about once a second while it changes or has requests.
+
+    Sizes in bytes. It is also the sign that the engine lives.
+    """
 
     waiting: int
     preparing: int

@@ -115,8 +115,21 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start_timeout_seconds: Annotated[
         float, Meta(gt=0, description="Time that loading and warm-up may take.")
     ] = 900.0
+    silence_timeout_seconds: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="An engine that has requests and says nothing for so long is replaced; "
+            "longer than any single step may take.",
+        ),
+    ] = 120.0
     restart_backoff_seconds: Annotated[
-        float, Meta(gt=0, description="Pause before the first restart; it doubles each time.")
+        float,
+        Meta(
+            gt=0,
+            description="Pause before a restart; it doubles while engines end before they are "
+            "ready.",
+        ),
     ] = 0.5
     restart_backoff_max_seconds: Annotated[
         float, Meta(gt=0, description="Longest pause between restarts.")
@@ -126,7 +139,12 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(description="Preload OpenBLAS into the engine (Linux CPU: about 50 times faster)."),
     ] = "auto"
     pool_limit_bytes: Annotated[
-        int, Meta(ge=0, description="Most freed memory that MLX keeps for reuse; 0 is automatic.")
+        int,
+        Meta(
+            ge=0,
+            description="Most freed memory that MLX keeps for reuse; 0 is automatic: 256 MiB on a "
+            "CPU, an eighth of what MLX may use on a GPU.",
+        ),
     ] = 0
 
 

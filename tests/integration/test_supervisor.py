@@ -262,6 +262,48 @@ async def test_a_model_that_ran_is_tried_again_until_it_loads(
     await made.stop()
 
 
+async def test_an_engine_that_hangs_is_replaced(tiny_model: TinyModel):
+    settings = settings_for(tiny_model("qwen3_vl"))
+    impatient = replace(settings.engine, silence_timeout_seconds=2.0)
+    made = Supervisor(replace(settings, engine=impatient))
+    await made.start()
+    await asyncio.wait_for(made.wait_ready(), START_SECONDS)
+    pid = made.status.pid
+    assert pid is not None
+    patient = made.stream(ask("long", "Hello", sampling=LONG))
+    await into(patient, 3)
+    await asyncio.sleep(3)
+    assert made.status.pid == pid, "an engine that works was taken for one that hangs"
+    os.kill(pid, signal.SIGSTOP)
+    events = await asyncio.wait_for(_rest(patient), 20)
+    assert isinstance(events[-1], Failed)
+    assert events[-1].code == "engine_died"
+    await wait_until(lambda: made.status.is_ready, START_SECONDS)
+    assert not lives(pid)
+    assert isinstance((await all_events(made, ask("after", "Hello")))[-1], Finished)
+    await made.stop()
+
+
+async def test_engines_that_get_ready_are_replaced_without_a_growing_pause(tiny_model: TinyModel):
+    made = Supervisor(settings_for(tiny_model("qwen3_vl")))
+    await made.start()
+    await asyncio.wait_for(made.wait_ready(), START_SECONDS)
+    told: set[float] = set()
+
+    def is_back() -> bool:
+        told.add(made.status.retry_after_seconds)
+        return made.status.is_ready
+
+    for _ in range(6):  # pauses that double from 0.1 s would be over 1 s by then
+        pid = made.status.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await wait_until(lambda: not made.status.is_ready)
+        await wait_until(is_back, START_SECONDS)
+    assert told == {1.0}
+    await made.stop()
+
+
 async def test_whatever_is_wrong_with_a_checkpoint_is_said(tiny_model: TinyModel, tmp_path: Path):
     folder = tmp_path / "model"
     shutil.copytree(tiny_model("qwen3_vl"), folder)

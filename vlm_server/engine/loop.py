@@ -106,11 +106,16 @@ class EngineLoop:
             self._send_stats()
 
     def _take_in(self) -> None:
-        """Handle the whole inbox; block for its first entry if no step could be done."""
+        """Handle the whole inbox; wait for its first entry if no step could be done.
+
+        While requests are elsewhere, at a preparer or the encoder, it does not wait for ever:
+        the front wants to hear that this thread lives.
+        """
         wait = not self._scheduler.has_runner_work
+        seconds = _STATS_SECONDS if self._scheduler.has_requests else None
         while True:
             try:
-                message = self._inbox.get(block=wait)
+                message = self._inbox.get(block=wait, timeout=seconds)
             except Empty:
                 return
             self._send_all(self._handle(message))
@@ -159,7 +164,7 @@ class EngineLoop:
     def _send_stats(self) -> None:
         self._stats_due = time.monotonic() + _STATS_SECONDS
         stats = self._stats()
-        if stats != self._last_stats:
+        if stats != self._last_stats or self._scheduler.has_requests:
             self._last_stats = stats
             self.send(stats)
 

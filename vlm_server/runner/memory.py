@@ -11,8 +11,8 @@ class DeviceMemory:
     """The `MemoryProbe` of the inference thread's device."""
 
     def __init__(self, pool_limit_bytes: int) -> None:
-        """`pool_limit_bytes`: most freed memory to keep; 0 is an eighth of what MLX may use."""
-        mx.set_cache_limit(pool_limit_bytes or mx.get_memory_limit() // 8)
+        """`pool_limit_bytes`: most freed memory to keep; 0 is what suits the device."""
+        mx.set_cache_limit(pool_limit_bytes or _suitable_pool_bytes())
 
     def read(self) -> MemoryReading:
         return MemoryReading(
@@ -25,6 +25,12 @@ class DeviceMemory:
         """Give freed memory back to the system, once the device is done with it."""
         mx.synchronize()
         mx.clear_cache()
+
+
+def _suitable_pool_bytes() -> int:
+    """A CPU's memory is everybody's, and the system hands it out fast; a GPU's is MLX's own."""
+    is_cpu = mx.default_device().type == mx.DeviceType.cpu
+    return 256 << 20 if is_cpu else mx.get_memory_limit() // 8
 
 
 def device_name() -> str:

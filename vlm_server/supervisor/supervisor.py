@@ -40,9 +40,6 @@ from vlm_server.supervisor.process import EngineProcess
 
 logger = logging.getLogger(__name__)
 
-_STABLE_SECONDS = 60.0
-"""An engine that was ready for this long starts its successor without a longer pause."""
-
 ProgressCallback = Callable[[str, float], None]
 
 
@@ -65,7 +62,8 @@ class Supervisor:
         self._streams: dict[str, asyncio.Queue[RequestEvent]] = {}
         self._settled = asyncio.Event()
         self._unloadable: str | None = None
-        self._ready_at = 0.0
+        self._was_ready = False
+        self._heard_at = self._asked_at = 0.0
 
     @property
     def status(self) -> EngineStatus:
@@ -106,6 +104,7 @@ class Supervisor:
             raise EngineUnavailable(f"the model is not ready: {self._status.state}")
         queue: asyncio.Queue[RequestEvent] = asyncio.Queue()
         self._streams[submit.request_id] = queue
+        self._asked_at = time.monotonic()
         event: RequestEvent | None = None
         try:
             await process.send(submit)
@@ -132,7 +131,7 @@ class Supervisor:
                 logger.exception("running the engine failed")
             if self._status.state in ("failed", "stopping"):
                 return
-            if self._ready_at and time.monotonic() - self._ready_at > _STABLE_SECONDS:
+            if self._was_ready:
                 pause = engine.restart_backoff_seconds
             restarts = self._status.restarts + 1
             self._set(restarts=restarts, retry_after_seconds=max(1.0, pause))
@@ -141,14 +140,15 @@ class Supervisor:
 
     async def _run_once(self, environment: dict[str, str]) -> None:
         """One engine from its start to its end; afterwards no request is in flight."""
-        self._ready_at = 0.0
+        self._was_ready = False
         process = self._process = await EngineProcess.start(environment)
-        watchdog = asyncio.create_task(self._end_if_never_ready(process))
+        watchdog = asyncio.create_task(self._watch(process))
         try:
             if self._status.state != "stopping":
                 self._set(pid=process.pid, progress=("starting", 0.0))
             await process.send(self._start)
             async for event in process.events():
+                self._heard_at = time.monotonic()
                 self._take(event)
         finally:
             self._process = None
@@ -157,11 +157,22 @@ class Supervisor:
             status = await process.end()
             logger.info("the engine process %d ended with status %d", process.pid, status)
 
-    async def _end_if_never_ready(self, process: EngineProcess) -> None:
-        await asyncio.sleep(self._settings.engine.start_timeout_seconds)
-        if not self._status.is_ready:
-            logger.error("the engine was not ready in time")
-            await process.end()
+    async def _watch(self, process: EngineProcess) -> None:
+        """End an engine that never gets ready, or falls silent while it has requests."""
+        engine = self._settings.engine
+        started = time.monotonic()
+        while True:
+            await asyncio.sleep(min(1.0, engine.silence_timeout_seconds / 4))
+            if not self._was_ready:
+                is_late = time.monotonic() - started > engine.start_timeout_seconds
+            else:
+                since = max(self._heard_at, self._asked_at)
+                silence = time.monotonic() - since if self._streams else 0.0
+                is_late = silence > engine.silence_timeout_seconds
+            if is_late:
+                logger.error("the engine does not answer: ending it")
+                await process.end()
+                return
 
     def _take(self, event: Event) -> None:
         match event:
@@ -183,7 +194,7 @@ class Supervisor:
 
     def _take_ready(self, ready: Ready) -> None:
         logger.info("the engine is ready: %s on %s", ready.model_type, ready.device)
-        self._ready_at = time.monotonic()
+        self._was_ready = True
         if self._status.state != "stopping":
             self._set(state="ready", progress=None, retry_after_seconds=1.0)
         self._settled.set()
