@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from .conversations import Mix, on_one_picture, text_only
-from .encode import IGNORED, Conversation, Encoded, Encoder, merged_tokens
-from .fonts import FontBook, Words
-from .scenes import Artist
-from .several import on_frames, on_several, on_video
-from .shape import BLOCK, MAX_PIXELS, MIN_PIXELS, PATCH
+from demo_model.conversations import Mix, on_groups, on_one_picture, text_only
+from demo_model.encode import IGNORED, Conversation, Encoded, Encoder, merged_tokens
+from demo_model.fonts import FontBook, Words
+from demo_model.scenes import Artist
+from demo_model.several import on_frames, on_several, on_video
+from demo_model.shape import BLOCK, MAX_PIXELS, MIN_PIXELS, PATCH
 
 Size = tuple[int, int]
 BUFFER_BYTES = 160 * 2**20
@@ -41,7 +41,17 @@ class Plan:
     largest: int = 640
     mix: Mix = field(default_factory=Mix)
     kinds: tuple[str, ...] = ("single", "pair", "triple", "frames", "video", "text")
-    shares: tuple[float, ...] = (0.76, 0.12, 0.02, 0.02, 0.03, 0.05)
+    shares: tuple[float, ...] = (0.78, 0.12, 0.02, 0.02, 0.03, 0.03)
+
+
+# The second stage: small pictures, so that it fits a CPU, and most of them to count in.
+FINISHING = Plan(
+    patches=7168,
+    largest=32,
+    mix=Mix(words=0.55, both=0.2),
+    kinds=("counting", "small", "small_pair", "text"),
+    shares=(0.60, 0.33, 0.05, 0.02),
+)
 
 
 @dataclass
@@ -87,13 +97,17 @@ def random_grid(rng: random.Random) -> Size:
         return rows * BLOCK, cols * BLOCK
     while True:
         rows, cols = rng.randint(5, 22), rng.randint(5, 22)
-        if MIN_PIXELS <= rows * cols * BLOCK**2 <= MAX_PIXELS and max(rows, cols) <= 4 * min(rows, cols):
+        if MIN_PIXELS <= rows * cols * BLOCK**2 <= MAX_PIXELS and max(rows, cols) <= 4 * min(
+            rows, cols
+        ):
             return rows * BLOCK, cols * BLOCK
 
 
 def small_grid(rng: random.Random) -> Size:
     rows = rng.randint(6, 12)
-    return rows * BLOCK, max(5, min(14, round(rows * rng.choice((1.0, 1.0, 1.33, 0.75, 1.6))))) * BLOCK
+    return rows * BLOCK, max(
+        5, min(14, round(rows * rng.choice((1.0, 1.0, 1.33, 0.75, 1.6))))
+    ) * BLOCK
 
 
 class Drawer:
@@ -108,21 +122,29 @@ class Drawer:
         """The batch's picture sizes, and how many frames each holds."""
         if kind == "single":
             return [random_grid(rng)], 1
+        if kind in ("counting", "small", "small_pair"):
+            grids = ((7, 7), (7, 7), (8, 8), (7, 8), (8, 7), (6, 9), (7, 10), (10, 6))
+            chosen = rng.sample(grids, 2 if kind == "small_pair" else 1)
+            return [(rows * BLOCK, cols * BLOCK) for rows, cols in chosen], 1
         if kind == "pair":
             first = random_grid(rng)
             return [first, first if rng.random() < 0.4 else random_grid(rng)], 1
         if kind == "triple":
             return [small_grid(rng) for _ in range(3)], 1
         if kind == "frames":
-            return [random_grid(rng) if rng.random() < 0.3 else small_grid(rng)] * rng.randint(2, 4), 1
+            return [random_grid(rng) if rng.random() < 0.3 else small_grid(rng)] * rng.randint(
+                2, 4
+            ), 1
         if kind == "video":
             return [small_grid(rng)] * rng.randint(2, 4), 2
         return [], 1
 
     def conversation(self, rng: random.Random, kind: str, sizes: list[Size]) -> Conversation:
-        if kind == "single":
+        if kind in ("single", "small"):
             return on_one_picture(rng, self.artist, sizes[0], self.plan.mix)
-        if kind in ("pair", "triple"):
+        if kind == "counting":
+            return on_groups(rng, self.artist, sizes[0])
+        if kind in ("pair", "triple", "small_pair"):
             return on_several(rng, self.artist, sizes, self.plan.mix)
         if kind == "frames":
             return on_frames(rng, self.artist, sizes)

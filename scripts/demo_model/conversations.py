@@ -10,15 +10,15 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from .drawing import Picture
-from .encode import IMAGE_MARK, Conversation, Turn
-from .questions import Interviewer
-from .scenes import Artist, Scene
-from .shape import MAX_PIXELS, MIN_PIXELS, smart_resize
-from .smalltalk import SYSTEM_PROMPTS, small_talk
+from demo_model.drawing import Picture
+from demo_model.encode import IMAGE_MARK, Conversation, Turn
+from demo_model.questions import Interviewer
+from demo_model.scenes import Artist, Scene
+from demo_model.shape import MAX_PIXELS, MIN_PIXELS, smart_resize
+from demo_model.smalltalk import SYSTEM_PROMPTS, small_talk
 
 Size = tuple[int, int]
-PLANS = ("one", "few", "many")
+PLANS = ("one", "one", "few", "few", "few", "many", "many", "groups", "groups")
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def any_scene(rng: random.Random, artist: Artist, size: Size, mix: Mix) -> Scene
     if kind < mix.words:
         count = rng.choice((1, 1, 1, 1, 2, 2, 3, 4)) if artist.ease < 0.5 else rng.choice((1, 1, 2))
         return artist.word_scene(rng, *size, count)
-    plan = rng.choice(("one", "one", "few", "few", "few", "many", "many"))
+    plan = rng.choice(PLANS)
     if kind < mix.words + mix.both:
         scene = artist.shape_scene(rng, *size, rng.choice(("one", "few")))
         squeeze(rng, scene)
@@ -115,7 +115,9 @@ def interview(rng: random.Random, scene: Scene, turns: int, which: str = "") -> 
     if not found:
         found = [asker.yes_text() or Turn("", "", "")]
     if rng.random() < 0.03:
-        found.append(Turn(rng.choice(("Thanks!", "Thank you.", "thanks")), "You are welcome.", "thanks"))
+        found.append(
+            Turn(rng.choice(("Thanks!", "Thank you.", "thanks")), "You are welcome.", "thanks")
+        )
     return found
 
 
@@ -145,6 +147,21 @@ def on_one_picture(rng: random.Random, artist: Artist, size: Size, mix: Mix) -> 
     turns = interview(rng, scene, rng.choice((1, 2, 3, 4, 5, 6)))
     if rng.random() < 0.012:
         turns.append(small_talk(rng, longest_count=25))
+    turns[0].question = with_picture(rng, turns[0].question)
+    return Conversation(turns, system_prompt(rng), [picture])
+
+
+def on_groups(rng: random.Random, artist: Artist, size: Size) -> Conversation:
+    """Several kinds of questions on how many, about a scene with two kinds of things."""
+    scene = artist.shape_scene(rng, *size, rng.choice(("groups", "groups", "groups", "many")))
+    picture = paint(rng, artist, scene, size)
+    asker = Interviewer(rng, scene)
+    turns: list[Turn] = []
+    for _ in range(rng.choice((1, 2, 4, 5, 6))):
+        turn = asker.count() if rng.random() < 0.8 else asker.yes_no()
+        if turn and all(t.question != turn.question for t in turns):
+            turns.append(turn)
+    turns = turns or [asker.yes_text() or Turn("", "", "")]
     turns[0].question = with_picture(rng, turns[0].question)
     return Conversation(turns, system_prompt(rng), [picture])
 

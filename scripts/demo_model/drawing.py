@@ -10,8 +10,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from .fonts import Mask
-from .palette import Color, distance, luminance, pick_name, shade
+from demo_model.fonts import Mask
+from demo_model.palette import Color, distance, luminance, pick_name, shade
 
 Picture = NDArray[np.uint8]
 SHIFT = 4
@@ -269,9 +269,7 @@ def place_polygon(
 ) -> NDArray[np.float64]:
     if degrees:
         angle = math.radians(degrees)
-        spin = np.array(
-            ((math.cos(angle), math.sin(angle)), (-math.sin(angle), math.cos(angle)))
-        )
+        spin = np.array(((math.cos(angle), math.sin(angle)), (-math.sin(angle), math.cos(angle))))
         shape = shape @ spin
     return shape * radius + np.array(center)
 
@@ -304,10 +302,8 @@ def text_color(rng: random.Random, behind: list[Color]) -> tuple[str, Color]:
     """A colour in which a text can be read on all those behind it."""
     mean = sum(luminance(c) for c in behind) / len(behind)
     for _ in range(30):
-        if rng.random() < 0.35:
-            name = "black" if mean > 128 else "white"
-        else:
-            name = pick_name(rng)
+        plain = "black" if mean > 128 else "white"
+        name = plain if rng.random() < 0.35 else pick_name(rng)
         color = shade(rng, name)
         far = all(distance(color, c) > 170 for c in behind)
         if far and all(abs(luminance(color) - luminance(c)) > 45 for c in behind):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from .shape import BLOCK
+from demo_model.shape import BLOCK
 
 IMAGE_MARK = "<|vision_start|><|image_pad|><|vision_end|>"
 VIDEO_MARK = "<|vision_start|><|video_pad|><|vision_end|>"

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from .network import DemoModel
-from .shape import (
+from demo_model.network import DemoModel
+from demo_model.shape import (
     MAX_PIXELS,
     MERGE,
     MIN_PIXELS,
@@ -22,7 +22,7 @@ from .shape import (
     VIDEO_MIN_PIXELS,
     ModelShape,
 )
-from .tokenizer import CHAT_TEMPLATE
+from demo_model.tokenizer import CHAT_TEMPLATE
 
 FLOAT16_SAFE = 60000.0
 PATCH_WEIGHT = "vision_tower.patch_embed.proj.weight"

@@ -39,7 +39,7 @@ def load_font(path: str, size: int) -> ImageFont.FreeTypeFont:
     )
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _font_bytes(path: str) -> bytes:
     return Path(path).read_bytes()
 
@@ -102,8 +102,8 @@ def text_mask(path: str, size: int, text: str, *, smooth: bool, stroke: int = 0)
 class Words:
     """Words, numbers and random strings of at most eight characters."""
 
-    def __init__(self, path: Path) -> None:
-        listed = path.read_text().split()
+    def __init__(self, path: Path | None) -> None:
+        listed = path.read_text().split() if path else COMMON_WORDS
         self.words = [
             w.lower()
             for w in listed
@@ -144,7 +144,8 @@ def _number(rng: random.Random) -> str:
         count = rng.choice((1, 2, 2, 3, 3, 4, 4, 4, 5, 6, 7, 8))
         return "".join(rng.choice(string.digits) for _ in range(count))
     if kind < 0.72:
-        return f"{rng.randint(0, 10 ** rng.randint(1, 4))}.{rng.randint(0, 99):02d}"
+        point = "." if rng.random() < 0.9 else ","
+        return f"{rng.randint(0, 10 ** rng.randint(1, 4))}{point}{rng.randint(0, 99):02d}"
     if kind < 0.80:
         return f"{rng.randint(0, 23)}:{rng.randint(0, 59):02d}"
     if kind < 0.86:
@@ -176,15 +177,16 @@ def _random_string(rng: random.Random) -> str:
 
 
 COMMON_WORDS = """
-hello world invoice total error cancel save open close exit start stop login logout submit search
-menu file edit view help next back home user email name date time price order cart pay cash card
-sale free new sold shop store hotel taxi bus train plane north south east west left right up down
-yes no ok on off in out go push pull play pause music video photo image camera phone tablet mac
-apple banana lemon mango grape peach cherry bread butter milk water coffee tea sugar salt pepper
-red green blue yellow orange purple black white pink brown circle square star triangle one two
-three four five six seven eight nine ten monday tuesday friday sunday january march april may june
-july august october python swift rust java code data model server client token cache test demo
-alpha beta gamma delta omega warning danger caution private public hotdog pizza burger salad soup
-street road park school bank museum library office garden river lake ocean mountain forest summer
-winter spring autumn rain snow wind cloud sun moon cat dog bird fish horse tiger lion bear mouse
-""".split()
+hello world invoice total error cancel save open close exit start stop login logout submit
+search menu file edit view help next back home user email name date time price order cart pay
+cash card sale free new sold shop store hotel taxi bus train plane north south east west left
+right up down yes no ok on off in out go push pull play pause music video photo image camera
+phone tablet mac apple banana lemon mango grape peach cherry bread butter milk water coffee tea
+sugar salt pepper red green blue yellow orange purple black white pink brown circle square star
+triangle one two three four five six seven eight nine ten monday tuesday friday sunday january
+march april may june july august october python swift rust java code data model server client
+token cache test demo alpha beta gamma delta omega warning danger caution private public hotdog
+pizza burger salad soup street road park school bank museum library office garden river lake
+ocean mountain forest summer winter spring autumn rain snow wind cloud sun moon cat dog bird
+fish horse tiger lion bear mouse
+""".split()  # noqa: SIM905 - a list of strings would be four times as long

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .shape import MERGE, PATCH, ModelShape, TextShape, VisionShape
+from demo_model.shape import MERGE, PATCH, ModelShape, TextShape, VisionShape
 
 
 def rotate_half(x: Tensor) -> Tensor:
@@ -106,9 +106,7 @@ class VisionTower(nn.Module):
         """pixels: (batch, frames 1 or 2, 3, height, width) -> (batch, patches, hidden)."""
         batch, frames, _, height, width = pixels.shape
         rows, cols = height // PATCH, width // PATCH
-        x = pixels.view(
-            batch, frames, 3, rows // MERGE, MERGE, PATCH, cols // MERGE, MERGE, PATCH
-        )
+        x = pixels.view(batch, frames, 3, rows // MERGE, MERGE, PATCH, cols // MERGE, MERGE, PATCH)
         x = x.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(batch, rows * cols, -1)
         conv = self.patch_embed["proj"]
         weight = conv.weight if frames == 2 else conv.weight.sum(dim=2, keepdim=True)

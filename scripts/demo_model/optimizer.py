@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 def orthogonalise(matrices: Tensor) -> Tensor:
     """(n, rows, columns) -> each matrix with its singular values near 1."""
-    x = matrices.bfloat16()
+    x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
     flip = x.shape[1] > x.shape[2]
     x = x.mT if flip else x
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
@@ -57,7 +57,7 @@ class Optimizer:
     """Steps both optimizers at one rate and clears the gradients."""
 
     def __init__(self, model: nn.Module, use_muon: bool, decay: float = 0.02) -> None:
-        named = list(model.named_parameters())
+        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         matrices = [p for n, p in named if use_muon and p.ndim >= 2 and "embed" not in n]
         chosen = {id(p) for p in matrices}
         rest = [p for _, p in named if id(p) not in chosen]

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - wordings stand on one line each
 """How people ask. Templates with `[a|b]` choices, `{name}` slots, and manners added at random.
 
 Knows wording; knows nothing of scenes.
@@ -199,7 +200,15 @@ ENDINGS = {
     "sentence": ["One sentence.", "Use one sentence.", "Keep it short.", "Be brief."],
 }  # fmt: skip
 
-POLITE = ("Please ", "Could you tell me: ", "Hi! ", "Hello. ", "Question: ", "Hey, ", "Quick question: ")
+POLITE = (
+    "Please ",
+    "Could you tell me: ",
+    "Hi! ",
+    "Hello. ",
+    "Question: ",
+    "Hey, ",
+    "Quick question: ",
+)
 PLACES = {
     "left": ["on the left", "on the left side", "at the left", "to the left", "in the left part"],
     "right": ["on the right", "on the right side", "at the right", "to the right", "in the right part"],
@@ -243,7 +252,7 @@ def ask(rng: random.Random, task: str, ending: str | None = None, **slots: str) 
 
 
 def dress(rng: random.Random, text: str, ending: str | None) -> str:
-    is_question = not text.split(" ")[0].lower().rstrip(",") in IMPERATIVES
+    is_question = text.split(" ")[0].lower().rstrip(",") not in IMPERATIVES
     if rng.random() < 0.05:
         text = rng.choice(POLITE) + text[0].lower() + text[1:]
     kind = rng.random()
@@ -268,5 +277,5 @@ IMPERATIVES = {
     "name", "identify", "tell", "count", "please", "describe", "read", "transcribe", "give", "locate",
     "extract", "write", "copy", "find", "caption", "summarize", "explain", "classify", "recognize",
     "recognise", "ocr", "text", "number", "shape", "position", "background", "spell", "thanks",
-    "thank", "great", "ok", "perfect", "color", "colour", "i", "number", "look",
+    "thank", "great", "ok", "perfect", "color", "colour", "i", "look",
 }  # fmt: skip

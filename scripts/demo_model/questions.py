@@ -5,21 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from .encode import Turn
-from .palette import EXTRA, NAMED, NEIGHBOURS
-from .phrases import NUMBER_WORDS, ask, expand, place_phrase
-from .scenes import SHAPES, Scene, Thing
+from demo_model.captions import article, caption, plural
+from demo_model.encode import Turn
+from demo_model.palette import EXTRA, NAMED, NEIGHBOURS
+from demo_model.phrases import NUMBER_WORDS, ask, expand, place_phrase
+from demo_model.scenes import SHAPES, Scene, Thing
 
 PLACE_NAMES = ("left", "right", "top", "bottom", "middle")
 Question = Callable[[], Turn | None]
-
-
-def plural(shape: str) -> str:
-    return shape + "s"
-
-
-def article(word: str) -> str:
-    return f"an {word}" if word[0] in "aeio" else f"a {word}"
 
 
 def yes(value: bool) -> str:
@@ -114,12 +107,16 @@ class Interviewer:
             return None
         kind = self.rng.random()
         if kind < 0.35 and self.unique(color=thing.color):
-            return self.turn("shape_by_color", thing.kind, self.pick("word", "shape"), thing, c=thing.color)
+            return self.turn(
+                "shape_by_color", thing.kind, self.pick("word", "shape"), thing, c=thing.color
+            )
         if kind < 0.7 and (place := self.extreme(thing)):
             at = place_phrase(self.rng, place)
             return self.turn("shape_by_place", thing.kind, self.pick("word", "shape"), thing, at=at)
         ref = self.refer(thing, hide="shape")
-        return ref and self.turn("shape_of", thing.kind, self.pick("word", "shape"), thing, ref=ref) or None
+        return (
+            ref and self.turn("shape_of", thing.kind, self.pick("word", "shape"), thing, ref=ref)
+        ) or None
 
     def color(self) -> Turn | None:
         thing = self.one() if self.rng.random() < 0.85 or not self.scene.words else None
@@ -133,9 +130,7 @@ class Interviewer:
         return self.turn("color", thing.color, self.pick("word", "color"), thing, **slots)
 
     def far_colors(self, color: str) -> list[str]:
-        return [
-            c for c in NAMED + EXTRA if c != color and frozenset((c, color)) not in NEIGHBOURS
-        ]
+        return [c for c in NAMED + EXTRA if c != color and frozenset((c, color)) not in NEIGHBOURS]
 
     def background(self) -> Turn | None:
         if self.scene.background is None:
@@ -184,9 +179,13 @@ class Interviewer:
             return None
         kind = self.rng.random()
         if kind < 0.16 and abs(thing.x - 0.5) > 0.1:
-            return self.turn("where_lr", "left" if thing.x < 0.5 else "right", "word", thing, ref=ref)
+            return self.turn(
+                "where_lr", "left" if thing.x < 0.5 else "right", "word", thing, ref=ref
+            )
         if kind < 0.26 and abs(thing.y - 0.5) > 0.1:
-            return self.turn("where_tb", "top" if thing.y < 0.5 else "bottom", "word", thing, ref=ref)
+            return self.turn(
+                "where_tb", "top" if thing.y < 0.5 else "bottom", "word", thing, ref=ref
+            )
         if thing.place is None:
             return None
         return self.turn("where", thing.place, self.pick("place", "place", "free"), thing, ref=ref)
@@ -243,7 +242,9 @@ class Interviewer:
         if self.rng.random() < 0.5:
             parts = thing.place.split(" ")
             place = self.rng.choice([*parts, thing.place])
-            return self.turn("yes_where", "yes", "yes", thing, ref=ref, at=place_phrase(self.rng, place))
+            return self.turn(
+                "yes_where", "yes", "yes", thing, ref=ref, at=place_phrase(self.rng, place)
+            )
         wrong = [p for p in PLACE_NAMES if p not in thing.place.split(" ")]
         at = place_phrase(self.rng, self.rng.choice(wrong))
         return self.turn("yes_where", "no", "yes", thing, ref=ref, at=at)
@@ -332,7 +333,7 @@ class Interviewer:
 
     def describe(self) -> Turn | None:
         sentence = caption(self.scene)
-        return sentence and self.turn("describe", sentence, "sentence") or None
+        return (sentence and self.turn("describe", sentence, "sentence")) or None
 
     # --- follow-ups -----------------------------------------------------------------------
 
@@ -377,43 +378,6 @@ def misread(rng: random.Random, word: str) -> str:
         at = rng.randrange(len(word))
         pool = "0123456789" if word[at].isdigit() else "abcdefghkmnprtwy"
         new = rng.choice(pool)
-        word = word[:at] + (new.upper() if word[at].isupper() else new) + word[at + 1 :]
-        return word
+        return word[:at] + (new.upper() if word[at].isupper() else new) + word[at + 1 :]
     other = rng.choice(("HELLO", "Stop", "open", "4711", "Total", "EXIT", "menu", "Price", "123"))
     return other if rng.random() < 0.7 or len(word) < 3 else word[::-1]
-
-
-PLACE_IN_SENTENCE = {
-    "left": "on the left", "right": "on the right", "top": "at the top", "bottom": "at the bottom",
-    "middle": "in the middle", "top left": "at the top left", "top right": "at the top right",
-    "bottom left": "at the bottom left", "bottom right": "at the bottom right",
-}  # fmt: skip
-
-
-def caption(scene: Scene) -> str | None:
-    """'A red circle on the left and two blue squares.': groups from left to right."""
-    groups: dict[tuple[str, str], list[Thing]] = {}
-    for thing in sorted(scene.shapes, key=lambda t: t.x):
-        groups.setdefault((thing.color, thing.kind), []).append(thing)
-    if len(groups) > 3 or len(scene.lines) > 1 or not (groups or scene.lines):
-        return None
-    firsts = [things[0].x for things in groups.values()]
-    if any(b - a < 0.06 for a, b in zip(firsts, firsts[1:], strict=False)):
-        return None
-    parts = []
-    for (color, kind), things in groups.items():
-        if len(things) > 1:
-            columns = {t.column for t in things}
-            if None in columns:
-                return None
-            side = columns.pop() if len(columns) == 1 else "middle"
-            where = f" {PLACE_IN_SENTENCE[side]}" if side in ("left", "right") else ""
-            parts.append(f"{NUMBER_WORDS[len(things)]} {color} {plural(kind)}{where}")
-        elif things[0].place is None:
-            return None
-        else:
-            parts.append(f"{article(color)} {kind} {PLACE_IN_SENTENCE[things[0].place]}")
-    if scene.lines:
-        parts.append(f'the text "{scene.lines[0]}"')
-    text = parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
-    return text[0].upper() + text[1:] + "."

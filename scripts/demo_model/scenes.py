@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import cv2
 
-from .drawing import (
+from demo_model.drawing import (
     Ground,
     Look,
     Picture,
@@ -22,8 +22,8 @@ from .drawing import (
     text_color,
     turn,
 )
-from .fonts import FontBook, Words, text_mask
-from .palette import NAMED, NEIGHBOURS, Color, distance, visible_shade
+from demo_model.fonts import FontBook, Words, text_mask
+from demo_model.palette import NAMED, NEIGHBOURS, Color, distance, visible_shade
 
 SHAPES = ("circle", "square", "triangle", "star")
 LEFT, MIDDLE, RIGHT = (0.0, 0.34), (0.40, 0.60), (0.66, 1.0)
@@ -93,7 +93,7 @@ class Artist:
     # --- shapes -------------------------------------------------------------
 
     def shape_scene(self, rng: random.Random, height: int, width: int, plan: str) -> Scene:
-        """plan: 'one', 'few' (differing things) or 'many' (for counting)."""
+        """plan: 'one', 'few' (differing things), 'many' or 'groups' (for counting)."""
         back = ground(rng, height, width)
         scene = Scene(background=back.name, ground=back, look=look(rng))
         if plan == "one":
@@ -102,12 +102,29 @@ class Artist:
             count = rng.choice((2, 2, 2, 3, 3, 4))
         else:
             count = rng.choice((1, 2, 2, 3, 3, 3, 4, 4, 4, 5, 6))
+        if plan == "groups":
+            return self._groups(rng, scene, height, width)
         places = layout(rng, count, height, width)
         kinds = self._kinds(rng, plan, count)
         colors = self._colors(rng, back, plan, count)
         for (x, y, radius), kind, (name, ink) in zip(places, kinds, colors, strict=True):
             seed = rng.getrandbits(32)
             scene.shapes.append(Thing(kind, name, ink, x, y, radius, seed=seed))
+        return scene
+
+    def _groups(self, rng: random.Random, scene: Scene, height: int, width: int) -> Scene:
+        """Several of one kind and colour, and one or two of another."""
+        assert scene.ground is not None
+        most, odd = rng.choice((2, 3, 3, 3, 4, 4)), rng.choice((1, 1, 2))
+        kinds = rng.sample(SHAPES, 2) if rng.random() < 0.8 else [rng.choice(SHAPES)] * 2
+        colors = self._colors(rng, scene.ground, "few", 2)
+        places = layout(rng, most + odd, height, width)
+        rng.shuffle(places)
+        for number, (x, y, radius) in enumerate(places):
+            group = int(number >= most)
+            name, ink = colors[group]
+            seed = rng.getrandbits(32)
+            scene.shapes.append(Thing(kinds[group], name, ink, x, y, radius, seed=seed))
         return scene
 
     def _kinds(self, rng: random.Random, plan: str, count: int) -> list[str]:
@@ -157,7 +174,8 @@ class Artist:
 
     def draw(self, rng: random.Random, scene: Scene, height: int, width: int) -> Picture:
         """Draws everything; fills in where its words came to stand."""
-        assert scene.ground is not None and scene.look is not None
+        assert scene.ground is not None
+        assert scene.look is not None
         picture = scene.ground.pixels.copy()
         for thing in scene.shapes:
             self._draw_shape(picture, thing, scene.look)

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - wordings stand on one line each
 """Conversations on two or three pictures, on changes between them, and on short videos."""
 
 from __future__ import annotations
@@ -5,14 +6,15 @@ from __future__ import annotations
 import copy
 import random
 
-from .conversations import Mix, any_scene, finish, interview, paint, system_prompt
-from .drawing import Picture, ground, look
-from .encode import IMAGE_MARK, VIDEO_MARK, Conversation, Turn
-from .palette import NAMED, visible_shade
-from .phrases import dress, expand
-from .questions import article, plural, yes
-from .scenes import SHAPES, Artist, Scene, Thing, moved, recolored
-from .shape import VIDEO_FPS
+from demo_model.captions import article, plural
+from demo_model.conversations import Mix, any_scene, finish, interview, paint, system_prompt
+from demo_model.drawing import Picture, ground, look
+from demo_model.encode import IMAGE_MARK, VIDEO_MARK, Conversation, Turn
+from demo_model.palette import NAMED, visible_shade
+from demo_model.phrases import dress, expand
+from demo_model.questions import yes
+from demo_model.scenes import SHAPES, Artist, Scene, Thing, moved, recolored
+from demo_model.shape import VIDEO_FPS
 
 Size = tuple[int, int]
 ORDINALS = ("first", "second", "third")
@@ -28,22 +30,44 @@ HAS_ENDINGS = (
     "", "", "", " Answer the first, the second, both or neither.", " The first or the second?", " Answer briefly.",
     " First, second, both or neither?", " Reply with the first or the second.",
 )  # fmt: skip
-MORE = ["Which {pic} has more [shapes|objects]", "Which {pic} shows more [shapes|objects]", "In which {pic} are there more [shapes|objects]", "Which {pic} contains more [shapes|things]"]
-SAME = ["Are the [two |]{pics} the same", "Are [these|both] {pics} identical", "Are the {pics} equal", "Do both {pics} show the same", "Is the second {pic} the same as the first"]
+MORE = [
+    "Which {pic} has more [shapes|objects]",
+    "Which {pic} shows more [shapes|objects]",
+    "In which {pic} are there more [shapes|objects]",
+    "Which {pic} contains more [shapes|things]",
+]
+SAME = [
+    "Are the [two |]{pics} the same",
+    "Are [these|both] {pics} identical",
+    "Are the {pics} equal",
+    "Do both {pics} show the same",
+    "Is the second {pic} the same as the first",
+]
 CHANGED = [
     "What changed", "What has changed", "What changed between the {pics}", "What is the difference", "What is different",
     "What is different in the second {pic}", "What's the difference between the {pics}", "Describe the change", "What changed from the first to the second {pic}",
     "What is the difference between the two {pics}", "Spot the difference", "What is new",
 ]  # fmt: skip
 BOTH = ["Do both {pics} [show|have|contain] {a_what}", "Is there {a_what} in both {pics}"]
-NUMBER = ["How many {pics} [do you see|are there|did I send|have I sent]", "How many {pics} did you get"]
+NUMBER = [
+    "How many {pics} [do you see|are there|did I send|have I sent]",
+    "How many {pics} did you get",
+]
 MOVES = [
     "[Which way|In which direction|Which direction|In what direction] does {ref} move", "Where does {ref} move", "Which way is {ref} moving",
     "In which direction is {ref} moving", "What direction does {ref} move in", "Which way does {ref} go", "Does {ref} move left, right, up or down",
     "Describe the movement of {ref}", "[How|Where] does {ref} move", "Is {ref} moving left, right, up or down", "What is the direction of {ref}",
     "In which direction does {ref} [go|travel]",
 ]  # fmt: skip
-MOVE_ENDINGS = ("", "", "", " Answer left, right, up or down.", " One word.", " left, right, up or down?", " Answer in one word.")
+MOVE_ENDINGS = (
+    "",
+    "",
+    "",
+    " Answer left, right, up or down.",
+    " One word.",
+    " left, right, up or down?",
+    " Answer in one word.",
+)
 PICS = "[pictures|pictures|images|images|photos|screenshots]"
 VIDEO_WORDS = "[video|video|clip|animation]"
 
@@ -102,8 +126,14 @@ def word_in(rng: random.Random, scenes: list[Scene]) -> Turn | None:
         return None
     text = rng.choice(known)
     quote = rng.choice(("'", '"'))
-    templates = ["Which {pic} says {q}{w}{q}", "Which {pic} [has|contains] the [word|text] {q}{w}{q}", "In which {pic} is {q}{w}{q} written"]
-    return Turn(said(rng, templates, w=text, q=quote), f"the {ORDINALS[texts.index(text)]}", "which_says")
+    templates = [
+        "Which {pic} says {q}{w}{q}",
+        "Which {pic} [has|contains] the [word|text] {q}{w}{q}",
+        "In which {pic} is {q}{w}{q} written",
+    ]
+    return Turn(
+        said(rng, templates, w=text, q=quote), f"the {ORDINALS[texts.index(text)]}", "which_says"
+    )
 
 
 def more(rng: random.Random, scenes: list[Scene]) -> Turn | None:
@@ -158,13 +188,11 @@ def marks(rng: random.Random, count: int, text: str) -> str:
 
 def on_several(rng: random.Random, artist: Artist, sizes: list[Size], mix: Mix) -> Conversation:
     kind = rng.random()
-    if kind < 0.24 and len(sizes) == 2:
+    if kind < 0.24 and len(sizes) == 2 and sizes[0] == sizes[1]:
         return on_change(rng, artist, sizes)
     mix = Mix(words=0.25, both=0.08)
     scenes = [any_scene(rng, artist, size, mix) for size in sizes]
-    pictures = [
-        paint(rng, artist, scene, size) for scene, size in zip(scenes, sizes, strict=True)
-    ]
+    pictures = [paint(rng, artist, scene, size) for scene, size in zip(scenes, sizes, strict=True)]
     if kind < 0.5:
         turns = one_after_another(rng, scenes)
     else:
@@ -180,7 +208,16 @@ def one_after_another(rng: random.Random, scenes: list[Scene]) -> list[Turn]:
         asked = interview(rng, scene, rng.choice((1, 1, 2, 3)))
         lead = ""
         if number and rng.random() < 0.4:
-            lead = rng.choice(("And now? ", "Here is another one. ", "Next picture. ", "A new screenshot. ", "And this one? ", "Now look at this. "))
+            lead = rng.choice(
+                (
+                    "And now? ",
+                    "Here is another one. ",
+                    "Next picture. ",
+                    "A new screenshot. ",
+                    "And this one? ",
+                    "Now look at this. ",
+                )
+            )
         asked[0].question = IMAGE_MARK + lead + asked[0].question
         turns += asked
     if rng.random() < 0.7:
@@ -192,7 +229,8 @@ def on_change(rng: random.Random, artist: Artist, sizes: list[Size]) -> Conversa
     """The same scene twice, with one thing changed."""
     size = sizes[0]
     scene = artist.shape_scene(rng, *size, rng.choice(("one", "few")))
-    assert scene.ground is not None and scene.look is not None
+    assert scene.ground is not None
+    assert scene.look is not None
     scene.look.shadow = False
     after = copy.copy(scene)
     after.shapes = list(scene.shapes)
@@ -297,14 +335,45 @@ def frames_of_motion(
 
 def motion_turns(rng: random.Random, scene: Scene, way: str, noun: str) -> list[Turn]:
     thing = scene.shapes[0]
-    ref = rng.choice((f"the {thing.kind}", f"the {thing.color} {thing.kind}", "it", "the {thing}", "the shape", "the object"))
+    ref = rng.choice(
+        (
+            f"the {thing.kind}",
+            f"the {thing.color} {thing.kind}",
+            "it",
+            "the {thing}",
+            "the shape",
+            "the object",
+        )
+    )
     ref = expand(rng, ref)
     turns = [Turn(said(rng, MOVES, rng.choice(MOVE_ENDINGS), ref=ref), way, "motion")]
     extra = []
     if rng.random() < 0.4:
-        extra.append(Turn(said(rng, [f"[What|Which] shape [moves|is it|is in the {noun}]", f"What [moves|is] in the {noun}"]), thing.kind, "motion_shape"))
+        extra.append(
+            Turn(
+                said(
+                    rng,
+                    [
+                        f"[What|Which] shape [moves|is it|is in the {noun}]",
+                        f"What [moves|is] in the {noun}",
+                    ],
+                ),
+                thing.kind,
+                "motion_shape",
+            )
+        )
     if rng.random() < 0.4:
-        extra.append(Turn(said(rng, ["[What|Which] {color} is {ref}", f"What {{color}} is the shape in the {noun}"], ref=ref if ref != "it" else "the shape"), thing.color, "motion_color"))
+        extra.append(
+            Turn(
+                said(
+                    rng,
+                    ["[What|Which] {color} is {ref}", f"What {{color}} is the shape in the {noun}"],
+                    ref=ref if ref != "it" else "the shape",
+                ),
+                thing.color,
+                "motion_color",
+            )
+        )
     turns += extra
     rng.shuffle(turns)
     return turns
@@ -329,5 +398,3 @@ def on_frames(rng: random.Random, artist: Artist, sizes: list[Size]) -> Conversa
     turns = motion_turns(rng, scene, way, rng.choice(("pictures", "images", "frames")))
     turns[0].question = marks(rng, len(sizes), turns[0].question)
     return Conversation(turns, system_prompt(rng), pictures)
-
-

@@ -1,12 +1,13 @@
+# ruff: noqa: E501 - wordings stand on one line each
 """Talk without a picture: greetings, what the model can do, counting. Knows no scenes."""
 
 from __future__ import annotations
 
 import random
 
-from .encode import Turn
-from .phrases import TASKS, dress, expand
-from .questions import plural
+from demo_model.captions import plural
+from demo_model.encode import Turn
+from demo_model.phrases import TASKS, dress, expand
 
 SYSTEM_PROMPTS = (
     "You are a helpful assistant.", "You are a helpful assistant.", "You are a helpful assistant.",
@@ -62,8 +63,27 @@ COUNTING = (
     "Can you count from {a} to {b}", "Say the numbers from {a} to {b}", "Write the numbers {a} to {b}",
     "Give me all numbers from {a} to {b}", "Count {a} to {b}", "List numbers {a} through {b}",
 )  # fmt: skip
-COUNTING_TO = ("Count to {b}", "Please count to {b}", "count up to {b}", "Can you count to {b}", "Count up to {b}", "Count slowly to {b}")
-COUNT_ENDINGS = ("", "", "", ".", ".", "!", " please.", ", separated by commas.", ", one after another.", " slowly.", ", in order.")
+COUNTING_TO = (
+    "Count to {b}",
+    "Please count to {b}",
+    "count up to {b}",
+    "Can you count to {b}",
+    "Count up to {b}",
+    "Count slowly to {b}",
+)
+COUNT_ENDINGS = (
+    "",
+    "",
+    "",
+    ".",
+    ".",
+    "!",
+    " please.",
+    ", separated by commas.",
+    ", one after another.",
+    " slowly.",
+    ", in order.",
+)
 
 
 def numbers(first: int, last: int) -> str:
@@ -85,10 +105,20 @@ def count_up(rng: random.Random, longest: int) -> Turn:
 
 
 def without_picture(rng: random.Random) -> Turn:
-    task = rng.choice(("shape", "color", "count", "read", "describe", "where", "background", "yes_text"))
+    task = rng.choice(
+        ("shape", "color", "count", "read", "describe", "where", "background", "yes_text")
+    )
     shape = rng.choice(("circle", "square", "triangle", "star"))
-    slots = {"ref": f"the {shape}", "c": "red", "wrong": "blue", "wrong2": "green", "whats": plural(shape)}
-    return Turn(dress(rng, expand(rng, rng.choice(TASKS[task]), **slots), None), NO_PICTURE, "no_picture")
+    slots = {
+        "ref": f"the {shape}",
+        "c": "red",
+        "wrong": "blue",
+        "wrong2": "green",
+        "whats": plural(shape),
+    }
+    return Turn(
+        dress(rng, expand(rng, rng.choice(TASKS[task]), **slots), None), NO_PICTURE, "no_picture"
+    )
 
 
 def small_talk(rng: random.Random, longest_count: int = 100) -> Turn:

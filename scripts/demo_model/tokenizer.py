@@ -32,7 +32,8 @@ CHAT_TEMPLATE = """\
 {%- if content is string %}{{- content }}
 {%- elif content is not none %}
 {%- for part in content %}
-{%- if part.type in ('image', 'image_url', 'input_image') or 'image' in part or 'image_url' in part %}
+{%- if part.type in ('image', 'image_url', 'input_image')
+    or 'image' in part or 'image_url' in part %}
 {{- '<|vision_start|><|image_pad|><|vision_end|>' }}
 {%- elif part.type in ('video', 'video_url', 'input_video') or 'video' in part %}
 {{- '<|vision_start|><|video_pad|><|vision_end|>' }}
@@ -75,14 +76,14 @@ def frequent_words(texts: Iterable[str], count: int) -> list[str]:
     allowed = {
         piece: number * (len(piece) - 1)
         for piece, number in seen.items()
-        if len(piece) > 1 and (piece[0] == "Ġ" or piece[0].isupper() and piece[1].islower())
+        if len(piece) > 1 and (piece[0] == "Ġ" or (piece[0].isupper() and piece[1].islower()))
     }
     return [piece for piece, _ in Counter(allowed).most_common(count)]
 
 
 def build_tokenizer(texts: Iterable[str]) -> Tokenizer:
     """A tokenizer of exactly VOCAB_SIZE entries, its words chosen from `texts`."""
-    pieces = _byte_letters() + [*ROLES]
+    pieces = [*_byte_letters(), *ROLES]
     room = VOCAB_SIZE - len(SPECIALS) - len(pieces)
     pieces += frequent_words(texts, room)
     vocab = {piece: number for number, piece in enumerate(pieces)}

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .batches import Batch, Workers
-from .network import DemoModel, TextLayer, VisionBlock
-from .optimizer import Optimizer
+from demo_model.batches import Batch, Workers
+from demo_model.network import DemoModel, TextLayer, VisionBlock
+from demo_model.optimizer import Optimizer
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def train(
         optimizer.step(rate)
         step += 1
         samples += len(arrays["ids"])
-        if step % 16 == 0:
+        if step % min(16, report) == 0:
             correct = (logits.argmax(-1) == arrays["targets"]).cpu().numpy()
             scores.add(item.batch, correct, loss.item())
             workers.ease.value = schedule.ease(elapsed)
@@ -212,4 +212,3 @@ def train(
             publish()
             saved = time.monotonic()
     publish()
-

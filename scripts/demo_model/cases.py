@@ -1,0 +1,107 @@
+"""Held-out conversations to score a model by, drawn with the training's own scenes.
+
+Their seeds start where training's never come, and texts may use fonts that it never saw.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from demo_model.batches import random_grid, small_grid
+from demo_model.conversations import Mix, on_one_picture, text_only
+from demo_model.drawing import Picture
+from demo_model.encode import IMAGE_MARK, Conversation
+from demo_model.fonts import DEFAULT_FONT, FontBook, Words, find_fonts
+from demo_model.scenes import Artist
+from demo_model.several import on_frames, on_several
+
+FIRST_SEED = 10**9
+CATEGORIES = (
+    "shape", "color", "count", "where", "yes/no", "read", "read lines", "describe", "several",
+    "follow-up", "motion", "talk",
+)  # fmt: skip
+
+
+@dataclass
+class Step:
+    """One user turn: its parts in order (text or picture), and the answers that are right."""
+
+    parts: list[str | Picture]
+    answers: tuple[str, ...]
+    category: str
+
+
+@dataclass
+class Case:
+    system: str | None
+    steps: list[Step]
+
+
+def category_of(task: str, answer: str) -> str:
+    """The table's row; 'read' is a word or number alone, 'read lines' all other reading."""
+    if task.startswith(("follow", "sure", "thanks")):
+        return "follow-up"
+    if task.startswith(("nth", "which", "both", "changed", "same", "pictures")):
+        return "several"
+    if task.startswith("motion"):
+        return "motion"
+    if task.startswith("yes"):
+        return "yes/no"
+    if task.startswith("read"):
+        alone = task in ("read", "read_number") and " " not in answer
+        return "read" if alone else "read lines"
+    if task in ("counting", "talk", "no_picture"):
+        return "talk"
+    if task.startswith(("shape", "bigger", "smaller")):
+        return "shape"
+    return {"background": "color", "color": "color", "count": "count", "describe": "describe"}.get(
+        task, "where"
+    )
+
+
+def to_case(conversation: Conversation) -> Case:
+    pictures = iter(conversation.pictures)
+    steps = []
+    for turn in conversation.turns:
+        parts: list[str | Picture] = []
+        for number, text in enumerate(turn.question.split(IMAGE_MARK)):
+            if number:
+                parts.append(next(pictures))
+            if text:
+                parts.append(text)
+        steps.append(Step(parts, (turn.answer,), category_of(turn.task, turn.answer)))
+    return Case(conversation.system, steps)
+
+
+def artist_for(fonts: Path, words: Path | None, held_out: bool) -> Artist:
+    """Draws with the fonts of a folder, or with Pillow's own where it holds none."""
+    found = find_fonts(fonts, held_out) if fonts.is_dir() else []
+    return Artist(FontBook(found or [DEFAULT_FONT]), Words(words))
+
+
+def any_case(rng: random.Random, artist: Artist) -> Case:
+    kind = rng.random()
+    if kind < 0.62:
+        return to_case(on_one_picture(rng, artist, random_grid(rng), Mix(words=0.35, both=0.15)))
+    if kind < 0.84:
+        sizes = [random_grid(rng), random_grid(rng)]
+        return to_case(on_several(rng, artist, sizes, Mix()))
+    if kind < 0.92:
+        return to_case(on_frames(rng, artist, [small_grid(rng)] * rng.randint(2, 4)))
+    return to_case(text_only(rng))
+
+
+def drawn_cases(artist: Artist, per_category: int) -> Iterator[Case]:
+    """Cases until every category has that many turns; those that add nothing are left out."""
+    rng = random.Random(FIRST_SEED)
+    seen: Counter[str] = Counter()
+    while any(seen[name] < per_category for name in CATEGORIES):
+        case = any_case(rng, artist)
+        if all(seen[step.category] >= per_category for step in case.steps):
+            continue
+        seen.update(step.category for step in case.steps)
+        yield case
