@@ -17,6 +17,7 @@ from tests.integration.harness import encoded, image_of
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import InvalidImage
 from vlm_server.protocol import Image
+from vlm_server.runner import png as png_rows
 from vlm_server.runner.images import decode_rgb
 
 WIDTH, HEIGHT = 48, 32
@@ -356,3 +357,34 @@ def test_a_picture_is_no_larger_than_asked(size: tuple[int, int], shown: tuple[i
     PillowImage.new("RGB", size, "red").save(buffer, "PNG")
     image = Image(buffer.getvalue(), "", "PNG", *size, "messages[0]", max_side_pixels=512)
     assert decode_rgb(image).size == shown
+
+
+def png_of_rows(mode: str, size: tuple[int, int], rows: int, **options: object) -> Image:
+    """A PNG whose compressed data are whole and end after `rows` rows."""
+    buffer = io.BytesIO()
+    PillowImage.new(mode, size, 1).save(buffer, "PNG", **options)
+    whole = buffer.getvalue()
+    start = whole.index(b"IDAT") - 4
+    (length,) = struct.unpack_from(">I", whole, start)
+    inflated = zlib.decompress(whole[start + 8 : start + 8 + length])
+    body = zlib.compress(inflated[: len(inflated) * rows // size[1]])
+    checksum = zlib.crc32(b"IDAT" + body)
+    chunk = struct.pack(">I", len(body)) + b"IDAT" + body + struct.pack(">I", checksum)
+    return image_of(whole[:start] + chunk + whole[start + 12 + length :], "PNG", *size)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "LA", "P", "1", "I;16"])
+def test_a_png_that_ends_before_its_last_row_is_refused(mode: str):
+    assert decode_rgb(png_of_rows(mode, (37, 20), 20)).size == (37, 20)
+    for rows in (0, 1, 19):
+        with pytest.raises(InvalidImage, match=r"last row|decoded"):
+            decode_rgb(png_of_rows(mode, (37, 20), rows))
+
+
+@pytest.mark.parametrize(("size", "sizes"), [((1, 1), 1), ((5, 3), 6), ((8, 8), 7), ((37, 20), 7)])
+def test_the_passes_of_an_interlaced_png_hold_each_pixel_once(size: tuple[int, int], sizes: int):
+    passes = [
+        (columns, rows) for columns, rows in png_rows._passes(*size, True) if columns and rows
+    ]
+    assert len(passes) == sizes
+    assert sum(columns * rows for columns, rows in passes) == size[0] * size[1]

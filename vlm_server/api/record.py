@@ -13,6 +13,7 @@ logger = logging.getLogger("vlm_server.api")
 
 CLIENT_GONE = 499
 _SCOPE_KEY = "vlm_server.record"
+_LOOKERS = ("/health", "/v1/status")
 
 
 @dataclass(slots=True)
@@ -32,8 +33,8 @@ class Record:
             self.ttft_seconds = time.perf_counter() - self.started
 
     def log(self, method: str, route: str) -> None:
-        """One line; probes of health are not worth more than the debug level."""
-        level = logging.DEBUG if route.startswith("/health") else logging.INFO
+        """One line; those who only look are not worth more than the debug level."""
+        level = logging.DEBUG if route.startswith(_LOOKERS) else logging.INFO
         ttft = "-" if self.ttft_seconds is None else f"{self.ttft_seconds * 1e3:.0f}"
         logger.log(
             level,

@@ -18,6 +18,8 @@ from vlm_server.cli.client import Client, is_local
 from vlm_server.cli.failure import CommandFailed
 from vlm_server.cli.own_daemon import running_daemon
 from vlm_server.cli.serve import url_of
+from vlm_server.errors import InvalidImage
+from vlm_server.media import image_header
 from vlm_server.settings import Settings
 
 if TYPE_CHECKING:
@@ -34,7 +36,9 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("images", metavar="IMAGE", nargs="+", type=Path)
     parser.add_argument("question")
     parser.add_argument("--url", help="daemon to ask, such as http://127.0.0.1:8000/v1")
-    parser.add_argument("--api-key", help="key to send; else the first of server.api_keys")
+    parser.add_argument(
+        "--api-key", help="key to send; to this machine, else the first of server.api_keys"
+    )
     options.add_model_option(parser)
     options.add_config_options(parser)
     parser.set_defaults(run=run)
@@ -44,8 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the answer as it comes. Raises CommandFailed or ConfigError."""
     settings = options.load_settings(arguments)
     for path in arguments.images:
-        if not path.is_file():
-            raise CommandFailed(f"can't read {path}: there is no such file")
+        check_picture(path, settings)
     with ready_client(arguments, settings) as client:
         model = client.models()[0]
         for text in client.ask(model, arguments.images, arguments.question):
@@ -58,16 +61,17 @@ def run(arguments: argparse.Namespace) -> int:
 def ready_client(arguments: argparse.Namespace, settings: Settings) -> Iterator[Client]:
     """A client of a daemon whose model is loaded: the running one, or one of our own."""
     url = arguments.url or url_of(settings.server.host, settings.server.port)
-    api_key = arguments.api_key or next(iter(settings.server.api_keys), None)
+    own_key = next(iter(settings.server.api_keys), None) if is_local(url) else None
+    api_key = arguments.api_key or own_key
     seconds = settings.engine.start_timeout_seconds
     with Client(url, api_key) as client:
         if client.is_there() and serves_wanted_model(client, settings):
             client.wait_ready(seconds)
             yield client
             return
-    if not is_local(url):
+    if arguments.url or not is_local(url):
         raise CommandFailed(f"no daemon with the model asked for answers at {url}")
-    print("No daemon with this model is running: starting one for this question.", file=sys.stderr)
+    print(f"No daemon for this answers at {url}: starting one.", file=sys.stderr)
     own = running_daemon(options.settings_arguments(arguments), settings.server.drain_seconds + 5)
     with own as own_url, Client(own_url, api_key) as client:
         try:
@@ -75,6 +79,16 @@ def ready_client(arguments: argparse.Namespace, settings: Settings) -> Iterator[
         except CommandFailed as error:
             raise CommandFailed(f"the daemon started for this question: {error}") from None
         yield client
+
+
+def check_picture(path: Path, settings: Settings) -> None:
+    """Raises CommandFailed for what the daemon would refuse, before one is started for it."""
+    try:
+        image_header.read(path.read_bytes(), str(path), settings.limits.max_image_pixels)
+    except OSError as error:
+        raise CommandFailed(f"can't read {path}: {error.strerror}") from None
+    except InvalidImage as error:
+        raise CommandFailed(f"{path}: {error.message}") from None
 
 
 def serves_wanted_model(client: Client, settings: Settings) -> bool:

@@ -10,6 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from vlm_server import __version__
 from vlm_server.bench import command as bench
 from vlm_server.cli import ask, check_config, serve, service
 from vlm_server.errors import ConfigError, VlmServerError
@@ -34,6 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="vlm-server",
         description="Keeps a vision-language model ready and answers questions about pictures.",
     )
+    parser.add_argument("--version", action="version", version=f"vlm-server {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in (serve, ask, check_config, service):
         command.add_to(commands)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlm_server import settings
+from vlm_server.errors import ConfigError
 from vlm_server.settings import Settings
 
 if TYPE_CHECKING:
@@ -35,9 +36,13 @@ def add_model_option(parser: argparse.ArgumentParser) -> None:
 def load_settings(options: argparse.Namespace) -> Settings:
     """Settings from `--config`, then `--set`, then options of their own name.
 
-    Raises ConfigError.
+    Raises ConfigError, also for a model's folder that is none.
     """
-    return settings.load(options.config, tuple(_overrides(options)))
+    loaded = settings.load(options.config, tuple(_overrides(options)))
+    path = loaded.model.path
+    if path and not (Path(path) / "config.json").is_file():
+        raise ConfigError(f"model.path: {path} is not the folder of a checkpoint: no config.json")
+    return loaded
 
 
 def settings_arguments(options: argparse.Namespace) -> list[str]:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 
 from PIL import ExifTags
 from PIL import Image as PillowImage
 
 from vlm_server.errors import InvalidImage
 from vlm_server.protocol import Image
+from vlm_server.runner.png import has_all_rows
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+_UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, KeyError, zlib.error, struct.error)
+"""What Pillow and zlib raise for bytes that are no picture."""
+
+PillowImage.MAX_IMAGE_PIXELS = None  # the header was held against limits.max_image_pixels
 
 _TURNS = {
     2: PillowImage.Transpose.FLIP_LEFT_RIGHT,
@@ -33,11 +40,13 @@ def decode_rgb(image: Image) -> PillowImage.Image:
         with PillowImage.open(io.BytesIO(image.data), formats=FORMATS) as opened:
             if opened.size != (image.width, image.height):
                 raise InvalidImage("the picture's size is not what its header said", image.param)
+            if image.format == "PNG" and not has_all_rows(image.data):
+                raise InvalidImage("the PNG picture ends before its last row", image.param)
             opened.load()
             picture = _flatten(_turn_upright(opened))
     except InvalidImage:
         raise
-    except (OSError, ValueError, SyntaxError, EOFError, PillowImage.DecompressionBombError):
+    except _UNREADABLE:
         raise InvalidImage(f"the {image.format} picture can't be decoded", image.param) from None
     if image.max_side_pixels is not None:
         picture.thumbnail((image.max_side_pixels, image.max_side_pixels))

@@ -93,6 +93,9 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if not (folder / "config.json").is_file():
         raise ModelLoadError(f"{folder} has no config.json: not the folder of a checkpoint")
     config = _read_json(folder / "config.json")
+    for pattern in ("*.safetensors", "tokenizer*.json"):
+        if not any(folder.glob(pattern)):
+            raise ModelLoadError(f"{folder} has no {pattern}: the checkpoint is not complete")
     if not isinstance(config.get("model_type"), str):
         raise ModelLoadError(f"{folder}/config.json names no model_type")
     return config

@@ -89,6 +89,8 @@ class Supervisor:
         """Let running requests finish within `server.drain_seconds`, then end the engine."""
         self._set(state="stopping")
         if self._process is not None and self._streams:
+            seconds = self._settings.server.drain_seconds
+            logger.info("stopping: %d running, up to %.0f s", len(self._streams), seconds)
             await self._process.send(Drain())
             await self._process.wait(self._settings.server.drain_seconds)
         if self._task is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from vlm_server.cli.ask import serves_wanted_model
 from vlm_server.cli.client import Client, data_url, is_local
@@ -20,7 +22,14 @@ from vlm_server.cli.main import main
 from vlm_server.cli.own_daemon import running_daemon
 from vlm_server.settings import Model, Settings
 
-PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
+
+def tiny(image_format: str) -> bytes:
+    encoded = io.BytesIO()
+    Image.new("RGB", (8, 8), "red").save(encoded, image_format)
+    return encoded.getvalue()
+
+
+PNG = tiny("PNG")
 
 
 @dataclass
@@ -106,7 +115,7 @@ def test_several_pictures_come_before_the_question_in_order(
     url: str, script: Script, picture: Path
 ) -> None:
     second = picture.with_name("second")
-    second.write_bytes(b"\xff\xd8\xff" + bytes(8))
+    second.write_bytes(tiny("JPEG"))
     main(["ask", str(picture), str(second), "Which?", "--url", url])
     *pictures, question = script.asked[0]["messages"][0]["content"]
     urls = [part["image_url"]["url"] for part in pictures]
@@ -203,11 +212,11 @@ def test_a_daemon_of_our_own_that_cannot_start_is_a_failure() -> None:
         pass
 
 
-def test_a_daemon_of_our_own_is_gone_after_an_interrupt(tmp_path: Path) -> None:
+def test_a_daemon_of_our_own_is_gone_after_an_interrupt() -> None:
     urls: list[str] = []
 
     def interrupted() -> None:
-        with running_daemon(["--model", str(tmp_path)], stop_seconds=20) as url:
+        with running_daemon([], stop_seconds=20) as url:
             urls.append(url)
             raise KeyboardInterrupt
 
@@ -215,3 +224,23 @@ def test_a_daemon_of_our_own_is_gone_after_an_interrupt(tmp_path: Path) -> None:
         interrupted()
     with Client(urls[0]) as client:
         assert not client.is_there()
+
+
+@pytest.mark.parametrize("content", [None, b"# no picture"])
+def test_what_is_no_picture_is_said_before_a_daemon_is_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None
+) -> None:
+    path = tmp_path / "README.md"
+    if content is not None:
+        path.write_bytes(content)
+    assert main(["ask", str(path), "What?"]) == 1
+    error = capsys.readouterr().err
+    assert str(path) in error
+    assert "starting" not in error
+
+
+def test_a_daemon_that_is_named_is_not_replaced_by_one_of_our_own(
+    picture: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ask", str(picture), "What?", "--url", "http://127.0.0.1:9/v1"]) == 1
+    assert "http://127.0.0.1:9/v1" in capsys.readouterr().err

@@ -63,12 +63,15 @@ def test_an_address_of_another_machine_is_named(capsys: pytest.CaptureFixture[st
 def test_options_win_over_set_and_set_over_the_file(tmp_path: Path) -> None:
     config = tmp_path / "settings.toml"
     config.write_text('[server]\nport = 1\n[model]\npath = "x"\nname = "n"\n')
-    arguments = ["serve", "--config", str(config), "--model", "a b/ü", "--port", "3"]
+    folder = tmp_path / "a b" / "ü"
+    folder.mkdir(parents=True)
+    (folder / "config.json").touch()
+    arguments = ["serve", "--config", str(config), "--model", str(folder), "--port", "3"]
     arguments += ["--set", "server.port=2", "--set", "model.path=y"]
     options = build_parser().parse_args(arguments)
     settings = load_settings(options)
     assert settings.server.port == 3
-    assert settings.model.path == "a b/ü"
+    assert settings.model.path == str(folder)
     assert settings.model.name == "n"
 
 
@@ -81,3 +84,11 @@ def test_arguments_that_are_passed_on_hold_in_any_folder(tmp_path: Path) -> None
         *("--model", str(tmp_path)),
         *("--set", "log.level=debug"),
     ]
+
+
+@pytest.mark.parametrize("command", ["serve", "check-config", "service install --dry-run"])
+def test_a_model_that_is_none_is_named_at_once(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command.split(), "--set", f"model.path={tmp_path}"]) == 2
+    assert f"model.path: {tmp_path} is not the folder of a checkpoint" in capsys.readouterr().err
