@@ -369,3 +369,13 @@ async def test_no_engine_outlives_a_front_that_was_killed(tiny_model: TinyModel,
     for pid in orphans.values():
         os.kill(pid, signal.SIGKILL)
     assert not orphans
+
+
+async def test_pictures_do_not_stay_in_the_front_while_they_are_answered(supervisor: Supervisor):
+    submit = ask("large", picture(1), "what?", sampling=LONG)
+    data = submit.images[0].data
+    stream = supervisor.stream(submit)
+    del submit
+    await into(stream, 3)
+    assert sys.getrefcount(data) == 2, "somebody beside this test and getrefcount holds it"
+    await stream.aclose()

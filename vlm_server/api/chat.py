@@ -23,8 +23,8 @@ from vlm_server.api.openai_render import Renderer
 from vlm_server.api.places import Places
 from vlm_server.api.record import Record
 from vlm_server.errors import EngineUnavailable, InternalError, RequestError
-from vlm_server.ports import EngineClient
-from vlm_server.protocol import Delta, Failed, Finished, Submit, TokenLogprob, Tokens
+from vlm_server.ports import EngineClient, RequestEvent
+from vlm_server.protocol import Delta, Failed, Finished, TokenLogprob, Tokens
 from vlm_server.settings import Limits
 
 _INTAKE_THREADS = 4
@@ -61,8 +61,10 @@ class ChatCompletions:
         line.images = len(call.submit.images)
         model = self._engine.status.model_name
         render = Renderer(call.submit.request_id, model, call.include_usage)
-        async with aclosing(_events(self._engine, call.submit, line)) as answer:
-            if call.stream:
+        is_stream, events = call.stream, self._engine.stream(call.submit)
+        del call  # the pictures are the engine's now
+        async with aclosing(_events(events, line)) as answer:
+            if is_stream:
                 await _stream(answer, render, sse.EventStream(send), line)
             else:
                 response = Response(await _whole(answer, render), media_type="application/json")
@@ -74,7 +76,7 @@ class ChatCompletions:
         return await anyio.to_thread.run_sync(read, limiter=self._intake)
 
 
-async def _events(engine: EngineClient, submit: Submit, line: Record) -> Answer:
+async def _events(events: AsyncGenerator[RequestEvent, None], line: Record) -> Answer:
     """The request's texts, none of them empty, then its `Finished`. Raises RequestError.
 
     Log probabilities of tokens without text come with the next text; after the last one, with
@@ -84,7 +86,7 @@ async def _events(engine: EngineClient, submit: Submit, line: Record) -> Answer:
     """
     ending: Finished | Failed | None = None
     held: tuple[TokenLogprob, ...] = ()
-    async with aclosing(engine.stream(submit)) as events:
+    async with aclosing(events):
         async for event in events:
             if isinstance(event, Tokens):
                 for delta in event.deltas:
@@ -97,7 +99,7 @@ async def _events(engine: EngineClient, submit: Submit, line: Record) -> Answer:
                 ending = event
     finished = _checked(ending, line)
     if held:
-        yield Delta(submit.request_id, "", 0, held)
+        yield Delta(finished.request_id, "", 0, held)
     yield finished
 
 

@@ -104,20 +104,21 @@ class Supervisor:
         process = self._process
         if process is None or not self._status.is_ready:
             raise EngineUnavailable(f"the model is not ready: {self._status.state}")
+        request_id = submit.request_id
         queue: asyncio.Queue[RequestEvent] = asyncio.Queue()
-        self._streams[submit.request_id] = queue
+        self._streams[request_id] = queue
         self._asked_at = time.monotonic()
         event: RequestEvent | None = None
         try:
             await process.send(submit)
+            del submit  # its pictures need not stay here while it is answered
             while not isinstance(event, Finished | Failed):
                 event = await queue.get()
                 yield event
         finally:
-            if self._streams.pop(submit.request_id, None) and not isinstance(
-                event, Finished | Failed
-            ):
-                await process.send(Abort(submit.request_id))
+            was_here = self._streams.pop(request_id, None) is not None
+            if was_here and not isinstance(event, Finished | Failed):
+                await process.send(Abort(request_id))
 
     # ---- the engine's life ---------------------------------------------------------
 
