@@ -151,11 +151,9 @@ class Preparer(Protocol):
 
 
 class MemoryProbe(Protocol):
-    """Reads and clears device memory. All calls come from the runner's thread."""
+    """Reads device memory. All calls come from the runner's thread."""
 
     def read(self) -> MemoryReading: ...
-
-    def clear(self) -> None: ...
 
 
 RequestEvent = Accepted | Tokens | Finished | Failed

@@ -1,4 +1,4 @@
-"""Reads and clears MLX's device memory. Knows the allocator; decides nothing."""
+"""Reads MLX's device memory and bounds its pool. Knows the allocator; decides nothing."""
 
 from __future__ import annotations
 
@@ -20,11 +20,6 @@ class DeviceMemory:
             pool_bytes=mx.get_cache_memory(),
             peak_bytes=mx.get_peak_memory(),
         )
-
-    def clear(self) -> None:
-        """Give freed memory back to the system, once the device is done with it."""
-        mx.synchronize()
-        mx.clear_cache()
 
 
 def _suitable_pool_bytes() -> int:

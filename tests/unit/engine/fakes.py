@@ -244,14 +244,8 @@ def outcome_of(submit: Submit) -> PreparedPrompt:
 
 
 class FakeMemory:
-    def __init__(self) -> None:
-        self.num_cleared = 0
-
     def read(self) -> MemoryReading:
         return MemoryReading(1, 2, 3)
-
-    def clear(self) -> None:
-        self.num_cleared += 1
 
 
 def texts(events: list[Event]) -> dict[str, str]:
