@@ -13,10 +13,10 @@ from torch import Tensor
 
 from demo_model.network import DemoModel
 from demo_model.shape import (
-    SERVED_MAX_PIXELS,
     MERGE,
     MIN_PIXELS,
     PATCH,
+    SERVED_MAX_PIXELS,
     VIDEO_FPS,
     VIDEO_MAX_PIXELS,
     VIDEO_MIN_PIXELS,

@@ -46,12 +46,10 @@ def client(connect: Connect) -> httpx.AsyncClient:
 
 
 @asynccontextmanager
-async def listening(
-    engine: ScriptedEngine, settings: Settings | None = None, http: str = "auto"
-) -> AsyncIterator[int]:
+async def listening(engine: ScriptedEngine, settings: Settings | None = None) -> AsyncIterator[int]:
     """The application behind uvicorn; gives the port."""
     app = create_app(settings or Settings(), engine)
-    server = uvicorn.Server(uvicorn.Config(app, http=http, lifespan="off", log_level="error"))
+    server = uvicorn.Server(uvicorn.Config(app, http="h11", lifespan="off", log_level="error"))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:

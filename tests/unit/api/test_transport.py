@@ -7,7 +7,6 @@ import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib.util import find_spec
 from typing import Any
 
 import httpx
@@ -20,8 +19,6 @@ from tests.unit.api.scripted_engine import text as says
 from vlm_server.settings import Limits, Settings
 
 SMALL = Settings(limits=Limits(max_body_bytes=2048, body_timeout_seconds=0.3))
-NO_HTTPTOOLS = pytest.mark.skipif(find_spec("httptools") is None, reason="not installed")
-HTTP = pytest.mark.parametrize("http", ["h11", pytest.param("httptools", marks=NO_HTTPTOOLS)])
 
 
 @pytest.mark.parametrize(
@@ -60,11 +57,10 @@ async def chunked(content: bytes) -> AsyncIterator[bytes]:
         yield content[start : start + 500]
 
 
-@HTTP
 @pytest.mark.parametrize("is_chunked", [False, True])
-async def test_the_body_cap_is_exact(http: str, is_chunked: bool) -> None:
+async def test_the_body_cap_is_exact(is_chunked: bool) -> None:
     engine = ScriptedEngine()
-    async with listening(engine, SMALL, http) as port, httpx.AsyncClient() as client:
+    async with listening(engine, SMALL) as port, httpx.AsyncClient() as client:
         for size, status in ((2048, 200), (2049, 413), (1 << 20, 413), (2048, 200)):
             content = chunked(padded(size)) if is_chunked else padded(size)
             answer = await client.post(
@@ -114,10 +110,10 @@ async def raw(port: int) -> AsyncIterator[Raw]:
 
 
 @asynccontextmanager
-async def one_place(engine: ScriptedEngine, http: str) -> AsyncIterator[int]:
+async def one_place(engine: ScriptedEngine) -> AsyncIterator[int]:
     """A server with one queue place, which must be free again at the end."""
     limits = Limits(max_requests=1, body_timeout_seconds=0.3)
-    async with listening(engine, Settings(limits=limits), http) as port:
+    async with listening(engine, Settings(limits=limits)) as port:
         yield port
         engine.script = HELLO
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
@@ -129,23 +125,20 @@ async def one_place(engine: ScriptedEngine, http: str) -> AsyncIterator[int]:
             assert (await client.post(ROUTE, json=chat())).status_code == 200
 
 
-@HTTP
-async def test_a_lying_content_length_does_not_pass_the_cap(http: str) -> None:
-    async with listening(ScriptedEngine(), SMALL, http) as port, raw(port) as client:
+async def test_a_lying_content_length_does_not_pass_the_cap() -> None:
+    async with listening(ScriptedEngine(), SMALL) as port, raw(port) as client:
         client.send(b"{}", "Content-Length: 999999999999999999999999")
         assert await client.status() in (400, 413)
 
 
-@HTTP
-async def test_a_huge_declared_body_is_refused_before_it_is_sent(http: str) -> None:
-    async with listening(ScriptedEngine(), SMALL, http) as port, raw(port) as client:
+async def test_a_huge_declared_body_is_refused_before_it_is_sent() -> None:
+    async with listening(ScriptedEngine(), SMALL) as port, raw(port) as client:
         client.send(b"{", "Content-Length: 100000000")
         assert await client.status() == 413
 
 
-@HTTP
-async def test_a_slow_body_is_408_and_gives_its_place_back(http: str) -> None:
-    async with one_place(ScriptedEngine(), http) as port, raw(port) as client:
+async def test_a_slow_body_is_408_and_gives_its_place_back() -> None:
+    async with one_place(ScriptedEngine()) as port, raw(port) as client:
         client.send(b'{"model"', "Content-Length: 1000")
         assert await client.status() == 408
         head = await client.until(b"\r\n\r\n")
@@ -153,13 +146,12 @@ async def test_a_slow_body_is_408_and_gives_its_place_back(http: str) -> None:
         assert b"request_timeout" in await asyncio.wait_for(client.reader.read(), 5)
 
 
-@HTTP
 async def test_a_client_that_leaves_while_sending_gives_its_place_back(
-    http: str, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "vlm_server.api")
     engine = ScriptedEngine()
-    async with one_place(engine, http) as port, raw(port) as client:
+    async with one_place(engine) as port, raw(port) as client:
         client.send(b'{"model"', "Content-Length: 1000")
         await asyncio.sleep(0.05)
         client.reset()
@@ -168,14 +160,11 @@ async def test_a_client_that_leaves_while_sending_gives_its_place_back(
         assert "status=499" in caplog.text
 
 
-@HTTP
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("leave", ["reset", "half-close"])
-async def test_a_client_that_leaves_before_the_first_token_aborts(
-    http: str, stream: bool, leave: str
-) -> None:
+async def test_a_client_that_leaves_before_the_first_token_aborts(stream: bool, leave: str) -> None:
     engine = ScriptedEngine(never())
-    async with one_place(engine, http) as port, raw(port) as client:
+    async with one_place(engine) as port, raw(port) as client:
         client.ask(stream=stream)
         await asyncio.wait_for(engine.waiting.wait(), 5)
         if leave == "reset":
@@ -186,13 +175,10 @@ async def test_a_client_that_leaves_before_the_first_token_aborts(
         assert engine.aborted == [engine.submitted[0].request_id]
 
 
-@HTTP
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_in_the_middle_of_the_answer_aborts(
-    http: str, stream: bool
-) -> None:
+async def test_a_client_that_leaves_in_the_middle_of_the_answer_aborts(stream: bool) -> None:
     engine = ScriptedEngine(says("one"), says("two"), never())
-    async with one_place(engine, http) as port, raw(port) as client:
+    async with one_place(engine) as port, raw(port) as client:
         client.ask(stream=stream)
         if stream:
             await client.until(b"two")
@@ -202,11 +188,10 @@ async def test_a_client_that_leaves_in_the_middle_of_the_answer_aborts(
         assert engine.aborted == [engine.submitted[0].request_id]
 
 
-@HTTP
-async def test_a_client_that_leaves_while_it_does_not_read_aborts(http: str) -> None:
+async def test_a_client_that_leaves_while_it_does_not_read_aborts() -> None:
     """The stream is then stuck in a full socket, not in the engine."""
     engine = ScriptedEngine(*[says("x" * 100_000)] * 1000, never())
-    async with one_place(engine, http) as port, raw(port) as client:
+    async with one_place(engine) as port, raw(port) as client:
         client.ask(stream=True)
         await client.until(b"xxx")
         await asyncio.sleep(0.1)
@@ -216,18 +201,16 @@ async def test_a_client_that_leaves_while_it_does_not_read_aborts(http: str) -> 
         assert len(engine.aborted) == 1
 
 
-@HTTP
-async def test_the_first_token_is_not_kept_waiting(http: str) -> None:
+async def test_the_first_token_is_not_kept_waiting() -> None:
     engine = ScriptedEngine(says("one"), never())
-    async with listening(engine, http=http) as port, raw(port) as client:
+    async with listening(engine) as port, raw(port) as client:
         client.ask(stream=True)
         assert b'"role":"assistant"' in await client.until(b"one")
 
 
-@HTTP
-async def test_requests_on_one_connection_follow_one_another(http: str) -> None:
+async def test_requests_on_one_connection_follow_one_another() -> None:
     engine = ScriptedEngine()
-    async with listening(engine, http=http) as port, raw(port) as client:
+    async with listening(engine) as port, raw(port) as client:
         client.ask()
         client.ask(stream=True)
         await client.until(b"Hello world")
