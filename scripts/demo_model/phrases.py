@@ -39,6 +39,8 @@ TASKS: dict[str, list[str]] = {
         "There is one {thing}{inpic}. What is it", "Please name the shape you see",
         "[Classify|Recognize|Recognise] the shape", "What shape does {thispic} show",
         "What is the main [shape|object]{inpic}", "Can you tell me what shape this is",
+        "What kind of shape did I draw", "What did I draw", "What have I drawn{inpic}", "Which figure did [I|someone|they] draw", "Guess the shape",
+        "[Circle|Square|Triangle|Star] or [circle|square|triangle|star]", "What would you call this [shape|figure]", "What's [in|on] {thispic}",
     ],
     "shape_of": [
         "[What|Which] shape is {ref}", "What is {ref}", "What kind of shape is {ref}",
@@ -65,6 +67,7 @@ TASKS: dict[str, list[str]] = {
         "How would you describe the {color} of {ref}", "What {color} has {ref} been [painted|drawn|filled] with",
         "[Look at|See] {ref}. What {color} is it", "I need the {color} of {ref}", "{color} of {ref}",
         "Is {ref} {c}, {wrong} or {wrong2}", "Is {ref} {wrong} or {c}", "Is {ref} {c} or {wrong}",
+        "What {color} did I use for {ref}", "What hue is {ref}", "Which paint was used for {ref}", "{ref}: {color}", "What is {ref} colored",
     ],
     "background": [
         "[What|Which] {color} is the background", "What is the {color} of the background",
@@ -81,6 +84,7 @@ TASKS: dict[str, list[str]] = {
         "How many {whats} {see}{inpic}", "Give me the number of {whats}", "Count how many {whats} there are",
         "What's the [count|total number] of {whats}", "How many {whats} are there in total",
         "I want to know how many {whats} are in {thispic}", "How many {whats} appear in {thispic}",
+        "Please count every one of the {whats}", "How many {whats} can be [seen|found|spotted]{inpic}", "What is the total of {whats}", "Count them: how many {whats}",
     ],
     "where": [
         "Where is {ref}", "Where is {ref}{inpic}", "Where [do|can] you see {ref}", "Where's {ref}",
@@ -91,6 +95,7 @@ TASKS: dict[str, list[str]] = {
         "[What|Which] part of the {pic} [contains|holds|has] {ref}", "Find {ref}. Where is it",
         "Where is {ref}: left, right, top, bottom[,|] or middle", "position of {ref}",
         "Can you tell me where {ref} is", "What area of the {pic} is {ref} in",
+        "In what part of {thispic} can {ref} be found", "Where can {ref} be [found|seen]", "In which [corner, side or part|part|area|region] of {thispic} [is|do you see] {ref}", "Whereabouts is {ref}", "Which [area|region|part] of {thispic} is {ref} [in|at]", "Where did I [put|draw|place] {ref}",
     ],
     "where_lr": [
         "Is {ref} on the left or [on |]the right", "Is {ref} on the left or right [side|side of the {pic}|half]",
@@ -123,12 +128,14 @@ TASKS: dict[str, list[str]] = {
         "OCR", "Copy the text{inpic}", "Which letters [do you see|are {shown}|can you read]", "Tell me what the [text|word] says",
         "Give me the text{inpic}", "What can you read{inpic}", "What [text|word] does {thispic} contain", "What does this say",
         "Spell out what is written{inpic}", "Read all the text{inpic}", "Read everything{inpic}", "What is the [exact |]text{inpic}",
+        "Can you tell me what is printed{inpic}", "What is it saying", "What text is written here", "What is printed [here|on it|in {thispic}]", "What do the letters say", "Read me the word", "What stands there",
     ],
     "read_number": [
         "What number is [|{shown} |written ]in {thispic}", "[What|Which] number [do|can] you see{inpic}", "Read the number{inpic}",
         "What is the number{inpic}", "What number is it", "What number is this", "What's the number", "Which digits do you see",
         "Read the digits", "Tell me the number", "What [value|number] is {shown}", "Which number is written{inpic}",
         "What is the [value|number] {shown}", "number",
+        "Which number is printed{inpic}", "What do the digits say", "Tell me which number you see",
     ],
     "read_line": [
         "What does the {nth} line say", "Read the {nth} line", "What is [written |]on the {nth} line",
@@ -148,12 +155,14 @@ TASKS: dict[str, list[str]] = {
         "Describe the {pic} briefly", "Write a caption for {thispic}", "Caption {thispic}", "Describe this scene",
         "What is in {thispic}? Describe it", "Summarize {thispic} in one sentence", "In one sentence, what does {thispic} show",
         "Tell me about {thispic}", "Explain what you see in {thispic}", "Describe everything{inpic}",
+        "What is going on in {thispic}", "What does the scene look like", "Put {thispic} into words",
     ],
     "yes_exists": [
         "Is there {a_what}{inpic}", "Is there {a_what}", "Do you see {a_what}{inpic}", "Can you see {a_what}",
         "Does {thispic} [show|contain|have] {a_what}", "Is {a_what} [|{shown} ]in {thispic}", "Are there any {whats}{inpic}",
         "Do you see any {whats}", "Is {a_what} present{inpic}", "Can you find {a_what}{inpic}",
         "Does {a_what} appear in {thispic}",
+        "Can you spot {a_what} anywhere", "Is {a_what} anywhere{inpic}", "Is {a_what} to be seen{inpic}", "Did I draw {a_what}", "Would you find {a_what}{inpic}",
     ],
     "yes_color": [
         "Is {ref} {c}", "Is {ref} {c}{inpic}", "Is the {color} of {ref} {c}", "Does {ref} have the {color} {c}",
@@ -276,6 +285,6 @@ def dress(rng: random.Random, text: str, ending: str | None) -> str:
 IMPERATIVES = {
     "name", "identify", "tell", "count", "please", "describe", "read", "transcribe", "give", "locate",
     "extract", "write", "copy", "find", "caption", "summarize", "explain", "classify", "recognize",
-    "recognise", "ocr", "text", "number", "shape", "position", "background", "spell", "thanks",
+    "recognise", "guess", "put", "ocr", "text", "number", "shape", "position", "background", "spell", "thanks",
     "thank", "great", "ok", "perfect", "color", "colour", "i", "look",
 }  # fmt: skip
