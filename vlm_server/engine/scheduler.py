@@ -65,7 +65,7 @@ class SchedulerConfig:
 
 
 class Scheduler:
-    """First come, first served; every step decodes all rows and does one other unit of work.
+    """First come, first served; every step decodes all rows and prefills one chunk at most.
 
     All methods are called from the inference thread. A request is tracked from `add` to its
     terminal event, and nowhere after it.

@@ -1,7 +1,7 @@
 """Does what a plan says with one loaded model. Knows requests only by their ids.
 
-The `Runner` of the engine. A unit of work that fails ends its own request alone; a decode
-step that fails ends the rows that shared it.
+The `Runner` of the engine. A chunk that fails ends its own request alone; a decode step that
+fails ends the rows that shared it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class ModelRunner:
-    """Holds every array of every request: prompts being prefilled, and the rows that decode."""
+    """Holds the KV cache of every request: prompts being prefilled, and the rows that decode."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._model = loaded.model
