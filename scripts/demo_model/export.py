@@ -13,10 +13,10 @@ from torch import Tensor
 
 from demo_model.network import DemoModel
 from demo_model.shape import (
+    MAX_PIXELS,
     MERGE,
     MIN_PIXELS,
     PATCH,
-    SERVED_MAX_PIXELS,
     VIDEO_FPS,
     VIDEO_MAX_PIXELS,
     VIDEO_MIN_PIXELS,
@@ -150,7 +150,7 @@ def export(folder: Path, model: DemoModel, shape: ModelShape, tok: Tokenizer) ->
     files = {
         "config.json": model_config(shape, tok),
         "tokenizer_config.json": tokenizer_config(shape),
-        "preprocessor_config.json": processor_config("image", MIN_PIXELS, SERVED_MAX_PIXELS),
+        "preprocessor_config.json": processor_config("image", MIN_PIXELS, MAX_PIXELS),
         "video_preprocessor_config.json": processor_config(
             "video", VIDEO_MIN_PIXELS, VIDEO_MAX_PIXELS
         ),

@@ -124,9 +124,9 @@ class Words:
         kind = rng.random()
         if kind < 0.20:
             return _cased(rng, rng.choice(self.common))
-        if kind < 0.48:
+        if kind < 0.54:
             return _cased(rng, rng.choice(self.words))
-        if kind < 0.66:
+        if kind < 0.74:
             return _number(rng)
         return _random_string(rng)
 

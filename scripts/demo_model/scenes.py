@@ -24,8 +24,11 @@ from demo_model.drawing import (
 )
 from demo_model.fonts import FontBook, Words, text_mask
 from demo_model.palette import NAMED, NEIGHBOURS, Color, distance, visible_shade
+from demo_model.shape import MAX_PIXELS
 
 SHAPES = ("circle", "square", "triangle", "star")
+SMALLEST_TEXT = 16
+"""Pixels of a font, as the model sees it: smaller texts can't be read."""
 LEFT, MIDDLE, RIGHT = (0.0, 0.34), (0.40, 0.60), (0.66, 1.0)
 
 
@@ -198,19 +201,23 @@ class Artist:
         height, width = picture.shape[:2]
         font = self.fonts.pick(rng)
         boxes = free_boxes(rng, scene, len(scene.lines))
+        seen = min(1.0, math.sqrt(MAX_PIXELS / (height * width)))
         size = 0
         name, ink = "", (0, 0, 0)
         mixed = len(scene.lines) > 1 and rng.random() < 0.4
         for text, box in zip(scene.lines, boxes, strict=True):
             room = ((box[2] - box[0]) * width, (box[3] - box[1]) * height)
-            size = size if size and not mixed else self._font_size(rng, text, *room)
+            size = size if size and not mixed else self._font_size(rng, text, *room, seen)
             if not name or mixed:
                 name, ink = text_color(rng, scene.ground.colors)
             self._draw_text(rng, picture, scene, (text, font, size), box, (name, ink))
 
-    def _font_size(self, rng: random.Random, text: str, wide: float, high: float) -> int:
-        largest = max(14.0, min(1.6 * wide / max(1, len(text)), 0.95 * high))
-        smallest = 13.0 + self.ease * 30
+    def _font_size(
+        self, rng: random.Random, text: str, wide: float, high: float, seen: float
+    ) -> int:
+        """Pixels, in a picture that the model is shown at `seen` times its size."""
+        largest = max(SMALLEST_TEXT / seen, min(1.6 * wide / max(1, len(text)), 0.95 * high))
+        smallest = (SMALLEST_TEXT + self.ease * 30) / seen
         if largest <= smallest:
             return int(largest)
         kind = rng.random()

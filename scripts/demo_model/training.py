@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from demo_model.batches import Batch, Workers
 from demo_model.network import DemoModel, TextLayer, VisionBlock
@@ -155,6 +156,22 @@ def compile_layers(model: DemoModel) -> None:
             module.compile(dynamic=True)
 
 
+def averaged(parameters: list[nn.Parameter], elapsed: float) -> float:
+    """Average the gradients over all processes, and `elapsed`, so that all end at one step."""
+    if not dist.is_initialized():
+        return elapsed
+    for parameter in parameters:
+        if parameter.grad is None:  # a batch of text alone gives the vision tower none
+            parameter.grad = torch.zeros_like(parameter)
+    grads = [p.grad for p in parameters if p.grad is not None]
+    flat = torch.cat([*(g.flatten() for g in grads), grads[0].new_tensor([elapsed])])
+    dist.all_reduce(flat, dist.ReduceOp.SUM)
+    flat /= dist.get_world_size()
+    torch._foreach_copy_(grads, [s.view_as(g) for s, g in zip(
+        flat[:-1].split([g.numel() for g in grads]), grads, strict=True)])  # fmt: skip
+    return float(flat[-1])
+
+
 def train(
     model: DemoModel,
     workers: Workers,
@@ -164,7 +181,12 @@ def train(
     muon: bool,
     report: int,
 ) -> None:
-    """Train until the schedule ends; `publish` is called every two minutes and at the end."""
+    """Train until the schedule ends; `publish` is called every two minutes and at the end.
+
+    In a process group, gradients are averaged, and only the first process reports and publishes.
+    """
+    first = not dist.is_initialized() or dist.get_rank() == 0
+    parameters = [p for p in model.parameters() if p.requires_grad]
     device = next(model.parameters()).device
     cuda = device.type == "cuda"
     torch.set_float32_matmul_precision("high")
@@ -179,7 +201,8 @@ def train(
     loader.start()
     scores, samples, step = Scores(), 0, 0
     began = saved = reported = time.monotonic()
-    while (elapsed := time.monotonic() - began) < schedule.seconds:
+    elapsed = 0.0
+    while elapsed < schedule.seconds:
         item = loader.ready.get()
         item.claim()
         arrays = item.arrays
@@ -191,15 +214,17 @@ def train(
         losses = F.cross_entropy(logits.float(), arrays["targets"], reduction="none")
         loss = (losses * arrays["weights"]).sum() / arrays["weights"].sum()
         loss.backward()
+        elapsed = averaged(parameters, time.monotonic() - began)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
         optimizer.step(rate)
         step += 1
         samples += len(arrays["ids"])
-        if step % min(16, report) == 0:
+        if first and step % min(16, report) == 0:
             correct = (logits.argmax(-1) == arrays["targets"]).cpu().numpy()
             scores.add(item.batch, correct, loss.item())
+        if step % 16 == 0:
             workers.ease.value = schedule.ease(elapsed)
-        if step % report == 0:
+        if first and step % report == 0:
             now = time.monotonic()
             speed = {
                 "step": step, "seconds": round(elapsed), "samples": samples, "rate": round(rate, 6),
@@ -208,7 +233,8 @@ def train(
             }  # fmt: skip
             print(json.dumps(speed | scores.report()), flush=True)
             reported = now
-        if time.monotonic() - saved > 120:
+        if first and time.monotonic() - saved > 120:
             publish()
             saved = time.monotonic()
-    publish()
+    if first:
+        publish()
