@@ -9,6 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 import msgspec
+import numpy as np
 import pytest
 from mlx_vlm import stream_generate
 from mlx_vlm.prompt_utils import apply_chat_template
@@ -152,19 +153,43 @@ def test_a_unit_that_fails_ends_its_own_request_alone(
 ):
     """Pixels that the tower can't take: nobody else notices, and nothing stays."""
     engine = new_engine()
-    prepared = served[1].prepare(asked("picture"))
-    (span,) = prepared.images
-    broken = {**span.inputs, "pixel_values": span.inputs["pixel_values"][..., :1]}
     engine.add(asked("text", LONGER))
     engine.step(4)
-    engine.scheduler.add(asked("picture"))
-    engine.scheduler.start_preparing()
-    engine.scheduler.prepared("picture", replace(prepared, images=(replace(span, inputs=broken),)))
+    add_with_pixels(engine, served[1], lambda pixels: pixels[..., :1])
     engine.run()
     failed = engine.ends["picture"]
     assert isinstance(failed, Failed)
     assert failed.code == "internal_error"
     assert engine.tokens["text"] == alone("text")
+
+
+def test_scores_that_are_not_numbers_end_their_own_request_alone(
+    new_engine: NewEngine, served: Served, alone: Callable[[str], list[int]]
+):
+    """NaN in a picture's features comes out as NaN in the logits of every token after it."""
+    engine = new_engine()
+    engine.add(asked("text", LONGER))
+    engine.add(asked("pictures", LONGER))
+    engine.step_until(lambda: len(engine.tokens.get("pictures", [])) >= 4)
+    add_with_pixels(engine, served[1], lambda pixels: np.full_like(pixels, np.nan))
+    engine.run()
+    failed = engine.ends["picture"]
+    assert isinstance(failed, Failed)
+    assert (failed.code, "NaN" in failed.message) == ("internal_error", True)
+    assert "picture" not in engine.tokens
+    assert engine.tokens == {name: alone(name) for name in ("text", "pictures")}
+
+
+def add_with_pixels(
+    engine: Engine, preparer: MultimodalPreparer, change: Callable[[Any], Any]
+) -> None:
+    """Add the request "picture", whose pixel values are not those that the processor made."""
+    prepared = preparer.prepare(asked("picture"))
+    (span,) = prepared.images
+    inputs = {**span.inputs, "pixel_values": change(span.inputs["pixel_values"])}
+    engine.scheduler.add(asked("picture"))
+    engine.scheduler.start_preparing()
+    engine.scheduler.prepared("picture", replace(prepared, images=(replace(span, inputs=inputs),)))
 
 
 # ---- pictures are looked at ----------------------------------------------------------

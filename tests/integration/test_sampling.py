@@ -12,10 +12,10 @@ import pytest
 
 from tests.integration.harness import GREEDY, Engine, ask
 from tests.tiny_models.pictures import picture
-from vlm_server.protocol import SamplingParams
+from vlm_server.protocol import Failed, SamplingParams
 from vlm_server.runner.loading import LoadedModel
 from vlm_server.runner.preparer import MultimodalPreparer
-from vlm_server.runner.sampler import RowSampler, sample
+from vlm_server.runner.sampler import NO_TOKEN, RowSampler, sample
 
 PROBABILITIES = np.array([0.15, 0.05, 0.3, 0.4, 0.1])
 LIKELIEST = 3
@@ -181,6 +181,39 @@ def test_without_a_seed_runs_differ():
     assert len({tuple(draw(row_of(5, temperature=2.0), count=30)) for _ in range(4)}) == 4
 
 
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+@pytest.mark.parametrize("broken", [mx.nan, mx.inf, -mx.inf])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0.0},
+        {"temperature": 1.0, "top_p": 0.9},
+        {"temperature": 0.0, "logit_bias": {7: 2.0}},
+        {"temperature": 1.0, "presence_penalty": 1.0},
+    ],
+)
+def test_a_row_without_a_best_score_draws_no_token(
+    dtype: mx.Dtype, broken: float, params: dict[str, float]
+):
+    logits = mx.array(np.random.default_rng(0).normal(size=(3, 50)), dtype=dtype)
+    expected = sample(logits, [row_of(seed=seed, **params) for seed in range(3)]).tolist()
+    logits[1] = broken
+    tokens = sample(logits, [row_of(seed=seed, **params) for seed in range(3)]).tolist()
+    assert tokens == [expected[0], NO_TOKEN, expected[2]]
+
+
+def test_a_row_that_can_not_adjust_its_scores_draws_no_token():
+    class Broken(RowSampler):
+        def adjust(self, scores: mx.array) -> mx.array:
+            raise RuntimeError("a bug of this row")
+
+    greedy = SamplingParams(temperature=0.0, logit_bias={7: 100.0})
+    broken = Broken(greedy, np.array([0], dtype=np.int32), frozenset(), 50)
+    rows = [row_of(temperature=0.0, logit_bias={7: 100.0}), broken, row_of(temperature=0.0)]
+    logits = mx.array(np.random.default_rng(0).normal(size=(3, 50)).astype(np.float32))
+    assert sample(logits, rows).tolist() == [7, NO_TOKEN, mx.argmax(logits[2]).item()]
+
+
 # ---- in the engine -------------------------------------------------------------------
 
 
@@ -233,3 +266,33 @@ def test_scores_leave_no_memory(engine: Callable[[], Engine]):
 
     held_after("first", asking)
     assert held_after("scored", asking) <= held_after("plain", GREEDY)
+
+
+@pytest.mark.parametrize("where", ["prompt", "answer"])
+def test_a_poisoned_token_ends_the_requests_that_meet_it_alone(
+    load_tiny: Callable[[str], tuple[LoadedModel, MultimodalPreparer]], where: str
+):
+    """Its embedding is NaN: at the first token of a prompt, or in the middle of an answer."""
+    served = load_tiny("qwen3_vl")
+    healthy = Engine(*served).answer(ask("healthy", "a text"))
+    sick = Engine(*served)
+    answer = sick.answer(ask("sick", "How many buttons?"))
+    prompt = sick.prompts["sick"].token_ids.tolist()
+    only = set(prompt if where == "prompt" else answer[2:-1])
+    poison = min(only - set(healthy) - set(served[1].prepare(ask("", "a text")).token_ids.tolist()))
+    embedding = served[0].language_model.model.embed_tokens
+    whole = embedding.weight
+    embedding.weight = mx.where(mx.arange(len(whole))[:, None] == poison, mx.nan, whole)
+    try:
+        engine = Engine(*served)
+        engine.add(ask("healthy", "a text"))
+        engine.add(ask("sick", "How many buttons?"))
+        engine.run()
+    finally:
+        embedding.weight = whole
+    assert engine.tokens["healthy"] == healthy
+    failed = engine.ends["sick"]
+    assert isinstance(failed, Failed)
+    assert "NaN" in failed.message
+    told = engine.tokens.get("sick", [])
+    assert told == answer[: answer.index(poison) + 1 if where == "answer" else 0]

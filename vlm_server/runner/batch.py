@@ -83,7 +83,10 @@ class DecodeBatch:
         self._tokens = self._tokens[indices]
 
     def step(self) -> tuple[dict[str, int], dict[str, TokenScore]]:
-        """Launch the next step for all rows; the tokens of the step before, by request."""
+        """Launch the next step for all rows; the tokens of the step before, by request.
+
+        `NO_TOKEN` is that of a row which has to leave: its scores are not numbers.
+        """
         if self._tokens is None:
             return {}, {}
         drawn, scores = self._tokens, self._scores

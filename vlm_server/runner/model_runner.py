@@ -1,7 +1,7 @@
 """Does what a plan says with one loaded model. Knows requests only by their ids.
 
-The `Runner` of the engine. A chunk that fails ends its own request alone; a decode step that
-fails ends the rows that shared it.
+The `Runner` of the engine. A chunk that fails ends its own request alone, and so does a row
+whose scores are not numbers; a decode step that fails ends the rows that shared it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from vlm_server.ports import NewRequest, PrefillWork, SchedulerOutput, StepResul
 from vlm_server.runner.batch import DecodeBatch
 from vlm_server.runner.loading import LoadedModel
 from vlm_server.runner.prefill import Prefill
+from vlm_server.runner.sampler import NO_TOKEN
 
 logger = logging.getLogger(__name__)
 
@@ -51,13 +52,18 @@ class ModelRunner:
     ) -> tuple[dict[str, int], dict[str, TokenScore]]:
         assert set(plan.decode) == set(self._batch.request_ids)
         try:
-            return self._batch.step()
+            tokens, scores = self._batch.step()
         except Exception:
             logger.exception("a decode step of %d rows failed", len(plan.decode))
             error = InternalError("the model failed while decoding")
             failures.update(dict.fromkeys(plan.decode, error))
             self._batch.leave(plan.decode)
             return {}, {}
+        for request_id in [name for name, token in tokens.items() if token == NO_TOKEN]:
+            logger.error("a row's scores are not finite: no token can be drawn")
+            del tokens[request_id]
+            failures[request_id] = InternalError("the model's scores for the next token are NaN")
+        return tokens, scores
 
     def _prefill(
         self,

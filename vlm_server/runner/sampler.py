@@ -1,11 +1,13 @@
 """Draws the next token of each row on the device. Knows logits and sampling parameters.
 
 A row's draw depends on its own seed, step and logits alone, so that it is the same whatever
-rows run beside it. Rows that are plainly greedy cost one argmax for all of them.
+rows run beside it. Rows that are plainly greedy cost one argmax for all of them. A row whose
+scores can't be drawn from gets `NO_TOKEN`, and the others their own tokens.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import secrets
 
@@ -14,6 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlm_server.protocol import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+NO_TOKEN = -1
+"""Drawn when a row's best score is NaN or infinite."""
 
 _LEAST_TEMPERATURE = 1e-5
 """Colder is the same as greedy, and would overflow."""
@@ -101,29 +108,45 @@ class RowSampler:
 
 
 def sample(logits: mx.array, rows: list[RowSampler]) -> mx.array:
-    """Token ids, (rows,), from `logits`, (rows, vocabulary); advances every row."""
-    tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
+    """Token ids or `NO_TOKEN`, (rows,), from `logits`, (rows, vocabulary); advances every row."""
+    tokens, _ = _greedy(logits)
     others = [i for i, row in enumerate(rows) if not row.is_plainly_greedy]
     if others:
-        scores = mx.stack([rows[i].adjust(logits[i].astype(mx.float32)) for i in others])
+        scores = mx.stack([_adjusted(logits[i].astype(mx.float32), rows[i]) for i in others])
         tokens[mx.array(others)] = _draw(scores, [rows[i] for i in others])
     for i, row in enumerate(rows):
         row.take(tokens[i])
     return tokens
 
 
+def _adjusted(scores: mx.array, row: RowSampler) -> mx.array:
+    """What `row` makes of its `scores` (vocabulary,); NaN if it fails, which ends it alone."""
+    try:
+        return row.adjust(scores)
+    except Exception:
+        logger.exception("adjusting a row's scores failed")
+        return mx.full(scores.shape, mx.nan)
+
+
+def _greedy(scores: mx.array) -> tuple[mx.array, mx.array]:
+    """The best token of each row, (rows,), `NO_TOKEN` if there is none; its score, (rows, 1)."""
+    ids = mx.argmax(scores, axis=-1, keepdims=True).astype(mx.int32)
+    best = mx.take_along_axis(scores, ids, axis=-1)
+    return mx.where(mx.isfinite(best), ids, NO_TOKEN)[:, 0], best
+
+
 def _draw(scores: mx.array, rows: list[RowSampler]) -> mx.array:
     """One token for each row of `scores` (rows, vocabulary): the best, or one by chance."""
-    greedy = mx.argmax(scores, axis=-1).astype(mx.int32)
-    temperatures = mx.array([[row.temperature] for row in rows])
+    greedy, best = _greedy(scores)
     if not any(row.temperature for row in rows):
         return greedy
-    best = scores.max(axis=-1, keepdims=True)
+    temperatures = mx.array([[row.temperature] for row in rows])
     scaled = (scores - best) / mx.maximum(temperatures, _LEAST_TEMPERATURE)
     kept = _keep_likely(scaled, rows)
     noise = mx.stack([mx.random.gumbel((scores.shape[-1],), key=row.key()) for row in rows])
     drawn = mx.argmax(kept + noise, axis=-1).astype(mx.int32)
-    return mx.where(temperatures[:, 0] > 0, drawn, greedy)
+    is_drawn = mx.logical_and(temperatures[:, 0] > 0, greedy != NO_TOKEN)
+    return mx.where(is_drawn, drawn, greedy)
 
 
 def _keep_likely(scores: mx.array, rows: list[RowSampler]) -> mx.array:
