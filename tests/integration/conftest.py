@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
+import mlx.core as mx
+import mlx_vlm
 import pytest
 
 from tests.integration.harness import Engine, NewEngine
@@ -30,13 +33,40 @@ def load_tiny(tiny_model: TinyModel) -> Callable[[str], tuple[LoadedModel, Multi
     return loaded
 
 
+@pytest.fixture(scope="session")
+def load_mlx_vlms(
+    tiny_model: TinyModel, load_tiny: Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
+) -> Callable[[str], LoadedModel]:
+    """The same model with every module mlx-vlm's own, to compare with."""
+
+    @cache
+    def loaded(family: str) -> LoadedModel:
+        model, _ = mlx_vlm.load(str(tiny_model(family)))
+        model.set_dtype(mx.float32)
+        return replace(load_tiny(family)[0], model=model)
+
+    return loaded
+
+
 @pytest.fixture(params=SERVED, scope="session")
+def family(request: pytest.FixtureRequest) -> str:
+    """The name of each family."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="session")
 def served(
-    request: pytest.FixtureRequest,
-    load_tiny: Callable[[str], tuple[LoadedModel, MultimodalPreparer]],
+    family: str, load_tiny: Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 ) -> tuple[LoadedModel, MultimodalPreparer]:
     """A loaded model of each family, and its preparer."""
-    return load_tiny(request.param)
+    return load_tiny(family)
+
+
+@pytest.fixture(scope="session")
+def mlx_vlms(family: str, load_mlx_vlms: Callable[[str], LoadedModel]) -> LoadedModel:
+    """`served`'s model as mlx-vlm has it."""
+    return load_mlx_vlms(family)
 
 
 @pytest.fixture

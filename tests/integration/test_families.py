@@ -266,11 +266,13 @@ def gold(loaded: LoadedModel, *turns: tuple[str, tuple[Part, ...]]) -> list[int]
 
 
 @pytest.mark.parametrize("name", PROMPTS)
-def test_greedy_tokens_are_mlx_vlms(served: Served, alone: Callable[[str], list[int]], name: str):
-    assert alone(name) == gold(served[0], ("user", PROMPTS[name]))
+def test_greedy_tokens_are_mlx_vlms(
+    mlx_vlms: LoadedModel, alone: Callable[[str], list[int]], name: str
+):
+    assert alone(name) == gold(mlx_vlms, ("user", PROMPTS[name]))
 
 
-def test_a_conversation_is_mlx_vlms(served: Served, new_engine: NewEngine):
+def test_a_conversation_is_mlx_vlms(mlx_vlms: LoadedModel, new_engine: NewEngine):
     turns: tuple[tuple[str, tuple[Part, ...]], ...] = (
         ("system", ("You look at screenshots.",)),
         ("user", (picture(1), "What is this?")),
@@ -279,7 +281,7 @@ def test_a_conversation_is_mlx_vlms(served: Served, new_engine: NewEngine):
     )
     sampling = msgspec.structs.replace(GREEDY, max_tokens=24)
     ours = new_engine().answer(conversation("a", *turns, sampling=sampling))
-    assert ours == gold(served[0], *turns)
+    assert ours == gold(mlx_vlms, *turns)
 
 
 # ---- nothing stays -------------------------------------------------------------------

@@ -27,7 +27,6 @@ from vlm_server.protocol import Image, Submit
 from vlm_server.runner.images import decode_rgb
 from vlm_server.runner.loading import LoadedModel
 from vlm_server.runner.prompt_tokenizer import PromptTokenizer
-from vlm_server.runner.windows import window_grid
 
 _NOT_OF_THE_IMAGE = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
 
@@ -49,7 +48,6 @@ class MultimodalPreparer:
         self._loaded = loaded
         self._lock = threading.Lock()
         self._prompts = PromptTokenizer(loaded)
-        self._windows = window_grid(loaded.model)
 
     def prepare(self, submit: Submit) -> PreparedPrompt:
         """Token ids with each picture's span, and each picture's arrays.
@@ -80,14 +78,7 @@ class MultimodalPreparer:
         return processed
 
     def _process(self, image: Image, picture: PillowImage.Image) -> _ProcessedImage:
-        """The processor's work on one picture, at a size that the device can take."""
-        processed = self._process_at_any_size(image, picture)
-        size = self._windows.smaller_size(processed.inputs) if self._windows else None
-        if size is None:
-            return processed
-        return self._process_at_any_size(image, picture.resize(size))
-
-    def _process_at_any_size(self, image: Image, picture: PillowImage.Image) -> _ProcessedImage:
+        """The processor's work on one picture."""
         loaded = self._loaded
         try:
             made = prepare_inputs(
