@@ -3,6 +3,7 @@
     VlmServerError
     ├── ConfigError               the settings can't be used               (no HTTP)
     ├── ModelLoadError            the checkpoint can't be served           (no HTTP)
+    ├── EngineBroken              step after step fails: end the process   (no HTTP)
     └── RequestError              one request fails, and it alone
         ├── InvalidRequest        400  invalid_value
         │   ├── UnsupportedField  400  unsupported_parameter
@@ -40,6 +41,10 @@ class ConfigError(VlmServerError):
 
 class ModelLoadError(VlmServerError):
     """The checkpoint is missing, unsafe or of a family that can't be served."""
+
+
+class EngineBroken(VlmServerError):
+    """Too many steps in a row failed: what the device holds can't be trusted any more."""
 
 
 class RequestError(VlmServerError):

@@ -112,13 +112,14 @@ class StepResult:
 
     `logprobs` holds an entry for each token whose request asked for them. A runner may run
     one step ahead: a token may belong to the step before, and a row's token may be missing in
-    the step that launched it.
+    the step that launched it. `error` is what the model or the device raised, if they did.
     """
 
     tokens: Mapping[str, int] = field(default_factory=dict)
     failures: Mapping[str, RequestError] = field(default_factory=dict)
     logprobs: Mapping[str, TokenScore] = field(default_factory=dict)
     prefill_seconds: float = 0.0
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,14 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "longer than any single step may take.",
         ),
     ] = 120.0
+    max_failed_steps: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Steps that fail with no token between them until the engine is "
+            "replaced: its device can't be trusted any more.",
+        ),
+    ] = 3
     restart_backoff_seconds: Annotated[
         float,
         Meta(

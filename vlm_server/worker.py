@@ -111,6 +111,7 @@ def build_loop(start: Start, loaded: LoadedModel, channel: Channel) -> EngineLoo
         memory=DeviceMemory(start.engine.pool_limit_bytes),
         send=channel.send,
         preparer_threads=start.scheduler.preparer_threads,
+        max_failed_steps=start.engine.max_failed_steps,
     )
 
 

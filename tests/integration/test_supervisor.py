@@ -193,6 +193,31 @@ async def test_an_engine_that_talks_nonsense_is_replaced(supervisor: Supervisor)
     assert isinstance((await all_events(supervisor, ask("after", "Hello")))[-1], Finished)
 
 
+async def test_an_engine_whose_steps_fail_in_a_row_is_replaced(supervisor: Supervisor):
+    """The API never lets such a number through: MLX raises when the first token is scored."""
+    restarts = supervisor.status.restarts
+    hostile = SamplingParams(max_tokens=4, logprobs=-(10**9))
+
+    async def fail(name: str) -> None:
+        events = await all_events(supervisor, ask(name, "Hello", sampling=hostile))
+        assert isinstance(events[-1], Failed)
+        assert events[-1].code in ("internal_error", "engine_died")
+
+    running = supervisor.stream(ask("running", "Hello", sampling=LONG))
+    await into(running, 3)
+    for number in range(4):
+        await fail(f"beside another {number}")
+    await into(running, 3)
+    assert supervisor.status.restarts == restarts
+    await running.aclose()
+    for number in range(3):
+        await fail(f"alone {number}")
+    await wait_until(lambda: supervisor.status.restarts == restarts + 1)
+    await wait_until(lambda: supervisor.status.is_ready, START_SECONDS)
+    assert isinstance((await all_events(supervisor, ask("after", "Hello")))[-1], Finished)
+    assert supervisor.num_in_flight == 0
+
+
 async def test_stop_lets_requests_finish_and_leaves_no_process(tiny_model: TinyModel):
     made = Supervisor(settings_for(tiny_model("qwen3_vl")))
     await made.start()

@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 
 from vlm_server.engine.scheduler import Scheduler
 from vlm_server.engine.states import State
-from vlm_server.errors import InternalError, RequestError
+from vlm_server.errors import EngineBroken, InternalError, RequestError
 from vlm_server.ports import (
     EncodedImage,
     Encoder,
@@ -24,6 +24,7 @@ from vlm_server.ports import (
     PreparedPrompt,
     Preparer,
     Runner,
+    StepResult,
 )
 from vlm_server.protocol import Abort, Drain, Event, Stats, Submit
 
@@ -62,6 +63,7 @@ class EngineLoop:
         memory: MemoryProbe,
         send: Callable[[Event], None],
         preparer_threads: int,
+        max_failed_steps: int,
     ) -> None:
         self.send = send
         self._inbox = inbox
@@ -72,6 +74,8 @@ class EngineLoop:
         self._memory = memory
         self._preparers = ThreadPoolExecutor(preparer_threads, "preparer")
         self._encoder_thread = ThreadPoolExecutor(1, "encoder")
+        self._max_failed_steps = max_failed_steps
+        self._num_failed_steps = 0
         self._last_stats: Stats | None = None
         self._stats_due = 0.0
 
@@ -80,7 +84,10 @@ class EngineLoop:
         self._inbox.put(command)
 
     def run(self) -> None:
-        """Work until drained. What the runner raises ends the process: its state is unknown."""
+        """Work until drained. What the runner raises ends the process: its state is unknown.
+
+        Raises EngineBroken after `max_failed_steps` steps that failed with no token between them.
+        """
         while not (self._scheduler.is_draining and not self._scheduler.has_requests):
             self.turn()
 
@@ -102,6 +109,7 @@ class EngineLoop:
         if not plan.is_empty:
             result = self._runner.execute(plan)
             self._send_all(self._scheduler.update(plan, result))
+            self._count_failures(result)
         if time.monotonic() >= self._stats_due:
             self._send_stats()
 
@@ -134,6 +142,17 @@ class EngineLoop:
             case Drain():
                 self._scheduler.is_draining = True
                 return []
+
+    def _count_failures(self, result: StepResult) -> None:
+        """A token shows that the model works; a chunk alone does not."""
+        if result.tokens:
+            self._num_failed_steps = 0
+        elif result.error is not None:
+            self._num_failed_steps += 1
+        if self._num_failed_steps >= self._max_failed_steps:
+            raise EngineBroken(
+                f"{self._num_failed_steps} steps in a row failed, the last with: {result.error}"
+            )
 
     def _prepare(self, submit: Submit) -> None:
         """On a preparer thread: whatever happens, exactly one outcome is posted."""

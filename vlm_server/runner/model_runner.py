@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass, field
 
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.ports import NewRequest, PrefillWork, SchedulerOutput, StepResult, TokenScore
@@ -17,6 +18,19 @@ from vlm_server.runner.prefill import Prefill
 from vlm_server.runner.sampler import NO_TOKEN
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Failed:
+    """What went wrong in one step."""
+
+    requests: dict[str, RequestError] = field(default_factory=dict)
+    error: str | None = None
+
+    def take(self, error: Exception, request_ids: tuple[str, ...], message: str) -> None:
+        """`error` was raised, and ends these requests with `message`."""
+        self.error = f"{type(error).__name__}: {error}"
+        self.requests.update(dict.fromkeys(request_ids, InternalError(message)))
 
 
 class ModelRunner:
@@ -35,12 +49,13 @@ class ModelRunner:
     def execute(self, plan: SchedulerOutput) -> StepResult:
         """One step. Never raises for a request's fault: see `StepResult.failures`."""
         self._forget(plan.released)
-        failures: dict[str, RequestError] = {}
-        tokens, scores = self._decode(plan, failures)
+        failed = _Failed()
+        tokens, scores = self._decode(plan, failed)
         started = time.perf_counter()
         if plan.prefill is not None:
-            self._prefill(plan.prefill, plan.new, failures)
-        return StepResult(tokens, failures, scores, time.perf_counter() - started)
+            self._prefill(plan.prefill, plan.new, failed)
+        seconds = time.perf_counter() - started
+        return StepResult(tokens, failed.requests, scores, seconds, failed.error)
 
     def _forget(self, request_ids: tuple[str, ...]) -> None:
         for request_id in request_ids:
@@ -48,28 +63,28 @@ class ModelRunner:
         self._batch.leave(request_ids)
 
     def _decode(
-        self, plan: SchedulerOutput, failures: dict[str, RequestError]
+        self, plan: SchedulerOutput, failed: _Failed
     ) -> tuple[dict[str, int], dict[str, TokenScore]]:
         assert set(plan.decode) == set(self._batch.request_ids)
         try:
             tokens, scores = self._batch.step()
-        except Exception:
+        except Exception as error:
             logger.exception("a decode step of %d rows failed", len(plan.decode))
-            error = InternalError("the model failed while decoding")
-            failures.update(dict.fromkeys(plan.decode, error))
+            failed.take(error, plan.decode, "the model failed while decoding")
             self._batch.leave(plan.decode)
             return {}, {}
         for request_id in [name for name, token in tokens.items() if token == NO_TOKEN]:
             logger.error("a row's scores are not finite: no token can be drawn")
             del tokens[request_id]
-            failures[request_id] = InternalError("the model's scores for the next token are NaN")
+            reason = "the model's scores for the next token are NaN"
+            failed.requests[request_id] = InternalError(reason)
         return tokens, scores
 
     def _prefill(
         self,
         work: PrefillWork,
         new: tuple[NewRequest, ...],
-        failures: dict[str, RequestError],
+        failed: _Failed,
     ) -> None:
         try:
             for request in new:
@@ -79,6 +94,6 @@ class ModelRunner:
             if work.is_last:
                 self._batch.join(work.request_id, prefill, logits)
                 del self._prefills[work.request_id]
-        except Exception:
+        except Exception as error:
             logger.exception("prefilling %d tokens failed", work.end - work.start)
-            failures[work.request_id] = InternalError("the model failed while reading the prompt")
+            failed.take(error, (work.request_id,), "the model failed while reading the prompt")

@@ -156,7 +156,8 @@ class FakeRunner:
         assert len(self.rows) <= self.max_num_seqs
         work = plan.prefill
         seconds = (work.end - work.start) * self.seconds_per_token if work else 0.0
-        return StepResult(tokens, failures, prefill_seconds=seconds)
+        error = next((failure.message for failure in failures.values()), None)
+        return StepResult(tokens, failures, prefill_seconds=seconds, error=error)
 
     def _decode(self, plan: SchedulerOutput, failures: dict[str, RequestError]) -> dict[str, int]:
         assert set(plan.decode) == set(self.rows), "scheduler and runner disagree on the rows"

@@ -23,6 +23,8 @@ from tests.unit.engine.fakes import (
 )
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.scheduler import Scheduler
+from vlm_server.errors import EngineBroken
+from vlm_server.ports import SchedulerOutput, StepResult
 from vlm_server.protocol import Abort, Accepted, Drain, Event, Failed, Finished, Stats
 
 
@@ -45,6 +47,7 @@ class Engine:
             FakeMemory(),
             self.events.append,
             preparer_threads=threads,
+            max_failed_steps=3,
         )
         self.thread = threading.Thread(target=self.loop.run, daemon=True)
 
@@ -254,3 +257,65 @@ def test_what_the_runner_raises_ends_the_loop(engine: Engine):
     engine.loop.post(submit("a"))
     with pytest.raises(RuntimeError, match="the device is gone"):
         engine.loop.run()
+
+
+# ---- steps that fail -----------------------------------------------------------------
+
+
+def run_in_turn(engine: Engine, *names: str) -> None:
+    """One request after the other; those named `bad...` fail at their first chunk."""
+    for name in names:
+        if name.startswith("bad"):
+            engine.runner.failing_prefills.add(name)
+        engine.loop.post(submit(name))
+        engine.loop.run_until_idle()
+
+
+def test_steps_that_fail_in_a_row_end_the_loop_with_the_reason(engine: Engine):
+    run_in_turn(engine, "bad 1", "bad 2")
+    with pytest.raises(EngineBroken, match=r"3 steps in a row failed.*the chunk failed"):
+        run_in_turn(engine, "bad 3")
+    for name in ("bad 1", "bad 2", "bad 3"):
+        failed = engine.wait_for(Failed, name)
+        assert isinstance(failed, Failed)
+        assert failed.code == "internal_error"
+
+
+def test_a_step_that_succeeds_makes_up_for_those_that_failed(engine: Engine):
+    run_in_turn(engine, "bad 1", "bad 2", "good", "bad 3", "bad 4", "fine", "bad 5", "bad 6")
+    assert texts(engine.events) == {"good": answer_text(prompt()), "fine": answer_text(prompt())}
+
+
+def test_bad_requests_do_not_end_a_loop_that_answers_others(engine: Engine):
+    """Their chunks fail, one a step; the row that decodes beside them shows that all is well."""
+
+    class Slow(FakeRunner):  # the row must not end before the others are prepared
+        def execute(self, plan: SchedulerOutput) -> StepResult:
+            time.sleep(0.002)
+            return super().execute(plan)
+
+    engine.runner = engine.loop._runner = Slow(3, 5)
+    engine.loop.post(submit("good", max_tokens=150, ignore_eos=True))
+    while not engine.runner.rows:
+        engine.loop.turn()
+    engine.runner.failing_prefills.update(f"bad {n}" for n in range(9))
+    for n in range(9):
+        engine.loop.post(submit(f"bad {n}"))
+    engine.loop.run_until_idle()
+    good = engine.wait_for(Finished, "good")
+    assert isinstance(good, Finished)
+    assert good.usage.completion_tokens == 150
+
+
+def test_a_model_that_reads_prompts_but_can_not_decode_ends_the_loop(engine: Engine):
+    def fail_the_first_decode(name: str) -> None:
+        engine.loop.post(submit(name))
+        while not engine.runner.rows:
+            engine.loop.turn()
+        engine.runner.fails_decode = True
+        engine.loop.run_until_idle()
+
+    fail_the_first_decode("a")
+    fail_the_first_decode("b")
+    with pytest.raises(EngineBroken, match="decode failed"):
+        fail_the_first_decode("c")
