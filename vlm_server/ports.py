@@ -140,7 +140,9 @@ class Runner(Protocol):
 class Encoder(Protocol):
     """Turns pictures into features. All calls come from one thread, beside the runner's."""
 
-    def encode(self, prompt: PreparedPrompt, image_index: int) -> EncodedImage: ...
+    def encode(self, prompt: PreparedPrompt, image_index: int) -> EncodedImage:
+        """Raises RequestError for what this picture alone gets wrong."""
+        ...
 
 
 class Preparer(Protocol):

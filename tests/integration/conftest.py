@@ -19,9 +19,6 @@ from vlm_server.settings import Model
 
 __all__ = ["tiny_model"]
 
-SERVED = tuple(family for family in FAMILIES if family != "llava")
-"""LLaVA's processor fails on every picture under this version of transformers."""
-
 
 @pytest.fixture(scope="session")
 def load_tiny(tiny_model: TinyModel) -> Callable[[str], tuple[LoadedModel, MultimodalPreparer]]:
@@ -48,7 +45,7 @@ def load_mlx_vlms(
     return loaded
 
 
-@pytest.fixture(params=SERVED, scope="session")
+@pytest.fixture(params=FAMILIES, scope="session")
 def family(request: pytest.FixtureRequest) -> str:
     """The name of each family."""
     name: str = request.param

@@ -126,6 +126,8 @@ class Engine:
         if work := self.scheduler.start_encoding():
             try:
                 outcome = self.encoder.encode(work.prompt, work.image_index)
+            except RequestError as error:
+                outcome = error
             except Exception:  # noqa: BLE001 - as the loop does
                 outcome = InternalError("encoding failed")
             self._take(self.scheduler.encoded(work.request_id, outcome))

@@ -23,6 +23,7 @@ from PIL import Image
 from tests.tiny_models import FAMILIES, build
 from tests.tiny_models.fixtures import TinyModel, tiny_model
 from tests.tiny_models.pictures import picture
+from vlm_server.runner.processors import mend
 
 __all__ = ["tiny_model"]
 
@@ -30,17 +31,6 @@ MAX_CHECKPOINT_BYTES = 2 * 1024**2
 MAX_IMAGE_TOKENS = 32
 REPLY_TOKENS = 24
 FEATURES_FOR_LANGUAGE = ("position_ids", "rope_deltas", "visual_pos_masks")
-
-
-class ImagesOnly:
-    """LLaVA's image processor, which refuses the tokenizer's options that it is handed."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-        self.model_input_names = inner.model_input_names
-
-    def __call__(self, images: Any, **_: Any) -> Any:
-        return self._inner(images)
 
 
 @dataclass(frozen=True)
@@ -102,8 +92,7 @@ def family(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def loaded(family: str, tiny_model: TinyModel) -> Loaded:
     model, processor = load(str(tiny_model(family)))
-    if family == "llava":
-        processor.image_processor = ImagesOnly(processor.image_processor)
+    mend(processor)
     return Loaded(model, processor)
 
 

@@ -171,6 +171,8 @@ class EngineLoop:
         outcome: EncodedImage | RequestError
         try:
             outcome = self._encoder.encode(work.prompt, work.image_index)
+        except RequestError as error:
+            outcome = error
         except Exception:
             logger.exception("encoding a picture failed")
             outcome = InternalError("the model failed while encoding a picture")

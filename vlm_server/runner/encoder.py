@@ -7,6 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from vlm_server.errors import InternalError
 from vlm_server.ports import ImageSpan, PreparedPrompt
 
 
@@ -39,12 +40,16 @@ def encode_image(model: Any, prompt: PreparedPrompt, span: ImageSpan) -> ImageFe
     """Run the vision tower on one picture of `prompt`; the arrays are evaluated.
 
     Uses `get_input_embeddings` on the picture's own tokens: the one call that every family of
-    mlx-vlm has, whatever it does to a picture's features before they enter the text.
+    mlx-vlm has, whatever it does to a picture's features before they enter the text. Raises
+    InternalError if the rows that it makes are not as many as the tokens.
     """
     ids = mx.array(prompt.token_ids[span.start : span.end])[None]
     inputs = {key: mx.array(value) for key, value in span.inputs.items()}
     pixel_values = inputs.pop("pixel_values")
     made = model.get_input_embeddings(ids, pixel_values, mask=mx.ones_like(ids), **inputs)
+    num_rows, num_tokens = made.inputs_embeds.shape[1], ids.shape[1]
+    if num_rows != num_tokens:
+        raise InternalError(f"a picture's {num_tokens} tokens got {num_rows} rows of features")
     deepstack = made.deepstack_visual_embeds
     features = ImageFeatures(
         rows=made.inputs_embeds[0],

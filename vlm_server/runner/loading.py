@@ -16,6 +16,7 @@ from mlx_vlm.utils import get_model_type
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.runner.positions import forget_positions
+from vlm_server.runner.processors import mend
 from vlm_server.runner.towers import use_fast_tower
 from vlm_server.settings import Model as ModelSettings
 
@@ -71,6 +72,7 @@ def load(settings: ModelSettings) -> LoadedModel:
     except Exception as error:
         logger.debug("loading failed", exc_info=True)
         raise ModelLoadError(f"mlx-vlm can't load this checkpoint: {error}") from error
+    mend(processor)
     _set_dtype(model, settings.dtype)
     use_fast_tower(model)
     mx.eval(model.parameters())
