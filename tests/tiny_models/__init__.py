@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from mlx_vlm.convert import convert
 
 from tests.tiny_models import gemma, glm, idefics, internvl, llava, mistral, qwen
 from tests.tiny_models.checkpoint import Family, write
@@ -25,10 +28,22 @@ _SHAPES: dict[str, dict[str, Family]] = {
     },
     "mid": {"qwen2_5_vl": qwen.QWEN2_5_VL_MID},
 }
+GROUP_SIZE = 32
+"""The smallest that MLX has: the vision towers are 32 wide."""
 SHAPES: tuple[str, ...] = tuple(_SHAPES)
 FAMILIES: tuple[str, ...] = tuple(_SHAPES["tiny"])
 
 
-def build(family: str, folder: Path, seed: int = 0, shape: str = "tiny") -> Path:
-    """Write a checkpoint of `family` into `folder` and return it; KeyError for a stranger."""
-    return write(_SHAPES[shape][family], Path(folder), seed)
+def build(
+    family: str, folder: Path, seed: int = 0, shape: str = "tiny", bits: int | None = None
+) -> Path:
+    """Write a checkpoint of `family` into `folder` and return it; KeyError for a stranger.
+
+    With `bits`, 4 or 8, its weights are quantized as mlx-vlm does it.
+    """
+    if bits is None:
+        return write(_SHAPES[shape][family], Path(folder), seed)
+    with TemporaryDirectory() as whole:
+        write(_SHAPES[shape][family], Path(whole), seed)
+        convert(whole, str(folder), quantize=True, q_bits=bits, q_group_size=GROUP_SIZE)
+    return Path(folder)

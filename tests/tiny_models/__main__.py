@@ -19,6 +19,7 @@ def main() -> None:
     parser.add_argument(
         "--shape", choices=SHAPES, default="tiny", help="mid: 36 M parameters, qwen2_5_vl only"
     )
+    parser.add_argument("--bits", type=int, choices=(4, 8), help="quantize the weights")
     parser.add_argument("--list", action="store_true", help="print the families and end")
     wanted = parser.parse_args()
     if wanted.list:
@@ -27,7 +28,7 @@ def main() -> None:
     if wanted.family is None or wanted.out is None:
         parser.error("a family and a folder are needed (or --list)")
     try:
-        print(build(wanted.family, wanted.out, wanted.seed, wanted.shape))
+        print(build(wanted.family, wanted.out, wanted.seed, wanted.shape, wanted.bits))
     except KeyError:
         parser.error(f"{wanted.family} has no shape {wanted.shape}")
 

@@ -1,0 +1,58 @@
+"""Checkpoints with 4-bit and 8-bit weights load, and keep what every family keeps."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx.utils import tree_flatten
+
+from tests.integration.harness import Engine, ask
+from tests.integration.test_families import PROMPTS
+from tests.tiny_models import FAMILIES, build
+from vlm_server.runner.loading import LoadedModel, load
+from vlm_server.runner.preparer import MultimodalPreparer
+from vlm_server.settings import Model
+
+Served = tuple[LoadedModel, MultimodalPreparer]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module", params=[4, 8])
+def bits(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture(scope="module")
+def quantized(family: str, bits: int, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    folder = build(family, tmp_path_factory.mktemp("quantized") / family, bits=bits)
+    loaded = load(Model(path=str(folder)))
+    return loaded, MultimodalPreparer(loaded)
+
+
+def test_the_language_model_is_quantized(quantized: Served, bits: int):
+    modules = dict(quantized[0].language_model.named_modules())
+    layers = {name: module for name, module in modules.items() if "layers." in name}
+    assert not [name for name, module in layers.items() if type(module) is nn.Linear]
+    assert {module.bits for module in layers.values() if hasattr(module, "bits")} == {bits}
+    floating = {
+        array.dtype
+        for _, array in tree_flatten(quantized[0].model.parameters())
+        if mx.issubdtype(array.dtype, mx.floating)
+    }
+    assert floating == {mx.float32}, "scales and biases are cast like weights on a CPU"
+
+
+def test_batched_and_chunked_is_as_alone(quantized: Served):
+    whole = {name: Engine(*quantized).answer(ask(name, *PROMPTS[name])) for name in PROMPTS}
+    engine = Engine(*quantized, chunk_tokens=7)
+    for name in PROMPTS:
+        engine.add(ask(name, *PROMPTS[name]))
+        engine.step(2)
+    engine.run()
+    assert engine.tokens == whole
+    assert len(set(map(tuple, whole.values()))) == len(PROMPTS), "prompts matter"
