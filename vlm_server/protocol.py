@@ -83,6 +83,12 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     images: tuple[Image, ...]
     sampling: SamplingParams
 
+    @property
+    def has_media(self) -> bool:
+        """Whether there is more to prepare than text."""
+        parts = (part for message in self.messages for part in message.content)
+        return not all(isinstance(part, TextPart) for part in parts)
+
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
     request_id: str

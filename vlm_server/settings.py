@@ -107,7 +107,12 @@ class Scheduler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 0.1
     preparer_threads: Annotated[
-        int, Meta(ge=1, description="Threads that decode pictures and tokenize prompts.")
+        int,
+        Meta(
+            ge=1,
+            description="Threads that prepare requests with pictures; as many more take those "
+            "without.",
+        ),
     ] = 2
 
 

@@ -73,6 +73,7 @@ class EngineLoop:
         self._encoder = encoder
         self._memory = memory
         self._preparers = ThreadPoolExecutor(preparer_threads, "preparer")
+        self._tokenizers = ThreadPoolExecutor(preparer_threads, "tokenizer")
         self._encoder_thread = ThreadPoolExecutor(1, "encoder")
         self._max_failed_steps = max_failed_steps
         self._num_failed_steps = 0
@@ -102,7 +103,8 @@ class EngineLoop:
             self._send_stats()
         self._take_in()
         for submit in self._scheduler.start_preparing():
-            self._preparers.submit(self._prepare, submit)
+            threads = self._preparers if submit.has_media else self._tokenizers
+            threads.submit(self._prepare, submit)
         if work := self._scheduler.start_encoding():
             self._encoder_thread.submit(self._encode, work)
         plan = self._scheduler.schedule()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from vlm_server.engine.detokenizer import Decoder, Detokenizer
 from vlm_server.engine.states import State, check_transition
 from vlm_server.engine.stops import StopChecker
+from vlm_server.engine.turns import Waiting
 from vlm_server.ports import EncodedImage, PreparedPrompt
 from vlm_server.protocol import FinishReason, SamplingParams, Submit, Usage
 
@@ -21,6 +22,7 @@ class Request:
     def __init__(self, submit: Submit, sampling: SamplingParams, decoder: Decoder) -> None:
         self.request_id = submit.request_id
         self.submit: Submit | None = submit
+        self.has_media = submit.has_media
         self.sampling = sampling
         self.state = State.WAITING
         self.prompt: PreparedPrompt | None = None
@@ -53,6 +55,20 @@ class Request:
         if self.prompt is None or self.state is not State.PREFILL:
             return False
         return self.is_known_to_runner or len(self.encoded) == len(self.prompt.images)
+
+    @property
+    def pictures_left(self) -> Waiting:
+        """What it wants of the encoder."""
+        assert self.prompt is not None
+        left = len(self.prompt.images) - len(self.encoded)
+        return Waiting(self.request_id, left, is_begun=bool(self.encoded))
+
+    @property
+    def tokens_left(self) -> Waiting:
+        """What it wants of the prefill."""
+        assert self.prompt is not None
+        left = self.prompt.num_tokens - self.num_prefilled
+        return Waiting(self.request_id, left, is_begun=self.is_known_to_runner)
 
     def take_token(self, token_id: int, eos_token_ids: frozenset[int]) -> str:
         """The text that a sampled token brings; may finish the request."""

@@ -19,6 +19,7 @@ from vlm_server.engine.detokenizer import Decoder
 from vlm_server.engine.pace import PrefillPace
 from vlm_server.engine.request import Request
 from vlm_server.engine.states import State
+from vlm_server.engine.turns import Turns
 from vlm_server.errors import (
     ContextLengthExceeded,
     EngineUnavailable,
@@ -65,7 +66,7 @@ class SchedulerConfig:
 
 
 class Scheduler:
-    """First come, first served; every step decodes all rows and prefills one chunk at most.
+    """First come, first served, as `Turns` has it; a step decodes all rows and prefills one chunk.
 
     All methods are called from the inference thread. A request is tracked from `add` to its
     terminal event, and nowhere after it.
@@ -76,7 +77,10 @@ class Scheduler:
         self._decoder = decoder
         self._pace = PrefillPace(config.max_step_seconds, config.prefill_chunk_tokens)
         self._requests: dict[str, Request] = {}
+        self._prefill_turns = Turns()
+        self._encoder_turns = Turns()
         self._with_preparer: set[str] = set()
+        self._with_tokenizer: set[str] = set()
         self._with_encoder: set[str] = set()
         self._released: list[str] = []
         self.is_draining = False
@@ -103,6 +107,7 @@ class Scheduler:
     def prepared(self, request_id: str, outcome: PreparedPrompt | RequestError) -> list[Event]:
         """A preparer is done with a request, which may have been aborted meanwhile."""
         self._with_preparer.discard(request_id)
+        self._with_tokenizer.discard(request_id)
         request = self._requests.get(request_id)
         if request is None:
             return []
@@ -128,32 +133,44 @@ class Scheduler:
     # ---- what goes out -------------------------------------------------------------
 
     def start_preparing(self) -> list[Submit]:
-        """Requests that a preparer should take now, oldest first; never more than can wait.
+        """Requests that a preparer should take now, oldest first: some with media, some without.
 
-        An aborted request keeps its preparer until that is done with it.
+        Of those with media, never more than can wait: their pixels take memory. Texts take
+        little, and go past them. An aborted request keeps its preparer until that is done.
         """
-        limit = self._config.max_num_seqs + self._config.max_preparing
-        places = limit - sum(r.state is not State.WAITING for r in self._requests.values())
-        places = min(places, self._config.max_preparing - len(self._with_preparer))
-        started: list[Submit] = []
-        for request in self._in_state(State.WAITING):
-            if len(started) >= places:
-                break
+        limit = self._config.max_preparing
+        requests = [r for r in self._requests.values() if r.has_media]
+        places = self._config.max_num_seqs + limit
+        places -= sum(r.state is not State.WAITING for r in requests)
+        places = min(places, limit - len(self._with_preparer))
+        texts = limit - len(self._with_tokenizer)
+        return [
+            *self._start_preparing(self._with_preparer, places, has_media=True),
+            *self._start_preparing(self._with_tokenizer, texts, has_media=False),
+        ]
+
+    def _start_preparing(
+        self, started: set[str], places: int, *, has_media: bool
+    ) -> Iterator[Submit]:
+        waiting = [r for r in self._in_state(State.WAITING) if r.has_media is has_media]
+        for request in waiting[: max(places, 0)]:
             request.move_to(State.PREPARING)
-            self._with_preparer.add(request.request_id)
+            started.add(request.request_id)
             assert request.submit is not None
-            started.append(request.submit)
-        return started
+            yield request.submit
 
     def start_encoding(self) -> EncodeWork | None:
-        """The picture that the encoder should take now: the oldest request's next one."""
+        """The picture that the encoder should take now."""
         if self._with_encoder:
             return None
-        request = next((r for r in self._requests.values() if r.needs_encoding), None)
-        if request is None or request.prompt is None:
+        waiting = [r.pictures_left for r in self._requests.values() if r.needs_encoding]
+        request_id = self._encoder_turns.next(waiting)
+        if request_id is None:
             return None
-        self._with_encoder.add(request.request_id)
-        return EncodeWork(request.request_id, len(request.encoded), request.prompt)
+        request = self._requests[request_id]
+        assert request.prompt is not None
+        self._with_encoder.add(request_id)
+        return EncodeWork(request_id, len(request.encoded), request.prompt)
 
     def schedule(self) -> SchedulerOutput:
         """The next step. Empty if there is nothing that the runner could do."""
@@ -201,7 +218,7 @@ class Scheduler:
     @property
     def num_tracked(self) -> int:
         """Everything that is remembered of any request; 0 when idle."""
-        elsewhere = self._with_preparer | self._with_encoder
+        elsewhere = self._with_preparer | self._with_tokenizer | self._with_encoder
         return len(self._requests.keys() | elsewhere) + len(self._released)
 
     @property
@@ -231,11 +248,13 @@ class Scheduler:
         return (request for request in self._requests.values() if request.state is state)
 
     def _next_to_prefill(self, num_rows: int) -> Request | None:
-        """The prompt that was begun, which holds its KV cache already, before the oldest other."""
-        if num_rows >= self._config.max_num_seqs:
+        """Two prompts at most hold a KV cache while they wait for a row, and each gets one."""
+        room = self._config.max_num_seqs - num_rows
+        if room < 1:
             return None
-        ready = [request for request in self._requests.values() if request.can_prefill]
-        return next((r for r in ready if r.is_known_to_runner), next(iter(ready), None))
+        waiting = [r.tokens_left for r in self._requests.values() if r.can_prefill]
+        request_id = self._prefill_turns.next(waiting, has_room_for_two=room > 1)
+        return None if request_id is None else self._requests[request_id]
 
     def _next_chunk(
         self, request: Request, prompt: PreparedPrompt, *, others_wait: bool

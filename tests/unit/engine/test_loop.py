@@ -17,6 +17,7 @@ from tests.unit.engine.fakes import (
     FakeRunner,
     answer_text,
     config,
+    outcome_of,
     prompt,
     submit,
     texts,
@@ -24,8 +25,8 @@ from tests.unit.engine.fakes import (
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.scheduler import Scheduler
 from vlm_server.errors import EngineBroken
-from vlm_server.ports import SchedulerOutput, StepResult
-from vlm_server.protocol import Abort, Accepted, Drain, Event, Failed, Finished, Stats
+from vlm_server.ports import PreparedPrompt, SchedulerOutput, StepResult
+from vlm_server.protocol import Abort, Accepted, Drain, Event, Failed, Finished, Stats, Submit
 
 
 class Engine:
@@ -123,6 +124,25 @@ def test_a_slow_preparation_does_not_hold_up_the_others():
     engine.wait_for(Finished, "later")
     engine.preparer.gate.set()
     engine.wait_for(Finished, "slow")
+    engine.drain()
+
+
+def test_a_text_is_prepared_while_pictures_keep_all_preparers_busy():
+    class SlowWithPictures(FakePreparer):
+        def prepare(self, submit: Submit) -> PreparedPrompt:
+            if submit.has_media:
+                return super().prepare(submit)
+            return outcome_of(submit)
+
+    engine = Engine(threads=1)
+    engine.preparer = engine.loop._preparer = SlowWithPictures()
+    engine.preparer.gate.clear()
+    engine.thread.start()
+    engine.loop.post(submit("picture", images=1))
+    engine.loop.post(submit("text"))
+    engine.wait_for(Finished, "text")
+    engine.preparer.gate.set()
+    engine.wait_for(Finished, "picture")
     engine.drain()
 
 

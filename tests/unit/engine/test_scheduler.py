@@ -162,11 +162,11 @@ def test_no_more_rows_than_allowed():
     planner = scheduler(max_num_seqs=2, max_preparing=2)
     runner = runner_for(planner)
     for name in "abcdef":
-        planner.add(submit(name))
+        planner.add(submit(name, images=1))
     events: list[Event] = []
     while planner.has_requests:
         for started in planner.start_preparing():
-            planner.prepared(started.request_id, prompt())
+            planner.prepared(started.request_id, prompt(images=1))
         events += beat(planner, runner)
         assert len(runner.rows) <= 2
         states = [planner.count(s) for s in (State.PREPARING, State.PREFILL, State.DECODE)]
@@ -174,14 +174,72 @@ def test_no_more_rows_than_allowed():
     assert terminals(events) == list("abcdef")
 
 
-def test_no_more_are_prepared_than_allowed():
+@pytest.mark.parametrize("images", [0, 1])
+def test_no_more_are_prepared_than_allowed(images: int):
     planner = scheduler(max_num_seqs=9, max_preparing=2)
     for name in "abcd":
-        planner.add(submit(name))
+        planner.add(submit(name, images=images))
     assert [s.request_id for s in planner.start_preparing()] == ["a", "b"]
     assert planner.start_preparing() == []
     planner.prepared("b", prompt())
     assert [s.request_id for s in planner.start_preparing()] == ["c"]
+
+
+def test_a_text_goes_past_pictures_that_wait_for_anything():
+    """For a preparer, for a place among the prepared ones, for the encoder."""
+    planner = scheduler(max_num_seqs=2, max_preparing=2)
+    runner = runner_for(planner)
+    for number in range(9):
+        planner.add(submit(f"picture {number}", images=1))
+    for _ in range(2):
+        for started in planner.start_preparing():
+            planner.prepared(started.request_id, prompt(images=1))
+    assert planner.count(State.PREFILL) == 4
+    assert [s.request_id for s in planner.start_preparing()] == [], "no place for more pixels"
+    assert planner.start_encoding()
+    planner.add(submit("text"))
+    (started,) = planner.start_preparing()
+    planner.prepared(started.request_id, prompt())
+    events: list[Event] = []
+    while "text" not in terminals(events):
+        plan = planner.schedule()
+        assert not plan.is_empty
+        events += planner.update(plan, runner.execute(plan))
+
+
+def test_a_short_prompt_goes_between_the_chunks_of_a_long_one():
+    planner = scheduler(prefill_chunk_tokens=2, context_tokens=1000)
+    runner = runner_for(planner)
+    add(planner, "long", text="x" * 40)
+    beat(planner, runner)
+    add(planner, "short", "second", text="hello")
+    run(planner, runner)
+    course = [plan.prefill.request_id for plan in runner.plans if plan.prefill]
+    assert course[:8] == ["long", "short"] * 3 + ["long", "second"]
+    assert course[-1] == "long"
+
+
+def test_a_prompt_that_was_begun_keeps_its_row():
+    """Else it would hold its KV cache while others come and go."""
+    planner = scheduler(prefill_chunk_tokens=2, max_num_seqs=2, context_tokens=1000)
+    runner = runner_for(planner)
+    add(planner, "row", max_tokens=900, ignore_eos=True)
+    while not runner.rows:
+        beat(planner, runner)
+    add(planner, "long", text="x" * 40)
+    beat(planner, runner)
+    add(planner, "short", text="hi")
+    while "long" not in runner.rows:
+        beat(planner, runner)
+        assert "short" not in runner.rows
+
+
+def test_a_request_with_few_pictures_goes_between_those_of_one_with_many():
+    planner = scheduler(max_preparing=3)
+    add(planner, "many", images=5)
+    add(planner, "one", "two", images=1)
+    order = [work.request_id for work in encode_all(planner)]
+    assert order == ["many", "one", "many", "two", "many", "many", "many"]
 
 
 def test_an_aborted_preparation_keeps_its_place_until_it_is_over():

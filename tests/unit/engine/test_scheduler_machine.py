@@ -34,6 +34,8 @@ from vlm_server.ports import EncodeWork
 from vlm_server.protocol import Accepted, Event, Failed, Finished, Submit, Tokens
 
 MAX_NUM_SEQS, CHUNK, MAX_PREPARING = 3, 4, 2
+ROUNDS_PER_REQUEST = 100
+"""More than its pictures, its chunks and its answer take, with as much for who goes between."""
 TEXTS = st.text("ab é😀", min_size=1, max_size=14)
 
 
@@ -77,7 +79,9 @@ class Lives(RuleBasedStateMachine):
     def start_preparing(self) -> None:
         for started in self.scheduler.start_preparing():
             self.preparing[started.request_id] = started
-        assert len(self.preparing) <= MAX_PREPARING
+        with_media = [submit for submit in self.preparing.values() if submit.has_media]
+        assert len(with_media) <= MAX_PREPARING
+        assert len(self.preparing) - len(with_media) <= MAX_PREPARING
 
     @precondition(lambda self: self.preparing)
     @rule(data=st.data())
@@ -124,28 +128,48 @@ class Lives(RuleBasedStateMachine):
         self.beat()
         self.runner.fails_decode = False
 
+    @precondition(lambda self: self.asked.keys() - self.ended.keys())
+    @rule(text=TEXTS, images=st.integers(0, 2))
+    def nobody_waits_for_ever(self, text: str, images: int) -> None:
+        """One more comes in every round, and yet the youngest of now ends within a bound."""
+        live = [name for name in self.asked if name not in self.ended]
+        newcomers: list[str] = []
+        for _ in range(ROUNDS_PER_REQUEST * len(live)):
+            newcomers.append(self.arrive(text, images, None, ""))
+            self.round()
+            if live[-1] in self.ended:
+                break
+        assert live[-1] in self.ended, "it waits for ever"
+        for name in newcomers:
+            if name not in self.ended:
+                self.abort(name)
+
     @rule()
     def forget_nothing(self) -> None:
         """Let everything end, and look at what is left."""
         for _ in range(2000):
             if not (self.scheduler.num_tracked or self.preparing):
                 break
-            self.start_preparing()
-            self.start_encoding()
-            if self.encoding:
-                self.finish_encoding(False)
-            for name in list(self.preparing):
-                try:
-                    made: object = outcome_of(self.preparing.pop(name))
-                except Exception:  # noqa: BLE001
-                    made = InternalError("not prepared")
-                self.take(self.scheduler.prepared(name, made))  # type: ignore[arg-type]
-            self.beat()
+            self.round()
         assert self.scheduler.num_tracked == 0
         assert self.runner.num_tracked == 0
         assert self.ended.keys() == self.asked.keys()
 
     # ---- how it is carried out -------------------------------------------------------
+
+    def round(self) -> None:
+        """What may be prepared is, one picture is encoded, and one step is done."""
+        self.start_preparing()
+        self.start_encoding()
+        if self.encoding:
+            self.finish_encoding(False)
+        for name in list(self.preparing):
+            try:
+                made: object = outcome_of(self.preparing.pop(name))
+            except Exception:  # noqa: BLE001
+                made = InternalError("not prepared")
+            self.take(self.scheduler.prepared(name, made))  # type: ignore[arg-type]
+        self.beat()
 
     def beat(self) -> None:
         requests = self.scheduler._requests.values()

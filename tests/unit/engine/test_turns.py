@@ -1,0 +1,107 @@
+"""The oldest and the shortest take turns, and nobody waits for ever."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vlm_server.engine.turns import Turns, Waiting
+
+
+@dataclass
+class Job:
+    name: str
+    left: int
+    is_begun: bool = False
+
+
+class Queue:
+    """Jobs in the order in which they came; one unit of one of them is done in a turn."""
+
+    def __init__(self) -> None:
+        self.turns = Turns()
+        self.jobs: list[Job] = []
+        self.done: list[str] = []
+
+    def add(self, name: str, left: int) -> None:
+        self.jobs.append(Job(name, left))
+
+    def turn(self, **kwargs: bool) -> str | None:
+        waiting = [Waiting(job.name, job.left, job.is_begun) for job in self.jobs]
+        name = self.turns.next(waiting, **kwargs)
+        for job in [job for job in self.jobs if job.name == name]:
+            job.left, job.is_begun = job.left - 1, True
+            if not job.left:
+                self.jobs.remove(job)
+                self.done.append(job.name)
+        assert sum(job.is_begun for job in self.jobs) <= 2
+        return name
+
+    def run(self, **kwargs: bool) -> str:
+        """The whole course of turns, a letter each."""
+        course = ""
+        while name := self.turn(**kwargs):
+            course += name
+        return course
+
+
+def queue(**jobs: int) -> Queue:
+    made = Queue()
+    for name, left in jobs.items():
+        made.add(name, left)
+    return made
+
+
+def test_equals_come_one_after_the_other():
+    assert queue(a=3, b=3, c=3).run() == "aaabbbccc"
+
+
+def test_a_short_one_goes_between_the_turns_of_a_long_one():
+    assert queue(a=5, b=1).run() == "abaaaa"
+    assert queue(a=6, b=2).run() == "ababaaaa"
+
+
+def test_the_shortest_goes_first_but_what_was_begun_is_finished():
+    assert queue(a=9, b=3, c=2).run() == "acacababab" + "aaaa"
+    made = queue(a=9, b=3)
+    assert [made.turn(), made.turn()] == ["a", "b"]
+    made.add("c", 1)
+    assert made.run().startswith("ababac")
+
+
+def test_without_room_for_two_the_oldest_is_finished_first():
+    assert queue(a=4, b=1, c=1).run(has_room_for_two=False) == "aaaabc"
+
+
+def test_nobody_waits_is_no_turn():
+    assert Turns().next([]) is None
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 12), st.integers(1, 9)), min_size=1, max_size=20),
+    st.integers(1, 9),
+    st.sampled_from([True, False]),
+)
+def test_whoever_keeps_coming_nobody_waits_for_more_than_twice_the_work_before_it(
+    jobs: list[tuple[int, int]], newcomer: int, has_room_for_two: bool
+):
+    """`jobs` come at these turns; one more comes at every turn."""
+    made = Queue()
+    arrivals = sorted((when, n, left) for n, (when, left) in enumerate(jobs))
+    bounds: dict[str, int] = {}
+    for turn in range(500):
+        while arrivals and arrivals[0][0] <= turn:
+            _, number, left = arrivals.pop(0)
+            before = sum(job.left for job in made.jobs)
+            made.add(f"job {number}", left)
+            bounds[f"job {number}"] = turn + 2 * (before + left)
+        if not arrivals and not bounds:
+            return
+        made.add(f"newcomer {turn}", newcomer)
+        made.turn(has_room_for_two=has_room_for_two)
+        for name in [name for name in bounds if name in made.done]:
+            assert turn <= bounds.pop(name)
+        assert all(turn <= bound for bound in bounds.values())
+    raise AssertionError("somebody waits for ever")
