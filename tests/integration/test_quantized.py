@@ -38,7 +38,9 @@ def test_the_language_model_is_quantized(quantized: Served, bits: int):
     modules = dict(quantized[0].language_model.named_modules())
     layers = {name: module for name, module in modules.items() if "layers." in name}
     assert not [name for name, module in layers.items() if type(module) is nn.Linear]
-    assert {module.bits for module in layers.values() if hasattr(module, "bits")} == {bits}
+    found = {module.bits for module in layers.values() if hasattr(module, "bits")}
+    assert bits in found
+    assert found <= {bits, 8}, "routers of experts have 8 bits always"
     floating = {
         array.dtype
         for _, array in tree_flatten(quantized[0].model.parameters())

@@ -25,6 +25,7 @@ _SHAPES: dict[str, dict[str, Family]] = {
         "internvl": internvl.INTERNVL,
         "glm4v": glm.GLM4V,
         "llava": llava.LLAVA,
+        "qwen3_5_moe": qwen.QWEN3_5_MOE,
     },
     "mid": {"qwen2_5_vl": qwen.QWEN2_5_VL_MID},
 }

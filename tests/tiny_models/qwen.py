@@ -251,9 +251,11 @@ def _qwen3_vl_moe(vocabulary: Vocabulary) -> Checkpoint:
     )
 
 
-def _qwen3_5(vocabulary: Vocabulary) -> Checkpoint:
+def _qwen3_hybrid(
+    vocabulary: Vocabulary, model_type: str, architecture: str, **further: Any
+) -> Checkpoint:
     text = _text(
-        model_type="qwen3_5_text",
+        model_type=f"{model_type}_text",
         vocab_size=len(vocabulary),
         head_dim=32,
         attention_bias=False,
@@ -271,18 +273,35 @@ def _qwen3_5(vocabulary: Vocabulary) -> Checkpoint:
             "mrope_interleaved": True,
             "mrope_section": [4, 2, 2],
         },
+        **further,
     )
     config: Json = {
-        "architectures": ["Qwen3_5ForConditionalGeneration"],
-        "model_type": "qwen3_5",
+        "architectures": [architecture],
+        "model_type": model_type,
         "tie_word_embeddings": False,
         "text_config": text,
-        "vision_config": _qwen3_vision("qwen3_5", deepstack=[]),
+        "vision_config": _qwen3_vision(model_type, deepstack=[]),
     }
     return _checkpoint(
         config | _ids(vocabulary),
         CONTENT + MESSAGES + THINKING,
         _processors(16, 0.5, 0.5),
+    )
+
+
+def _qwen3_5(vocabulary: Vocabulary) -> Checkpoint:
+    return _qwen3_hybrid(vocabulary, "qwen3_5", "Qwen3_5ForConditionalGeneration")
+
+
+def _qwen3_5_moe(vocabulary: Vocabulary) -> Checkpoint:
+    return _qwen3_hybrid(
+        vocabulary,
+        "qwen3_5_moe",
+        "Qwen3_5MoeForConditionalGeneration",
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=64,
     )
 
 
@@ -292,3 +311,4 @@ QWEN2_5_VL_MID = Family(SPECIALS, _qwen2_5_vl_mid)
 QWEN3_VL = Family(SPECIALS, _qwen3_vl)
 QWEN3_VL_MOE = Family(SPECIALS, _qwen3_vl_moe)
 QWEN3_5 = Family(SPECIALS + THINK, _qwen3_5)
+QWEN3_5_MOE = Family(SPECIALS + THINK, _qwen3_5_moe)

@@ -15,6 +15,7 @@ from mlx_vlm.models.cache import make_prompt_cache
 from mlx_vlm.utils import get_model_type
 
 from vlm_server.errors import ModelLoadError
+from vlm_server.runner.families import CHECKED
 from vlm_server.runner.positions import forget_positions
 from vlm_server.runner.processors import mend
 from vlm_server.runner.towers import use_fast_tower
@@ -72,6 +73,7 @@ def load(settings: ModelSettings) -> LoadedModel:
     except Exception as error:
         logger.debug("loading failed", exc_info=True)
         raise ModelLoadError(f"mlx-vlm can't load this checkpoint: {error}") from error
+    _warn_of_unchecked(str(config["model_type"]))
     mend(processor)
     _set_dtype(model, settings.dtype)
     use_fast_tower(model)
@@ -122,6 +124,15 @@ def _refuse_unsafe(config: dict[str, Any]) -> None:
         raise ModelLoadError(f"mlx-vlm runs code from checkpoints of {config['model_type']}")
     if config.get("is_encoder_decoder") or config["model_type"] == "florence2":
         raise ModelLoadError(f"{config['model_type']} is an encoder-decoder model")
+
+
+def _warn_of_unchecked(model_type: str) -> None:
+    if model_type not in CHECKED:
+        logger.warning(
+            "%s is not one of the families that are checked (docs/families.md): its answers may "
+            "be wrong where prompts are chunked or requests batched",
+            model_type,
+        )
 
 
 def _set_dtype(model: Any, name: str) -> None:

@@ -1,0 +1,48 @@
+"""The table of families, the list that loading knows, and the tiny checkpoints name the same."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.tiny_models import FAMILIES, build
+from vlm_server.runner.families import CHECKED
+from vlm_server.runner.loading import load
+from vlm_server.settings import Model
+
+TABLE = Path(__file__).parents[2] / "docs" / "families.md"
+
+
+def test_the_table_is_what_is_checked():
+    checked = TABLE.read_text().partition("## Others")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", checked, re.MULTILINE)) == CHECKED
+    assert set(FAMILIES) == CHECKED
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "pixtral"])
+def test_a_checked_family_loads_without_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, family: str
+):
+    with caplog.at_level(logging.WARNING, "vlm_server"):
+        load(Model(path=str(build(family, tmp_path))))
+    assert not caplog.records
+
+
+def test_another_family_loads_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """LLaVA-NeXT: LLaVA's modules and one more vector."""
+    folder = build("llava", tmp_path)
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": "llava_next"}
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = load_file(folder / "model.safetensors")
+    newline = np.zeros(config["text_config"]["hidden_size"], np.float32)
+    save_file(weights | {"image_newline": newline}, folder / "model.safetensors", {"format": "mlx"})
+    with caplog.at_level(logging.WARNING, "vlm_server"):
+        assert load(Model(path=str(folder))).model_type == "llava_next"
+    (record,) = caplog.records
+    assert "llava_next is not one of the families" in record.getMessage()
