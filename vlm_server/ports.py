@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,13 @@ EncodedImage = Any
 """What an `Encoder` made of one picture: device arrays that only `runner` can read."""
 
 
+class RowId(NamedTuple):
+    """A row of the decode batch: one choice of a request."""
+
+    request_id: str
+    choice: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class NewRequest:
     """A request that the runner meets for the first time in this plan."""
@@ -73,7 +80,10 @@ class EncodeWork:
 
 @dataclass(frozen=True, slots=True)
 class PrefillWork:
-    """Prefill tokens `start` to `end`; if `is_last`, sample and join the decode batch."""
+    """Prefill tokens `start` to `end`; if `is_last`, sample and join the decode batch.
+
+    All rows of the request, `sampling.n`, join at once.
+    """
 
     request_id: str
     start: int
@@ -83,11 +93,14 @@ class PrefillWork:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """One step: forget `released`, meet `new`, decode the rows named, and one prompt's chunk."""
+    """One step: forget `released`, meet `new`, decode the rows named, and one prompt's chunk.
 
-    released: tuple[str, ...] = ()
+    A row may be released before it joined: then its prompt is forgotten.
+    """
+
+    released: tuple[RowId, ...] = ()
     new: tuple[NewRequest, ...] = ()
-    decode: tuple[str, ...] = ()
+    decode: tuple[RowId, ...] = ()
     prefill: PrefillWork | None = None
 
     @property
@@ -110,14 +123,15 @@ class TokenScore:
 class StepResult:
     """What a step brought: tokens that are known by now, and requests that failed alone.
 
+    A request that is among the failures fails with all its rows.
     `logprobs` holds an entry for each token whose request asked for them. A runner may run
     one step ahead: a token may belong to the step before, and a row's token may be missing in
     the step that launched it. `error` is what the model or the device raised, if they did.
     """
 
-    tokens: Mapping[str, int] = field(default_factory=dict)
+    tokens: Mapping[RowId, int] = field(default_factory=dict)
     failures: Mapping[str, RequestError] = field(default_factory=dict)
-    logprobs: Mapping[str, TokenScore] = field(default_factory=dict)
+    logprobs: Mapping[RowId, TokenScore] = field(default_factory=dict)
     prefill_seconds: float = 0.0
     error: str | None = None
 

@@ -17,7 +17,7 @@ from vlm_server import settings
 FRAME_HEADER = struct.Struct(">I")
 MAX_FRAME_BYTES = 1 << 30
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length"]
 
 
 class TextPart(msgspec.Struct, frozen=True, tag="text"):
@@ -54,6 +54,7 @@ class Image(msgspec.Struct, frozen=True):
 class SamplingParams(msgspec.Struct, frozen=True):
     """How one request draws its tokens. `temperature` 0 is greedy; `top_k` 0 is off.
 
+    `n` answers, its choices, are drawn side by side from one prompt; the limits are each one's.
     Presence and frequency penalties count the answer's tokens, the repetition penalty those of
     the prompt too. `logprobs` is how many alternatives to report for each token; None reports
     nothing. `min_tokens` keeps end tokens from being drawn, `ignore_eos` from ending anything.
@@ -75,6 +76,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
     min_tokens: int = 0
     ignore_eos: bool = False
     logprobs: int | None = None
+    n: int = 1
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -111,7 +113,10 @@ Command = Start | Submit | Abort | Drain
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Token counts of one request; `prompt_tokens` counts those of the pictures too."""
+    """Token counts of one request, of all its choices together.
+
+    `prompt_tokens` counts those of the pictures too.
+    """
 
     prompt_tokens: int
     completion_tokens: int
@@ -158,12 +163,17 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """New text of one request; may be empty while bytes or a possible stop are held back."""
+    """New text of one choice; may be empty while bytes or a possible stop are held back.
+
+    The last of a choice, and no other, says why the choice ended.
+    """
 
     request_id: str
     text: str
     num_tokens: int
     logprobs: tuple[TokenLogprob, ...] = ()
+    choice: int = 0
+    finish_reason: FinishReason | None = None
 
 
 class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
@@ -173,9 +183,11 @@ class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
+    """All choices have ended, or the request was aborted."""
+
     request_id: str
-    finish_reason: FinishReason
     usage: Usage
+    is_aborted: bool = False
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

@@ -11,7 +11,7 @@ from PIL import Image as PillowImage
 
 from vlm_server.engine.scheduler import Scheduler, SchedulerConfig
 from vlm_server.errors import InternalError, RequestError
-from vlm_server.ports import PreparedPrompt
+from vlm_server.ports import PreparedPrompt, RowId
 from vlm_server.protocol import (
     Event,
     Failed,
@@ -76,8 +76,9 @@ class Engine:
     preparer: MultimodalPreparer
     chunk_tokens: int = 512
     max_num_seqs: int = 8
-    tokens: dict[str, list[int]] = field(default_factory=dict)
-    texts: dict[str, str] = field(default_factory=dict)
+    rows: dict[RowId, list[int]] = field(default_factory=dict)
+    """All tokens of each choice."""
+    row_texts: dict[RowId, str] = field(default_factory=dict)
     ends: dict[str, Finished | Failed] = field(default_factory=dict)
     prompts: dict[str, PreparedPrompt] = field(default_factory=dict)
 
@@ -96,6 +97,16 @@ class Engine:
             default_top_p=self.loaded.default_top_p,
         )
         self.scheduler = Scheduler(config, self.loaded.backend)
+
+    @property
+    def tokens(self) -> dict[str, list[int]]:
+        """All tokens of each request's first choice."""
+        return {row.request_id: tokens for row, tokens in self.rows.items() if not row.choice}
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """All the text of each request's first choice."""
+        return {row.request_id: text for row, text in self.row_texts.items() if not row.choice}
 
     def add(self, submit: Submit) -> None:
         self._take(self.scheduler.add(submit))
@@ -117,8 +128,8 @@ class Engine:
             if plan.is_empty:
                 continue
             result = self.runner.execute(plan)
-            for request_id, token in result.tokens.items():
-                self.tokens.setdefault(request_id, []).append(token)
+            for row, token in result.tokens.items():
+                self.rows.setdefault(row, []).append(token)
             self._take(self.scheduler.update(plan, result))
 
     def encode(self) -> None:
@@ -157,8 +168,8 @@ class Engine:
             match event:
                 case Tokens(deltas):
                     for delta in deltas:
-                        told = self.texts.get(delta.request_id, "")
-                        self.texts[delta.request_id] = told + delta.text
+                        row = RowId(delta.request_id, delta.choice)
+                        self.row_texts[row] = self.row_texts.get(row, "") + delta.text
                 case Finished() | Failed():
                     assert event.request_id not in self.ends
                     self.ends[event.request_id] = event

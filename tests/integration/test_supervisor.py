@@ -93,7 +93,8 @@ async def test_a_request_is_accepted_streamed_and_finished(supervisor: Superviso
     assert isinstance(events[0], Accepted)
     assert all(isinstance(event, Tokens) for event in events[1:-1])
     assert isinstance(events[-1], Finished)
-    assert events[-1].finish_reason == "length"
+    assert isinstance(events[-2], Tokens)
+    assert events[-2].deltas[-1].finish_reason == "length"
     assert events[-1].usage.completion_tokens == len(events) - 2 == 10
     assert text_of(events)
 

@@ -62,12 +62,15 @@ class ChatCompletions:
         model = self._engine.status.model_name
         render = Renderer(call.submit.request_id, model, call.include_usage)
         is_stream, events = call.stream, self._engine.stream(call.submit)
+        num_choices = call.submit.sampling.n
         del call  # the pictures are the engine's now
         async with aclosing(_events(events, line)) as answer:
             if is_stream:
                 await _stream(answer, render, sse.EventStream(send), line)
             else:
-                response = Response(await _whole(answer, render), media_type="application/json")
+                response = Response(
+                    await _whole(answer, render, num_choices), media_type="application/json"
+                )
                 await response(scope, receive, send)
 
     async def _read_call(self, data: bytearray, request_id: str) -> ChatCall:
@@ -77,30 +80,28 @@ class ChatCompletions:
 
 
 async def _events(events: AsyncGenerator[RequestEvent, None], line: Record) -> Answer:
-    """The request's texts, none of them empty, then its `Finished`. Raises RequestError.
+    """The request's texts and its choices' ends, then its `Finished`. Raises RequestError.
 
-    Log probabilities of tokens without text come with the next text; after the last one, with
-    an empty one.
+    Log probabilities of tokens without text come with the choice's next text, or with its end.
     The engine's events are over before the ending is passed on: a client that closes its
     connection as soon as it has its answer aborts nothing.
     """
     ending: Finished | Failed | None = None
-    held: tuple[TokenLogprob, ...] = ()
+    held: dict[int, tuple[TokenLogprob, ...]] = {}
     async with aclosing(events):
         async for event in events:
             if isinstance(event, Tokens):
                 for delta in event.deltas:
-                    held += delta.logprobs
+                    logprobs = held.pop(delta.choice, ()) + delta.logprobs
+                    if not (delta.text or delta.finish_reason):
+                        held[delta.choice] = logprobs
+                        continue
                     if delta.text:
                         line.first_text()
-                        yield msgspec.structs.replace(delta, logprobs=held)
-                        held = ()
+                    yield msgspec.structs.replace(delta, logprobs=logprobs)
             elif isinstance(event, Finished | Failed):
                 ending = event
-    finished = _checked(ending, line)
-    if held:
-        yield Delta(finished.request_id, "", 0, held)
-    yield finished
+    yield _checked(ending, line)
 
 
 def _checked(ending: Finished | Failed | None, line: Record) -> Finished:
@@ -109,42 +110,47 @@ def _checked(ending: Finished | Failed | None, line: Record) -> Finished:
         raise InternalError("The engine's answer has no end.")
     if isinstance(ending, Failed):
         raise RequestError.from_code(ending.code, ending.message, ending.param)
-    if ending.finish_reason == "abort":
+    if ending.is_aborted:
         raise EngineUnavailable("The engine gave this request up.")
     line.completion_tokens = ending.usage.completion_tokens
     return ending
 
 
-async def _whole(answer: Answer, render: Renderer) -> bytes:
-    pieces: list[str] = []
-    logprobs: list[TokenLogprob] = []
+async def _whole(answer: Answer, render: Renderer, num_choices: int) -> bytes:
+    choices: list[list[Delta]] = [[] for _ in range(num_choices)]
     async for event in answer:
         if isinstance(event, Finished):
-            return render.completion("".join(pieces), logprobs, event)
-        pieces.append(event.text)
-        logprobs += event.logprobs
+            return render.completion(choices, event)
+        choices[event.choice].append(event)
     raise InternalError("The engine's answer has no end.")
 
 
 async def _stream(answer: Answer, render: Renderer, stream: sse.EventStream, line: Record) -> None:
-    """Until its first event, a stream fails with a status; after it, with an error event."""
+    """Until its first event, a stream fails with a status; after it, with an error event.
+
+    A choice's end goes out with whatever comes next: the last one's with the stream's own, so
+    that a client that leaves at the sight of it has left nothing undone.
+    """
+    chunks: list[bytes] = []
+    begun: set[int] = set()
     try:
         async for event in answer:
-            chunks = [] if stream.started else [render.role()]
             if isinstance(event, Finished):
-                chunks += _ending(render, event)
+                chunks += [render.usage(event)] if render.include_usage else []
                 await stream.end(*map(sse.event, chunks), sse.DONE)
-            else:
+                return
+            if event.choice not in begun:
+                begun.add(event.choice)
+                chunks.append(render.role(event))
+            if event.text or event.logprobs:
                 await stream.write(*map(sse.event, [*chunks, render.text(event)]))
+                chunks = []
+            if event.finish_reason:
+                chunks.append(render.finish(event))
     except Exception as error:
         if not stream.started:
             raise
         await stream.end(sse.event(openai_errors.encode(_as_request_error(error, line))))
-
-
-def _ending(render: Renderer, finished: Finished) -> list[bytes]:
-    usage = [render.usage(finished)] if render.include_usage else []
-    return [render.finish(finished), *usage]
 
 
 def _as_request_error(error: Exception, line: Record) -> RequestError:

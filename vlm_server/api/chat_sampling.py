@@ -32,6 +32,7 @@ def read_sampling(request: ChatRequest, limits: Limits) -> SamplingParams:
         min_tokens=_min_tokens(request.min_tokens or 0, max_tokens),
         ignore_eos=bool(request.ignore_eos),
         logprobs=_logprobs(bool(request.logprobs), request.top_logprobs or 0),
+        n=request.n or 1,
     )
 
 

@@ -17,6 +17,7 @@ INT64_MAX = 2**63 - 1
 MAX_STOP_CHARS = 256
 MAX_BIASES = 1024
 MAX_TOP_LOGPROBS = 20
+MAX_CHOICES = 8
 
 HARMLESS = frozenset(
     {"metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "user"}
@@ -28,7 +29,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "function_call": (None, "none", "auto"),
     "functions": (None, []),
     "modalities": (None, ["text"]),
-    "n": (None, 1),
     "parallel_tool_calls": (None, False, True),
     "prediction": (None,),
     "reasoning_effort": (None,),
@@ -105,6 +105,7 @@ class ChatRequest(Struct, forbid_unknown_fields=True):
     repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=INT32_MAX)] | None = None
     ignore_eos: bool | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
 
 
 def parse(body: bytes | bytearray) -> ChatRequest:

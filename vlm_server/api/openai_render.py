@@ -92,21 +92,24 @@ class Renderer:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def completion(
-        self, text: str, logprobs: Sequence[protocol.TokenLogprob], finished: protocol.Finished
+        self, choices: Sequence[Sequence[protocol.Delta]], finished: protocol.Finished
     ) -> bytes:
-        choice = Choice(AnswerMessage(text), finished.finish_reason, logprobs=_logprobs(logprobs))
+        """`choices` holds all deltas of each choice."""
+        answers = tuple(_choice(index, deltas) for index, deltas in enumerate(choices))
         usage = _usage(finished.usage)
-        return _encode(Completion(self.id, self.created, self.model, (choice,), usage))
+        return _encode(Completion(self.id, self.created, self.model, answers, usage))
 
-    def role(self) -> bytes:
-        return self._chunk(ChunkChoice(Delta(role="assistant", content="")))
+    def role(self, delta: protocol.Delta) -> bytes:
+        return self._chunk(ChunkChoice(Delta(role="assistant", content=""), index=delta.choice))
 
     def text(self, delta: protocol.Delta) -> bytes:
-        logprobs = _logprobs(delta.logprobs)
-        return self._chunk(ChunkChoice(Delta(content=delta.text), logprobs=logprobs))
+        choice = ChunkChoice(
+            Delta(content=delta.text), index=delta.choice, logprobs=_logprobs(delta.logprobs)
+        )
+        return self._chunk(choice)
 
-    def finish(self, finished: protocol.Finished) -> bytes:
-        return self._chunk(ChunkChoice(Delta(), finish_reason=finished.finish_reason))
+    def finish(self, delta: protocol.Delta) -> bytes:
+        return self._chunk(ChunkChoice(Delta(), delta.finish_reason, delta.choice))
 
     def usage(self, finished: protocol.Finished) -> bytes:
         return _encode(Chunk(self.id, self.created, self.model, (), _usage(finished.usage)))
@@ -120,6 +123,15 @@ _encode = msgspec.json.Encoder().encode
 
 _IMPOSSIBLE = -9999.0
 """OpenAI's number for a logarithm that JSON cannot hold."""
+
+
+def _choice(index: int, deltas: Sequence[protocol.Delta]) -> Choice:
+    """A whole answer; its last delta says how it ended."""
+    finish_reason = deltas[-1].finish_reason
+    assert finish_reason is not None
+    text = "".join(delta.text for delta in deltas)
+    logprobs = [entry for delta in deltas for entry in delta.logprobs]
+    return Choice(AnswerMessage(text), finish_reason, index, _logprobs(logprobs))
 
 
 def _logprobs(entries: Sequence[protocol.TokenLogprob]) -> Logprobs | None:

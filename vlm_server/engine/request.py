@@ -1,23 +1,17 @@
-"""One request's life inside the engine. Knows states, tokens and text; knows no queue."""
+"""One request's life inside the engine. Knows states, prompts and choices; knows no queue."""
 
 from __future__ import annotations
 
-from vlm_server.engine.detokenizer import Decoder, Detokenizer
+from vlm_server.engine.choice import Choice
+from vlm_server.engine.detokenizer import Decoder
 from vlm_server.engine.states import State, check_transition
-from vlm_server.engine.stops import StopChecker
 from vlm_server.engine.turns import Waiting
-from vlm_server.ports import EncodedImage, PreparedPrompt
-from vlm_server.protocol import FinishReason, SamplingParams, Submit, Usage
-
-_FINISHED: dict[FinishReason, State] = {
-    "stop": State.FINISHED_STOPPED,
-    "length": State.FINISHED_LENGTH,
-    "abort": State.FINISHED_ABORTED,
-}
+from vlm_server.ports import EncodedImage, PreparedPrompt, RowId
+from vlm_server.protocol import SamplingParams, Submit, Usage
 
 
 class Request:
-    """State, progress and output of one request; `Scheduler` alone changes it."""
+    """State and progress of one request, and its choices; `Scheduler` alone changes it."""
 
     def __init__(self, submit: Submit, sampling: SamplingParams, decoder: Decoder) -> None:
         self.request_id = submit.request_id
@@ -29,10 +23,8 @@ class Request:
         self.max_tokens = sampling.max_tokens or 0
         self.encoded: list[EncodedImage] = []
         self.num_prefilled = 0
-        self.num_generated = 0
         self.is_known_to_runner = False
-        self._detokenizer = Detokenizer(decoder)
-        self._stops = StopChecker(sampling.stop)
+        self.choices = tuple(Choice(sampling, decoder) for _ in range(sampling.n))
 
     def move_to(self, state: State) -> None:
         """Raises IllegalTransition for a move that no request may make."""
@@ -65,40 +57,30 @@ class Request:
 
     @property
     def tokens_left(self) -> Waiting:
-        """What it wants of the prefill."""
+        """What it wants of the prefill, which all its rows come from."""
         assert self.prompt is not None
         left = self.prompt.num_tokens - self.num_prefilled
-        return Waiting(self.request_id, left, is_begun=self.is_known_to_runner)
-
-    def take_token(self, token_id: int, eos_token_ids: frozenset[int]) -> str:
-        """The text that a sampled token brings; may finish the request."""
-        self.num_generated += 1
-        if token_id in eos_token_ids and not self.sampling.ignore_eos:
-            self.finish("stop")
-            return self._last_text()[0]
-        text, is_stopped = self._stops.push(self._detokenizer.push(token_id))
-        is_last = self.num_generated >= self.max_tokens
-        if is_last and not is_stopped:
-            rest, is_stopped = self._last_text()
-            text += rest
-        if is_stopped or is_last:
-            self.finish("stop" if is_stopped else "length")
-        return text
-
-    def finish(self, reason: FinishReason) -> None:
-        self.move_to(_FINISHED[reason])
+        is_begun = self.is_known_to_runner
+        return Waiting(self.request_id, left, is_begun, num_rows=len(self.choices))
 
     @property
-    def finish_reason(self) -> FinishReason | None:
-        """Why the request ended; None while it lives and when it failed."""
-        return next((name for name, state in _FINISHED.items() if state is self.state), None)
+    def rows(self) -> list[RowId]:
+        """A row for each choice that has not ended."""
+        return [
+            RowId(self.request_id, number)
+            for number, choice in enumerate(self.choices)
+            if choice.finish_reason is None
+        ]
+
+    def take_token(self, number: int, token_id: int, eos_token_ids: frozenset[int]) -> str:
+        """The text that a token of choice `number` brings; the last choice to end finishes it."""
+        text = self.choices[number].take_token(token_id, eos_token_ids, self.max_tokens)
+        if not self.rows:
+            self.move_to(State.FINISHED_ANSWERED)
+        return text
 
     @property
     def usage(self) -> Usage:
         prompt_tokens = self.prompt.num_tokens if self.prompt else 0
-        return Usage(prompt_tokens=prompt_tokens, completion_tokens=self.num_generated)
-
-    def _last_text(self) -> tuple[str, bool]:
-        """(what was held back, whether a stop string was in it)."""
-        text, is_stopped = self._stops.push(self._detokenizer.flush())
-        return (text, True) if is_stopped else (text + self._stops.flush(), False)
+        completion_tokens = sum(choice.num_generated for choice in self.choices)
+        return Usage(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)

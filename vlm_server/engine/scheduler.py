@@ -32,6 +32,7 @@ from vlm_server.ports import (
     NewRequest,
     PrefillWork,
     PreparedPrompt,
+    RowId,
     SchedulerOutput,
     StepResult,
     TokenScore,
@@ -69,7 +70,8 @@ class Scheduler:
     """First come, first served, as `Turns` has it; a step decodes all rows and prefills one chunk.
 
     All methods are called from the inference thread. A request is tracked from `add` to its
-    terminal event, and nowhere after it.
+    terminal event, and nowhere after it. The rows of a request join together, so it waits until
+    there is room for all of them, and those that came later wait behind it.
     """
 
     def __init__(self, config: SchedulerConfig, decoder: Decoder) -> None:
@@ -82,7 +84,7 @@ class Scheduler:
         self._with_preparer: set[str] = set()
         self._with_tokenizer: set[str] = set()
         self._with_encoder: set[str] = set()
-        self._released: list[str] = []
+        self._released: list[RowId] = []
         self.is_draining = False
         self.num_generated_tokens = 0
 
@@ -101,8 +103,9 @@ class Scheduler:
         request = self._requests.get(request_id)
         if request is None:
             return []
-        request.finish("abort")
-        return self._retire([request])
+        request.move_to(State.FINISHED_ABORTED)
+        self._forget(request)
+        return [Finished(request_id, request.usage, is_aborted=True)]
 
     def prepared(self, request_id: str, outcome: PreparedPrompt | RequestError) -> list[Event]:
         """A preparer is done with a request, which may have been aborted meanwhile."""
@@ -174,7 +177,7 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """The next step. Empty if there is nothing that the runner could do."""
-        decoding = tuple(r.request_id for r in self._in_state(State.DECODE))
+        decoding = tuple(row for r in self._in_state(State.DECODE) for row in r.rows)
         released, self._released = tuple(self._released), []
         request = self._next_to_prefill(len(decoding))
         if request is None:
@@ -192,19 +195,18 @@ class Scheduler:
         """What a step brought: one `Tokens` for all, then terminal events."""
         self._advance(plan, result)
         deltas, finished, events = [], [], list[Event]()
-        for request_id, token_id in result.tokens.items():
-            request = self._requests.get(request_id)
-            if request is None or request_id in result.failures:
+        for row, token_id in result.tokens.items():
+            request = self._requests.get(row.request_id)
+            if request is None or row.request_id in result.failures:
                 continue
-            text = request.take_token(token_id, self._config.eos_token_ids)
-            self.num_generated_tokens += 1
-            logprobs = self._logprobs(token_id, result.logprobs.get(request_id))
-            deltas.append(Delta(request_id, text, 1, logprobs))
+            deltas.append(self._take_token(request, row, token_id, result.logprobs.get(row)))
             if request.state.is_finished:
                 finished.append(request)
         if deltas:
             events.append(Tokens(tuple(deltas)))
-        events += self._retire(finished)
+        for request in finished:
+            self._forget(request)
+            events.append(Finished(request.request_id, request.usage))
         for request_id, error in result.failures.items():
             if request := self._requests.get(request_id):
                 events += self._fail(request, error)
@@ -242,18 +244,18 @@ class Scheduler:
         if any(not 0 <= token_id < size for token_id in sampling.logit_bias):
             message = f"this model's token ids run from 0 to {size - 1}; the bias has another"
             return InvalidRequest(message, "logit_bias")
+        if sampling.n > self._config.max_num_seqs:
+            message = f"this server decodes {self._config.max_num_seqs} answers together at most"
+            return InvalidRequest(message, "n")
         return None
 
     def _in_state(self, state: State) -> Iterator[Request]:
         return (request for request in self._requests.values() if request.state is state)
 
     def _next_to_prefill(self, num_rows: int) -> Request | None:
-        """Two prompts at most hold a KV cache while they wait for a row, and each gets one."""
-        room = self._config.max_num_seqs - num_rows
-        if room < 1:
-            return None
+        """Two prompts at most hold a KV cache while they wait for rows, and each gets them."""
         waiting = [r.tokens_left for r in self._requests.values() if r.can_prefill]
-        request_id = self._prefill_turns.next(waiting, has_room_for_two=room > 1)
+        request_id = self._prefill_turns.next(waiting, self._config.max_num_seqs - num_rows)
         return None if request_id is None else self._requests[request_id]
 
     def _next_chunk(
@@ -273,6 +275,18 @@ class Scheduler:
         request.num_prefilled = plan.prefill.end
         if plan.prefill.is_last:
             request.move_to(State.DECODE)
+
+    def _take_token(
+        self, request: Request, row: RowId, token_id: int, score: TokenScore | None
+    ) -> Delta:
+        """What a token brings to its choice; a choice that ends gives its row back."""
+        text = request.take_token(row.choice, token_id, self._config.eos_token_ids)
+        self.num_generated_tokens += 1
+        reason = request.choices[row.choice].finish_reason
+        if reason is not None:
+            self._released.append(row)
+        logprobs = self._logprobs(token_id, score)
+        return Delta(row.request_id, text, 1, logprobs, row.choice, reason)
 
     def _logprobs(self, token_id: int, score: TokenScore | None) -> tuple[TokenLogprob, ...]:
         if score is None:
@@ -308,18 +322,10 @@ class Scheduler:
         self._forget(request)
         return [_failed(request.request_id, error)]
 
-    def _retire(self, requests: list[Request]) -> list[Event]:
-        events: list[Event] = []
-        for request in requests:
-            self._forget(request)
-            assert request.finish_reason is not None
-            events.append(Finished(request.request_id, request.finish_reason, request.usage))
-        return events
-
     def _forget(self, request: Request) -> None:
         del self._requests[request.request_id]
         if request.is_known_to_runner:
-            self._released.append(request.request_id)
+            self._released += request.rows
 
 
 def _failed(request_id: str, error: RequestError) -> Failed:

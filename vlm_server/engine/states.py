@@ -10,8 +10,7 @@ class State(Enum):
     PREPARING = "preparing"
     PREFILL = "prefill"
     DECODE = "decode"
-    FINISHED_STOPPED = "finished_stopped"
-    FINISHED_LENGTH = "finished_length"
+    FINISHED_ANSWERED = "finished_answered"
     FINISHED_ABORTED = "finished_aborted"
     FINISHED_FAILED = "finished_failed"
 
@@ -26,9 +25,8 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.WAITING: _ENDS_EARLY | {State.PREPARING},
     State.PREPARING: _ENDS_EARLY | {State.PREFILL},
     State.PREFILL: _ENDS_EARLY | {State.DECODE},
-    State.DECODE: _ENDS_EARLY | {State.FINISHED_STOPPED, State.FINISHED_LENGTH},
-    State.FINISHED_STOPPED: frozenset(),
-    State.FINISHED_LENGTH: frozenset(),
+    State.DECODE: _ENDS_EARLY | {State.FINISHED_ANSWERED},
+    State.FINISHED_ANSWERED: frozenset(),
     State.FINISHED_ABORTED: frozenset(),
     State.FINISHED_FAILED: frozenset(),
 }

@@ -8,32 +8,45 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """One that waits for its next turn, and how much it still wants, in units of its kind."""
+    """One that waits for its next turn, and how much it still wants, in units of its kind.
+
+    `num_rows` is what it takes of the room when it has all that it wants.
+    """
 
     request_id: str
     left: int
     is_begun: bool
+    num_rows: int = 0
 
 
 class Turns:
     """The oldest comes first; the shortest of the others gets every other turn beside it.
 
     Two are begun at most. So what is short waits for no long one's end; what is long takes
-    twice as long at most; and everyone is the oldest one day, whoever else comes.
+    twice as long at most; and everyone is the oldest one day, whoever else comes. What is begun
+    has its rows for certain: nobody begins before there is room, and nobody takes from the room
+    that the oldest waits for.
     """
 
     def __init__(self) -> None:
         self._last: str | None = None
 
-    def next(self, waiting: Sequence[Waiting], *, has_room_for_two: bool = True) -> str | None:
-        """Takes a turn for one of `waiting`, the oldest first; None if nobody waits."""
+    def next(self, waiting: Sequence[Waiting], room: int = 0) -> str | None:
+        """Takes a turn for one of `waiting`, the oldest first; None if nobody can have one.
+
+        `room` counts the rows that are free, those of what is begun among them.
+        """
         begun = [one for one in waiting if one.is_begun]
         first = next(iter(begun or waiting), None)
         if first is None:
             return None
+        room -= sum(one.num_rows for one in begun or [first])
+        if room < 0:
+            return None
         chosen = first
-        if has_room_for_two and first.request_id == self._last:
-            others = begun[1:] or [one for one in waiting if one.left < first.left]
+        if first.request_id == self._last:
+            shorter = [one for one in waiting if one.left < first.left and one.num_rows <= room]
+            others = begun[1:] or shorter
             chosen = min(others, key=lambda one: one.left, default=first)
         self._last = chosen.request_id
         return chosen.request_id

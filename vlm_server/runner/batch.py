@@ -14,9 +14,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from vlm_server.ports import TokenScore
+from vlm_server.ports import RowId, TokenScore
 from vlm_server.runner.prefill import Prefill
-from vlm_server.runner.sampler import RowSampler, sample
+from vlm_server.runner.sampler import RowSampler, choice_params, sample
 from vlm_server.runner.scores import Scores, score
 
 
@@ -24,14 +24,14 @@ from vlm_server.runner.scores import Scores, score
 class _Row:
     """`position` is that of the row's next token, before the family's rotary delta."""
 
-    request_id: str
+    id: RowId
     sampler: RowSampler
     position: int
     rope_delta: int
 
 
 class DecodeBatch:
-    """Rows come one by one with their own cache, and leave at any step."""
+    """Rows come with their own cache, those of one request together; each leaves at any step."""
 
     def __init__(self, language_model: Any, eos_token_ids: frozenset[int]) -> None:
         self._language_model = language_model
@@ -43,20 +43,18 @@ class DecodeBatch:
         self._scores: list[Scores] = []
 
     @property
-    def request_ids(self) -> tuple[str, ...]:
-        return tuple(row.request_id for row in self._rows)
+    def row_ids(self) -> tuple[RowId, ...]:
+        return tuple(row.id for row in self._rows)
 
     def join(self, request_id: str, prefill: Prefill, logits: mx.array) -> None:
-        """Add a prefilled row; its first token is drawn from `logits` (1, vocabulary).
+        """Add a row for each choice of a prefilled request, `sampling.n`.
 
-        The rows that run are left as they were if this fails.
+        The first token of each is drawn from `logits` (1, vocabulary), and each gets a copy of
+        the prompt's cache. The rows that run are left as they were if this fails.
         """
-        sampler = RowSampler(
-            prefill.sampling, prefill.token_ids, self._eos_token_ids, logits.shape[-1]
-        )
-        row = _Row(request_id, sampler, prefill.num_tokens, prefill.rope_delta)
-        tokens, scores = _draw(logits, [row])
-        cache = [type(layer).merge([layer]) for layer in prefill.cache]
+        rows = self._new_rows(request_id, prefill, logits.shape[-1])
+        tokens, scores = _draw(mx.broadcast_to(logits, (len(rows), logits.shape[-1])), rows)
+        cache = [type(layer).merge([layer] * len(rows)) for layer in prefill.cache]
         if self._tokens is not None:
             extended = [copy.copy(layer) for layer in self._cache]
             for layer, other in zip(extended, cache, strict=True):
@@ -65,11 +63,11 @@ class DecodeBatch:
         mx.eval(tokens, [layer.state for layer in cache])
         self._cache, self._tokens = cache, tokens
         self._scores += scores
-        self._rows.append(row)
+        self._rows += rows
 
-    def leave(self, request_ids: Collection[str]) -> None:
-        """Drop rows, and what they were about to draw. Ids that are not here are no error."""
-        kept = [i for i, row in enumerate(self._rows) if row.request_id not in request_ids]
+    def leave(self, rows: Collection[RowId]) -> None:
+        """Drop rows, and what they were about to draw. Those that are not here are no error."""
+        kept = [i for i, row in enumerate(self._rows) if row.id not in rows]
         if len(kept) == len(self._rows):
             return
         self._rows = [self._rows[i] for i in kept]
@@ -82,8 +80,8 @@ class DecodeBatch:
         assert self._tokens is not None
         self._tokens = self._tokens[indices]
 
-    def step(self) -> tuple[dict[str, int], dict[str, TokenScore]]:
-        """Launch the next step for all rows; the tokens of the step before, by request.
+    def step(self) -> tuple[dict[RowId, int], dict[RowId, TokenScore]]:
+        """Launch the next step for all rows; the tokens of the step before, by row.
 
         `NO_TOKEN` is that of a row which has to leave: its scores are not numbers.
         """
@@ -91,9 +89,20 @@ class DecodeBatch:
             return {}, {}
         drawn, scores = self._tokens, self._scores
         self._tokens, self._scores = self._launch(drawn)
-        tokens = dict(zip(self.request_ids, np.array(drawn).tolist(), strict=True))
+        tokens = dict(zip(self.row_ids, np.array(drawn).tolist(), strict=True))
         scored = dict(entry for each in scores for entry in each.read() if entry[0] in tokens)
         return tokens, scored
+
+    def _new_rows(self, request_id: str, prefill: Prefill, vocabulary_size: int) -> list[_Row]:
+        sampling, prompt_ids, eos_ids = prefill.sampling, prefill.token_ids, self._eos_token_ids
+        samplers = [
+            RowSampler(choice_params(sampling, choice), prompt_ids, eos_ids, vocabulary_size)
+            for choice in range(sampling.n)
+        ]
+        return [
+            _Row(RowId(request_id, choice), sampler, prefill.num_tokens, prefill.rope_delta)
+            for choice, sampler in enumerate(samplers)
+        ]
 
     def _launch(self, tokens: mx.array) -> tuple[mx.array, list[Scores]]:
         kwargs = {"position_ids": self._position_ids()} if self._has_rope_index else {}
@@ -117,7 +126,7 @@ def _draw(logits: mx.array, rows: list[_Row]) -> tuple[mx.array, list[Scores]]:
     """The next token of each row, and the scores of those that ask."""
     tokens = sample(logits, [row.sampler for row in rows])
     asking = [
-        (i, row.request_id, count)
+        (i, row.id, count)
         for i, row in enumerate(rows)
         if (count := row.sampler.params.logprobs) is not None
     ]

@@ -11,7 +11,14 @@ import time
 from dataclasses import dataclass, field
 
 from vlm_server.errors import InternalError, RequestError
-from vlm_server.ports import NewRequest, PrefillWork, SchedulerOutput, StepResult, TokenScore
+from vlm_server.ports import (
+    NewRequest,
+    PrefillWork,
+    RowId,
+    SchedulerOutput,
+    StepResult,
+    TokenScore,
+)
 from vlm_server.runner.batch import DecodeBatch
 from vlm_server.runner.loading import LoadedModel
 from vlm_server.runner.prefill import Prefill
@@ -43,8 +50,8 @@ class ModelRunner:
 
     @property
     def num_tracked(self) -> int:
-        """Requests that hold device memory."""
-        return len(self._prefills) + len(self._batch.request_ids)
+        """Prompts and rows that hold device memory."""
+        return len(self._prefills) + len(self._batch.row_ids)
 
     def execute(self, plan: SchedulerOutput) -> StepResult:
         """One step. Never raises for a request's fault: see `StepResult.failures`."""
@@ -57,27 +64,28 @@ class ModelRunner:
         seconds = time.perf_counter() - started
         return StepResult(tokens, failed.requests, scores, seconds, failed.error)
 
-    def _forget(self, request_ids: tuple[str, ...]) -> None:
-        for request_id in request_ids:
-            self._prefills.pop(request_id, None)
-        self._batch.leave(request_ids)
+    def _forget(self, rows: tuple[RowId, ...]) -> None:
+        for row in rows:
+            self._prefills.pop(row.request_id, None)
+        self._batch.leave(rows)
 
     def _decode(
         self, plan: SchedulerOutput, failed: _Failed
-    ) -> tuple[dict[str, int], dict[str, TokenScore]]:
-        assert set(plan.decode) == set(self._batch.request_ids)
+    ) -> tuple[dict[RowId, int], dict[RowId, TokenScore]]:
+        assert set(plan.decode) == set(self._batch.row_ids)
         try:
             tokens, scores = self._batch.step()
         except Exception as error:
             logger.exception("a decode step of %d rows failed", len(plan.decode))
-            failed.take(error, plan.decode, "the model failed while decoding")
+            request_ids = tuple(row.request_id for row in plan.decode)
+            failed.take(error, request_ids, "the model failed while decoding")
             self._batch.leave(plan.decode)
             return {}, {}
-        for request_id in [name for name, token in tokens.items() if token == NO_TOKEN]:
+        for row in [row for row, token in tokens.items() if token == NO_TOKEN]:
             logger.error("a row's scores are not finite: no token can be drawn")
-            del tokens[request_id]
+            del tokens[row]
             reason = "the model's scores for the next token are NaN"
-            failed.requests[request_id] = InternalError(reason)
+            failed.requests[row.request_id] = InternalError(reason)
         return tokens, scores
 
     def _prefill(

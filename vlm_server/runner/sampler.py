@@ -12,6 +12,7 @@ import math
 import secrets
 
 import mlx.core as mx
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -105,6 +106,13 @@ class RowSampler:
             factor = max(params.repetition_penalty, _LEAST_REPETITION_PENALTY)
             scores = mx.where(seen, mx.where(scores > 0, scores / factor, scores * factor), scores)
         return scores - params.frequency_penalty * counts - params.presence_penalty * has
+
+
+def choice_params(params: SamplingParams, choice: int) -> SamplingParams:
+    """`params` with a seed of this choice's own, if there is one: choice 0 draws as if alone."""
+    if params.seed is None or choice == 0:
+        return params
+    return msgspec.structs.replace(params, seed=_mix(~params.seed, choice))
 
 
 def sample(logits: mx.array, rows: list[RowSampler]) -> mx.array:

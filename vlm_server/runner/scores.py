@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from vlm_server.ports import TokenScore
+from vlm_server.ports import RowId, TokenScore
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Scores:
     the likeliest first, where `most` is the largest of `num_top`.
     """
 
-    request_ids: tuple[str, ...]
+    row_ids: tuple[RowId, ...]
     num_top: tuple[int, ...]
     chosen: mx.array
     top_ids: mx.array
@@ -29,20 +29,20 @@ class Scores:
     def arrays(self) -> list[mx.array]:
         return [self.chosen, self.top_ids, self.top_logprobs]
 
-    def read(self) -> Iterator[tuple[str, TokenScore]]:
+    def read(self) -> Iterator[tuple[RowId, TokenScore]]:
         """Each row's score, on the host."""
         chosen, ids, logprobs = map(np.array, self.arrays)
-        for row, (request_id, count) in enumerate(zip(self.request_ids, self.num_top, strict=True)):
+        for row, (row_id, count) in enumerate(zip(self.row_ids, self.num_top, strict=True)):
             top = zip(ids[row, :count].tolist(), logprobs[row, :count].tolist(), strict=True)
-            yield request_id, TokenScore(float(chosen[row, 0]), tuple(top))
+            yield row_id, TokenScore(float(chosen[row, 0]), tuple(top))
 
 
 def score(
-    logits: mx.array, tokens: mx.array, asking: Sequence[tuple[int, str, int]]
+    logits: mx.array, tokens: mx.array, asking: Sequence[tuple[int, RowId, int]]
 ) -> list[Scores]:
     """Scores of `tokens` (rows,) under `logits` (rows, vocabulary).
 
-    `asking` lists (row, request id, number of alternatives); empty gives nothing.
+    `asking` lists (row, its id, number of alternatives); empty gives nothing.
     """
     if not asking:
         return []
@@ -53,7 +53,7 @@ def score(
     top_ids = _likeliest(logprobs, most)
     return [
         Scores(
-            request_ids=tuple(request_id for _, request_id, _ in asking),
+            row_ids=tuple(row_id for _, row_id, _ in asking),
             num_top=tuple(count for _, _, count in asking),
             chosen=mx.take_along_axis(logprobs, tokens[rows][:, None], axis=-1),
             top_ids=top_ids,

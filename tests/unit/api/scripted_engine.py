@@ -24,16 +24,21 @@ Step = Callable[[str], RequestEvent] | asyncio.Event
 """An event made for a request id, or something to wait for."""
 
 
-def text(piece: str) -> Step:
-    return lambda request_id: Tokens((Delta(request_id, piece, 1),))
+def text(piece: str, choice: int = 0) -> Step:
+    return lambda request_id: Tokens((Delta(request_id, piece, 1, choice=choice),))
 
 
-def scored(piece: str, *entries: TokenLogprob) -> Step:
-    return lambda request_id: Tokens((Delta(request_id, piece, 1, entries),))
+def scored(piece: str, *entries: TokenLogprob, choice: int = 0) -> Step:
+    return lambda request_id: Tokens((Delta(request_id, piece, 1, entries, choice),))
 
 
-def finished(reason: FinishReason = "stop", usage: Usage | None = None) -> Step:
-    return lambda request_id: Finished(request_id, reason, usage or Usage(7, 2, 3))
+def ended(reason: FinishReason = "stop", choice: int = 0) -> Step:
+    """The last delta of a choice."""
+    return lambda request_id: Tokens((Delta(request_id, "", 1, (), choice, reason),))
+
+
+def finished(usage: Usage | None = None, *, is_aborted: bool = False) -> Step:
+    return lambda request_id: Finished(request_id, usage or Usage(7, 2, 3), is_aborted)
 
 
 def failed(code: str, message: str, param: str | None = None) -> Step:
@@ -44,7 +49,7 @@ def never() -> Step:
     return asyncio.Event()
 
 
-HELLO: tuple[Step, ...] = (text("Hello"), text(""), text(" world"), finished())
+HELLO: tuple[Step, ...] = (text("Hello"), text(""), text(" world"), ended(), finished())
 
 
 class ScriptedEngine:

@@ -10,7 +10,15 @@ import httpx
 import pytest
 
 from tests.unit.api.requests import ROUTE, chat
-from tests.unit.api.scripted_engine import ScriptedEngine, failed, finished, scored, text
+from tests.unit.api.scripted_engine import (
+    ScriptedEngine,
+    Step,
+    ended,
+    failed,
+    finished,
+    scored,
+    text,
+)
 from vlm_server.protocol import Accepted, TokenLogprob, TokenText, Usage
 
 USAGE = {
@@ -81,7 +89,8 @@ async def test_log_probabilities_of_a_whole_answer(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     entry = token(" é", -0.25, (" é", -0.25), ("<|end|>", -math.inf))
-    engine.script = (scored(" é", entry), scored("", token("\ufffd", math.nan)), finished())
+    engine.script = (scored(" é", entry), scored("", token("\ufffd", math.nan)))
+    engine.script += (ended(), finished())
     answer = (await client.post(ROUTE, json=chat(logprobs=True, top_logprobs=2))).json()
     assert answer["choices"][0]["logprobs"] == {
         "content": [
@@ -98,7 +107,7 @@ async def test_log_probabilities_of_a_stream_wait_for_the_next_text(
 ) -> None:
     engine.script = (
         *(scored("", token("1")), scored("12", token("2")), scored("3", token("3"))),
-        *(scored("", token("4")), scored("", token("5")), finished()),
+        *(scored("", token("4")), scored("", token("5")), ended(), finished()),
     )
     *chunks, done = events(await client.post(ROUTE, json=chat(stream=True, logprobs=True)))
     assert done == "[DONE]"
@@ -127,6 +136,79 @@ async def test_a_failure_before_any_text_has_its_status_whatever_was_held(
     assert (await client.post(ROUTE, json=chat(stream=stream, logprobs=True))).status_code == 502
 
 
+TWO_CHOICES: tuple[Step, ...] = (
+    *(scored("", token("1"), choice=1), scored("He", token("2")), text("No", 1)),
+    *(ended("stop", 1), scored("", token("3")), text("llo"), ended("length"), finished()),
+)
+"""Choice 1 has its end while choice 0 goes on."""
+
+
+async def test_each_choice_of_a_whole_answer_has_its_own_text_tokens_and_end(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    engine.script = TWO_CHOICES
+    answer = (await client.post(ROUTE, json=chat(n=2, logprobs=True))).json()
+    assert [
+        (
+            choice["index"],
+            choice["message"]["content"],
+            [entry["token"] for entry in choice["logprobs"]["content"]],
+            choice["finish_reason"],
+        )
+        for choice in answer["choices"]
+    ] == [(0, "Hello", ["2", "3"], "length"), (1, "No", ["1"], "stop")]
+    assert answer["usage"] == USAGE
+
+
+async def test_each_choice_of_a_stream_has_its_own_role_and_end(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    engine.script = TWO_CHOICES
+    body = chat(n=2, logprobs=True, stream=True, stream_options={"include_usage": True})
+    *chunks, usage, done = events(await client.post(ROUTE, json=body))
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert len(choices) == len(chunks), "one choice a chunk"
+    role = {"role": "assistant", "content": ""}
+    assert [(each["index"], each["delta"], each["finish_reason"]) for each in choices] == [
+        (0, role, None),
+        (0, {"content": "He"}, None),
+        (1, role, None),
+        (1, {"content": "No"}, None),
+        (1, {}, "stop"),
+        (0, {"content": "llo"}, None),
+        (0, {}, "length"),
+    ]
+    told = [each["logprobs"] and each["logprobs"]["content"][0]["token"] for each in choices]
+    assert told == [None, "2", None, "1", None, "3", None]
+    assert (usage["choices"], usage["usage"], done) == ([], USAGE, "[DONE]")
+
+
+async def test_choices_without_text_have_a_role_and_an_end_all_the_same(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    engine.script = (ended("stop", 1), ended("length", 0), finished())
+    *chunks, done = events(await client.post(ROUTE, json=chat(n=2, stream=True)))
+    found = [(each["index"], each["finish_reason"]) for c in chunks for each in c["choices"]]
+    assert found == [(1, None), (1, "stop"), (0, None), (0, "length")]
+    assert done == "[DONE]"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_failure_after_one_choice_has_ended_without_text_has_its_status(
+    client: httpx.AsyncClient, engine: ScriptedEngine, stream: bool
+) -> None:
+    engine.script = (ended("stop", 1), failed("engine_died", "The engine ended."))
+    assert (await client.post(ROUTE, json=chat(n=2, stream=stream))).status_code == 502
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_an_answer_that_lacks_a_choice_is_no_answer(
+    client: httpx.AsyncClient, engine: ScriptedEngine, n: int
+) -> None:
+    engine.script = (text("a", n - 1), finished())
+    assert (await client.post(ROUTE, json=chat(n=n))).status_code == 500
+
+
 async def test_usage_comes_last_when_asked_for(client: httpx.AsyncClient) -> None:
     body = chat(stream=True, stream_options={"include_usage": True})
     *chunks, last, done = events(await client.post(ROUTE, json=body))
@@ -137,7 +219,7 @@ async def test_usage_comes_last_when_asked_for(client: httpx.AsyncClient) -> Non
 async def test_an_answer_without_text_is_still_an_answer(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    engine.script = (finished("length", Usage(7, 0)),)
+    engine.script = (ended("length"), finished(Usage(7, 1)))
     answer = (await client.post(ROUTE, json=chat())).json()
     assert answer["choices"][0]["message"]["content"] == ""
     assert answer["choices"][0]["finish_reason"] == "length"
@@ -229,7 +311,8 @@ async def test_an_unforeseen_error_is_logged_and_hidden(
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("script", "status"), [((finished("abort"),), 503), ((text(""), lambda i: Accepted(i)), 500)]
+    ("script", "status"),
+    [((finished(is_aborted=True),), 503), ((text(""), lambda i: Accepted(i)), 500)],
 )
 async def test_an_answer_that_the_engine_gave_up_is_no_answer(
     client: httpx.AsyncClient,

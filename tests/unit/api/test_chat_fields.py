@@ -89,6 +89,7 @@ async def refusal(client: httpx.AsyncClient, body: dict[str, Any] | bytes) -> di
         ({"min_tokens": 5, "max_tokens": 5}, SamplingParams(max_tokens=5, min_tokens=5)),
         ({"ignore_eos": True}, SamplingParams(ignore_eos=True)),
         ({"ignore_eos": False}, SamplingParams()),
+        ({"n": 1}, SamplingParams()),
         (dict.fromkeys(OPTIONAL), SamplingParams()),
     ],
 )
@@ -127,6 +128,7 @@ async def test_fields_reach_the_engine(
         ("min_p", [-0.1, 1.1, True, "0", []]),
         ("min_tokens", [-1, 1.5, True, "1", 2**31]),
         ("ignore_eos", [1, 0, "true"]),
+        ("n", [0, -1, 9, 1.5, True, "1", [], 2**63, 10**400]),
         ("stream", [1, "true"]),
         ("stream_options", [True, []]),
         ("stream_options.include_usage", [{"include_usage": 1}]),
@@ -204,9 +206,6 @@ async def test_neutral_values_are_taken_and_others_refused(
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("n", True),
-        ("n", 2),
-        ("n", 2**63),
         ("store", 0),
         ("parallel_tool_calls", 1),
         ("response_format", {"type": "json_object"}),

@@ -15,6 +15,7 @@ from tests.unit.api.requests import PNG_URL
 from tests.unit.api.scripted_engine import (
     HELLO,
     ScriptedEngine,
+    ended,
     failed,
     finished,
     never,
@@ -85,7 +86,7 @@ SCORED = TokenLogprob(TokenText("Hi", -0.25), (TokenText("Hi", -0.25), TokenText
 
 
 async def test_log_probabilities(client: AsyncOpenAI, engine: ScriptedEngine) -> None:
-    engine.script = (scored("Hi", SCORED), scored("", SCORED), finished())
+    engine.script = (scored("Hi", SCORED), scored("", SCORED), ended(), finished())
     fields: Any = {"model": "demo", "messages": MESSAGES, "logprobs": True, "top_logprobs": 2}
     answer = await client.chat.completions.create(**fields)
     assert answer.choices[0].logprobs is not None
@@ -103,6 +104,27 @@ async def test_log_probabilities(client: AsyncOpenAI, engine: ScriptedEngine) ->
     assert final.choices[0].logprobs is not None
     assert final.choices[0].logprobs.content == content
     assert final.choices[0].message.content == "Hi"
+
+
+async def test_choices(client: AsyncOpenAI, engine: ScriptedEngine) -> None:
+    engine.script = (
+        *(says("Yes", 1), says("No", 0), ended("stop", 1), says("body", 0), says("And", 2)),
+        *(ended("length", 2), ended("stop", 0), finished()),
+    )
+    fields: Any = {"model": "demo", "messages": MESSAGES, "n": 3}
+    expected = [(0, "Nobody", "stop"), (1, "Yes", "stop"), (2, "And", "length")]
+    answer = await client.chat.completions.create(**fields)
+    assert engine.submitted[0].sampling.n == 3
+    found = [(c.index, c.message.content, c.finish_reason) for c in answer.choices]
+    assert found == expected
+
+    stream = await client.chat.completions.create(**fields, stream=True)
+    texts, reasons = ["", "", ""], [None, None, None]
+    async for chunk in stream:
+        (choice,) = chunk.choices
+        texts[choice.index] += choice.delta.content or ""
+        reasons[choice.index] = choice.finish_reason or reasons[choice.index]
+    assert list(zip(range(3), texts, reasons, strict=True)) == expected
 
 
 async def test_the_clients_own_stream_helper(client: AsyncOpenAI) -> None:
@@ -133,7 +155,8 @@ async def test_the_synchronous_client(base_url: str) -> None:
     [
         ({"model": "gpt-4o"}, openai.NotFoundError, "model_not_found"),
         ({"temperature": 3}, openai.BadRequestError, "invalid_value"),
-        ({"n": 2}, openai.BadRequestError, "unsupported_parameter"),
+        ({"n": 9}, openai.BadRequestError, "invalid_value"),
+        ({"store": True}, openai.BadRequestError, "unsupported_parameter"),
         ({"logit_bias": {"x": 5}}, openai.BadRequestError, "invalid_value"),
         ({"extra_body": {"made_up": 5}}, openai.BadRequestError, "unsupported_parameter"),
     ],

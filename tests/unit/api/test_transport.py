@@ -246,7 +246,7 @@ async def test_every_refusal_gives_its_place_back(connect: Connect, engine: Scri
     ]
     for body in bad:
         assert 400 <= (await client.post(ROUTE, json=body)).status_code < 500
-    for script in ((), (says("a"), finished("abort"))):
+    for script in ((), (says("a"), finished(is_aborted=True))):
         engine.script = script
         await client.post(ROUTE, json=chat(stream=True))
     engine.script = HELLO

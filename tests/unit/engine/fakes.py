@@ -1,8 +1,8 @@
 """A runner, a preparer and a decoder that obey the ports, without a model.
 
-What the fake model answers depends on the prompt alone, so that a test can tell what a request
-must get whatever runs beside it. The runner checks every plan and is one step behind, like
-the real one: a row's token is reported by the step after the one that drew it.
+What the fake model answers depends on the prompt and the choice alone, so that a test can tell
+what a request must get whatever runs beside it. The runner checks every plan and is one step
+behind, like the real one: a row's token is reported by the step after the one that drew it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from vlm_server.ports import (
     MemoryReading,
     NewRequest,
     PreparedPrompt,
+    RowId,
     SchedulerOutput,
     StepResult,
 )
 from vlm_server.protocol import (
+    Delta,
     Event,
     Image,
     ImagePart,
@@ -88,16 +90,16 @@ def prompt(text: str = "hello", images: int = 0) -> PreparedPrompt:
     return PreparedPrompt(np.array(ids, dtype=np.int32), tuple(spans))
 
 
-def answer_tokens(prepared: PreparedPrompt) -> list[int]:
+def answer_tokens(prepared: PreparedPrompt, choice: int = 0) -> list[int]:
     """What the fake model says to a prompt: up to 12 characters of 1 to 4 bytes, then EOS."""
-    digest = hashlib.sha256(prepared.token_ids.tobytes()).digest()
+    digest = hashlib.sha256(prepared.token_ids.tobytes() + bytes(choice)).digest()
     characters = ["abcdefghijklmnop é€😀"[byte % 19] for byte in digest[1 : 2 + digest[0] % 12]]
     return [*"".join(characters).encode(), EOS]
 
 
-def answer_text(prepared: PreparedPrompt, max_tokens: int = 1000) -> str:
+def answer_text(prepared: PreparedPrompt, max_tokens: int = 1000, choice: int = 0) -> str:
     """The text of the first `max_tokens` tokens of the answer."""
-    return ByteDecoder().decode(answer_tokens(prepared)[:max_tokens])
+    return ByteDecoder().decode(answer_tokens(prepared, choice)[:max_tokens])
 
 
 @dataclass
@@ -133,7 +135,7 @@ class FakeRunner:
     """Whether the next decode step fails."""
     plans: list[SchedulerOutput] = field(default_factory=list)
     prefills: dict[str, _Prefill] = field(default_factory=dict)
-    rows: dict[str, _Row] = field(default_factory=dict)
+    rows: dict[RowId, _Row] = field(default_factory=dict)
 
     @property
     def num_tracked(self) -> int:
@@ -142,12 +144,12 @@ class FakeRunner:
     def execute(self, plan: SchedulerOutput) -> StepResult:
         assert not plan.is_empty
         self.plans.append(plan)
-        for request_id in plan.released:
-            self.prefills.pop(request_id, None)
-            self.rows.pop(request_id, None)
+        for row in plan.released:
+            self.prefills.pop(row.request_id, None)
+            self.rows.pop(row, None)
         for new in plan.new:
             assert new.request_id not in self.prefills
-            assert new.request_id not in self.rows
+            assert new.request_id not in {row.request_id for row in self.rows}
             assert new.images == tuple(map(features_of, new.prompt.images)), "another's pictures"
             self.prefills[new.request_id] = _Prefill(new)
         failures: dict[str, RequestError] = {}
@@ -159,14 +161,14 @@ class FakeRunner:
         error = next((failure.message for failure in failures.values()), None)
         return StepResult(tokens, failures, prefill_seconds=seconds, error=error)
 
-    def _decode(self, plan: SchedulerOutput, failures: dict[str, RequestError]) -> dict[str, int]:
+    def _decode(self, plan: SchedulerOutput, failures: dict[str, RequestError]) -> dict[RowId, int]:
         assert set(plan.decode) == set(self.rows), "scheduler and runner disagree on the rows"
         assert len(set(plan.decode)) == len(plan.decode)
         if self.fails_decode and self.rows:
             self.fails_decode = False
-            failures.update(dict.fromkeys(plan.decode, InternalError("decode failed")))
+            failures.update({row.request_id: InternalError("decode failed") for row in plan.decode})
             self.rows.clear()
-        return {request_id: row.next_token() for request_id, row in self.rows.items()}
+        return {row_id: row.next_token() for row_id, row in self.rows.items()}
 
     def _prefill(self, plan: SchedulerOutput, failures: dict[str, RequestError]) -> None:
         work = plan.prefill
@@ -184,7 +186,8 @@ class FakeRunner:
         prefill.num_prefilled = work.end
         if work.is_last:
             del self.prefills[work.request_id]
-            self.rows[work.request_id] = _Row(answer_tokens(prepared))
+            for choice in range(prefill.request.sampling.n):
+                self.rows[RowId(work.request_id, choice)] = _Row(answer_tokens(prepared, choice))
 
 
 def features_of(span: ImageSpan) -> str:
@@ -250,10 +253,18 @@ class FakeMemory:
 
 
 def texts(events: list[Event]) -> dict[str, str]:
-    """All the text that `events` bring, by request."""
-    found: dict[str, str] = {}
-    for event in events:
-        if isinstance(event, Tokens):
-            for delta in event.deltas:
-                found[delta.request_id] = found.get(delta.request_id, "") + delta.text
+    """All the text of first choices that `events` bring, by request."""
+    return {row.request_id: text for row, text in row_texts(events).items() if not row.choice}
+
+
+def row_texts(events: list[Event]) -> dict[RowId, str]:
+    """All the text that `events` bring, by choice."""
+    found: dict[RowId, str] = {}
+    for delta in deltas(events):
+        row = RowId(delta.request_id, delta.choice)
+        found[row] = found.get(row, "") + delta.text
     return found
+
+
+def deltas(events: list[Event]) -> list[Delta]:
+    return [delta for event in events if isinstance(event, Tokens) for delta in event.deltas]

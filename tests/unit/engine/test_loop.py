@@ -155,7 +155,7 @@ def test_an_abort_while_preparing_is_answered_at_once_and_its_outcome_dropped():
     engine.loop.post(Abort("a"))
     finished = engine.wait_for(Finished, "a")
     assert isinstance(finished, Finished)
-    assert finished.finish_reason == "abort"
+    assert finished.is_aborted
     engine.preparer.gate.set()
     engine.loop.post(submit("b"))
     engine.wait_for(Finished, "b")

@@ -8,8 +8,10 @@ from tests.unit.engine.fakes import (
     FakeRunner,
     answer_text,
     answer_tokens,
+    deltas,
     features_of,
     prompt,
+    row_texts,
     scheduler,
     submit,
     texts,
@@ -17,7 +19,7 @@ from tests.unit.engine.fakes import (
 from vlm_server.engine.scheduler import Scheduler
 from vlm_server.engine.states import State
 from vlm_server.errors import InternalError, InvalidRequest
-from vlm_server.ports import EncodeWork, PrefillWork, SchedulerOutput, StepResult
+from vlm_server.ports import EncodeWork, PrefillWork, RowId, SchedulerOutput, StepResult
 from vlm_server.protocol import Accepted, Event, Failed, Finished, Usage
 
 
@@ -74,7 +76,8 @@ def test_a_request_gets_its_answer_and_leaves_nothing():
     events = run(planner, runner)
     made = prompt("a longer prompt", 2)
     assert texts(events) == {"a": answer_text(made)}
-    assert events[-1] == Finished("a", "stop", Usage(made.num_tokens, len(answer_tokens(made))))
+    assert events[-1] == Finished("a", Usage(made.num_tokens, len(answer_tokens(made))))
+    assert [delta.finish_reason for delta in deltas(events) if delta.finish_reason] == ["stop"]
     assert planner.num_tracked == 0
     assert runner.num_tracked == 0
 
@@ -142,11 +145,11 @@ def test_running_rows_decode_in_every_step_of_another_prefill():
     assert work
     for _ in range(3):
         plan = planner.schedule()
-        assert (plan.decode, plan.prefill) == (("a",), None), "decoding waits for no encode"
+        assert (plan.decode, plan.prefill) == ((RowId("a"),), None), "decoding waits for no encode"
         planner.update(plan, runner.execute(plan))
     planner.encoded("b", features_of(work.prompt.images[0]))
     plan = planner.schedule()
-    assert plan.decode == ("a",)
+    assert plan.decode == (RowId("a"),)
     assert plan.prefill
 
 
@@ -229,9 +232,9 @@ def test_a_prompt_that_was_begun_keeps_its_row():
     add(planner, "long", text="x" * 40)
     beat(planner, runner)
     add(planner, "short", text="hi")
-    while "long" not in runner.rows:
+    while RowId("long") not in runner.rows:
         beat(planner, runner)
-        assert "short" not in runner.rows
+        assert RowId("short") not in runner.rows
 
 
 def test_a_request_with_few_pictures_goes_between_those_of_one_with_many():
@@ -253,6 +256,117 @@ def test_an_aborted_preparation_keeps_its_place_until_it_is_over():
     assert planner.start_preparing() == []
     assert planner.prepared("a", prompt()) == []
     assert [s.request_id for s in planner.start_preparing()] == ["c"]
+
+
+# ---- choices -------------------------------------------------------------------------
+
+
+def test_choices_share_one_prefill_and_end_each_for_itself():
+    planner = scheduler()
+    runner = runner_for(planner)
+    add(planner, "a", text="a longer prompt", images=2, n=3)
+    events = run(planner, runner)
+    made = prompt("a longer prompt", 2)
+    assert row_texts(events) == {RowId("a", i): answer_text(made, choice=i) for i in range(3)}
+    assert len(set(row_texts(events).values())) == 3
+    lengths = [len(answer_tokens(made, i)) for i in range(3)]
+    assert len(set(lengths)) > 1, "they end at different steps"
+    assert terminals(events) == ["a"]
+    assert events[-1] == Finished("a", Usage(made.num_tokens, sum(lengths)))
+    chunks = [plan.prefill for plan in runner.plans if plan.prefill]
+    assert sum(chunk.end - chunk.start for chunk in chunks) == made.num_tokens
+    assert planner.num_tracked == runner.num_tracked == 0
+
+
+def test_each_choice_tells_its_end_with_its_last_delta():
+    planner = scheduler()
+    runner = runner_for(planner)
+    add(planner, "a", n=3, max_tokens=len(answer_tokens(prompt(), 1)))
+    told = deltas(run(planner, runner))
+    for choice in range(3):
+        *others, last = [delta.finish_reason for delta in told if delta.choice == choice]
+        assert set(others) <= {None}
+        length, limit = (len(answer_tokens(prompt(), i)) for i in (choice, 1))
+        assert last == ("stop" if length <= limit else "length")
+
+
+def test_a_choice_that_ends_gives_its_row_to_the_next_request_while_its_siblings_go_on():
+    planner = scheduler(max_num_seqs=3)
+    runner = runner_for(planner)
+    add(planner, "a", n=3)
+    add(planner, "b")
+    shortest, *_, longest = sorted(range(3), key=lambda i: len(answer_tokens(prompt(), i)))
+    events: list[Event] = []
+    while RowId("b") not in runner.rows:
+        events += beat(planner, runner)
+    assert RowId("a", shortest) not in runner.rows
+    assert RowId("a", longest) in runner.rows
+    assert terminals(events) == []
+    assert texts(events + run(planner, runner))["b"] == answer_text(prompt())
+
+
+def test_a_wide_request_waits_for_room_and_nobody_passes_it():
+    planner = scheduler(max_num_seqs=4, max_preparing=9)
+    runner = runner_for(planner)
+    add(planner, "first", text="some text")
+    while not runner.rows:
+        beat(planner, runner)
+    add(planner, "wide", n=4)
+    add(planner, "b", "c")
+    events: list[Event] = []
+    while "first" not in terminals(events):
+        assert [row.request_id for row in runner.rows] == ["first"]
+        assert not runner.prefills, "it would hold its cache in vain"
+        events += beat(planner, runner)
+    events += run(planner, runner)
+    joined = [plan.prefill.request_id for plan in runner.plans if plan.prefill]
+    assert list(dict.fromkeys(joined)) == ["first", "wide", "b", "c"]
+    assert row_texts(events)[RowId("wide", 3)] == answer_text(prompt(), choice=3)
+
+
+@pytest.mark.parametrize(("n", "is_taken"), [(3, True), (4, False), (8, False)])
+def test_more_choices_than_rows_are_refused(n: int, is_taken: bool):
+    planner = scheduler(max_num_seqs=3)
+    (event,) = planner.add(submit("a", n=n))
+    if is_taken:
+        assert event == Accepted("a")
+        return
+    assert isinstance(event, Failed)
+    assert (event.code, event.param) == ("invalid_value", "n")
+    assert "3" in event.message
+    assert planner.num_tracked == 0
+
+
+@pytest.mark.parametrize("num_rows", [3, 2, 1])
+def test_an_abort_ends_the_choices_that_are_left(num_rows: int):
+    planner = scheduler()
+    runner = runner_for(planner)
+    add(planner, "a", n=3)
+    while not runner.rows or len(runner.rows) > num_rows:
+        beat(planner, runner)
+    assert len(runner.rows) == num_rows
+    (finished,) = planner.abort("a")
+    assert isinstance(finished, Finished)
+    assert finished.is_aborted
+    assert run(planner, runner) == []
+    assert planner.num_tracked == runner.num_tracked == 0
+
+
+def test_one_choice_that_fails_ends_the_request_with_its_siblings():
+    planner = scheduler()
+    runner = runner_for(planner)
+    add(planner, "a", n=2)
+    add(planner, "b")
+    while len(runner.rows) < 3:
+        beat(planner, runner)
+    plan = planner.schedule()
+    result = runner.execute(plan)
+    failing = StepResult(result.tokens, {"a": InternalError("NaN")})
+    events = planner.update(plan, failing)
+    assert [delta.request_id for delta in deltas(events)] == ["b"]
+    assert terminals(events) == ["a"]
+    assert terminals(run(planner, runner)) == ["b"]
+    assert planner.num_tracked == runner.num_tracked == 0
 
 
 # ---- limits --------------------------------------------------------------------------
@@ -298,8 +412,9 @@ def test_without_max_tokens_the_answer_may_fill_the_context():
     planner = scheduler(context_tokens=9, eos_token_ids=frozenset())
     runner = runner_for(planner)
     add(planner, "a", text="12345")
-    finished = run(planner, runner)[-1]
-    assert finished == Finished("a", "length", Usage(5, 4))
+    events = run(planner, runner)
+    assert events[-1] == Finished("a", Usage(5, 4))
+    assert deltas(events)[-1].finish_reason == "length"
 
 
 # ---- ends ----------------------------------------------------------------------------
@@ -333,7 +448,7 @@ def test_an_abort_in_every_state_ends_it_once_and_leaves_nothing(state: State):
     assert planner.count(state) == 1
     (finished,) = planner.abort("a")
     assert isinstance(finished, Finished)
-    assert finished.finish_reason == "abort"
+    assert finished.is_aborted
     assert planner.abort("a") == []
     assert planner.prepared("a", prompt()) == []
     assert terminals(run(planner, runner)) == []
@@ -477,13 +592,13 @@ def test_a_row_that_fails_gets_no_token_of_the_same_step():
     while not planner.count(State.DECODE):
         beat(planner, runner)
     plan = planner.schedule()
-    result = StepResult({"a": EOS}, {"a": InternalError("no")})
+    result = StepResult({RowId("a"): EOS}, {"a": InternalError("no")})
     assert planner.update(plan, result) == [Failed("a", "internal_error", "no")]
 
 
 def test_tokens_of_a_request_that_is_gone_are_dropped():
     planner = scheduler()
-    assert planner.update(SchedulerOutput(), StepResult({"gone": 1})) == []
+    assert planner.update(SchedulerOutput(), StepResult({RowId("gone"): 1})) == []
 
 
 def test_draining_refuses_newcomers_and_finishes_the_others():
@@ -503,7 +618,7 @@ def test_a_released_row_is_named_once():
     runner = runner_for(planner)
     add(planner, "a")
     run(planner, runner)
-    assert [plan.released for plan in runner.plans if plan.released] == [("a",)]
+    assert [plan.released for plan in runner.plans if plan.released] == [(RowId("a"),)]
 
 
 def test_a_request_that_the_runner_never_met_is_not_released():

@@ -30,8 +30,8 @@ from tests.unit.engine.fakes import (
 )
 from vlm_server.engine.states import State
 from vlm_server.errors import InternalError, RequestError
-from vlm_server.ports import EncodeWork
-from vlm_server.protocol import Accepted, Event, Failed, Finished, Submit, Tokens
+from vlm_server.ports import EncodeWork, PreparedPrompt, RowId
+from vlm_server.protocol import Accepted, Event, Failed, Finished, FinishReason, Submit, Tokens
 
 MAX_NUM_SEQS, CHUNK, MAX_PREPARING = 3, 4, 2
 ROUNDS_PER_REQUEST = 100
@@ -53,7 +53,8 @@ class Lives(RuleBasedStateMachine):
         self.asked: dict[str, Submit] = {}
         self.accepted: Counter[str] = Counter()
         self.ended: dict[str, Finished | Failed] = {}
-        self.said: dict[str, str] = {}
+        self.said: dict[RowId, str] = {}
+        self.reasons: dict[RowId, FinishReason] = {}
 
     # ---- what may happen -------------------------------------------------------------
 
@@ -62,11 +63,12 @@ class Lives(RuleBasedStateMachine):
         text=TEXTS,
         images=st.integers(0, 2),
         max_tokens=st.none() | st.integers(1, 6),
+        n=st.integers(1, MAX_NUM_SEQS),
         kind=st.sampled_from(["", "", "", "refuse", "crash"]),
     )
-    def arrive(self, text: str, images: int, max_tokens: int | None, kind: str) -> str:
+    def arrive(self, text: str, images: int, max_tokens: int | None, n: int, kind: str) -> str:
         name = f"r{len(self.asked)}"
-        self.asked[name] = submit(name, kind + text, images, max_tokens=max_tokens)
+        self.asked[name] = submit(name, kind + text, images, max_tokens=max_tokens, n=n)
         self.take(self.scheduler.add(self.asked[name]))
         return name
 
@@ -129,13 +131,13 @@ class Lives(RuleBasedStateMachine):
         self.runner.fails_decode = False
 
     @precondition(lambda self: self.asked.keys() - self.ended.keys())
-    @rule(text=TEXTS, images=st.integers(0, 2))
-    def nobody_waits_for_ever(self, text: str, images: int) -> None:
+    @rule(text=TEXTS, images=st.integers(0, 2), n=st.integers(1, MAX_NUM_SEQS))
+    def nobody_waits_for_ever(self, text: str, images: int, n: int) -> None:
         """One more comes in every round, and yet the youngest of now ends within a bound."""
         live = [name for name in self.asked if name not in self.ended]
         newcomers: list[str] = []
         for _ in range(ROUNDS_PER_REQUEST * len(live)):
-            newcomers.append(self.arrive(text, images, None, ""))
+            newcomers.append(self.arrive(text, images, None, n, ""))
             self.round()
             if live[-1] in self.ended:
                 break
@@ -172,12 +174,13 @@ class Lives(RuleBasedStateMachine):
         self.beat()
 
     def beat(self) -> None:
-        requests = self.scheduler._requests.values()
-        waiting = any(request.can_prefill for request in requests)
+        ready = [r.request_id for r in self.scheduler._requests.values() if r.can_prefill]
+        begun = [name for name in ready if name in self.runner.prefills]
         plan = self.scheduler.schedule()
-        has_room = len(self.runner.rows) < MAX_NUM_SEQS
-        if waiting and has_room:
-            assert plan.prefill, "a request that could be served was not"
+        if ready:
+            reserved = {*begun, plan.prefill.request_id} if plan.prefill else {*begun, ready[0]}
+            num_rows = len(plan.decode) + sum(self.asked[name].sampling.n for name in reserved)
+            assert bool(plan.prefill) == (num_rows <= MAX_NUM_SEQS), "room is neither more nor less"
         if plan.is_empty:
             return
         self.take(self.scheduler.update(plan, self.runner.execute(plan)))
@@ -190,8 +193,11 @@ class Lives(RuleBasedStateMachine):
                 case Tokens(deltas):
                     for delta in deltas:
                         assert delta.request_id not in self.ended, "text after the end"
-                        told = self.said.get(delta.request_id, "")
-                        self.said[delta.request_id] = told + delta.text
+                        row = RowId(delta.request_id, delta.choice)
+                        assert row not in self.reasons, "text after the choice's end"
+                        self.said[row] = self.said.get(row, "") + delta.text
+                        if delta.finish_reason:
+                            self.reasons[row] = delta.finish_reason
                 case Finished() | Failed():
                     assert event.request_id not in self.ended, "two ends"
                     self.ended[event.request_id] = event
@@ -199,22 +205,29 @@ class Lives(RuleBasedStateMachine):
 
     def check_answer(self, event: Finished | Failed) -> None:
         asked = self.asked[event.request_id]
-        told = self.said.get(event.request_id, "")
+        rows = [RowId(event.request_id, choice) for choice in range(asked.sampling.n)]
         try:
             made = outcome_of(asked)
         except (RequestError, RuntimeError):
-            assert told == ""
+            assert not [row for row in rows if row in self.said]
             return
+        is_whole = isinstance(event, Finished) and not event.is_aborted
         limit = asked.sampling.max_tokens or 1000
-        whole = answer_text(made, limit)
-        if isinstance(event, Failed) or event.finish_reason == "abort":
+        for row in rows:
+            self.check_choice(row, made, limit, is_whole or row in self.reasons)
+        if isinstance(event, Finished) and is_whole:
+            lengths = [len(answer_tokens(made, row.choice)[:limit]) for row in rows]
+            assert event.usage.completion_tokens == sum(lengths)
+            assert event.usage.prompt_tokens == made.num_tokens
+
+    def check_choice(self, row: RowId, made: PreparedPrompt, limit: int, is_whole: bool) -> None:
+        told, whole = self.said.get(row, ""), answer_text(made, limit, row.choice)
+        if not is_whole:
             assert whole.startswith(told)
             return
         assert told == whole
-        tokens = answer_tokens(made)[:limit]
-        assert event.usage.completion_tokens == len(tokens)
-        is_stop = len(answer_tokens(made)) <= limit
-        assert event.finish_reason == ("stop" if is_stop else "length")
+        is_stop = len(answer_tokens(made, row.choice)) <= limit
+        assert self.reasons[row] == ("stop" if is_stop else "length")
 
     # ---- what always holds -----------------------------------------------------------
 
@@ -225,10 +238,13 @@ class Lives(RuleBasedStateMachine):
     @invariant()
     def rows_and_prefills_agree(self) -> None:
         live = self.asked.keys() - self.ended.keys()
-        held = self.runner.rows.keys() | self.runner.prefills.keys()
+        held = {row.request_id for row in self.runner.rows}
         if not self.scheduler._released:
-            assert held <= live, "the runner holds what has ended"
-        assert self.scheduler.count(State.DECODE) == len(self.runner.rows.keys() & live)
+            assert held | self.runner.prefills.keys() <= live, "the runner holds what has ended"
+        assert self.scheduler.count(State.DECODE) == len(held & live)
+        for request in self.scheduler._requests.values():
+            if request.state is State.DECODE:
+                assert set(request.rows) <= self.runner.rows.keys()
 
     @invariant()
     def nothing_is_tracked_when_idle(self) -> None:

@@ -7,15 +7,14 @@ import pytest
 from vlm_server.engine.states import IllegalTransition, State, check_transition
 
 W, P, F, D = State.WAITING, State.PREPARING, State.PREFILL, State.DECODE
-STOPPED, LENGTH = State.FINISHED_STOPPED, State.FINISHED_LENGTH
-ABORTED, FAILED = State.FINISHED_ABORTED, State.FINISHED_FAILED
+ANSWERED, ABORTED = State.FINISHED_ANSWERED, State.FINISHED_ABORTED
+FAILED = State.FINISHED_FAILED
 
 LEGAL = {
     (W, P),
     (P, F),
     (F, D),
-    (D, STOPPED),
-    (D, LENGTH),
+    (D, ANSWERED),
     *itertools.product((W, P, F, D), (ABORTED, FAILED)),
 }
 
@@ -31,4 +30,4 @@ def test_every_pair_is_legal_or_raises(old: State, new: State):
 
 def test_a_state_is_finished_when_nothing_follows():
     finished = {state for state in State if state.is_finished}
-    assert finished == {STOPPED, LENGTH, ABORTED, FAILED}
+    assert finished == {ANSWERED, ABORTED, FAILED}

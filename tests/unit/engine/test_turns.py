@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ class Job:
     name: str
     left: int
     is_begun: bool = False
+    num_rows: int = 1
 
 
 class Queue:
@@ -25,24 +27,26 @@ class Queue:
         self.jobs: list[Job] = []
         self.done: list[str] = []
 
-    def add(self, name: str, left: int) -> None:
-        self.jobs.append(Job(name, left))
+    def add(self, name: str, left: int, num_rows: int = 1) -> None:
+        self.jobs.append(Job(name, left, num_rows=num_rows))
 
-    def turn(self, **kwargs: bool) -> str | None:
-        waiting = [Waiting(job.name, job.left, job.is_begun) for job in self.jobs]
-        name = self.turns.next(waiting, **kwargs)
+    def turn(self, room: int = 2) -> str | None:
+        waiting = [Waiting(job.name, job.left, job.is_begun, job.num_rows) for job in self.jobs]
+        name = self.turns.next(waiting, room)
         for job in [job for job in self.jobs if job.name == name]:
             job.left, job.is_begun = job.left - 1, True
             if not job.left:
                 self.jobs.remove(job)
                 self.done.append(job.name)
-        assert sum(job.is_begun for job in self.jobs) <= 2
+        begun = [job.num_rows for job in self.jobs if job.is_begun]
+        assert len(begun) <= 2
+        assert sum(begun) <= room
         return name
 
-    def run(self, **kwargs: bool) -> str:
+    def run(self, room: int = 2) -> str:
         """The whole course of turns, a letter each."""
         course = ""
-        while name := self.turn(**kwargs):
+        while name := self.turn(room):
             course += name
         return course
 
@@ -72,20 +76,39 @@ def test_the_shortest_goes_first_but_what_was_begun_is_finished():
 
 
 def test_without_room_for_two_the_oldest_is_finished_first():
-    assert queue(a=4, b=1, c=1).run(has_room_for_two=False) == "aaaabc"
+    assert queue(a=4, b=1, c=1).run(room=1) == "aaaabc"
 
 
-def test_nobody_waits_is_no_turn():
-    assert Turns().next([]) is None
+def test_nobody_begins_without_room():
+    made = queue(a=2)
+    assert made.turn(room=0) is None
+    assert made.run(room=1) == "aa"
+
+
+def test_what_waits_for_much_room_is_not_passed_by_what_needs_little():
+    made = queue()
+    made.add("wide", 3, num_rows=4)
+    made.add("b", 1)
+    assert [made.turn(room) for room in (0, 1, 3)] == [None] * 3
+    assert [made.turn(room=4) for _ in range(4)] == ["wide"] * 3 + ["b"]
+
+
+@pytest.mark.parametrize(("room", "course"), [(4, "aaaaaabbc"), (5, "acaaaaabb"), (6, "acababaaa")])
+def test_a_short_one_goes_beside_if_its_rows_fit_beside_those_of_the_oldest(room: int, course: str):
+    made = queue()
+    made.add("a", 6, num_rows=4)
+    made.add("b", 2, num_rows=2)
+    made.add("c", 1)
+    assert made.run(room) == course
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 12), st.integers(1, 9)), min_size=1, max_size=20),
     st.integers(1, 9),
-    st.sampled_from([True, False]),
+    st.integers(1, 2),
 )
 def test_whoever_keeps_coming_nobody_waits_for_more_than_twice_the_work_before_it(
-    jobs: list[tuple[int, int]], newcomer: int, has_room_for_two: bool
+    jobs: list[tuple[int, int]], newcomer: int, room: int
 ):
     """`jobs` come at these turns; one more comes at every turn."""
     made = Queue()
@@ -100,7 +123,7 @@ def test_whoever_keeps_coming_nobody_waits_for_more_than_twice_the_work_before_i
         if not arrivals and not bounds:
             return
         made.add(f"newcomer {turn}", newcomer)
-        made.turn(has_room_for_two=has_room_for_two)
+        made.turn(room)
         for name in [name for name in bounds if name in made.done]:
             assert turn <= bounds.pop(name)
         assert all(turn <= bound for bound in bounds.values())

@@ -1,0 +1,202 @@
+"""Several choices from one prefill: each is what a request alone would get with its seed."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import msgspec
+import pytest
+
+from tests.integration.harness import GREEDY, Engine, NewEngine, ask
+from tests.integration.test_families import LONGER, PROMPTS, asked
+from tests.tiny_models.pictures import picture
+from vlm_server.ports import RowId
+from vlm_server.protocol import Failed, Finished, SamplingParams
+from vlm_server.runner.loading import LoadedModel
+from vlm_server.runner.preparer import MultimodalPreparer
+from vlm_server.runner.sampler import choice_params
+
+Served = tuple[LoadedModel, MultimodalPreparer]
+
+
+def several(params: SamplingParams, n: int) -> SamplingParams:
+    return msgspec.structs.replace(params, n=n)
+
+
+def drawn(seed: int | None, n: int = 1, **changes: Any) -> SamplingParams:
+    values = {"temperature": 1.5, "top_p": 0.95, "max_tokens": 20} | changes
+    return SamplingParams(seed=seed, n=n, **values)
+
+
+def tokens_of(engine: Engine, name: str, n: int) -> list[list[int]]:
+    return [engine.rows[RowId(name, choice)] for choice in range(n)]
+
+
+# ---- every family's caches -----------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def greedy(served: Served) -> Callable[[str], list[int]]:
+    return lambda name: Engine(*served).answer(asked(name, LONGER))
+
+
+def test_greedy_choices_are_equal_and_as_alone_beside_others(
+    new_engine: NewEngine, greedy: Callable[[str], list[int]]
+):
+    engine = new_engine(chunk_tokens=16)
+    engine.add(asked("long", LONGER))
+    engine.step(4)
+    engine.add(asked("pictures", several(LONGER, 3)))
+    engine.step_until(lambda: len(engine.tokens.get("pictures", [])) >= 5)
+    engine.add(asked("picture"))
+    engine.run()
+    assert tokens_of(engine, "pictures", 3) == [greedy("pictures")] * 3
+    assert engine.tokens["long"] == greedy("long")
+    assert engine.tokens["picture"] == greedy("picture")[:10]
+
+
+def test_each_choice_is_what_its_seed_gets_alone(new_engine: NewEngine):
+    engine = new_engine()
+    params = drawn(7, n=4)
+    engine.answer(ask("a", *PROMPTS["picture"], sampling=params))
+    for choice, tokens in enumerate(tokens_of(engine, "a", 4)):
+        alone = several(choice_params(params, choice), 1)
+        assert tokens == new_engine().answer(ask("b", *PROMPTS["picture"], sampling=alone))
+
+
+def test_choices_that_end_early_leave_their_siblings_as_they_were(new_engine: NewEngine):
+    """The stop string is a character that the choices come to at steps of their own."""
+    free = new_engine()
+    params = drawn(3, n=6, max_tokens=40)
+    free.answer(asked("text", params))
+    whole = tokens_of(free, "text", 6)
+    told = list(free.row_texts.values())
+    stop = max(sorted(set("".join(told))), key=lambda each: len({t.find(each) for t in told}))
+    engine = new_engine()
+    engine.add(asked("picture", LONGER))
+    engine.answer(asked("text", msgspec.structs.replace(params, stop=(stop,))))
+    choices = tokens_of(engine, "text", 6)
+    assert len(set(map(len, choices))) > 2, "all end together: nothing was tried"
+    assert choices == [ids[: len(found)] for ids, found in zip(whole, choices, strict=True)]
+    assert [engine.row_texts[RowId("text", i)] for i in range(6)] == [
+        free.row_texts[RowId("text", i)].partition(stop)[0] for i in range(6)
+    ]
+    end = engine.ends["text"]
+    assert isinstance(end, Finished)
+    assert end.usage.completion_tokens == sum(map(len, choices))
+    assert end.usage.prompt_tokens == engine.prompts["text"].num_tokens
+
+
+def test_aborted_choices_leave_the_others_as_they_were(
+    new_engine: NewEngine, greedy: Callable[[str], list[int]]
+):
+    engine = new_engine()
+    engine.add(asked("long", LONGER))
+    engine.add(asked("picture", several(LONGER, 4)))
+    engine.step_until(lambda: len(engine.tokens.get("picture", [])) >= 5)
+    engine.abort("picture")
+    engine.run()
+    assert engine.tokens["long"] == greedy("long")
+    assert tokens_of(engine, "picture", 4) == [greedy("picture")[:5]] * 4
+
+
+# ---- one family ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def engine_of(load_tiny: Callable[[str], Served]) -> Callable[..., Engine]:
+    return lambda **limits: Engine(*load_tiny("qwen3_vl"), **limits)
+
+
+@pytest.mark.parametrize("max_num_seqs", [5, 8, 16])
+def test_a_seed_gives_the_same_choices_whatever_runs_beside(
+    engine_of: Callable[..., Engine], max_num_seqs: int
+):
+    parts = (picture(1), "what?")
+    alone = engine_of()
+    alone.answer(ask("a", *parts, sampling=drawn(7, n=4)))
+    expected = tokens_of(alone, "a", 4)
+    beside = engine_of(max_num_seqs=max_num_seqs, chunk_tokens=16)
+    beside.add(ask("greedy", "a text", sampling=GREEDY))
+    beside.step(3)
+    beside.add(ask("other", picture(2), "and?", sampling=drawn(None, n=3)))
+    beside.add(ask("a", *parts, sampling=drawn(7, n=4)))
+    beside.add(ask("sibling", *parts, sampling=drawn(8, n=2)))
+    beside.run()
+    assert tokens_of(beside, "a", 4) == expected
+    assert not [tokens for tokens in tokens_of(beside, "sibling", 2) if tokens in expected]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 7, -1, -(2**63), 2**63 - 1, None])
+def test_drawn_choices_differ(engine_of: Callable[..., Engine], seed: int | None):
+    engine = engine_of()
+    engine.answer(ask("a", "a text", sampling=drawn(seed, n=8)))
+    assert len({tuple(tokens) for tokens in tokens_of(engine, "a", 8)}) == 8
+
+
+def test_seeds_in_a_row_share_no_choice():
+    params = [SamplingParams(seed=seed) for seed in (*range(50), -1, -2, 2**63 - 1)]
+    seeds = [choice_params(each, choice).seed for each in params for choice in range(8)]
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_the_first_choice_is_that_of_a_request_for_one(engine_of: Callable[..., Engine]):
+    one = engine_of().answer(ask("a", "a text", sampling=drawn(5)))
+    assert engine_of().answer(ask("a", "a text", sampling=drawn(5, n=3))) == one
+
+
+def test_penalties_count_each_choice_for_itself(engine_of: Callable[..., Engine]):
+    params = drawn(5, n=3, frequency_penalty=1.5, repetition_penalty=1.5)
+    engine = engine_of()
+    engine.answer(ask("a", "a text", sampling=params))
+    for choice, tokens in enumerate(tokens_of(engine, "a", 3)):
+        alone = several(choice_params(params, choice), 1)
+        assert tokens == engine_of().answer(ask("b", "a text", sampling=alone))
+
+
+def test_a_choice_whose_scores_are_no_numbers_ends_its_request_alone(
+    engine_of: Callable[..., Engine],
+):
+    """A token that one choice draws has an embedding of NaN."""
+    params = drawn(7, n=3)
+    well = engine_of()
+    healthy = well.answer(ask("healthy", "another text", sampling=LONGER))
+    well.answer(ask("sick", "a text", sampling=params))
+    first, *others = tokens_of(well, "sick", 3)
+    known = {*healthy, *others[0], *others[1], *well.prompts["healthy"].token_ids.tolist()}
+    poison = min(set(first[1:-1]) - known - set(well.prompts["sick"].token_ids.tolist()))
+    embedding = well.loaded.language_model.model.embed_tokens
+    whole = embedding.weight
+    embedding.weight = mx.where(mx.arange(len(whole))[:, None] == poison, mx.nan, whole)
+    try:
+        engine = engine_of()
+        engine.add(ask("healthy", "another text", sampling=LONGER))
+        engine.add(ask("sick", "a text", sampling=params))
+        engine.run()
+    finally:
+        embedding.weight = whole
+    assert isinstance(engine.ends["sick"], Failed)
+    assert engine.tokens["healthy"] == healthy
+    assert engine.tokens["sick"] == first[: first.index(poison) + 1]
+
+
+def test_choices_leave_no_memory(engine_of: Callable[..., Engine]):
+    engine = engine_of()
+
+    def held_after(name: str, n: int, steps: int | None = None) -> int:
+        engine.add(ask(name, picture(1), "Hello", sampling=drawn(1, n=n)))
+        if steps is not None:
+            engine.step(steps)
+            engine.abort(name)
+        engine.run()
+        gc.collect()
+        mx.synchronize()
+        return mx.get_active_memory()
+
+    held_after("first", 8)
+    baseline = held_after("one", 1)
+    assert held_after("eight", 8) <= baseline
+    assert held_after("aborted", 8, steps=6) <= baseline
