@@ -159,20 +159,69 @@ def test_a_model_without_vision(tmp_path: Path, checkpoint: Path):
 
 def test_weights_that_are_missing(checkpoint: Path):
     (checkpoint / "model.safetensors").unlink()
-    message = refusal(checkpoint)
-    assert "safetensors" in message
+    assert refusal(checkpoint).endswith("has no *.safetensors: the checkpoint is not complete")
 
 
-@pytest.mark.parametrize("keep", [0, 7, 100, 5000])
+@pytest.mark.parametrize("keep", [0, 7, 100, 5000, 20_000, -1])
 def test_weights_that_are_cut_short(checkpoint: Path, keep: int):
     weights = checkpoint / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:keep])
-    assert refusal(checkpoint)
+    assert f"{weights} is cut short" in refusal(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS"),
+        (b"\x02" + bytes(7) + b"{}" + bytes(9), "mlx-vlm can't load"),
+        (b"\x02" + bytes(7) + b"[]", "no safetensors file"),
+        (b"\x09" + bytes(7) + b'{"a": {}}', "no safetensors file"),
+        (b"<html>not found</html>", "no safetensors file"),
+    ],
+)
+def test_weights_that_are_none(checkpoint: Path, content: bytes, reason: str):
+    (checkpoint / "model.safetensors").write_bytes(content)
+    message = refusal(checkpoint)
+    assert reason in message
+    assert "\n" not in message
+
+
+def test_a_shard_that_is_missing(checkpoint: Path):
+    edit(checkpoint / "model.safetensors.index.json", weight_map={"x": "model-2-of-2.safetensors"})
+    load(Model(path=str(checkpoint)))  # the index is old: all the weights are there
+    edit(checkpoint / "config.json", num_hidden_layers=9)
+    assert "no model-2-of-2.safetensors, which its index names" in refusal(checkpoint)
+
+
+def test_weights_of_another_configuration(checkpoint: Path):
+    edit(checkpoint / "config.json", num_hidden_layers=9)
+    message = refusal(checkpoint)
+    assert "Missing 60 parameters: language_model.model.layers.4" in message
+    assert len(message) < 400
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers"])
+def test_a_key_that_the_configuration_lacks(checkpoint: Path, key: str):
+    content = json.loads((checkpoint / "config.json").read_text())
+    del content[key]
+    (checkpoint / "config.json").write_text(json.dumps(content))
+    assert f"config.json lacks '{key}'" in refusal(checkpoint)
 
 
 def test_a_tokenizer_that_is_missing(checkpoint: Path):
     (checkpoint / "tokenizer.json").unlink()
-    assert refusal(checkpoint)
+    assert refusal(checkpoint).endswith("has no tokenizer.json: the checkpoint is not complete")
+
+
+def test_a_tokenizer_that_is_none(checkpoint: Path):
+    (checkpoint / "tokenizer.json").write_text("{}")
+    assert refusal(checkpoint).endswith("'added_tokens' is missing")
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "preprocessor_config.json"])
+def test_a_json_file_that_is_cut_short(checkpoint: Path, file: str):
+    (checkpoint / file).write_text((checkpoint / file).read_text()[:50])
+    assert f"can't read {checkpoint / file}: " in refusal(checkpoint)
 
 
 # ---- what is read --------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from mlx_vlm.models.cache import make_prompt_cache
 from mlx_vlm.utils import get_model_type
 
 from vlm_server.errors import ModelLoadError
+from vlm_server.runner.checkpoint import check_files, check_shards, read_json, reason_of
 from vlm_server.runner.families import CHECKED
 from vlm_server.runner.positions import forget_positions
 from vlm_server.runner.processors import mend
@@ -72,7 +72,8 @@ def load(settings: ModelSettings) -> LoadedModel:
         model, processor = mlx_vlm.load(str(folder), lazy=True, trust_remote_code=False)
     except Exception as error:
         logger.debug("loading failed", exc_info=True)
-        raise ModelLoadError(f"mlx-vlm can't load this checkpoint: {error}") from error
+        check_shards(folder)
+        raise ModelLoadError(f"mlx-vlm can't load this checkpoint: {reason_of(error)}") from error
     _warn_of_unchecked(str(config["model_type"]))
     mend(processor)
     _set_dtype(model, settings.dtype)
@@ -81,7 +82,7 @@ def load(settings: ModelSettings) -> LoadedModel:
     tokenizer = getattr(processor, "tokenizer", processor)
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise ModelLoadError("the checkpoint has no fast tokenizer (tokenizer.json)")
-    generation = _read_json(folder / "generation_config.json")
+    generation = read_json(folder / "generation_config.json")
     return LoadedModel(
         model=model,
         processor=processor,
@@ -96,25 +97,11 @@ def load(settings: ModelSettings) -> LoadedModel:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    if not (folder / "config.json").is_file():
-        raise ModelLoadError(f"{folder} has no config.json: not the folder of a checkpoint")
-    config = _read_json(folder / "config.json")
-    for pattern in ("*.safetensors", "tokenizer*.json"):
-        if not any(folder.glob(pattern)):
-            raise ModelLoadError(f"{folder} has no {pattern}: the checkpoint is not complete")
+    check_files(folder)
+    config = read_json(folder / "config.json")
     if not isinstance(config.get("model_type"), str):
         raise ModelLoadError(f"{folder}/config.json names no model_type")
     return config
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"can't read {path}: {error}") from None
-    return content if isinstance(content, dict) else {}
 
 
 def _refuse_unsafe(config: dict[str, Any]) -> None:

@@ -1,0 +1,89 @@
+"""What is wrong with a checkpoint's files, in one line. Knows file formats; loads nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from vlm_server.errors import ModelLoadError
+
+_HEADER_BYTES = 8
+_LFS_POINTER = b"version https://git-lfs"
+_MAX_REASON_CHARACTERS = 300
+_TOKENIZERS = ("tokenizer.json", "vocab.json")
+_LACKS_KEY = re.compile(r"(\w+)\.__init__\(\) missing \d+ required positional arguments?: (.*)")
+
+
+def check_files(folder: Path) -> None:
+    """Raises ModelLoadError that names the file which is missing, cut short or no JSON."""
+    if not (folder / "config.json").is_file():
+        raise ModelLoadError(f"{folder} has no config.json: not the folder of a checkpoint")
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        raise ModelLoadError(f"{folder} has no *.safetensors: the checkpoint is not complete")
+    if not any((folder / name).is_file() for name in _TOKENIZERS):
+        raise ModelLoadError(f"{folder} has no tokenizer.json: the checkpoint is not complete")
+    for path in folder.glob("*.json"):
+        read_json(path)
+    for path in weights:
+        _check_weights(path)
+
+
+def check_shards(folder: Path) -> None:
+    """Raises ModelLoadError for weights that the index names and that are not there.
+
+    Not said of a checkpoint that loads: an index may be of weights that were joined since.
+    """
+    weight_map = read_json(folder / "model.safetensors.index.json").get("weight_map")
+    if isinstance(weight_map, dict):
+        for name in sorted({str(name) for name in weight_map.values()}):
+            if not (folder / name).is_file():
+                raise ModelLoadError(f"{folder} has no {name}, which its index names")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; empty if there is no file, or no object in it."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"can't read {path}: {error}") from None
+    return content if isinstance(content, dict) else {}
+
+
+def reason_of(error: Exception) -> str:
+    """What a loader raised, on one line of bearable length."""
+    text = " ".join(str(error).split())
+    if lacks := _LACKS_KEY.search(text):
+        return f"config.json lacks {lacks[2]} ({lacks[1]})"
+    if isinstance(error, KeyError):
+        text = f"{text} is missing"
+    is_long = len(text) > _MAX_REASON_CHARACTERS
+    return f"{text[:_MAX_REASON_CHARACTERS]}..." if is_long else text or type(error).__name__
+
+
+def _check_weights(path: Path) -> None:
+    """The format: a length of 8 bytes, a JSON header with each tensor's place, the data."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(_HEADER_BYTES)
+            length = int.from_bytes(start, "little")
+            header = file.read(length) if length <= size else b""
+    except OSError as error:
+        raise ModelLoadError(f"can't read {path}: {error.strerror}") from None
+    if _LFS_POINTER.startswith(start) and start:
+        raise ModelLoadError(f"{path} is a pointer of Git LFS: the weights were not fetched")
+    if size < _HEADER_BYTES + length or len(start) < _HEADER_BYTES:
+        raise ModelLoadError(f"{path} is cut short or no safetensors file: {size} bytes")
+    try:
+        tensors = json.loads(header)
+        ends = [entry["data_offsets"][1] for name, entry in tensors.items() if name[:2] != "__"]
+    except (ValueError, AttributeError, KeyError, IndexError, TypeError):
+        raise ModelLoadError(f"{path} is no safetensors file") from None
+    wanted = _HEADER_BYTES + length + max(ends, default=0)
+    if size < wanted:
+        raise ModelLoadError(f"{path} is cut short: it has {size} of {wanted} bytes")
