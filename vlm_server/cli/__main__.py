@@ -2,6 +2,6 @@
 
 import sys
 
-from vlm_server.cli.main import main
+from vlm_server.cli.entry import main
 
 sys.exit(main())

@@ -14,6 +14,8 @@ class Decoder(Protocol):
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str: ...
 
+    def id_to_token(self, id: int) -> str | None: ...
+
 
 class Detokenizer:
     """Turns one answer's token ids into text that never splits a character.
@@ -29,7 +31,12 @@ class Detokenizer:
         self._num_emitted = 0
 
     def push(self, token_id: int) -> str:
-        """The text that `token_id` completes; empty while a character is incomplete."""
+        """The text that `token_id` completes; empty while a character is incomplete.
+
+        Ids that the tokenizer does not know have no text: logits are often wider than it.
+        """
+        if self._decoder.id_to_token(token_id) is None:
+            return ""
         self._ids.append(token_id)
         text = self._decode(self._ids)
         if not text.endswith(_REPLACEMENT):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -92,3 +95,31 @@ def test_a_model_that_is_none_is_named_at_once(
 ) -> None:
     assert main([*command.split(), "--set", f"model.path={tmp_path}"]) == 2
     assert f"model.path: {tmp_path} is not the folder of a checkpoint" in capsys.readouterr().err
+
+
+INTERRUPTED = """
+import os, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "uvicorn":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+from vlm_server.cli.entry import main
+sys.exit(main())
+"""
+
+
+def test_an_interrupt_while_it_is_imported_ends_it_without_a_word() -> None:
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED, "serve"], capture_output=True)
+    assert ended.returncode == -signal.SIGINT
+    assert ended.stdout == ended.stderr == b""
+
+
+def test_an_interrupt_that_is_ignored_stays_so() -> None:
+    ignoring = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)" + INTERRUPTED
+    ended = subprocess.run(
+        [sys.executable, "-c", ignoring, "check-config"], capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stdout) == (0, "The settings are fine.\n")

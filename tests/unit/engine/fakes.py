@@ -49,6 +49,9 @@ class ByteDecoder:
         shown = [i if i < 256 else ord("#") for i in ids if i < 256 or not skip_special_tokens]
         return bytes(shown).decode("utf-8", errors="replace")
 
+    def id_to_token(self, id: int) -> str | None:
+        return f"token {id}" if 0 <= id <= IMAGE_TOKEN else None
+
 
 def config(**changes: object) -> SchedulerConfig:
     """Small limits; `changes` replace single ones."""

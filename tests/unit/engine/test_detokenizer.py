@@ -51,7 +51,8 @@ def pieces_of(ids: list[int]) -> list[str]:
     return [*(detokenizer.push(i) for i in ids), detokenizer.flush()]
 
 
-IDS = st.integers(0, 301)
+IDS = st.integers(0, 310)
+"""Those above 301 are no tokens."""
 
 
 @given(st.lists(IDS, max_size=60))
@@ -95,32 +96,45 @@ def test_invalid_bytes_do_not_hold_text_back_for_ever(junk: list[int]):
         assert lag <= 10
 
 
+class Counting:
+    """The tokenizer, and how many ids each call of `decode` had."""
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        self.lengths.append(len(ids))
+        return tokenizer().decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def id_to_token(self, id: int) -> str | None:
+        return tokenizer().id_to_token(id)
+
+
 def test_a_long_answer_keeps_a_short_window():
-    calls: list[int] = []
-
-    class Counting:
-        def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
-            calls.append(len(ids))
-            return tokenizer().decode(ids, skip_special_tokens=skip_special_tokens)
-
-    detokenizer = Detokenizer(Counting())
+    counting = Counting()
+    detokenizer = Detokenizer(counting)
     for token_id in tokenizer().encode("the quick brown fox " * 50).ids:
         detokenizer.push(token_id)
-    assert max(calls) <= 3
+    assert max(counting.lengths) <= 3
 
 
 def test_tokens_without_text_keep_a_short_window():
-    calls: list[int] = []
-
-    class Counting:
-        def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
-            calls.append(len(ids))
-            return tokenizer().decode(ids, skip_special_tokens=skip_special_tokens)
-
-    detokenizer = Detokenizer(Counting())
+    counting = Counting()
+    detokenizer = Detokenizer(counting)
     for _ in range(200):
         detokenizer.push(special_id("<|box|>"))
-    assert max(calls) <= 20
+    assert max(counting.lengths) <= 20
+
+
+@pytest.mark.parametrize("stranger", [302, 5000, 2**31 - 1])
+def test_ids_beyond_the_tokenizer_have_no_text_and_keep_a_short_window(stranger: int):
+    counting = Counting()
+    detokenizer = Detokenizer(counting)
+    text = ""
+    for token_id in [*[stranger] * 200, *tokenizer().encode("the quick").ids, *[stranger] * 9]:
+        text += detokenizer.push(token_id)
+    assert text + detokenizer.flush() == "the quick"
+    assert max(counting.lengths) <= 3
 
 
 @pytest.mark.parametrize("text", ["\ufffd", "a\ufffdb", "\ufffd\ufffd"])
