@@ -170,7 +170,6 @@ class Delta(msgspec.Struct, frozen=True):
 
     request_id: str
     text: str
-    num_tokens: int
     logprobs: tuple[TokenLogprob, ...] = ()
     choice: int = 0
     finish_reason: FinishReason | None = None

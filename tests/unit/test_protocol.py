@@ -62,7 +62,7 @@ EVENTS: list[Event] = [
     Ready("qwen3_vl", "cpu", 4096),
     Unloadable("no config.json"),
     Accepted("r1"),
-    Tokens((Delta("r1", "a", 1), Delta("r2", "", 2, choice=1, finish_reason="stop"))),
+    Tokens((Delta("r1", "a"), Delta("r2", "", choice=1, finish_reason="stop"))),
     Tokens(()),
     Finished("r1", Usage(10, 5, 3)),
     Finished("r1", Usage(10, 5, 3), is_aborted=True),

@@ -286,7 +286,7 @@ class Scheduler:
         if reason is not None:
             self._released.append(row)
         logprobs = self._logprobs(token_id, score)
-        return Delta(row.request_id, text, 1, logprobs, row.choice, reason)
+        return Delta(row.request_id, text, logprobs, row.choice, reason)
 
     def _logprobs(self, token_id: int, score: TokenScore | None) -> tuple[TokenLogprob, ...]:
         if score is None:

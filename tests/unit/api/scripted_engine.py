@@ -25,16 +25,16 @@ Step = Callable[[str], RequestEvent] | asyncio.Event
 
 
 def text(piece: str, choice: int = 0) -> Step:
-    return lambda request_id: Tokens((Delta(request_id, piece, 1, choice=choice),))
+    return lambda request_id: Tokens((Delta(request_id, piece, choice=choice),))
 
 
 def scored(piece: str, *entries: TokenLogprob, choice: int = 0) -> Step:
-    return lambda request_id: Tokens((Delta(request_id, piece, 1, entries, choice),))
+    return lambda request_id: Tokens((Delta(request_id, piece, entries, choice),))
 
 
 def ended(reason: FinishReason = "stop", choice: int = 0) -> Step:
     """The last delta of a choice."""
-    return lambda request_id: Tokens((Delta(request_id, "", 1, (), choice, reason),))
+    return lambda request_id: Tokens((Delta(request_id, "", (), choice, reason),))
 
 
 def finished(usage: Usage | None = None, *, is_aborted: bool = False) -> Step:
