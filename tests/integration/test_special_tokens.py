@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +14,12 @@ from mlx_vlm.prompt_utils import apply_chat_template
 from mlx_vlm.utils import prepare_inputs, should_add_special_tokens
 
 from tests.integration.harness import Part, ask, conversation
+from tests.tiny_models import build
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import InvalidRequest
-from vlm_server.runner.loading import LoadedModel
+from vlm_server.runner.loading import LoadedModel, load
 from vlm_server.runner.preparer import MultimodalPreparer
+from vlm_server.settings import Model
 
 Served = tuple[LoadedModel, MultimodalPreparer]
 
@@ -176,3 +180,18 @@ def test_the_ids_fit_the_vocabulary_and_are_small_integers(served: Served):
     ids = preparer.prepare(ask("a", picture(1), "what?")).token_ids
     assert ids.dtype == np.int32
     assert 0 <= ids.min() <= ids.max() < loaded.backend.get_vocab_size()
+
+
+def test_added_tokens_that_are_not_special_stay_tokens(tmp_path: Path):
+    """As real Qwen3 tokenizers have `<think>`: text, though it is one token."""
+    file = build("qwen3_5", tmp_path) / "tokenizer.json"
+    content = json.loads(file.read_text())
+    (think,) = [token for token in content["added_tokens"] if token["content"] == "<think>"]
+    loaded = load(Model(path=str(tmp_path)))
+    special = MultimodalPreparer(loaded).prepare(ask("a", "a <think> b")).token_ids.tolist()
+    assert think["id"] not in special[:-4], "the template's own stands at the end"
+    think["special"] = False
+    file.write_text(json.dumps(content))
+    loaded = load(Model(path=str(tmp_path)))
+    plain = MultimodalPreparer(loaded).prepare(ask("a", "a <think> b")).token_ids.tolist()
+    assert think["id"] in plain[:-4]

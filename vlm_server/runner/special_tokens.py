@@ -15,7 +15,12 @@ _MARKS = "\ue0ff\ue0fe\ue0fd"
 
 
 class SpecialTokens:
-    """The control tokens of one tokenizer, and how to disarm them in text."""
+    """The control tokens of one tokenizer, and how to disarm them in text.
+
+    Those are what the tokenizer calls special, and the placeholders. Other added tokens stay
+    what they are: no turn begins or ends with one, templates look for `</think>` in earlier
+    answers, and some vocabularies list line breaks and HTML tags among them.
+    """
 
     def __init__(self, tokenizer: Any, placeholders: Iterable[str]) -> None:
         """`placeholders` are expanded by the processor, whether tokens are called so or not."""
