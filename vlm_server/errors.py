@@ -8,6 +8,7 @@
         ├── InvalidRequest        400  invalid_value
         │   ├── UnsupportedField  400  unsupported_parameter
         │   ├── InvalidImage      400  invalid_image
+        │   ├── InvalidVideo      400  invalid_video
         │   └── ContextLengthExceeded  400  context_length_exceeded
         ├── Unauthorized          401  invalid_api_key
         ├── Forbidden             403  forbidden
@@ -79,6 +80,10 @@ class UnsupportedField(InvalidRequest):
 
 class InvalidImage(InvalidRequest):
     code = "invalid_image"
+
+
+class InvalidVideo(InvalidRequest):
+    code = "invalid_video"
 
 
 class ContextLengthExceeded(InvalidRequest):

@@ -30,9 +30,18 @@ class ImagePart(msgspec.Struct, frozen=True, tag="image"):
     index: int
 
 
+class VideoPart(msgspec.Struct, frozen=True, tag="video"):
+    """The place of one video in a message; `index` points into `Submit.videos`."""
+
+    index: int
+
+
+ContentPart = TextPart | ImagePart | VideoPart
+
+
 class Message(msgspec.Struct, frozen=True):
     role: Literal["system", "user", "assistant"]
-    content: tuple[TextPart | ImagePart, ...]
+    content: tuple[ContentPart, ...]
 
 
 class Image(msgspec.Struct, frozen=True):
@@ -49,6 +58,18 @@ class Image(msgspec.Struct, frozen=True):
     height: int
     param: str
     max_side_pixels: int | None = None
+
+
+class Video(msgspec.Struct, frozen=True):
+    """One encoded video, as it came: `format` is MP4, WEBM or GIF.
+
+    `mm_hash` is the SHA-256 of `data` in hex; `param` names the part it came from.
+    """
+
+    data: bytes
+    mm_hash: str
+    format: str
+    param: str
 
 
 class SamplingParams(msgspec.Struct, frozen=True):
@@ -84,6 +105,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     messages: tuple[Message, ...]
     images: tuple[Image, ...]
     sampling: SamplingParams
+    videos: tuple[Video, ...] = ()
 
     @property
     def has_media(self) -> bool:
@@ -103,6 +125,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     scheduler: settings.Scheduler
     engine: settings.Engine
     log: settings.Log
+    video: settings.Video = settings.Video()
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):

@@ -81,6 +81,10 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_image_pixels: Annotated[
         int, Meta(ge=1, description="Largest picture in pixels, read from its header.")
     ] = 50_000_000
+    max_videos: Annotated[int, Meta(ge=0, description="Most videos in a request.")] = 4
+    max_video_bytes: Annotated[
+        int, Meta(ge=1, description="Largest encoded video, in bytes after base64.")
+    ] = 40 * MIB
     max_text_bytes: Annotated[
         int, Meta(ge=1, description="Most text in a request, over all its messages.")
     ] = 4 * MIB
@@ -91,6 +95,37 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     body_timeout_seconds: Annotated[
         float, Meta(gt=0, description="Time within which a request's body must have arrived.")
     ] = 60.0
+
+
+class Video(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    fps: Annotated[
+        float, Meta(gt=0, le=60, description="Frames that the model is shown of each second.")
+    ] = 2.0
+    max_frames: Annotated[
+        int,
+        Meta(
+            ge=2,
+            le=1024,
+            description="Most frames of one video; of a longer one fewer are shown a second.",
+        ),
+    ] = 64
+    max_side_pixels: Annotated[
+        int, Meta(ge=64, description="Frames are made smaller than this on both sides.")
+    ] = 512
+    max_pixels: Annotated[
+        int, Meta(ge=1, description="Largest frame in pixels, as stored, before it is decoded.")
+    ] = 9_000_000
+    max_seconds: Annotated[float, Meta(gt=0, description="Longest video.")] = 600.0
+    decode_timeout_seconds: Annotated[
+        float, Meta(gt=0, description="Time that decoding one video may take.")
+    ] = 30.0
+    decode_memory_bytes: Annotated[
+        int,
+        Meta(
+            ge=512 * MIB,
+            description="Address space of the process that decodes a video (Linux only).",
+        ),
+    ] = 2048 * MIB
 
 
 class Scheduler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -174,6 +209,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     server: Server = Server()
     model: Model = Model()
     limits: Limits = Limits()
+    video: Video = Video()
     scheduler: Scheduler = Scheduler()
     engine: Engine = Engine()
     log: Log = Log()

@@ -1,0 +1,220 @@
+"""Real encoded videos through the real decoding process."""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import av
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from tests import clips
+from vlm_server.errors import InvalidVideo
+from vlm_server.protocol import Video
+from vlm_server.settings import Video as Limits
+from vlm_server.video import clip
+from vlm_server.video.clip import Clip
+from vlm_server.video.messages import Job, write
+
+PARAM = "messages[0].content[1]"
+FORMATS = {"mp4": "MP4", "mov": "MP4", "webm": "WEBM", "matroska": "WEBM", "gif": "GIF"}
+
+
+def decode(data: bytes, name: str = "MP4", **limits: object) -> Clip:
+    return clip.decode(Video(data, "key", name, PARAM), replace(Limits(), **limits))
+
+
+def refusal(data: bytes, name: str = "MP4", **limits: object) -> str:
+    with pytest.raises(InvalidVideo) as caught:
+        decode(data, name, **limits)
+    assert caught.value.param == PARAM
+    return caught.value.message
+
+
+def levels(shown: Clip) -> list[float]:
+    return [float(frame.mean()) for frame in shown.frames]
+
+
+# ---- what is read -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("container", "codec"),
+    [
+        ("mp4", "libx264"),
+        ("mp4", "libx265"),
+        ("mp4", "mpeg4"),
+        ("mp4", "libsvtav1"),
+        ("mov", "libx264"),
+        ("webm", "libvpx"),
+        ("webm", "libvpx-vp9"),
+        ("matroska", "libx264"),
+        ("gif", "gif"),
+    ],
+)
+def test_every_format_is_read_in_order(container: str, codec: str) -> None:
+    options = {"log-level": "none"} if codec == "libx265" else None
+    data = clips.encode(clips.moving("right", 30), container, codec, fps=10, options=options)
+    shown = decode(data, FORMATS[container])
+    assert shown.frames.shape == (6, 240, 320, 3)
+    assert shown.frames.dtype == np.uint8
+    assert shown.seconds == pytest.approx([0, 0.58, 1.16, 1.74, 2.32, 2.9], abs=0.01)
+    centers = [float((frame[..., 1] < 100).nonzero()[1].mean()) for frame in shown.frames]
+    assert centers == pytest.approx(np.linspace(36, 284, 6), abs=9)
+
+
+@pytest.mark.parametrize(("container", "codec"), [("mp4", "libx264"), ("webm", "libvpx-vp9")])
+def test_far_samples_are_reached_by_key_frames_and_are_the_right_ones(
+    container: str, codec: str
+) -> None:
+    frames = clips.greys(range(10, 250), (64, 48))
+    data = clips.encode(frames, container, codec, fps=10, options={"g": "12"})
+    shown = decode(data, FORMATS[container], max_frames=8)
+    assert levels(shown) == pytest.approx(np.linspace(10, 249, 8), abs=6)
+
+
+def test_a_gif_builds_each_frame_on_the_one_before() -> None:
+    data = clips.encode(clips.moving("down", 100, (128, 128), 16), "gif", fps=10)
+    shown = decode(data, "GIF", max_frames=4)
+    for frame in shown.frames:
+        assert 0.02 < (frame[..., 1] < 100).mean() < 0.09  # one disc, and no trace of others
+
+
+def test_the_rate_may_vary() -> None:
+    times = [0, 4000, 4100, 4200, 4300, 8000]
+    data = clips.encode(clips.greys([0, 50, 100, 150, 200, 250]), "mp4", times_ms=times)
+    shown = decode(data, fps=1)
+    assert shown.seconds == pytest.approx(np.linspace(0, 8, len(shown.seconds)))
+    assert levels(shown)[:3] == pytest.approx([0, 0, 0], abs=6)
+    assert levels(shown)[-2:] == pytest.approx([200, 250], abs=6)
+
+
+@pytest.mark.parametrize(("rotation", "corner"), [(0, (0, 0)), (90, (1, 0)), (180, (1, 1))])
+def test_frames_are_turned_as_a_player_would(rotation: int, corner: tuple[int, int]) -> None:
+    """A dark corner at the top left, and where it is seen, as (row, column)."""
+    picture = clips.greys([250], (64, 48))[0]
+    picture.paste((0, 0, 0), (0, 0, 20, 20))
+    shown = decode(clips.encode([picture] * 4, rotation=rotation))
+    assert shown.frames.shape[1:3] == ((64, 48) if rotation == 90 else (48, 64))
+    assert shown.frames[0][-corner[0], -corner[1]].max() < 60
+
+
+def test_frames_are_made_smaller_and_keep_their_shape() -> None:
+    assert decode(clips.encode(clips.greys([9] * 4, (640, 360)))).frames.shape == (4, 288, 512, 3)
+
+
+def test_a_still_is_one_frame() -> None:
+    assert decode(clips.encode(clips.greys([9]), "gif"), "GIF").seconds == (0.0,)
+
+
+# ---- what is refused -----------------------------------------------------------------
+
+
+def test_nothing_of_a_damaged_video_is_shown() -> None:
+    whole = bytearray(clips.encode(clips.noise(1, 40, (320, 240))))
+    start = whole.index(b"mdat")
+    whole[start + 800 : start + 30_000] = os.urandom(29_200)
+    assert "damaged" in (message := refusal(bytes(whole))) or "decode" in message
+
+
+@pytest.mark.parametrize("container", ["mp4", "webm", "gif"])
+def test_no_part_of_a_video_ends_anything_but_its_request(container: str) -> None:
+    data = clips.encode(clips.noise(2, 6), container)
+    for eighth in range(8):
+        cut = data[: 8 + len(data) * eighth // 8]
+        with suppress(InvalidVideo):
+            decode(cut, FORMATS[container])
+
+
+def test_bytes_of_another_kind_are_refused() -> None:
+    assert "can't be decoded" in refusal(b"#EXTM3U\nfile:///etc/passwd\n" * 9)
+    assert "can't be decoded" in refusal(b"concat:/etc/passwd|/etc/hosts", "WEBM")
+
+
+def test_sound_alone_is_no_video() -> None:
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="mp4") as output:
+        stream = output.add_stream("aac", rate=16_000, layout="mono")
+        for _ in range(20):
+            samples = np.zeros((1, 1024), np.float32)
+            frame = av.AudioFrame.from_ndarray(samples, format="fltp", layout="mono")
+            frame.sample_rate = 16_000
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode())
+    assert "no video" in refusal(buffer.getvalue())
+
+
+def test_other_codecs_are_refused() -> None:
+    data = clips.encode(clips.greys([9] * 4), "matroska", "ffv1")
+    assert "codec" in refusal(data, "WEBM")
+
+
+def test_too_many_pixels_are_refused() -> None:
+    assert "3000 pixels" in refusal(clips.encode(clips.greys([9] * 4)), max_pixels=3000)
+
+
+def test_a_header_that_lies_about_its_size_gets_no_memory() -> None:
+    data = bytearray(clips.encode(clips.greys([9] * 4), "gif"))
+    data[6:10] = struct.pack("<HH", 16_384, 16_384)
+    assert "pixels" in refusal(bytes(data), "GIF")
+
+
+@pytest.mark.parametrize("times", [[0, 500, 36_000_000], [0, 500, 700_000]])
+def test_too_long_a_video_is_refused(times: list[int]) -> None:
+    data = clips.encode(clips.greys([9] * 3), "matroska", "mpeg4", times_ms=times)
+    assert "600 seconds" in refusal(data, "WEBM")
+
+
+# ---- a process that can be killed ------------------------------------------------------
+
+
+def test_a_decoder_that_hangs_is_killed_at_its_deadline() -> None:
+    video = Video(b"x" * (1 << 20), "key", "MP4", PARAM)
+    command = (sys.executable, "-c", "import time; time.sleep(60)")
+    started = time.monotonic()
+    with pytest.raises(InvalidVideo, match=r"over 0\.5 seconds"):
+        clip.decode(video, Limits(decode_timeout_seconds=0.5), command)
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize(
+    "program",
+    ["import os; os.abort()", "import sys; sys.stdin.buffer.read(9)", "print('nonsense' * 999)"],
+)
+def test_a_decoder_that_dies_fails_the_request(program: str) -> None:
+    video = Video(b"x" * (1 << 20), "key", "MP4", PARAM)
+    with pytest.raises(InvalidVideo, match="can't be decoded"):
+        clip.decode(video, Limits(), (sys.executable, "-c", program))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS has no such limit")
+def test_a_decoder_gets_so_much_memory_and_no_more() -> None:
+    program = (
+        "from vlm_server.settings import Video\n"
+        "from vlm_server.video.process import _limit_resources\n"
+        "_limit_resources(Video())\n"
+        "bytearray(1 << 29)\n"
+        "try:\n    bytearray(1 << 31)\nexcept MemoryError:\n    print('none')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert ended.stdout == b"none\n"
+
+
+def test_a_decoder_ends_with_whoever_started_it() -> None:
+    """It is stuck in its output, which nobody reads, when its input is closed."""
+    data = clips.encode(clips.moving("up", 10))
+    pipe = subprocess.PIPE
+    with subprocess.Popen(clip._COMMAND, stdin=pipe, stdout=pipe) as process:
+        assert process.stdin is not None
+        write(process.stdin, Job(data, "MP4", Limits()))
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1)
+        process.stdin.close()
+        assert process.wait(10) == 1

@@ -1,0 +1,200 @@
+"""Sampled frames of an encoded video. Knows PyAV; runs where it may hang, crash or be killed.
+
+All packets are read first, which decodes nothing: they say when each frame is seen, whatever
+rate and length the header claims. Only the stretches between a key frame and a sampled frame
+are decoded.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import av
+import msgspec
+from av.container import InputContainer
+from av.packet import Packet
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
+
+from vlm_server.settings import Video as Limits
+from vlm_server.video.messages import Frame, Job
+from vlm_server.video.sampling import Sample, sample
+
+_DEMUXERS = {"MP4": "mov", "WEBM": "matroska", "GIF": "gif"}
+CODECS = frozenset({"h264", "hevc", "av1", "mpeg4", "vp8", "vp9", "gif"})
+_OPTIONS = {"protocol_whitelist": "none", "enable_drefs": "0"}
+"""A file may not make the demuxer open another."""
+_THREADS = 2
+
+
+class Unreadable(Exception):
+    """The video can't be shown; the message is for the client."""
+
+
+def decode(job: Job) -> Iterator[Frame]:
+    """The frames of `job` that its limits choose, in the order of time.
+
+    Raises Unreadable, and what PyAV raises for broken data.
+    """
+    with av.open(
+        io.BytesIO(job.data), "r", format=_DEMUXERS[job.format], options=_OPTIONS
+    ) as container:
+        stream = _video_stream(container)
+        _check_size(stream.width, stream.height, job.limits)
+        stream.codec_context.thread_count = _THREADS
+        stream.codec_context.thread_type = "AUTO"
+        stream.codec_context.options = {"max_pixels": str(job.limits.max_pixels)}
+        timeline = _read_timeline(container, stream)
+        if timeline.duration > job.limits.max_seconds:
+            raise Unreadable(f"the video is longer than {job.limits.max_seconds:g} seconds")
+        samples = sample(timeline.times, timeline.duration, job.limits.fps, job.limits.max_frames)
+        yield from _frames(stream, timeline, samples, job.limits)
+
+
+@dataclass(frozen=True, slots=True)
+class _Timeline:
+    """All packets in the order of decoding, and the times of their frames in that of showing.
+
+    keys: (time shown, packet's number) of those where decoding can begin. shown: ascending
+    times in the stream's unit. times: the same in seconds, from 0 on. duration: in seconds,
+    that of the last frame included.
+    """
+
+    packets: list[Packet[VideoStream]]
+    keys: list[tuple[int, int]]
+    shown: list[int]
+    times: list[float]
+    duration: float
+
+    def start_for(self, time: int) -> int:
+        """The number of the packet to begin with for the frame shown at `time`.
+
+        A frame that is decoded after a key frame but shown before it needs the one before.
+        """
+        return next((number for shown, number in reversed(self.keys) if shown <= time), 0)
+
+
+def _video_stream(container: InputContainer) -> VideoStream:
+    streams = [s for s in container.streams.video if s.codec_context is not None]
+    if not streams:
+        raise Unreadable("the file has no video in it")
+    stream = streams[0]
+    if stream.codec_context.codec.canonical_name not in CODECS:
+        raise Unreadable(f"the video's codec is none of {', '.join(sorted(CODECS))}")
+    return stream
+
+
+def _check_size(width: int, height: int, limits: Limits) -> None:
+    if width * height > limits.max_pixels:
+        raise Unreadable(f"the video's frames have more than {limits.max_pixels} pixels")
+    if width * height <= 0:
+        raise Unreadable("the video's frames have no pixels")
+
+
+def _read_timeline(container: InputContainer, stream: VideoStream) -> _Timeline:
+    packets = [packet for packet in container.demux(stream) if packet.size]
+    if any(packet.is_corrupt for packet in packets):
+        raise Unreadable("the video is damaged")
+    seen = [packet for packet in packets if packet.pts is not None and not packet.is_discard]
+    unit = stream.time_base
+    if not seen or unit is None:
+        raise Unreadable("the video has no frames")
+    last = max(seen, key=_pts)
+    shown = sorted({_pts(packet) for packet in seen})
+    return _Timeline(
+        packets=packets,
+        keys=[
+            (_pts(packet), number)
+            for number, packet in enumerate(packets)
+            if packet.is_keyframe and packet.pts is not None
+        ],
+        shown=shown,
+        times=[float((time - shown[0]) * unit) for time in shown],
+        duration=float((shown[-1] - shown[0] + (last.duration or 0)) * unit),
+    )
+
+
+def _pts(packet: Packet[VideoStream]) -> int:
+    assert packet.pts is not None
+    return packet.pts
+
+
+def _frames(
+    stream: VideoStream, timeline: _Timeline, samples: Sequence[Sample], limits: Limits
+) -> Iterator[Frame]:
+    decoder = _Decoder(stream, timeline)
+    previous: Frame | None = None
+    for number, chosen in enumerate(samples):
+        if previous is not None and chosen.index == samples[number - 1].index:
+            previous = msgspec.structs.replace(previous, seconds=chosen.seconds)
+        else:
+            frame = decoder.frame_at(timeline.shown[chosen.index])
+            _check_size(frame.width, frame.height, limits)
+            size = (previous.width, previous.height) if previous else _fitted(frame, limits)
+            previous = _render(frame, chosen.seconds, *size)
+        yield previous
+
+
+class _Decoder:
+    """Gives the frame that is shown at a time, for times that never descend."""
+
+    def __init__(self, stream: VideoStream, timeline: _Timeline) -> None:
+        self._context = stream.codec_context
+        self._timeline = timeline
+        self._next_packet = 0
+        self._pending: deque[VideoFrame] = deque()
+        self._newest: VideoFrame | None = None
+
+    def frame_at(self, time: int) -> VideoFrame:
+        """Raises Unreadable if nothing is shown at `time`, in the stream's unit, or later."""
+        start = self._timeline.start_for(time)
+        if start > self._next_packet:
+            self._context.flush_buffers()
+            self._pending.clear()
+            self._next_packet = start
+        while not _is_shown_by(self._newest, time):
+            self._newest = self._following()
+        assert self._newest is not None
+        if self._newest.is_corrupt:
+            raise Unreadable("the video is damaged")
+        return self._newest
+
+    def _following(self) -> VideoFrame:
+        """The next frame in the order of showing."""
+        packets = self._timeline.packets
+        while not self._pending:
+            if self._next_packet > len(packets):
+                raise Unreadable("not all frames of the video can be decoded")
+            at_end = self._next_packet == len(packets)
+            packet = None if at_end else packets[self._next_packet]
+            self._pending += self._context.decode(packet)
+            self._next_packet += 1
+        return self._pending.popleft()
+
+
+def _is_shown_by(frame: VideoFrame | None, time: int) -> bool:
+    return frame is not None and frame.pts is not None and frame.pts >= time
+
+
+def _fitted(frame: VideoFrame, limits: Limits) -> tuple[int, int]:
+    """The (width, height) at which to show a frame."""
+    scale = min(1.0, limits.max_side_pixels / max(frame.width, frame.height))
+    return max(1, round(frame.width * scale)), max(1, round(frame.height * scale))
+
+
+def _render(frame: VideoFrame, seconds: float, width: int, height: int) -> Frame:
+    shown = frame.reformat(width, height, "rgb24", interpolation="BICUBIC")
+    (plane,) = shown.planes
+    rows, row_bytes = memoryview(plane), plane.line_size
+    return Frame(
+        seconds=seconds,
+        width=width,
+        height=height,
+        quarter_turns=round(frame.rotation / 90) % 4,
+        rgb=b"".join(
+            rows[start : start + width * 3] for start in range(0, height * row_bytes, row_bytes)
+        ),
+    )
