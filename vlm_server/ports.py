@@ -27,21 +27,29 @@ from vlm_server.protocol import (
 
 @dataclass(frozen=True, slots=True)
 class ImageSpan:
-    """One picture's tokens in a prompt: positions `start` to `end` (exclusive)."""
+    """Tokens `start` to `end` (exclusive) of a prompt that are encoded at once.
+
+    They stand for one picture, or for a stretch of one video.
+    """
 
     start: int
     end: int
     mm_hash: str
     inputs: Mapping[str, NDArray[Any]]
-    """What the processor made of this picture alone: `pixel_values`, grids and the like."""
+    """What the processor made of it alone: `pixel_values`, grids and the like."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
-    """A request as the runner takes it: token_ids (tokens,) int32, and its pictures in order."""
+    """A request as the runner takes it: token_ids (tokens,) int32, and its spans in order.
+
+    `grids` has a row for each picture (`image_grid_thw`) and each video (`video_grid_thw`), for
+    families whose positions follow from them.
+    """
 
     token_ids: NDArray[np.int32]
     images: tuple[ImageSpan, ...] = ()
+    grids: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:

@@ -106,7 +106,7 @@ def build_loop(start: Start, loaded: LoadedModel, channel: Channel) -> EngineLoo
         inbox=channel.inbox,
         scheduler=Scheduler(config, loaded.backend),
         runner=ModelRunner(loaded),
-        preparer=MultimodalPreparer(loaded),
+        preparer=MultimodalPreparer(loaded, start.video),
         encoder=ImageEncoder(loaded.model),
         memory=DeviceMemory(start.engine.pool_limit_bytes),
         send=channel.send,

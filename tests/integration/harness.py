@@ -13,6 +13,7 @@ from vlm_server.engine.scheduler import Scheduler, SchedulerConfig
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.ports import PreparedPrompt, RowId
 from vlm_server.protocol import (
+    ContentPart,
     Event,
     Failed,
     Finished,
@@ -23,13 +24,15 @@ from vlm_server.protocol import (
     Submit,
     TextPart,
     Tokens,
+    Video,
+    VideoPart,
 )
 from vlm_server.runner.encoder import ImageEncoder
 from vlm_server.runner.loading import LoadedModel
 from vlm_server.runner.model_runner import ModelRunner
 from vlm_server.runner.preparer import MultimodalPreparer
 
-Part = str | PillowImage.Image | Image
+Part = str | PillowImage.Image | Image | Video
 GREEDY = SamplingParams(max_tokens=10, temperature=0.0)
 
 
@@ -44,6 +47,11 @@ def image_of(data: bytes, name: str, width: int, height: int) -> Image:
     return Image(data, hashlib.sha256(data).hexdigest(), name, width, height, "messages[0]")
 
 
+def video_of(data: bytes, name: str = "MP4") -> Video:
+    """A video as the front would hand it over."""
+    return Video(data, hashlib.sha256(data).hexdigest(), name, "messages[0]")
+
+
 def ask(request_id: str, *parts: Part, sampling: SamplingParams = GREEDY) -> Submit:
     """One user message of texts and pictures, in this order."""
     return conversation(request_id, ("user", parts), sampling=sampling)
@@ -54,10 +62,14 @@ def conversation(
 ) -> Submit:
     """Messages of (role, parts)."""
     images: list[Image] = []
+    videos: list[Video] = []
 
-    def part_of(part: Part) -> TextPart | ImagePart:
+    def part_of(part: Part) -> ContentPart:
         if isinstance(part, str):
             return TextPart(part)
+        if isinstance(part, Video):
+            videos.append(part)
+            return VideoPart(len(videos) - 1)
         images.append(part if isinstance(part, Image) else encoded(part))
         return ImagePart(len(images) - 1)
 
@@ -65,7 +77,7 @@ def conversation(
         Message(role, tuple(map(part_of, parts)))  # type: ignore[arg-type]
         for role, parts in turns
     )
-    return Submit(request_id, messages, tuple(images), sampling)
+    return Submit(request_id, messages, tuple(images), sampling, tuple(videos))
 
 
 @dataclass

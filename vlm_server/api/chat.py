@@ -58,7 +58,7 @@ class ChatCompletions:
         line = record.of(scope)
         call = await self._read_call(data, f"chatcmpl-{line.request_id}")
         data.clear()  # the caller still holds it, and the answer may take minutes
-        line.images = len(call.submit.images)
+        line.images, line.videos = len(call.submit.images), len(call.submit.videos)
         model = self._engine.status.model_name
         render = Renderer(call.submit.request_id, model, call.include_usage)
         is_stream, events = call.stream, self._engine.stream(call.submit)

@@ -1,4 +1,4 @@
-"""From a chat request's body to a `Submit`. Knows limits and pictures; knows no HTTP.
+"""From a chat request's body to a `Submit`. Knows limits, pictures and videos; knows no HTTP.
 
 Runs in a worker thread, off the event loop, from the first byte of JSON to the last picture.
 """
@@ -11,10 +11,18 @@ import msgspec
 
 from vlm_server.api import chat_schema, json_body
 from vlm_server.api.chat_sampling import read_sampling
-from vlm_server.api.chat_schema import ChatMessage, ImageUrlPart
+from vlm_server.api.chat_schema import ChatMessage, ContentPart, ImageUrlPart, VideoUrlPart
 from vlm_server.errors import InvalidRequest, ModelNotFound
 from vlm_server.media import intake
-from vlm_server.protocol import Image, ImagePart, Message, Submit, TextPart
+from vlm_server.protocol import (
+    Image,
+    ImagePart,
+    Message,
+    Submit,
+    TextPart,
+    Video,
+    VideoPart,
+)
 from vlm_server.settings import Limits
 
 _LOW_DETAIL_SIDE_PIXELS = 512
@@ -47,17 +55,19 @@ def read_chat(body: bytes | bytearray, limits: Limits, model: str, request_id: s
         messages=tuple(conversation.messages),
         images=tuple(conversation.images),
         sampling=sampling,
+        videos=tuple(conversation.videos),
     )
     return ChatCall(submit, stream, include_usage=options is not None and options.include_usage)
 
 
 @dataclass(slots=True)
 class _Conversation:
-    """Collects messages and pictures while it counts them against the limits."""
+    """Collects messages, pictures and videos while it counts them against the limits."""
 
     limits: Limits
     messages: list[Message] = field(default_factory=list)
     images: list[Image] = field(default_factory=list)
+    videos: list[Video] = field(default_factory=list)
     num_text_bytes: int = 0
 
     def read(self, messages: list[ChatMessage]) -> None:
@@ -76,9 +86,11 @@ class _Conversation:
         num_parts = len(messages) - len(contents) + sum(map(len, contents))
         if num_parts > limits.max_parts:
             raise InvalidRequest(f"At most {limits.max_parts} parts are taken.", "messages")
-        num_images = sum(isinstance(part, ImageUrlPart) for parts in contents for part in parts)
-        if num_images > limits.max_images:
+        parts = [part for content in contents for part in content]
+        if sum(isinstance(part, ImageUrlPart) for part in parts) > limits.max_images:
             raise InvalidRequest(f"At most {limits.max_images} pictures are taken.", "messages")
+        if sum(isinstance(part, VideoUrlPart) for part in parts) > limits.max_videos:
+            raise InvalidRequest(f"At most {limits.max_videos} videos are taken.", "messages")
 
     def _message(self, message: ChatMessage, param: str) -> Message:
         role = "system" if message.role == "developer" else message.role
@@ -90,12 +102,18 @@ class _Conversation:
         return Message(
             role,
             tuple(
-                self._image(part, role, f"{param}[{i}]")
-                if isinstance(part, ImageUrlPart)
-                else self._text(part.text, f"{param}[{i}]")
-                for i, part in enumerate(message.content)
+                self._part(part, role, f"{param}[{i}]") for i, part in enumerate(message.content)
             ),
         )
+
+    def _part(self, part: ContentPart, role: str, param: str) -> TextPart | ImagePart | VideoPart:
+        match part:
+            case ImageUrlPart():
+                return self._image(part, role, param)
+            case VideoUrlPart():
+                return self._video(part, role, param)
+            case _:
+                return self._text(part.text, param)
 
     def _text(self, text: str, param: str) -> TextPart:
         self.num_text_bytes += json_body.utf8_length(text, param)
@@ -114,3 +132,11 @@ class _Conversation:
             image = msgspec.structs.replace(image, max_side_pixels=_LOW_DETAIL_SIDE_PIXELS)
         self.images.append(image)
         return ImagePart(len(self.images) - 1)
+
+    def _video(self, part: VideoUrlPart, role: str, param: str) -> VideoPart:
+        if role != "user":
+            raise InvalidRequest(f"A video can't be in a message of role '{role}'.", param)
+        video = part.video_url
+        url = video if isinstance(video, str) else video.url
+        self.videos.append(intake.take_video(url, param, self.limits))
+        return VideoPart(len(self.videos) - 1)

@@ -58,6 +58,16 @@ class ImageUrlPart(Struct, tag_field="type", tag="image_url", forbid_unknown_fie
     image_url: ImageUrl | str
 
 
+class VideoUrl(Struct, forbid_unknown_fields=True):
+    url: str
+
+
+class VideoUrlPart(Struct, tag_field="type", tag="video_url", forbid_unknown_fields=True):
+    video_url: VideoUrl | str
+
+
+ContentPart = TextPart | ImageUrlPart | VideoUrlPart
+
 Nothing = Annotated[list[Any], Meta(max_length=0)] | None
 
 
@@ -65,7 +75,7 @@ class ChatMessage(Struct, forbid_unknown_fields=True):
     """The fields after `content` are what clients echo of an answer; only empty ones are taken."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart | ImageUrlPart]
+    content: str | list[ContentPart]
     annotations: Nothing = None
     audio: None = None
     function_call: None = None

@@ -26,7 +26,7 @@ _MISSING = re.compile(r"^Object missing required field `(.*)`$")
 _ONLY_EMPTY = re.compile(r"^Expected (`null`, got|`array` of length <= 0)")
 _CHOICES = {
     "role": "must be 'system', 'developer', 'user' or 'assistant'",
-    "type": "must be 'text' or 'image_url'",
+    "type": "must be 'text', 'image_url' or 'video_url'",
     "detail": "must be 'auto', 'low' or 'high'",
 }
 

@@ -26,6 +26,7 @@ class Record:
     ttft_seconds: float | None = None
     completion_tokens: int = 0
     images: int = 0
+    videos: int = 0
     error_code: str | None = None
 
     def first_text(self) -> None:
@@ -38,7 +39,7 @@ class Record:
         ttft = "-" if self.ttft_seconds is None else f"{self.ttft_seconds * 1e3:.0f}"
         logger.log(
             level,
-            "%s %s id=%s status=%d ms=%.0f ttft_ms=%s tokens=%d images=%d error=%s",
+            "%s %s id=%s status=%d ms=%.0f ttft_ms=%s tokens=%d images=%d videos=%d error=%s",
             method,
             route,
             self.request_id,
@@ -47,6 +48,7 @@ class Record:
             ttft,
             self.completion_tokens,
             self.images,
+            self.videos,
             self.error_code or "-",
         )
 

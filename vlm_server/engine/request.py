@@ -17,6 +17,7 @@ class Request:
         self.request_id = submit.request_id
         self.submit: Submit | None = submit
         self.has_media = submit.has_media
+        self.has_video = bool(submit.videos)
         self.sampling = sampling
         self.state = State.WAITING
         self.prompt: PreparedPrompt | None = None

@@ -83,6 +83,7 @@ class Scheduler:
         self._encoder_turns = Turns()
         self._with_preparer: set[str] = set()
         self._with_tokenizer: set[str] = set()
+        self._with_decoder: set[str] = set()
         self._with_encoder: set[str] = set()
         self._released: list[RowId] = []
         self.is_draining = False
@@ -111,6 +112,7 @@ class Scheduler:
         """A preparer is done with a request, which may have been aborted meanwhile."""
         self._with_preparer.discard(request_id)
         self._with_tokenizer.discard(request_id)
+        self._with_decoder.discard(request_id)
         request = self._requests.get(request_id)
         if request is None:
             return []
@@ -139,26 +141,36 @@ class Scheduler:
         """Requests that a preparer should take now, oldest first: some with media, some without.
 
         Of those with media, never more than can wait: their pixels take memory. Texts take
-        little, and go past them. An aborted request keeps its preparer until that is done.
+        little, and go past them; of videos, which may take long, one at a time. An aborted
+        request keeps its preparer until that is done.
         """
         limit = self._config.max_preparing
         requests = [r for r in self._requests.values() if r.has_media]
         places = self._config.max_num_seqs + limit
         places -= sum(r.state is not State.WAITING for r in requests)
         places = min(places, limit - len(self._with_preparer))
-        texts = limit - len(self._with_tokenizer)
+        waiting = list(self._in_state(State.WAITING))
+        media = self._without_videos_but_one([r for r in waiting if r.has_media])
+        texts = [r for r in waiting if not r.has_media]
         return [
-            *self._start_preparing(self._with_preparer, places, has_media=True),
-            *self._start_preparing(self._with_tokenizer, texts, has_media=False),
+            *self._start_preparing(self._with_preparer, media[: max(places, 0)]),
+            *self._start_preparing(
+                self._with_tokenizer, texts[: limit - len(self._with_tokenizer)]
+            ),
         ]
 
-    def _start_preparing(
-        self, started: set[str], places: int, *, has_media: bool
-    ) -> Iterator[Submit]:
-        waiting = [r for r in self._in_state(State.WAITING) if r.has_media is has_media]
-        for request in waiting[: max(places, 0)]:
+    def _without_videos_but_one(self, waiting: list[Request]) -> list[Request]:
+        """`waiting` without the videos that shall wait for another one."""
+        videos = [request for request in waiting if request.has_video]
+        later = videos if self._with_decoder else videos[1:]
+        return [request for request in waiting if request not in later]
+
+    def _start_preparing(self, started: set[str], requests: list[Request]) -> Iterator[Submit]:
+        for request in requests:
             request.move_to(State.PREPARING)
             started.add(request.request_id)
+            if request.has_video:
+                self._with_decoder.add(request.request_id)
             assert request.submit is not None
             yield request.submit
 

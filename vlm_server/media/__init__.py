@@ -1,1 +1,1 @@
-"""What a client sends as a picture, made into checked bytes. Knows no model and no HTTP."""
+"""What a client sends as picture or video, made into checked bytes. Knows no model, no HTTP."""

@@ -1,4 +1,4 @@
-"""Base64 data URLs. Knows RFC 2397 and RFC 4648; knows nothing of pictures.
+"""Base64 data URLs. Knows RFC 2397 and RFC 4648; knows nothing of what they carry.
 
 The scheme and `base64` may be written in any case, parameters such as `charset` may stand
 before `base64`, and white space inside the base64 is skipped. The MIME type is not read: the
@@ -8,43 +8,70 @@ bytes say what they are. The URL-safe alphabet, percent escapes and missing padd
 from __future__ import annotations
 
 import binascii
+from dataclasses import dataclass
 
-from vlm_server.errors import InvalidImage, PayloadTooLarge
+from vlm_server.errors import InvalidImage, InvalidRequest, InvalidVideo, PayloadTooLarge
 
 MAX_HEADER_CHARS = 1024
 _CHUNK_BYTES = 1 << 20  # a multiple of 4; the interpreter lock is free between two chunks
 
 
-def decode(url: str, param: str, max_bytes: int) -> bytes:
+@dataclass(frozen=True, slots=True)
+class Medium:
+    """What a URL should carry, in words, and the error for one that can't be read."""
+
+    noun: str
+    error: type[InvalidRequest]
+
+
+PICTURE = Medium("picture", InvalidImage)
+VIDEO = Medium("video", InvalidVideo)
+
+
+def decode(url: str, param: str, max_bytes: int, medium: Medium) -> bytes:
     """The bytes that `url` carries.
 
-    `param` names the part in errors. Raises InvalidImage if `url` is not a base64 data URL,
+    `param` names the part in errors. Raises `medium.error` if `url` is not a base64 data URL,
     and PayloadTooLarge, before decoding, if it holds more than `max_bytes`.
     """
-    return _decode_base64(_payload(url, param), param, max_bytes)
+    try:
+        return _decode_base64(_payload(url, medium), max_bytes)
+    except _NotDecodable as error:
+        raise medium.error(str(error), param) from None
+    except _TooLarge:
+        message = f"The {medium.noun} is larger than {max_bytes} bytes."
+        raise PayloadTooLarge(message, param) from None
 
 
-def _payload(url: str, param: str) -> str:
+class _NotDecodable(Exception):
+    """What is wrong with the URL."""
+
+
+class _TooLarge(Exception):
+    """It holds more than it may."""
+
+
+def _payload(url: str, medium: Medium) -> str:
     if url[:5].lower() != "data:":
-        raise InvalidImage(
-            "A picture must be a base64 data URL; files and remote addresses are not read.", param
+        raise _NotDecodable(
+            f"A {medium.noun} must be a base64 data URL; files and remote addresses are not read."
         )
     comma = url.find(",", 0, MAX_HEADER_CHARS)
     if comma < 0:
-        raise InvalidImage("The data URL has no comma before its data.", param)
+        raise _NotDecodable("The data URL has no comma before its data.")
     _, semicolon, last_parameter = url[5:comma].rpartition(";")
     if not semicolon or last_parameter.strip().lower() != "base64":
-        raise InvalidImage("The data URL must say ';base64' before its comma.", param)
+        raise _NotDecodable("The data URL must say ';base64' before its comma.")
     return url[comma + 1 :]
 
 
-def _decode_base64(payload: str, param: str, max_bytes: int) -> bytes:
-    data = _without_white_space(payload, param)
+def _decode_base64(payload: str, max_bytes: int) -> bytes:
+    data = _without_white_space(payload)
     if not data:
-        raise InvalidImage("The data URL is empty.", param)
-    padding = _padding(data, param)
+        raise _NotDecodable("The data URL is empty.")
+    padding = _padding(data)
     if len(data) // 4 * 3 - padding > max_bytes:
-        raise PayloadTooLarge(f"The picture is larger than {max_bytes} bytes.", param)
+        raise _TooLarge
     view = memoryview(data)
     try:
         return b"".join(
@@ -52,26 +79,26 @@ def _decode_base64(payload: str, param: str, max_bytes: int) -> bytes:
             for start in range(0, len(data), _CHUNK_BYTES)
         )
     except binascii.Error:
-        raise _bad_alphabet(data, param) from None
+        raise _bad_alphabet(data) from None
 
 
-def _without_white_space(payload: str, param: str) -> bytes:
+def _without_white_space(payload: str) -> bytes:
     try:
         return payload.encode("ascii").translate(None, b" \t\r\n\f")
     except UnicodeEncodeError:
-        raise _bad_alphabet(b"", param) from None
+        raise _bad_alphabet(b"") from None
 
 
-def _padding(data: bytes, param: str) -> int:
+def _padding(data: bytes) -> int:
     """How many `=` end `data`: 0 to 2. Anywhere else, or too few of them, is an error."""
     first = data.find(b"=")
     padding = 0 if first < 0 else len(data) - first
     if len(data) % 4 or padding > 2:
-        raise InvalidImage("The base64 data is cut short or wrongly padded.", param)
+        raise _NotDecodable("The base64 data is cut short or wrongly padded.")
     return padding
 
 
-def _bad_alphabet(data: bytes, param: str) -> InvalidImage:
+def _bad_alphabet(data: bytes) -> _NotDecodable:
     if b"-" in data or b"_" in data:
-        return InvalidImage("The URL-safe base64 alphabet is not taken; use '+' and '/'.", param)
-    return InvalidImage("The data URL holds characters that are not base64.", param)
+        return _NotDecodable("The URL-safe base64 alphabet is not taken; use '+' and '/'.")
+    return _NotDecodable("The data URL holds characters that are not base64.")

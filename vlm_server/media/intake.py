@@ -1,4 +1,4 @@
-"""From a part of a request to a `protocol.Image`. Knows limits and keys; knows no HTTP.
+"""From a part of a request to a `protocol.Image` or `Video`. Knows limits and keys; knows no HTTP.
 
 Runs in a worker thread: decoding base64 and hashing a large picture takes tens of
 milliseconds, which the event loop must not wait for.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 
-from vlm_server.media import data_url, image_header
-from vlm_server.protocol import Image
+from vlm_server.media import data_url, image_header, video_header
+from vlm_server.protocol import Image, Video
 from vlm_server.settings import Limits
 
 
@@ -18,7 +18,7 @@ def take_image(url: str, param: str, limits: Limits) -> Image:
 
     Raises InvalidImage or PayloadTooLarge, both naming `param`.
     """
-    data = data_url.decode(url, param, limits.max_image_bytes)
+    data = data_url.decode(url, param, limits.max_image_bytes, data_url.PICTURE)
     header = image_header.read(data, param, limits.max_image_pixels)
     return Image(
         data=data,
@@ -26,5 +26,19 @@ def take_image(url: str, param: str, limits: Limits) -> Image:
         format=header.format,
         width=header.width,
         height=header.height,
+        param=param,
+    )
+
+
+def take_video(url: str, param: str, limits: Limits) -> Video:
+    """The video in `url`, checked to be whole and keyed by the SHA-256 of its bytes.
+
+    Raises InvalidVideo or PayloadTooLarge, both naming `param`.
+    """
+    data = data_url.decode(url, param, limits.max_video_bytes, data_url.VIDEO)
+    return Video(
+        data=data,
+        mm_hash=hashlib.sha256(data).hexdigest(),
+        format=video_header.read(data, param),
         param=param,
     )

@@ -45,7 +45,7 @@ def encode_image(model: Any, prompt: PreparedPrompt, span: ImageSpan) -> ImageFe
     """
     ids = mx.array(prompt.token_ids[span.start : span.end])[None]
     inputs = {key: mx.array(value) for key, value in span.inputs.items()}
-    pixel_values = inputs.pop("pixel_values")
+    pixel_values = inputs.pop("pixel_values", None)  # a video's have another name
     made = model.get_input_embeddings(ids, pixel_values, mask=mx.ones_like(ids), **inputs)
     num_rows, num_tokens = made.inputs_embeds.shape[1], ids.shape[1]
     if num_rows != num_tokens:

@@ -25,6 +25,11 @@ logger = logging.getLogger(__name__)
 
 _RUNS_CODE = frozenset({"got", "inkling", "moondream2"})
 """Families whose processors in mlx-vlm trust the checkpoint's code, whatever the caller says."""
+_WITH_VIDEO = frozenset(
+    {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
+)
+"""Families that take a video whole: their towers see each group of frames alone, and their
+processors need no torch."""
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
 
@@ -32,6 +37,7 @@ _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16
 class LoadedModel:
     """A model on its device, its processor, and the facts read from its files.
 
+    `video_token_id` is None for a family whose videos are shown as pictures, frame by frame.
     `vocabulary_size` is the width of its logits; the tokenizer may know fewer tokens, or more.
     """
 
@@ -39,6 +45,7 @@ class LoadedModel:
     processor: Any
     model_type: str
     image_token_id: int
+    video_token_id: int | None
     eos_token_ids: frozenset[int]
     context_tokens: int
     vocabulary_size: int
@@ -88,6 +95,7 @@ def load(settings: ModelSettings) -> LoadedModel:
         processor=processor,
         model_type=str(config["model_type"]),
         image_token_id=_image_token_id(model, config),
+        video_token_id=_video_token_id(model, config),
         eos_token_ids=_eos_token_ids(config, generation, tokenizer),
         context_tokens=_context_tokens(config, settings.max_context_tokens),
         vocabulary_size=_vocabulary_size(model.language_model),
@@ -132,11 +140,23 @@ def _set_dtype(model: Any, name: str) -> None:
 
 
 def _image_token_id(model: Any, config: dict[str, Any]) -> int:
-    for source in (vars(model.config), config):
-        for key in ("image_token_index", "image_token_id"):
-            if isinstance(token_id := source.get(key), int):
-                return token_id
-    raise ModelLoadError(f"{config['model_type']} names no image token: not a vision model")
+    token_id = _named(model, config, "image_token_index", "image_token_id")
+    if token_id is None:
+        raise ModelLoadError(f"{config['model_type']} names no image token: not a vision model")
+    return token_id
+
+
+def _video_token_id(model: Any, config: dict[str, Any]) -> int | None:
+    if config["model_type"] not in _WITH_VIDEO:
+        return None
+    return _named(model, config, "video_token_index", "video_token_id")
+
+
+def _named(model: Any, config: dict[str, Any], *names: str) -> int | None:
+    """The first of `names` in the model's configuration that is a number."""
+    sources = (vars(model.config), config)
+    found = (source.get(name) for source in sources for name in names)
+    return next((value for value in found if isinstance(value, int)), None)
 
 
 def _eos_token_ids(

@@ -1,4 +1,4 @@
-"""Rotary positions of prompts that hold pictures. Knows M-RoPE families; others need none.
+"""Rotary positions of prompts with pictures and videos. Knows M-RoPE families; others need none.
 
 Families with M-RoPE give every token three positions, and after a picture the positions run
 behind the token count by a delta. mlx-vlm keeps both on the language model between calls;
@@ -15,8 +15,6 @@ import numpy as np
 
 from vlm_server.ports import PreparedPrompt
 
-_GRIDS = ("image_grid_thw", "video_grid_thw")
-
 
 @dataclass(frozen=True, slots=True)
 class Positions:
@@ -31,7 +29,7 @@ def prompt_positions(language_model: Any, prompt: PreparedPrompt) -> Positions |
     if not hasattr(language_model, "get_rope_index"):
         return None
     ids = mx.array(prompt.token_ids)[None]
-    grids = {name: _concatenated(prompt, name) for name in _GRIDS}
+    grids = {name: mx.array(rows) for name, rows in prompt.grids.items()}
     position_ids, deltas = language_model.get_rope_index(ids, **grids)
     forget_positions(language_model)
     if position_ids.ndim == 2:
@@ -45,8 +43,3 @@ def forget_positions(language_model: Any) -> None:
     for name in ("_position_ids", "_rope_deltas"):
         if hasattr(language_model, name):
             setattr(language_model, name, None)
-
-
-def _concatenated(prompt: PreparedPrompt, name: str) -> mx.array | None:
-    grids = [span.inputs[name] for span in prompt.images if name in span.inputs]
-    return mx.array(np.concatenate(grids)) if grids else None

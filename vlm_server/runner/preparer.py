@@ -1,130 +1,154 @@
-"""A request to token ids and pixel arrays. Knows the processor; keeps no mlx array.
+"""A request to token ids and pixel arrays. Knows the order of its parts; keeps no mlx array.
 
-Each picture is processed alone, so that what is made of it depends on nothing else in the
-request: the processor sees the placeholder and one picture, and says which tokens stand for
-it. The whole prompt is tokenized with one image token a picture, then those are expanded.
+Each picture and each video is processed alone, so that what is made of it depends on nothing
+else in the request. The whole prompt is tokenized with one token for each of them, then those
+are expanded. A family that knows no videos is shown the frames as pictures, each with its time.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-import mlx.core as mx
+import msgspec
 import numpy as np
-from mlx_vlm.utils import prepare_inputs
-from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
-from vlm_server.errors import (
-    ContextLengthExceeded,
-    InternalError,
-    InvalidImage,
-)
+from vlm_server.errors import ContextLengthExceeded, InternalError
 from vlm_server.ports import ImageSpan, PreparedPrompt
-from vlm_server.protocol import Image, Submit
+from vlm_server.protocol import ContentPart, ImagePart, Message, Submit, TextPart, Video, VideoPart
 from vlm_server.runner.images import decode_rgb
 from vlm_server.runner.loading import LoadedModel
-from vlm_server.runner.prompt_tokenizer import PromptTokenizer
+from vlm_server.runner.processing import GRIDS, Processed, process_picture, process_video
+from vlm_server.runner.prompt_tokenizer import Place, PromptTokenizer
+from vlm_server.settings import Video as VideoLimits
+from vlm_server.video import clip
 
-_NOT_OF_THE_IMAGE = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
+_MAX_FRAMES_AS_PICTURES = 16
+"""Of a video: a picture has many more tokens than a frame of a family that knows videos."""
 
 
 @dataclass(frozen=True, slots=True)
-class _ProcessedImage:
-    """`token_ids` from the first to the last image token, and the text around them."""
+class _Medium:
+    """A processed picture or video; `param` names what was sent, `mm_hashes` key its units.
 
-    token_ids: NDArray[np.int32]
-    prefix: str
-    suffix: str
-    inputs: dict[str, NDArray[Any]]
+    A video's are never a picture's, even where the bytes are the same (GIF).
+    """
+
+    made: Processed
+    mm_hashes: tuple[str, ...]
+    param: str
 
 
 class MultimodalPreparer:
     """The `Preparer` of one loaded model. Thread-safe: the processor is locked."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: LoadedModel, video_limits: VideoLimits | None = None) -> None:
         self._loaded = loaded
         self._lock = threading.Lock()
         self._prompts = PromptTokenizer(loaded)
+        self._video_limits = video_limits or VideoLimits()
 
     def prepare(self, submit: Submit) -> PreparedPrompt:
-        """Token ids with each picture's span, and each picture's arrays.
+        """Token ids with the spans of pictures and videos, and their arrays.
 
-        Raises InvalidImage for a picture that can't be read, ContextLengthExceeded for more
-        pictures than fit, and what `PromptTokenizer.tokenize` does.
+        Raises InvalidImage and InvalidVideo for what can't be read, ContextLengthExceeded for
+        more than fits, and what `PromptTokenizer.tokenize` does.
         """
-        processed = self._process_all(submit.images)
-        surroundings = [(image.prefix, image.suffix) for image in processed]
-        token_ids = self._prompts.tokenize(submit.messages, surroundings)
-        return self._expand(token_ids, submit.images, processed)
+        messages, media = self._process_all(submit)
+        places = [Place(m.made.token_id, m.made.prefix, m.made.suffix) for m in media]
+        return self._expand(self._prompts.tokenize(messages, places), media)
 
-    def _process_all(self, images: tuple[Image, ...]) -> list[_ProcessedImage]:
-        """One picture after the other, so that no two are in memory decoded."""
-        processed: list[_ProcessedImage] = []
+    def _process_all(self, submit: Submit) -> tuple[list[Message], list[_Medium]]:
+        """The messages as the template shall see them, and what stands in them, in order.
+
+        One after the other, so that no two are in memory decoded.
+        """
+        messages: list[Message] = []
+        media: list[_Medium] = []
         num_tokens, limit = 0, self._loaded.context_tokens
-        for image in images:
-            picture = decode_rgb(image)
-            with self._lock:
-                processed.append(self._process(image, picture))
-            num_tokens += len(processed[-1].token_ids)
-            if num_tokens >= limit:
-                raise ContextLengthExceeded(
-                    f"the pictures up to this one have {num_tokens} tokens; "
-                    f"this model's context holds {limit}",
-                    image.param,
-                )
-        return processed
+        for message in submit.messages:
+            parts: list[ContentPart] = []
+            for part, medium in self._process_parts(submit, message):
+                parts.append(part)
+                if medium is None:
+                    continue
+                media.append(medium)
+                num_tokens += len(medium.made.token_ids)
+                if num_tokens >= limit:
+                    raise ContextLengthExceeded(
+                        f"the pictures and videos up to this one have {num_tokens} tokens; "
+                        f"this model's context holds {limit}",
+                        medium.param,
+                    )
+            messages.append(Message(message.role, tuple(parts)))
+        return messages, media
 
-    def _process(self, image: Image, picture: PillowImage.Image) -> _ProcessedImage:
-        """The processor's work on one picture."""
-        loaded = self._loaded
-        try:
-            made = prepare_inputs(
-                loaded.processor,
-                images=[picture],
-                prompts=self._prompts.placeholder,
-                image_token_index=loaded.image_token_id,
-            )
-        except Exception as error:
-            size = f"{image.width}x{image.height}"
-            raise InvalidImage(
-                f"the model's processor can't take this picture of {size} pixels", image.param
-            ) from error
-        token_ids = np.array(made["input_ids"], dtype=np.int32).reshape(-1)
-        places = np.flatnonzero(token_ids == loaded.image_token_id)
-        if not len(places):
-            raise InvalidImage("the model's processor made nothing of this picture", image.param)
-        first, last = int(places[0]), int(places[-1]) + 1
-        return _ProcessedImage(
-            token_ids=token_ids[first:last],
-            prefix=self._text_of(token_ids[:first]),
-            suffix=self._text_of(token_ids[last:]),
-            inputs={
-                key: np.array(value)
-                for key, value in made.items()
-                if isinstance(value, mx.array) and key not in _NOT_OF_THE_IMAGE
-            },
-        )
+    def _process_parts(
+        self, submit: Submit, message: Message
+    ) -> Iterator[tuple[ContentPart, _Medium | None]]:
+        for part in message.content:
+            match part:
+                case TextPart():
+                    yield part, None
+                case ImagePart(index):
+                    image = submit.images[index]
+                    yield part, self._picture(decode_rgb(image), image.mm_hash, image.param)
+                case VideoPart(index) if self._prompts.video_placeholder:
+                    yield part, self._video(submit.videos[index])
+                case VideoPart(index):
+                    yield from self._frames(submit.videos[index])
 
-    def _text_of(self, token_ids: NDArray[np.int32]) -> str:
-        kept = [int(i) for i in token_ids if int(i) != self._loaded.tokenizer.bos_token_id]
-        return str(self._loaded.backend.decode(kept, skip_special_tokens=False))
+    def _picture(self, picture: PillowImage.Image, mm_hash: str, param: str) -> _Medium:
+        with self._lock:
+            made = process_picture(self._loaded, self._prompts.placeholder, picture, param)
+        return _Medium(made, (mm_hash,), param)
 
-    def _expand(
-        self, token_ids: list[int], images: tuple[Image, ...], processed: list[_ProcessedImage]
-    ) -> PreparedPrompt:
-        """Replace each image token by its picture's tokens, and note the spans."""
+    def _video(self, video: Video) -> _Medium:
+        token_id, placeholder = self._loaded.video_token_id, self._prompts.video_placeholder
+        assert token_id is not None
+        assert placeholder is not None
+        shown = clip.decode(video, self._video_limits)
+        with self._lock:
+            made = process_video(self._loaded, token_id, placeholder, shown, video.param)
+        mm_hashes = tuple(f"{video.mm_hash}/{number}" for number in range(len(made.units)))
+        return _Medium(made, mm_hashes, video.param)
+
+    def _frames(self, video: Video) -> Iterator[tuple[ContentPart, _Medium | None]]:
+        """The frames as pictures, each after a text with its time."""
+        max_frames = min(self._video_limits.max_frames, _MAX_FRAMES_AS_PICTURES)
+        limits = msgspec.structs.replace(self._video_limits, max_frames=max_frames)
+        shown = clip.decode(video, limits)
+        for number, (seconds, frame) in enumerate(zip(shown.seconds, shown.frames, strict=True)):
+            picture = PillowImage.fromarray(frame)
+            yield TextPart(f"\nFrame at {seconds:.1f} s:"), None
+            yield ImagePart(0), self._picture(picture, f"{video.mm_hash}/{number}", video.param)
+
+    def _expand(self, token_ids: list[int], media: list[_Medium]) -> PreparedPrompt:
+        """Replace each medium's token by all of its tokens, and note the spans."""
         ids = np.array(token_ids, dtype=np.int32)
-        places = np.flatnonzero(ids == self._loaded.image_token_id)
-        if len(places) != len(images):
-            raise InternalError(f"{len(images)} pictures have {len(places)} places in the prompt")
-        pieces, spans, cursor, length = [], [], 0, 0
-        for place, image, made in zip(places, images, processed, strict=True):
-            text = ids[cursor:place]
+        kinds = [medium.made.token_id for medium in media]
+        places = np.flatnonzero(np.isin(ids, kinds))
+        if ids[places].tolist() != kinds:
+            raise InternalError(f"{len(media)} pictures have {len(places)} places in the prompt")
+        pieces, spans, cursor, length = [], list[ImageSpan](), 0, 0
+        for place, medium in zip(places, media, strict=True):
+            text, made = ids[cursor:place], medium.made
             start = length + len(text)
             cursor, length = int(place) + 1, start + len(made.token_ids)
             pieces += [text, made.token_ids]
-            spans.append(ImageSpan(start, length, image.mm_hash, made.inputs))
-        return PreparedPrompt(np.concatenate([*pieces, ids[cursor:]]), tuple(spans))
+            spans += _spans(medium, start)
+        whole = np.concatenate([*pieces, ids[cursor:]])
+        return PreparedPrompt(whole, tuple(spans), _grids(media))
+
+
+def _spans(medium: _Medium, start: int) -> Iterator[ImageSpan]:
+    """What is encoded of a medium whose first token is the prompt's number `start`."""
+    for unit, mm_hash in zip(medium.made.units, medium.mm_hashes, strict=True):
+        yield ImageSpan(start + unit.start, start + unit.end, mm_hash, unit.inputs)
+
+
+def _grids(media: list[_Medium]) -> dict[str, np.ndarray]:
+    rows = {name: [m.made.grids[name] for m in media if name in m.made.grids] for name in GRIDS}
+    return {name: np.concatenate(found) for name, found in rows.items() if found}

@@ -6,7 +6,9 @@ truncation on theirs. Encoding lets other Python threads run.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import tokenizers
 from mlx_vlm.utils import should_add_special_tokens
@@ -18,16 +20,29 @@ from vlm_server.runner.special_tokens import SpecialTokens
 from vlm_server.runner.templates import ChatTemplate, join_texts
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What is written for one picture or video: the token that stands for it, and text around."""
+
+    token_id: int
+    prefix: str
+    suffix: str
+
+
 class PromptTokenizer:
-    """Renders and tokenizes prompts of one model, with one image token for each picture."""
+    """Renders and tokenizes prompts of one model, with one token for each picture and video."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._tokenizer = tokenizers.Tokenizer.from_str(loaded.backend.to_str())
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        self._image_token: str = loaded.tokenizer.convert_ids_to_tokens(loaded.image_token_id)
-        self._template = ChatTemplate(loaded.processor, self._image_token)
-        self._special = SpecialTokens(loaded.tokenizer, {self.placeholder, self._image_token})
+        media_ids = [i for i in (loaded.image_token_id, loaded.video_token_id) if i is not None]
+        self._tokens = {i: str(loaded.tokenizer.convert_ids_to_tokens(i)) for i in media_ids}
+        self._template = ChatTemplate(loaded.processor, *self._tokens.values())
+        placeholders = {self.placeholder, *self._tokens.values()}
+        self._special = SpecialTokens(loaded.tokenizer, placeholders)
+        either = filter(None, (self.video_placeholder, self.placeholder))
+        self._placeholders = re.compile("|".join(map(re.escape, either)))
         self._bos: str | None = loaded.tokenizer.bos_token
         self._adds_special = should_add_special_tokens(loaded.model_type, loaded.processor)
         longest = max(map(len, self._tokenizer.get_vocab()))
@@ -39,12 +54,15 @@ class PromptTokenizer:
         """What stands for one picture in a rendered prompt."""
         return self._template.placeholder
 
-    def tokenize(
-        self, messages: Sequence[Message], surroundings: Sequence[tuple[str, str]]
-    ) -> list[int]:
+    @property
+    def video_placeholder(self) -> str | None:
+        """What stands for one video; None if the template knows no videos."""
+        return self._template.video_placeholder
+
+    def tokenize(self, messages: Sequence[Message], places: Sequence[Place]) -> list[int]:
         """Ids of the prompt up to where the answer begins.
 
-        `surroundings` are the texts before and after each picture's image token. Raises
+        `places` are those of the pictures and videos, in order. Raises
         InvalidRequest for a conversation that the template refuses, ContextLengthExceeded,
         without tokenizing it, for a text that could not fit whatever its tokens are.
         """
@@ -67,18 +85,18 @@ class PromptTokenizer:
         rendered = self._template.render(
             messages, lambda text: self._special.disarm(text, mark) if mark else text
         )
-        token_ids = self._encode(self._place_images(rendered, surroundings))
+        token_ids = self._encode(self._place_media(rendered, places))
         return self._special.remove_marks(token_ids, mark) if mark else token_ids
 
-    def _place_images(self, rendered: str, surroundings: Sequence[tuple[str, str]]) -> str:
-        text, *pieces = rendered.split(self.placeholder)
-        if len(pieces) != len(surroundings):
+    def _place_media(self, rendered: str, places: Sequence[Place]) -> str:
+        text, *pieces = self._placeholders.split(rendered)
+        if len(pieces) != len(places):
             raise InvalidRequest(
-                f"this model's chat template keeps {len(pieces)} of {len(surroundings)} pictures",
+                f"this model's chat template keeps {len(pieces)} of {len(places)} pictures",
                 "messages",
             )
-        for (before, after), piece in zip(surroundings, pieces, strict=True):
-            text += before + self._image_token + after + piece
+        for place, piece in zip(places, pieces, strict=True):
+            text += place.prefix + self._tokens[place.token_id] + place.suffix + piece
         return text
 
     def _encode(self, text: str) -> list[int]:

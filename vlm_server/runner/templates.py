@@ -15,7 +15,7 @@ from typing import Any
 from mlx_vlm.prompt_utils import get_chat_template
 
 from vlm_server.errors import InvalidRequest, ModelLoadError
-from vlm_server.protocol import ImagePart, Message, TextPart
+from vlm_server.protocol import ContentPart, Message, TextPart, VideoPart
 
 _PROBE = "probe of the template"
 _PROBE_PARTS = [{"type": "text", "text": _PROBE}]
@@ -30,7 +30,7 @@ def join_texts(messages: Sequence[Message]) -> list[Message]:
     return [Message(message.role, tuple(_joined(message.content))) for message in messages]
 
 
-def _joined(parts: Sequence[TextPart | ImagePart]) -> Iterator[TextPart | ImagePart]:
+def _joined(parts: Sequence[ContentPart]) -> Iterator[ContentPart]:
     for is_text, group in groupby(parts, lambda part: isinstance(part, TextPart)):
         if is_text:
             yield TextPart("".join(part.text for part in group if isinstance(part, TextPart)))
@@ -41,8 +41,8 @@ def _joined(parts: Sequence[TextPart | ImagePart]) -> Iterator[TextPart | ImageP
 class ChatTemplate:
     """Renders messages the way a checkpoint's chat template wants them."""
 
-    def __init__(self, processor: Any, image_token: str) -> None:
-        """`image_token` is the token whose embedding a picture replaces."""
+    def __init__(self, processor: Any, image_token: str, video_token: str | None = None) -> None:
+        """`image_token` is the token whose embedding a picture replaces; so for a video."""
         self._processor = processor
         tokenizer = getattr(processor, "tokenizer", processor)
         candidates = [
@@ -57,6 +57,8 @@ class ChatTemplate:
         self.placeholder = found or names[0]
         """What stands for one picture in a rendered prompt."""
         self._roles_with_parts = {"user"} if found else set[str]()
+        self.video_placeholder = self._find_video_placeholder(video_token)
+        """What stands for one video in a rendered prompt; None if nothing does."""
         user = {"role": "user", "content": _PROBE_PARTS if found else "text"}
         if self._probe({"role": "system", "content": _PROBE_PARTS}, user):
             self._roles_with_parts.add("system")
@@ -86,11 +88,19 @@ class ChatTemplate:
                 for part in message.content
             )
         return [
-            {"type": "image"}
-            if isinstance(part, ImagePart)
-            else {"type": "text", "text": clean(part.text)}
+            {"type": "text", "text": clean(part.text)}
+            if isinstance(part, TextPart)
+            else {"type": "video" if isinstance(part, VideoPart) else "image"}
             for part in message.content
         ]
+
+    def _find_video_placeholder(self, video_token: str | None) -> str | None:
+        """The token with the marks that templates of Qwen's families write around it."""
+        if video_token is None:
+            return None
+        marked = f"<|vision_start|>{video_token}<|vision_end|>"
+        asked = self._probe({"role": "user", "content": [{"type": "video"}, *_PROBE_PARTS]})
+        return marked if marked in asked else None
 
     def _apply(self, messages: list[dict[str, Any]]) -> str:
         prompt = get_chat_template(self._processor, messages, add_generation_prompt=True)

@@ -54,6 +54,7 @@ class Supervisor:
             scheduler=settings.scheduler,
             engine=settings.engine,
             log=settings.log,
+            video=settings.video,
         )
         self._on_progress = on_progress
         self._status = EngineStatus("stopped", settings.model.name or path.absolute().name)

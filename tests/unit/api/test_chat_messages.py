@@ -7,13 +7,15 @@ from typing import Any
 import httpx
 import pytest
 
+from tests import clips
 from tests.unit.api.conftest import Connect
 from tests.unit.api.requests import PNG_URL, ROUTE, chat, picture, text, user
 from tests.unit.api.scripted_engine import ScriptedEngine
 from tests.unit.media.pictures import data_url, encoded
-from vlm_server.protocol import ImagePart, Message, TextPart
+from vlm_server.protocol import ImagePart, Message, TextPart, VideoPart
 from vlm_server.settings import Limits, Settings
 
+VIDEO = clips.encode(clips.noise(1, 3))
 ECHOED = {
     "role": "assistant",
     "content": "A cat.",
@@ -79,6 +81,58 @@ async def test_both_spellings_of_a_picture_are_taken(
     assert image.max_side_pixels == (512 if is_low else None)
 
 
+@pytest.mark.parametrize("as_object", [True, False])
+async def test_a_video_reaches_the_engine(
+    client: httpx.AsyncClient, engine: ScriptedEngine, as_object: bool
+) -> None:
+    url = clips.data_url(VIDEO)
+    part = {"type": "video_url", "video_url": {"url": url} if as_object else url}
+    answer = await client.post(ROUTE, json=chat(user(picture(), part, text("What?"))))
+    assert answer.status_code == 200, answer.text
+    (submit,) = engine.submitted
+    content = (ImagePart(0), VideoPart(0), TextPart("What?"))
+    assert submit.messages == (Message("user", content),)
+    (video,) = submit.videos
+    assert (video.data, video.format) == (VIDEO, "MP4")
+    assert video.param == "messages[0].content[1]"
+
+
+@pytest.mark.parametrize(
+    ("part", "param", "code"),
+    [
+        ({"video_url": {"url": "rtsp://127.0.0.1/"}}, "messages[0].content[1]", "invalid_video"),
+        ({"video_url": {"url": PNG_URL}}, "messages[0].content[1]", "invalid_video"),
+        ({"video_url": {}}, "messages[0].content[1].video_url.url", "invalid_value"),
+        (
+            {"video_url": {"url": PNG_URL, "fps": 9}},
+            "messages[0].content[1].video_url.fps",
+            "unsupported_parameter",
+        ),
+    ],
+)
+async def test_a_bad_video_is_refused_by_its_path(
+    client: httpx.AsyncClient, engine: ScriptedEngine, part: dict[str, Any], param: str, code: str
+) -> None:
+    error = await refusal(client, user(text(), {"type": "video_url", **part}))
+    assert (error["param"], error["code"]) == (param, code), error
+    assert engine.submitted == []
+
+
+async def test_videos_stand_in_user_messages_alone(client: httpx.AsyncClient) -> None:
+    part = {"type": "video_url", "video_url": clips.data_url(VIDEO)}
+    error = await refusal(client, user("hi"), {"role": "assistant", "content": [part]})
+    assert (error["param"], error["code"]) == ("messages[1].content[0]", "invalid_value")
+
+
+async def test_so_many_videos_and_no_more(connect: Connect) -> None:
+    client = connect(Settings(limits=Limits(max_videos=1)))
+    part = {"type": "video_url", "video_url": clips.data_url(VIDEO)}
+    error = await refusal(client, user(part, part))
+    assert error["param"] == "messages"
+    assert "1 videos" in error["message"]
+    assert (await client.post(ROUTE, json=chat(user(part)))).status_code == 200
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -118,7 +172,7 @@ async def test_text_reaches_the_engine_as_it_was_written(
         ({**ECHOED, "refusal": "no"}, "messages[1].refusal", "unsupported_parameter"),
         (user({"type": "text"}), "messages[1].content[0].text", "invalid_value"),
         (user({"text": "x"}), "messages[1].content[0].type", "invalid_value"),
-        (user({"type": "video_url"}), "messages[1].content[0].type", "invalid_value"),
+        (user({"type": "video"}), "messages[1].content[0].type", "invalid_value"),
         (user({"type": "input_audio"}), "messages[1].content[0].type", "invalid_value"),
         (
             user(text(), {**text(), "cache_control": {}}),

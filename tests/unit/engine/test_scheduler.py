@@ -1,5 +1,6 @@
 """What is planned when, and which events come of it."""
 
+import msgspec
 import pytest
 
 from tests.unit.engine.fakes import (
@@ -20,7 +21,7 @@ from vlm_server.engine.scheduler import Scheduler
 from vlm_server.engine.states import State
 from vlm_server.errors import InternalError, InvalidRequest
 from vlm_server.ports import EncodeWork, PrefillWork, RowId, SchedulerOutput, StepResult
-from vlm_server.protocol import Accepted, Event, Failed, Finished, Usage
+from vlm_server.protocol import Accepted, Event, Failed, Finished, Message, Usage, Video, VideoPart
 
 
 def runner_for(planner: Scheduler) -> FakeRunner:
@@ -243,6 +244,21 @@ def test_a_request_with_few_pictures_goes_between_those_of_one_with_many():
     add(planner, "one", "two", images=1)
     order = [work.request_id for work in encode_all(planner)]
     assert order == ["many", "one", "many", "two", "many", "many", "many"]
+
+
+def test_videos_take_one_preparer_and_leave_the_others_to_others():
+    planner = scheduler(max_num_seqs=9, max_preparing=3)
+    videos = (Video(b"", "key", "MP4", "messages[0].content[0]"),)
+    shown = (Message("user", (VideoPart(0),)),)
+    for name in ("a", "b"):
+        planner.add(msgspec.structs.replace(submit(name), messages=shown, videos=videos))
+    planner.add(submit("picture", images=1))
+    assert [s.request_id for s in planner.start_preparing()] == ["a", "picture"]
+    assert planner.start_preparing() == []
+    planner.abort("a")
+    assert planner.start_preparing() == []
+    planner.prepared("a", prompt())
+    assert [s.request_id for s in planner.start_preparing()] == ["b"]
 
 
 def test_an_aborted_preparation_keeps_its_place_until_it_is_over():

@@ -2,9 +2,10 @@ import hashlib
 
 import pytest
 
+from tests import clips
 from tests.unit.media.pictures import data_url, encoded
-from vlm_server.errors import InvalidImage, PayloadTooLarge
-from vlm_server.media.intake import take_image
+from vlm_server.errors import InvalidImage, InvalidVideo, PayloadTooLarge, RequestError
+from vlm_server.media.intake import take_image, take_video
 from vlm_server.settings import Limits
 
 PARAM = "messages[0].content[0]"
@@ -36,3 +37,27 @@ def test_twins_of_equal_pixels_have_keys_of_their_own() -> None:
 def test_limits_hold(limits: Limits, error: type[Exception]) -> None:
     with pytest.raises(error):
         take_image(data_url(encoded("PNG", (40, 30))), PARAM, limits)
+
+
+def test_a_video_is_keyed_by_its_bytes() -> None:
+    data = clips.encode(clips.noise(1, 3), "webm")
+    video = take_video(clips.data_url(data, "mp4"), PARAM, Limits())
+    assert (video.data, video.format, video.param) == (data, "WEBM", PARAM)
+    assert video.mm_hash == hashlib.sha256(data).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("url", "limits", "error", "words"),
+    [
+        ("file:///etc/passwd", Limits(), InvalidVideo, "A video must be a base64 data URL"),
+        ("https://127.0.0.1/a.mp4", Limits(), InvalidVideo, "remote addresses are not read"),
+        ("data:video/mp4;base64,AAAA", Limits(), InvalidVideo, "not a readable MP4"),
+        ("data:video/mp4;base64,AAAAAAAA", Limits(max_video_bytes=5), PayloadTooLarge, "The video"),
+    ],
+)
+def test_what_is_no_video_is_refused(
+    url: str, limits: Limits, error: type[RequestError], words: str
+) -> None:
+    with pytest.raises(error, match=words) as caught:
+        take_video(url, PARAM, limits)
+    assert caught.value.param == PARAM

@@ -1,0 +1,122 @@
+"""Videos through the whole daemon: seen rightly, refused well, and harmless."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+
+from tests import clips
+from tests.e2e.daemon import Daemon, wait_until
+from tests.e2e.pictures import image_part, one_shape
+
+pytestmark = pytest.mark.e2e
+
+WAYS = ("left", "right", "up", "down")
+QUESTION = "Which way does it move?"
+
+
+def video_part(data: bytes, container: str = "mp4") -> dict[str, Any]:
+    return {"type": "video_url", "video_url": {"url": clips.data_url(data, container)}}
+
+
+def message(*parts: Any) -> list[Any]:
+    texts = [{"type": "text", "text": p} if isinstance(p, str) else p for p in parts]
+    return [{"role": "user", "content": texts}]
+
+
+def ask(daemon: Daemon, *parts: Any) -> str:
+    answer = daemon.client().chat.completions.create(
+        model="default", messages=message(*parts), temperature=0, max_tokens=20
+    )
+    return (answer.choices[0].message.content or "").strip()
+
+
+def refusal(daemon: Daemon, data: bytes) -> str:
+    started = time.monotonic()
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(daemon, video_part(data), "what?")
+    assert time.monotonic() - started < 5
+    assert caught.value.code == "invalid_video"
+    assert caught.value.param == "messages[0].content[0]"
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("container", "codec"), [("mp4", "libx264"), ("webm", "libvpx-vp9"), ("gif", "gif")]
+)
+def test_says_which_way_it_moves(daemon: Daemon, way: str, container: str, codec: str) -> None:
+    data = clips.encode(clips.moving(way, 30), container, codec)
+    assert ask(daemon, video_part(data, container), QUESTION) == way
+
+
+def test_a_video_beside_a_picture(daemon: Daemon) -> None:
+    video = video_part(clips.encode(clips.moving("left", 30)))
+    assert ask(daemon, video, "What colour is the circle?") == "red"
+    assert ask(daemon, image_part(one_shape("square", "blue")), "What shape is this?") == "square"
+
+
+async def test_many_at_once_each_get_their_own_answer(daemon: Daemon) -> None:
+    client = daemon.async_client()
+
+    async def one(way: str) -> tuple[str, str]:
+        part = video_part(clips.encode(clips.moving(way, 24, (256, 256))))
+        answer = await client.chat.completions.create(
+            model="default", messages=message(part, QUESTION), temperature=0
+        )
+        return way, (answer.choices[0].message.content or "").strip()
+
+    answers = await asyncio.gather(*(one(way) for way in WAYS * 2))
+    assert [wanted for wanted, _ in answers] == [given for _, given in answers]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"#EXTM3U\nfile:///etc/passwd", "not a readable"),
+        (clips.encode(clips.moving("up"))[:-1], "ends before"),
+        (clips.encode(clips.greys([9] * 4, (4096, 2304))), "pixels"),
+        (
+            clips.encode(clips.greys([9, 9]), "matroska", "mpeg4", times_ms=[0, 36_000_000]),
+            "longer",
+        ),
+    ],
+    ids=["playlist", "cut", "large", "ten hours"],
+)
+def test_bad_videos_are_refused(daemon: Daemon, data: bytes, words: str) -> None:
+    assert words in refusal(daemon, data)
+    assert ask(daemon, image_part(one_shape("star", "red")), "What shape is this?") == "star"
+
+
+def decoders_of(engine_pid: int) -> list[int]:
+    found = subprocess.run(["pgrep", "-P", str(engine_pid)], capture_output=True, text=True)
+    return [int(pid) for pid in found.stdout.split()]
+
+
+def test_a_decoder_that_is_killed_costs_its_request_alone(daemon: Daemon) -> None:
+    """A long video is being decoded while its process is stopped, then killed."""
+    data = clips.encode(clips.greys(range(200), (1280, 720)), options={"preset": "ultrafast"})
+    engine = daemon.engine_pid()
+    found: list[int] = []
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, daemon, video_part(data), QUESTION)
+        wait_until(lambda: found.extend(decoders_of(engine)) or found, 20, daemon.log)
+        os.kill(found[0], signal.SIGSTOP)
+        picture = image_part(one_shape("circle", "blue"))
+        assert ask(daemon, picture, "What shape is this?") == "circle"
+        os.kill(found[0], signal.SIGKILL)
+        with pytest.raises(openai.BadRequestError, match="can't be decoded"):
+            asked.result(30)
+    assert daemon.engine_pid() == engine
+    wait_until(lambda: not decoders_of(engine), 5, daemon.log)
+    daemon.wait_idle()
+    right = clips.encode(clips.moving("right", 30))
+    assert ask(daemon, video_part(right), QUESTION) == "right"

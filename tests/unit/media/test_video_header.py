@@ -1,0 +1,78 @@
+import struct
+
+import pytest
+
+from tests import clips
+from vlm_server.errors import InvalidVideo
+from vlm_server.media import video_header
+
+PARAM = "messages[0].content[1]"
+CONTAINERS = {"mp4": "MP4", "mov": "MP4", "webm": "WEBM", "matroska": "WEBM", "gif": "GIF"}
+CODECS = {"mov": "mpeg4", "matroska": "mpeg4"}
+
+
+def encoded(container: str) -> bytes:
+    return clips.encode(clips.noise(1, 5), container, CODECS.get(container))
+
+
+def refusal(data: bytes) -> str:
+    with pytest.raises(InvalidVideo) as caught:
+        video_header.read(data, PARAM)
+    assert caught.value.param == PARAM
+    return caught.value.message
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_the_bytes_say_what_it_is(container: str) -> None:
+    assert video_header.read(encoded(container), PARAM) == CONTAINERS[container]
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize("eighth", range(8))
+def test_a_video_cut_short_is_refused(container: str, eighth: int) -> None:
+    data = encoded(container)
+    refusal(data[: len(data) * eighth // 8])
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_one_byte_less_is_noticed(container: str) -> None:
+    assert "ends before" in refusal(encoded(container)[:-1])
+
+
+def test_a_live_recording_declares_no_size() -> None:
+    data = encoded("webm")
+    start = data.index(b"\x18\x53\x80\x67") + 4
+    size = 9 - data[start].bit_length()
+    unknown = bytes([(2 << (8 - size)) - 1]) + b"\xff" * (size - 1)
+    live = data[:start] + unknown + data[start + size :]
+    assert video_header.read(live, PARAM) == "WEBM"
+
+
+def test_a_box_may_be_long_or_run_to_the_end() -> None:
+    kind = struct.pack(">I4s4sI", 16, b"ftyp", b"isom", 0)
+    index = struct.pack(">I4s", 8, b"moov")
+    long = struct.pack(">I4sQ", 1, b"mdat", 20) + b"data"
+    assert video_header.read(kind + index + long, PARAM) == "MP4"
+    assert "ends before" in refusal(kind + index + long[:-1])
+    assert video_header.read(kind + index + struct.pack(">I4s", 0, b"mdat") + b"x", PARAM) == "MP4"
+    assert "ends before" in refusal(kind + struct.pack(">I4s", 0, b"mdat") + b"x")
+    assert "ends before" in refusal(kind + index + struct.pack(">I4s", 3, b"mdat") * 9)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"#EXTM3U\nhttp://127.0.0.1/a.ts",
+        b"concat:/etc/passwd|/etc/hosts",
+        b"rtsp://127.0.0.1/",
+        b"RIFF\x10\0\0\0AVI LIST",
+        b"\x89PNG\r\n\x1a\n" + b"\0" * 99,
+        b"\x1a\x45\xdf\xa3" + b"\x42\x82\x84mdoc" + b"\0" * 99,
+        b"\x1a\x45\xdf\xa3",
+    ],
+    ids=["empty", "playlist", "concat", "rtsp", "avi", "png", "other EBML", "bare EBML"],
+)
+def test_everything_else_is_refused_without_an_echo(data: bytes) -> None:
+    message = refusal(data)
+    assert message == "The video is not a readable MP4, MOV, WebM, Matroska or GIF."
