@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx_vlm.models.qwen2_5_vl.vision import VisionModel
 
+from tests.integration.harness import ask
+from tests.tiny_models.pictures import picture
+from vlm_server.errors import InternalError
+from vlm_server.runner.encoder import encode_image
 from vlm_server.runner.loading import LoadedModel
 from vlm_server.runner.preparer import MultimodalPreparer
-from vlm_server.runner.towers import WindowTower, use_fast_tower, window_layout
+from vlm_server.runner.towers import FrameTower, WindowTower, use_fast_tower, window_layout
+from vlm_server.runner.vision_attention import attention_on_cpu, attention_on_gpu
 
 LoadTiny = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 LoadMlxVlms = Callable[[str], LoadedModel]
+Rows = list[mx.array]
+
+QWENS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
 
 GRIDS = {
     "one token": (1, 2, 2),
@@ -31,51 +41,101 @@ GRIDS = {
 }
 
 
-def pixels(*grids: tuple[int, int, int]) -> mx.array:
+@pytest.fixture(scope="session", params=QWENS)
+def towers(
+    request: pytest.FixtureRequest, load_tiny: LoadTiny, load_mlx_vlms: LoadMlxVlms
+) -> tuple[FrameTower, nn.Module]:
+    """Ours and mlx-vlm's own, with the same weights."""
+    ours = load_tiny(request.param)[0].model.vision_tower
+    own = load_mlx_vlms(request.param).model.vision_tower
+    assert isinstance(ours, FrameTower)
+    assert not isinstance(own, FrameTower)
+    return ours, own
+
+
+def pixels(tower: nn.Module, *grids: tuple[int, int, int]) -> mx.array:
     patches = sum(frames * height * width for frames, height, width in grids)
-    values = np.random.default_rng(patches).normal(size=(patches, 3 * 2 * 14 * 14))
+    side = tower.patch_embed.patch_size
+    values = np.random.default_rng(patches).normal(size=(patches, 3 * 2 * side**2))
     return mx.array(values.astype(np.float32))
 
 
-def distance(a: mx.array, b: mx.array) -> float:
-    assert a.shape == b.shape
-    return float(mx.abs(a - b).max().item())
+def rows_of(tower: nn.Module, patches: mx.array, *grids: tuple[int, int, int]) -> Rows:
+    """The rows, and those of deepstack."""
+    made = tower(patches, mx.array(grids))
+    return [made[0], *made[1]] if isinstance(made, tuple) else [made]
 
 
-# ---- Qwen2.5-VL ----------------------------------------------------------------------
+def distance(these: Rows, those: Rows) -> float:
+    assert [a.shape for a in these] == [b.shape for b in those]
+    return max(float(mx.abs(a - b).max().item()) for a, b in zip(these, those, strict=True))
+
+
+# ---- equal to mlx-vlm's --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
-def test_rows_are_mlx_vlms(
-    load_tiny: LoadTiny, load_mlx_vlms: LoadMlxVlms, grid: tuple[int, int, int]
-):
-    ours = load_tiny("qwen2_5_vl")[0].model.vision_tower
-    own = load_mlx_vlms("qwen2_5_vl").model.vision_tower
-    assert (type(ours), type(own)) == (WindowTower, VisionModel)
-    patches, grid_thw = pixels(grid), mx.array([grid])
-    assert distance(ours(patches, grid_thw), own(patches, grid_thw)) < 1e-5
+def test_rows_are_mlx_vlms(towers: tuple[FrameTower, nn.Module], grid: tuple[int, int, int]):
+    ours, own = towers
+    patches = pixels(own, grid)
+    assert distance(rows_of(ours, patches, grid), rows_of(own, patches, grid)) < 1e-5
 
 
-def test_rows_of_several_pictures_are_mlx_vlms(load_tiny: LoadTiny, load_mlx_vlms: LoadMlxVlms):
+def test_rows_of_several_pictures_are_mlx_vlms(towers: tuple[FrameTower, nn.Module]):
     grids = [(1, 10, 12), (2, 4, 6), (1, 8, 8)]
-    ours = load_tiny("qwen2_5_vl")[0].model.vision_tower
-    own = load_mlx_vlms("qwen2_5_vl").model.vision_tower
-    patches = pixels(*grids)
-    assert distance(ours(patches, mx.array(grids)), own(patches, mx.array(grids))) < 1e-5
+    ours, own = towers
+    patches = pixels(own, *grids)
+    assert distance(rows_of(ours, patches, *grids), rows_of(own, patches, *grids)) < 1e-5
 
 
-def test_bfloat16_rows_are_near_mlx_vlms(load_mlx_vlms: LoadMlxVlms):
-    """As near as mlx-vlm's own are to those in float32."""
+@pytest.mark.parametrize("family", QWENS)
+def test_a_pictures_features_are_those_that_enter_mlx_vlms_text(
+    load_tiny: LoadTiny, load_mlx_vlms: LoadMlxVlms, family: str
+):
+    loaded, preparer = load_tiny(family)
+    prompt = preparer.prepare(ask("a", picture(1, 200, 140), "what?"))
+    (span,) = prompt.images
+    made = encode_image(loaded.model, prompt, span)
+    own = encode_image(load_mlx_vlms(family).model, prompt, span)
+    assert distance([made.rows], [own.rows]) < 1e-5
+    assert (made.deepstack is None) == (own.deepstack is None)
+    if made.deepstack is not None:
+        assert distance([made.deepstack], [own.deepstack]) < 1e-5
+        assert made.visual_mask.tolist() == own.visual_mask.tolist()
+
+
+def test_rows_that_are_not_as_many_as_the_tokens_are_refused(load_tiny: LoadTiny):
+    loaded, preparer = load_tiny("qwen2_5_vl")
+    prompt = preparer.prepare(ask("a", picture(1), "what?"))
+    (span,) = prompt.images
+    with pytest.raises(InternalError, match="tokens got"):
+        encode_image(loaded.model, prompt, replace(span, end=span.end - 1))
+
+
+def test_bfloat16_rows_are_as_near_to_exact_ones(load_mlx_vlms: LoadMlxVlms):
     own = load_mlx_vlms("qwen2_5_vl").model.vision_tower
     half = VisionModel(own.config)
     half.update(own.parameters())
     half.set_dtype(mx.bfloat16)
-    grid_thw, exact = mx.array([[1, 30, 22]]), pixels((1, 30, 22))
-    patches = exact.astype(mx.bfloat16)
-    rows, theirs = WindowTower(half)(patches, grid_thw), half(patches, grid_thw)
-    assert rows.dtype == theirs.dtype == mx.bfloat16
-    precise = own(exact, grid_thw)
-    assert distance(rows, precise) < 1.5 * distance(theirs, precise)
+    grid = (1, 30, 22)
+    patches = pixels(own, grid)
+    rows = rows_of(WindowTower(half), patches, grid)
+    theirs = rows_of(half, patches.astype(mx.bfloat16), grid)
+    assert rows[0].dtype == theirs[0].dtype == mx.bfloat16
+    exact = rows_of(own, patches, grid)
+    assert distance(rows, exact) < 1.5 * distance(theirs, exact)
+
+
+@pytest.mark.parametrize("size", [16, 64, 72, 80, 128, 160])
+@pytest.mark.parametrize("patches", [1, 64, 900])
+def test_attention_is_the_same_on_either_device(patches: int, size: int):
+    """900 patches are more than are worked on at once on a CPU."""
+    q, k, v = (mx.random.normal((2, 3, patches, size)) for _ in range(3))
+    on_gpu, on_cpu = attention_on_gpu(q, k, v, 0.3), attention_on_cpu(q, k, v, 0.3)
+    assert distance([on_gpu], [on_cpu]) < 1e-5
+
+
+# ---- windows -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(8, 8), (9, 8), (8, 11), (7, 6), (3, 2), (1, 13)])

@@ -9,6 +9,9 @@ import mlx.core as mx
 
 from vlm_server.errors import InternalError
 from vlm_server.ports import ImageSpan, PreparedPrompt
+from vlm_server.runner.towers import FrameTower
+
+_PICTURE_OF_PATCHES = {"pixel_values", "image_grid_thw"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,28 +42,43 @@ class ImageEncoder:
 def encode_image(model: Any, prompt: PreparedPrompt, span: ImageSpan) -> ImageFeatures:
     """Run the vision tower on one picture of `prompt`; the arrays are evaluated.
 
-    Uses `get_input_embeddings` on the picture's own tokens: the one call that every family of
-    mlx-vlm has, whatever it does to a picture's features before they enter the text. Raises
-    InternalError if the rows that it makes are not as many as the tokens.
+    Raises InternalError if the rows that it makes are not as many as the tokens.
+    """
+    tower = getattr(model, "vision_tower", None)
+    if isinstance(tower, FrameTower) and set(span.inputs) == _PICTURE_OF_PATCHES:
+        features = _from_tower(tower, span)
+    else:
+        features = _from_family(model, prompt, span)
+    num_rows, num_tokens = features.rows.shape[0], span.end - span.start
+    if num_rows != num_tokens:
+        raise InternalError(f"a picture's {num_tokens} tokens got {num_rows} rows of features")
+    arrays = (features.rows, features.visual_mask, features.deepstack)
+    mx.eval([array for array in arrays if array is not None])
+    return features
+
+
+def _from_tower(tower: FrameTower, span: ImageSpan) -> ImageFeatures:
+    """A picture whose tokens are its rows alone: no text to put them into, nothing to wait for."""
+    made = tower.encode(mx.array(span.inputs["pixel_values"]), span.inputs["image_grid_thw"])
+    if not made.deepstack:
+        return ImageFeatures(made.rows, None, None)
+    everywhere = mx.ones(made.rows.shape[:1], dtype=mx.bool_)
+    return ImageFeatures(made.rows, everywhere, mx.stack(made.deepstack))
+
+
+def _from_family(model: Any, prompt: PreparedPrompt, span: ImageSpan) -> ImageFeatures:
+    """By `get_input_embeddings` on the picture's own tokens.
+
+    The one call that every family of mlx-vlm has, whatever it does to a picture's features
+    before they enter the text.
     """
     ids = mx.array(prompt.token_ids[span.start : span.end])[None]
     inputs = {key: mx.array(value) for key, value in span.inputs.items()}
     pixel_values = inputs.pop("pixel_values", None)  # a video's have another name
     made = model.get_input_embeddings(ids, pixel_values, mask=mx.ones_like(ids), **inputs)
-    num_rows, num_tokens = made.inputs_embeds.shape[1], ids.shape[1]
-    if num_rows != num_tokens:
-        raise InternalError(f"a picture's {num_tokens} tokens got {num_rows} rows of features")
     deepstack = made.deepstack_visual_embeds
-    features = ImageFeatures(
+    return ImageFeatures(
         rows=made.inputs_embeds[0],
         visual_mask=None if deepstack is None else made.visual_pos_masks[0],
         deepstack=None if deepstack is None else mx.stack(list(deepstack)),
     )
-    mx.eval(
-        [
-            array
-            for array in (features.rows, features.visual_mask, features.deepstack)
-            if array is not None
-        ]
-    )
-    return features

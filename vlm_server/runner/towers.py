@@ -1,10 +1,10 @@
-"""Vision towers as few large calls that never wait for the device. Knows their layers' names.
+"""Vision towers as few large calls that never wait for the GPU. Knows their modules' names.
 
-mlx-vlm's Qwen2.5-VL tower attends to one window after the other, some 70 a layer, and reads
-their lengths back from the device three times a layer; each reading hands the interpreter lock
-to the decode loop. Here the layout of a picture is computed on the host from its grid, and
-windows of one size are one call. The weights, and all that is done to each patch alone, stay
-the loaded model's own.
+mlx-vlm's Qwen towers read the lengths of segments back from the device three times a layer, and
+positions before the first; each reading hands the interpreter lock to the decode loop.
+Qwen2.5-VL's also attends to one window after the other, some 70 a layer. Here all of that is
+computed on the host from a picture's grid, and windows of one size are one call. The modules
+that hold the weights stay the loaded model's own.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx_vlm.models.qwen2_5_vl.vision import VisionModel as Qwen25Tower
+from mlx_vlm.models import qwen2_5_vl, qwen2_vl, qwen3_5, qwen3_5_moe, qwen3_vl, qwen3_vl_moe
 from numpy.typing import NDArray
 
-Segments = tuple[tuple[int, int], ...]
-"""How a frame's patches attend: (count, patches of each), one run of equal segments each."""
-
-_ROTARY_THETA = 10000.0
+from vlm_server.runner.vision_attention import (
+    Rotary,
+    Segments,
+    attend,
+    exp_on_cpu,
+    is_cpu,
+    patch_places,
+)
 
 
 def use_fast_tower(model: Any) -> None:
@@ -29,8 +33,156 @@ def use_fast_tower(model: Any) -> None:
 
     A tower that is not exactly a known one stays.
     """
-    if type(getattr(model, "vision_tower", None)) is Qwen25Tower:
-        model.vision_tower = WindowTower(model.vision_tower)
+    tower = getattr(model, "vision_tower", None)
+    if faster := _TOWERS.get(type(tower)):
+        model.vision_tower = faster(tower)
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Patches of one picture or video."""
+
+    frames: int
+    height: int
+    width: int
+
+    @property
+    def frame_patches(self) -> int:
+        return self.height * self.width
+
+    @property
+    def patches(self) -> int:
+        return self.frames * self.frame_patches
+
+
+@dataclass(frozen=True, slots=True)
+class TowerRows:
+    """rows: (tokens, hidden); deepstack: as many of (tokens, hidden) as layers give some."""
+
+    rows: mx.array
+    deepstack: list[mx.array]
+
+
+class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not typed
+    """Qwen2-VL's tower: every patch attends to its whole frame, in every layer."""
+
+    def __init__(self, tower: Any) -> None:
+        super().__init__()
+        self.patch_embed = tower.patch_embed
+        self.blocks = tower.blocks
+        self.merger = tower.merger
+        self._merged = int(tower.spatial_merge_size)
+
+    def __call__(
+        self, pixel_values: mx.array, grid_thw: mx.array, output_hidden_states: bool | None = None
+    ) -> Any:
+        """As mlx-vlm's own is called: patches (patches, pixels) of grids (pictures, 3)."""
+        return self.encode(pixel_values, np.array(grid_thw)).rows
+
+    def encode(self, pixel_values: mx.array, grid_thw: NDArray[np.integer[Any]]) -> TowerRows:
+        """The rows of pictures or videos, lazy: `pixel_values` (patches, pixels)."""
+        parts, start = [], 0
+        for grid in (Grid(*row) for row in grid_thw.tolist()):
+            patches = pixel_values[start : start + grid.patches]
+            parts.append(self._encode_one(patches.astype(self.patch_embed.proj.weight.dtype), grid))
+            start += grid.patches
+        return TowerRows(
+            mx.concatenate([part.rows for part in parts]),
+            [
+                mx.concatenate(list(layer))
+                for layer in zip(*(part.deepstack for part in parts), strict=True)
+            ],
+        )
+
+    def _encode_one(self, pixel_values: mx.array, grid: Grid) -> TowerRows:
+        places = patch_places(grid.height, grid.width, self._merged)
+        x = self._embed(pixel_values, grid, places)
+        rotary, segments = self._rotary(places), ((1, grid.frame_patches),)
+        deepstack = []
+        for number, block in enumerate(self.blocks):
+            x = self._layer(block, x, rotary, segments)
+            deepstack += self._deepstack(number, x)
+        return TowerRows(self.merger(_flat(x)), deepstack)
+
+    def _embed(self, pixel_values: mx.array, grid: Grid, places: NDArray[np.int32]) -> mx.array:
+        """What enters the first layer: (frames, patches, hidden)."""
+        x: mx.array = self.patch_embed(pixel_values)
+        return x.reshape(grid.frames, grid.frame_patches, -1)
+
+    def _rotary(self, places: NDArray[np.int32]) -> Rotary:
+        return Rotary(places, self.blocks[0].attn.head_dim)
+
+    def _layer(self, block: Any, x: mx.array, rotary: Rotary, segments: Segments) -> mx.array:
+        x = x + attend(block.attn, block.norm1(x), rotary, segments)
+        after: mx.array = x + block.mlp(block.norm2(x))
+        return after
+
+    def _deepstack(self, layer: int, x: mx.array) -> list[mx.array]:
+        """What the text's layers get of layer `layer`'s result `x`."""
+        return []
+
+
+class DeepstackTower(FrameTower):
+    """Qwen3-VL's tower: learned positions besides, and rows for the text's first layers."""
+
+    def __init__(self, tower: Any) -> None:
+        super().__init__(tower)
+        self.pos_embed = tower.pos_embed
+        self.deepstack_merger_list = tower.deepstack_merger_list
+        self._positions_side = int(tower.num_grid_per_side)
+        self._deepstack_layers = list(tower.deepstack_visual_indexes)
+
+    def __call__(
+        self, pixel_values: mx.array, grid_thw: mx.array, output_hidden_states: bool | None = None
+    ) -> Any:
+        made = self.encode(pixel_values, np.array(grid_thw))
+        return made.rows, made.deepstack
+
+    def _embed(self, pixel_values: mx.array, grid: Grid, places: NDArray[np.int32]) -> mx.array:
+        indices, weights = interpolation(grid, places, self._positions_side)
+        corners = self.pos_embed(mx.array(indices))
+        positions = (corners * mx.array(weights)[..., None].astype(corners.dtype)).sum(axis=0)
+        embedded: mx.array = super()._embed(pixel_values, grid, places) + positions
+        return embedded
+
+    def _deepstack(self, layer: int, x: mx.array) -> list[mx.array]:
+        if layer not in self._deepstack_layers:
+            return []
+        return [self.deepstack_merger_list[self._deepstack_layers.index(layer)](_flat(x))]
+
+
+class WindowTower(FrameTower):
+    """Qwen2.5-VL's tower: attention within windows, and within whole frames in a few layers."""
+
+    def __init__(self, tower: Any) -> None:
+        super().__init__(tower)
+        self._frame_layers = frozenset(tower.fullatt_block_indexes)
+        self._window_side = tower.window_size // tower.spatial_merge_size // tower.patch_size
+
+    def _encode_one(self, pixel_values: mx.array, grid: Grid) -> TowerRows:
+        """Tokens are sorted by window before the first layer, and back after the last."""
+        merged, unit = self._merged, self._merged**2
+        layout = window_layout(grid.height // merged, grid.width // merged, self._window_side)
+        order = (layout.order[:, None] * unit + np.arange(unit, dtype=np.int32)).reshape(-1)
+        places = patch_places(grid.height, grid.width, merged)[order]
+        x = self._embed(pixel_values, grid, places)[:, mx.array(order)]
+        rotary, frame = self._rotary(places), ((1, grid.frame_patches),)
+        windows = tuple((count, tokens * unit) for count, tokens in layout.windows)
+        for number, block in enumerate(self.blocks):
+            segments = frame if number in self._frame_layers else windows
+            x = self._layer(block, x, rotary, segments)
+        rows = self.merger(_flat(x)).reshape(grid.frames, len(layout.order), -1)
+        return TowerRows(_flat(rows[:, mx.array(np.argsort(layout.order))]), [])
+
+    def _layer(self, block: Any, x: mx.array, rotary: Rotary, segments: Segments) -> mx.array:
+        if not is_cpu():
+            return super()._layer(block, x, rotary, segments)
+        x = x + attend(block.attn, block.norm1(x), rotary, segments)
+        normed, mlp = block.norm2(x), block.mlp
+        gate = mlp.gate_proj(normed)
+        silu = (gate / (1 + exp_on_cpu(-gate))).astype(gate.dtype)
+        after: mx.array = x + mlp.down_proj(silu * mlp.up_proj(normed))
+        return after
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,94 +217,39 @@ def window_layout(rows: int, columns: int, side: int) -> WindowLayout:
     return WindowLayout(np.concatenate(order), tuple(windows))
 
 
-class WindowTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not typed
-    """Qwen2.5-VL's tower: attention within windows, and within whole frames in a few layers."""
+def interpolation(
+    grid: Grid, places: NDArray[np.int32], side: int
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Where a frame's patches lie among learned positions, `side` by `side` of them.
 
-    def __init__(self, tower: Qwen25Tower) -> None:
-        super().__init__()
-        self.patch_embed = tower.patch_embed
-        self.blocks = tower.blocks
-        self.merger = tower.merger
-        self._frame_layers = frozenset(tower.fullatt_block_indexes)
-        self._merged = tower.spatial_merge_size
-        self._window_side = tower.window_size // tower.spatial_merge_size // tower.patch_size
-
-    def __call__(
-        self, pixel_values: mx.array, grid_thw: mx.array, output_hidden_states: bool | None = None
-    ) -> mx.array:
-        """Rows (tokens, hidden) for patches (patches, pixels) of grids (pictures, 3)."""
-        rows, start = [], 0
-        for frames, height, width in np.array(grid_thw).tolist():
-            end = start + frames * height * width
-            rows.append(self._encode(pixel_values[start:end], frames, height, width))
-            start = end
-        return mx.concatenate(rows)
-
-    def _encode(self, pixel_values: mx.array, frames: int, height: int, width: int) -> mx.array:
-        layout = window_layout(height // self._merged, width // self._merged, self._window_side)
-        unit = self._merged**2
-        patches = (layout.order[:, None] * unit + np.arange(unit, dtype=np.int32)).reshape(-1)
-        windows = tuple((count, tokens * unit) for count, tokens in layout.windows)
-        frame = ((1, height * width),)
-        x = self.patch_embed(pixel_values).reshape(frames, height * width, -1)[:, mx.array(patches)]
-        angles = patch_angles(height, width, self._merged, self.blocks[0].attn.head_dim)[patches]
-        rotary = Rotary(angles)
-        for number, block in enumerate(self.blocks):
-            segments = frame if number in self._frame_layers else windows
-            x = x + attend(block.attn, block.norm1(x), rotary, segments)
-            x = x + block.mlp(block.norm2(x))
-        merged: mx.array = self.merger(x).reshape(frames, len(layout.order), -1)
-        return merged[:, mx.array(np.argsort(layout.order))].reshape(-1, merged.shape[-1])
-
-
-def patch_angles(height: int, width: int, merged: int, head_size: int) -> NDArray[np.float32]:
-    """Rotary angles (patches, head_size / 2) of one frame, in the order of its patches.
-
-    The patches of one token, `merged` by `merged`, follow each other; half of a head's angles
-    turn with the patch's row, the other half with its column.
+    Returns the indices (4, patches) of the four around each patch, and their bilinear weights;
+    the outermost patches lie on the outermost positions.
     """
-    quarter = head_size // 4
-    exponents = np.arange(quarter, dtype=np.float32) / np.float32(quarter)
-    frequencies = (1.0 / np.float32(_ROTARY_THETA) ** exponents).astype(np.float32)
-    places = np.moveaxis(np.indices((height, width), dtype=np.float32), 0, -1)
-    blocks = places.reshape(height // merged, merged, width // merged, merged, 2)
-    places = blocks.transpose(0, 2, 1, 3, 4).reshape(-1, 2, 1)
-    angles: NDArray[np.float32] = (places * frequencies).reshape(len(places), -1)
-    return angles
+    rows = np.linspace(0, side - 1, grid.height, dtype=np.float32)[places[:, 0]]
+    columns = np.linspace(0, side - 1, grid.width, dtype=np.float32)[places[:, 1]]
+    top, left = rows.astype(np.int32), columns.astype(np.int32)
+    bottom, right = np.minimum(top + 1, side - 1), np.minimum(left + 1, side - 1)
+    down, across = rows - top, columns - left
+    indices = [top * side + left, top * side + right, bottom * side + left, bottom * side + right]
+    weights = [
+        (1 - down) * (1 - across),
+        (1 - down) * across,
+        down * (1 - across),
+        down * across,
+    ]
+    return np.stack(indices), np.stack(weights)
 
 
-class Rotary:
-    """Turns the pairs (i, i + half) of each head by its patch's angle."""
-
-    def __init__(self, angles: NDArray[np.float32]) -> None:
-        shaped = angles[None, :, None, None, :]
-        self._cosines, self._sines = mx.array(np.cos(shaped)), mx.array(np.sin(shaped))
-
-    def __call__(self, x: mx.array) -> mx.array:
-        """`x`: (frames, patches, any, heads, head size); turned in float32."""
-        first, second = mx.split(x, 2, axis=-1)
-        turned = [
-            first * self._cosines - second * self._sines,
-            second * self._cosines + first * self._sines,
-        ]
-        return mx.concatenate(turned, axis=-1).astype(x.dtype)
+def _flat(x: mx.array) -> mx.array:
+    """(frames, patches, hidden) to (frames * patches, hidden)."""
+    return x.reshape(-1, x.shape[-1])
 
 
-def attend(attention: Any, x: mx.array, rotary: Rotary, segments: Segments) -> mx.array:
-    """Each patch's attention to its own segment. `x`: (frames, patches, hidden)."""
-    frames, patches, _ = x.shape
-    heads = attention.num_heads
-    qkv = attention.qkv(x).reshape(frames, patches, 3, heads, -1)
-    turned, values = rotary(qkv[:, :, :2]), qkv[:, :, 2]
-    outputs, start = [], 0
-    for count, length in segments:
-        end = start + count * length
-        queries, keys, these = (
-            part[:, start:end].reshape(frames * count, length, heads, -1).transpose(0, 2, 1, 3)
-            for part in (turned[:, :, 0], turned[:, :, 1], values)
-        )
-        output = mx.fast.scaled_dot_product_attention(queries, keys, these, scale=attention.scale)
-        outputs.append(output.transpose(0, 2, 1, 3).reshape(frames, count * length, -1))
-        start = end
-    projected: mx.array = attention.proj(mx.concatenate(outputs, axis=1))
-    return projected
+_TOWERS: dict[type, type[FrameTower]] = {
+    qwen2_vl.VisionModel: FrameTower,
+    qwen2_5_vl.VisionModel: WindowTower,
+    qwen3_vl.VisionModel: DeepstackTower,
+    qwen3_vl_moe.VisionModel: DeepstackTower,
+    qwen3_5.VisionModel: DeepstackTower,
+    qwen3_5_moe.VisionModel: DeepstackTower,
+}
