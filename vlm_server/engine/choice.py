@@ -35,4 +35,4 @@ class Choice:
     def _last_text(self) -> tuple[str, bool]:
         """(what was held back, whether a stop string was in it)."""
         text, is_stopped = self._stops.push(self._detokenizer.flush())
-        return (text, True) if is_stopped else (text + self._stops.flush(), False)
+        return text + self._stops.flush(), is_stopped

@@ -26,6 +26,8 @@ class Request:
         self.num_prefilled = 0
         self.is_known_to_runner = False
         self.choices = tuple(Choice(sampling, decoder) for _ in range(sampling.n))
+        self.rows = [RowId(submit.request_id, number) for number in range(sampling.n)]
+        """One for each choice that has not ended."""
 
     def move_to(self, state: State) -> None:
         """Raises IllegalTransition for a move that no request may make."""
@@ -64,20 +66,14 @@ class Request:
         is_begun = self.is_known_to_runner
         return Waiting(self.request_id, left, is_begun, num_rows=len(self.choices))
 
-    @property
-    def rows(self) -> list[RowId]:
-        """A row for each choice that has not ended."""
-        return [
-            RowId(self.request_id, number)
-            for number, choice in enumerate(self.choices)
-            if choice.finish_reason is None
-        ]
-
-    def take_token(self, number: int, token_id: int, eos_token_ids: frozenset[int]) -> str:
-        """The text that a token of choice `number` brings; the last choice to end finishes it."""
-        text = self.choices[number].take_token(token_id, eos_token_ids, self.max_tokens)
-        if not self.rows:
-            self.move_to(State.FINISHED_ANSWERED)
+    def take_token(self, row: RowId, token_id: int, eos_token_ids: frozenset[int]) -> str:
+        """The text that a token of `row` brings; the last choice to end finishes the request."""
+        choice = self.choices[row.choice]
+        text = choice.take_token(token_id, eos_token_ids, self.max_tokens)
+        if choice.finish_reason is not None:
+            self.rows.remove(row)
+            if not self.rows:
+                self.move_to(State.FINISHED_ANSWERED)
         return text
 
     @property

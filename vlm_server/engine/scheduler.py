@@ -292,7 +292,7 @@ class Scheduler:
         self, request: Request, row: RowId, token_id: int, score: TokenScore | None
     ) -> Delta:
         """What a token brings to its choice; a choice that ends gives its row back."""
-        text = request.take_token(row.choice, token_id, self._config.eos_token_ids)
+        text = request.take_token(row, token_id, self._config.eos_token_ids)
         self.num_generated_tokens += 1
         reason = request.choices[row.choice].finish_reason
         if reason is not None:

@@ -26,7 +26,7 @@ def feed(request: Request, tokens: list[int], choice: int = 0) -> str:
     text = ""
     for token in tokens:
         assert not end_of(request, choice), "a token after the end"
-        text += request.take_token(choice, token, EOS_IDS)
+        text += request.take_token(RowId("a", choice), token, EOS_IDS)
     return text
 
 
