@@ -16,6 +16,7 @@ from mlx_vlm.utils import get_model_type
 from vlm_server.errors import ModelLoadError
 from vlm_server.runner.checkpoint import check_files, check_shards, read_json, reason_of
 from vlm_server.runner.families import CHECKED
+from vlm_server.runner.patches import use_fast_patches
 from vlm_server.runner.positions import forget_positions
 from vlm_server.runner.processors import mend
 from vlm_server.runner.towers import use_fast_tower
@@ -83,6 +84,7 @@ def load(settings: ModelSettings) -> LoadedModel:
         raise ModelLoadError(f"mlx-vlm can't load this checkpoint: {reason_of(error)}") from error
     _warn_of_unchecked(str(config["model_type"]))
     mend(processor)
+    use_fast_patches(processor)
     _set_dtype(model, settings.dtype)
     use_fast_tower(model)
     mx.eval(model.parameters())
