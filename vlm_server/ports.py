@@ -174,6 +174,10 @@ class Preparer(Protocol):
         """Raises RequestError for what this request alone gets wrong."""
         ...
 
+    def abandon(self, request_id: str) -> None:
+        """Nobody waits for this request any more: end what takes long. Unknown ids are no error."""
+        ...
+
 
 class MemoryProbe(Protocol):
     """Reads device memory. All calls come from the runner's thread."""

@@ -120,3 +120,22 @@ def test_a_decoder_that_is_killed_costs_its_request_alone(daemon: Daemon) -> Non
     daemon.wait_idle()
     right = clips.encode(clips.moving("right", 30))
     assert ask(daemon, video_part(right), QUESTION) == "right"
+
+
+def test_a_client_that_leaves_ends_the_decoding(daemon: Daemon) -> None:
+    data = clips.encode(clips.greys(range(200), (1280, 720)), options={"preset": "ultrafast"})
+    engine = daemon.engine_pid()
+    found: list[int] = []
+    with ThreadPoolExecutor(1) as pool:
+        client = daemon.client(timeout=3)
+        asked = pool.submit(
+            client.chat.completions.create,
+            model="default",
+            messages=message(video_part(data), QUESTION),
+        )
+        wait_until(lambda: found.extend(decoders_of(engine)) or found, 20, daemon.log)
+        os.kill(found[0], signal.SIGSTOP)
+        with pytest.raises(openai.APITimeoutError):
+            asked.result(30)
+    wait_until(lambda: not decoders_of(engine), 10, daemon.log)
+    daemon.wait_idle()

@@ -136,6 +136,7 @@ class EngineLoop:
             case Submit():
                 return self._scheduler.add(message)
             case Abort():
+                self._preparer.abandon(message.request_id)
                 return self._scheduler.abort(message.request_id)
             case _Prepared():
                 return self._scheduler.prepared(message.request_id, message.outcome)

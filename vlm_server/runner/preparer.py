@@ -49,6 +49,7 @@ class MultimodalPreparer:
         self._lock = threading.Lock()
         self._prompts = PromptTokenizer(loaded)
         self._video_limits = video_limits or VideoLimits()
+        self._stops: dict[str, clip.Stop] = {}
 
     def prepare(self, submit: Submit) -> PreparedPrompt:
         """Token ids with the spans of pictures and videos, and their arrays.
@@ -56,9 +57,18 @@ class MultimodalPreparer:
         Raises InvalidImage and InvalidVideo for what can't be read, ContextLengthExceeded for
         more than fits, and what `PromptTokenizer.tokenize` does.
         """
-        messages, media = self._process_all(submit)
+        self._stops[submit.request_id] = clip.Stop()
+        try:
+            messages, media = self._process_all(submit)
+        finally:
+            del self._stops[submit.request_id]
         places = [Place(m.made.token_id, m.made.prefix, m.made.suffix) for m in media]
         return self._expand(self._prompts.tokenize(messages, places), media)
+
+    def abandon(self, request_id: str) -> None:
+        """End the decoding of a video that nobody waits for."""
+        if stop := self._stops.get(request_id):
+            stop.set()
 
     def _process_all(self, submit: Submit) -> tuple[list[Message], list[_Medium]]:
         """The messages as the template shall see them, and what stands in them, in order.
@@ -96,30 +106,30 @@ class MultimodalPreparer:
                     image = submit.images[index]
                     yield part, self._picture(decode_rgb(image), image.mm_hash, image.param)
                 case VideoPart(index) if self._prompts.video_placeholder:
-                    yield part, self._video(submit.videos[index])
+                    yield part, self._video(submit, submit.videos[index])
                 case VideoPart(index):
-                    yield from self._frames(submit.videos[index])
+                    yield from self._frames(submit, submit.videos[index])
 
     def _picture(self, picture: PillowImage.Image, mm_hash: str, param: str) -> _Medium:
         with self._lock:
             made = process_picture(self._loaded, self._prompts.placeholder, picture, param)
         return _Medium(made, (mm_hash,), param)
 
-    def _video(self, video: Video) -> _Medium:
+    def _video(self, submit: Submit, video: Video) -> _Medium:
         token_id, placeholder = self._loaded.video_token_id, self._prompts.video_placeholder
         assert token_id is not None
         assert placeholder is not None
-        shown = clip.decode(video, self._video_limits)
+        shown = clip.decode(video, self._video_limits, self._stops[submit.request_id])
         with self._lock:
             made = process_video(self._loaded, token_id, placeholder, shown, video.param)
         mm_hashes = tuple(f"{video.mm_hash}/{number}" for number in range(len(made.units)))
         return _Medium(made, mm_hashes, video.param)
 
-    def _frames(self, video: Video) -> Iterator[tuple[ContentPart, _Medium | None]]:
+    def _frames(self, submit: Submit, video: Video) -> Iterator[tuple[ContentPart, _Medium | None]]:
         """The frames as pictures, each after a text with its time."""
         max_frames = min(self._video_limits.max_frames, _MAX_FRAMES_AS_PICTURES)
         limits = msgspec.structs.replace(self._video_limits, max_frames=max_frames)
-        shown = clip.decode(video, limits)
+        shown = clip.decode(video, limits, self._stops[submit.request_id])
         for number, (seconds, frame) in enumerate(zip(shown.seconds, shown.frames, strict=True)):
             picture = PillowImage.fromarray(frame)
             yield TextPart(f"\nFrame at {seconds:.1f} s:"), None

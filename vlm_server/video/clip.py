@@ -42,12 +42,38 @@ class Clip:
     seconds: tuple[float, ...]
 
 
-def decode(video: Video, limits: Limits, command: tuple[str, ...] = _COMMAND) -> Clip:
+class Stop:
+    """Ends a decoding, before it begins or while it runs. From any thread."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def set(self) -> None:
+        with self._lock:
+            self.is_set = True
+            if self._process is not None:
+                self._process.kill()
+
+    def watch(self, process: subprocess.Popen[bytes]) -> None:
+        """Kill `process`, which decodes, when it is time."""
+        with self._lock:
+            self._process = process
+            if self.is_set:
+                process.kill()
+
+
+def decode(
+    video: Video, limits: Limits, stop: Stop | None = None, command: tuple[str, ...] = _COMMAND
+) -> Clip:
     """The frames of `video` that `limits` choose; `command` starts the process that decodes.
 
-    Raises InvalidVideo for one that can't be read, is over a limit, or takes too long.
+    Raises InvalidVideo for one that can't be read, is over a limit, takes too long or is stopped.
     """
     with _process(command, limits.decode_timeout_seconds) as (process, is_late):
+        if stop is not None:
+            stop.watch(process)
         try:
             frames = _ask(process, Job(video.data, video.format, limits))
         except (EOFError, OSError, msgspec.DecodeError) as error:

@@ -223,6 +223,7 @@ class FakePreparer:
     num_running: int = 0
     most_running: int = 0
     prepared_ids: list[str] = field(default_factory=list)
+    abandoned_ids: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -237,6 +238,9 @@ class FakePreparer:
             self.num_running -= 1
             self.prepared_ids.append(submit.request_id)
         return outcome_of(submit)
+
+    def abandon(self, request_id: str) -> None:
+        self.abandoned_ids.append(request_id)
 
 
 def outcome_of(submit: Submit) -> PreparedPrompt:

@@ -156,6 +156,7 @@ def test_an_abort_while_preparing_is_answered_at_once_and_its_outcome_dropped():
     finished = engine.wait_for(Finished, "a")
     assert isinstance(finished, Finished)
     assert finished.is_aborted
+    assert engine.preparer.abandoned_ids == ["a"]
     engine.preparer.gate.set()
     engine.loop.post(submit("b"))
     engine.wait_for(Finished, "b")

@@ -7,6 +7,7 @@ import os
 import struct
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 
@@ -180,7 +181,22 @@ def test_a_decoder_that_hangs_is_killed_at_its_deadline() -> None:
     command = (sys.executable, "-c", "import time; time.sleep(60)")
     started = time.monotonic()
     with pytest.raises(InvalidVideo, match=r"over 0\.5 seconds"):
-        clip.decode(video, Limits(decode_timeout_seconds=0.5), command)
+        clip.decode(video, Limits(decode_timeout_seconds=0.5), command=command)
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize("delay_seconds", [0.0, 0.3])
+def test_a_decoder_is_killed_when_nobody_waits(delay_seconds: float) -> None:
+    video = Video(b"x" * (1 << 20), "key", "MP4", PARAM)
+    command = (sys.executable, "-c", "import time; time.sleep(60)")
+    stop = clip.Stop()
+    if delay_seconds:
+        threading.Timer(delay_seconds, stop.set).start()
+    else:
+        stop.set()
+    started = time.monotonic()
+    with pytest.raises(InvalidVideo):
+        clip.decode(video, Limits(), stop, command)
     assert time.monotonic() - started < 10
 
 
@@ -191,7 +207,7 @@ def test_a_decoder_that_hangs_is_killed_at_its_deadline() -> None:
 def test_a_decoder_that_dies_fails_the_request(program: str) -> None:
     video = Video(b"x" * (1 << 20), "key", "MP4", PARAM)
     with pytest.raises(InvalidVideo, match="can't be decoded"):
-        clip.decode(video, Limits(), (sys.executable, "-c", program))
+        clip.decode(video, Limits(), command=(sys.executable, "-c", program))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS has no such limit")
