@@ -39,17 +39,23 @@ class ImageSpan:
     """What the processor made of it alone: `pixel_values`, grids and the like."""
 
 
+CompiledGrammar = Any
+"""What a `Preparer` made of a request's JSON schema: only `runner` can read it."""
+
+
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
     """A request as the runner takes it: token_ids (tokens,) int32, and its spans in order.
 
     `grids` has a row for each picture (`image_grid_thw`) and each video (`video_grid_thw`), for
     families whose positions follow from them.
+    The answer follows `grammar`, if there is one.
     """
 
     token_ids: NDArray[np.int32]
     images: tuple[ImageSpan, ...] = ()
     grids: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    grammar: CompiledGrammar | None = None
 
     @property
     def num_tokens(self) -> int:

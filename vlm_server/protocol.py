@@ -81,6 +81,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
     nothing. `min_tokens` keeps end tokens from being drawn, `ignore_eos` from ending anything.
     `max_tokens` None means as many as the context leaves room for; `temperature` and `top_p`
     None are the checkpoint's own (`generation_config.json`); `seed` None draws one.
+    `json_schema` is the text of one, which the answer conforms to.
     """
 
     max_tokens: int | None = None
@@ -98,6 +99,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
     ignore_eos: bool = False
     logprobs: int | None = None
     n: int = 1
+    json_schema: str | None = None
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):

@@ -88,6 +88,9 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_text_bytes: Annotated[
         int, Meta(ge=1, description="Most text in a request, over all its messages.")
     ] = 4 * MIB
+    max_schema_bytes: Annotated[
+        int, Meta(ge=1, description="Largest JSON schema of a `response_format`.")
+    ] = 64 << 10
     max_stop_strings: Annotated[int, Meta(ge=0, description="Most `stop` strings.")] = 16
     max_requests: Annotated[
         int, Meta(ge=1, description="Most requests in flight; one more is answered 429.")
@@ -186,6 +189,14 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Literal["auto", "off"],
         Meta(description="Preload OpenBLAS into the engine (Linux CPU: about 50 times faster)."),
     ] = "auto"
+    schema_timeout_seconds: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Time that compiling the JSON schema of a request may take; one that "
+            "takes longer is refused.",
+        ),
+    ] = 5.0
     pool_limit_bytes: Annotated[
         int,
         Meta(

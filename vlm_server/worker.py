@@ -44,6 +44,7 @@ from vlm_server.protocol import (
     encode_frame,
 )
 from vlm_server.runner.encoder import ImageEncoder
+from vlm_server.runner.grammar import Grammars
 from vlm_server.runner.loading import LoadedModel, load
 from vlm_server.runner.memory import DeviceMemory, device_name
 from vlm_server.runner.model_runner import ModelRunner
@@ -102,11 +103,12 @@ def build_loop(start: Start, loaded: LoadedModel, channel: Channel) -> EngineLoo
         default_temperature=loaded.default_temperature,
         default_top_p=loaded.default_top_p,
     )
+    grammars = Grammars(loaded, start.engine.schema_timeout_seconds)
     return EngineLoop(
         inbox=channel.inbox,
         scheduler=Scheduler(config, loaded.backend),
         runner=ModelRunner(loaded),
-        preparer=MultimodalPreparer(loaded, start.video),
+        preparer=MultimodalPreparer(loaded, start.video, grammars),
         encoder=ImageEncoder(loaded.model),
         memory=DeviceMemory(start.engine.pool_limit_bytes),
         send=channel.send,

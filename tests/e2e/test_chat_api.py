@@ -138,12 +138,11 @@ def test_models(tiny_daemon: Daemon) -> None:
         text_of(tiny_daemon, model="other")
 
 
-@pytest.mark.parametrize("name", ["tools", "best_of", "response_format", "made_up"])
+@pytest.mark.parametrize("name", ["tools", "best_of", "made_up"])
 def test_unsupported_fields_are_refused_by_name(tiny_daemon: Daemon, name: str) -> None:
     values: dict[str, Any] = {
         "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
         "best_of": 2,
-        "response_format": {"type": "json_object"},
         "made_up": 1,
     }
     with pytest.raises(openai.BadRequestError) as caught:

@@ -13,6 +13,7 @@ import pytest
 from tests.integration.harness import Engine, NewEngine
 from tests.tiny_models import FAMILIES
 from tests.tiny_models.fixtures import TinyModel, tiny_model
+from vlm_server.runner.grammar import Grammars
 from vlm_server.runner.loading import LoadedModel, load
 from vlm_server.runner.preparer import MultimodalPreparer
 from vlm_server.settings import Model
@@ -25,7 +26,7 @@ def load_tiny(tiny_model: TinyModel) -> Callable[[str], tuple[LoadedModel, Multi
     @cache
     def loaded(family: str) -> tuple[LoadedModel, MultimodalPreparer]:
         model = load(Model(path=str(tiny_model(family))))
-        return model, MultimodalPreparer(model)
+        return model, MultimodalPreparer(model, grammars=Grammars(model, timeout_seconds=60.0))
 
     return loaded
 

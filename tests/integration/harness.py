@@ -17,12 +17,14 @@ from vlm_server.protocol import (
     Event,
     Failed,
     Finished,
+    FinishReason,
     Image,
     ImagePart,
     Message,
     SamplingParams,
     Submit,
     TextPart,
+    TokenLogprob,
     Tokens,
     Video,
     VideoPart,
@@ -91,6 +93,8 @@ class Engine:
     rows: dict[RowId, list[int]] = field(default_factory=dict)
     """All tokens of each choice."""
     row_texts: dict[RowId, str] = field(default_factory=dict)
+    logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
+    finish_reasons: dict[RowId, FinishReason] = field(default_factory=dict)
     ends: dict[str, Finished | Failed] = field(default_factory=dict)
     prompts: dict[str, PreparedPrompt] = field(default_factory=dict)
 
@@ -182,6 +186,9 @@ class Engine:
                     for delta in deltas:
                         row = RowId(delta.request_id, delta.choice)
                         self.row_texts[row] = self.row_texts.get(row, "") + delta.text
+                        if delta.finish_reason:
+                            self.finish_reasons[row] = delta.finish_reason
+                        self.logprobs.setdefault(delta.request_id, []).extend(delta.logprobs)
                 case Finished() | Failed():
                     assert event.request_id not in self.ends
                     self.ends[event.request_id] = event

@@ -6,6 +6,7 @@ import re
 
 from vlm_server.api import json_body
 from vlm_server.api.chat_schema import ChatRequest
+from vlm_server.api.response_format import read_schema
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import SamplingParams
 from vlm_server.settings import Limits
@@ -17,6 +18,9 @@ _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 def read_sampling(request: ChatRequest, limits: Limits) -> SamplingParams:
     """Raises InvalidRequest."""
     max_tokens = _max_tokens(request)
+    json_schema = read_schema(request.response_format, limits)
+    if json_schema is not None:
+        _check_ends(request)
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=request.temperature,
@@ -33,7 +37,15 @@ def read_sampling(request: ChatRequest, limits: Limits) -> SamplingParams:
         ignore_eos=bool(request.ignore_eos),
         logprobs=_logprobs(bool(request.logprobs), request.top_logprobs or 0),
         n=request.n or 1,
+        json_schema=json_schema,
     )
+
+
+def _check_ends(request: ChatRequest) -> None:
+    """JSON ends where it is complete: no sooner and no later."""
+    for name in ("min_tokens", "ignore_eos"):
+        if getattr(request, name):
+            raise InvalidRequest(f"`{name}` and a JSON `response_format` exclude each other.", name)
 
 
 def _max_tokens(request: ChatRequest) -> int | None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from vlm_server.api import json_body
+from vlm_server.api.response_format import ResponseFormat
 from vlm_server.errors import UnsupportedField
 
 INT32_MAX = 2**31 - 1
@@ -32,7 +33,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (None, False, True),
     "prediction": (None,),
     "reasoning_effort": (None,),
-    "response_format": (None, {"type": "text"}),
     "service_tier": (None, "auto", "default"),
     "store": (None, False),
     "tool_choice": (None, "none", "auto"),
@@ -116,6 +116,7 @@ class ChatRequest(Struct, forbid_unknown_fields=True):
     min_tokens: Annotated[int, Meta(ge=0, le=INT32_MAX)] | None = None
     ignore_eos: bool | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    response_format: ResponseFormat | None = None
 
 
 def parse(body: bytes | bytearray) -> ChatRequest:

@@ -24,10 +24,11 @@ _AT_PATH = re.compile(
 _UNKNOWN = re.compile(r"^Object contains unknown field `(.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(.*)`$")
 _ONLY_EMPTY = re.compile(r"^Expected (`null`, got|`array` of length <= 0)")
-_CHOICES = {
+_RULES = {
     "role": "must be 'system', 'developer', 'user' or 'assistant'",
     "type": "must be 'text', 'image_url' or 'video_url'",
     "detail": "must be 'auto', 'low' or 'high'",
+    "response_format.type": "must be 'text', 'json_object' or 'json_schema'",
 }
 
 
@@ -77,7 +78,8 @@ def _explain(message: str) -> InvalidRequest:
     if _ONLY_EMPTY.match(text):
         return UnsupportedField(f"`{path}` is not supported; leave it out.", path)
     if text.startswith("Invalid"):  # it quotes the value
-        rule = _CHOICES.get(path.rpartition(".")[2], "has a value that is not allowed")
+        name = path.rpartition(".")[2]
+        rule = _RULES.get(path) or _RULES.get(name, "has a value that is not allowed")
         return InvalidRequest(f"`{path}` {rule}.", path)
     return InvalidRequest(f"`{path}`: {text[:1].lower()}{text[1:]}.", path or None)
 

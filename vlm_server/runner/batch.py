@@ -2,6 +2,8 @@
 
 Runs one step ahead of what it reports: `step` launches a step on the tokens that the last
 one drew, and only then reads those tokens, so the device works while the host reads them.
+Rows that follow a grammar need those tokens before they draw: then the host reads them, and
+finds what is allowed next, between launching the model and launching the draw.
 """
 
 from __future__ import annotations
@@ -65,6 +67,10 @@ class DecodeBatch:
         self._scores += scores
         self._rows += rows
 
+    def is_stuck(self, row_id: RowId) -> bool:
+        """Whether a row's grammar does not let it go on."""
+        return any(row.id == row_id and row.sampler.is_stuck for row in self._rows)
+
     def leave(self, rows: Collection[RowId]) -> None:
         """Drop rows, and what they were about to draw. Those that are not here are no error."""
         kept = [i for i, row in enumerate(self._rows) if row.id not in rows]
@@ -83,7 +89,8 @@ class DecodeBatch:
     def step(self) -> tuple[dict[RowId, int], dict[RowId, TokenScore]]:
         """Launch the next step for all rows; the tokens of the step before, by row.
 
-        `NO_TOKEN` is that of a row which has to leave: its scores are not numbers.
+        `NO_TOKEN` is that of a row which has to leave: its scores are not numbers, or its
+        grammar is stuck.
         """
         if self._tokens is None:
             return {}, {}
@@ -94,10 +101,15 @@ class DecodeBatch:
         return tokens, scored
 
     def _new_rows(self, request_id: str, prefill: Prefill, vocabulary_size: int) -> list[_Row]:
-        sampling, prompt_ids, eos_ids = prefill.sampling, prefill.token_ids, self._eos_token_ids
         samplers = [
-            RowSampler(choice_params(sampling, choice), prompt_ids, eos_ids, vocabulary_size)
-            for choice in range(sampling.n)
+            RowSampler(
+                choice_params(prefill.sampling, choice),
+                prefill.token_ids,
+                self._eos_token_ids,
+                vocabulary_size,
+                prefill.grammar.begin() if prefill.grammar else None,
+            )
+            for choice in range(prefill.sampling.n)
         ]
         return [
             _Row(RowId(request_id, choice), sampler, prefill.num_tokens, prefill.rope_delta)
@@ -107,7 +119,9 @@ class DecodeBatch:
     def _launch(self, tokens: mx.array) -> tuple[mx.array, list[Scores]]:
         kwargs = {"position_ids": self._position_ids()} if self._has_rope_index else {}
         output = self._language_model(tokens[:, None], cache=self._cache, **kwargs)
-        following, scores = _draw(output.logits[:, -1], self._rows)
+        logits = output.logits[:, -1]
+        self._follow_grammars(tokens, logits)
+        following, scores = _draw(logits, self._rows)
         behind = _counters(self._cache)
         behind += [array for row in self._rows for array in row.sampler.state]
         behind += [array for each in scores for array in each.arrays]
@@ -115,6 +129,16 @@ class DecodeBatch:
         for row in self._rows:
             row.position += 1
         return following, scores
+
+    def _follow_grammars(self, tokens: mx.array, logits: mx.array) -> None:
+        """Find what may be drawn after `tokens`, while the device works on `logits`."""
+        guided = [(i, row) for i, row in enumerate(self._rows) if row.sampler.follows_grammar]
+        if not guided:
+            return
+        mx.async_eval(logits)  # type: ignore[no-untyped-call]
+        drawn = np.array(tokens).tolist()
+        for i, row in guided:
+            row.sampler.follow(drawn[i])
 
     def _position_ids(self) -> mx.array:
         """(3, rows, 1): where each row's next token stands."""

@@ -10,7 +10,7 @@ import logging
 import time
 from dataclasses import dataclass, field
 
-from vlm_server.errors import InternalError, RequestError
+from vlm_server.errors import InternalError, InvalidRequest, RequestError
 from vlm_server.ports import (
     NewRequest,
     PrefillWork,
@@ -20,6 +20,7 @@ from vlm_server.ports import (
     TokenScore,
 )
 from vlm_server.runner.batch import DecodeBatch
+from vlm_server.runner.grammar import SCHEMA_PARAM
 from vlm_server.runner.loading import LoadedModel
 from vlm_server.runner.prefill import Prefill
 from vlm_server.runner.sampler import NO_TOKEN
@@ -82,11 +83,16 @@ class ModelRunner:
             self._batch.leave(plan.decode)
             return {}, {}
         for row in [row for row, token in tokens.items() if token == NO_TOKEN]:
-            logger.error("a row's scores are not finite: no token can be drawn")
             del tokens[row]
-            reason = "the model's scores for the next token are NaN"
-            failed.requests[row.request_id] = InternalError(reason)
+            failed.requests[row.request_id] = self._fault(row)
         return tokens, scores
+
+    def _fault(self, row: RowId) -> RequestError:
+        """Why no token could be drawn."""
+        if self._batch.is_stuck(row):
+            return InvalidRequest("this schema is too complex to follow", SCHEMA_PARAM)
+        logger.error("a row's scores are not finite: no token can be drawn")
+        return InternalError("the model's scores for the next token are NaN")
 
     def _prefill(
         self,

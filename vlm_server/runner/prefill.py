@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from vlm_server.ports import ImageSpan, NewRequest
 from vlm_server.runner.encoder import ImageFeatures
+from vlm_server.runner.grammar import Grammar
 from vlm_server.runner.positions import Positions, forget_positions, prompt_positions
 
 
@@ -28,6 +29,12 @@ class Prefill:
     @property
     def token_ids(self) -> NDArray[np.int32]:
         return self._prompt.token_ids
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answer must follow."""
+        grammar: Grammar | None = self._prompt.grammar
+        return grammar
 
     @property
     def num_tokens(self) -> int:

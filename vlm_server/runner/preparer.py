@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
@@ -18,10 +18,12 @@ from PIL import Image as PillowImage
 from vlm_server.errors import ContextLengthExceeded, InternalError
 from vlm_server.ports import ImageSpan, PreparedPrompt
 from vlm_server.protocol import ContentPart, ImagePart, Message, Submit, TextPart, Video, VideoPart
+from vlm_server.runner.grammar import Grammars
 from vlm_server.runner.images import decode_rgb
 from vlm_server.runner.loading import LoadedModel
 from vlm_server.runner.processing import GRIDS, Processed, process_picture, process_video
 from vlm_server.runner.prompt_tokenizer import Place, PromptTokenizer
+from vlm_server.settings import Engine
 from vlm_server.settings import Video as VideoLimits
 from vlm_server.video import clip
 
@@ -44,8 +46,14 @@ class _Medium:
 class MultimodalPreparer:
     """The `Preparer` of one loaded model. Thread-safe: the processor is locked."""
 
-    def __init__(self, loaded: LoadedModel, video_limits: VideoLimits | None = None) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        video_limits: VideoLimits | None = None,
+        grammars: Grammars | None = None,
+    ) -> None:
         self._loaded = loaded
+        self._grammars = grammars or Grammars(loaded, Engine().schema_timeout_seconds)
         self._lock = threading.Lock()
         self._prompts = PromptTokenizer(loaded)
         self._video_limits = video_limits or VideoLimits()
@@ -55,15 +63,18 @@ class MultimodalPreparer:
         """Token ids with the spans of pictures and videos, and their arrays.
 
         Raises InvalidImage and InvalidVideo for what can't be read, ContextLengthExceeded for
-        more than fits, and what `PromptTokenizer.tokenize` does.
+        more than fits, and what `Grammars.compile` and `PromptTokenizer.tokenize` do.
         """
+        schema = submit.sampling.json_schema
+        grammar = None if schema is None else self._grammars.compile(schema)
         self._stops[submit.request_id] = clip.Stop()
         try:
             messages, media = self._process_all(submit)
         finally:
             del self._stops[submit.request_id]
         places = [Place(m.made.token_id, m.made.prefix, m.made.suffix) for m in media]
-        return self._expand(self._prompts.tokenize(messages, places), media)
+        prompt = self._expand(self._prompts.tokenize(messages, places), media)
+        return replace(prompt, grammar=grammar)
 
     def abandon(self, request_id: str) -> None:
         """End the decoding of a video that nobody waits for."""

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlm_server.protocol import SamplingParams
+from vlm_server.runner.grammar import AnswerMatcher
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +41,14 @@ class RowSampler:
         prompt_ids: NDArray[np.int32],
         eos_token_ids: frozenset[int],
         vocabulary_size: int,
+        matcher: AnswerMatcher | None = None,
     ) -> None:
         self.params = params
+        self._matcher = matcher
+        self._allowed: mx.array | None = None
+        """(vocabulary,) bool: what the grammar lets be drawn next; None without a grammar."""
+        if matcher is not None:
+            self._allowed = mx.array(matcher.allowed())
         self.temperature = params.temperature or 0.0
         """Zero for greedy."""
         top_p = 1.0 if params.top_p is None else params.top_p
@@ -68,13 +75,16 @@ class RowSampler:
     def changes_scores(self) -> bool:
         """Whether logits are changed before anything is drawn from them."""
         return (
-            self._bias is not None
+            self._allowed is not None
+            or self._bias is not None
             or self._counts is not None
             or self._step < self.params.min_tokens
         )
 
     def adjust(self, scores: mx.array) -> mx.array:
-        """`scores` (vocabulary,) with bias, penalties and the least length applied."""
+        """`scores` (vocabulary,) with grammar, bias, penalties and the least length applied."""
+        if self._allowed is not None:
+            scores = mx.where(self._allowed, scores, -mx.inf)
         if self._bias is not None:
             scores = scores + self._bias
         if self._counts is not None:
@@ -92,6 +102,22 @@ class RowSampler:
         self._step += 1
         if self._counts is not None:
             self._counts = self._counts.at[token].add(1.0)
+
+    @property
+    def follows_grammar(self) -> bool:
+        """Whether its next draw waits for `follow`."""
+        return self._matcher is not None
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether its grammar lets nothing be drawn any more."""
+        return self._matcher is not None and self._matcher.is_stuck
+
+    def follow(self, token_id: int) -> None:
+        """The token that was drawn last, once the host knows it."""
+        if self._matcher is not None and token_id != NO_TOKEN:
+            self._matcher.advance(token_id)
+            self._allowed = mx.array(self._matcher.allowed())
 
     @property
     def state(self) -> list[mx.array]:

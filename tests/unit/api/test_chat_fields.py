@@ -208,7 +208,6 @@ async def test_neutral_values_are_taken_and_others_refused(
     [
         ("store", 0),
         ("parallel_tool_calls", 1),
-        ("response_format", {"type": "json_object"}),
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("tool_choice", "required"),
         ("service_tier", "flex"),

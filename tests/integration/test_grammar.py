@@ -1,0 +1,396 @@
+"""Answers held to a JSON schema: what is drawn conforms, and rows beside it notice nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers
+
+from tests.integration.harness import GREEDY, Engine, NewEngine, ask
+from tests.tiny_models.pictures import picture
+from vlm_server.errors import InvalidRequest
+from vlm_server.ports import RowId
+from vlm_server.protocol import Failed, Finished, SamplingParams
+from vlm_server.runner import grammar as grammar_module
+from vlm_server.runner.grammar import Grammar, Grammars
+from vlm_server.runner.json_grammar import compile_schema
+from vlm_server.runner.loading import LoadedModel
+from vlm_server.runner.preparer import MultimodalPreparer
+
+Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
+
+SHAPE = {
+    "type": "object",
+    "properties": {
+        "colour": {"enum": ["red", "grün", '\u2028"\\\n']},
+        "count": {"type": "integer", "minimum": 0, "maximum": 99},
+        "label": {"type": "string", "maxLength": 6},
+        "filled": {"type": "boolean"},
+    },
+    "required": ["colour", "count", "label", "filled"],
+    "additionalProperties": False,
+}
+GREEDY_SCORED = SamplingParams(max_tokens=1, temperature=0.0, logprobs=3)
+DEEP: Any = {"anyOf": [{"type": "object", "properties": {f"k{i}": {}}} for i in range(700)]}
+"""Compiles, but has too many ways to go on after the first brace."""
+
+
+def held_to(schema: Any, seed: int | None = None, **changes: Any) -> SamplingParams:
+    """Greedy without a seed."""
+    fields = {"max_tokens": 100, "temperature": 0.0 if seed is None else 1.5, "seed": seed}
+    return SamplingParams(json_schema=json.dumps(schema), **fields | changes)
+
+
+def conforming(engine: Engine, request_id: str, schema: Any) -> Any:
+    """What a request was answered, which is all of its answer and as its schema wants it."""
+    end = engine.ends[request_id]
+    assert isinstance(end, Finished), end
+    assert engine.finish_reasons[RowId(request_id)] == "stop"
+    answer = json.loads(engine.texts[request_id])
+    jsonschema.validate(answer, schema)
+    return answer
+
+
+@pytest.fixture
+def engine(load_tiny: Load) -> Callable[[], Engine]:
+    return lambda: Engine(*load_tiny("qwen3_vl"))
+
+
+# ---- in the engine -------------------------------------------------------------------
+
+
+def test_an_answer_conforms_in_every_family(new_engine: NewEngine):
+    made = new_engine()
+    made.add(ask("a", picture(1), "what?", sampling=held_to(SHAPE)))
+    made.add(ask("b", "what?", sampling=held_to(SHAPE, seed=1)))
+    made.run()
+    conforming(made, "a", SHAPE)
+    conforming(made, "b", SHAPE)
+
+
+def test_rows_of_all_kinds_are_as_alone(engine: Callable[[], Engine]):
+    free = SamplingParams(max_tokens=40, temperature=1.2, top_p=0.9, seed=5, logprobs=2)
+    asked = {
+        "greedy": ask("greedy", "a text", sampling=held_to(SHAPE)),
+        "free": ask("free", "a text", sampling=replace_tokens(GREEDY, 60)),
+        "drawn": ask("drawn", picture(2), "and?", sampling=held_to(SHAPE, seed=7)),
+        "free drawn": ask("free drawn", picture(1), sampling=free),
+        "other": ask("other", "a text", sampling=held_to({"type": "integer", "maximum": 5})),
+        "penalized": ask(
+            "penalized",
+            "a text",
+            sampling=held_to(SHAPE, seed=3, top_p=0.8, repetition_penalty=1.3, logit_bias={9: 50}),
+        ),
+    }
+    alone = {name: engine().answer(each) for name, each in asked.items()}
+    together = engine()
+    for each in asked.values():
+        together.add(each)
+        together.step(4)
+    together.run()
+    assert together.tokens == alone
+    for name in ("greedy", "drawn", "penalized"):
+        conforming(together, name, SHAPE)
+    assert alone["greedy"] != alone["drawn"]
+
+
+def replace_tokens(sampling: SamplingParams, max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, temperature=sampling.temperature)
+
+
+def test_a_row_that_leaves_takes_nothing_from_the_others(engine: Callable[[], Engine]):
+    alone = engine().answer(ask("a", "a text", sampling=held_to(SHAPE, seed=2)))
+    made = engine()
+    for name in ("first", "a", "last"):
+        made.add(ask(name, "a text", sampling=held_to(SHAPE, seed=2)))
+    made.step_until(lambda: len(made.tokens.get("a", ())) > 5)
+    made.abort("first")
+    made.step(2)
+    made.abort("last")
+    made.run()
+    assert made.tokens["a"] == alone
+
+
+def test_an_answer_is_cut_at_its_limit(engine: Callable[[], Engine]):
+    made = engine()
+    assert len(made.answer(ask("a", "a text", sampling=held_to(SHAPE, max_tokens=6)))) == 6
+    assert made.finish_reasons[RowId("a")] == "length"
+
+
+def test_an_answer_with_one_way_to_go_goes_it(engine: Callable[[], Engine]):
+    schema = {"const": {"a\n": ["é\u2028", 1.5, None, "<|im_end|>"]}}
+    made = engine()
+    made.add(ask("a", "a text", sampling=held_to(schema)))
+    made.run()
+    assert made.texts["a"] == json.dumps(schema["const"], ensure_ascii=False)
+    conforming(made, "a", schema)
+
+
+def test_a_stop_string_ends_json_too(engine: Callable[[], Engine]):
+    made = engine()
+    made.add(ask("a", "a text", sampling=held_to(SHAPE, stop=('"count"',))))
+    made.run()
+    assert made.texts["a"].endswith('", ')
+    assert isinstance(made.ends["a"], Finished)
+
+
+def test_probabilities_are_the_models_own(engine: Callable[[], Engine]):
+    made = engine()
+    made.add(ask("free", "a text", sampling=GREEDY_SCORED))
+    made.add(ask("held", "a text", sampling=held_to(SHAPE, max_tokens=1, logprobs=3)))
+    made.run()
+    (free,), (held,) = made.logprobs["free"], made.logprobs["held"]
+    assert held.top == free.top
+    assert held.token.text == "{"
+    assert held.token.logprob < free.token.logprob
+
+
+def test_a_grammar_that_gets_stuck_ends_its_request_alone(engine: Callable[[], Engine]):
+    alone = engine().answer(ask("free", "a text"))
+    made = engine()
+    made.add(ask("free", "a text"))
+    made.step(2)
+    made.add(ask("stuck", "a text", sampling=held_to(DEEP)))
+    made.add(ask("held", "a text", sampling=held_to(SHAPE)))
+    made.run()
+    end = made.ends["stuck"]
+    assert isinstance(end, Failed)
+    assert (end.code, end.param) == ("invalid_value", grammar_module.SCHEMA_PARAM)
+    assert made.tokens["free"] == alone
+    conforming(made, "held", SHAPE)
+
+
+def test_a_schema_that_is_wrong_ends_its_request_alone(engine: Callable[[], Engine]):
+    made = engine()
+    made.add(ask("free", "a text"))
+    made.add(ask("wrong", "a text", sampling=held_to({"type": "text"})))
+    made.run()
+    end = made.ends["wrong"]
+    assert isinstance(end, Failed)
+    assert (end.code, end.param) == ("invalid_value", grammar_module.SCHEMA_PARAM)
+    assert isinstance(made.ends["free"], Finished)
+
+
+# ---- grammars ------------------------------------------------------------------------
+
+
+def grammar_of(loaded: LoadedModel, schema: Any) -> Grammar:
+    """Compiled without the trial: schemas of tests are known to be small."""
+    tokenizer = grammar_module._tokenizer(loaded)
+    assert tokenizer is not None
+    template = compile_schema(tokenizer, json.dumps(schema))
+    return Grammar(template, tokenizer.vocab_size, loaded.vocabulary_size)
+
+
+def drawn_text(loaded: LoadedModel, grammar: Grammar, rng: np.random.Generator) -> str:
+    """A random answer, hurried to its end after a while."""
+    matcher, tokens = grammar.begin(), list[int]()
+    ends = loaded.eos_token_ids
+    while not tokens or tokens[-1] not in ends:
+        assert len(tokens) < 2000, "no end"
+        allowed = np.flatnonzero(matcher.allowed())
+        assert len(allowed)
+        hurried = [i for i in allowed if i in ends or loaded.backend.decode([i]) in ('"', "}", "]")]
+        tokens.append(int(rng.choice(hurried if hurried and len(tokens) > 60 else allowed)))
+        matcher.advance(tokens[-1])
+    return loaded.backend.decode(tokens, skip_special_tokens=True)
+
+
+def test_no_other_token_than_an_end_follows_the_end(load_tiny: Load):
+    loaded, _ = load_tiny("qwen3_vl")
+    matcher = grammar_of(loaded, {"const": 5}).begin()
+    allowed = np.flatnonzero(matcher.allowed())
+    assert [loaded.backend.decode([i]) for i in allowed] == ["5"]
+    matcher.advance(int(allowed[0]))
+    assert set(np.flatnonzero(matcher.allowed())) <= loaded.eos_token_ids
+    assert not matcher.is_stuck
+
+
+def test_control_tokens_are_never_allowed_within(load_tiny: Load):
+    loaded, _ = load_tiny("qwen3_vl")
+    matcher = grammar_of(loaded, {"type": "string"}).begin()
+    matcher.advance(loaded.backend.token_to_id('"'))
+    allowed = np.flatnonzero(matcher.allowed()).tolist()
+    assert len(allowed) > 100
+    special = loaded.tokenizer.added_tokens_decoder
+    assert not [i for i in allowed if i in special or i in loaded.eos_token_ids]
+
+
+@pytest.mark.parametrize("change", [-5, 0, 70])
+def test_logits_and_vocabulary_may_differ_in_size(load_tiny: Load, change: int):
+    loaded, _ = load_tiny("qwen3_vl")
+    num_tokens = len(loaded.backend.get_vocab())
+    size = num_tokens + change
+    end = min(size, num_tokens) - 1
+    ends = frozenset({end, num_tokens, 2**40, -1})
+    grammar = grammar_of(replace(loaded, vocabulary_size=size, eos_token_ids=ends), {"const": "é"})
+    matcher, tokens = grammar.begin(), list[int]()
+    while not tokens or tokens[-1] != end:
+        allowed = matcher.allowed()
+        assert allowed.shape == (size,)
+        tokens.append(int(np.flatnonzero(allowed)[-1]))
+        matcher.advance(tokens[-1])
+    assert loaded.backend.decode(tokens[:-1]) == '"é"'
+
+
+@pytest.mark.parametrize("text", ["e\u0301 \u2126 ", "<|im_end|>", "<|im_start|>\ufb01"])
+def test_a_schemas_text_is_written_as_it_stands(load_tiny: Load, text: str):
+    """Also where the tokenizer would compose characters, or read control tokens."""
+    loaded, _ = load_tiny("qwen3_vl")
+    normalizing = tokenizers.Tokenizer.from_str(loaded.backend.to_str())
+    normalizing.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.NFKC()])
+    changed = replace(loaded, processor=SimpleNamespace(backend_tokenizer=normalizing))
+    rng = np.random.default_rng(0)
+    for schema in ({"const": text}, {"enum": [f"{text}a", f"{text}b"]}):
+        jsonschema.validate(
+            json.loads(drawn_text(changed, grammar_of(changed, schema), rng)), schema
+        )
+
+
+def sentencepiece_tokenizer() -> tokenizers.Tokenizer:
+    """Blanks as \u2581 and a token for each byte, as those of Llama and Gemma."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{value:02X}>" for value in range(256))]
+    pieces += [*'\u2581abcdefghijklmnopqrstuvwxyz"{}[]:,0123456789<>/', "\u2581a", '":', '\u2581"']
+    merges = [("\u2581", "a"), ('"', ":"), ("\u2581", '"')]
+    vocab = {piece: i for i, piece in enumerate(pieces)}
+    model = models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True)
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return tokenizer
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_bytes_and_blanks_of_sentencepiece_are_read(load_tiny: Load, seed: int):
+    backend = sentencepiece_tokenizer()
+    loaded = replace(
+        load_tiny("qwen3_vl")[0],
+        processor=SimpleNamespace(backend_tokenizer=backend),
+        eos_token_ids=frozenset({2}),
+        vocabulary_size=backend.get_vocab_size(),
+    )
+    text = {"const": {"a ab": ["</s>\u00e9<s>", " a"]}}
+    schema = {"type": "array", "prefixItems": [text, {"type": "string"}], "minItems": 2}
+    rng = np.random.default_rng(seed)
+    jsonschema.validate(json.loads(drawn_text(loaded, grammar_of(loaded, schema), rng)), schema)
+
+
+def test_a_wrong_token_leaves_nothing_to_draw(load_tiny: Load):
+    loaded, _ = load_tiny("qwen3_vl")
+    matcher = grammar_of(loaded, {"type": "null"}).begin()
+    matcher.advance(loaded.backend.token_to_id("x"))
+    assert not matcher.allowed().any()
+    assert matcher.is_stuck
+
+
+def test_answers_of_one_grammar_are_apart(load_tiny: Load):
+    loaded, _ = load_tiny("qwen3_vl")
+    grammar = grammar_of(loaded, {"enum": ["a", "b"]})
+    first, second = grammar.begin(), grammar.begin()
+    first.advance(loaded.backend.token_to_id('"'))
+    assert (first.allowed() != second.allowed()).any()
+    assert (second.allowed() == grammar.begin().allowed()).all()
+
+
+def test_grammars_are_kept_by_schema_and_bounded(load_tiny: Load, monkeypatch: pytest.MonkeyPatch):
+    loaded, _ = load_tiny("qwen3_vl")
+    monkeypatch.setattr(grammar_module, "_MAX_GRAMMARS", 2)
+    grammars = Grammars(loaded, timeout_seconds=60.0)
+    one, two, three = '{"const": 1}', '{"const": 2}', '{"const": 3}'
+    kept = grammars.compile(one)
+    other = grammars.compile(two)
+    assert grammars.compile(one) is kept
+    grammars.compile(three)
+    assert grammars.compile(one) is kept
+    assert grammars.compile(two) is not other
+    assert len(grammars._grammars) == 2
+
+
+def test_a_model_without_an_end_refuses_json(load_tiny: Load):
+    loaded, _ = load_tiny("qwen3_vl")
+    grammars = Grammars(replace(loaded, eos_token_ids=frozenset()), timeout_seconds=60.0)
+    with pytest.raises(InvalidRequest) as caught:
+        grammars.compile("{}")
+    assert caught.value.param == "response_format"
+
+
+SCALARS = st.one_of(
+    st.just({"type": "null"}),
+    st.just({"type": "boolean"}),
+    st.tuples(st.integers(-999, 999), st.integers(0, 999)).map(
+        lambda bounds: {"type": "integer", "minimum": bounds[0], "maximum": sum(bounds)}
+    ),
+    st.tuples(st.integers(-50, 50), st.integers(1, 50)).map(
+        lambda bounds: {"type": "number", "minimum": bounds[0], "exclusiveMaximum": sum(bounds)}
+    ),
+    st.tuples(st.integers(0, 4), st.integers(0, 8)).map(
+        lambda lengths: {"type": "string", "minLength": lengths[0], "maxLength": sum(lengths)}
+    ),
+    st.sampled_from(["^[a-z]{2,5}$", "^\\d{3}-\\d{4}$", "^(é|☃|😀)+$", "^.?x.?$"]).map(
+        lambda pattern: {"type": "string", "pattern": pattern}
+    ),
+    st.sampled_from(["date", "uuid", "ipv4", "date-time"]).map(
+        lambda name: {"type": "string", "format": name}
+    ),
+    st.lists(st.text(max_size=6) | st.integers() | st.booleans(), min_size=1, max_size=4).map(
+        lambda values: {"enum": values}
+    ),
+    st.text(max_size=8).map(lambda value: {"const": value}),
+)
+
+
+def objects(schemas: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    names = st.text(min_size=1, max_size=5)
+    return st.dictionaries(names, st.tuples(schemas, st.booleans()), max_size=4).map(
+        lambda fields: {
+            "type": "object",
+            "properties": {name: schema for name, (schema, _) in fields.items()},
+            "required": [name for name, (_, is_required) in fields.items() if is_required],
+            "additionalProperties": False,
+        }
+    )
+
+
+def arrays(schemas: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.tuples(schemas, st.integers(0, 2), st.integers(0, 3)).map(
+        lambda made: {
+            "type": "array",
+            "items": made[0],
+            "minItems": made[1],
+            "maxItems": made[1] + made[2],
+        }
+    )
+
+
+SCHEMAS = st.recursive(
+    SCALARS,
+    lambda inner: (
+        objects(inner)
+        | arrays(inner)
+        | st.lists(inner, min_size=1, max_size=3).map(lambda any_of: {"anyOf": any_of})
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(schema=SCHEMAS, seed=st.integers(0, 2**32 - 1))
+def test_whatever_is_drawn_conforms(load_tiny: Load, schema: Any, seed: int):
+    loaded, _ = load_tiny("qwen3_vl")
+    text = drawn_text(loaded, grammar_of(loaded, schema), np.random.default_rng(seed))
+    jsonschema.validate(json.loads(text), schema)
