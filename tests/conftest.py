@@ -1,10 +1,19 @@
-"""Marks every test by the folder it lies in: tests/unit is `unit`, and so on."""
+"""Marks every test by the folder it lies in: tests/unit is `unit`, and so on.
+
+Properties are tried without a time limit: a machine with much else to do would break it.
+"""
 
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 FOLDERS = frozenset({"unit", "integration", "e2e", "soak", "bench"})
+
+hypothesis.settings.register_profile(
+    "no clock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("no clock")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -296,7 +296,7 @@ def test_hardly_anything_is_refused(data: bytes):
     kind=st.sampled_from(sorted(KINDS)),
     places=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=6),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_damaged_bytes_give_a_picture_or_a_refusal(kind: str, places: list[tuple[float, int]]):
     name, options = KINDS[kind]
     data = bytearray(encoded(noise(24, 18), name, **options).data)

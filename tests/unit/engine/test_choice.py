@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.unit.engine.fakes import EOS, SPECIAL, ByteDecoder
@@ -36,7 +36,6 @@ def expected(stops: tuple[str, ...], ids: list[int], max_tokens: int) -> tuple[s
     return whole, "length" if len(ids) >= max_tokens else "stop"
 
 
-@settings(deadline=None)
 @given(STOPS, TEXT_IDS | IDS, st.integers(1, 20))
 @example(("é€", "a é"), [*"a é€".encode()], 20)
 @example(("ab", "€"), [*"a€".encode()][:-1], 3)
@@ -49,14 +48,12 @@ def test_the_text_is_cut_at_the_first_stop_and_nothing_else_is_lost(
     assert choice.num_generated == len(pieces)
 
 
-@settings(deadline=None)
 @given(TEXT_IDS)
 def test_no_piece_holds_half_a_character(ids: list[int]):
     pieces, _ = answer((), ids, 1000)
     assert not [piece for piece in pieces if "\ufffd" in piece]
 
 
-@settings(deadline=None)
 @given(STOPS, TEXT_IDS)
 def test_text_that_can_begin_no_stop_is_told_at_once(stops: tuple[str, ...], ids: list[int]):
     """Held back is the longest end that some stop begins with, and no more."""

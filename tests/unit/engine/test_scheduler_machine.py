@@ -255,5 +255,5 @@ class Lives(RuleBasedStateMachine):
         assert self.scheduler.num_tracked == len(live | elsewhere) + released
 
 
-Lives.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+Lives.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
 TestLives = Lives.TestCase
