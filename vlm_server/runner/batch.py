@@ -8,7 +8,6 @@ finds what is allowed next, between launching the model and launching the draw.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 
 from vlm_server.ports import RowId, TokenScore
 from vlm_server.runner.prefill import Prefill
+from vlm_server.runner.rows import joined, kept
 from vlm_server.runner.sampler import RowSampler, choice_params, sample
 from vlm_server.runner.scores import Scores, score
 
@@ -56,12 +56,9 @@ class DecodeBatch:
         """
         rows = self._new_rows(request_id, prefill, logits.shape[-1])
         tokens, scores = _draw(mx.broadcast_to(logits, (len(rows), logits.shape[-1])), rows)
-        cache = [type(layer).merge([layer] * len(rows)) for layer in prefill.cache]
+        cache = joined(self._cache, len(self._rows), prefill.cache, len(rows))
         if self._tokens is not None:
-            extended = [copy.copy(layer) for layer in self._cache]
-            for layer, other in zip(extended, cache, strict=True):
-                layer.extend(other)
-            cache, tokens = extended, mx.concatenate([self._tokens, tokens])
+            tokens = mx.concatenate([self._tokens, tokens])
         mx.eval(tokens, [layer.state for layer in cache])
         self._cache, self._tokens = cache, tokens
         self._scores += scores
@@ -73,18 +70,15 @@ class DecodeBatch:
 
     def leave(self, rows: Collection[RowId]) -> None:
         """Drop rows, and what they were about to draw. Those that are not here are no error."""
-        kept = [i for i, row in enumerate(self._rows) if row.id not in rows]
-        if len(kept) == len(self._rows):
+        staying = [i for i, row in enumerate(self._rows) if row.id not in rows]
+        if len(staying) == len(self._rows):
             return
-        self._rows = [self._rows[i] for i in kept]
-        if not kept:
+        self._rows = [self._rows[i] for i in staying]
+        if self._tokens is None or not staying:
             self._cache, self._tokens, self._scores = [], None, []
             return
-        indices = mx.array(kept)
-        for layer in self._cache:
-            layer.filter(indices)
-        assert self._tokens is not None
-        self._tokens = self._tokens[indices]
+        self._cache = kept(self._cache, staying)
+        self._tokens = self._tokens[mx.array(staying)]
 
     def step(self) -> tuple[dict[RowId, int], dict[RowId, TokenScore]]:
         """Launch the next step for all rows; the tokens of the step before, by row.
@@ -159,5 +153,5 @@ def _draw(logits: mx.array, rows: list[_Row]) -> tuple[mx.array, list[Scores]]:
 
 def _counters(cache: list[Any]) -> list[mx.array]:
     """Small arrays that layers count in: left lazy, each would grow a graph of every step."""
-    found = (getattr(layer, "offset", None) for layer in cache)
+    found = (vars(layer).get("offset") for layer in cache)
     return [counter for counter in found if isinstance(counter, mx.array)]
