@@ -19,6 +19,7 @@ from vlm_server.runner.families import CHECKED
 from vlm_server.runner.patches import use_fast_patches
 from vlm_server.runner.positions import forget_positions
 from vlm_server.runner.processors import mend
+from vlm_server.runner.rotary import use_fast_rotary
 from vlm_server.runner.towers import use_fast_tower
 from vlm_server.settings import Model as ModelSettings
 
@@ -87,6 +88,8 @@ def load(settings: ModelSettings) -> LoadedModel:
     use_fast_patches(processor)
     _set_dtype(model, settings.dtype)
     use_fast_tower(model)
+    if mx.default_device().type == mx.DeviceType.gpu:
+        use_fast_rotary(model.language_model)
     mx.eval(model.parameters())
     tokenizer = getattr(processor, "tokenizer", processor)
     if not hasattr(tokenizer, "backend_tokenizer"):

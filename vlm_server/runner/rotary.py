@@ -1,0 +1,96 @@
+"""Rotary embedding of decode steps in one kernel each, for GPUs without Metal's fused one.
+
+A token of text has one position, whatever family: there M-RoPE is plain RoPE. mlx-vlm composes
+it of some 14 kernels a layer, and launching them is what a decode step of few rows waits for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_vlm.models.rope_utils import MRoPERotaryEmbedding, apply_multimodal_rotary_pos_emb
+
+
+def use_fast_rotary(language_model: Any) -> bool:
+    """Let all layers share one rotary embedding; False if the model's is not a known kind.
+
+    Decode steps then pass positions as (rows, 1).
+    """
+    attentions = [a for layer in language_model.layers if (a := getattr(layer, "self_attn", None))]
+    embeddings = [getattr(attention, "rotary_emb", None) for attention in attentions]
+    if not embeddings or not all(_is_known(embedding) for embedding in embeddings):
+        return False
+    shared = FastRotary(embeddings[0])
+    for attention in attentions:
+        attention.rotary_emb = shared
+    return True
+
+
+def has_fast_rotary(language_model: Any) -> bool:
+    """Whether decode steps may pass positions as (rows, 1)."""
+    return any(
+        isinstance(getattr(getattr(layer, "self_attn", None), "rotary_emb", None), FastRotary)
+        for layer in language_model.layers
+    )
+
+
+def _is_known(embedding: Any) -> bool:
+    return (
+        isinstance(embedding, MRoPERotaryEmbedding)
+        and embedding.pairing == "half_split"
+        and embedding.attention_scaling == 1.0
+        and not embedding.fused_apply
+    )
+
+
+class FastRotary(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not typed
+    """One model's M-RoPE: as it was for prompts, one kernel for a step's queries and keys."""
+
+    fused_apply = True
+    """Tells mlx-vlm's layers to call `apply_rotary`."""
+
+    def __init__(self, embedding: MRoPERotaryEmbedding) -> None:
+        super().__init__()
+        self._embedding = embedding
+        self._periods = 1.0 / embedding.inv_freq
+        self._positions: mx.array | None = None
+        self._turns: Any = None
+        """What all layers need of `_positions`: offsets (rows,), or cosines and sines."""
+
+    def apply_rotary(
+        self,
+        q: mx.array,
+        k: mx.array,
+        position_ids: mx.array,
+        *,
+        unsqueeze_dim: int = 1,
+        cast_output: bool = True,
+    ) -> tuple[mx.array, mx.array]:
+        """`q` and `k`, (rows, heads, tokens, head size), turned by their positions.
+
+        position_ids: (rows, 1) for one token of text a row, (3, rows, tokens) for all else.
+        """
+        is_step = position_ids.ndim == 2
+        if position_ids is not self._positions:
+            turns = position_ids[:, 0] if is_step else self._embedding(k, position_ids)
+            self._positions, self._turns = position_ids, turns
+        if is_step:
+            return self._turn(q), self._turn(k)
+        turned: tuple[mx.array, mx.array] = apply_multimodal_rotary_pos_emb(
+            q,
+            k,
+            *self._turns,
+            mrope_section=self._embedding.mrope_section,
+            unsqueeze_dim=unsqueeze_dim,
+            style=self._embedding.style,
+            cast_output=cast_output,
+        )
+        return turned
+
+    def _turn(self, x: mx.array) -> mx.array:
+        return mx.fast.rope(
+            x, self._embedding.dim, traditional=False, base=None, scale=1.0,
+            offset=self._turns, freqs=self._periods,
+        )  # fmt: skip
