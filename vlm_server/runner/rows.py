@@ -12,6 +12,7 @@ import copy
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx_vlm.models.cache import BatchKVCache, KVCache
 
 
@@ -77,7 +78,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         """(rows,) int32: each row's own length."""
         return self._idx - self.left_padding
 
-    def make_mask(self, N: int, **kwargs: Any) -> mx.array | None:  # noqa: N803
+    def make_mask(self, N: int, **kwargs: Any) -> mx.array | None:
         """None, which is cheaper, where every row's one new token may see the whole buffer."""
         if N == 1 and kwargs.get("window_size") is None and not any(self.paddings):
             return None
@@ -98,7 +99,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
 
     def filter(self, batch_indices: mx.array) -> None:
         """Keep the rows named, in that order, and no padding that all of them have."""
-        paddings = [self.paddings[row] for row in batch_indices.tolist()]  # type: ignore[union-attr]
+        paddings = np.array(self.paddings)[np.array(batch_indices)].tolist()
         surplus = min(paddings)
         self.keys = self.keys[batch_indices][..., surplus:, :]
         self.values = self.values[batch_indices][..., surplus:, :]
