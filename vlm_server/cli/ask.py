@@ -1,4 +1,4 @@
-"""`vlm-server ask`: one question about pictures, answered on the terminal.
+"""`vlm-server ask`: one question about pictures and videos, answered on the terminal.
 
 Knows when a running daemon will do and when one must be started; `client` and `own_daemon`
 do the rest.
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlm_server.cli import options
-from vlm_server.cli.client import Client, is_local
+from vlm_server.cli.client import Client, is_local, is_video
 from vlm_server.cli.failure import CommandFailed
 from vlm_server.cli.own_daemon import running_daemon
 from vlm_server.cli.serve import url_of
-from vlm_server.errors import InvalidImage
-from vlm_server.media import image_header
+from vlm_server.errors import InvalidImage, InvalidVideo
+from vlm_server.media import image_header, video_header
 from vlm_server.settings import Settings
 
 if TYPE_CHECKING:
@@ -30,10 +30,10 @@ def add_to(commands: Commands) -> None:
     """Add the command to the command line."""
     parser = commands.add_parser(
         "ask",
-        help="ask a question about pictures",
+        help="ask a question about pictures and videos",
         description="Asks the running daemon, or one started for this question alone.",
     )
-    parser.add_argument("images", metavar="IMAGE", nargs="+", type=Path)
+    parser.add_argument("files", metavar="FILE", nargs="+", type=Path)
     parser.add_argument("question")
     parser.add_argument("--url", help="daemon to ask, such as http://127.0.0.1:8000/v1")
     parser.add_argument(
@@ -47,11 +47,11 @@ def add_to(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the answer as it comes. Raises CommandFailed or ConfigError."""
     settings = options.load_settings(arguments)
-    for path in arguments.images:
-        check_picture(path, settings)
+    for path in arguments.files:
+        check_file(path, settings)
     with ready_client(arguments, settings) as client:
         model = client.models()[0]
-        for text in client.ask(model, arguments.images, arguments.question):
+        for text in client.ask(model, arguments.files, arguments.question):
             print(text, end="", flush=True)
     print()
     return 0
@@ -81,13 +81,17 @@ def ready_client(arguments: argparse.Namespace, settings: Settings) -> Iterator[
         yield client
 
 
-def check_picture(path: Path, settings: Settings) -> None:
+def check_file(path: Path, settings: Settings) -> None:
     """Raises CommandFailed for what the daemon would refuse, before one is started for it."""
     try:
-        image_header.read(path.read_bytes(), str(path), settings.limits.max_image_pixels)
+        data = path.read_bytes()
+        if is_video(path):
+            video_header.read(data, str(path))
+        else:
+            image_header.read(data, str(path), settings.limits.max_image_pixels)
     except OSError as error:
         raise CommandFailed(f"can't read {path}: {error.strerror}") from None
-    except InvalidImage as error:
+    except (InvalidImage, InvalidVideo) as error:
         raise CommandFailed(f"{path}: {error.message}") from None
 
 

@@ -75,10 +75,9 @@ class Client:
             raise CommandFailed(_message(response.content, response.status_code))
         return [str(model["id"]) for model in response.json()["data"]]
 
-    def ask(self, model: str, images: Sequence[Path], question: str) -> Iterator[str]:
+    def ask(self, model: str, files: Sequence[Path], question: str) -> Iterator[str]:
         """The answer, piece by piece. Raises CommandFailed with the daemon's own message."""
-        parts = [{"type": "image_url", "image_url": {"url": data_url(path)}} for path in images]
-        content = [*parts, {"type": "text", "text": question}]
+        content = [*map(part_of, files), {"type": "text", "text": question}]
         body = {
             "model": model,
             "messages": [{"role": "user", "content": content}],
@@ -108,6 +107,17 @@ class Client:
 def is_local(url: str) -> bool:
     """Whether `url` names this machine by a loopback address."""
     return is_loopback(urlsplit(url).hostname or "")
+
+
+def is_video(path: Path) -> bool:
+    """Whether the file's name is that of a video."""
+    return (mimetypes.guess_type(path.name)[0] or "").startswith("video/")
+
+
+def part_of(path: Path) -> dict[str, Any]:
+    """The picture or video in the file, as a part of a message."""
+    kind = "video_url" if is_video(path) else "image_url"
+    return {"type": kind, kind: {"url": data_url(path)}}
 
 
 def data_url(path: Path) -> str:

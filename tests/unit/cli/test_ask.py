@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from tests import clips
 from vlm_server.cli.ask import serves_wanted_model
 from vlm_server.cli.client import Client, data_url, is_local
 from vlm_server.cli.failure import CommandFailed
@@ -121,6 +122,26 @@ def test_several_pictures_come_before_the_question_in_order(
     urls = [part["image_url"]["url"] for part in pictures]
     assert urls == [data_url(picture), data_url(second)]
     assert question == {"type": "text", "text": "Which?"}
+
+
+def test_a_video_is_sent_as_one(url: str, script: Script, picture: Path) -> None:
+    video = picture.with_name("clip.mp4")
+    video.write_bytes(clips.encode(clips.noise(1, 3)))
+    assert main(["ask", str(video), str(picture), "Which way?", "--url", url]) == 0
+    first, second, _ = script.asked[0]["messages"][0]["content"]
+    assert first == {"type": "video_url", "video_url": {"url": data_url(video)}}
+    assert second["type"] == "image_url"
+    assert data_url(video).startswith("data:video/mp4;base64,")
+
+
+def test_a_video_that_is_cut_short_is_refused_before_it_is_sent(
+    url: str, script: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    video = tmp_path / "clip.mp4"
+    video.write_bytes(clips.encode(clips.noise(1, 3))[:-1])
+    assert main(["ask", str(video), "Which way?", "--url", url]) != 0
+    assert "ends before" in capsys.readouterr().err
+    assert script.asked == []
 
 
 def test_a_model_that_still_loads_is_waited_for(url: str, script: Script, picture: Path) -> None:

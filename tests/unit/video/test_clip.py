@@ -167,6 +167,21 @@ def test_a_header_that_lies_about_its_size_gets_no_memory() -> None:
     assert "pixels" in refusal(bytes(data), "GIF")
 
 
+@pytest.mark.parametrize("value", [0, 1, 0x7FFFFFFF, 0xFFFFFFFF])
+@pytest.mark.parametrize(
+    ("box", "offset"),
+    [(b"stts", 8), (b"stts", 12), (b"stsz", 4), (b"stsz", 8), (b"mdhd", 12), (b"mdhd", 16)],
+    ids=["frames", "frame time", "frame size", "sizes", "time unit", "duration"],
+)
+def test_headers_that_lie_are_refused_or_seen_through(box: bytes, offset: int, value: int) -> None:
+    data = bytearray(clips.encode(clips.noise(1, 6)))
+    struct.pack_into(">I", data, data.index(box) + 4 + offset, value)
+    started = time.monotonic()
+    with suppress(InvalidVideo):
+        assert decode(bytes(data)).frames.shape[1:] == (64, 96, 3)
+    assert time.monotonic() - started < 10, "the deadline should not be needed"
+
+
 @pytest.mark.parametrize("times", [[0, 500, 36_000_000], [0, 500, 700_000]])
 def test_too_long_a_video_is_refused(times: list[int]) -> None:
     data = clips.encode(clips.greys([9] * 3), "matroska", "mpeg4", times_ms=times)
