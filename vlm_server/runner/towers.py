@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx_vlm.models import qwen2_5_vl, qwen2_vl, qwen3_5, qwen3_5_moe, qwen3_vl, qwen3_vl_moe
+from mlx_vlm.models import glm4v, qwen2_5_vl, qwen2_vl, qwen3_5, qwen3_5_moe, qwen3_vl, qwen3_vl_moe
 from numpy.typing import NDArray
 
 from vlm_server.runner.vision_attention import (
@@ -71,7 +71,7 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         self.patch_embed = tower.patch_embed
         self.blocks = tower.blocks
         self.merger = tower.merger
-        self._merged = int(tower.spatial_merge_size)
+        self.spatial_merge_size = int(tower.spatial_merge_size)
 
     def __call__(
         self, pixel_values: mx.array, grid_thw: mx.array, output_hidden_states: bool | None = None
@@ -95,14 +95,14 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         )
 
     def _encode_one(self, pixel_values: mx.array, grid: Grid) -> TowerRows:
-        places = patch_places(grid.height, grid.width, self._merged)
+        places = patch_places(grid.height, grid.width, self.spatial_merge_size)
         x = self._embed(pixel_values, grid, places)
         rotary, segments = self._rotary(places), ((1, grid.frame_patches),)
         deepstack = []
         for number, block in enumerate(self.blocks):
             x = self._layer(block, x, rotary, segments)
             deepstack += self._deepstack(number, x)
-        return TowerRows(self.merger(_flat(x)), deepstack)
+        return TowerRows(self._merge(_flat(x)), deepstack)
 
     def _embed(self, pixel_values: mx.array, grid: Grid, places: NDArray[np.int32]) -> mx.array:
         """What enters the first layer: (frames, patches, hidden)."""
@@ -120,6 +120,11 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
     def _deepstack(self, layer: int, x: mx.array) -> list[mx.array]:
         """What the text's layers get of layer `layer`'s result `x`."""
         return []
+
+    def _merge(self, x: mx.array) -> mx.array:
+        """(patches, hidden) to (tokens, the text's hidden)."""
+        rows: mx.array = self.merger(x)
+        return rows
 
 
 class DeepstackTower(FrameTower):
@@ -161,7 +166,7 @@ class WindowTower(FrameTower):
 
     def _encode_one(self, pixel_values: mx.array, grid: Grid) -> TowerRows:
         """Tokens are sorted by window before the first layer, and back after the last."""
-        merged, unit = self._merged, self._merged**2
+        merged, unit = self.spatial_merge_size, self.spatial_merge_size**2
         layout = window_layout(grid.height // merged, grid.width // merged, self._window_side)
         order = (layout.order[:, None] * unit + np.arange(unit, dtype=np.int32)).reshape(-1)
         places = patch_places(grid.height, grid.width, merged)[order]
@@ -183,6 +188,33 @@ class WindowTower(FrameTower):
         silu = (gate / (1 + exp_on_cpu(-gate))).astype(gate.dtype)
         after: mx.array = x + mlp.down_proj(silu * mlp.up_proj(normed))
         return after
+
+
+class GlmTower(FrameTower):
+    """GLM-4V's tower: learned positions besides, and patches merged by a convolution.
+
+    mlx-vlm 0.7.10 cuts every call into three pieces, two of them empty for one picture.
+    """
+
+    def __init__(self, tower: Any) -> None:
+        super().__init__(tower)
+        self.embeddings = tower.embeddings
+        self.post_conv_layernorm = tower.post_conv_layernorm
+        self.post_layernorm = tower.post_layernorm
+        self.downsample = tower.downsample
+
+    def _embed(self, pixel_values: mx.array, grid: Grid, places: NDArray[np.int32]) -> mx.array:
+        x = self.post_conv_layernorm(self.patch_embed(pixel_values))
+        rows, columns = mx.array(np.tile(places, (grid.frames, 1)).T)
+        shape = mx.array([[grid.frames, grid.height, grid.width]])
+        embedded: mx.array = self.embeddings(x, [grid.patches], shape, rows, columns)
+        return embedded.reshape(grid.frames, grid.frame_patches, -1)
+
+    def _merge(self, x: mx.array) -> mx.array:
+        tokens = self.post_layernorm(x).reshape(
+            -1, self.spatial_merge_size, self.spatial_merge_size, x.shape[-1]
+        )
+        return super()._merge(_flat(self.downsample(tokens)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,4 +284,5 @@ _TOWERS: dict[type, type[FrameTower]] = {
     qwen3_vl_moe.VisionModel: DeepstackTower,
     qwen3_5.VisionModel: DeepstackTower,
     qwen3_5_moe.VisionModel: DeepstackTower,
+    glm4v.VisionModel: GlmTower,
 }
