@@ -257,10 +257,16 @@ def test_a_schemas_text_is_written_as_it_stands(load_tiny: Load, text: str):
         )
 
 
-def sentencepiece_tokenizer() -> tokenizers.Tokenizer:
+def sentencepiece_tokenizer(*more_pieces: str) -> tokenizers.Tokenizer:
     """Blanks as \u2581 and a token for each byte, as those of Llama and Gemma."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{value:02X}>" for value in range(256))]
-    pieces += [*'\u2581abcdefghijklmnopqrstuvwxyz"{}[]:,0123456789<>/', "\u2581a", '":', '\u2581"']
+    pieces += [
+        *'\u2581abcdefghijklmnopqrstuvwxyz"{}[]:,0123456789<>/',
+        "\u2581a",
+        '":',
+        '\u2581"',
+        *more_pieces,
+    ]
     merges = [("\u2581", "a"), ('"', ":"), ("\u2581", '"')]
     vocab = {piece: i for i, piece in enumerate(pieces)}
     model = models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True)
@@ -275,15 +281,26 @@ def sentencepiece_tokenizer() -> tokenizers.Tokenizer:
     return tokenizer
 
 
+def with_tokenizer(loaded: LoadedModel, backend: tokenizers.Tokenizer) -> LoadedModel:
+    return replace(
+        loaded,
+        processor=SimpleNamespace(backend_tokenizer=backend),
+        eos_token_ids=frozenset({backend.token_to_id("</s>")}),
+        vocabulary_size=backend.get_vocab_size(),
+    )
+
+
+def wordpiece_tokenizer() -> tokenizers.Tokenizer:
+    model = models.WordPiece(vocab={"[UNK]": 0, "a": 1, "</s>": 2}, unk_token="[UNK]")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_bytes_and_blanks_of_sentencepiece_are_read(load_tiny: Load, seed: int):
     backend = sentencepiece_tokenizer()
-    loaded = replace(
-        load_tiny("qwen3_vl")[0],
-        processor=SimpleNamespace(backend_tokenizer=backend),
-        eos_token_ids=frozenset({2}),
-        vocabulary_size=backend.get_vocab_size(),
-    )
+    loaded = with_tokenizer(load_tiny("qwen3_vl")[0], backend)
     text = {"const": {"a ab": ["</s>\u00e9<s>", " a"]}}
     schema = {"type": "array", "prefixItems": [text, {"type": "string"}], "minItems": 2}
     rng = np.random.default_rng(seed)
@@ -321,9 +338,19 @@ def test_grammars_are_kept_by_schema_and_bounded(load_tiny: Load, monkeypatch: p
     assert len(grammars._grammars) == 2
 
 
-def test_a_model_without_an_end_refuses_json(load_tiny: Load):
-    loaded, _ = load_tiny("qwen3_vl")
-    grammars = Grammars(replace(loaded, eos_token_ids=frozenset()), timeout_seconds=60.0)
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda loaded: replace(loaded, eos_token_ids=frozenset()),
+        lambda loaded: with_tokenizer(loaded, sentencepiece_tokenizer("<0xZZ>")),
+        lambda loaded: with_tokenizer(loaded, wordpiece_tokenizer()),
+    ],
+    ids=["no end", "a byte that is none", "neither bytes nor characters"],
+)
+def test_a_model_that_can_not_be_held_to_json_refuses_it(
+    load_tiny: Load, change: Callable[[LoadedModel], LoadedModel]
+):
+    grammars = Grammars(change(load_tiny("qwen3_vl")[0]), timeout_seconds=60.0)
     with pytest.raises(InvalidRequest) as caught:
         grammars.compile("{}")
     assert caught.value.param == "response_format"

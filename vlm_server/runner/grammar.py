@@ -109,7 +109,7 @@ class AnswerMatcher:
 def _tokenizer(loaded: LoadedModel) -> LLTokenizer | None:
     """The model's vocabulary as llguidance takes it, whether it or the logits are wider.
 
-    None if it can't be read, or has no end.
+    None if it can't be read, or has no end: such a model is served without JSON.
     """
     num_tokens = max(loaded.backend.get_vocab().values()) + 1
     drawable = range(min(num_tokens, loaded.vocabulary_size))
@@ -119,7 +119,10 @@ def _tokenizer(loaded: LoadedModel) -> LLTokenizer | None:
             n_vocab=max(num_tokens, loaded.vocabulary_size),
             eos_token=[token_id for token_id in drawable if token_id in loaded.eos_token_ids],
         )
-    except ValueError as error:
+    except BaseException as error:
+        is_panic = type(error).__name__ == "PanicException"  # Rust's, which is no Exception
+        if not (is_panic or isinstance(error, Exception)):
+            raise
         logger.warning("answers can't be held to JSON: %s", error)
         return None
 

@@ -9,6 +9,7 @@ what is wrong with it. Knows llguidance; knows no tokenizer's ids, no mlx.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import resource
@@ -21,8 +22,11 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
+logger = logging.getLogger(__name__)
+
 _MAX_REASON_CHARS = 200
 _TRIAL_BYTES = 2 << 30
+_NICENESS = 5  # the answers that are running come first
 _OPTIONS: JsonCompileOptions = {
     "whitespace_flexible": False,  # a model that may write blanks can do so for ever
     "whitespace_pattern": None,
@@ -68,6 +72,8 @@ def try_schema(schema: str, seconds: float) -> None:
     except subprocess.TimeoutExpired:
         raise SchemaError(f"it takes more than {seconds:g} seconds") from None
     if trial.returncode:
+        last_words = trial.stderr[-500:].decode(errors="replace")
+        logger.warning("a schema's trial ended with status %d: %s", trial.returncode, last_words)
         raise SchemaError("it takes too much memory, or is nested too deeply")
     if trial.stdout:
         raise SchemaError(trial.stdout.decode())
@@ -93,6 +99,7 @@ class _Bytes:
 
 def _trial() -> None:
     """Ends with an error, or by a signal, if the schema asks for too much."""
+    os.nice(_NICENESS)
     with contextlib.suppress(OSError, ValueError):  # macOS knows no limit of memory
         resource.setrlimit(resource.RLIMIT_AS, (_TRIAL_BYTES, _TRIAL_BYTES))
     seconds = int(float(sys.argv[1])) + 1
