@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.tiny_models import FAMILIES, build
-from vlm_server.runner.families import CHECKED
+from vlm_server.runner.families import CHECKED, WITH_VIDEO
 from vlm_server.runner.loading import load
 from vlm_server.settings import Model
 
@@ -22,6 +22,7 @@ TABLE = Path(__file__).parents[2] / "docs" / "families.md"
 def test_the_table_is_what_is_checked():
     checked = TABLE.read_text().partition("## Others")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", checked, re.MULTILINE)) == CHECKED
+    assert set(re.findall(r"^\| `(\w+)` .* whole \|", checked, re.MULTILINE)) == WITH_VIDEO
     assert set(FAMILIES) == CHECKED
 
 

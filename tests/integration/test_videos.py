@@ -19,6 +19,7 @@ from tests.integration.harness import Engine, NewEngine, Part, ask, video_of
 from tests.tiny_models.pictures import picture
 from vlm_server.protocol import Failed, SamplingParams, Video
 from vlm_server.runner import processing
+from vlm_server.runner.families import WITH_VIDEO
 from vlm_server.runner.loading import LoadedModel
 from vlm_server.runner.positions import prompt_positions
 from vlm_server.runner.preparer import MultimodalPreparer
@@ -27,7 +28,7 @@ from vlm_server.video import clip
 
 Served = tuple[LoadedModel, MultimodalPreparer]
 
-NATIVE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
+NATIVE = tuple(sorted(WITH_VIDEO))
 BY_FRAMES = ("gemma3", "smolvlm")
 
 SEVEN = video_of(clips.encode(clips.noise(1, 7), fps=2))

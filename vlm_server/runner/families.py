@@ -21,3 +21,9 @@ CHECKED = frozenset(
     }
 )
 """The `model_type`s whose tiny checkpoints pass tests/integration/test_families.py."""
+
+WITH_VIDEO = frozenset(
+    {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
+)
+"""Those that take a video whole: their towers see each group of frames alone, and their
+processors need no torch. The others are shown its frames as pictures."""

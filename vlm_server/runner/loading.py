@@ -15,7 +15,7 @@ from mlx_vlm.utils import get_model_type
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.runner.checkpoint import check_files, check_shards, read_json, reason_of
-from vlm_server.runner.families import CHECKED
+from vlm_server.runner.families import CHECKED, WITH_VIDEO
 from vlm_server.runner.patches import use_fast_patches
 from vlm_server.runner.positions import forget_positions
 from vlm_server.runner.processors import mend
@@ -27,11 +27,6 @@ logger = logging.getLogger(__name__)
 
 _RUNS_CODE = frozenset({"got", "inkling", "moondream2"})
 """Families whose processors in mlx-vlm trust the checkpoint's code, whatever the caller says."""
-_WITH_VIDEO = frozenset(
-    {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
-)
-"""Families that take a video whole: their towers see each group of frames alone, and their
-processors need no torch."""
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
 
@@ -152,7 +147,7 @@ def _image_token_id(model: Any, config: dict[str, Any]) -> int:
 
 
 def _video_token_id(model: Any, config: dict[str, Any]) -> int | None:
-    if config["model_type"] not in _WITH_VIDEO:
+    if config["model_type"] not in WITH_VIDEO:
         return None
     return _named(model, config, "video_token_index", "video_token_id")
 
