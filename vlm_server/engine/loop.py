@@ -24,6 +24,7 @@ from vlm_server.ports import (
     PreparedPrompt,
     Preparer,
     Runner,
+    SchedulerOutput,
     StepResult,
 )
 from vlm_server.protocol import Abort, Drain, Event, Stats, Submit
@@ -109,9 +110,11 @@ class EngineLoop:
             self._encoder_thread.submit(self._encode, work)
         plan = self._scheduler.schedule()
         if not plan.is_empty:
+            started = time.perf_counter()
             result = self._runner.execute(plan)
             self._send_all(self._scheduler.update(plan, result))
             self._count_failures(result)
+            _log_step(plan, time.perf_counter() - started)
         if time.monotonic() >= self._stats_due:
             self._send_stats()
 
@@ -160,6 +163,7 @@ class EngineLoop:
     def _prepare(self, submit: Submit) -> None:
         """On a preparer thread: whatever happens, exactly one outcome is posted."""
         outcome: PreparedPrompt | RequestError
+        started = time.perf_counter()
         try:
             outcome = self._preparer.prepare(submit)
         except RequestError as error:
@@ -167,11 +171,14 @@ class EngineLoop:
         except Exception:
             logger.exception("preparing a request failed")
             outcome = InternalError("the request could not be prepared")
+        milliseconds = 1000 * (time.perf_counter() - started)
+        logger.debug("prepared %s in %.1f ms", submit.request_id, milliseconds)
         self._inbox.put(_Prepared(submit.request_id, outcome))
 
     def _encode(self, work: EncodeWork) -> None:
         """On the encoder's thread: whatever happens, exactly one outcome is posted."""
         outcome: EncodedImage | RequestError
+        started = time.perf_counter()
         try:
             outcome = self._encoder.encode(work.prompt, work.image_index)
         except RequestError as error:
@@ -179,6 +186,8 @@ class EngineLoop:
         except Exception:
             logger.exception("encoding a picture failed")
             outcome = InternalError("the model failed while encoding a picture")
+        milliseconds = 1000 * (time.perf_counter() - started)
+        logger.debug("encoded %d of %s in %.1f ms", work.image_index, work.request_id, milliseconds)
         self._inbox.put(_Encoded(work.request_id, outcome))
 
     def _send_all(self, events: list[Event]) -> None:
@@ -205,3 +214,14 @@ class EngineLoop:
             peak_bytes=reading.peak_bytes,
             generated_tokens=scheduler.num_generated_tokens,
         )
+
+
+def _log_step(plan: SchedulerOutput, seconds: float) -> None:
+    chunk = plan.prefill
+    logger.debug(
+        "step of %.1f ms: %d rows, %d tokens of %s",
+        1000 * seconds,
+        len(plan.decode),
+        chunk.end - chunk.start if chunk else 0,
+        chunk.request_id if chunk else "no prompt",
+    )
