@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -16,13 +18,15 @@ from PIL import Image as PillowImage
 
 from tests import clips
 from tests.integration.harness import Engine, NewEngine, Part, ask, video_of
+from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
 from vlm_server.protocol import Failed, SamplingParams, Video
 from vlm_server.runner import processing
 from vlm_server.runner.families import WITH_VIDEO
-from vlm_server.runner.loading import LoadedModel
+from vlm_server.runner.loading import LoadedModel, load
 from vlm_server.runner.positions import prompt_positions
 from vlm_server.runner.preparer import MultimodalPreparer
+from vlm_server.settings import Model
 from vlm_server.settings import Video as Limits
 from vlm_server.video import clip
 
@@ -262,3 +266,13 @@ def test_frames_are_pictures_after_their_times(by_frames: Served):
 def test_no_more_than_sixteen_frames_are_pictures(by_frames: Served):
     long = video_of(clips.encode(clips.noise(5, 30), fps=2))
     assert len({span.mm_hash for span in by_frames[1].prepare(ask("a", long)).images}) == 16
+
+
+def test_a_template_that_knows_no_videos_is_shown_frames(tiny_model: TinyModel, tmp_path: Path):
+    folder = shutil.copytree(tiny_model("qwen2_vl"), tmp_path / "model")
+    template = folder / "chat_template.jinja"
+    template.write_text(template.read_text().replace("<|video_pad|>", "").replace("video", "clip"))
+    loaded = load(Model(path=str(folder)))
+    prepared = MultimodalPreparer(loaded).prepare(ask("a", SEVEN, "what?"))
+    assert len(prepared.images) == len(shown(SEVEN).frames)
+    assert loaded.video_token_id not in prepared.token_ids
