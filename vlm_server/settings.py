@@ -135,7 +135,7 @@ class Scheduler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_num_seqs: Annotated[int, Meta(ge=1, description="Most rows decoded together.")] = 16
     prefill_chunk_tokens: Annotated[
         int, Meta(ge=1, description="Most prompt tokens prefilled in one step.")
-    ] = 512
+    ] = 2048
     max_step_seconds: Annotated[
         float,
         Meta(

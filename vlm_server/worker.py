@@ -17,6 +17,7 @@ import time
 from queue import SimpleQueue
 from typing import NoReturn
 
+import msgspec
 import numpy as np
 from PIL import Image as PillowImage
 
@@ -53,6 +54,9 @@ from vlm_server.runner.speed import warn_of_slow_products
 
 logger = logging.getLogger(__name__)
 
+_SWITCH_SECONDS = 0.0005
+"""How long a thread that prepares a picture may keep the decode loop from the interpreter."""
+
 
 def main() -> NoReturn:
     """Serve the front at the socket whose number is the first argument, until it ends."""
@@ -61,6 +65,8 @@ def main() -> NoReturn:
     logging.basicConfig(
         level=start.log.level.upper(), format="%(asctime)s engine %(levelname)s %(message)s"
     )
+    logging.getLogger("PIL").setLevel(logging.INFO)
+    sys.setswitchinterval(_SWITCH_SECONDS)
     try:
         loop = start_engine(start, channel)
     except Exception as error:  # a checkpoint can be wrong in more ways than are known
@@ -81,9 +87,9 @@ def start_engine(start: Start, channel: Channel) -> EngineLoop:
     channel.send(Loading("loading the weights", 0.1))
     loaded = load(start.model)
     loop = build_loop(start, loaded, channel)
-    for number, (stage, submit) in enumerate(_warm_up_requests()):
-        channel.send(Loading(stage, 0.5 + 0.2 * number))
-        _warm_up(loop, submit)
+    for number, (stage, submits) in enumerate(_warm_up_stages().items()):
+        channel.send(Loading(f"warming up on {stage}", 0.5 + 0.15 * number))
+        _warm_up(loop, stage, submits)
     loop.send = channel.send
     warn_of_slow_products()
     channel.send(Ready(loaded.model_type, device_name(), loaded.context_tokens))
@@ -185,36 +191,33 @@ class Channel:
             os._exit(1)
 
 
-def _warm_up(loop: EngineLoop, submit: Submit) -> None:
-    """Run one request, whose kernels are compiled on the way. Raises ModelLoadError."""
+def _warm_up(loop: EngineLoop, stage: str, submits: list[Submit]) -> None:
+    """Run requests at once, whose kernels are compiled on the way. Raises ModelLoadError."""
     events: list[Event] = []
     loop.send = events.append
     started = time.monotonic()
-    loop.post(submit)
+    for submit in submits:
+        loop.post(submit)
     loop.run_until_idle()
-    logger.info("warm-up %s: %.1f s", submit.request_id, time.monotonic() - started)
+    logger.info("warming up on %s: %.1f s", stage, time.monotonic() - started)
     if failed := next((event for event in events if isinstance(event, Failed)), None):
-        raise ModelLoadError(f"the model can't answer {submit.request_id}: {failed.message}")
+        raise ModelLoadError(f"the model can't answer {failed.request_id}: {failed.message}")
 
 
-def _warm_up_requests() -> list[tuple[str, Submit]]:
-    """A text prompt, and one with a picture of noise."""
+def _warm_up_stages() -> dict[str, list[Submit]]:
+    """A text prompt, one with a picture of noise, and both as rows of one batch."""
     sampling = SamplingParams(max_tokens=4, temperature=0.0)
     pixels = np.random.default_rng(0).integers(0, 255, (448, 448, 3), dtype=np.uint8)
     encoded = io.BytesIO()
     PillowImage.fromarray(pixels).save(encoded, "PNG")
     image = Image(encoded.getvalue(), "warm-up", "PNG", 448, 448, "warm-up")
-    text = TextPart("What is this?")
-    return [
-        (
-            "warming up on text",
-            Submit("a text prompt", (Message("user", (text,)),), (), sampling),
-        ),
-        (
-            "warming up on a picture",
-            Submit("a picture", (Message("user", (ImagePart(0), text)),), (image,), sampling),
-        ),
-    ]
+    question = TextPart("What is this?")
+    text = Submit("a text prompt", (Message("user", (question,)),), (), sampling)
+    shown = Message("user", (ImagePart(0), question))
+    picture = Submit("a prompt with a picture", (shown,), (image,), sampling)
+    longer = msgspec.structs.replace(sampling, max_tokens=64)
+    beside = msgspec.structs.replace(text, sampling=longer)
+    return {"text": [text], "a picture": [picture], "both": [beside, picture]}
 
 
 if __name__ == "__main__":

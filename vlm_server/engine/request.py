@@ -52,11 +52,13 @@ class Request:
         return self.is_known_to_runner or len(self.encoded) == len(self.prompt.images)
 
     @property
-    def pictures_left(self) -> Waiting:
-        """What it wants of the encoder."""
+    def work_left(self) -> Waiting:
+        """What it wants of the device before it decodes: tokens to encode and to prefill."""
         assert self.prompt is not None
-        left = len(self.prompt.images) - len(self.encoded)
-        return Waiting(self.request_id, left, is_begun=bool(self.encoded))
+        left = self.prompt.num_tokens - self.num_prefilled
+        if not self.is_known_to_runner:
+            left += sum(span.end - span.start for span in self.prompt.images[len(self.encoded) :])
+        return Waiting(self.request_id, left, bool(self.encoded) or self.is_known_to_runner)
 
     @property
     def tokens_left(self) -> Waiting:

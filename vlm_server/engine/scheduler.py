@@ -80,7 +80,7 @@ class Scheduler:
         self._pace = PrefillPace(config.max_step_seconds, config.prefill_chunk_tokens)
         self._requests: dict[str, Request] = {}
         self._prefill_turns = Turns()
-        self._encoder_turns = Turns()
+        self._media_turns = Turns()
         self._with_preparer: set[str] = set()
         self._with_tokenizer: set[str] = set()
         self._with_decoder: set[str] = set()
@@ -175,12 +175,16 @@ class Scheduler:
             yield request.submit
 
     def start_encoding(self) -> EncodeWork | None:
-        """The picture that the encoder should take now."""
+        """The picture that the encoder should take now.
+
+        None also if it is a prompt's turn: pictures are encoded and their prompts prefilled one
+        after the other, since a device that does both at once is late with both.
+        """
         if self._with_encoder:
             return None
-        waiting = [r.pictures_left for r in self._requests.values() if r.needs_encoding]
-        request_id = self._encoder_turns.next(waiting)
-        if request_id is None:
+        waiting = [r.work_left for r in self._requests.values() if self._can_go_on(r)]
+        request_id = self._media_turns.next(waiting)
+        if request_id is None or not self._requests[request_id].needs_encoding:
             return None
         request = self._requests[request_id]
         assert request.prompt is not None
@@ -191,7 +195,7 @@ class Scheduler:
         """The next step. Empty if there is nothing that the runner could do."""
         decoding = tuple(row for r in self._in_state(State.DECODE) for row in r.rows)
         released, self._released = tuple(self._released), []
-        request = self._next_to_prefill(len(decoding))
+        request = self._next_to_prefill()
         if request is None:
             return SchedulerOutput(released=released, decode=decoding)
         assert request.prompt is not None
@@ -243,7 +247,7 @@ class Scheduler:
     def has_runner_work(self) -> bool:
         """Whether `schedule` has something for the runner."""
         return bool(self._released) or any(
-            request.state is State.DECODE or request.can_prefill
+            request.state is State.DECODE or self._may_prefill(request)
             for request in self._requests.values()
         )
 
@@ -264,18 +268,35 @@ class Scheduler:
     def _in_state(self, state: State) -> Iterator[Request]:
         return (request for request in self._requests.values() if request.state is state)
 
-    def _next_to_prefill(self, num_rows: int) -> Request | None:
+    def _can_go_on(self, request: Request) -> bool:
+        """Whether the encoder, or the next step, can do something for a request with media."""
+        if not request.has_media:
+            return False
+        has_room = request.is_known_to_runner or len(request.choices) <= self._num_free_rows
+        return request.needs_encoding or (request.can_prefill and has_room)
+
+    def _may_prefill(self, request: Request) -> bool:
+        """Whether the next step may take a chunk of it: none with media beside an encode."""
+        return request.can_prefill and not (request.has_media and self._with_encoder)
+
+    @property
+    def _num_free_rows(self) -> int:
+        """Rows that nobody has and no begun prompt is to get."""
+        taken = sum(len(r.rows) for r in self._requests.values() if r.is_known_to_runner)
+        return self._config.max_num_seqs - taken
+
+    def _next_to_prefill(self) -> Request | None:
         """Two prompts at most hold a KV cache while they wait for rows, and each gets them."""
-        waiting = [r.tokens_left for r in self._requests.values() if r.can_prefill]
-        request_id = self._prefill_turns.next(waiting, self._config.max_num_seqs - num_rows)
+        waiting = [r.tokens_left for r in self._requests.values() if self._may_prefill(r)]
+        room = self._num_free_rows + sum(one.num_rows for one in waiting if one.is_begun)
+        request_id = self._prefill_turns.next(waiting, room)
         return None if request_id is None else self._requests[request_id]
 
     def _next_chunk(
         self, request: Request, prompt: PreparedPrompt, *, others_wait: bool
     ) -> PrefillWork:
         start = request.num_prefilled
-        chunk_tokens = self._pace.chunk_tokens(others_wait=others_wait)
-        end = min(start + chunk_tokens, prompt.num_tokens)
+        end = start + self._pace.chunk_tokens(prompt.num_tokens - start, others_wait=others_wait)
         return PrefillWork(request.request_id, start, end, is_last=end == prompt.num_tokens)
 
     def _advance(self, plan: SchedulerOutput, result: StepResult) -> None:

@@ -238,12 +238,67 @@ def test_a_prompt_that_was_begun_keeps_its_row():
         assert RowId("short") not in runner.rows
 
 
+def encodes_and_chunks(planner: Scheduler, runner: FakeRunner) -> list[tuple[str, str]]:
+    """All that is done before anyone decodes, in order: ("encode" or "chunk", request)."""
+    course: list[tuple[str, str]] = []
+    while (encoded := encode_all(planner)) or planner.has_runner_work:
+        course += [("encode", work.request_id) for work in encoded]
+        plan = planner.schedule()
+        if plan.prefill:
+            course.append(("chunk", plan.prefill.request_id))
+        planner.update(plan, runner.execute(plan))
+    return course
+
+
 def test_a_request_with_few_pictures_goes_between_those_of_one_with_many():
-    planner = scheduler(max_preparing=3)
+    planner = scheduler(max_preparing=3, prefill_chunk_tokens=64)
     add(planner, "many", images=5)
     add(planner, "one", "two", images=1)
-    order = [work.request_id for work in encode_all(planner)]
-    assert order == ["many", "one", "many", "two", "many", "many", "many"]
+    course = encodes_and_chunks(planner, runner_for(planner))
+    done = [name for what, name in course if what == "chunk"]
+    assert done == ["one", "two", "many"]
+    encoded = [name for what, name in course if what == "encode"]
+    assert encoded == ["many", "one", "many", "many", "two", "many", "many"]
+
+
+def test_of_equals_the_first_is_prefilled_before_the_next_is_encoded():
+    planner = scheduler(max_preparing=3, prefill_chunk_tokens=64)
+    add(planner, "a", "b", "c", images=1)
+    course = encodes_and_chunks(planner, runner_for(planner))
+    assert course == [(what, name) for name in "abc" for what in ("encode", "chunk")]
+
+
+def test_beside_an_encode_texts_are_prefilled_and_prompts_with_pictures_wait():
+    planner = scheduler(max_preparing=3)
+    runner = runner_for(planner)
+    add(planner, "a", images=1)
+    encode_all(planner)
+    add(planner, "many", images=3)
+    beat(planner, runner)
+    while (work := planner.start_encoding()) is None:
+        planner.update(plan := planner.schedule(), runner.execute(plan))
+    assert work.request_id == "many"
+    add(planner, "b", images=0)
+    prefilled = set()
+    while planner.has_runner_work:
+        plan = planner.schedule()
+        assert not plan.is_empty
+        prefilled |= {plan.prefill.request_id} if plan.prefill else set()
+        planner.update(plan, runner.execute(plan))
+    assert prefilled <= {"a", "b"}
+    assert "b" in prefilled
+    planner.encoded(work.request_id, FakeEncoder().encode(work.prompt, work.image_index))
+    assert terminals(run(planner, runner)) == ["many"]
+
+
+def test_the_encoder_goes_on_while_a_prompt_waits_for_a_row():
+    planner = scheduler(max_num_seqs=1, max_preparing=3, context_tokens=1000)
+    runner = runner_for(planner)
+    add(planner, "row", max_tokens=500, ignore_eos=True)
+    while not runner.rows:
+        beat(planner, runner)
+    add(planner, "a", "b", images=1)
+    assert [work.request_id for work in encode_all(planner)] == ["a", "b"]
 
 
 def test_videos_take_one_preparer_and_leave_the_others_to_others():
@@ -570,7 +625,7 @@ def test_chunks_shrink_to_the_time_of_a_step_while_others_wait():
         assert plan.prefill
         sizes.append(plan.prefill.end - plan.prefill.start)
         planner.update(plan, runner.execute(plan))
-    assert sizes == [16, 16, 16, 16]
+    assert sizes == [32, 16, 16]  # 128 milliseconds are too much, and 64 are not
 
 
 @pytest.mark.parametrize("images", [0, 1])

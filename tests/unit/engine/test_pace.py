@@ -1,0 +1,93 @@
+"""Chunks fit a step's time, whatever the device's costs are, and have few sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from vlm_server.engine.pace import PrefillPace
+
+Device = Callable[[int], float]
+
+
+def sizes(device: Device, count: int = 12, budget: float = 0.05, largest: int = 2048) -> list[int]:
+    """The chunks of a prompt without end on a device that takes `device(tokens)` seconds."""
+    pace = PrefillPace(budget, largest)
+    made = []
+    for _ in range(count):
+        made.append(pace.chunk_tokens(10**6, others_wait=True))
+        pace.note(made[-1], device(made[-1]))
+    return made
+
+
+def test_grows_to_what_fits():
+    assert sizes(lambda tokens: 0.012 + tokens * 1e-5)[-1] == 2048
+    assert sizes(lambda tokens: 0.012 + tokens * 3e-5)[-1] == 1024
+
+
+def test_shrinks_to_what_fits():
+    assert sizes(lambda tokens: tokens * 1e-3)[-1] == 32
+    assert sizes(lambda tokens: tokens * 1e-1)[-1] == 16
+
+
+def test_does_not_shrink_where_that_saves_nothing():
+    """Beside an encode a chunk may take as long as the encode, however small it is."""
+    assert min(sizes(lambda tokens: 0.08 + tokens * 1e-5)) >= 64
+
+
+def test_one_slow_chunk_changes_nothing():
+    """The first of a size may wait for a kernel to be compiled."""
+    seen: set[int] = set()
+
+    def compiles(tokens: int) -> float:
+        slow = 0.5 if tokens not in seen else 0.0
+        seen.add(tokens)
+        return slow + 0.012 + tokens * 1e-5
+
+    assert sizes(compiles, 20)[-1] == 2048
+
+
+def test_tries_again_what_was_slow_long_ago():
+    """So that a busy moment does not make chunks small for ever."""
+    pace = PrefillPace(0.05, 2048)
+    for _ in range(5):
+        pace.note(32, 9.0)
+    for _ in range(30):
+        size = pace.chunk_tokens(10**6, others_wait=True)
+        pace.note(size, 0.025 + size * 1e-5)
+    assert size == 2048
+
+
+def test_follows_a_device_that_becomes_slower():
+    pace = PrefillPace(0.05, 2048)
+    for _ in range(8):
+        pace.note(1024, 0.02)
+    for _ in range(12):
+        size = pace.chunk_tokens(10**6, others_wait=True)
+        pace.note(size, size * 1.5e-4)
+    assert pace.chunk_tokens(10**6, others_wait=True) == 256
+
+
+def test_sizes_are_powers_of_two():
+    assert all(size & (size - 1) == 0 for size in sizes(lambda tokens: tokens * 1.3e-4))
+
+
+@pytest.mark.parametrize("largest", [1, 3, 16, 100])
+def test_never_exceeds_the_largest(largest: int):
+    assert set(sizes(lambda _: 1e-6, largest=largest)) <= set(range(1, largest + 1))
+
+
+def test_takes_a_small_rest_along():
+    pace = PrefillPace(0.05, 2048)
+    for _ in range(5):
+        pace.note(1024, 0.04)
+    assert pace.chunk_tokens(1200, others_wait=True) == 1200
+    assert pace.chunk_tokens(1400, others_wait=True) == 1024
+    assert pace.chunk_tokens(5, others_wait=True) == 5
+
+
+def test_takes_the_largest_while_nobody_waits():
+    pace = PrefillPace(0.05, 2048)
+    pace.note(16, 9.0)
+    assert pace.chunk_tokens(10**6, others_wait=False) == 2048
