@@ -21,8 +21,9 @@ import msgspec
 import numpy as np
 from PIL import Image as PillowImage
 
+from vlm_server.engine.limits import SchedulerConfig
 from vlm_server.engine.loop import EngineLoop, Inbox
-from vlm_server.engine.scheduler import Scheduler, SchedulerConfig
+from vlm_server.engine.scheduler import Scheduler
 from vlm_server.errors import ModelLoadError
 from vlm_server.protocol import (
     FRAME_HEADER,

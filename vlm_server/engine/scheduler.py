@@ -11,21 +11,15 @@ The heart of the engine is three beats:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-
-import msgspec
 
 from vlm_server.engine.detokenizer import Decoder
+from vlm_server.engine.limits import SchedulerConfig
 from vlm_server.engine.pace import PrefillPace
+from vlm_server.engine.preparations import Preparations
 from vlm_server.engine.request import Request
 from vlm_server.engine.states import State
 from vlm_server.engine.turns import Turns
-from vlm_server.errors import (
-    ContextLengthExceeded,
-    EngineUnavailable,
-    InvalidRequest,
-    RequestError,
-)
+from vlm_server.errors import ContextLengthExceeded, EngineUnavailable, RequestError
 from vlm_server.ports import (
     EncodedImage,
     EncodeWork,
@@ -43,27 +37,11 @@ from vlm_server.protocol import (
     Event,
     Failed,
     Finished,
-    SamplingParams,
     Submit,
     TokenLogprob,
     Tokens,
     TokenText,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """The limits of one model on one machine; see the `scheduler` section of the settings."""
-
-    max_num_seqs: int
-    prefill_chunk_tokens: int
-    max_step_seconds: float
-    max_preparing: int
-    context_tokens: int
-    vocabulary_size: int
-    eos_token_ids: frozenset[int]
-    default_temperature: float
-    default_top_p: float
 
 
 class Scheduler:
@@ -81,9 +59,7 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._prefill_turns = Turns()
         self._media_turns = Turns()
-        self._with_preparer: set[str] = set()
-        self._with_tokenizer: set[str] = set()
-        self._with_decoder: set[str] = set()
+        self._preparations = Preparations(config.max_preparing, config.max_num_seqs)
         self._with_encoder: set[str] = set()
         self._released: list[RowId] = []
         self.is_draining = False
@@ -93,9 +69,12 @@ class Scheduler:
 
     def add(self, submit: Submit) -> list[Event]:
         """Take a request in. Answers `Accepted`, or `Failed` while draining or for its fault."""
-        if refusal := self._refusal(submit.sampling):
+        refusal = self._config.refusal(submit.sampling)
+        if self.is_draining:
+            refusal = EngineUnavailable("the server is shutting down")
+        if refusal:
             return [_failed(submit.request_id, refusal)]
-        request = Request(submit, self._with_defaults(submit.sampling), self._decoder)
+        request = Request(submit, self._config.with_defaults(submit.sampling), self._decoder)
         self._requests[submit.request_id] = request
         return [Accepted(submit.request_id)]
 
@@ -110,18 +89,18 @@ class Scheduler:
 
     def prepared(self, request_id: str, outcome: PreparedPrompt | RequestError) -> list[Event]:
         """A preparer is done with a request, which may have been aborted meanwhile."""
-        self._with_preparer.discard(request_id)
-        self._with_tokenizer.discard(request_id)
-        self._with_decoder.discard(request_id)
+        self._preparations.end(request_id)
         request = self._requests.get(request_id)
         if request is None:
             return []
         if isinstance(outcome, RequestError):
             return self._fail(request, outcome)
         try:
-            request.take_prompt(outcome, self._room_for_answer(request, outcome))
+            wanted = request.sampling.max_tokens
+            room = self._config.room_for_answer(outcome.num_tokens, wanted)
         except ContextLengthExceeded as error:
             return self._fail(request, error)
+        request.take_prompt(outcome, room)
         return []
 
     def encoded(self, request_id: str, outcome: EncodedImage | RequestError) -> list[Event]:
@@ -138,41 +117,8 @@ class Scheduler:
     # ---- what goes out -------------------------------------------------------------
 
     def start_preparing(self) -> list[Submit]:
-        """Requests that a preparer should take now, oldest first: some with media, some without.
-
-        Of those with media, never more than can wait: their pixels take memory. Texts take
-        little, and go past them; of videos, which may take long, one at a time. An aborted
-        request keeps its preparer until that is done.
-        """
-        limit = self._config.max_preparing
-        requests = [r for r in self._requests.values() if r.has_media]
-        places = self._config.max_num_seqs + limit
-        places -= sum(r.state is not State.WAITING for r in requests)
-        places = min(places, limit - len(self._with_preparer))
-        waiting = list(self._in_state(State.WAITING))
-        media = self._without_videos_but_one([r for r in waiting if r.has_media])
-        texts = [r for r in waiting if not r.has_media]
-        return [
-            *self._start_preparing(self._with_preparer, media[: max(places, 0)]),
-            *self._start_preparing(
-                self._with_tokenizer, texts[: limit - len(self._with_tokenizer)]
-            ),
-        ]
-
-    def _without_videos_but_one(self, waiting: list[Request]) -> list[Request]:
-        """`waiting` without the videos that shall wait for another one."""
-        videos = [request for request in waiting if request.has_video]
-        later = videos if self._with_decoder else videos[1:]
-        return [request for request in waiting if request not in later]
-
-    def _start_preparing(self, started: set[str], requests: list[Request]) -> Iterator[Submit]:
-        for request in requests:
-            request.move_to(State.PREPARING)
-            started.add(request.request_id)
-            if request.has_video:
-                self._with_decoder.add(request.request_id)
-            assert request.submit is not None
-            yield request.submit
+        """Requests that a preparer should take now, oldest first: some with media, some without."""
+        return self._preparations.start(self._requests.values())
 
     def start_encoding(self) -> EncodeWork | None:
         """The picture that the encoder should take now.
@@ -236,7 +182,7 @@ class Scheduler:
     @property
     def num_tracked(self) -> int:
         """Everything that is remembered of any request; 0 when idle."""
-        elsewhere = self._with_preparer | self._with_tokenizer | self._with_encoder
+        elsewhere = self._preparations.request_ids | self._with_encoder
         return len(self._requests.keys() | elsewhere) + len(self._released)
 
     @property
@@ -252,18 +198,6 @@ class Scheduler:
         )
 
     # ---- inside --------------------------------------------------------------------
-
-    def _refusal(self, sampling: SamplingParams) -> RequestError | None:
-        if self.is_draining:
-            return EngineUnavailable("the server is shutting down")
-        size = self._config.vocabulary_size
-        if any(not 0 <= token_id < size for token_id in sampling.logit_bias):
-            message = f"this model's token ids run from 0 to {size - 1}; the bias has another"
-            return InvalidRequest(message, "logit_bias")
-        if sampling.n > self._config.max_num_seqs:
-            message = f"this server decodes {self._config.max_num_seqs} answers together at most"
-            return InvalidRequest(message, "n")
-        return None
 
     def _in_state(self, state: State) -> Iterator[Request]:
         return (request for request in self._requests.values() if request.state is state)
@@ -329,26 +263,6 @@ class Scheduler:
 
     def _token_text(self, token_id: int, logprob: float) -> TokenText:
         return TokenText(self._decoder.decode([token_id], skip_special_tokens=False), logprob)
-
-    def _with_defaults(self, sampling: SamplingParams) -> SamplingParams:
-        temperature, top_p = sampling.temperature, sampling.top_p
-        return msgspec.structs.replace(
-            sampling,
-            temperature=self._config.default_temperature if temperature is None else temperature,
-            top_p=self._config.default_top_p if top_p is None else top_p,
-        )
-
-    def _room_for_answer(self, request: Request, prompt: PreparedPrompt) -> int:
-        room = self._config.context_tokens - prompt.num_tokens
-        wanted = request.sampling.max_tokens
-        if room < 1 or (wanted or 0) > room:
-            answer = f" and an answer of up to {wanted}" if wanted else ""
-            raise ContextLengthExceeded(
-                f"the prompt has {prompt.num_tokens} tokens{answer}; "
-                f"this model's context holds {self._config.context_tokens}",
-                "messages",
-            )
-        return wanted or room
 
     def _fail(self, request: Request, error: RequestError) -> list[Event]:
         request.move_to(State.FINISHED_FAILED)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vlm_server.engine.scheduler import Scheduler, SchedulerConfig
+from vlm_server.engine.limits import SchedulerConfig
+from vlm_server.engine.scheduler import Scheduler
 from vlm_server.errors import InternalError, InvalidRequest, RequestError
 from vlm_server.ports import (
     ImageSpan,

@@ -1,0 +1,57 @@
+"""What one model on one machine allows a request. Knows numbers; knows no queue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from vlm_server.errors import ContextLengthExceeded, InvalidRequest, RequestError
+from vlm_server.protocol import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """The limits of one model on one machine; see the `scheduler` section of the settings."""
+
+    max_num_seqs: int
+    prefill_chunk_tokens: int
+    max_step_seconds: float
+    max_preparing: int
+    context_tokens: int
+    vocabulary_size: int
+    eos_token_ids: frozenset[int]
+    default_temperature: float
+    default_top_p: float
+
+    def refusal(self, sampling: SamplingParams) -> RequestError | None:
+        """Why `sampling` can't be obeyed here, if it can't."""
+        if any(not 0 <= token_id < self.vocabulary_size for token_id in sampling.logit_bias):
+            last = self.vocabulary_size - 1
+            message = f"this model's token ids run from 0 to {last}; the bias has another"
+            return InvalidRequest(message, "logit_bias")
+        if sampling.n > self.max_num_seqs:
+            message = f"this server decodes {self.max_num_seqs} answers together at most"
+            return InvalidRequest(message, "n")
+        return None
+
+    def with_defaults(self, sampling: SamplingParams) -> SamplingParams:
+        """`sampling` with the checkpoint's own temperature and top_p where it names none."""
+        temperature, top_p = sampling.temperature, sampling.top_p
+        return msgspec.structs.replace(
+            sampling,
+            temperature=self.default_temperature if temperature is None else temperature,
+            top_p=self.default_top_p if top_p is None else top_p,
+        )
+
+    def room_for_answer(self, num_prompt_tokens: int, max_tokens: int | None) -> int:
+        """Tokens that an answer may have. Raises ContextLengthExceeded if they don't fit."""
+        room = self.context_tokens - num_prompt_tokens
+        if room < 1 or (max_tokens or 0) > room:
+            answer = f" and an answer of up to {max_tokens}" if max_tokens else ""
+            raise ContextLengthExceeded(
+                f"the prompt has {num_prompt_tokens} tokens{answer}; "
+                f"this model's context holds {self.context_tokens}",
+                "messages",
+            )
+        return max_tokens or room
