@@ -77,7 +77,7 @@ def main() -> NoReturn:
         channel.end(1)
     try:
         loop.run()
-    except Exception:
+    except BaseException:
         logger.critical("the engine can't go on", exc_info=True)
         channel.end(1)
     channel.end(0)

@@ -168,7 +168,7 @@ class EngineLoop:
             outcome = self._preparer.prepare(submit)
         except RequestError as error:
             outcome = error
-        except Exception:
+        except BaseException:  # so that the request ends whatever happens; a Rust panic is one
             logger.exception("preparing a request failed")
             outcome = InternalError("the request could not be prepared")
         milliseconds = 1000 * (time.perf_counter() - started)
@@ -183,7 +183,7 @@ class EngineLoop:
             outcome = self._encoder.encode(work.prompt, work.image_index)
         except RequestError as error:
             outcome = error
-        except Exception:
+        except BaseException:
             logger.exception("encoding a picture failed")
             outcome = InternalError("the model failed while encoding a picture")
         milliseconds = 1000 * (time.perf_counter() - started)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from vlm_server.engine.choice import Choice
 from vlm_server.engine.detokenizer import Decoder
 from vlm_server.engine.states import State, check_transition
 from vlm_server.engine.turns import Waiting
-from vlm_server.ports import EncodedImage, PreparedPrompt, RowId
+from vlm_server.ports import EncodedImage, NewRequest, PreparedPrompt, RowId
 from vlm_server.protocol import SamplingParams, Submit, Usage
 
 
@@ -16,6 +18,7 @@ class Request:
     def __init__(self, submit: Submit, sampling: SamplingParams, decoder: Decoder) -> None:
         self.request_id = submit.request_id
         self.submit: Submit | None = submit
+        # Of `submit`, which is dropped once the prompt is ready.
         self.has_media = submit.has_media
         self.has_video = bool(submit.videos)
         self.sampling = sampling
@@ -39,6 +42,14 @@ class Request:
         self.prompt, self.submit, self.max_tokens = prompt, None, max_tokens
         self.move_to(State.PREFILL)
 
+    def hand_over(self) -> NewRequest:
+        """All that the runner needs; the pixels are not needed here any more."""
+        assert self.prompt is not None
+        new = NewRequest(self.request_id, self.prompt, self.sampling, tuple(self.encoded))
+        self.is_known_to_runner = True
+        self.prompt, self.encoded = replace(self.prompt, images=()), []
+        return new
+
     @property
     def needs_encoding(self) -> bool:
         """Whether a picture waits for the encoder."""
@@ -53,16 +64,21 @@ class Request:
 
     @property
     def work_left(self) -> Waiting:
-        """What it wants of the device before it decodes: tokens to encode and to prefill."""
+        """What it wants of the device before it decodes: tokens to encode and to prefill.
+
+        Begun from its first encoded picture on.
+        """
         assert self.prompt is not None
         left = self.prompt.num_tokens - self.num_prefilled
-        if not self.is_known_to_runner:
-            left += sum(span.end - span.start for span in self.prompt.images[len(self.encoded) :])
+        left += sum(span.end - span.start for span in self.prompt.images[len(self.encoded) :])
         return Waiting(self.request_id, left, bool(self.encoded) or self.is_known_to_runner)
 
     @property
     def tokens_left(self) -> Waiting:
-        """What it wants of the prefill, which all its rows come from."""
+        """What it wants of the prefill, which all its rows come from.
+
+        Begun from its first chunk on, when it holds a KV cache.
+        """
         assert self.prompt is not None
         left = self.prompt.num_tokens - self.num_prefilled
         is_begun = self.is_known_to_runner

@@ -23,7 +23,6 @@ from vlm_server.errors import ContextLengthExceeded, EngineUnavailable, RequestE
 from vlm_server.ports import (
     EncodedImage,
     EncodeWork,
-    NewRequest,
     PrefillWork,
     PreparedPrompt,
     RowId,
@@ -128,10 +127,16 @@ class Scheduler:
         """
         if self._with_encoder:
             return None
-        waiting = [r.work_left for r in self._requests.values() if self._can_go_on(r)]
+        has_room = self._next_to_prefill() is not None
+        waiting = [
+            r.work_left
+            for r in self._requests.values()
+            if r.needs_encoding or (r.has_media and r.can_prefill and has_room)
+        ]
         request_id = self._media_turns.next(waiting)
         if request_id is None or not self._requests[request_id].needs_encoding:
             return None
+        self._media_turns.took(request_id)
         request = self._requests[request_id]
         assert request.prompt is not None
         self._with_encoder.add(request_id)
@@ -145,11 +150,10 @@ class Scheduler:
         if request is None:
             return SchedulerOutput(released=released, decode=decoding)
         assert request.prompt is not None
-        new: tuple[NewRequest, ...] = ()
-        if not request.is_known_to_runner:
-            request.is_known_to_runner = True
-            images, request.encoded = tuple(request.encoded), []
-            new = (NewRequest(request.request_id, request.prompt, request.sampling, images),)
+        self._prefill_turns.took(request.request_id)
+        if request.has_media:
+            self._media_turns.took(request.request_id)
+        new = () if request.is_known_to_runner else (request.hand_over(),)
         chunk = self._next_chunk(request, request.prompt, others_wait=bool(decoding))
         return SchedulerOutput(released, new, decoding, chunk)
 
@@ -192,37 +196,27 @@ class Scheduler:
     @property
     def has_runner_work(self) -> bool:
         """Whether `schedule` has something for the runner."""
-        return bool(self._released) or any(
-            request.state is State.DECODE or self._may_prefill(request)
-            for request in self._requests.values()
-        )
+        decodes = any(True for _ in self._in_state(State.DECODE))
+        return bool(self._released) or decodes or self._next_to_prefill() is not None
 
     # ---- inside --------------------------------------------------------------------
 
     def _in_state(self, state: State) -> Iterator[Request]:
         return (request for request in self._requests.values() if request.state is state)
 
-    def _can_go_on(self, request: Request) -> bool:
-        """Whether the encoder, or the next step, can do something for a request with media."""
-        if not request.has_media:
-            return False
-        has_room = request.is_known_to_runner or len(request.choices) <= self._num_free_rows
-        return request.needs_encoding or (request.can_prefill and has_room)
-
-    def _may_prefill(self, request: Request) -> bool:
-        """Whether the next step may take a chunk of it: none with media beside an encode."""
-        return request.can_prefill and not (request.has_media and self._with_encoder)
-
-    @property
-    def _num_free_rows(self) -> int:
-        """Rows that nobody has and no begun prompt is to get."""
-        taken = sum(len(r.rows) for r in self._requests.values() if r.is_known_to_runner)
-        return self._config.max_num_seqs - taken
-
     def _next_to_prefill(self) -> Request | None:
-        """Two prompts at most hold a KV cache while they wait for rows, and each gets them."""
-        waiting = [r.tokens_left for r in self._requests.values() if self._may_prefill(r)]
-        room = self._num_free_rows + sum(one.num_rows for one in waiting if one.is_begun)
+        """Whose chunk the next step takes: of no prompt with media beside an encode.
+
+        Who is begun holds a KV cache while it waits for its rows, and gets them.
+        """
+        waiting = [
+            r.tokens_left
+            for r in self._requests.values()
+            if r.can_prefill and not (r.has_media and self._with_encoder)
+        ]
+        taken = sum(len(r.rows) for r in self._requests.values() if r.is_known_to_runner)
+        free = self._config.max_num_seqs - taken
+        room = free + sum(one.num_rows for one in waiting if one.is_begun)
         request_id = self._prefill_turns.next(waiting, room)
         return None if request_id is None else self._requests[request_id]
 

@@ -22,31 +22,33 @@ class Waiting:
 class Turns:
     """The oldest comes first; the shortest of the others gets every other turn beside it.
 
-    Two are begun at most. So what is short waits for no long one's end; what is long takes
-    twice as long at most; and everyone is the oldest one day, whoever else comes. What is begun
-    has its rows for certain: nobody begins before there is room, and nobody takes from the room
-    that the oldest waits for.
+    Two are begun at most, and more only if one of them could not go on for a while. So what is
+    short waits for no long one's end; what is long takes twice as long at most; and everyone is
+    the oldest one day, whoever else comes. What is begun has its rows for certain: nobody begins
+    before there is room, and nobody takes from the room that the oldest waits for.
     """
 
     def __init__(self) -> None:
         self._last: str | None = None
 
     def next(self, waiting: Sequence[Waiting], room: int = 0) -> str | None:
-        """Takes a turn for one of `waiting`, the oldest first; None if nobody can have one.
+        """Whose turn it is among `waiting`, the oldest first; None if nobody can have one.
 
         `room` counts the rows that are free, those of what is begun among them.
         """
         begun = [one for one in waiting if one.is_begun]
-        first = next(iter(begun or waiting), None)
-        if first is None:
-            return None
-        room -= sum(one.num_rows for one in begun or [first])
-        if room < 0:
-            return None
-        chosen = first
-        if first.request_id == self._last:
-            shorter = [one for one in waiting if one.left < first.left and one.num_rows <= room]
-            others = begun[1:] or shorter
-            chosen = min(others, key=lambda one: one.left, default=first)
-        self._last = chosen.request_id
-        return chosen.request_id
+        room -= sum(one.num_rows for one in begun)
+        oldest = waiting[0] if waiting else None
+        if oldest is None or (not oldest.is_begun and oldest.num_rows > room):
+            return begun[0].request_id if begun else None
+        if oldest.request_id != self._last:
+            return oldest.request_id
+        room -= 0 if oldest.is_begun else oldest.num_rows
+        others = [one for one in begun if one is not oldest] or [
+            one for one in waiting if one.left < oldest.left and one.num_rows <= room
+        ]
+        return min(others, key=lambda one: one.left, default=oldest).request_id
+
+    def took(self, request_id: str) -> None:
+        """A turn was taken; until then `next` says the same."""
+        self._last = request_id

@@ -66,9 +66,9 @@ class MultimodalPreparer:
         more than fits, and what `Grammars.compile` and `PromptTokenizer.tokenize` do.
         """
         schema = submit.sampling.json_schema
-        grammar = None if schema is None else self._grammars.compile(schema)
         self._stops[submit.request_id] = clip.Stop()
         try:
+            grammar = None if schema is None else self._grammars.compile(schema)
             messages, media = self._process_all(submit)
         finally:
             del self._stops[submit.request_id]
@@ -115,7 +115,8 @@ class MultimodalPreparer:
                     yield part, None
                 case ImagePart(index):
                     image = submit.images[index]
-                    yield part, self._picture(decode_rgb(image), image.mm_hash, image.param)
+                    shown = f"{image.mm_hash}/{image.max_side_pixels}"
+                    yield part, self._picture(decode_rgb(image), shown, image.param)
                 case VideoPart(index) if self._prompts.video_placeholder:
                     yield part, self._video(submit, submit.videos[index])
                 case VideoPart(index):

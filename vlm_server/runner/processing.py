@@ -6,6 +6,7 @@ else. It says which tokens stand for the medium, and which text goes around them
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +26,9 @@ _UNIT_TOKENS = 1024
 """Most tokens of a video that are encoded at once, unless two frames have more."""
 _NOT_OF_THE_MEDIUM = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
 _MILLISECONDS = 1000
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,7 @@ def process_picture(
         )
         whole = _processed(loaded, made, loaded.image_token_id)
     except Exception as error:
+        logger.warning("the processor failed on a picture", exc_info=True)
         size = f"{picture.width}x{picture.height}"
         raise InvalidImage(
             f"the model's processor can't take this picture of {size} pixels", param
@@ -87,6 +92,7 @@ def process_video(
         )
         whole = _processed(loaded, made, token_id)
     except Exception as error:
+        logger.warning("the processor failed on a video", exc_info=True)
         height, width = clip.frames.shape[1:3]
         raise InvalidVideo(
             f"the model's processor can't take this video of {width}x{height} pixels", param

@@ -114,10 +114,18 @@ class RowSampler:
         return self._matcher is not None and self._matcher.is_stuck
 
     def follow(self, token_id: int) -> None:
-        """The token that was drawn last, once the host knows it."""
-        if self._matcher is not None and token_id != NO_TOKEN:
+        """The token that was drawn last, once the host knows it.
+
+        If the grammar can't take it, nothing may be drawn any more, which ends this row alone.
+        """
+        if self._matcher is None or token_id == NO_TOKEN:
+            return
+        try:
             self._matcher.advance(token_id)
             self._allowed = mx.array(self._matcher.allowed())
+        except Exception:
+            logger.exception("a grammar failed")
+            self._allowed = mx.array(False)
 
     @property
     def state(self) -> list[mx.array]:

@@ -76,6 +76,9 @@ def decode(
             stop.watch(process)
         try:
             frames = _ask(process, Job(video.data, video.format, limits))
+            pixels = np.stack([_upright(frame) for frame in frames])
+        except ValueError:
+            raise InvalidVideo("the video's frames have several sizes", video.param) from None
         except (EOFError, OSError, msgspec.DecodeError) as error:
             logger.warning("the decoder of a %s video ended early: %r", video.format, error)
             took_long = f"decoding the video takes over {limits.decode_timeout_seconds:g} seconds"
@@ -84,7 +87,7 @@ def decode(
         except _NotShown as error:
             raise InvalidVideo(str(error), video.param) from None
     return Clip(
-        frames=np.stack([_upright(frame) for frame in frames]),
+        frames=pixels,
         seconds=tuple(frame.seconds for frame in frames),
     )
 

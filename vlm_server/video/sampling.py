@@ -22,7 +22,7 @@ class Sample:
 def sample(
     times: Sequence[float], duration: float, fps: float, max_frames: int
 ) -> tuple[Sample, ...]:
-    """Moments at equal distances from the first frame to the last, `fps` of them a second.
+    """Moments at equal distances from the first frame on, `fps` of them a second.
 
     `times` are the frames' own, in seconds, ascending from 0; `duration` holds the last frame's
     too. Time counts, not frames: one that is shown for long is sampled more than once. At most
@@ -31,9 +31,9 @@ def sample(
     wanted = max(round(duration * fps), min(MIN_FRAMES, len(times)))
     count = min(wanted, max_frames)
     count -= count % 2
-    if count < 2:
+    if count < 2 or len(times) == 1:
         return (Sample(0.0, 0),)
-    step = times[-1] / (count - 1)
+    step = max(times[-1], duration - 1 / fps) / (count - 1)
     moments = [number * step for number in range(count)]
     return tuple(
         Sample(moment, max(bisect_right(times, moment + _SAME_TIME_SECONDS) - 1, 0))

@@ -244,14 +244,20 @@ class FakePreparer:
         self.abandoned_ids.append(request_id)
 
 
+class Panic(BaseException):
+    """As libraries in Rust raise it: no Exception."""
+
+
 def outcome_of(submit: Submit) -> PreparedPrompt:
-    """Raises what a text that begins with `refuse` or `crash` asks for."""
+    """Raises what a text that begins with `refuse`, `crash` or `panic` asks for."""
     parts = submit.messages[0].content
     text = "".join(part.text for part in parts if isinstance(part, TextPart))
     if text.startswith("refuse"):
         raise InvalidRequest("refused", "messages[0]")
     if text.startswith("crash"):
         raise RuntimeError("a bug of the preparer")
+    if text.startswith("panic"):
+        raise Panic("a bug below Python")
     return prompt(text, sum(isinstance(part, ImagePart) for part in parts))
 
 

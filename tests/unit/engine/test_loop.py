@@ -99,8 +99,9 @@ def test_a_refused_preparation_tells_why(engine: Engine):
     assert engine.wait_for(Failed, "a") == Failed("a", "invalid_value", "refused", "messages[0]")
 
 
-def test_a_preparer_that_crashes_fails_that_request_alone(engine: Engine):
-    engine.loop.post(submit("a", "crash here"))
+@pytest.mark.parametrize("text", ["crash here", "panic here"])
+def test_a_preparer_that_crashes_fails_that_request_alone(engine: Engine, text: str):
+    engine.loop.post(submit("a", text))
     engine.loop.post(submit("b"))
     engine.loop.run_until_idle()
     failed = engine.wait_for(Failed, "a")

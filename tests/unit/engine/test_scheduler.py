@@ -291,6 +291,45 @@ def test_beside_an_encode_texts_are_prefilled_and_prompts_with_pictures_wait():
     assert terminals(run(planner, runner)) == ["many"]
 
 
+def test_there_is_no_work_while_all_wait_for_an_encode():
+    """Else the loop would turn in circles beside the encoder."""
+    planner = scheduler(max_num_seqs=1, max_preparing=3, prefill_chunk_tokens=2)
+    runner = runner_for(planner)
+    add(planner, "a", text="x" * 12, images=1)
+    while not (plan := planner.schedule()).prefill:
+        encode_all(planner)
+    planner.update(plan, runner.execute(plan))
+    add(planner, "b", images=1)
+    add(planner, "text")
+    while (work := planner.start_encoding()) is None:
+        planner.update(plan := planner.schedule(), runner.execute(plan))
+    assert not planner.has_runner_work
+    assert planner.schedule().is_empty
+    planner.encoded(work.request_id, FakeEncoder().encode(work.prompt, work.image_index))
+    assert sorted(terminals(run(planner, runner))) == ["a", "b", "text"]
+
+
+def test_the_encoder_goes_on_behind_a_text_that_waits_for_rows():
+    planner = scheduler(max_num_seqs=2, max_preparing=3, context_tokens=1000)
+    runner = runner_for(planner)
+    add(planner, "row", max_tokens=500, ignore_eos=True)
+    while not runner.rows:
+        beat(planner, runner)
+    add(planner, "wide", n=2)
+    add(planner, "a", "b", images=1)
+    assert [work.request_id for work in encode_all(planner)] == ["a", "b"]
+
+
+def test_pixels_are_let_go_of_with_the_first_chunk():
+    planner = scheduler(max_preparing=3, prefill_chunk_tokens=2)
+    add(planner, "a", text="x" * 12, images=1)
+    encode_all(planner)
+    assert planner.schedule().new[0].prompt.images
+    (request,) = planner._requests.values()
+    assert request.prompt is not None
+    assert not request.prompt.images
+
+
 def test_the_encoder_goes_on_while_a_prompt_waits_for_a_row():
     planner = scheduler(max_num_seqs=1, max_preparing=3, context_tokens=1000)
     runner = runner_for(planner)
@@ -571,20 +610,21 @@ def test_one_picture_at_a_time_and_the_oldest_request_first():
     assert following.request_id == "b"
 
 
-def test_a_prompt_that_was_begun_is_finished_first():
-    """It holds its KV cache already; no older prompt that becomes ready overtakes it."""
+def test_an_older_prompt_that_becomes_ready_takes_turns_with_what_was_begun():
     planner = scheduler(max_preparing=3, prefill_chunk_tokens=2)
     runner = runner_for(planner)
     add(planner, "a", images=1)
-    add(planner, "b")
+    add(planner, "b", text="x" * 9)
     work = planner.start_encoding()
     assert work
-    plan = planner.schedule()
-    planner.update(plan, runner.execute(plan))
+    planner.update(plan := planner.schedule(), runner.execute(plan))
     planner.encoded("a", features_of(work.prompt.images[0]))
-    begun = [planner.schedule().prefill]
-    assert begun[0]
-    assert begun[0].request_id == "b"
+    add(planner, "c")
+    course = ""
+    while len(course) < 4:
+        planner.update(plan := planner.schedule(), runner.execute(plan))
+        course += plan.prefill.request_id if plan.prefill else ""
+    assert course == "abab"
 
 
 def test_text_passes_a_request_whose_picture_is_being_encoded():

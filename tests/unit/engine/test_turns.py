@@ -33,6 +33,8 @@ class Queue:
     def turn(self, room: int = 2) -> str | None:
         waiting = [Waiting(job.name, job.left, job.is_begun, job.num_rows) for job in self.jobs]
         name = self.turns.next(waiting, room)
+        if name:
+            self.turns.took(name)
         for job in [job for job in self.jobs if job.name == name]:
             job.left, job.is_begun = job.left - 1, True
             if not job.left:
@@ -73,6 +75,25 @@ def test_the_shortest_goes_first_but_what_was_begun_is_finished():
     assert [made.turn(), made.turn()] == ["a", "b"]
     made.add("c", 1)
     assert made.run().startswith("ababac")
+
+
+def test_who_could_not_go_on_for_a_while_is_still_the_oldest():
+    turns = Turns()
+    young = [Waiting("b", 500, is_begun=True, num_rows=1), Waiting("c", 400, True, num_rows=1)]
+    turns.took("b")
+    old = Waiting("a", 900, is_begun=False, num_rows=1)
+    assert turns.next(young, room=4) == "c"
+    assert turns.next([old, *young], room=4) == "a"
+    turns.took("a")
+    assert turns.next([old, *young], room=4) == "c"
+    assert turns.next([old, *young], room=2) != "a", "its row is another's"
+
+
+def test_asking_takes_no_turn():
+    made = queue(a=5, b=1)
+    made.turn()
+    waiting = [Waiting("a", 4, is_begun=True, num_rows=1), Waiting("b", 1, False, num_rows=1)]
+    assert {made.turns.next(waiting, room=2) for _ in range(5)} == {"b"}
 
 
 def test_without_room_for_two_the_oldest_is_finished_first():

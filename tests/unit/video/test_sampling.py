@@ -30,6 +30,15 @@ def test_short_videos_keep_their_frames_and_long_ones_are_thinned(
     assert chosen[-1].index == (count - 1 if wanted > 1 else 0)
 
 
+def test_a_last_frame_that_stays_is_shown_as_long_as_it_is_seen() -> None:
+    chosen = sample([0.0, 0.1], 10.1, fps=2, max_frames=64)
+    assert [one.index for one in chosen] == [0] + 19 * [1]
+
+
+def test_a_still_is_shown_once() -> None:
+    assert sample([0.0], 10.0, fps=2, max_frames=64) == (Sample(0.0, 0),)
+
+
 def test_an_odd_cap_is_kept_below() -> None:
     assert len(sample(moments(100, 10), 10, fps=2, max_frames=7)) == 6
 
