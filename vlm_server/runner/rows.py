@@ -53,6 +53,7 @@ def _as_rows(layer: Any, count: int) -> Any:
 class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
     """One layer's rows, padded on the left so that all end at the same place.
 
+    Has what models and `DecodeBatch` call; `merge`, `prepare` and `trim` of the base don't fit it.
     keys, values: (rows, heads, capacity, head size), of which the first `_idx` places are
     used; row i's own begin at `paddings[i]`. Capacity grows by `step` places at a time.
     """

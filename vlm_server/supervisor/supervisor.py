@@ -64,7 +64,9 @@ class Supervisor:
         self._settled = asyncio.Event()
         self._unloadable: str | None = None
         self._was_ready = False
-        self._heard_at = self._asked_at = 0.0
+        self._heard_at = self._asked_at = self._started_at = 0.0
+        self._start_seconds = 0.0
+        """What the last engine took from its start to its first answer."""
 
     @property
     def status(self) -> EngineStatus:
@@ -138,13 +140,14 @@ class Supervisor:
             if self._was_ready:
                 pause = engine.restart_backoff_seconds
             restarts = self._status.restarts + 1
-            self._set(restarts=restarts, retry_after_seconds=max(1.0, pause))
+            self._set(restarts=restarts, retry_after_seconds=pause + self._start_seconds)
             await asyncio.sleep(pause)
             pause = min(2 * pause, engine.restart_backoff_max_seconds)
 
     async def _run_once(self, environment: dict[str, str]) -> None:
         """One engine from its start to its end; afterwards no request is in flight."""
         self._was_ready = False
+        self._started_at = time.monotonic()
         process = self._process = await EngineProcess.start(environment)
         watchdog = asyncio.create_task(self._watch(process))
         try:
@@ -199,6 +202,7 @@ class Supervisor:
     def _take_ready(self, ready: Ready) -> None:
         logger.info("the engine is ready: %s on %s", ready.model_type, ready.device)
         self._was_ready = True
+        self._start_seconds = time.monotonic() - self._started_at
         if self._status.state != "stopping":
             self._set(state="ready", progress=None, retry_after_seconds=1.0)
         self._settled.set()
@@ -219,7 +223,9 @@ class Supervisor:
         """The engine is gone, wanted or not: newcomers must know, and those in flight."""
         if self._status.state not in ("failed", "stopping"):
             logger.error("the engine process %d is gone", process.pid)
-            self._set(state="restarting", stats=None)
+            self._set(
+                state="restarting", stats=None, retry_after_seconds=max(1.0, self._start_seconds)
+            )
         self._set(pid=None)
         error = EngineDied("the engine process ended while answering; please ask again")
         for request_id, queue in self._streams.items():
