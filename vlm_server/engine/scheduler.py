@@ -125,7 +125,7 @@ class Scheduler:
         None also if it is a prompt's turn: pictures are encoded and their prompts prefilled one
         after the other, since a device that does both at once is late with both.
         """
-        if self._with_encoder:
+        if self._with_encoder or not any(r.needs_encoding for r in self._requests.values()):
             return None
         has_room = self._next_to_prefill() is not None
         waiting = [

@@ -54,7 +54,8 @@ class DecodeBatch:
         """Add a row for each choice of a prefilled request, `sampling.n`.
 
         The first token of each is drawn from `logits` (1, vocabulary), and each gets a copy of
-        the prompt's cache. The rows that run are left as they were if this fails.
+        the prompt's cache, or the cache itself if it is alone. The rows that run are left as
+        they were if this fails.
         """
         rows = self._new_rows(request_id, prefill, logits.shape[-1])
         tokens, scores = _draw(mx.broadcast_to(logits, (len(rows), logits.shape[-1])), rows)

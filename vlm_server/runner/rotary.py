@@ -18,9 +18,11 @@ def use_fast_rotary(language_model: Any) -> bool:
 
     Decode steps then pass positions as (rows, 1).
     """
-    attentions = [a for layer in language_model.layers if (a := getattr(layer, "self_attn", None))]
+    attentions = _attentions(language_model)
     embeddings = [getattr(attention, "rotary_emb", None) for attention in attentions]
     if not embeddings or not all(_is_known(embedding) for embedding in embeddings):
+        return False
+    if len({(e.dim, e.base, e.style, tuple(e.mrope_section)) for e in embeddings}) > 1:
         return False
     shared = FastRotary(embeddings[0])
     for attention in attentions:
@@ -31,9 +33,14 @@ def use_fast_rotary(language_model: Any) -> bool:
 def has_fast_rotary(language_model: Any) -> bool:
     """Whether decode steps may pass positions as (rows, 1)."""
     return any(
-        isinstance(getattr(getattr(layer, "self_attn", None), "rotary_emb", None), FastRotary)
-        for layer in language_model.layers
+        isinstance(getattr(attention, "rotary_emb", None), FastRotary)
+        for attention in _attentions(language_model)
     )
+
+
+def _attentions(language_model: Any) -> list[Any]:
+    layers = getattr(language_model, "layers", ())
+    return [a for layer in layers if (a := getattr(layer, "self_attn", None)) is not None]
 
 
 def _is_known(embedding: Any) -> bool:
