@@ -19,7 +19,7 @@ def use_fast_rotary(language_model: Any) -> bool:
     Decode steps then pass positions as (rows, 1).
     """
     attentions = _attentions(language_model)
-    embeddings = [getattr(attention, "rotary_emb", None) for attention in attentions]
+    embeddings: list[Any] = [getattr(attention, "rotary_emb", None) for attention in attentions]
     if not embeddings or not all(_is_known(embedding) for embedding in embeddings):
         return False
     if len({(e.dim, e.base, e.style, tuple(e.mrope_section)) for e in embeddings}) > 1:
