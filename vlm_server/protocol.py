@@ -108,6 +108,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     images: tuple[Image, ...]
     sampling: SamplingParams
     videos: tuple[Video, ...] = ()
+    cache_salt: str = ""
+    """Requests with different ones share no cache entry."""
 
     @property
     def has_media(self) -> bool:
@@ -128,6 +130,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     engine: settings.Engine
     log: settings.Log
     video: settings.Video = settings.Video()
+    cache: settings.Cache = settings.Cache()
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
@@ -223,6 +226,23 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     param: str | None = None
 
 
+class CacheStats(msgspec.Struct, frozen=True):
+    """One cache: sizes in bytes, counters since the engine's start.
+
+    `pinned_bytes` are in use by requests and can't be evicted. A hit of the prefix cache is a
+    prompt of which at least one token was found.
+    """
+
+    name: str
+    entries: int
+    size_bytes: int
+    pinned_bytes: int
+    limit_bytes: int
+    hits: int
+    misses: int
+    evictions: int
+
+
 class Stats(msgspec.Struct, frozen=True, tag="stats"):
     """A reading of the engine, sent about once a second while it changes or has requests.
 
@@ -238,6 +258,10 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     pool_bytes: int
     peak_bytes: int
     generated_tokens: int
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Of `prompt_tokens`, those that the prefix cache had."""
+    caches: tuple[CacheStats, ...] = ()
 
 
 Event = Loading | Ready | Unloadable | Accepted | Tokens | Finished | Failed | Stats

@@ -154,6 +154,40 @@ class Scheduler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 2
 
 
+class Cache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pixel_bytes: Annotated[
+        int,
+        Meta(
+            ge=-1,
+            description="Most host memory for decoded pictures; 0 keeps none, -1 is automatic: a "
+            "32nd of the machine's.",
+        ),
+    ] = -1
+    encoder_bytes: Annotated[
+        int,
+        Meta(
+            ge=-1,
+            description="Most device memory for encoded pictures; 0 keeps none, -1 is automatic: "
+            "a 16th of what the weights leave.",
+        ),
+    ] = -1
+    prefix_bytes: Annotated[
+        int,
+        Meta(
+            ge=-1,
+            description="Most device memory for the KV of prompts and answers; 0 keeps none, -1 "
+            "is automatic: a quarter of what the weights leave.",
+        ),
+    ] = -1
+    separate_api_keys: Annotated[
+        bool,
+        Meta(
+            description="Whether requests with different API keys share nothing, so that none "
+            "can find out by timing what another one asked."
+        ),
+    ] = True
+
+
 class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start_timeout_seconds: Annotated[
         float, Meta(gt=0, description="Time that loading and warm-up may take.")
@@ -222,6 +256,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: Limits = Limits()
     video: Video = Video()
     scheduler: Scheduler = Scheduler()
+    cache: Cache = Cache()
     engine: Engine = Engine()
     log: Log = Log()
 

@@ -55,6 +55,7 @@ class Supervisor:
             engine=settings.engine,
             log=settings.log,
             video=settings.video,
+            cache=settings.cache,
         )
         self._on_progress = on_progress
         self._status = EngineStatus("stopped", settings.model.name or path.absolute().name)

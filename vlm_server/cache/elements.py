@@ -1,0 +1,81 @@
+"""What a prefix is made of, compared exactly. Knows token ids and keys; knows no model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedSpan:
+    """Elements `start` to `end` (exclusive), which stand for what `key` names, whatever their ids.
+
+    Two spans are the same if their keys and lengths are.
+    """
+
+    start: int
+    end: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """A stretch of a prompt: token ids (elements,) int32, and the spans in it, in order."""
+
+    token_ids: NDArray[np.int32]
+    spans: tuple[KeyedSpan, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def first(self) -> int | str:
+        """What tells it from others that begin elsewise: a key or a token id."""
+        if self.spans and self.spans[0].start == 0:
+            return self.spans[0].key
+        return int(self.token_ids[0])
+
+    def part(self, start: int, end: int) -> Elements:
+        """Elements `start` to `end`, neither of which is inside a span."""
+        spans = tuple(
+            KeyedSpan(span.start - start, span.end - start, span.key)
+            for span in self._spans_in(start, end)
+        )
+        return Elements(self.token_ids[start:end], spans)
+
+    def floor(self, end: int) -> int:
+        """`end`, or where the span begins that `end` is inside of."""
+        return next((span.start for span in self.spans if span.start < end < span.end), end)
+
+    def num_common(self, start: int, edge: Elements) -> int:
+        """How many elements of `edge` those from `start` on begin with; never part of a span."""
+        length = min(len(edge), len(self) - start)
+        ids, others = self.token_ids[start : start + length], edge.token_ids[:length]
+        unequal = np.flatnonzero(ids != others)
+        same = int(unequal[0]) if len(unequal) else length
+        own = {span.start - start: span for span in self._spans_in(start, start + length)}
+        theirs = {span.start: span for span in edge.spans if span.start < length}
+        for place in sorted(own.keys() | theirs.keys()):
+            if place >= same:
+                break
+            if not _are_same(own.get(place), theirs.get(place)) or _length(own[place]) > (
+                same - place
+            ):
+                return place
+        return same
+
+    def _spans_in(self, start: int, end: int) -> Iterator[KeyedSpan]:
+        return (span for span in self.spans if start <= span.start < end)
+
+
+def _are_same(one: KeyedSpan | None, other: KeyedSpan | None) -> bool:
+    if one is None or other is None:
+        return False
+    return one.key == other.key and _length(one) == _length(other)
+
+
+def _length(span: KeyedSpan) -> int:
+    return span.end - span.start

@@ -1,0 +1,48 @@
+"""What all caches hold together. Knows readings; knows no entry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReading:
+    """One cache: sizes in bytes; hits, misses and evictions since it was made.
+
+    `pinned_bytes` are in use and can't be evicted.
+    """
+
+    name: str
+    entries: int
+    size_bytes: int
+    pinned_bytes: int
+    limit_bytes: int
+    hits: int
+    misses: int
+    evictions: int
+
+
+class Cache(Protocol):
+    """What the ledger asks of each cache; from any thread."""
+
+    def read(self) -> CacheReading: ...
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError if what it counts is not what it holds."""
+        ...
+
+
+class Ledger:
+    """The caches of one engine."""
+
+    def __init__(self, *caches: Cache) -> None:
+        self._caches = caches
+
+    def read(self) -> tuple[CacheReading, ...]:
+        return tuple(cache.read() for cache in self._caches)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError, see `Cache.check_integrity`."""
+        for cache in self._caches:
+            cache.check_integrity()

@@ -1,0 +1,122 @@
+"""Values by key, bounded in bytes. Knows pins and who was used last; knows no value."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from vlm_server.cache.ledger import CacheReading
+
+V = TypeVar("V")
+
+
+@dataclass(slots=True)
+class _Entry(Generic[V]):
+    value: V
+    size_bytes: int
+    pins: int = 0
+
+
+class Lease(Generic[V]):
+    """A value that is not evicted until it is released. Releasing twice is no error."""
+
+    def __init__(self, cache: LruCache[V], entry: _Entry[V]) -> None:
+        self._cache = cache
+        self._entry: _Entry[V] | None = entry
+        self.value = entry.value
+
+    def release(self) -> None:
+        entry, self._entry = self._entry, None
+        if entry is not None:
+            self._cache._unpin(entry)
+
+
+class LruCache(Generic[V]):
+    """Evicts what was used longest ago and is not leased. Thread-safe."""
+
+    def __init__(self, name: str, limit_bytes: int) -> None:
+        self._name = name
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[str, _Entry[V]] = OrderedDict()
+        """The one used longest ago comes first."""
+        self._size_bytes = self._pinned_bytes = 0
+        self._hits = self._misses = self._evictions = 0
+
+    def lease(self, key: str) -> Lease[V] | None:
+        """The value of `key`, pinned; None if it is not here."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                self._misses += 1
+                return None
+            self._hits += 1
+            self._entries.move_to_end(key)
+            self._pin(entry)
+            return Lease(self, entry)
+
+    def get(self, key: str) -> V | None:
+        """The value of `key`; None if it is not here."""
+        lease = self.lease(key)
+        if lease is None:
+            return None
+        lease.release()
+        return lease.value
+
+    def __contains__(self, key: str) -> bool:
+        """Whether `key` is here; counts as no use of it."""
+        with self._lock:
+            return key in self._entries
+
+    def put(self, key: str, value: V, size_bytes: int) -> None:
+        """Keep `value`, unless its key is here already or there is no room that can be made."""
+        with self._lock:
+            room = self._limit_bytes - self._pinned_bytes
+            if key in self._entries or size_bytes > room:
+                return
+            self._make_room(size_bytes)
+            self._entries[key] = _Entry(value, size_bytes)
+            self._size_bytes += size_bytes
+
+    def read(self) -> CacheReading:
+        with self._lock:
+            return CacheReading(
+                name=self._name,
+                entries=len(self._entries),
+                size_bytes=self._size_bytes,
+                pinned_bytes=self._pinned_bytes,
+                limit_bytes=self._limit_bytes,
+                hits=self._hits,
+                misses=self._misses,
+                evictions=self._evictions,
+            )
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError if the sums are not those of the entries, or over the limit."""
+        with self._lock:
+            entries = self._entries.values()
+            assert self._size_bytes == sum(entry.size_bytes for entry in entries)
+            assert self._pinned_bytes == sum(e.size_bytes for e in entries if e.pins)
+            assert all(entry.pins >= 0 for entry in entries)
+            assert self._size_bytes <= self._limit_bytes
+
+    def _make_room(self, size_bytes: int) -> None:
+        free = [key for key, entry in self._entries.items() if not entry.pins]
+        for key in free:
+            if self._size_bytes + size_bytes <= self._limit_bytes:
+                return
+            self._size_bytes -= self._entries.pop(key).size_bytes
+            self._evictions += 1
+
+    def _pin(self, entry: _Entry[V]) -> None:
+        if not entry.pins:
+            self._pinned_bytes += entry.size_bytes
+        entry.pins += 1
+
+    def _unpin(self, entry: _Entry[V]) -> None:
+        with self._lock:
+            entry.pins -= 1
+            if not entry.pins:
+                self._pinned_bytes -= entry.size_bytes
