@@ -33,10 +33,13 @@ class Elements:
 
     @property
     def first(self) -> int | str:
-        """What tells it from others that begin elsewise: a key or a token id."""
-        if self.spans and self.spans[0].start == 0:
-            return self.spans[0].key
-        return int(self.token_ids[0])
+        """See `key_at`."""
+        return self.key_at(0)
+
+    def key_at(self, place: int) -> int | str:
+        """What tells an element that is not inside a span from others: a key or a token id."""
+        keys = (span.key for span in self.spans if span.start == place)
+        return next(keys, int(self.token_ids[place]))
 
     def part(self, start: int, end: int) -> Elements:
         """Elements `start` to `end`, neither of which is inside a span."""
@@ -69,6 +72,9 @@ class Elements:
 
     def _spans_in(self, start: int, end: int) -> Iterator[KeyedSpan]:
         return (span for span in self.spans if start <= span.start < end)
+
+
+NOTHING = Elements(np.zeros(0, dtype=np.int32))
 
 
 def _are_same(one: KeyedSpan | None, other: KeyedSpan | None) -> bool:
