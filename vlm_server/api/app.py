@@ -27,7 +27,7 @@ def create_app(settings: Settings, engine: EngineClient) -> Starlette:
         middleware=[
             Middleware(RequestLog),
             Middleware(Errors, engine=engine),
-            Middleware(Gate, server=settings.server),
+            Middleware(Gate, server=settings.server, cache=settings.cache),
         ],
         exception_handlers={HTTPException: _routing_error},
     )

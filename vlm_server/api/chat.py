@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from vlm_server.api import body, chat_intake, openai_errors, record, sse
+from vlm_server.api import body, cache_salt, chat_intake, openai_errors, record, sse
 from vlm_server.api.chat_intake import ChatCall
 from vlm_server.api.disconnect import until_disconnect
 from vlm_server.api.openai_render import Renderer
@@ -56,7 +56,7 @@ class ChatCompletions:
 
     async def _answer(self, data: bytearray, scope: Scope, receive: Receive, send: Send) -> None:
         line = record.of(scope)
-        call = await self._read_call(data, f"chatcmpl-{line.request_id}")
+        call = await self._read_call(data, f"chatcmpl-{line.request_id}", cache_salt.of(scope))
         data.clear()  # the caller still holds it, and the answer may take minutes
         line.images, line.videos = len(call.submit.images), len(call.submit.videos)
         model = self._engine.status.model_name
@@ -73,9 +73,9 @@ class ChatCompletions:
                 )
                 await response(scope, receive, send)
 
-    async def _read_call(self, data: bytearray, request_id: str) -> ChatCall:
+    async def _read_call(self, data: bytearray, request_id: str, salt: str) -> ChatCall:
         model = self._engine.status.model_name
-        read = partial(chat_intake.read_chat, data, self._limits, model, request_id)
+        read = partial(chat_intake.read_chat, data, self._limits, model, request_id, salt)
         return await anyio.to_thread.run_sync(read, limiter=self._intake)
 
 

@@ -38,7 +38,9 @@ class ChatCall:
     include_usage: bool
 
 
-def read_chat(body: bytes | bytearray, limits: Limits, model: str, request_id: str) -> ChatCall:
+def read_chat(
+    body: bytes | bytearray, limits: Limits, model: str, request_id: str, cache_salt: str
+) -> ChatCall:
     """The call that `body` makes to the model served as `model`. Raises RequestError."""
     request = chat_schema.parse(body)
     if request.model not in (model, "default"):
@@ -56,6 +58,7 @@ def read_chat(body: bytes | bytearray, limits: Limits, model: str, request_id: s
         images=tuple(conversation.images),
         sampling=sampling,
         videos=tuple(conversation.videos),
+        cache_salt=cache_salt,
     )
     return ChatCall(submit, stream, include_usage=options is not None and options.include_usage)
 

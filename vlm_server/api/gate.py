@@ -35,15 +35,19 @@ def check_origin(headers: Headers) -> None:
         raise Forbidden("Requests from web pages of another origin are not answered.")
 
 
-def check_key(headers: Headers, server: Server) -> None:
-    """Raises Unauthorized if keys are set and the Authorization header carries none of them."""
+def check_key(headers: Headers, server: Server) -> str | None:
+    """The key that the Authorization header carries; None if none is asked for.
+
+    Raises Unauthorized if keys are set and the header carries none of them.
+    """
     if not server.api_keys:
-        return
-    scheme, _, key = headers.get("authorization", "").partition(" ")
-    given = key.strip().encode("latin-1")
-    matches = [hmac.compare_digest(given, known.encode()) for known in server.api_keys]
-    if scheme.lower() != "bearer" or not any(matches):
+        return None
+    scheme, _, credentials = headers.get("authorization", "").partition(" ")
+    given = credentials.strip().encode("latin-1")
+    matches = [key for key in server.api_keys if hmac.compare_digest(given, key.encode())]
+    if scheme.lower() != "bearer" or not matches:
         raise Unauthorized("A valid API key is needed: 'Authorization: Bearer <key>'.")
+    return matches[0]
 
 
 def _is_ours(name: str | None, server: Server) -> bool:

@@ -10,11 +10,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vlm_server.api import gate, openai_errors, record
+from vlm_server.api import cache_salt, gate, openai_errors, record
 from vlm_server.api.disconnect import ClientGone
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.ports import EngineClient
-from vlm_server.settings import Server
+from vlm_server.settings import Cache, Server
 
 
 class RequestLog:
@@ -75,11 +75,15 @@ class Errors:
 
 
 class Gate:
-    """Lets in who may ask: a Host of ours, no foreign Origin, a valid key."""
+    """Lets in who may ask: a Host of ours, no foreign Origin, a valid key.
 
-    def __init__(self, app: ASGIApp, server: Server) -> None:
+    Requests with different keys get different cache salts, if the settings say so.
+    """
+
+    def __init__(self, app: ASGIApp, server: Server, cache: Cache) -> None:
         self.app = app
         self.server = server
+        self.cache = cache
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -87,5 +91,6 @@ class Gate:
             gate.check_host(headers, self.server)
             gate.check_origin(headers)
             if not scope["path"].startswith("/health/"):
-                gate.check_key(headers, self.server)
+                key = gate.check_key(headers, self.server)
+                cache_salt.attach(scope, key if self.cache.separate_api_keys else None)
         await self.app(scope, receive, send)
