@@ -13,6 +13,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from vlm_server.cache.elements import Elements, KeyedSpan
+from vlm_server.cache.ledger import Ledger
+from vlm_server.cache.lru import Lease, LruCache
+from vlm_server.cache.prefix import PrefixCache, PrefixMatch
 from vlm_server.errors import RequestError
 from vlm_server.protocol import (
     Accepted,
@@ -24,12 +28,16 @@ from vlm_server.protocol import (
     Tokens,
 )
 
+Prefix = PrefixMatch[Any, Any]
+"""A prompt's beginning, as KV that only `runner` can read."""
+
 
 @dataclass(frozen=True, slots=True)
 class ImageSpan:
     """Tokens `start` to `end` (exclusive) of a prompt that are encoded at once.
 
-    They stand for one picture, or for a stretch of one video.
+    They stand for one picture, or for a stretch of one video. `mm_hash` names what is shown,
+    with all that its features follow from.
     """
 
     start: int
@@ -37,33 +45,62 @@ class ImageSpan:
     mm_hash: str
     inputs: Mapping[str, NDArray[Any]]
     """What the processor made of it alone: `pixel_values`, grids and the like."""
+    features: Lease[EncodedImage] | None = None
+    """What the encoder cache had of it; then `inputs` are empty."""
 
 
 CompiledGrammar = Any
 """What a `Preparer` made of a request's JSON schema: only `runner` can read it."""
 
 
+class EncodedImage(Protocol):
+    """What an `Encoder` made of one picture: device arrays that only `runner` can read."""
+
+    @property
+    def size_bytes(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
     """A request as the runner takes it: token_ids (tokens,) int32, and its spans in order.
 
-    `grids` has a row for each picture (`image_grid_thw`) and each video (`video_grid_thw`), for
-    families whose positions follow from them.
-    The answer follows `grammar`, if there is one.
+    `images` are the spans that `prefix` does not end behind; `spans` are all, with their keys.
+    `positions`, (3, tokens) int32, are those of families with M-RoPE, after which a token n
+    stands at n + `rope_delta`. `borders` are the places, in order, where a state is worth
+    keeping, for families whose states can't be cut. The answer follows `grammar`, if there is
+    one. Who drops a prompt releases it.
     """
 
     token_ids: NDArray[np.int32]
     images: tuple[ImageSpan, ...] = ()
-    grids: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    spans: tuple[KeyedSpan, ...] = ()
+    positions: NDArray[np.int32] | None = None
+    rope_delta: int = 0
+    borders: tuple[int, ...] = ()
     grammar: CompiledGrammar | None = None
+    cache_salt: str = ""
+    prefix: Prefix | None = None
+    """What the prefix cache had of it."""
 
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
+    @property
+    def num_cached_tokens(self) -> int:
+        return self.prefix.length if self.prefix else 0
 
-EncodedImage = Any
-"""What an `Encoder` made of one picture: device arrays that only `runner` can read."""
+    @property
+    def elements(self) -> Elements:
+        return Elements(self.token_ids, self.spans)
+
+    def release(self) -> None:
+        """Let the caches evict what was found for it."""
+        for span in self.images:
+            if span.features:
+                span.features.release()
+        if self.prefix:
+            self.prefix.release()
 
 
 class RowId(NamedTuple):
@@ -75,7 +112,10 @@ class RowId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """A request that the runner meets for the first time in this plan."""
+    """A request that the runner meets for the first time in this plan.
+
+    `images` are the features of the prompt's; its prefill starts behind its prefix.
+    """
 
     request_id: str
     prompt: PreparedPrompt
@@ -157,6 +197,42 @@ class MemoryReading:
     active_bytes: int
     pool_bytes: int
     peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Caches:
+    """What engine and runner share, by what the caches are of; sizes are in `settings.Cache`.
+
+    layouts: the tokens of pictures and videos, small, by which they can be left undecoded.
+    pixels: what the processor made of them. features: what the encoder did. prefixes: KV.
+    """
+
+    layouts: LruCache[Any]
+    pixels: LruCache[Any]
+    features: LruCache[EncodedImage]
+    prefixes: PrefixCache[Any, Any]
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        layout_bytes: int = 0,
+        pixel_bytes: int = 0,
+        encoder_bytes: int = 0,
+        prefix_bytes: int = 0,
+        needs_snapshots: bool = False,
+    ) -> Caches:
+        """Caches of these sizes; those of none keep nothing."""
+        return cls(
+            layouts=LruCache("layout", layout_bytes),
+            pixels=LruCache("pixel", pixel_bytes),
+            features=LruCache("encoder", encoder_bytes),
+            prefixes=PrefixCache("prefix", prefix_bytes, needs_snapshots=needs_snapshots),
+        )
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(self.layouts, self.pixels, self.features, self.prefixes)
 
 
 class Runner(Protocol):

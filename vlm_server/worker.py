@@ -48,7 +48,7 @@ from vlm_server.protocol import (
 from vlm_server.runner.encoder import ImageEncoder
 from vlm_server.runner.grammar import Grammars
 from vlm_server.runner.loading import LoadedModel, load
-from vlm_server.runner.memory import DeviceMemory, device_name
+from vlm_server.runner.memory import DeviceMemory, device_name, make_caches
 from vlm_server.runner.model_runner import ModelRunner
 from vlm_server.runner.preparer import MultimodalPreparer
 from vlm_server.runner.speed import warn_of_slow_products
@@ -111,11 +111,12 @@ def build_loop(start: Start, loaded: LoadedModel, channel: Channel) -> EngineLoo
         default_top_p=loaded.default_top_p,
     )
     grammars = Grammars(loaded, start.engine.schema_timeout_seconds)
+    caches = make_caches(start.cache, loaded.language_model)
     return EngineLoop(
         inbox=channel.inbox,
-        scheduler=Scheduler(config, loaded.backend),
-        runner=ModelRunner(loaded),
-        preparer=MultimodalPreparer(loaded, start.video, grammars),
+        scheduler=Scheduler(config, loaded.backend, caches),
+        runner=ModelRunner(loaded, caches),
+        preparer=MultimodalPreparer(loaded, start.video, grammars, caches),
         encoder=ImageEncoder(loaded.model),
         memory=DeviceMemory(start.engine.pool_limit_bytes),
         send=channel.send,

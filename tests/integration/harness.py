@@ -12,7 +12,7 @@ from PIL import Image as PillowImage
 from vlm_server.engine.limits import SchedulerConfig
 from vlm_server.engine.scheduler import Scheduler
 from vlm_server.errors import InternalError, RequestError
-from vlm_server.ports import PreparedPrompt, RowId
+from vlm_server.ports import Caches, PreparedPrompt, RowId
 from vlm_server.protocol import (
     ContentPart,
     Event,
@@ -91,6 +91,8 @@ class Engine:
     preparer: MultimodalPreparer
     chunk_tokens: int = 512
     max_num_seqs: int = 8
+    caches: Caches = field(default_factory=Caches.of)
+    """Those that keep anything are in use by scheduler, runner and a preparer of their own."""
     rows: dict[RowId, list[int]] = field(default_factory=dict)
     """All tokens of each choice."""
     row_texts: dict[RowId, str] = field(default_factory=dict)
@@ -100,7 +102,9 @@ class Engine:
     prompts: dict[str, PreparedPrompt] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.runner = ModelRunner(self.loaded)
+        if any(reading.limit_bytes for reading in self.caches.ledger.read()):
+            self.preparer = MultimodalPreparer(self.loaded, caches=self.caches)
+        self.runner = ModelRunner(self.loaded, self.caches)
         self.encoder = ImageEncoder(self.loaded.model)
         config = SchedulerConfig(
             max_num_seqs=self.max_num_seqs,
@@ -113,7 +117,7 @@ class Engine:
             default_temperature=self.loaded.default_temperature,
             default_top_p=self.loaded.default_top_p,
         )
-        self.scheduler = Scheduler(config, self.loaded.backend)
+        self.scheduler = Scheduler(config, self.loaded.backend, self.caches)
 
     @property
     def tokens(self) -> dict[str, list[int]]:

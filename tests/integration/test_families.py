@@ -25,9 +25,10 @@ from tests.integration.harness import (
     image_of,
 )
 from tests.tiny_models.pictures import picture
+from vlm_server.cache.lru import LruCache
 from vlm_server.engine.states import State
 from vlm_server.errors import InternalError
-from vlm_server.ports import PreparedPrompt
+from vlm_server.ports import Caches, PreparedPrompt
 from vlm_server.protocol import Failed, Finished, SamplingParams, Submit
 from vlm_server.runner.encoder import ImageEncoder
 from vlm_server.runner.loading import LoadedModel
@@ -121,7 +122,7 @@ def test_an_abort_leaves_the_others_as_they_were(
     engine.add(asked("picture"))
     request = engine.scheduler._requests["pictures"]
     reached = {
-        "encoding": lambda: len(request.encoded) == 1,
+        "encoding": lambda: len(request.features) == 1,
         "prefill": lambda: request.num_prefilled > 0,
         "decode": lambda: request.usage.completion_tokens == 4,
         "first token": lambda: request.state is State.DECODE,
@@ -170,17 +171,40 @@ def test_scores_that_are_not_numbers_end_their_own_request_alone(
     new_engine: NewEngine, served: Served, alone: Callable[[str], list[int]]
 ):
     """NaN in a picture's features comes out as NaN in the logits of every token after it."""
-    engine = new_engine()
+
+    def with_nans(prompt: PreparedPrompt) -> PreparedPrompt:
+        (span,) = prompt.images
+        made = ImageEncoder(served[0].model).encode(prompt, 0)
+        lease = LruCache[Any]("none", 0).put("", replace(made, rows=made.rows * mx.nan), 1)
+        return replace(prompt, images=(replace(span, features=lease),))
+
+    caches = Caches.of(encoder_bytes=1 << 20, prefix_bytes=64 << 20)
+    engine = new_engine(caches=caches)
     engine.add(asked("text", LONGER))
     engine.add(asked("pictures", LONGER))
     engine.step_until(lambda: len(engine.tokens.get("pictures", [])) >= 4)
-    add_changed(engine, served[1], with_pixels(lambda pixels: np.full_like(pixels, np.nan)))
+    kept = caches.prefixes.read().entries
+    add_changed(engine, served[1], with_nans)
     engine.run()
     failed = engine.ends["picture"]
     assert isinstance(failed, Failed)
     assert (failed.code, "NaN" in failed.message) == ("internal_error", True)
     assert "picture" not in engine.tokens
+    assert caches.prefixes.read().entries <= kept + 2, "only the answers of the others are kept"
     assert engine.tokens == {name: alone(name) for name in ("text", "pictures")}
+
+
+def test_features_that_are_not_numbers_end_their_own_request_and_are_not_kept(
+    new_engine: NewEngine, served: Served
+):
+    caches = Caches.of(encoder_bytes=1 << 20)
+    engine = new_engine(caches=caches)
+    add_changed(engine, served[1], with_pixels(lambda pixels: np.full_like(pixels, np.nan)))
+    engine.run()
+    failed = engine.ends["picture"]
+    assert isinstance(failed, Failed)
+    assert (failed.code, "not finite" in failed.message) == ("internal_error", True)
+    assert not caches.features.read().entries
 
 
 def test_more_placeholders_than_features_end_their_own_request_alone(

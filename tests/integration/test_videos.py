@@ -24,7 +24,6 @@ from vlm_server.protocol import Failed, SamplingParams, Video
 from vlm_server.runner import processing
 from vlm_server.runner.families import WITH_VIDEO
 from vlm_server.runner.loading import LoadedModel, load
-from vlm_server.runner.positions import prompt_positions
 from vlm_server.runner.preparer import MultimodalPreparer
 from vlm_server.settings import Model
 from vlm_server.settings import Video as Limits
@@ -212,10 +211,9 @@ def test_positions_are_those_of_the_whole_prompt(native: Served, name: str):
     wanted, deltas = loaded.language_model.get_rope_index(
         made["input_ids"], made.get("image_grid_thw"), made["video_grid_thw"]
     )
-    found = prompt_positions(loaded.language_model, preparer.prepare(asked(name)))
-    assert found is not None
-    assert np.array_equal(np.array(found.position_ids), np.array(wanted))
-    assert found.delta == int(np.array(deltas).reshape(-1)[0])
+    prompt = preparer.prepare(asked(name))
+    assert np.array_equal(prompt.positions, np.array(wanted)[:, 0])
+    assert prompt.rope_delta == int(np.array(deltas).reshape(-1)[0])
 
 
 def test_a_long_video_is_encoded_in_units(native: Served, monkeypatch: pytest.MonkeyPatch):

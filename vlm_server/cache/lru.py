@@ -22,10 +22,11 @@ class _Entry(Generic[V]):
 class Lease(Generic[V]):
     """A value that is not evicted until it is released. Releasing twice is no error."""
 
-    def __init__(self, cache: LruCache[V], entry: _Entry[V]) -> None:
+    def __init__(self, cache: LruCache[V], value: V, entry: _Entry[V] | None) -> None:
+        """`entry` is None for a value that is not kept."""
         self._cache = cache
-        self._entry: _Entry[V] | None = entry
-        self.value = entry.value
+        self._entry = entry
+        self.value = value
 
     def release(self) -> None:
         entry, self._entry = self._entry, None
@@ -53,9 +54,7 @@ class LruCache(Generic[V]):
                 self._misses += 1
                 return None
             self._hits += 1
-            self._entries.move_to_end(key)
-            self._pin(entry)
-            return Lease(self, entry)
+            return self._lease(key, entry)
 
     def get(self, key: str) -> V | None:
         """The value of `key`; None if it is not here."""
@@ -70,15 +69,19 @@ class LruCache(Generic[V]):
         with self._lock:
             return key in self._entries
 
-    def put(self, key: str, value: V, size_bytes: int) -> None:
-        """Keep `value`, unless its key is here already or there is no room that can be made."""
+    def put(self, key: str, value: V, size_bytes: int) -> Lease[V]:
+        """Keep `value`, if there is room that can be made; what is here under `key` stays.
+
+        The lease is of what is here, or else of `value`, which is not kept.
+        """
         with self._lock:
-            room = self._limit_bytes - self._pinned_bytes
-            if key in self._entries or size_bytes > room:
-                return
-            self._make_room(size_bytes)
-            self._entries[key] = _Entry(value, size_bytes)
-            self._size_bytes += size_bytes
+            if key not in self._entries:
+                if size_bytes > self._limit_bytes - self._pinned_bytes:
+                    return Lease(self, value, None)
+                self._make_room(size_bytes)
+                self._entries[key] = _Entry(value, size_bytes)
+                self._size_bytes += size_bytes
+            return self._lease(key, self._entries[key])
 
     def read(self) -> CacheReading:
         with self._lock:
@@ -110,10 +113,12 @@ class LruCache(Generic[V]):
             self._size_bytes -= self._entries.pop(key).size_bytes
             self._evictions += 1
 
-    def _pin(self, entry: _Entry[V]) -> None:
+    def _lease(self, key: str, entry: _Entry[V]) -> Lease[V]:
+        self._entries.move_to_end(key)
         if not entry.pins:
             self._pinned_bytes += entry.size_bytes
         entry.pins += 1
+        return Lease(self, entry.value, entry)
 
     def _unpin(self, entry: _Entry[V]) -> None:
         with self._lock:

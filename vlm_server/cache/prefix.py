@@ -111,8 +111,8 @@ class PrefixCache(Generic[T, S]):
 
     def __init__(self, name: str, limit_bytes: int, *, needs_snapshots: bool = False) -> None:
         self._name = name
-        self._limit_bytes = limit_bytes
-        self._needs_snapshots = needs_snapshots
+        self.limit_bytes = limit_bytes
+        self.needs_snapshots = needs_snapshots
         self._lock = threading.Lock()
         self._roots: dict[str, _Node[T, S]] = {}
         self._nodes: OrderedDict[_Node[T, S], None] = OrderedDict()
@@ -141,7 +141,7 @@ class PrefixCache(Generic[T, S]):
 
     def insert(self, elements: Elements, source: Source[T, S], salt: str = "") -> None:
         """Keep what `source` has of `elements`, as far as it is not here and finds room."""
-        if not self._limit_bytes:
+        if not self.limit_bytes:
             return
         with self._lock:
             node, start = self._root(salt), 0
@@ -159,7 +159,7 @@ class PrefixCache(Generic[T, S]):
                 entries=len(self._nodes),
                 size_bytes=self._size_bytes,
                 pinned_bytes=self._pinned_bytes,
-                limit_bytes=self._limit_bytes,
+                limit_bytes=self.limit_bytes,
                 hits=self._hits,
                 misses=self._misses,
                 evictions=self._evictions,
@@ -184,7 +184,7 @@ class PrefixCache(Generic[T, S]):
             assert all(order[n] < order[n.parent] for n in order if n.parent in order)
             assert self._size_bytes == sum(node.size_bytes for node in order)
             assert self._pinned_bytes == sum(node.size_bytes for node in order if node.pins)
-            assert self._size_bytes <= self._limit_bytes
+            assert self._size_bytes <= self.limit_bytes
 
     # ---- finding -------------------------------------------------------------------
 
@@ -202,13 +202,13 @@ class PrefixCache(Generic[T, S]):
             found.append((child, count))
             at += count
             node = child if count == len(child.edge) else None
-        if self._needs_snapshots:
+        if self.needs_snapshots:
             while found and not (found[-1][0].snapshot and self._is_whole(*found[-1])):
                 found.pop()
         for last, _ in found[-1:]:
             self._pin(last)
             self._touch(last)
-        snapshot = found[-1][0].snapshot if found and self._needs_snapshots else None
+        snapshot = found[-1][0].snapshot if found and self.needs_snapshots else None
         return PrefixMatch(self, found, snapshot)
 
     @staticmethod
@@ -223,7 +223,7 @@ class PrefixCache(Generic[T, S]):
 
     def _ends(self, elements: Elements, source: Source[T, S]) -> list[int]:
         """Where nodes shall end."""
-        if not self._needs_snapshots:
+        if not self.needs_snapshots:
             return [len(elements)]
         return sorted(source.snapshots)
 
@@ -231,7 +231,7 @@ class PrefixCache(Generic[T, S]):
         self, node: _Node[T, S], elements: Elements, start: int, end: int, source: Source[T, S]
     ) -> _Node[T, S] | None:
         """The node at `end`, where `node` is at `start`; None if there is no room for it."""
-        snapshot = source.snapshots.get(end) if self._needs_snapshots else None
+        snapshot = source.snapshots.get(end) if self.needs_snapshots else None
         while start < end:
             child = node.children.get(elements.key_at(start))
             if child is None:
@@ -256,7 +256,7 @@ class PrefixCache(Generic[T, S]):
     def _add(
         self, node: _Node[T, S], elements: Elements, start: int, end: int, source: Source[T, S]
     ) -> _Node[T, S] | None:
-        snapshot = source.snapshots.get(end) if self._needs_snapshots else None
+        snapshot = source.snapshots.get(end) if self.needs_snapshots else None
         size_bytes = source.size_bytes(start, end) + (snapshot.size_bytes if snapshot else 0)
         if not self._make_room(node, size_bytes):
             return None
@@ -285,9 +285,9 @@ class PrefixCache(Generic[T, S]):
     def _make_room(self, keep: _Node[T, S], size_bytes: int) -> bool:
         """Evict until `size_bytes` more fit; `keep` and those above it stay."""
         self._pin(keep)
-        if has_room := self._pinned_bytes + size_bytes <= self._limit_bytes:
+        if has_room := self._pinned_bytes + size_bytes <= self.limit_bytes:
             for node in [node for node in self._nodes if not node.pins]:
-                if self._size_bytes + size_bytes <= self._limit_bytes:
+                if self._size_bytes + size_bytes <= self.limit_bytes:
                     break
                 self._evict(node)
         self._unpin(keep)

@@ -213,6 +213,9 @@ class EngineLoop:
             pool_bytes=reading.pool_bytes,
             peak_bytes=reading.peak_bytes,
             generated_tokens=scheduler.num_generated_tokens,
+            prompt_tokens=scheduler.num_prompt_tokens,
+            cached_tokens=scheduler.num_cached_tokens,
+            caches=scheduler.cache_stats,
         )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from vlm_server.cache.lru import Lease
 from vlm_server.engine.choice import Choice
 from vlm_server.engine.detokenizer import Decoder
 from vlm_server.engine.states import State, check_transition
 from vlm_server.engine.turns import Waiting
-from vlm_server.ports import EncodedImage, NewRequest, PreparedPrompt, RowId
+from vlm_server.ports import EncodedImage, NewRequest, Prefix, PreparedPrompt, RowId
 from vlm_server.protocol import SamplingParams, Submit, Usage
 
 
@@ -25,8 +26,12 @@ class Request:
         self.state = State.WAITING
         self.prompt: PreparedPrompt | None = None
         self.max_tokens = sampling.max_tokens or 0
-        self.encoded: list[EncodedImage] = []
+        self.features: list[Lease[EncodedImage]] = []
+        """Of the prompt's first pictures, as far as they are encoded."""
+        self.has_media_left = False
+        """Whether there are pictures in what is not prefilled."""
         self.num_prefilled = 0
+        self.num_cached_tokens = 0
         self.is_known_to_runner = False
         self.choices = tuple(Choice(sampling, decoder) for _ in range(sampling.n))
         self.rows = [RowId(submit.request_id, number) for number in range(sampling.n)]
@@ -40,15 +45,53 @@ class Request:
     def take_prompt(self, prompt: PreparedPrompt, max_tokens: int) -> None:
         """The prompt is ready; the encoded pictures of `submit` are not needed any more."""
         self.prompt, self.submit, self.max_tokens = prompt, None, max_tokens
+        self.has_media_left = bool(prompt.images)
+        self.num_prefilled = self.num_cached_tokens = prompt.num_cached_tokens
         self.move_to(State.PREFILL)
+        self._take_known_features()
+
+    def take_prefix(self, prefix: Prefix) -> None:
+        """More of the prompt was found, before its prefill began: pictures in it need nothing."""
+        assert self.prompt is not None
+        known = [span for span in self.prompt.images if span.end <= prefix.length]
+        images = self.prompt.images[len(known) :]
+        for done in self.features[: len(known)]:
+            done.release()
+        for span in known[len(self.features) :]:
+            if span.features:
+                span.features.release()
+        self.features = self.features[len(known) :]
+        self.prompt = replace(self.prompt, images=images, prefix=prefix)
+        self.has_media_left = bool(images)
+        self.num_prefilled = self.num_cached_tokens = prefix.length
+
+    def take_features(self, features: Lease[EncodedImage]) -> None:
+        """The next picture is encoded."""
+        self.features.append(features)
+        self._take_known_features()
 
     def hand_over(self) -> NewRequest:
         """All that the runner needs; the pixels are not needed here any more."""
         assert self.prompt is not None
-        new = NewRequest(self.request_id, self.prompt, self.sampling, tuple(self.encoded))
+        images = tuple(lease.value for lease in self.features)
         self.is_known_to_runner = True
-        self.prompt, self.encoded = replace(self.prompt, images=()), []
-        return new
+        return NewRequest(self.request_id, self.prompt, self.sampling, images)
+
+    def release(self) -> None:
+        """Let go of what the runner does not need any more, or never will: pixels, features, KV."""
+        for lease in self.features:
+            lease.release()
+        self.features = []
+        if self.prompt:
+            self.prompt.release()
+            self.prompt = replace(self.prompt, images=(), positions=None, prefix=None)
+
+    def _take_known_features(self) -> None:
+        assert self.prompt is not None
+        for span in self.prompt.images[len(self.features) :]:
+            if span.features is None:
+                return
+            self.features.append(span.features)
 
     @property
     def needs_encoding(self) -> bool:
@@ -60,7 +103,7 @@ class Request:
         """Whether all pictures are encoded and some of the prompt is not prefilled."""
         if self.prompt is None or self.state is not State.PREFILL:
             return False
-        return self.is_known_to_runner or len(self.encoded) == len(self.prompt.images)
+        return self.is_known_to_runner or len(self.features) == len(self.prompt.images)
 
     @property
     def work_left(self) -> Waiting:
@@ -70,8 +113,9 @@ class Request:
         """
         assert self.prompt is not None
         left = self.prompt.num_tokens - self.num_prefilled
-        left += sum(span.end - span.start for span in self.prompt.images[len(self.encoded) :])
-        return Waiting(self.request_id, left, bool(self.encoded) or self.is_known_to_runner)
+        unknown = [s for s in self.prompt.images[len(self.features) :] if s.features is None]
+        left += sum(span.end - span.start for span in unknown)
+        return Waiting(self.request_id, left, bool(self.features) or self.is_known_to_runner)
 
     @property
     def tokens_left(self) -> Waiting:
@@ -98,4 +142,4 @@ class Request:
     def usage(self) -> Usage:
         prompt_tokens = self.prompt.num_tokens if self.prompt else 0
         completion_tokens = sum(choice.num_generated for choice in self.choices)
-        return Usage(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
+        return Usage(prompt_tokens, completion_tokens, self.num_cached_tokens)

@@ -10,7 +10,9 @@ The heart of the engine is three beats:
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from vlm_server.engine.detokenizer import Decoder
 from vlm_server.engine.limits import SchedulerConfig
@@ -21,8 +23,10 @@ from vlm_server.engine.states import State
 from vlm_server.engine.turns import Turns
 from vlm_server.errors import ContextLengthExceeded, EngineUnavailable, RequestError
 from vlm_server.ports import (
+    Caches,
     EncodedImage,
     EncodeWork,
+    NewRequest,
     PrefillWork,
     PreparedPrompt,
     RowId,
@@ -32,6 +36,7 @@ from vlm_server.ports import (
 )
 from vlm_server.protocol import (
     Accepted,
+    CacheStats,
     Delta,
     Event,
     Failed,
@@ -51,18 +56,22 @@ class Scheduler:
     there is room for all of them, and those that came later wait behind it.
     """
 
-    def __init__(self, config: SchedulerConfig, decoder: Decoder) -> None:
+    def __init__(
+        self, config: SchedulerConfig, decoder: Decoder, caches: Caches | None = None
+    ) -> None:
         self._config = config
         self._decoder = decoder
+        self._caches = caches or Caches.of()
         self._pace = PrefillPace(config.max_step_seconds, config.prefill_chunk_tokens)
         self._requests: dict[str, Request] = {}
         self._prefill_turns = Turns()
         self._media_turns = Turns()
         self._preparations = Preparations(config.max_preparing, config.max_num_seqs)
-        self._with_encoder: set[str] = set()
+        self._with_encoder: dict[str, str] = {}
+        """The keys of the pictures, by request."""
         self._released: list[RowId] = []
         self.is_draining = False
-        self.num_generated_tokens = 0
+        self.num_generated_tokens = self.num_prompt_tokens = self.num_cached_tokens = 0
 
     # ---- what comes in -------------------------------------------------------------
 
@@ -90,27 +99,31 @@ class Scheduler:
         """A preparer is done with a request, which may have been aborted meanwhile."""
         self._preparations.end(request_id)
         request = self._requests.get(request_id)
-        if request is None:
-            return []
         if isinstance(outcome, RequestError):
-            return self._fail(request, outcome)
+            return [] if request is None else self._fail(request, outcome)
+        if request is None:
+            outcome.release()
+            return []
         try:
             wanted = request.sampling.max_tokens
             room = self._config.room_for_answer(outcome.num_tokens, wanted)
         except ContextLengthExceeded as error:
+            outcome.release()
             return self._fail(request, error)
         request.take_prompt(outcome, room)
         return []
 
     def encoded(self, request_id: str, outcome: EncodedImage | RequestError) -> list[Event]:
         """The encoder is done with a request's next picture."""
-        self._with_encoder.discard(request_id)
+        mm_hash = self._with_encoder.pop(request_id)
         request = self._requests.get(request_id)
-        if request is None:
-            return []
         if isinstance(outcome, RequestError):
-            return self._fail(request, outcome)
-        request.encoded.append(outcome)
+            return [] if request is None else self._fail(request, outcome)
+        features = self._caches.features.put(mm_hash, outcome, outcome.size_bytes)
+        if request is None:
+            features.release()
+        else:
+            request.take_features(features)
         return []
 
     # ---- what goes out -------------------------------------------------------------
@@ -125,22 +138,15 @@ class Scheduler:
         None also if it is a prompt's turn: pictures are encoded and their prompts prefilled one
         after the other, since a device that does both at once is late with both.
         """
-        if self._with_encoder or not any(r.needs_encoding for r in self._requests.values()):
-            return None
-        has_room = self._next_to_prefill() is not None
-        waiting = [
-            r.work_left
-            for r in self._requests.values()
-            if r.needs_encoding or (r.has_media and r.can_prefill and has_room)
-        ]
-        request_id = self._media_turns.next(waiting)
-        if request_id is None or not self._requests[request_id].needs_encoding:
-            return None
-        self._media_turns.took(request_id)
-        request = self._requests[request_id]
-        assert request.prompt is not None
-        self._with_encoder.add(request_id)
-        return EncodeWork(request_id, len(request.encoded), request.prompt)
+        while not self._with_encoder and (request := self._next_to_encode()):
+            if self._is_known_by_now(request):
+                continue
+            assert request.prompt is not None
+            image_index = len(request.features)
+            self._media_turns.took(request.request_id)
+            self._with_encoder[request.request_id] = request.prompt.images[image_index].mm_hash
+            return EncodeWork(request.request_id, image_index, request.prompt)
+        return None
 
     def schedule(self) -> SchedulerOutput:
         """The next step. Empty if there is nothing that the runner could do."""
@@ -151,9 +157,9 @@ class Scheduler:
             return SchedulerOutput(released=released, decode=decoding)
         assert request.prompt is not None
         self._prefill_turns.took(request.request_id)
-        if request.has_media:
+        if request.has_media_left:
             self._media_turns.took(request.request_id)
-        new = () if request.is_known_to_runner else (request.hand_over(),)
+        new = () if request.is_known_to_runner else (self._hand_over(request),)
         chunk = self._next_chunk(request, request.prompt, others_wait=bool(decoding))
         return SchedulerOutput(released, new, decoding, chunk)
 
@@ -186,8 +192,12 @@ class Scheduler:
     @property
     def num_tracked(self) -> int:
         """Everything that is remembered of any request; 0 when idle."""
-        elsewhere = self._preparations.request_ids | self._with_encoder
+        elsewhere = self._preparations.request_ids | self._with_encoder.keys()
         return len(self._requests.keys() | elsewhere) + len(self._released)
+
+    @property
+    def cache_stats(self) -> tuple[CacheStats, ...]:
+        return tuple(CacheStats(**asdict(each)) for each in self._caches.ledger.read())
 
     @property
     def has_requests(self) -> bool:
@@ -204,6 +214,20 @@ class Scheduler:
     def _in_state(self, state: State) -> Iterator[Request]:
         return (request for request in self._requests.values() if request.state is state)
 
+    def _next_to_encode(self) -> Request | None:
+        """Whose picture is next; None if it is a prompt's turn, or nobody's."""
+        if not any(r.needs_encoding for r in self._requests.values()):
+            return None
+        has_room = self._next_to_prefill() is not None
+        waiting = [
+            r.work_left
+            for r in self._requests.values()
+            if r.needs_encoding or (r.has_media_left and r.can_prefill and has_room)
+        ]
+        request_id = self._media_turns.next(waiting)
+        request = None if request_id is None else self._requests[request_id]
+        return request if request and request.needs_encoding else None
+
     def _next_to_prefill(self) -> Request | None:
         """Whose chunk the next step takes: of no prompt with media beside an encode.
 
@@ -212,7 +236,7 @@ class Scheduler:
         waiting = [
             r.tokens_left
             for r in self._requests.values()
-            if r.can_prefill and not (r.has_media and self._with_encoder)
+            if r.can_prefill and not (r.has_media_left and self._with_encoder)
         ]
         taken = sum(len(r.rows) for r in self._requests.values() if r.is_known_to_runner)
         free = self._config.max_num_seqs - taken
@@ -220,16 +244,52 @@ class Scheduler:
         request_id = self._prefill_turns.next(waiting, room)
         return None if request_id is None else self._requests[request_id]
 
+    def _is_known_by_now(self, request: Request) -> bool:
+        """Take the request's next picture from a cache that had it not yet when it was prepared."""
+        self._find_prefix(request)
+        if not request.needs_encoding:
+            return True
+        assert request.prompt is not None
+        mm_hash = request.prompt.images[len(request.features)].mm_hash
+        features = self._caches.features.lease(mm_hash)
+        if features is not None:
+            request.take_features(features)
+        return features is not None
+
+    def _find_prefix(self, request: Request) -> None:
+        """Look again how much of a prompt is known that the runner has not met yet."""
+        prompt = request.prompt
+        assert prompt is not None
+        if prompt.prefix is None:
+            return
+        limit = prompt.num_tokens - 1
+        prefix = self._caches.prefixes.improve(
+            prompt.prefix, prompt.elements, limit, prompt.cache_salt
+        )
+        if prefix is not prompt.prefix:
+            request.take_prefix(prefix)
+
+    def _hand_over(self, request: Request) -> NewRequest:
+        self._find_prefix(request)
+        assert request.prompt is not None
+        self.num_prompt_tokens += request.prompt.num_tokens
+        self.num_cached_tokens += request.num_cached_tokens
+        return request.hand_over()
+
     def _next_chunk(
         self, request: Request, prompt: PreparedPrompt, *, others_wait: bool
     ) -> PrefillWork:
         start = request.num_prefilled
         end = start + self._pace.chunk_tokens(prompt.num_tokens - start, others_wait=others_wait)
+        borders = prompt.borders[bisect_right(prompt.borders, start) :]
+        end = min([end, *borders[:1]])
         return PrefillWork(request.request_id, start, end, is_last=end == prompt.num_tokens)
 
     def _advance(self, plan: SchedulerOutput, result: StepResult) -> None:
         """Note the progress of the prompt whose chunk was prefilled."""
         request = self._requests.get(plan.prefill.request_id) if plan.prefill else None
+        if request and plan.new:
+            request.release()
         if request is None or plan.prefill is None or request.request_id in result.failures:
             return
         self._pace.note(plan.prefill.end - plan.prefill.start, result.prefill_seconds)
@@ -265,6 +325,7 @@ class Scheduler:
 
     def _forget(self, request: Request) -> None:
         del self._requests[request.request_id]
+        request.release()
         if request.is_known_to_runner:
             self._released += request.rows
 

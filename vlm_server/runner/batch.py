@@ -9,13 +9,15 @@ finds what is allowed next, between launching the model and launching the draw.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from vlm_server.ports import RowId, TokenScore
+from vlm_server.cache.elements import Elements
+from vlm_server.ports import PreparedPrompt, RowId, TokenScore
+from vlm_server.runner.kv import RowState, snapshot
 from vlm_server.runner.prefill import Prefill
 from vlm_server.runner.rotary import has_fast_rotary
 from vlm_server.runner.rows import joined, kept
@@ -25,12 +27,16 @@ from vlm_server.runner.scores import Scores, score
 
 @dataclass(slots=True)
 class _Row:
-    """`position` is that of the row's next token, before the family's rotary delta."""
+    """`position` is that of the row's next token, before the family's rotary delta.
+
+    `token_ids` are those of the answer that the cache holds; they are all that were reported.
+    """
 
     id: RowId
     sampler: RowSampler
+    prompt: PreparedPrompt
     position: int
-    rope_delta: int
+    token_ids: list[int] = field(default_factory=list)
 
 
 class DecodeBatch:
@@ -71,6 +77,16 @@ class DecodeBatch:
         """Whether a row's grammar does not let it go on."""
         return any(row.id == row_id and row.sampler.is_stuck for row in self._rows)
 
+    def state_of(self, row_id: RowId) -> tuple[Elements, RowState, str] | None:
+        """All tokens of a row that its cache holds, their KV and its salt; None if it has left.
+
+        The KV is to be read before the next step, and before any row leaves.
+        """
+        for i, row in enumerate(self._rows):
+            if row.id == row_id:
+                return *self._state_of(i, row), row.prompt.cache_salt
+        return None
+
     def leave(self, rows: Collection[RowId]) -> None:
         """Drop rows, and what they were about to draw. Those that are not here are no error."""
         staying = [i for i, row in enumerate(self._rows) if row.id not in rows]
@@ -94,14 +110,23 @@ class DecodeBatch:
         drawn, scores = self._tokens, self._scores
         self._tokens, self._scores = self._launch(drawn)
         tokens = dict(zip(self.row_ids, np.array(drawn).tolist(), strict=True))
+        for row in self._rows:
+            row.token_ids.append(tokens[row.id])
         scored = dict(entry for each in scores for entry in each.read() if entry[0] in tokens)
         return tokens, scored
+
+    def _state_of(self, i: int, row: _Row) -> tuple[Elements, RowState]:
+        answer = np.array(row.token_ids, dtype=np.int32)
+        token_ids = np.concatenate([row.prompt.token_ids, answer])
+        now = snapshot(self._cache, i if len(self._rows) > 1 else None)
+        state = RowState(self._cache, {len(token_ids): now}, i)
+        return Elements(token_ids, row.prompt.spans), state
 
     def _new_rows(self, request_id: str, prefill: Prefill, vocabulary_size: int) -> list[_Row]:
         samplers = [
             RowSampler(
                 choice_params(prefill.sampling, choice),
-                prefill.token_ids,
+                prefill.prompt.token_ids,
                 self._eos_token_ids,
                 vocabulary_size,
                 prefill.grammar.begin() if prefill.grammar else None,
@@ -109,7 +134,7 @@ class DecodeBatch:
             for choice in range(prefill.sampling.n)
         ]
         return [
-            _Row(RowId(request_id, choice), sampler, prefill.num_tokens, prefill.rope_delta)
+            _Row(RowId(request_id, choice), sampler, prefill.prompt, prefill.prompt.num_tokens)
             for choice, sampler in enumerate(samplers)
         ]
 
@@ -139,7 +164,7 @@ class DecodeBatch:
 
     def _position_ids(self) -> mx.array:
         """Where each row's next token stands: (3, rows, 1), or (rows, 1) for `FastRotary`."""
-        places = mx.array([[row.position + row.rope_delta] for row in self._rows])
+        places = mx.array([[row.position + row.prompt.rope_delta] for row in self._rows])
         if self._has_fast_rotary:
             return places
         return mx.broadcast_to(places[None], (3, *places.shape))

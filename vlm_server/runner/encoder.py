@@ -27,6 +27,15 @@ class ImageFeatures:
     visual_mask: mx.array | None
     deepstack: mx.array | None
 
+    @property
+    def size_bytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        made = (self.rows, self.visual_mask, self.deepstack)
+        return [array for array in made if array is not None]
+
 
 class ImageEncoder:
     """The `Encoder` of one model. Works on a thread and a stream of its own."""
@@ -42,7 +51,8 @@ class ImageEncoder:
 def encode_image(model: Any, prompt: PreparedPrompt, span: ImageSpan) -> ImageFeatures:
     """Run the vision tower on one picture of `prompt`; the arrays are evaluated.
 
-    Raises InternalError if the rows that it makes are not as many as the tokens.
+    Raises InternalError if the rows that it makes are not as many as the tokens, or no numbers:
+    such features would be kept for everybody who shows this picture.
     """
     tower = getattr(model, "vision_tower", None)
     if isinstance(tower, FrameTower) and set(span.inputs) == _PICTURE_OF_PATCHES:
@@ -52,8 +62,10 @@ def encode_image(model: Any, prompt: PreparedPrompt, span: ImageSpan) -> ImageFe
     num_rows, num_tokens = features.rows.shape[0], span.end - span.start
     if num_rows != num_tokens:
         raise InternalError(f"a picture's {num_tokens} tokens got {num_rows} rows of features")
-    arrays = (features.rows, features.visual_mask, features.deepstack)
-    mx.eval([array for array in arrays if array is not None])
+    are_numbers = mx.all(mx.isfinite(features.rows))
+    mx.eval(are_numbers, features.arrays)
+    if not are_numbers.item():
+        raise InternalError("the features of a picture are not finite")
     return features
 
 

@@ -16,6 +16,7 @@ from mlx_vlm.utils import get_model_type
 from vlm_server.errors import ModelLoadError
 from vlm_server.runner.checkpoint import check_files, check_shards, read_json, reason_of
 from vlm_server.runner.families import CHECKED, WITH_VIDEO
+from vlm_server.runner.fingerprint import fingerprint
 from vlm_server.runner.patches import use_fast_patches
 from vlm_server.runner.positions import forget_positions
 from vlm_server.runner.processors import mend
@@ -36,6 +37,7 @@ class LoadedModel:
 
     `video_token_id` is None for a family whose videos are shown as pictures, frame by frame.
     `vocabulary_size` is the width of its logits; the tokenizer may know fewer tokens, or more.
+    `fingerprint` names all that a picture's features follow from, but for the picture.
     """
 
     model: Any
@@ -48,6 +50,7 @@ class LoadedModel:
     vocabulary_size: int
     default_temperature: float
     default_top_p: float
+    fingerprint: str
 
     @property
     def tokenizer(self) -> Any:
@@ -101,6 +104,7 @@ def load(settings: ModelSettings) -> LoadedModel:
         vocabulary_size=_vocabulary_size(model.language_model),
         default_temperature=_default_temperature(generation),
         default_top_p=float(generation.get("top_p") or 1.0),
+        fingerprint=fingerprint(folder, str(settings.dtype)),
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from vlm_server.errors import InternalError, InvalidRequest, RequestError
 from vlm_server.ports import (
+    Caches,
     NewRequest,
     PrefillWork,
     RowId,
@@ -21,6 +22,7 @@ from vlm_server.ports import (
 )
 from vlm_server.runner.batch import DecodeBatch
 from vlm_server.runner.grammar import SCHEMA_PARAM
+from vlm_server.runner.kv import RowState
 from vlm_server.runner.loading import LoadedModel
 from vlm_server.runner.prefill import Prefill
 from vlm_server.runner.sampler import NO_TOKEN
@@ -44,15 +46,18 @@ class _Failed:
 class ModelRunner:
     """Holds the KV cache of every request: prompts being prefilled, and the rows that decode."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: LoadedModel, caches: Caches | None = None) -> None:
         self._model = loaded.model
+        self._prefixes = (caches or Caches.of()).prefixes
         self._prefills: dict[str, Prefill] = {}
+        self._joined: dict[str, Prefill] = {}
+        """Whose first token is not known yet, nor whether it is one."""
         self._batch = DecodeBatch(loaded.language_model, loaded.eos_token_ids)
 
     @property
     def num_tracked(self) -> int:
         """Prompts and rows that hold device memory."""
-        return len(self._prefills) + len(self._batch.row_ids)
+        return len(self._prefills) + len(self._joined) + len(self._batch.row_ids)
 
     def execute(self, plan: SchedulerOutput) -> StepResult:
         """One step. Never raises for a request's fault: see `StepResult.failures`."""
@@ -68,6 +73,8 @@ class ModelRunner:
     def _forget(self, rows: tuple[RowId, ...]) -> None:
         for row in rows:
             self._prefills.pop(row.request_id, None)
+            if self._joined.pop(row.request_id, None) is None:
+                self._keep_answer(row)
         self._batch.leave(rows)
 
     def _decode(
@@ -85,7 +92,23 @@ class ModelRunner:
         for row in [row for row, token in tokens.items() if token == NO_TOKEN]:
             del tokens[row]
             failed.requests[row.request_id] = self._fault(row)
+            self._joined.pop(row.request_id, None)
+            self._batch.leave([row])
+        self._keep_prompts()
         return tokens, scores
+
+    def _keep_prompts(self) -> None:
+        """Let others go on from the prompts whose model has answered something."""
+        for prefill in self._joined.values():
+            prompt = prefill.prompt
+            state = RowState(prefill.cache, prefill.snapshots)
+            self._prefixes.insert(prompt.elements, state, prompt.cache_salt)
+        self._joined.clear()
+
+    def _keep_answer(self, row: RowId) -> None:
+        """Let the conversation go on from the end of a row that leaves."""
+        if self._prefixes.limit_bytes and (found := self._batch.state_of(row)) is not None:
+            self._prefixes.insert(*found)
 
     def _fault(self, row: RowId) -> RequestError:
         """Why no token could be drawn."""
@@ -107,7 +130,7 @@ class ModelRunner:
             logits = prefill.run(work.start, work.end)
             if work.is_last:
                 self._batch.join(work.request_id, prefill, logits)
-                del self._prefills[work.request_id]
+                self._joined[work.request_id] = self._prefills.pop(work.request_id)
         except Exception as error:
             logger.exception("prefilling %d tokens failed", work.end - work.start)
             failed.take(error, (work.request_id,), "the model failed while reading the prompt")

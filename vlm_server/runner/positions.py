@@ -7,35 +7,31 @@ here they belong to a request and are always passed in, and the model's own are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-
-from vlm_server.ports import PreparedPrompt
-
-
-@dataclass(frozen=True, slots=True)
-class Positions:
-    """position_ids: (3, 1, tokens) of a prompt; a later token n stands at n + `delta`."""
-
-    position_ids: mx.array
-    delta: int
+from numpy.typing import NDArray
 
 
-def prompt_positions(language_model: Any, prompt: PreparedPrompt) -> Positions | None:
-    """The positions of a whole prompt; None for families that count tokens."""
+def prompt_positions(
+    language_model: Any, token_ids: NDArray[np.int32], grids: Mapping[str, NDArray[Any]]
+) -> tuple[NDArray[np.int32] | None, int]:
+    """Positions of a whole prompt, (3, tokens), and how far those after it run behind the count.
+
+    None and 0 for families that count tokens. `grids` has a row for each picture
+    (`image_grid_thw`) and each video (`video_grid_thw`). Leaves alone what the family keeps on
+    the module, and may be called on any thread.
+    """
     if not hasattr(language_model, "get_rope_index"):
-        return None
-    ids = mx.array(prompt.token_ids)[None]
-    grids = {name: mx.array(rows) for name, rows in prompt.grids.items()}
-    position_ids, deltas = language_model.get_rope_index(ids, **grids)
-    forget_positions(language_model)
-    if position_ids.ndim == 2:
-        position_ids = mx.broadcast_to(position_ids[None], (3, *position_ids.shape))
-    mx.eval(position_ids)
-    return Positions(position_ids, int(np.array(deltas).reshape(-1)[0]))
+        return None, 0
+    with mx.stream(mx.cpu):  # many small steps, each read back
+        arrays = {name: mx.array(rows) for name, rows in grids.items()}
+        found, deltas = language_model.get_rope_index(mx.array(token_ids)[None], **arrays)
+        positions = np.array(found, dtype=np.int32).reshape(-1, len(token_ids))
+        delta = int(np.array(deltas).reshape(-1)[0])
+    return np.broadcast_to(positions, (3, len(token_ids))), delta
 
 
 def forget_positions(language_model: Any) -> None:

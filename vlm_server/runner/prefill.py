@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -9,26 +10,33 @@ import numpy as np
 from mlx_vlm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
-from vlm_server.ports import ImageSpan, NewRequest
+from vlm_server.ports import NewRequest, PreparedPrompt
 from vlm_server.runner.encoder import ImageFeatures
 from vlm_server.runner.grammar import Grammar
-from vlm_server.runner.positions import Positions, forget_positions, prompt_positions
+from vlm_server.runner.kv import LayerStates, restore, snapshot
+from vlm_server.runner.positions import forget_positions
 
 
 class Prefill:
-    """A request from its first prompt token to its last."""
+    """A request from the first prompt token that no cache had to its last.
+
+    `snapshots` are taken where the prompt has a border, by the number of tokens before it.
+    """
 
     def __init__(self, model: Any, request: NewRequest) -> None:
         self._model = model
         self._prompt = request.prompt
         self.sampling = request.sampling
-        self._features: tuple[ImageFeatures, ...] = request.images
+        self._features: tuple[Any, ...] = request.images
         self._inputs: _PromptInputs | None = None
         self.cache: list[Any] = make_prompt_cache(model.language_model)
+        self.snapshots: dict[int, LayerStates] = {}
+        if request.prompt.prefix and request.prompt.prefix.length:
+            restore(self.cache, request.prompt.prefix, capacity=request.prompt.num_tokens + 1)
 
     @property
-    def token_ids(self) -> NDArray[np.int32]:
-        return self._prompt.token_ids
+    def prompt(self) -> PreparedPrompt:
+        return self._prompt
 
     @property
     def grammar(self) -> Grammar | None:
@@ -36,43 +44,41 @@ class Prefill:
         grammar: Grammar | None = self._prompt.grammar
         return grammar
 
-    @property
-    def num_tokens(self) -> int:
-        return self._prompt.num_tokens
-
-    @property
-    def rope_delta(self) -> int:
-        """How far positions run behind the token count after this prompt."""
-        positions = self._inputs.positions if self._inputs else None
-        return positions.delta if positions else 0
-
     def run(self, start: int, end: int) -> mx.array:
         """Prefill tokens `start` to `end`. Returns the last one's logits, (1, vocabulary), lazy."""
-        inputs = self._inputs = self._inputs or _PromptInputs(
-            self._model, self._prompt, self._features
-        )
-        self._features = ()
+        if self._inputs is None:
+            self._inputs = _PromptInputs(self._model, self._prompt, start, self._features)
+            self._features = ()
+            self._prompt = replace(self._prompt, images=(), positions=None, prefix=None)
         language_model = self._model.language_model
         output = language_model(
-            inputs.token_ids[:, start:end], cache=self.cache, **inputs.chunk(start, end)
+            self._inputs.token_ids(start, end), cache=self.cache, **self._inputs.chunk(start, end)
         )
         mx.eval([layer.state for layer in self.cache])
         forget_positions(language_model)
+        if end in self._prompt.borders:
+            self.snapshots[end] = snapshot(self.cache)
+        if end == self._prompt.num_tokens:
+            self._inputs = None
         logits: mx.array = output.logits[:, -1]
         return logits
 
 
 class _PromptInputs:
-    """The whole prompt as the language model takes it; sliced for each chunk."""
+    """A prompt from token `start` on, as the language model takes it; sliced for each chunk."""
 
-    def __init__(self, model: Any, prompt: Any, features: tuple[ImageFeatures, ...]) -> None:
-        self.token_ids = mx.array(prompt.token_ids)[None]
-        self.positions: Positions | None = prompt_positions(model.language_model, prompt)
-        made = model.get_input_embeddings(self.token_ids, None, mask=mx.ones_like(self.token_ids))
+    def __init__(
+        self, model: Any, prompt: PreparedPrompt, start: int, features: tuple[ImageFeatures, ...]
+    ) -> None:
+        self._start = start
+        self._positions = prompt.positions
+        self._token_ids = mx.array(prompt.token_ids[start:])[None]
+        made = model.get_input_embeddings(self._token_ids, None, mask=mx.ones_like(self._token_ids))
         forget_positions(model.language_model)
+        spans = [(span.start - start, span.end - start) for span in prompt.images]
         self._per_layer_inputs: mx.array | None = made.per_layer_inputs
-        self._embeds = _splice(made.inputs_embeds, prompt.images, features)
-        self._visual_mask = _visual_mask(prompt.num_tokens, prompt.images, features)
+        self._embeds = _splice(made.inputs_embeds, spans, features)
+        self._visual_mask = _visual_mask(prompt.num_tokens - start, spans, features)
         self._deepstack = (
             mx.concatenate([f.deepstack for f in features if f.deepstack is not None], axis=1)
             if self._visual_mask is not None
@@ -80,11 +86,17 @@ class _PromptInputs:
         )
         mx.eval(self._embeds)
 
+    def token_ids(self, start: int, end: int) -> mx.array:
+        """Tokens `start` to `end` of the prompt, (1, tokens)."""
+        return self._token_ids[:, start - self._start : end - self._start]
+
     def chunk(self, start: int, end: int) -> dict[str, mx.array | list[mx.array]]:
-        """The keyword arguments for tokens `start` to `end`."""
-        kwargs: dict[str, mx.array | list[mx.array]] = {"inputs_embeds": self._embeds[:, start:end]}
-        if self.positions is not None:
-            kwargs["position_ids"] = self.positions.position_ids[:, :, start:end]
+        """The keyword arguments for tokens `start` to `end` of the prompt."""
+        kwargs: dict[str, mx.array | list[mx.array]] = {}
+        if self._positions is not None:
+            kwargs["position_ids"] = mx.array(self._positions[:, None, start:end])
+        start, end = start - self._start, end - self._start
+        kwargs["inputs_embeds"] = self._embeds[:, start:end]
         if self._per_layer_inputs is not None:
             kwargs["per_layer_inputs"] = self._per_layer_inputs[:, start:end]
         if self._visual_mask is not None and self._deepstack is not None:
@@ -98,22 +110,22 @@ class _PromptInputs:
 
 
 def _splice(
-    text: mx.array, spans: tuple[ImageSpan, ...], features: tuple[ImageFeatures, ...]
+    text: mx.array, spans: list[tuple[int, int]], features: tuple[ImageFeatures, ...]
 ) -> mx.array:
     """`text` (1, tokens, hidden) with each span's rows replaced by its picture's."""
     pieces, cursor = [], 0
-    for span, image in zip(spans, features, strict=True):
-        pieces += [text[0, cursor : span.start], image.rows.astype(text.dtype)]
-        cursor = span.end
+    for (start, end), image in zip(spans, features, strict=True):
+        pieces += [text[0, cursor:start], image.rows.astype(text.dtype)]
+        cursor = end
     return mx.concatenate([*pieces, text[0, cursor:]])[None]
 
 
 def _visual_mask(
-    num_tokens: int, spans: tuple[ImageSpan, ...], features: tuple[ImageFeatures, ...]
+    num_tokens: int, spans: list[tuple[int, int]], features: tuple[ImageFeatures, ...]
 ) -> NDArray[np.bool_] | None:
     """(tokens,) where deepstack adds; None for a prompt or a family without it."""
     mask = np.zeros(num_tokens, dtype=np.bool_)
-    for span, image in zip(spans, features, strict=True):
+    for (start, end), image in zip(spans, features, strict=True):
         if image.visual_mask is not None:
-            mask[span.start : span.end] = np.array(image.visual_mask)
+            mask[start:end] = np.array(image.visual_mask)
     return mask if mask.any() else None

@@ -7,7 +7,7 @@ else. It says which tokens stand for the medium, and which text goes around them
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,20 +31,17 @@ _MILLISECONDS = 1000
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """What is encoded at once: tokens `start` to `end` of its medium, and arrays for the tower."""
-
-    start: int
-    end: int
-    inputs: dict[str, NDArray[Any]]
+Inputs = Mapping[str, NDArray[Any]]
+"""What the vision tower takes of one unit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Processed:
-    """A medium's `token_ids` from the first of `token_id` to the last, and the text around them.
+class Layout:
+    """How a medium stands in a prompt: all but its pixels.
 
-    `grids` are the rows that it adds to the arrays by which M-RoPE counts positions.
+    Its `token_ids` run from the first of `token_id` to the last; `prefix` and `suffix` are the
+    text around them. `grids` are the rows that it adds to the arrays by which M-RoPE counts
+    positions. `units` are the tokens, start and end, that are encoded at once.
     """
 
     token_id: int
@@ -52,7 +49,24 @@ class Processed:
     prefix: str
     suffix: str
     grids: dict[str, NDArray[Any]]
-    units: tuple[Unit, ...]
+    units: tuple[tuple[int, int], ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """About what it takes of memory."""
+        return self.token_ids.nbytes + 100 * len(self.units) + 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Processed:
+    """A medium's layout, and the inputs of each of its units."""
+
+    layout: Layout
+    inputs: tuple[Inputs, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(array.nbytes for unit in self.inputs for array in unit.values())
 
 
 def process_picture(
@@ -99,7 +113,7 @@ def process_video(
         ) from error
     if whole is None:
         raise InvalidVideo("the model's processor made nothing of this video", param)
-    return replace(whole, units=tuple(_units_of_video(whole)))
+    return _in_units(whole)
 
 
 def _metadata(clip: Clip) -> VideoMetadata:
@@ -120,14 +134,15 @@ def _processed(loaded: LoadedModel, made: dict[str, Any], token_id: int) -> Proc
         for key, value in made.items()
         if isinstance(value, mx.array) and key not in _NOT_OF_THE_MEDIUM
     }
-    return Processed(
+    layout = Layout(
         token_id=token_id,
         token_ids=token_ids[first:last],
         prefix=_text_of(loaded, token_ids[:first]),
         suffix=_text_of(loaded, token_ids[last:]),
         grids={name: inputs[name] for name in GRIDS if name in inputs},
-        units=(Unit(0, last - first, inputs),),
+        units=((0, last - first),),
     )
+    return Processed(layout, (inputs,))
 
 
 def _text_of(loaded: LoadedModel, token_ids: NDArray[np.int32]) -> str:
@@ -135,24 +150,25 @@ def _text_of(loaded: LoadedModel, token_ids: NDArray[np.int32]) -> str:
     return str(loaded.backend.decode(kept, skip_special_tokens=False))
 
 
-def _units_of_video(whole: Processed) -> Iterator[Unit]:
-    """The video in units of bounded size, each of whole groups of frames.
+def _in_units(video: Processed) -> Processed:
+    """`video` in units of bounded size, each of whole groups of frames.
 
     Qwen's towers let a group of frames see itself alone, so that encoding one after the other
     gives the same rows.
     """
-    (unit,) = whole.units
-    pixels, grid = unit.inputs["pixel_values_videos"], unit.inputs["video_grid_thw"]
+    layout, (whole,) = video.layout, video.inputs
+    pixels, grid = whole["pixel_values_videos"], whole["video_grid_thw"]
     groups, height, width = (int(side) for side in grid.reshape(3))
-    places = np.flatnonzero(whole.token_ids == whole.token_id).reshape(groups, -1)
+    places = np.flatnonzero(layout.token_ids == layout.token_id).reshape(groups, -1)
     step = max(1, _UNIT_TOKENS // places.shape[1])
+    units, inputs = list[tuple[int, int]](), list[Inputs]()
     for first in range(0, groups, step):
         last = min(first + step, groups)
-        yield Unit(
-            start=int(places[first, 0]),
-            end=int(places[last - 1, -1]) + 1,
-            inputs={
+        units.append((int(places[first, 0]), int(places[last - 1, -1]) + 1))
+        inputs.append(
+            {
                 "pixel_values_videos": pixels[first * height * width : last * height * width],
                 "video_grid_thw": np.array([[last - first, height, width]], dtype=grid.dtype),
-            },
+            }
         )
+    return Processed(replace(layout, units=tuple(units)), tuple(inputs))

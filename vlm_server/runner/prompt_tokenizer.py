@@ -59,6 +59,12 @@ class PromptTokenizer:
         """What stands for one video; None if the template knows no videos."""
         return self._template.video_placeholder
 
+    @property
+    def generation_suffix(self) -> list[int]:
+        """Ids of what the template writes after the last message to begin the answer."""
+        text = self._template.generation_suffix
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
     def tokenize(self, messages: Sequence[Message], places: Sequence[Place]) -> list[int]:
         """Ids of the prompt up to where the answer begins.
 

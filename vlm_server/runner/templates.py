@@ -81,6 +81,15 @@ class ChatTemplate:
                 f"this model's chat template refuses the conversation: {reason}", "messages"
             ) from None
 
+    @property
+    def generation_suffix(self) -> str:
+        """What the template writes after the last message to begin the answer; may be empty."""
+        content = _PROBE_PARTS if "user" in self._roles_with_parts else _PROBE
+        messages = [{"role": "user", "content": content}]
+        with_suffix = self._apply(messages)
+        without = self._apply(messages, add_generation_prompt=False)
+        return with_suffix.removeprefix(without) if with_suffix.startswith(without) else ""
+
     def _content(self, message: Message, clean: Callable[[str], str]) -> str | list[Any]:
         if message.role not in self._roles_with_parts:
             return "".join(
@@ -102,8 +111,10 @@ class ChatTemplate:
         asked = self._probe({"role": "user", "content": [{"type": "video"}, *_PROBE_PARTS]})
         return marked if marked in asked else None
 
-    def _apply(self, messages: list[dict[str, Any]]) -> str:
-        prompt = get_chat_template(self._processor, messages, add_generation_prompt=True)
+    def _apply(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True) -> str:
+        prompt = get_chat_template(
+            self._processor, messages, add_generation_prompt=add_generation_prompt
+        )
         if not isinstance(prompt, str):
             raise ModelLoadError("the chat template does not render text")
         return prompt

@@ -194,9 +194,15 @@ class FakeRunner:
                 self.rows[RowId(work.request_id, choice)] = _Row(answer_tokens(prepared, choice))
 
 
-def features_of(span: ImageSpan) -> str:
+class FakeFeatures(str):
+    """What names the picture that it was made of."""
+
+    size_bytes = 8
+
+
+def features_of(span: ImageSpan) -> FakeFeatures:
     """What the fake encoder makes of a picture."""
-    return f"features of {span.mm_hash}"
+    return FakeFeatures(f"features of {span.mm_hash}")
 
 
 @dataclass
@@ -209,7 +215,7 @@ class FakeEncoder:
     def __post_init__(self) -> None:
         self.gate.set()
 
-    def encode(self, prompt: PreparedPrompt, image_index: int) -> str:
+    def encode(self, prompt: PreparedPrompt, image_index: int) -> FakeFeatures:
         self.gate.wait(10)
         if self.fails:
             raise RuntimeError("a bug of the encoder")

@@ -6,6 +6,7 @@ import pytest
 from tests.unit.engine.fakes import (
     EOS,
     FakeEncoder,
+    FakeFeatures,
     FakeRunner,
     answer_text,
     answer_tokens,
@@ -324,7 +325,9 @@ def test_pixels_are_let_go_of_with_the_first_chunk():
     planner = scheduler(max_preparing=3, prefill_chunk_tokens=2)
     add(planner, "a", text="x" * 12, images=1)
     encode_all(planner)
-    assert planner.schedule().new[0].prompt.images
+    plan = planner.schedule()
+    assert plan.new[0].prompt.images
+    planner.update(plan, StepResult())
     (request,) = planner._requests.values()
     assert request.prompt is not None
     assert not request.prompt.images
@@ -604,7 +607,7 @@ def test_one_picture_at_a_time_and_the_oldest_request_first():
     assert planner.start_encoding() is None
     planner.abort("a")
     assert planner.start_encoding() is None, "the encoder is still at it"
-    assert planner.encoded("a", "late") == []
+    assert planner.encoded("a", FakeFeatures("late")) == []
     following = planner.start_encoding()
     assert following
     assert following.request_id == "b"

@@ -1,0 +1,99 @@
+"""What every family must keep with caches: a hit is a miss, only sooner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+
+from tests.integration.harness import Engine, Part, ask, conversation
+from tests.tiny_models.pictures import picture
+from vlm_server.ports import Caches
+from vlm_server.protocol import SamplingParams, Submit
+from vlm_server.runner.kv import needs_snapshots
+from vlm_server.runner.loading import LoadedModel
+from vlm_server.runner.preparer import MultimodalPreparer
+
+Served = tuple[LoadedModel, MultimodalPreparer]
+Turns = tuple[tuple[str, tuple[Part, ...]], ...]
+
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
+LOTS = 64 << 20
+A, B = picture(1), picture(2)
+QUESTION = "What is on the left of it, and what is below?"
+PROMPTS: dict[str, tuple[Part, ...]] = {
+    "text": (QUESTION,),
+    "A": (A, QUESTION),
+    "B": (B, QUESTION),
+    "A, other question": (A, "How many are there, and which colour have they?"),
+    "A and B": ("First", A, "and then", B, QUESTION),
+    "B and A": ("First", B, "and then", A, QUESTION),
+    "only A of both": ("First", A, "and then", QUESTION),
+}
+
+
+def caches_of(served: Served, **sizes: int) -> Caches:
+    wanted = {"layout_bytes": LOTS, "pixel_bytes": LOTS, "encoder_bytes": LOTS}
+    wanted |= {"prefix_bytes": LOTS, **sizes}
+    needed = needs_snapshots(served[0].language_model)
+    return Caches.of(**wanted, needs_snapshots=needed)
+
+
+def asked(name: str, request_id: str = "") -> Submit:
+    return ask(request_id or name, *PROMPTS[name], sampling=GREEDY)
+
+
+@pytest.fixture(scope="session")
+def alone(served: Served) -> Callable[[str], list[int]]:
+    """What a prompt gets without any cache."""
+    return cache(lambda name: Engine(*served).answer(asked(name)))
+
+
+@pytest.fixture
+def engine(served: Served):
+    engine = Engine(*served, caches=caches_of(served))
+    yield engine
+    engine.caches.ledger.check_integrity()
+    assert not any(reading.pinned_bytes for reading in engine.caches.ledger.read())
+
+
+def cached_tokens(engine: Engine, request_id: str) -> int:
+    return engine.ends[request_id].usage.cached_tokens
+
+
+def test_the_same_again_is_equal(engine: Engine, alone: Callable[[str], list[int]]):
+    for name in PROMPTS:
+        for time in ("first", "second"):
+            assert engine.answer(asked(name, f"{name}, {time}")) == alone(name), (name, time)
+        again, prompt = f"{name}, second", engine.prompts[f"{name}, second"]
+        assert cached_tokens(engine, again) > 0, name
+        assert cached_tokens(engine, again) >= max([0, *(span.end for span in prompt.spans)])
+        assert not prompt.images, "nothing is decoded nor encoded again"
+
+
+def test_at_once_is_equal(engine: Engine, alone: Callable[[str], list[int]]):
+    names = [*PROMPTS, *PROMPTS]
+    for number, name in enumerate(names):
+        engine.add(asked(name, f"{number}"))
+        engine.step(number % 3)
+    engine.run()
+    assert [engine.tokens[f"{n}"] for n in range(len(names))] == [alone(name) for name in names]
+
+
+def test_a_conversation_goes_on_behind_its_answer(served: Served, engine: Engine):
+    turns: Turns = (("system", ("Answer in short words.",)),)
+    plain = Engine(*served)
+    for number in range(4):
+        turns += (("user", (f"Step {number}", picture(10 + number), "what changed?")),)
+        submit = conversation(f"turn {number}", *turns, sampling=GREEDY)
+        assert engine.answer(submit) == plain.answer(submit), number
+        prompt = engine.prompts[submit.request_id]
+        if number:
+            before = engine.prompts[f"turn {number - 1}"].elements
+            known = prompt.elements.num_common(0, before)
+            spans = [span for span in prompt.spans if span.end <= known]
+            wanted = spans[-1].end if needs_snapshots(served[0].language_model) else known
+            assert cached_tokens(engine, submit.request_id) >= wanted
+            assert len(prompt.images) == len(prompt.spans) - len(spans)
+        turns += (("assistant", (engine.texts[submit.request_id],)),)

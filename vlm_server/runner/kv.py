@@ -1,0 +1,157 @@
+"""What the prefix cache keeps of a model's layers. Knows mlx-vlm's caches; knows no tree.
+
+A layer that only appends (`KVCache`) can be cut at any token: its keys and values are kept as
+stretches. Others, with a window or a recurrent state, are kept as a snapshot of one place.
+All is copied once when it is kept and once when it is used, so that nothing is shared with a
+row that runs, and what is kept holds no more memory than it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import mlx.core as mx
+from mlx_vlm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
+
+from vlm_server.ports import Prefix
+from vlm_server.runner.rows import RowsKVCache
+
+_KNOWN = (KVCache, RotatingKVCache, ArraysCache)
+
+
+@dataclass(frozen=True, slots=True)
+class KVStretch:
+    """Of some tokens: keys and values, each (1, heads, tokens, head size), of each `KVCache`."""
+
+    arrays: tuple[mx.array, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
+
+    def split(self, at: int) -> tuple[Self, Self]:
+        """The first `at` tokens, and the rest; both are copies."""
+        first = _copied([array[:, :, :at] for array in self.arrays])
+        rest = _copied([array[:, :, at:] for array in self.arrays])
+        return type(self)(first), type(self)(rest)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStates:
+    """After some token: what each layer that is no `KVCache` holds, and its counters."""
+
+    arrays: tuple[tuple[mx.array | None, ...], ...]
+    counters: tuple[tuple[str, ...], ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(array.nbytes for layer in self.arrays for array in layer if array is not None)
+
+
+class RowState:
+    """The `Source` of one row: its layers, alone or as row `row` of a batch.
+
+    `snapshots` are those that were taken on the way, by the tokens before them.
+    """
+
+    def __init__(
+        self, layers: Sequence[Any], snapshots: Mapping[int, LayerStates], row: int = 0
+    ) -> None:
+        self._layers = [layer for layer in layers if _can_be_cut(layer)]
+        self._row = row
+        self.snapshots = snapshots
+
+    def size_bytes(self, start: int, end: int) -> int:
+        sides = (side for layer in self._layers for side in (layer.keys, layer.values))
+        per_token = sum(side.shape[1] * side.shape[3] * side.dtype.size for side in sides)
+        return int(per_token * (end - start))
+
+    def take(self, start: int, end: int) -> KVStretch:
+        sides = []
+        for layer in self._layers:
+            padding = layer.paddings[self._row] if isinstance(layer, RowsKVCache) else 0
+            places = slice(padding + start, padding + end)
+            both = (layer.keys, layer.values)
+            sides += [side[self._row : self._row + 1, :, places] for side in both]
+        return KVStretch(_copied(sides))
+
+
+def can_keep(language_model: Any) -> bool:
+    """Whether all layers of this model are of kinds that are known here."""
+    return all(type(layer) in _KNOWN for layer in make_prompt_cache(language_model))
+
+
+def needs_snapshots(language_model: Any) -> bool:
+    """Whether some layer can't be cut."""
+    return not all(_can_be_cut(layer) for layer in make_prompt_cache(language_model))
+
+
+def snapshot(layers: Sequence[Any], row: int | None = None) -> LayerStates:
+    """The states now of those layers that can't be cut: of a row alone, or of one of a batch."""
+    arrays, counters = [], []
+    for layer in layers:
+        if _can_be_cut(layer):
+            continue
+        alone = layer if row is None else layer.extract(row)
+        arrays.append(_copied_state(alone))
+        counters.append(alone.meta_state if isinstance(alone, RotatingKVCache) else ())
+    mx.async_eval([a for layer in arrays for a in layer if a is not None])  # type: ignore[no-untyped-call]
+    return LayerStates(tuple(arrays), tuple(counters))
+
+
+def restore(layers: Sequence[Any], prefix: Prefix, capacity: int) -> None:
+    """Put what was found of a prompt into its new `layers`, with room for `capacity` tokens."""
+    cut = [layer for layer in layers if _can_be_cut(layer)]
+    pieces = [
+        [array[:, :, :count] for array in stretch.arrays] for stretch, count in prefix.stretches
+    ]
+    sides = list(zip(*pieces, strict=True))
+    for number, layer in enumerate(cut):
+        layer.keys = _joined(sides[2 * number], capacity)
+        layer.values = _joined(sides[2 * number + 1], capacity)
+        layer.offset = prefix.length
+    states: LayerStates | None = prefix.snapshot
+    if states is None:
+        return
+    whole = [layer for layer in layers if not _can_be_cut(layer)]
+    for layer, arrays, counters in zip(whole, states.arrays, states.counters, strict=True):
+        _put_state(layer, arrays, counters)
+
+
+def _can_be_cut(layer: Any) -> bool:
+    return isinstance(layer, KVCache | RowsKVCache)
+
+
+def _joined(pieces: Sequence[mx.array], capacity: int) -> mx.array:
+    """`pieces` one after the other along the tokens, and empty places up to `capacity`."""
+    length = sum(piece.shape[2] for piece in pieces)
+    _, heads, _, size = pieces[0].shape
+    room = mx.zeros((1, heads, max(0, capacity - length), size), pieces[0].dtype)
+    return mx.concatenate([*pieces, room], axis=2)
+
+
+def _copied_state(layer: Any) -> tuple[mx.array | None, ...]:
+    held = (layer.keys, layer.values) if isinstance(layer, RotatingKVCache) else layer.cache
+    return tuple(None if array is None else _copy(array) for array in held)
+
+
+def _put_state(layer: Any, arrays: Sequence[mx.array | None], counters: Sequence[str]) -> None:
+    copies = [None if array is None else _copy(array) for array in arrays]
+    if isinstance(layer, RotatingKVCache):
+        layer.keys, layer.values = copies
+        layer.meta_state = counters
+    else:
+        layer.cache = copies
+
+
+def _copied(arrays: list[mx.array]) -> tuple[mx.array, ...]:
+    copies = tuple(map(_copy, arrays))
+    mx.async_eval(copies)  # type: ignore[no-untyped-call]
+    return copies
+
+
+def _copy(array: mx.array) -> mx.array:
+    """A copy that shares no memory, whatever the layout."""
+    return mx.contiguous(array)
