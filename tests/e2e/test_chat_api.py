@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
-from tests.e2e.daemon import Daemon
+from tests.e2e.daemon import Daemon, wait_until
 from tests.e2e.pictures import noise, user
 
 pytestmark = pytest.mark.e2e
@@ -136,6 +137,25 @@ def test_models(tiny_daemon: Daemon) -> None:
         tiny_daemon.client().models.retrieve("other")
     with pytest.raises(openai.NotFoundError):
         text_of(tiny_daemon, model="other")
+
+
+def test_metrics_count_what_was_answered(tiny_daemon: Daemon) -> None:
+    before = metrics(tiny_daemon)
+    assert complete(tiny_daemon).usage.completion_tokens == 24
+    answered = 'vlm_server_requests_total{route="/v1/chat/completions",status="200"}'
+    generated = "vlm_server_generated_tokens_total"
+    expected = before[generated] + 24  # the engine says it once a second
+    wait_until(lambda: metrics(tiny_daemon)[generated] >= expected, 10, tiny_daemon.log)
+    after = metrics(tiny_daemon)
+    assert after[answered] == before.get(answered, 0) + 1
+    assert after["vlm_server_engine_ready"] == 1
+
+
+def metrics(daemon: Daemon) -> dict[str, float]:
+    """The samples, by name and labels as they are printed."""
+    text = httpx.get(f"{daemon.url}/metrics").text
+    lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in lines}
 
 
 @pytest.mark.parametrize("name", ["tools", "best_of", "made_up"])

@@ -12,6 +12,7 @@ from starlette.routing import Route
 from vlm_server.api import openai_errors, record
 from vlm_server.api.chat import ChatCompletions
 from vlm_server.api.health import Health
+from vlm_server.api.metrics import AnsweredRequests, Metrics
 from vlm_server.api.middleware import Errors, Gate, RequestLog
 from vlm_server.api.models import Models
 from vlm_server.api.places import Places
@@ -22,10 +23,11 @@ from vlm_server.settings import Settings
 
 def create_app(settings: Settings, engine: EngineClient) -> Starlette:
     """The ASGI application that serves `engine` as `settings` say."""
+    answered = AnsweredRequests()
     app = Starlette(
-        routes=_routes(settings, engine),
+        routes=_routes(settings, engine, answered),
         middleware=[
-            Middleware(RequestLog),
+            Middleware(RequestLog, answered=answered),
             Middleware(Errors, engine=engine),
             Middleware(Gate, server=settings.server, cache=settings.cache),
         ],
@@ -35,17 +37,19 @@ def create_app(settings: Settings, engine: EngineClient) -> Starlette:
     return app
 
 
-def _routes(settings: Settings, engine: EngineClient) -> list[Route]:
+def _routes(settings: Settings, engine: EngineClient, answered: AnsweredRequests) -> list[Route]:
     places = Places(settings.limits.max_requests)
     chat = ChatCompletions(engine, places, settings.limits)
     models = Models(engine)
     health = Health(engine, places)
+    metrics = Metrics(engine, places, answered)
     return [
         Route("/", models.page),
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/models", models.list),
         Route("/v1/models/{model:path}", models.retrieve),
         Route("/v1/status", health.status),
+        Route("/metrics", metrics.scrape),
         Route("/health/live", health.live),
         Route("/health/ready", health.ready),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -41,10 +42,17 @@ class Health:
                     "pid": status.pid,
                     "restarts": status.restarts,
                     "progress": _progress(status),
-                    "stats": None if status.stats is None else msgspec.structs.asdict(status.stats),
+                    "stats": _stats(status),
                 },
             }
         )
+
+
+def _stats(status: EngineStatus) -> dict[str, Any] | None:
+    if status.stats is None:
+        return None
+    caches = [msgspec.structs.asdict(cache) for cache in status.stats.caches]
+    return {**msgspec.structs.asdict(status.stats), "caches": caches}
 
 
 def _progress(status: EngineStatus) -> dict[str, str | float] | None:

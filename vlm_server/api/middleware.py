@@ -1,4 +1,4 @@
-"""The layers around every route: the log line, errors as JSON, and the gate.
+"""The layers around every route: the log line and its count, errors as JSON, and the gate.
 
 Knows ASGI, headers and the error tree; knows nothing of what a route does. Each layer is
 plain ASGI, so that streams and disconnects pass through untouched.
@@ -12,16 +12,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vlm_server.api import cache_salt, gate, openai_errors, record
 from vlm_server.api.disconnect import ClientGone
+from vlm_server.api.metrics import AnsweredRequests
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.ports import EngineClient
 from vlm_server.settings import Cache, Server
 
 
 class RequestLog:
-    """Names each request, in the log and in `X-Request-Id`."""
+    """Names each request, in the log and in `X-Request-Id`, and counts it when it ends."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, answered: AnsweredRequests) -> None:
         self.app = app
+        self.answered = answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -38,8 +40,9 @@ class RequestLog:
         try:
             await self.app(scope, receive, send_named)
         finally:
-            route = scope.get("route")
-            line.log(scope["method"], route.path if isinstance(route, Route) else "(no route)")
+            route = _route(scope)
+            line.log(scope["method"], route)
+            self.answered[route, line.status] += 1
 
 
 class Errors:
@@ -94,3 +97,9 @@ class Gate:
                 key = gate.check_key(headers, self.server)
                 cache_salt.attach(scope, key if self.cache.separate_api_keys else None)
         await self.app(scope, receive, send)
+
+
+def _route(scope: Scope) -> str:
+    """The route as it is declared, so that no path that a client made up gets anywhere."""
+    route = scope.get("route")
+    return route.path if isinstance(route, Route) else "(no route)"

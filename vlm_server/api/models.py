@@ -27,7 +27,7 @@ curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d @- <<END
   {{"type": "text", "text": "What is in this picture?"}}]}}]}}
 END
 
-Also: {url}/v1/models  {url}/v1/status  {url}/health/ready
+Also: {url}/v1/models  {url}/v1/status  {url}/metrics  {url}/health/ready
 """
 
 

@@ -13,7 +13,7 @@ logger = logging.getLogger("vlm_server.api")
 
 CLIENT_GONE = 499
 _SCOPE_KEY = "vlm_server.record"
-_LOOKERS = ("/health", "/v1/status")
+_LOOKERS = ("/health", "/metrics", "/v1/status")
 
 
 @dataclass(slots=True)

@@ -1,17 +1,21 @@
-"""docs/api.md names every field, error code and route."""
+"""docs/api.md names every field, error code, route, reading and metric."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import msgspec
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from starlette.routing import Route
 
 from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server.api.app import create_app
 from vlm_server.api.chat_schema import HARMLESS, NEUTRAL, ChatRequest
 from vlm_server.errors import RequestError
+from vlm_server.protocol import CacheStats, Stats
 from vlm_server.settings import Settings
 
 DOCS = (Path(__file__).parents[3] / "docs" / "api.md").read_text(encoding="utf-8")
@@ -36,3 +40,26 @@ def test_every_route_is_documented() -> None:
     routes = create_app(Settings(), ScriptedEngine()).routes
     paths = [route.path for route in routes if isinstance(route, Route)]
     assert [path for path in paths if path.partition("{")[0] not in DOCS] == []
+
+
+READINGS = [
+    field.name for struct in (Stats, CacheStats) for field in msgspec.structs.fields(struct)
+]
+
+
+@pytest.mark.parametrize("name", READINGS)
+def test_every_reading_is_documented(name: str) -> None:
+    assert f"`{name}`" in DOCS
+
+
+async def test_every_metric_is_documented_with_its_labels(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    caches = (CacheStats("prefix", 1, 10, 5, 50, 2, 3, 4),)
+    stats = Stats(1, 2, 3, 4, 10, 100, 200, 300, 5000, caches=caches)
+    engine.status = replace(engine.status, stats=stats)
+    await client.get("/health/live")
+    families = text_string_to_metric_families((await client.get("/metrics")).text)
+    samples = [sample for family in families for sample in family.samples]
+    names = {f"{name}{{{','.join(labels)}}}" if labels else name for name, labels, *_ in samples}
+    assert [name for name in sorted(names) if f"| `{name}` |" not in DOCS] == []

@@ -114,7 +114,9 @@ async def test_a_key_opens(connect: Connect, authorization: str) -> None:
     ["", "Bearer", "Bearer ", "Bearer wrong", f"Basic {KEY}", KEY, f"Bearer {KEY}x",
      f"Bearer {KEY[:-1]}", "Bearer \u00e9"],
 )  # fmt: skip
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/status", "/", "/nowhere", "/health"])
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/v1/status", "/metrics", "/", "/nowhere", "/health"]
+)
 async def test_no_key_no_answer(connect: Connect, authorization: str, path: str) -> None:
     client = connect(settings(api_keys=(KEY,)))
     answer = await client.get(path, headers=[(b"authorization", authorization.encode())])

@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.api.requests import ROUTE, chat, picture, text, user
 from tests.unit.api.scripted_engine import ScriptedEngine
-from vlm_server.protocol import Stats
+from vlm_server.protocol import CacheStats, Stats
 
 
 async def test_the_models(client: httpx.AsyncClient) -> None:
@@ -57,11 +57,36 @@ async def test_not_ready_is_503_but_alive(
 
 
 async def test_the_status(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
-    stats = Stats(1, 2, 3, 4, 10, 100, 200, 300, 5000)
+    cache = CacheStats("prefix", 1, 10, 5, 50, 2, 3, 4)
+    stats = Stats(1, 2, 3, 4, 10, 100, 200, 300, 5000, 7000, 600, (cache,))
     engine.status = replace(engine.status, stats=stats, pid=77, restarts=2)
     body = (await client.get("/v1/status")).json()
     assert body["requests"] == {"in_flight": 0, "limit": 64}
-    assert body["engine"]["stats"]["pool_bytes"] == 200
+    assert body["engine"]["stats"] == {
+        "waiting": 1,
+        "preparing": 2,
+        "prefilling": 3,
+        "decoding": 4,
+        "tracked": 10,
+        "active_bytes": 100,
+        "pool_bytes": 200,
+        "peak_bytes": 300,
+        "generated_tokens": 5000,
+        "prompt_tokens": 7000,
+        "cached_tokens": 600,
+        "caches": [
+            {
+                "name": "prefix",
+                "entries": 1,
+                "size_bytes": 10,
+                "pinned_bytes": 5,
+                "limit_bytes": 50,
+                "hits": 2,
+                "misses": 3,
+                "evictions": 4,
+            }
+        ],
+    }
     assert (body["engine"]["pid"], body["engine"]["restarts"]) == (77, 2)
 
 
@@ -104,7 +129,8 @@ async def test_one_line_is_logged_and_it_holds_no_payload(
     with caplog.at_level(logging.INFO, "vlm_server.api"):
         answer = await client.post(ROUTE, json=chat(user(text("swordfish"), picture())))
         await client.get("/nowhere/swordfish%0aforged")
-        await client.get("/health/live")
+        for path in ("/health/live", "/metrics", "/v1/status"):
+            await client.get(path)
     ours = [record.getMessage() for record in caplog.records if record.name == "vlm_server.api"]
     assert len(ours) == 2
     assert f"id={answer.headers['x-request-id']} status=200" in ours[0]
