@@ -91,6 +91,7 @@ def start_engine(start: Start, channel: Channel) -> EngineLoop:
     for number, (stage, submits) in enumerate(_warm_up_stages().items()):
         channel.send(Loading(f"warming up on {stage}", 0.5 + 0.15 * number))
         _warm_up(loop, stage, submits)
+    loop.begin_anew()
     loop.send = channel.send
     warn_of_slow_products()
     channel.send(Ready(loaded.model_type, device_name(), loaded.context_tokens))

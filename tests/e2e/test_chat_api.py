@@ -46,11 +46,14 @@ def test_stream_and_whole_are_the_same_text(tiny_daemon: Daemon) -> None:
 def test_usage_counts_image_tokens(tiny_daemon: Daemon) -> None:
     without = complete(tiny_daemon, messages=[user("What?")]).usage
     small = complete(tiny_daemon, messages=[user(noise(1, (64, 64)), "What?")]).usage
-    large = complete(tiny_daemon, messages=[user(noise(1, (128, 128)), "What?")]).usage
+    large, again = (
+        complete(tiny_daemon, messages=[user(noise(1, (128, 128)), "What?")]).usage for _ in "12"
+    )
     assert without.prompt_tokens < small.prompt_tokens < large.prompt_tokens
     assert large.completion_tokens == 24
     assert large.total_tokens == large.prompt_tokens + large.completion_tokens
-    assert large.prompt_tokens_details.cached_tokens == 0
+    assert large.prompt_tokens_details.cached_tokens < small.prompt_tokens
+    assert again.prompt_tokens_details.cached_tokens == large.prompt_tokens - 1
 
 
 def test_stream_usage(tiny_daemon: Daemon) -> None:

@@ -28,6 +28,10 @@ class Cache(Protocol):
 
     def read(self) -> CacheReading: ...
 
+    def clear(self) -> None:
+        """Drop what is not in use, and count from zero."""
+        ...
+
     def check_integrity(self) -> None:
         """Raises AssertionError if what it counts is not what it holds."""
         ...
@@ -41,6 +45,10 @@ class Ledger:
 
     def read(self) -> tuple[CacheReading, ...]:
         return tuple(cache.read() for cache in self._caches)
+
+    def clear(self) -> None:
+        for cache in self._caches:
+            cache.clear()
 
     def check_integrity(self) -> None:
         """Raises AssertionError, see `Cache.check_integrity`."""

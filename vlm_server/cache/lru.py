@@ -83,6 +83,12 @@ class LruCache(Generic[V]):
                 self._size_bytes += size_bytes
             return self._lease(key, self._entries[key])
 
+    def clear(self) -> None:
+        """Drop what is not leased, and count from zero."""
+        with self._lock:
+            self._make_room(self._limit_bytes)
+            self._hits = self._misses = self._evictions = 0
+
     def read(self) -> CacheReading:
         with self._lock:
             return CacheReading(

@@ -152,6 +152,13 @@ class PrefixCache(Generic[T, S]):
                 node, start = grown, end
                 self._touch(node)
 
+    def clear(self) -> None:
+        """Drop what is not pinned, and count from zero."""
+        with self._lock:
+            for node in [node for node in self._nodes if not node.pins]:
+                self._evict(node)
+            self._hits = self._misses = self._evictions = 0
+
     def read(self) -> CacheReading:
         with self._lock:
             return CacheReading(

@@ -98,6 +98,10 @@ class EngineLoop:
         while not self._inbox.empty() or self._scheduler.num_tracked:
             self.turn()
 
+    def begin_anew(self) -> None:
+        """Leave nothing of what ran so far in counters and caches."""
+        self._scheduler.begin_anew()
+
     def turn(self) -> None:
         """Take in what came, and do one step; wait for news if there is nothing to do."""
         if not self._scheduler.has_runner_work and self._inbox.empty():

@@ -71,7 +71,12 @@ class Scheduler:
         """The keys of the pictures, by request."""
         self._released: list[RowId] = []
         self.is_draining = False
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Count from zero, and forget what is cached: what ran so far was no user's."""
         self.num_generated_tokens = self.num_prompt_tokens = self.num_cached_tokens = 0
+        self._caches.ledger.clear()
 
     # ---- what comes in -------------------------------------------------------------
 
