@@ -56,19 +56,16 @@ class Elements:
     def num_common(self, start: int, edge: Elements) -> int:
         """How many elements of `edge` those from `start` on begin with; never part of a span."""
         length = min(len(edge), len(self) - start)
-        ids, others = self.token_ids[start : start + length], edge.token_ids[:length]
-        unequal = np.flatnonzero(ids != others)
-        same = int(unequal[0]) if len(unequal) else length
+        unequal = self.token_ids[start : start + length] != edge.token_ids[:length]
         own = {span.start - start: span for span in self._spans_in(start, start + length)}
         theirs = {span.start: span for span in edge.spans if span.start < length}
-        for place in sorted(own.keys() | theirs.keys()):
-            if place >= same:
-                break
-            if not _are_same(own.get(place), theirs.get(place)) or _length(own[place]) > (
-                same - place
-            ):
-                return place
-        return same
+        for place in own.keys() | theirs.keys():
+            if _are_same(own.get(place), theirs.get(place)):
+                unequal[place : place + _length(own[place])] = False
+            else:
+                unequal[place] = True
+        places = np.flatnonzero(unequal)
+        return int(places[0]) if len(places) else length
 
     def _spans_in(self, start: int, end: int) -> Iterator[KeyedSpan]:
         return (span for span in self.spans if start <= span.start < end)

@@ -67,8 +67,8 @@ class _Node(Generic[T, S]):
 
     @property
     def size_bytes(self) -> int:
-        own = self.stretch.size_bytes if self.stretch else 0
-        return own + (self.snapshot.size_bytes if self.snapshot else 0)
+        own = 0 if self.stretch is None else self.stretch.size_bytes
+        return own + (0 if self.snapshot is None else self.snapshot.size_bytes)
 
     @property
     def path(self) -> Iterator[_Node[T, S]]:
@@ -92,7 +92,9 @@ class PrefixMatch(Generic[T, S]):
         self._cache = cache
         self._node = found[-1][0] if found else None
         self.length = sum(count for _, count in found)
-        self.stretches = tuple((node.stretch, count) for node, count in found if node.stretch)
+        self.stretches = tuple(
+            (node.stretch, count) for node, count in found if node.stretch is not None
+        )
         self.snapshot = snapshot
 
     def release(self) -> None:
@@ -197,6 +199,7 @@ class PrefixCache(Generic[T, S]):
 
     def _find(self, elements: Elements, limit: int, salt: str) -> PrefixMatch[T, S]:
         found, at = list[tuple[_Node[T, S], int]](), 0
+        limit = min(limit, len(elements))
         node = self._roots.get(salt)
         while node is not None and at < limit:
             child = node.children.get(elements.key_at(at))
@@ -210,7 +213,7 @@ class PrefixCache(Generic[T, S]):
             at += count
             node = child if count == len(child.edge) else None
         if self.needs_snapshots:
-            while found and not (found[-1][0].snapshot and self._is_whole(*found[-1])):
+            while found and not self._has_snapshot(*found[-1]):
                 found.pop()
         for last, _ in found[-1:]:
             self._pin(last)
@@ -219,20 +222,24 @@ class PrefixCache(Generic[T, S]):
         return PrefixMatch(self, found, snapshot)
 
     @staticmethod
-    def _is_whole(node: _Node[T, S], count: int) -> bool:
-        return count == len(node.edge)
+    def _has_snapshot(node: _Node[T, S], count: int) -> bool:
+        """Whether `node` has the state after the first `count` of its elements."""
+        return node.snapshot is not None and count == len(node.edge)
 
     # ---- growing -------------------------------------------------------------------
 
     def _root(self, salt: str) -> _Node[T, S]:
-        empty = _Node[T, S](NOTHING, None, None)
-        return self._roots.setdefault(salt, empty)
+        """Where prompts of `salt` begin. Salts of which nothing is left are forgotten."""
+        if salt not in self._roots:
+            self._roots = {known: root for known, root in self._roots.items() if root.children}
+            self._roots[salt] = _Node(NOTHING, None, None)
+        return self._roots[salt]
 
     def _ends(self, elements: Elements, source: Source[T, S]) -> list[int]:
         """Where nodes shall end."""
         if not self.needs_snapshots:
             return [len(elements)]
-        return sorted(source.snapshots)
+        return sorted(place for place in source.snapshots if place)
 
     def _grow(
         self, node: _Node[T, S], elements: Elements, start: int, end: int, source: Source[T, S]
@@ -264,7 +271,9 @@ class PrefixCache(Generic[T, S]):
         self, node: _Node[T, S], elements: Elements, start: int, end: int, source: Source[T, S]
     ) -> _Node[T, S] | None:
         snapshot = source.snapshots.get(end) if self.needs_snapshots else None
-        size_bytes = source.size_bytes(start, end) + (snapshot.size_bytes if snapshot else 0)
+        size_bytes = source.size_bytes(start, end) + (
+            0 if snapshot is None else snapshot.size_bytes
+        )
         if not self._make_room(node, size_bytes):
             return None
         edge = elements.part(start, end)

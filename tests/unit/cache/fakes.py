@@ -1,0 +1,72 @@
+"""What the prefix cache holds, in the tests: the very elements that it should stand for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tests.unit.cache.prompts import Parts, is_boundary, parts_of
+from vlm_server.cache.elements import Elements
+from vlm_server.cache.prefix import PrefixMatch
+
+SNAPSHOT_BYTES = 3
+"""An element has 1."""
+
+
+class TakeFailed(Exception):
+    pass
+
+
+@dataclass(frozen=True)
+class FakeStretch:
+    parts: Parts
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.parts)
+
+    def split(self, at: int) -> tuple[FakeStretch, FakeStretch]:
+        assert 0 < at < len(self.parts)
+        assert is_boundary(self.parts, at)
+        return FakeStretch(self.parts[:at]), FakeStretch(self.parts[at:])
+
+
+@dataclass(frozen=True)
+class FakeSnapshot:
+    parts: Parts
+
+    @property
+    def size_bytes(self) -> int:
+        return SNAPSHOT_BYTES
+
+
+@dataclass
+class FakeSource:
+    """Has snapshots at `places`; fails in the take number `failing`, from 0 on."""
+
+    elements: Elements
+    places: frozenset[int] = frozenset()
+    failing: int | None = None
+    takes: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def snapshots(self) -> dict[int, FakeSnapshot]:
+        parts = parts_of(self.elements)
+        return {place: FakeSnapshot(parts[:place]) for place in self.places}
+
+    def size_bytes(self, start: int, end: int) -> int:
+        return end - start
+
+    def take(self, start: int, end: int) -> FakeStretch:
+        if self.failing == len(self.takes):
+            raise TakeFailed
+        self.takes.append((start, end))
+        parts = parts_of(self.elements)
+        assert 0 <= start < end <= len(parts)
+        assert is_boundary(parts, start)
+        assert is_boundary(parts, end)
+        return FakeStretch(parts[start:end])
+
+
+def parts_in(match: PrefixMatch[FakeStretch, FakeSnapshot]) -> Parts:
+    """The elements that the match's stretches stand for."""
+    return tuple(part for stretch, count in match.stretches for part in stretch.parts[:count])

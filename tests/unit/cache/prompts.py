@@ -1,0 +1,49 @@
+"""Prompts small enough to write down, and what each of their elements is.
+
+A piece is a token id, or a span: key, length and the id that all its elements have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from vlm_server.cache.elements import Elements, KeyedSpan
+
+Piece = int | tuple[str, int, int]
+Part = int | tuple[str, int, int]
+"""What an element is: a token id, or key, index and length of a span."""
+Parts = tuple[Part, ...]
+
+
+def elements_of(pieces: Iterable[Piece]) -> Elements:
+    ids, spans = list[int](), list[KeyedSpan]()
+    for piece in pieces:
+        if isinstance(piece, int):
+            ids.append(piece)
+            continue
+        key, length, token_id = piece
+        spans.append(KeyedSpan(len(ids), len(ids) + length, key))
+        ids += [token_id] * length
+    return Elements(np.array(ids, dtype=np.int32), tuple(spans))
+
+
+def parts_of(elements: Elements) -> Parts:
+    parts: list[Part] = [int(token_id) for token_id in elements.token_ids]
+    for span in elements.spans:
+        length = span.end - span.start
+        parts[span.start : span.end] = [(span.key, index, length) for index in range(length)]
+    return tuple(parts)
+
+
+def is_boundary(parts: Parts, place: int) -> bool:
+    """Whether `place` is not inside a span."""
+    after = parts[place] if place < len(parts) else 0
+    return isinstance(after, int) or after[1] == 0
+
+
+def num_common(one: Parts, other: Parts, limit: int) -> int:
+    """How many elements both begin with, of `limit` at most; never part of a span."""
+    longest = min(len(one), len(other), limit)
+    return max(n for n in range(longest + 1) if one[:n] == other[:n] and is_boundary(one, n))

@@ -1,0 +1,274 @@
+"""Values by key: which are kept, which go, and what leases keep from going."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from vlm_server.cache.ledger import CacheReading
+from vlm_server.cache.lru import Lease, LruCache
+
+
+def cache_of(*keys: str, limit_bytes: int = 3) -> LruCache[str]:
+    """Holds `keys`, put in this order, each of 1 byte, with itself as its value."""
+    cache = LruCache[str]("letters", limit_bytes)
+    for key in keys:
+        cache.put(key, key, 1).release()
+    return cache
+
+
+def held(cache: LruCache[str]) -> str:
+    cache.check_integrity()
+    return "".join(key for key in "abcdefgh" if key in cache)
+
+
+def test_what_was_put_is_there() -> None:
+    cache = cache_of("a", "b")
+    assert (cache.get("a"), cache.get("b"), cache.get("c")) == ("a", "b", None)
+    assert cache.lease("c") is None
+
+
+def test_what_was_put_longest_ago_goes_first() -> None:
+    assert held(cache_of("a", "b", "c", "d")) == "bcd"
+
+
+def test_what_was_got_goes_later() -> None:
+    cache = cache_of("a", "b", "c")
+    cache.get("a")
+    cache.put("d", "d", 1).release()
+    assert held(cache) == "acd"
+
+
+def test_asking_whether_a_key_is_there_is_no_use() -> None:
+    cache = cache_of("a", "b", "c")
+    assert "a" in cache
+    cache.put("d", "d", 1).release()
+    assert held(cache) == "bcd"
+    assert (cache.read().hits, cache.read().misses) == (0, 0)
+
+
+def test_only_as_many_go_as_must() -> None:
+    cache = cache_of("a", "b", "c")
+    cache.put("d", "d", 2).release()
+    assert held(cache) == "cd"
+
+
+def test_a_key_keeps_its_first_value() -> None:
+    cache = cache_of("a")
+    cache.put("a", "other", 2).release()
+    assert cache.get("a") == "a"
+    assert cache.read().size_bytes == 1
+
+
+def test_a_value_of_all_the_room_is_kept_and_a_larger_one_evicts_nothing() -> None:
+    cache = cache_of("a", "b")
+    cache.put("c", "c", 4).release()
+    assert held(cache) == "ab"
+    cache.put("d", "d", 3).release()
+    assert held(cache) == "d"
+
+
+def test_what_is_put_is_leased() -> None:
+    cache = cache_of("a", "b")
+    lease = cache.put("c", "c", 1)
+    assert (lease.value, cache.read().pinned_bytes) == ("c", 1)
+    cache.put("d", "d", 2).release()
+    assert held(cache) == "cd"
+    lease.release()
+    assert cache.read().pinned_bytes == 0
+
+
+def test_what_is_put_twice_is_a_lease_and_a_use_of_the_first() -> None:
+    cache = cache_of("a", "b", "c")
+    lease = cache.put("a", "other", 2)
+    assert (lease.value, cache.read().pinned_bytes) == ("a", 1)
+    lease.release()
+    cache.put("d", "d", 1).release()
+    assert held(cache) == "acd"
+    assert (cache.read().hits, cache.read().misses) == (0, 0)
+
+
+def test_what_finds_no_room_is_leased_though_not_kept() -> None:
+    cache = cache_of("a")
+    lease = cache.put("b", "b", 4)
+    assert lease.value == "b"
+    assert cache.read().pinned_bytes == 0
+    lease.release()
+    assert held(cache) == "a"
+
+
+def test_no_limit_at_all_keeps_nothing() -> None:
+    assert held(cache_of("a", limit_bytes=0)) == ""
+
+
+def test_a_lease_keeps_its_entry() -> None:
+    cache = cache_of("a", "b", "c")
+    lease = cache.lease("a")
+    assert lease is not None
+    for key in "defg":
+        cache.put(key, key, 1).release()
+    assert held(cache) == "afg"
+    assert lease.value == "a"
+
+
+def test_nothing_goes_for_what_finds_no_room_beside_the_leases() -> None:
+    cache = cache_of("a", "b", "c")
+    lease = cache.lease("a")
+    assert lease is not None
+    cache.put("d", "d", 3).release()
+    assert held(cache) == "abc"
+    lease.release()
+    cache.put("d", "d", 3).release()
+    assert held(cache) == "d"
+
+
+def test_releasing_twice_releases_no_other_lease() -> None:
+    cache = cache_of("a")
+    one, other = cache.lease("a"), cache.lease("a")
+    assert one is not None
+    assert other is not None
+    one.release()
+    one.release()
+    assert cache.read().pinned_bytes == 1
+    cache.put("b", "b", 3).release()
+    assert held(cache) == "a"
+    other.release()
+    assert cache.read().pinned_bytes == 0
+
+
+def test_a_reading_counts() -> None:
+    cache = cache_of("a", "b", "c", "d")
+    cache.get("a")
+    cache.get("b")
+    lease = cache.lease("c")
+    assert lease is not None
+    assert cache.read() == CacheReading(
+        name="letters",
+        entries=3,
+        size_bytes=3,
+        pinned_bytes=1,
+        limit_bytes=3,
+        hits=2,
+        misses=1,
+        evictions=1,
+    )
+
+
+@dataclass
+class Kept:
+    key: str
+    size_bytes: int
+    leases: list[Lease[str]] = field(default_factory=list)
+
+
+class Uses(RuleBasedStateMachine):
+    """Random uses, beside a plain list of what should be there."""
+
+    LIMIT = 6
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = LruCache[str]("letters", self.LIMIT)
+        self.kept: list[Kept] = []
+        self.hits = self.misses = self.evictions = 0
+
+    @rule(key=st.sampled_from("abcdef"), size_bytes=st.integers(0, LIMIT + 1))
+    def put(self, key: str, size_bytes: int) -> None:
+        lease = self.cache.put(key, key, size_bytes)
+        assert lease.value == key
+        kept = self._last(key)
+        if kept is None:
+            pinned = sum(each.size_bytes for each in self.kept if each.leases)
+            if size_bytes + pinned > self.LIMIT:
+                lease.release()
+                return
+            while size_bytes + sum(each.size_bytes for each in self.kept) > self.LIMIT:
+                self.kept.remove(next(each for each in self.kept if not each.leases))
+                self.evictions += 1
+            kept = Kept(key, size_bytes)
+            self.kept.append(kept)
+        kept.leases.append(lease)
+
+    @rule(key=st.sampled_from("abcdef"))
+    def get(self, key: str) -> None:
+        assert self.cache.get(key) == (key if self._used(key) else None)
+
+    @rule(key=st.sampled_from("abcdef"))
+    def lease(self, key: str) -> None:
+        lease = self.cache.lease(key)
+        kept = self._used(key)
+        assert (lease is None) == (kept is None)
+        if lease is not None and kept is not None:
+            assert lease.value == key
+            kept.leases.append(lease)
+
+    @precondition(lambda self: any(each.leases for each in self.kept))
+    @rule(times=st.integers(1, 2), choice=st.randoms(use_true_random=False))
+    def release(self, times: int, choice: random.Random) -> None:
+        lease = choice.choice([each for each in self.kept if each.leases]).leases.pop()
+        for _ in range(times):
+            lease.release()
+
+    @invariant()
+    def holds_what_it_should(self) -> None:
+        self.cache.check_integrity()
+        assert {key for key in "abcdef" if key in self.cache} == {k.key for k in self.kept}
+        assert self.cache.read() == CacheReading(
+            name="letters",
+            entries=len(self.kept),
+            size_bytes=sum(each.size_bytes for each in self.kept),
+            pinned_bytes=sum(each.size_bytes for each in self.kept if each.leases),
+            limit_bytes=self.LIMIT,
+            hits=self.hits,
+            misses=self.misses,
+            evictions=self.evictions,
+        )
+
+    def _used(self, key: str) -> Kept | None:
+        found = self._last(key)
+        self.hits += found is not None
+        self.misses += found is None
+        return found
+
+    def _last(self, key: str) -> Kept | None:
+        """What is kept of `key`, now the last in the list."""
+        found = next((each for each in self.kept if each.key == key), None)
+        if found is not None:
+            self.kept.remove(found)
+            self.kept.append(found)
+        return found
+
+
+TestUses = Uses.TestCase
+TestUses.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.usefixtures("eager_switches")
+def test_threads_break_nothing() -> None:
+    cache = LruCache[int]("numbers", 20)
+
+    def use(seed: int) -> int:
+        choice = random.Random(seed)
+        for _ in range(1000):
+            number = choice.randrange(16)
+            cache.put(str(number), number, choice.randrange(1, 5)).release()
+            lease = cache.lease(str(choice.randrange(16)))
+            if choice.random() < 0.05:
+                cache.check_integrity()
+            if lease is not None:
+                assert str(lease.value) in cache
+                lease.release()
+        return 1000
+
+    with ThreadPoolExecutor(4) as threads:
+        asked = sum(threads.map(use, range(4)))
+    cache.check_integrity()
+    reading = cache.read()
+    assert reading.pinned_bytes == 0
+    assert reading.hits + reading.misses == asked

@@ -1,0 +1,258 @@
+"""Single cases of the prefix tree: what is kept, what goes first, what is counted."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.unit.cache.fakes import (
+    SNAPSHOT_BYTES,
+    FakeSnapshot,
+    FakeSource,
+    FakeStretch,
+    TakeFailed,
+    parts_in,
+)
+from tests.unit.cache.prompts import Piece, elements_of, parts_of
+from vlm_server.cache.ledger import CacheReading
+from vlm_server.cache.prefix import PrefixCache
+
+CAT, DOG = ("cat", 3, 9), ("dog", 3, 9)
+LONG_CAT = ("cat", 4, 9)
+Cache = PrefixCache[FakeStretch, FakeSnapshot]
+
+
+def cache_of(*prompts: list[Piece], limit_bytes: int = 1000) -> Cache:
+    cache = Cache("prefix", limit_bytes)
+    for prompt in prompts:
+        insert(cache, prompt)
+    return cache
+
+
+def insert(cache: Cache, prompt: list[Piece], *places: int, salt: str = "") -> FakeSource:
+    """The source, which knows what was taken from it."""
+    source = FakeSource(elements_of(prompt), frozenset(places))
+    cache.insert(source.elements, source, salt)
+    cache.check_integrity()
+    return source
+
+
+def num_known(cache: Cache, prompt: list[Piece], limit: int = 1000, salt: str = "") -> int:
+    match = cache.match(elements_of(prompt), limit, salt)
+    assert parts_in(match) == parts_of(elements_of(prompt))[: match.length]
+    match.release()
+    cache.check_integrity()
+    return match.length
+
+
+def test_only_what_is_new_is_taken() -> None:
+    cache = cache_of([1, 2, 3])
+    assert insert(cache, [1, 2, 3]).takes == []
+    assert insert(cache, [1, 2]).takes == []
+    assert insert(cache, [1, 2, 3, 4, 5]).takes == [(3, 5)]
+    assert insert(cache, [1, 2, 6]).takes == [(2, 3)]
+    assert insert(cache, [7]).takes == [(0, 1)]
+    assert cache.read().size_bytes == 7
+
+
+def test_an_edge_is_cut_before_the_span_that_differs() -> None:
+    cache = cache_of([1, CAT, 2], [1, DOG, 2])
+    assert num_known(cache, [1, CAT, 2]) == num_known(cache, [1, DOG, 2]) == 5
+    assert num_known(cache, [1, ("bird", 3, 9), 2]) == 1
+    assert num_known(cache, [1, 9, 9, 9, 2]) == 1
+    assert num_known(cache, [1, CAT, 2], limit=3) == 1
+
+
+def test_of_one_key_with_two_lengths_the_first_stays() -> None:
+    cache = cache_of([1, CAT, 2])
+    assert insert(cache, [1, LONG_CAT, 2]).takes == []
+    assert num_known(cache, [1, LONG_CAT, 2]) == 1
+    assert num_known(cache, [1, CAT, 2]) == 5
+
+
+def test_a_limit_past_the_end_is_the_end() -> None:
+    cache = cache_of([1, 2, 3])
+    assert num_known(cache, [1, 2, 3], limit=4) == 3
+    assert num_known(cache, [1, 2], limit=3) == 2
+    assert num_known(cache, [], limit=1) == 0
+
+
+def test_salts_share_nothing() -> None:
+    cache = cache_of([1, 2])
+    assert num_known(cache, [1, 2], salt="other") == 0
+    assert insert(cache, [1, 2], salt="other").takes == [(0, 2)]
+    assert cache.read().size_bytes == 4
+
+
+def test_salts_of_which_nothing_is_left_are_forgotten() -> None:
+    cache = cache_of(limit_bytes=2)
+    for number in range(100):
+        insert(cache, [1, 2], salt=str(number))
+    insert(cache, [1, 2, 3], salt="larger than the room")
+    assert num_known(cache, [1, 2], salt="99") == 2
+    assert len(cache._roots) <= 3
+
+
+def test_ends_go_before_what_they_follow() -> None:
+    cache = cache_of([1, 2, 3, 4], [1, 2, 5], limit_bytes=6)
+    insert(cache, [7, 8])
+    assert num_known(cache, [1, 2, 3, 4]) == 2
+    assert num_known(cache, [1, 2, 5]) == 3
+    assert num_known(cache, [7, 8]) == 2
+    assert cache.read().evictions == 1
+
+
+def test_what_was_found_lately_goes_later() -> None:
+    cache = cache_of([1, 2], [3, 4], [5, 6], limit_bytes=6)
+    assert num_known(cache, [1]) == 1
+    insert(cache, [7])
+    assert [num_known(cache, [n, n + 1]) for n in (1, 3, 5)] == [2, 0, 2]
+
+
+def test_what_is_leased_stays_and_nothing_goes_in_vain() -> None:
+    cache = cache_of([1, 2, 3], [4], limit_bytes=4)
+    match = cache.match(elements_of([1, 2, 3]), 2)
+    assert cache.read().pinned_bytes == 3
+    insert(cache, [5, 6])
+    assert (num_known(cache, [1, 2, 3]), num_known(cache, [4])) == (3, 1)
+    insert(cache, [5])
+    assert (num_known(cache, [1, 2, 3]), num_known(cache, [4])) == (3, 0)
+    match.release()
+    match.release()
+    assert cache.read().pinned_bytes == 0
+    insert(cache, [5, 6, 7, 8])
+    assert num_known(cache, [1, 2, 3]) == 0
+
+
+def test_what_is_leased_stays_though_its_edge_is_cut() -> None:
+    cache = cache_of([1, 2, 3, 4], limit_bytes=6)
+    match = cache.match(elements_of([1, 2, 3, 4]), 4)
+    for prompt in ([1, 2, 5], [1, 6], [7, 8], [9]):
+        insert(cache, list(prompt))
+    assert num_known(cache, [1, 2, 3, 4]) == 4
+    assert cache.read().pinned_bytes == 4
+    match.release()
+    cache.check_integrity()
+    assert cache.read().pinned_bytes == 0
+
+
+def test_a_better_match_takes_the_place_of_a_worse() -> None:
+    cache = cache_of([1, 2], [3])
+    prompt = elements_of([1, 2, 3, 4])
+    worse = cache.match(prompt, 4)
+    assert cache.improve(worse, prompt, 4) is worse
+    insert(cache, [1, 2, 3])
+    better = cache.improve(worse, prompt, 4)
+    assert (better.length, worse.stretches) == (3, ())
+    assert cache.read().hits == 1
+    better.release()
+    assert cache.read().pinned_bytes == 0
+
+
+def test_a_failed_take_leaves_the_tree_whole() -> None:
+    cache = cache_of([1, 2, 3])
+    elements = elements_of([1, 4])
+    with pytest.raises(TakeFailed):
+        cache.insert(elements, FakeSource(elements, failing=0))
+    cache.check_integrity()
+    assert (num_known(cache, [1, 2, 3]), num_known(cache, [1, 4])) == (3, 1)
+    assert cache.read().pinned_bytes == 0
+
+
+def test_no_limit_at_all_takes_nothing() -> None:
+    cache = cache_of(limit_bytes=0)
+    assert insert(cache, [1]).takes == []
+
+
+def test_with_snapshots_prompts_go_on_where_one_was_taken() -> None:
+    cache = Cache("prefix", 1000, needs_snapshots=True)
+    assert insert(cache, [1, CAT, 2, 3], 4, 5).takes == [(0, 4), (4, 5)]
+    assert num_known(cache, [1, CAT, 2, 3]) == 5
+    assert num_known(cache, [1, CAT, 2, 3], limit=4) == 4
+    assert num_known(cache, [1, CAT, 2, 3], limit=3) == 0
+    match = cache.match(elements_of([1, CAT, 4]), 5)
+    assert match.snapshot == FakeSnapshot(parts_of(elements_of([1, CAT])))
+    match.release()
+
+
+def test_a_later_snapshot_cuts_an_edge_and_takes_nothing() -> None:
+    cache = Cache("prefix", 1000, needs_snapshots=True)
+    insert(cache, [1, 2, 3, 4], 4)
+    assert insert(cache, [1, 2, 3], 2).takes == []
+    assert num_known(cache, [1, 2, 5]) == 2
+    assert num_known(cache, [1, 2, 3, 4]) == 4
+    assert cache.read().size_bytes == 4 + 2 * SNAPSHOT_BYTES
+
+
+def test_a_snapshot_before_all_elements_is_of_no_use() -> None:
+    cache = Cache("prefix", 1000, needs_snapshots=True)
+    insert(cache, [1, 2], 0)
+    assert cache.read().size_bytes == 0
+
+
+class LayersOf(tuple[FakeStretch, ...]):
+    """As of a model of which no layer can be cut."""
+
+    size_bytes = 0
+
+    def split(self, at: int) -> tuple[LayersOf, LayersOf]:
+        return self, self
+
+
+class NoLayersSource(FakeSource):
+    def take(self, start: int, end: int) -> LayersOf:  # type: ignore[override]
+        return LayersOf()
+
+
+def test_an_empty_stretch_is_still_one() -> None:
+    cache = PrefixCache[LayersOf, FakeSnapshot]("prefix", 1000, needs_snapshots=True)
+    elements = elements_of([1, 2])
+    cache.insert(elements, NoLayersSource(elements, frozenset([1, 2])))  # type: ignore[arg-type]
+    assert cache.match(elements, 2).stretches == (((), 1), ((), 1))
+
+
+def test_a_reading_counts() -> None:
+    cache = cache_of([1, 2], [3, 4], [5, 6], limit_bytes=4)
+    num_known(cache, [1])
+    num_known(cache, [3])
+    match = cache.match(elements_of([5, 6]), 1)
+    assert match.length == 1
+    assert cache.read() == CacheReading(
+        name="prefix",
+        entries=2,
+        size_bytes=4,
+        pinned_bytes=2,
+        limit_bytes=4,
+        hits=2,
+        misses=1,
+        evictions=1,
+    )
+
+
+@pytest.mark.usefixtures("eager_switches")
+@pytest.mark.parametrize("needs_snapshots", [False, True])
+def test_threads_break_nothing(needs_snapshots: bool) -> None:
+    cache = Cache("prefix", 30, needs_snapshots=needs_snapshots)
+
+    def use(seed: int) -> int:
+        choice = random.Random(seed)
+        for _ in range(300):
+            elements = elements_of(choice.choices([1, 2, CAT, DOG], k=4))
+            source = FakeSource(elements, frozenset([elements.floor(3), len(elements)]))
+            match = cache.match(elements, 8)
+            cache.insert(elements, source)
+            match = cache.improve(match, elements, 8)
+            assert parts_in(match) == parts_of(elements)[: match.length]
+            if choice.random() < 0.1:
+                cache.check_integrity()
+            match.release()
+        return 300
+
+    with ThreadPoolExecutor(4) as threads:
+        asked = sum(threads.map(use, range(4)))
+    cache.check_integrity()
+    reading = cache.read()
+    assert reading.pinned_bytes == 0
+    assert reading.hits + reading.misses == asked

@@ -1,0 +1,272 @@
+"""Random prompts that begin alike, come, are found and go, in a tree of any size.
+
+The invariants: what is found is what was inserted, element for element, and no more than was
+asked for; what is leased stays; where nothing must go, nothing is missing or held twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    rule,
+)
+
+from tests.unit.cache.fakes import (
+    SNAPSHOT_BYTES,
+    FakeSnapshot,
+    FakeSource,
+    FakeStretch,
+    TakeFailed,
+    parts_in,
+)
+from tests.unit.cache.prompts import (
+    Parts,
+    Piece,
+    elements_of,
+    is_boundary,
+    num_common,
+    parts_of,
+)
+from vlm_server.cache.prefix import PrefixCache, PrefixMatch
+
+UNBOUNDED = 10**6
+Match = PrefixMatch[FakeStretch, FakeSnapshot]
+Prompt = tuple[Piece, ...]
+
+SPANS: list[Piece] = [("a", 2, 0), ("a", 2, 1), ("b", 2, 0)]
+SPANS_OF_ONE_KEY: list[Piece] = [("x", 2, 0), ("x", 3, 0)]
+"""Where one is, the other can't be kept."""
+PIECES = st.sampled_from([0, 1, *SPANS, *SPANS_OF_ONE_KEY])
+TAILS = st.lists(PIECES, max_size=3)
+SALTS = st.sampled_from(["", "", "other"])
+LIMITS = st.integers(0, 14)
+
+
+@dataclass(frozen=True)
+class Known:
+    """A prompt of which something is in the tree, and from where it could go on."""
+
+    salt: str
+    parts: Parts
+    places: frozenset[int]
+
+
+@dataclass(eq=False)
+class Leased:
+    prompt: Prompt
+    limit: int
+    salt: str
+    match: Match
+
+    @property
+    def known(self) -> Known:
+        """What the tree can't lose meanwhile."""
+        length = self.match.length
+        return Known(self.salt, parts_of(elements_of(self.prompt))[:length], frozenset([length]))
+
+
+@dataclass
+class Oracle:
+    """What should be found, from a list of all that was inserted."""
+
+    needs_snapshots: bool
+    knowns: list[Known] = field(default_factory=list)
+
+    def longest(self, parts: Parts, limit: int, salt: str, others: Iterable[Known] = ()) -> int:
+        beginnings = [
+            self._common(known, parts, limit)
+            for known in (*self.knowns, *others)
+            if known.salt == salt
+        ]
+        return max(beginnings, default=0)
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of what was inserted, if nothing is held twice."""
+        elements, snapshots = set[tuple[str, Parts]](), set[tuple[str, Parts]]()
+        for known in self.knowns:
+            end = max(known.places, default=0) if self.needs_snapshots else len(known.parts)
+            elements |= {(known.salt, known.parts[: n + 1]) for n in range(end)}
+            snapshots |= {(known.salt, known.parts[:n]) for n in known.places if n}
+        return len(elements) + self.needs_snapshots * len(snapshots) * SNAPSHOT_BYTES
+
+    def _common(self, known: Known, parts: Parts, limit: int) -> int:
+        common = num_common(known.parts, parts, limit)
+        if self.needs_snapshots:
+            return max((place for place in known.places if place <= common), default=0)
+        return common
+
+
+class Prefixes(RuleBasedStateMachine):
+    """Never full: all that was inserted must be there."""
+
+    prompts = Bundle("prompts")
+    leases = Bundle("leases")
+    needs_snapshots = False
+    limits = st.just(UNBOUNDED)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.must = Oracle(self.needs_snapshots)
+        """What was inserted without a failure, and that nothing in its way can have stopped."""
+        self.may = Oracle(self.needs_snapshots)
+        """All that was ever inserted."""
+        self.leased = list[Leased]()
+        self.found = self.missed = 0
+
+    @initialize(target=prompts, data=st.data())
+    def start(self, data: st.DataObject) -> Prompt:
+        self.limit_bytes = data.draw(self.limits)
+        self.cache = PrefixCache[FakeStretch, FakeSnapshot](
+            "prefix", self.limit_bytes, needs_snapshots=self.needs_snapshots
+        )
+        return ()
+
+    # ---- what may happen -------------------------------------------------------------
+
+    @rule(
+        target=prompts,
+        base=prompts,
+        cut=st.integers(0, 6),
+        tail=TAILS,
+        salt=SALTS,
+        places=st.sets(st.integers(0, 14), max_size=4),
+        failing=st.none() | st.none() | st.integers(0, 2),
+    )
+    def insert(
+        self,
+        base: Prompt,
+        cut: int,
+        tail: list[Piece],
+        salt: str,
+        places: set[int],
+        failing: int | None,
+    ) -> Prompt:
+        prompt = (*base[:cut], *tail)
+        elements = elements_of(prompt)
+        parts = parts_of(elements)
+        known = Known(
+            salt, parts, frozenset(n for n in places if n <= len(parts) and is_boundary(parts, n))
+        )
+        source = FakeSource(elements, known.places, failing)
+        failed = False
+        try:
+            self.cache.insert(elements, source, salt)
+        except TakeFailed:
+            failed = True
+        self.may.knowns.append(known)
+        if self.limit_bytes == UNBOUNDED and not failed and not set(prompt) & set(SPANS_OF_ONE_KEY):
+            self.must.knowns.append(known)
+        return prompt
+
+    @rule(target=leases, base=prompts, cut=st.integers(0, 6), tail=TAILS, limit=LIMITS, salt=SALTS)
+    def match(self, base: Prompt, cut: int, tail: list[Piece], limit: int, salt: str) -> Leased:
+        prompt = (*base[:cut], *tail)
+        lease = Leased(prompt, limit, salt, self.cache.match(elements_of(prompt), limit, salt))
+        self.found += lease.match.length > 0
+        self.missed += lease.match.length == 0
+        self.check(lease)
+        self.leased.append(lease)
+        return lease
+
+    @rule(lease=leases)
+    def match_again(self, lease: Leased) -> None:
+        again = self.cache.match(elements_of(lease.prompt), lease.limit, lease.salt)
+        self.found += again.length > 0
+        self.missed += again.length == 0
+        assert again.length >= lease.match.length or lease not in self.leased
+        again.release()
+
+    @rule(lease=leases, limit=LIMITS)
+    def improve(self, lease: Leased, limit: int) -> None:
+        if lease not in self.leased:
+            return
+        old = lease.match
+        elements = elements_of(lease.prompt)
+        lease.match = self.cache.improve(old, elements, limit, lease.salt)
+        assert lease.match is old or lease.match.length > old.length
+        assert lease.match is old or not old.stretches
+        lease.limit = max(lease.limit, limit)
+        self.check(lease, at_least=self.must.longest(parts_of(elements), limit, lease.salt))
+
+    @rule(lease=consumes(leases), times=st.integers(1, 2))
+    def release(self, lease: Leased, times: int) -> None:
+        assert parts_in(lease.match) == lease.known.parts
+        for _ in range(times):
+            lease.match.release()
+        self.leased.remove(lease)
+        assert lease.match.stretches == ()
+
+    # ---- what must hold --------------------------------------------------------------
+
+    def check(self, lease: Leased, at_least: int | None = None) -> None:
+        match, parts = lease.match, parts_of(elements_of(lease.prompt))
+        assert match.length <= lease.limit
+        assert is_boundary(parts, match.length)
+        assert parts_in(match) == parts[: match.length]
+        if self.needs_snapshots and match.length:
+            assert match.snapshot == FakeSnapshot(parts[: match.length])
+        else:
+            assert match.snapshot is None
+        where = parts, lease.limit, lease.salt
+        others = [each.known for each in self.leased if each is not lease]
+        if at_least is None:
+            at_least = self.must.longest(*where, others)
+        assert at_least <= match.length <= self.may.longest(*where)
+
+    @invariant()
+    def is_whole(self) -> None:
+        self.cache.check_integrity()
+        reading = self.cache.read()
+        assert reading.size_bytes <= self.limit_bytes
+        assert (reading.hits, reading.misses) == (self.found, self.missed)
+        assert bool(reading.pinned_bytes) == any(lease.match.length for lease in self.leased)
+
+    @invariant()
+    def holds_nothing_twice(self) -> None:
+        if self.limit_bytes == UNBOUNDED:
+            reading = self.cache.read()
+            assert reading.evictions == 0
+            assert self.must.size_bytes <= reading.size_bytes <= self.may.size_bytes
+
+    def teardown(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        for lease in self.leased:
+            assert parts_in(lease.match) == lease.known.parts
+            lease.match.release()
+        self.cache.check_integrity()
+        assert self.cache.read().pinned_bytes == 0
+
+
+class FullPrefixes(Prefixes):
+    """Soon full: what is not leased may go."""
+
+    limits = st.integers(0, 16)
+
+
+class PrefixesWithSnapshots(Prefixes):
+    needs_snapshots = True
+
+
+class FullPrefixesWithSnapshots(FullPrefixes):
+    needs_snapshots = True
+    limits = st.integers(0, 24)
+
+
+TestPrefixes = Prefixes.TestCase
+TestFullPrefixes = FullPrefixes.TestCase
+TestPrefixesWithSnapshots = PrefixesWithSnapshots.TestCase
+TestFullPrefixesWithSnapshots = FullPrefixesWithSnapshots.TestCase
+BOUNDS = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestPrefixes.settings = TestFullPrefixes.settings = BOUNDS
+TestPrefixesWithSnapshots.settings = TestFullPrefixesWithSnapshots.settings = BOUNDS
