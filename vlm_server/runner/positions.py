@@ -1,13 +1,15 @@
 """Rotary positions of prompts with pictures and videos. Knows M-RoPE families; others need none.
 
 Families with M-RoPE give every token three positions, and after a picture the positions run
-behind the token count by a delta. mlx-vlm keeps both on the language model between calls;
-here they belong to a request and are always passed in, and the model's own are cleared.
+behind the token count by a delta. What a medium's tokens get follows from the medium and from
+where it begins, so mlx-vlm is asked once for each medium alone, and not for every prompt that
+shows it. mlx-vlm keeps positions on the language model between calls; here they belong to a
+request and are always passed in, and the model's own are cleared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -15,23 +17,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def prompt_positions(
-    language_model: Any, token_ids: NDArray[np.int32], grids: Mapping[str, NDArray[Any]]
-) -> tuple[NDArray[np.int32] | None, int]:
-    """Positions of a whole prompt, (3, tokens), and how far those after it run behind the count.
+def has_positions(language_model: Any) -> bool:
+    """Whether this family's tokens have three positions."""
+    return hasattr(language_model, "get_rope_index")
 
-    None and 0 for families that count tokens. `grids` has a row for each picture
-    (`image_grid_thw`) and each video (`video_grid_thw`). Leaves alone what the family keeps on
-    the module, and may be called on any thread.
+
+def medium_positions(
+    language_model: Any, token_ids: NDArray[np.int32], grids: Mapping[str, NDArray[Any]]
+) -> NDArray[np.int32]:
+    """Positions of one medium's tokens, (3, tokens), from the place where they begin.
+
+    `grids` is its size (`image_grid_thw` or `video_grid_thw`). Leaves alone what the family
+    keeps on the module, and may be called on any thread.
     """
-    if not hasattr(language_model, "get_rope_index"):
-        return None, 0
+    begin = [language_model.config.vision_start_token_id]  # by which families find media
     with mx.stream(mx.cpu):  # many small steps, each read back
         arrays = {name: mx.array(rows) for name, rows in grids.items()}
-        found, deltas = language_model.get_rope_index(mx.array(token_ids)[None], **arrays)
-        positions = np.array(found, dtype=np.int32).reshape(-1, len(token_ids))
-        delta = int(np.array(deltas).reshape(-1)[0])
-    return np.broadcast_to(positions, (3, len(token_ids))), delta
+        ids = mx.array(np.concatenate([begin, token_ids]).astype(np.int32))[None]
+        found, _ = language_model.get_rope_index(ids, **arrays)
+        positions = np.array(found, dtype=np.int32).reshape(-1, len(token_ids) + 1)
+    return np.broadcast_to(positions[:, 1:] - 1, (3, len(token_ids)))
+
+
+def prompt_positions(
+    num_tokens: int, media: Sequence[tuple[int, NDArray[np.int32]]]
+) -> tuple[NDArray[np.int32], int]:
+    """Positions of a prompt, (3, tokens), and how far those after it run behind the count.
+
+    `media` are the first token and the positions of each, see `medium_positions`, in order.
+    """
+    positions = np.empty((3, num_tokens), dtype=np.int32)
+    cursor = position = 0
+    for start, own in [*media, (num_tokens, np.zeros((3, 0), dtype=np.int32))]:
+        positions[:, cursor:start] = np.arange(position, position + start - cursor)
+        position, cursor = position + start - cursor, start + own.shape[1]
+        positions[:, start:cursor] = position + own
+        position += int(own.max(initial=-1)) + 1
+    return positions, position - num_tokens
 
 
 def forget_positions(language_model: Any) -> None:

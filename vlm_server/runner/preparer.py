@@ -20,8 +20,7 @@ from vlm_server.runner.borders import Borders
 from vlm_server.runner.grammar import Grammars
 from vlm_server.runner.loading import LoadedModel
 from vlm_server.runner.media import MediaProcessor, Medium
-from vlm_server.runner.positions import prompt_positions
-from vlm_server.runner.processing import GRIDS
+from vlm_server.runner.positions import has_positions, prompt_positions
 from vlm_server.runner.prompt_tokenizer import Place, PromptTokenizer
 from vlm_server.settings import Engine
 from vlm_server.settings import Video as VideoLimits
@@ -124,18 +123,20 @@ class MultimodalPreparer:
         places = np.flatnonzero(np.isin(ids, kinds))
         if ids[places].tolist() != kinds:
             raise InternalError(f"{len(media)} pictures have {len(places)} places in the prompt")
-        pieces, spans, cursor, length = [], list[KeyedSpan](), 0, 0
+        pieces, spans, placed, cursor, length = [], list[KeyedSpan](), [], 0, 0
         for place, medium in zip(places, media, strict=True):
             text, layout = ids[cursor:place], medium.layout
             start = length + len(text)
             cursor, length = int(place) + 1, start + len(layout.token_ids)
             pieces += [text, layout.token_ids]
+            placed += [(start, layout.positions)] if layout.positions is not None else []
             for (first, last), mm_hash in zip(layout.units, medium.mm_hashes, strict=True):
                 spans.append(KeyedSpan(start + first, start + last, mm_hash))
         whole = np.concatenate([*pieces, ids[cursor:]])
-        language_model = self._loaded.language_model
-        positions, rope_delta = prompt_positions(language_model, whole, _grids(media))
-        return PreparedPrompt(whole, spans=tuple(spans), positions=positions, rope_delta=rope_delta)
+        if not has_positions(self._loaded.language_model):
+            return PreparedPrompt(whole, spans=tuple(spans))
+        positions, rope_delta = prompt_positions(len(whole), placed)
+        return PreparedPrompt(whole, (), tuple(spans), positions, rope_delta)
 
     def _with_images(self, prompt: PreparedPrompt, media: list[Medium]) -> PreparedPrompt:
         """`prompt` with what is known of its beginning, and what the rest of it needs."""
@@ -156,9 +157,3 @@ class MultimodalPreparer:
         features = self._caches.features.lease(span.key)
         inputs = medium.inputs(unit) if features is None else {}
         return ImageSpan(span.start, span.end, span.key, inputs, features)
-
-
-def _grids(media: list[Medium]) -> dict[str, np.ndarray]:
-    layouts = [medium.layout for medium in media]
-    rows = {name: [each.grids[name] for each in layouts if name in each.grids] for name in GRIDS}
-    return {name: np.concatenate(found) for name, found in rows.items() if found}

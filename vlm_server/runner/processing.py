@@ -19,9 +19,10 @@ from PIL import Image as PillowImage
 
 from vlm_server.errors import InvalidImage, InvalidVideo
 from vlm_server.runner.loading import LoadedModel
+from vlm_server.runner.positions import has_positions, medium_positions
 from vlm_server.video.clip import Clip
 
-GRIDS = ("image_grid_thw", "video_grid_thw")
+_GRIDS = ("image_grid_thw", "video_grid_thw")
 _UNIT_TOKENS = 1024
 """Most tokens of a video that are encoded at once, unless two frames have more."""
 _NOT_OF_THE_MEDIUM = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
@@ -40,21 +41,22 @@ class Layout:
     """How a medium stands in a prompt: all but its pixels.
 
     Its `token_ids` run from the first of `token_id` to the last; `prefix` and `suffix` are the
-    text around them. `grids` are the rows that it adds to the arrays by which M-RoPE counts
-    positions. `units` are the tokens, start and end, that are encoded at once.
+    text around them. `positions`, (3, tokens), count from the first of them, for families with
+    M-RoPE. `units` are the tokens, start and end, that are encoded at once.
     """
 
     token_id: int
     token_ids: NDArray[np.int32]
     prefix: str
     suffix: str
-    grids: dict[str, NDArray[Any]]
+    positions: NDArray[np.int32] | None
     units: tuple[tuple[int, int], ...]
 
     @property
     def size_bytes(self) -> int:
         """About what it takes of memory."""
-        return self.token_ids.nbytes + 100 * len(self.units) + 1000
+        arrays = (self.token_ids, self.positions)
+        return sum(a.nbytes for a in arrays if a is not None) + 100 * len(self.units) + 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +136,16 @@ def _processed(loaded: LoadedModel, made: dict[str, Any], token_id: int) -> Proc
         for key, value in made.items()
         if isinstance(value, mx.array) and key not in _NOT_OF_THE_MEDIUM
     }
+    grids = {name: inputs[name] for name in _GRIDS if name in inputs}
+    language_model = loaded.language_model
     layout = Layout(
         token_id=token_id,
         token_ids=token_ids[first:last],
         prefix=_text_of(loaded, token_ids[:first]),
         suffix=_text_of(loaded, token_ids[last:]),
-        grids={name: inputs[name] for name in GRIDS if name in inputs},
+        positions=medium_positions(language_model, token_ids[first:last], grids)
+        if has_positions(language_model)
+        else None,
         units=((0, last - first),),
     )
     return Processed(layout, (inputs,))
