@@ -10,10 +10,12 @@ from __future__ import annotations
 import binascii
 from dataclasses import dataclass
 
+import pybase64
+
 from vlm_server.errors import InvalidImage, InvalidRequest, InvalidVideo, PayloadTooLarge
 
 MAX_HEADER_CHARS = 1024
-_CHUNK_BYTES = 1 << 20  # a multiple of 4; the interpreter lock is free between two chunks
+_WHITE_SPACE = " \t\r\n\f"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,36 +71,34 @@ def _decode_base64(payload: str, max_bytes: int) -> bytes:
     data = _without_white_space(payload)
     if not data:
         raise _NotDecodable("The data URL is empty.")
+    if not data.isascii():
+        raise _bad_alphabet(data)
     padding = _padding(data)
     if len(data) // 4 * 3 - padding > max_bytes:
         raise _TooLarge
-    view = memoryview(data)
     try:
-        return b"".join(
-            binascii.a2b_base64(view[start : start + _CHUNK_BYTES], strict_mode=True)
-            for start in range(0, len(data), _CHUNK_BYTES)
-        )
+        return pybase64.b64decode(data, validate=True)
     except binascii.Error:
         raise _bad_alphabet(data) from None
 
 
-def _without_white_space(payload: str) -> bytes:
-    try:
-        return payload.encode("ascii").translate(None, b" \t\r\n\f")
-    except UnicodeEncodeError:
-        raise _bad_alphabet(b"") from None
+def _without_white_space(payload: str) -> str:
+    """The search is much faster than the copy, which most payloads do not need."""
+    if any(character in payload for character in _WHITE_SPACE):
+        return payload.translate(dict.fromkeys(map(ord, _WHITE_SPACE)))
+    return payload
 
 
-def _padding(data: bytes) -> int:
+def _padding(data: str) -> int:
     """How many `=` end `data`: 0 to 2. Anywhere else, or too few of them, is an error."""
-    first = data.find(b"=")
+    first = data.find("=")
     padding = 0 if first < 0 else len(data) - first
     if len(data) % 4 or padding > 2:
         raise _NotDecodable("The base64 data is cut short or wrongly padded.")
     return padding
 
 
-def _bad_alphabet(data: bytes) -> _NotDecodable:
-    if b"-" in data or b"_" in data:
+def _bad_alphabet(data: str) -> _NotDecodable:
+    if "-" in data or "_" in data:
         return _NotDecodable("The URL-safe base64 alphabet is not taken; use '+' and '/'.")
     return _NotDecodable("The data URL holds characters that are not base64.")
