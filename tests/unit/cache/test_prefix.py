@@ -51,6 +51,7 @@ def test_only_what_is_new_is_taken() -> None:
     cache = cache_of([1, 2, 3])
     assert insert(cache, [1, 2, 3]).takes == []
     assert insert(cache, [1, 2]).takes == []
+    assert cache.read().entries == 1, "a beginning of what is here cuts nothing"
     assert insert(cache, [1, 2, 3, 4, 5]).takes == [(3, 5)]
     assert insert(cache, [1, 2, 6]).takes == [(2, 3)]
     assert insert(cache, [7]).takes == [(0, 1)]
