@@ -13,10 +13,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tests.unit.cache.fakes import FakeSource, parts_in
+from tests.unit.cache.prompts import is_boundary, parts_of
+from vlm_server.cache.elements import Elements
 from vlm_server.engine.limits import SchedulerConfig
 from vlm_server.engine.scheduler import Scheduler
 from vlm_server.errors import InternalError, InvalidRequest, RequestError
 from vlm_server.ports import (
+    Caches,
     ImageSpan,
     MemoryReading,
     NewRequest,
@@ -70,8 +74,8 @@ def config(**changes: object) -> SchedulerConfig:
     return SchedulerConfig(**(values | changes))  # type: ignore[arg-type]
 
 
-def scheduler(**changes: object) -> Scheduler:
-    return Scheduler(config(**changes), ByteDecoder())
+def scheduler(caches: Caches | None = None, **changes: object) -> Scheduler:
+    return Scheduler(config(**changes), ByteDecoder(), caches)
 
 
 def submit(request_id: str, text: str = "hello", images: int = 0, **sampling: object) -> Submit:
@@ -96,7 +100,8 @@ def prompt(text: str = "hello", images: int = 0) -> PreparedPrompt:
 
 def answer_tokens(prepared: PreparedPrompt, choice: int = 0) -> list[int]:
     """What the fake model says to a prompt: up to 12 characters of 1 to 4 bytes, then EOS."""
-    digest = hashlib.sha256(prepared.token_ids.tobytes() + bytes(choice)).digest()
+    shown = "".join(span.key for span in prepared.spans).encode()
+    digest = hashlib.sha256(prepared.token_ids.tobytes() + shown + bytes(choice)).digest()
     characters = ["abcdefghijklmnop é€😀"[byte % 19] for byte in digest[1 : 2 + digest[0] % 12]]
     return [*"".join(characters).encode(), EOS]
 
@@ -109,20 +114,23 @@ def answer_text(prepared: PreparedPrompt, max_tokens: int = 1000, choice: int = 
 @dataclass
 class _Prefill:
     request: NewRequest
-    num_prefilled: int = 0
+    num_prefilled: int
+    snapshots: set[int] = field(default_factory=set)
+    """The borders that it came by."""
 
 
 @dataclass
 class _Row:
+    prompt: PreparedPrompt
     answer: list[int]
-    num_drawn: int = 1
-    """The first token is drawn when the row joins."""
+    told: list[int] = field(default_factory=list)
+    """The first token is drawn when the row joins, and told with the next step."""
 
     def next_token(self) -> int:
         """The token drawn last, once the next one is launched."""
-        self.num_drawn += 1
-        past = self.num_drawn - 2
-        return self.answer[past] if past < len(self.answer) else ord("!")
+        past = len(self.told)
+        self.told.append(self.answer[past] if past < len(self.answer) else ord("!"))
+        return self.told[-1]
 
 
 @dataclass
@@ -140,6 +148,11 @@ class FakeRunner:
     plans: list[SchedulerOutput] = field(default_factory=list)
     prefills: dict[str, _Prefill] = field(default_factory=dict)
     rows: dict[RowId, _Row] = field(default_factory=dict)
+    caches: Caches = field(default_factory=Caches.of)
+    joined: dict[str, _Prefill] = field(default_factory=dict)
+    """Whose first token is not told yet."""
+    num_cached_tokens: dict[str, int] = field(default_factory=dict)
+    """What each request that it met did not have to prefill."""
 
     @property
     def num_tracked(self) -> int:
@@ -150,12 +163,13 @@ class FakeRunner:
         self.plans.append(plan)
         for row in plan.released:
             self.prefills.pop(row.request_id, None)
+            self._keep_answer(row)
+            self.joined.pop(row.request_id, None)
             self.rows.pop(row, None)
         for new in plan.new:
             assert new.request_id not in self.prefills
             assert new.request_id not in {row.request_id for row in self.rows}
-            assert new.images == tuple(map(features_of, new.prompt.images)), "another's pictures"
-            self.prefills[new.request_id] = _Prefill(new)
+            self._meet(new)
         failures: dict[str, RequestError] = {}
         tokens = self._decode(plan, failures)
         self._prefill(plan, failures)
@@ -172,7 +186,14 @@ class FakeRunner:
             self.fails_decode = False
             failures.update({row.request_id: InternalError("decode failed") for row in plan.decode})
             self.rows.clear()
-        return {row_id: row.next_token() for row_id, row in self.rows.items()}
+            self.joined.clear()
+        tokens = {row_id: row.next_token() for row_id, row in self.rows.items()}
+        for prefill in self.joined.values():
+            made = prefill.request.prompt
+            source = FakeSource(made.elements, frozenset(prefill.snapshots))
+            self.caches.prefixes.insert(made.elements, source, made.cache_salt)
+        self.joined.clear()
+        return tokens
 
     def _prefill(self, plan: SchedulerOutput, failures: dict[str, RequestError]) -> None:
         work = plan.prefill
@@ -187,11 +208,38 @@ class FakeRunner:
         assert work.start == prefill.num_prefilled, "chunks join without a gap"
         assert 0 < work.end - work.start <= self.chunk_tokens
         assert work.is_last == (work.end == prepared.num_tokens)
+        assert not any(work.start < border < work.end for border in prepared.borders)
         prefill.num_prefilled = work.end
+        prefill.snapshots |= {work.end} & set(prepared.borders)
         if work.is_last:
-            del self.prefills[work.request_id]
+            self.joined[work.request_id] = self.prefills.pop(work.request_id)
             for choice in range(prefill.request.sampling.n):
-                self.rows[RowId(work.request_id, choice)] = _Row(answer_tokens(prepared, choice))
+                row = _Row(prepared, answer_tokens(prepared, choice))
+                self.rows[RowId(work.request_id, choice)] = row
+
+    def _meet(self, new: NewRequest) -> None:
+        prompt, length = new.prompt, new.prompt.num_cached_tokens
+        assert new.images == tuple(map(features_of, prompt.images)), "another's pictures"
+        later = [span.key for span in prompt.spans if span.start >= length]
+        assert not prompt.spans or [span.mm_hash for span in prompt.images] == later
+        if prompt.prefix and length:
+            wanted = parts_of(prompt.elements)[:length]
+            assert length < prompt.num_tokens, "the last token's scores are in no cache"
+            assert is_boundary(parts_of(prompt.elements), length)
+            assert parts_in(prompt.prefix) == wanted, "another's beginning"
+            if self.caches.prefixes.needs_snapshots:
+                assert prompt.prefix.snapshot.parts == wanted, "another's state"
+        self.num_cached_tokens[new.request_id] = length
+        self.prefills[new.request_id] = _Prefill(new, length)
+
+    def _keep_answer(self, row_id: RowId) -> None:
+        row = self.rows.get(row_id)
+        if row is None or row_id.request_id in self.joined:
+            return
+        token_ids = np.concatenate([row.prompt.token_ids, np.array(row.told, dtype=np.int32)])
+        elements = Elements(token_ids, row.prompt.spans)
+        source = FakeSource(elements, frozenset([len(elements)]))
+        self.caches.prefixes.insert(elements, source, row.prompt.cache_salt)
 
 
 class FakeFeatures(str):
@@ -255,16 +303,21 @@ class Panic(BaseException):
 
 
 def outcome_of(submit: Submit) -> PreparedPrompt:
-    """Raises what a text that begins with `refuse`, `crash` or `panic` asks for."""
+    """What `prompt` makes of it; raises like `refuse`."""
     parts = submit.messages[0].content
     text = "".join(part.text for part in parts if isinstance(part, TextPart))
+    refuse(text)
+    return prompt(text, sum(isinstance(part, ImagePart) for part in parts))
+
+
+def refuse(text: str) -> None:
+    """Raises what a text that begins with `refuse`, `crash` or `panic` asks for."""
     if text.startswith("refuse"):
         raise InvalidRequest("refused", "messages[0]")
     if text.startswith("crash"):
         raise RuntimeError("a bug of the preparer")
     if text.startswith("panic"):
         raise Panic("a bug below Python")
-    return prompt(text, sum(isinstance(part, ImagePart) for part in parts))
 
 
 class FakeMemory:

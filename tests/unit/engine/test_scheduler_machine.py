@@ -2,7 +2,8 @@
 
 The invariants: exactly one terminal event for each accepted request, nothing remembered of
 what has ended, no row lost between scheduler and runner, nobody waits for ever, and what a
-request says is what it would have said alone.
+request says is what it would have said alone. Requests share pictures and beginnings, in caches
+of any size: nothing stays pinned that nobody waits for, and no picture is encoded that is there.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from hypothesis import settings
 from hypothesis.stateful import (
     Bundle,
     RuleBasedStateMachine,
+    initialize,
     invariant,
     precondition,
     rule,
@@ -24,19 +26,30 @@ from tests.unit.engine.fakes import (
     FakeRunner,
     answer_text,
     answer_tokens,
-    outcome_of,
     scheduler,
-    submit,
+)
+from tests.unit.engine.mixed_prompts import (
+    Parts,
+    num_tokens_of,
+    prepare_mixed,
+    submit_mixed,
 )
 from vlm_server.engine.states import State
 from vlm_server.errors import InternalError, RequestError
-from vlm_server.ports import EncodeWork, PreparedPrompt, RowId
+from vlm_server.ports import Caches, EncodeWork, PreparedPrompt, RowId
 from vlm_server.protocol import Accepted, Event, Failed, Finished, FinishReason, Submit, Tokens
 
 MAX_NUM_SEQS, CHUNK, MAX_PREPARING = 3, 4, 2
-ROUNDS_PER_REQUEST = 100
+ROUNDS_PER_REQUEST = 150
 """More than its pictures, its chunks and its answer take, with as much for who goes between."""
 TEXTS = st.text("ab é😀", min_size=1, max_size=14)
+PICTURES = st.integers(0, 2)
+PARTS = st.tuples(st.lists(PICTURES | TEXTS, max_size=3).map(tuple), TEXTS).map(
+    lambda drawn: (*drawn[0], drawn[1])
+)
+LONGEST = 60
+"""Tokens of a prompt that is gone on from."""
+ENOUGH = 10**6
 
 
 class Lives(RuleBasedStateMachine):
@@ -44,33 +57,61 @@ class Lives(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scheduler = scheduler(
-            max_num_seqs=MAX_NUM_SEQS, prefill_chunk_tokens=CHUNK, max_preparing=MAX_PREPARING
-        )
-        self.runner = FakeRunner(MAX_NUM_SEQS, CHUNK)
         self.preparing: dict[str, Submit] = {}
+        self.outcomes: dict[str, PreparedPrompt | RequestError] = {}
+        """What preparers made and the scheduler has not heard of."""
+        self.encoded: Counter[str] = Counter()
         self.encoding: EncodeWork | None = None
         self.asked: dict[str, Submit] = {}
+        self.parts: dict[str, Parts] = {}
         self.accepted: Counter[str] = Counter()
         self.ended: dict[str, Finished | Failed] = {}
         self.said: dict[RowId, str] = {}
         self.reasons: dict[RowId, FinishReason] = {}
 
+    @initialize(
+        encoder_bytes=st.sampled_from([0, 8, 16, ENOUGH]),
+        prefix_bytes=st.sampled_from([0, 12, 40, ENOUGH]),
+        needs_snapshots=st.booleans(),
+    )
+    def start(self, encoder_bytes: int, prefix_bytes: int, needs_snapshots: bool) -> None:
+        self.caches = Caches.of(
+            encoder_bytes=encoder_bytes, prefix_bytes=prefix_bytes, needs_snapshots=needs_snapshots
+        )
+        self.keeps_all_pictures = encoder_bytes == ENOUGH
+        self.scheduler = scheduler(
+            self.caches,
+            max_num_seqs=MAX_NUM_SEQS,
+            prefill_chunk_tokens=CHUNK,
+            max_preparing=MAX_PREPARING,
+        )
+        self.runner = FakeRunner(MAX_NUM_SEQS, CHUNK, caches=self.caches)
+
     # ---- what may happen -------------------------------------------------------------
 
     @rule(
         target=requests,
-        text=TEXTS,
-        images=st.integers(0, 2),
+        parts=PARTS,
         max_tokens=st.none() | st.integers(1, 6),
         n=st.integers(1, MAX_NUM_SEQS),
-        kind=st.sampled_from(["", "", "", "refuse", "crash"]),
+        kind=st.sampled_from([(), (), (), ("refuse",), ("crash",)]),
+        salt=st.sampled_from(["", "", "other"]),
     )
-    def arrive(self, text: str, images: int, max_tokens: int | None, n: int, kind: str) -> str:
+    def arrive(self, parts: Parts, max_tokens: int | None, n: int, kind: Parts, salt: str) -> str:
         name = f"r{len(self.asked)}"
-        self.asked[name] = submit(name, kind + text, images, max_tokens=max_tokens, n=n)
+        parts = (*kind, *parts)
+        self.asked[name] = submit_mixed(name, parts, salt, max_tokens=max_tokens, n=n)
+        self.parts[name] = parts
         self.take(self.scheduler.add(self.asked[name]))
         return name
+
+    @rule(target=requests, before=requests, parts=PARTS)
+    def go_on(self, before: str, parts: Parts) -> str:
+        """What a client asks next: the same, the answer as far as it came, and more."""
+        told = (*self.parts[before], self.said.get(RowId(before), ""))
+        salt = self.asked[before].cache_salt
+        whole = parts if num_tokens_of(told) > LONGEST else (*told, *parts)
+        return self.arrive(whole, None, 1, (), salt)
 
     @rule(name=requests)
     def abort(self, name: str) -> None:
@@ -87,21 +128,20 @@ class Lives(RuleBasedStateMachine):
 
     @precondition(lambda self: self.preparing)
     @rule(data=st.data())
+    def prepare(self, data: st.DataObject) -> None:
+        self.prepare_one(data.draw(st.sampled_from(sorted(self.preparing))))
+
+    @precondition(lambda self: self.outcomes)
+    @rule(data=st.data())
     def finish_preparing(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(sorted(self.preparing)))
-        made: object
-        try:
-            made = outcome_of(self.preparing.pop(name))
-        except RequestError as error:
-            made = error
-        except RuntimeError:
-            made = InternalError("the request could not be prepared")
-        self.take(self.scheduler.prepared(name, made))  # type: ignore[arg-type]
+        self.hand_in(data.draw(st.sampled_from(sorted(self.outcomes))))
 
     @rule()
     def start_encoding(self) -> None:
         if work := self.scheduler.start_encoding():
             assert self.encoding is None, "one picture at a time"
+            key = work.prompt.images[work.image_index].mm_hash
+            assert key not in self.caches.features, "it is there"
             self.encoding = work
 
     @precondition(lambda self: self.encoding)
@@ -109,8 +149,11 @@ class Lives(RuleBasedStateMachine):
     def finish_encoding(self, fails: bool) -> None:
         work, self.encoding = self.encoding, None
         assert work
+        span = work.prompt.images[work.image_index]
+        assert span.inputs, "its pixels are not there"
         features = FakeEncoder().encode(work.prompt, work.image_index)
         outcome = InternalError("not encoded") if fails else features
+        self.encoded[span.mm_hash] += not fails
         self.take(self.scheduler.encoded(work.request_id, outcome))
 
     @rule(steps=st.integers(1, 5))
@@ -131,13 +174,13 @@ class Lives(RuleBasedStateMachine):
         self.runner.fails_decode = False
 
     @precondition(lambda self: self.asked.keys() - self.ended.keys())
-    @rule(text=TEXTS, images=st.integers(0, 2), n=st.integers(1, MAX_NUM_SEQS))
-    def nobody_waits_for_ever(self, text: str, images: int, n: int) -> None:
+    @rule(parts=PARTS, n=st.integers(1, MAX_NUM_SEQS))
+    def nobody_waits_for_ever(self, parts: Parts, n: int) -> None:
         """One more comes in every round, and yet the youngest of now ends within a bound."""
         live = [name for name in self.asked if name not in self.ended]
         newcomers: list[str] = []
         for _ in range(ROUNDS_PER_REQUEST * len(live)):
-            newcomers.append(self.arrive(text, images, None, n, ""))
+            newcomers.append(self.arrive(parts, None, n, (), ""))
             self.round()
             if live[-1] in self.ended:
                 break
@@ -150,12 +193,13 @@ class Lives(RuleBasedStateMachine):
     def forget_nothing(self) -> None:
         """Let everything end, and look at what is left."""
         for _ in range(2000):
-            if not (self.scheduler.num_tracked or self.preparing):
+            if not (self.scheduler.num_tracked or self.preparing or self.outcomes):
                 break
             self.round()
         assert self.scheduler.num_tracked == 0
         assert self.runner.num_tracked == 0
         assert self.ended.keys() == self.asked.keys()
+        assert not any(reading.pinned_bytes for reading in self.caches.ledger.read())
 
     # ---- how it is carried out -------------------------------------------------------
 
@@ -166,16 +210,26 @@ class Lives(RuleBasedStateMachine):
         if self.encoding:
             self.finish_encoding(False)
         for name in list(self.preparing):
-            try:
-                made: object = outcome_of(self.preparing.pop(name))
-            except Exception:  # noqa: BLE001
-                made = InternalError("not prepared")
-            self.take(self.scheduler.prepared(name, made))  # type: ignore[arg-type]
+            self.prepare_one(name)
+        for name in list(self.outcomes):
+            self.hand_in(name)
         self.beat()
 
+    def prepare_one(self, name: str) -> None:
+        try:
+            self.outcomes[name] = prepare_mixed(self.preparing.pop(name), self.caches)
+        except RequestError as error:
+            self.outcomes[name] = error
+        except RuntimeError:
+            self.outcomes[name] = InternalError("the request could not be prepared")
+
+    def hand_in(self, name: str) -> None:
+        self.take(self.scheduler.prepared(name, self.outcomes.pop(name)))
+
     def beat(self) -> None:
-        ready = [r.request_id for r in self.scheduler._requests.values() if r.can_prefill]
-        begun = [name for name in ready if name in self.runner.prefills]
+        encoded = [r for r in self.scheduler._requests.values() if r.can_prefill]
+        begun = [r.request_id for r in encoded if r.request_id in self.runner.prefills]
+        ready = [r.request_id for r in encoded if not (r.has_media_left and self.encoding)]
         plan = self.scheduler.schedule()
         if ready:
             reserved = {*begun, plan.prefill.request_id} if plan.prefill else {*begun, ready[0]}
@@ -207,7 +261,7 @@ class Lives(RuleBasedStateMachine):
         asked = self.asked[event.request_id]
         rows = [RowId(event.request_id, choice) for choice in range(asked.sampling.n)]
         try:
-            made = outcome_of(asked)
+            made = prepare_mixed(asked)
         except (RequestError, RuntimeError):
             assert not [row for row in rows if row in self.said]
             return
@@ -219,6 +273,8 @@ class Lives(RuleBasedStateMachine):
             lengths = [len(answer_tokens(made, row.choice)[:limit]) for row in rows]
             assert event.usage.completion_tokens == sum(lengths)
             assert event.usage.prompt_tokens == made.num_tokens
+            cached = self.runner.num_cached_tokens[event.request_id]
+            assert event.usage.cached_tokens == cached
 
     def check_choice(self, row: RowId, made: PreparedPrompt, limit: int, is_whole: bool) -> None:
         told, whole = self.said.get(row, ""), answer_text(made, limit, row.choice)
@@ -251,8 +307,24 @@ class Lives(RuleBasedStateMachine):
         live = self.asked.keys() - self.ended.keys()
         released = len(self.scheduler._released)
         encoding = {self.encoding.request_id} if self.encoding else set()
-        elsewhere = self.preparing.keys() | encoding
+        elsewhere = self.preparing.keys() | self.outcomes.keys() | encoding
         assert self.scheduler.num_tracked == len(live | elsewhere) + released
+
+    @invariant()
+    def caches_hold_what_they_count(self) -> None:
+        self.caches.ledger.check_integrity()
+
+    @invariant()
+    def only_who_waits_for_the_runner_pins(self) -> None:
+        waiting = [r for r in self.scheduler._requests.values() if r.state is State.PREFILL]
+        if self.outcomes or any(not r.is_known_to_runner for r in waiting):
+            return
+        assert not any(reading.pinned_bytes for reading in self.caches.ledger.read())
+
+    @invariant()
+    def no_picture_is_encoded_twice(self) -> None:
+        if self.keeps_all_pictures:
+            assert all(count <= 1 for count in self.encoded.values())
 
 
 Lives.TestCase.settings = settings(max_examples=100, stateful_step_count=40)

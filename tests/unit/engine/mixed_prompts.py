@@ -1,0 +1,67 @@
+"""Prompts of texts and pictures in any order, prepared with caches as the real preparer does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from tests.unit.cache.prompts import Piece, elements_of
+from tests.unit.engine.fakes import IMAGE_TOKEN, TOKENS_PER_IMAGE, refuse
+from vlm_server.ports import Caches, ImageSpan, PreparedPrompt
+from vlm_server.protocol import Image, ImagePart, Message, SamplingParams, Submit, TextPart
+
+Parts = tuple[str | int, ...]
+"""Texts, and pictures by the number that says what they show."""
+
+
+def num_tokens_of(parts: Parts) -> int:
+    return sum(TOKENS_PER_IMAGE if isinstance(part, int) else len(part.encode()) for part in parts)
+
+
+def submit_mixed(request_id: str, parts: Parts, salt: str, **sampling: object) -> Submit:
+    """A user's message."""
+    numbers = [part for part in parts if isinstance(part, int)]
+    images = tuple(
+        Image(b"", f"picture {number}", "PNG", 8, 8, "messages[0]") for number in numbers
+    )
+    places = iter(range(len(images)))
+    content = tuple(
+        TextPart(part) if isinstance(part, str) else ImagePart(next(places)) for part in parts
+    )
+    params = SamplingParams(**sampling)  # type: ignore[arg-type]
+    return Submit(request_id, (Message("user", content),), images, params, cache_salt=salt)
+
+
+def prepare_mixed(submit: Submit, caches: Caches | None = None) -> PreparedPrompt:
+    """What a preparer makes of `submit_mixed(...)` with these caches; raises like `refuse`.
+
+    Without any, it has no images: it is what is asked, not what there is to do.
+    """
+    pieces: list[Piece] = []
+    for part in submit.messages[0].content:
+        match part:
+            case TextPart(text):
+                refuse(text)
+                pieces += text.encode()
+            case ImagePart(index):
+                key = f"{submit.images[index].mm_hash} {submit.cache_salt}"
+                pieces.append((key, TOKENS_PER_IMAGE, IMAGE_TOKEN))
+    elements = elements_of(pieces)
+    made = PreparedPrompt(elements.token_ids, spans=elements.spans, cache_salt=submit.cache_salt)
+    return made if caches is None else _with_caches(made, caches)
+
+
+def _with_caches(made: PreparedPrompt, caches: Caches) -> PreparedPrompt:
+    last = made.num_tokens - 1
+    if caches.prefixes.needs_snapshots:
+        borders = {span.end for span in made.spans} | ({last} - {0})
+        made = replace(made, borders=tuple(sorted(borders)))
+    prefix = caches.prefixes.match(made.elements, last, made.cache_salt)
+    images = []
+    for span in made.spans:
+        if span.start >= prefix.length:
+            known = caches.features.lease(span.key)
+            pixels = {} if known else {"pixel_values": np.zeros((1, 2), np.float32)}
+            images.append(ImageSpan(span.start, span.end, span.key, pixels, known))
+    return replace(made, images=tuple(images), prefix=prefix)
