@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
 
@@ -33,7 +35,7 @@ def encode(
     """
     frames = list(frames)
     buffer = io.BytesIO()
-    with av.open(buffer, "w", format=container) as output:
+    with _own_priority(), av.open(buffer, "w", format=container) as output:
         stream: Any = output.add_stream(codec or CODECS[container], rate=fps, options=options or {})
         stream.width, stream.height = frames[0].size
         stream.pix_fmt = _PIXELS.get(container, "yuv420p")
@@ -48,6 +50,19 @@ def encode(
             output.mux(stream.encode(frame))
         output.mux(stream.encode())
     return buffer.getvalue()
+
+
+@contextmanager
+def _own_priority() -> Iterator[None]:
+    """SVT-AV1 makes its caller a real-time process where it may, and so all that it starts."""
+    if not hasattr(os, "sched_getscheduler"):  # macOS
+        yield
+        return
+    policy, param = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, policy, param)
 
 
 def moving(

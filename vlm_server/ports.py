@@ -180,7 +180,8 @@ class StepResult:
     A request that is among the failures fails with all its rows.
     `logprobs` holds an entry for each token whose request asked for them. A runner may run
     one step ahead: a token may belong to the step before, and a row's token may be missing in
-    the step that launched it. `error` is what the model or the device raised, if they did.
+    the step that launched it; its first comes with its prompt's last chunk, or later. `error`
+    is what the model or the device raised, if they did.
     """
 
     tokens: Mapping[RowId, int] = field(default_factory=dict)

@@ -1,7 +1,8 @@
 """All rows that decode together. Knows the batched KV cache; knows no request's text or end.
 
 Runs one step ahead of what it reports: `step` launches a step on the tokens that the last
-one drew, and only then reads those tokens, so the device works while the host reads them.
+one drew, and only then reads those tokens, so the device works while the host reads them. The
+first token of a row is waited for, and reported when it joins.
 Rows that follow a grammar need those tokens before they draw: then the host reads them, and
 finds what is allowed next, between launching the model and launching the draw.
 """
@@ -29,7 +30,8 @@ from vlm_server.runner.scores import Scores, score
 class _Row:
     """`position` is that of the row's next token, before the family's rotary delta.
 
-    `token_ids` are those of the answer that the cache holds; they are all that were reported.
+    `token_ids` are those of the answer that the cache holds. `is_reported` is said of the token
+    that was drawn last.
     """
 
     id: RowId
@@ -37,6 +39,11 @@ class _Row:
     prompt: PreparedPrompt
     position: int
     token_ids: list[int] = field(default_factory=list)
+    is_reported: bool = True
+
+
+Drawn = tuple[dict[RowId, int], dict[RowId, TokenScore]]
+"""Tokens by row, and the scores of those that were asked for."""
 
 
 class DecodeBatch:
@@ -56,22 +63,22 @@ class DecodeBatch:
     def row_ids(self) -> tuple[RowId, ...]:
         return tuple(row.id for row in self._rows)
 
-    def join(self, request_id: str, prefill: Prefill, logits: mx.array) -> None:
-        """Add a row for each choice of a prefilled request, `sampling.n`.
+    def join(self, request_id: str, prefill: Prefill, logits: mx.array) -> Drawn:
+        """Add a row for each choice of a prefilled request, `sampling.n`; their first tokens.
 
-        The first token of each is drawn from `logits` (1, vocabulary), and each gets a copy of
-        the prompt's cache, or the cache itself if it is alone. The rows that run are left as
-        they were if this fails.
+        Those are drawn from `logits` (1, vocabulary), and each row gets a copy of the prompt's
+        cache, or the cache itself if it is alone. The rows that run are left as they were if
+        this fails. See `step` for `NO_TOKEN`.
         """
         rows = self._new_rows(request_id, prefill, logits.shape[-1])
-        tokens, scores = _draw(mx.broadcast_to(logits, (len(rows), logits.shape[-1])), rows)
+        first, scores = _draw(mx.broadcast_to(logits, (len(rows), logits.shape[-1])), rows)
         cache = joined(self._cache, len(self._rows), prefill.cache, len(rows))
-        if self._tokens is not None:
-            tokens = mx.concatenate([self._tokens, tokens])
-        mx.eval(tokens, [layer.state for layer in cache])
+        tokens = first if self._tokens is None else mx.concatenate([self._tokens, first])
+        mx.eval(first, tokens, [layer.state for layer in cache])
         self._cache, self._tokens = cache, tokens
-        self._scores += scores
         self._rows += rows
+        drawn = zip((row.id for row in rows), np.array(first).tolist(), strict=True)
+        return dict(drawn), _read(scores)
 
     def is_stuck(self, row_id: RowId) -> bool:
         """Whether a row's grammar does not let it go on."""
@@ -99,8 +106,8 @@ class DecodeBatch:
         self._cache = kept(self._cache, staying)
         self._tokens = self._tokens[mx.array(staying)]
 
-    def step(self) -> tuple[dict[RowId, int], dict[RowId, TokenScore]]:
-        """Launch the next step for all rows; the tokens of the step before, by row.
+    def step(self) -> Drawn:
+        """Launch the next step for all rows; the tokens of the step before that are news.
 
         `NO_TOKEN` is that of a row which has to leave: its scores are not numbers, or its
         grammar is stuck.
@@ -109,11 +116,13 @@ class DecodeBatch:
             return {}, {}
         drawn, scores = self._tokens, self._scores
         self._tokens, self._scores = self._launch(drawn)
-        tokens = dict(zip(self.row_ids, np.array(drawn).tolist(), strict=True))
-        for row in self._rows:
-            row.token_ids.append(tokens[row.id])
-        scored = dict(entry for each in scores for entry in each.read() if entry[0] in tokens)
-        return tokens, scored
+        tokens = dict[RowId, int]()
+        for row, token in zip(self._rows, np.array(drawn).tolist(), strict=True):
+            row.token_ids.append(token)
+            if not row.is_reported:
+                tokens[row.id] = token
+            row.is_reported = False
+        return tokens, {row: score for row, score in _read(scores).items() if row in tokens}
 
     def _state_of(self, i: int, row: _Row) -> tuple[Elements, RowState]:
         answer = np.array(row.token_ids, dtype=np.int32)
@@ -179,6 +188,10 @@ def _draw(logits: mx.array, rows: list[_Row]) -> tuple[mx.array, list[Scores]]:
         if (count := row.sampler.params.logprobs) is not None
     ]
     return tokens, score(logits, tokens, asking)
+
+
+def _read(scores: list[Scores]) -> dict[RowId, TokenScore]:
+    return dict(entry for each in scores for entry in each.read())
 
 
 def _counters(cache: list[Any]) -> list[mx.array]:

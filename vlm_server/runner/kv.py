@@ -101,8 +101,12 @@ def snapshot(layers: Sequence[Any], row: int | None = None) -> LayerStates:
     return LayerStates(tuple(arrays), tuple(counters))
 
 
-def restore(layers: Sequence[Any], prefix: Prefix, capacity: int) -> None:
-    """Put what was found of a prompt into its new `layers`, with room for `capacity` tokens."""
+def restore(layers: Sequence[Any], prefix: Prefix, num_tokens: int) -> None:
+    """Put what was found of a prompt of `num_tokens` into its new `layers`.
+
+    They get room for the rest of it and for some of its answer.
+    """
+    capacity = (num_tokens // KVCache.step + 1) * KVCache.step
     cut = [layer for layer in layers if _can_be_cut(layer)]
     pieces = [
         [array[:, :, :count] for array in stretch.arrays] for stretch, count in prefix.stretches

@@ -18,9 +18,8 @@ from vlm_server.ports import (
     RowId,
     SchedulerOutput,
     StepResult,
-    TokenScore,
 )
-from vlm_server.runner.batch import DecodeBatch
+from vlm_server.runner.batch import DecodeBatch, Drawn
 from vlm_server.runner.grammar import SCHEMA_PARAM
 from vlm_server.runner.kv import RowState
 from vlm_server.runner.loading import LoadedModel
@@ -50,36 +49,37 @@ class ModelRunner:
         self._model = loaded.model
         self._prefixes = (caches or Caches.of()).prefixes
         self._prefills: dict[str, Prefill] = {}
-        self._joined: dict[str, Prefill] = {}
-        """Whose first token is not known yet, nor whether it is one."""
+        self._joined: list[Prefill] = []
+        """Prompts that the prefix cache has not been shown yet."""
         self._batch = DecodeBatch(loaded.language_model, loaded.eos_token_ids)
 
     @property
     def num_tracked(self) -> int:
         """Prompts and rows that hold device memory."""
-        return len(self._prefills) + len(self._joined) + len(self._batch.row_ids)
+        return len(self._prefills) + len(self._batch.row_ids)
 
     def execute(self, plan: SchedulerOutput) -> StepResult:
         """One step. Never raises for a request's fault: see `StepResult.failures`."""
         self._forget(plan.released)
         failed = _Failed()
         tokens, scores = self._decode(plan, failed)
+        self._keep_prompts()
         started = time.perf_counter()
         if plan.prefill is not None:
-            self._prefill(plan.prefill, plan.new, failed)
+            first, first_scores = self._prefill(plan.prefill, plan.new, failed)
+            tokens, scores = tokens | first, scores | first_scores
         seconds = time.perf_counter() - started
         return StepResult(tokens, failed.requests, scores, seconds, failed.error)
 
     def _forget(self, rows: tuple[RowId, ...]) -> None:
+        if rows:
+            self._keep_prompts()
         for row in rows:
             self._prefills.pop(row.request_id, None)
-            if self._joined.pop(row.request_id, None) is None:
-                self._keep_answer(row)
+            self._keep_answer(row)
         self._batch.leave(rows)
 
-    def _decode(
-        self, plan: SchedulerOutput, failed: _Failed
-    ) -> tuple[dict[RowId, int], dict[RowId, TokenScore]]:
+    def _decode(self, plan: SchedulerOutput, failed: _Failed) -> Drawn:
         assert set(plan.decode) == set(self._batch.row_ids)
         try:
             tokens, scores = self._batch.step()
@@ -88,18 +88,21 @@ class ModelRunner:
             request_ids = tuple(row.request_id for row in plan.decode)
             failed.take(error, request_ids, "the model failed while decoding")
             self._batch.leave(plan.decode)
+            self._joined.clear()
             return {}, {}
+        return self._sound(tokens, failed), scores
+
+    def _sound(self, tokens: dict[RowId, int], failed: _Failed) -> dict[RowId, int]:
+        """`tokens` without those that could not be drawn, whose rows leave: no state is kept."""
         for row in [row for row, token in tokens.items() if token == NO_TOKEN]:
             del tokens[row]
             failed.requests[row.request_id] = self._fault(row)
-            self._joined.pop(row.request_id, None)
             self._batch.leave([row])
-        self._keep_prompts()
-        return tokens, scores
+        return tokens
 
     def _keep_prompts(self) -> None:
-        """Let others go on from the prompts whose model has answered something."""
-        for prefill in self._joined.values():
+        """Let others go on from the prompts that have joined; not while their first token waits."""
+        for prefill in self._joined:
             prompt = prefill.prompt
             state = RowState(prefill.cache, prefill.snapshots)
             self._prefixes.insert(prompt.elements, state, prompt.cache_salt)
@@ -122,15 +125,21 @@ class ModelRunner:
         work: PrefillWork,
         new: tuple[NewRequest, ...],
         failed: _Failed,
-    ) -> None:
+    ) -> Drawn:
         try:
             for request in new:
                 self._prefills[request.request_id] = Prefill(self._model, request)
             prefill = self._prefills[work.request_id]
             logits = prefill.run(work.start, work.end)
-            if work.is_last:
-                self._batch.join(work.request_id, prefill, logits)
-                self._joined[work.request_id] = self._prefills.pop(work.request_id)
+            if not work.is_last:
+                return {}, {}
+            tokens, scores = self._batch.join(work.request_id, prefill, logits)
+            del self._prefills[work.request_id]
         except Exception as error:
             logger.exception("prefilling %d tokens failed", work.end - work.start)
             failed.take(error, (work.request_id,), "the model failed while reading the prompt")
+            return {}, {}
+        sound = self._sound(tokens, failed)
+        if work.request_id not in failed.requests:
+            self._joined.append(prefill)
+        return sound, scores

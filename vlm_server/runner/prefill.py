@@ -32,7 +32,7 @@ class Prefill:
         self.cache: list[Any] = make_prompt_cache(model.language_model)
         self.snapshots: dict[int, LayerStates] = {}
         if request.prompt.prefix and request.prompt.prefix.length:
-            restore(self.cache, request.prompt.prefix, capacity=request.prompt.num_tokens + 1)
+            restore(self.cache, request.prompt.prefix, request.prompt.num_tokens)
 
     @property
     def prompt(self) -> PreparedPrompt:
