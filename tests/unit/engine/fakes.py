@@ -164,8 +164,9 @@ class FakeRunner:
         for row in plan.released:
             self.prefills.pop(row.request_id, None)
             self._keep_answer(row)
-            self.joined.pop(row.request_id, None)
             self.rows.pop(row, None)
+        for row in plan.released:
+            self.joined.pop(row.request_id, None)
         for new in plan.new:
             assert new.request_id not in self.prefills
             assert new.request_id not in {row.request_id for row in self.rows}

@@ -1,0 +1,57 @@
+"""Two pictures asked again and again, through the whole daemon: each answer is its own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.e2e.daemon import Daemon
+from tests.e2e.pictures import one_shape, user
+
+pytestmark = pytest.mark.e2e
+
+SHAPES = {"circle": "red", "star": "blue"}
+PICTURES = {shape: one_shape(shape, color) for shape, color in SHAPES.items()}
+QUESTIONS = {"What shape is this?": 0, "What colour is it?": 1}
+
+
+async def ask(daemon: Daemon, shape: str, question: str) -> Any:
+    return await daemon.async_client().chat.completions.create(
+        model="default",
+        messages=[user(PICTURES[shape], question)],
+        temperature=0,
+        max_tokens=20,
+    )
+
+
+def is_right(answer: Any, shape: str, question: str) -> bool:
+    told = (answer.choices[0].message.content or "").strip()
+    return bool(told == (shape, SHAPES[shape])[QUESTIONS[question]])
+
+
+async def test_each_picture_keeps_its_answer(daemon: Daemon) -> None:
+    cases = [(shape, question) for question in QUESTIONS for shape in SHAPES]
+    for case in cases * 2:
+        assert is_right(await ask(daemon, *case), *case), case
+    answers = await asyncio.gather(*(ask(daemon, *case) for case in cases * 6))
+    for case, answer in zip(cases * 6, answers, strict=True):
+        assert is_right(answer, *case), case
+
+
+async def test_cached_tokens_are_those_that_were_known(daemon: Daemon) -> None:
+    """Nothing of a picture in another size, all but the end of one that was asked before."""
+    new = one_shape("square", "green", (392, 448))
+    asked = [user(new, "What shape is this?")]
+    first, second = [
+        await daemon.async_client().chat.completions.create(
+            model="default", messages=asked, temperature=0, max_tokens=20
+        )
+        for _ in range(2)
+    ]
+    details = [answer.usage.prompt_tokens_details.cached_tokens for answer in (first, second)]
+    num_tokens = first.usage.prompt_tokens
+    assert details[0] < num_tokens / 2
+    assert details[1] == num_tokens - 1
+    assert first.choices[0].message.content == second.choices[0].message.content

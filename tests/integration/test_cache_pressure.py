@@ -1,0 +1,272 @@
+"""Caches under pressure: too small, in use, aborted, failing, and with states that can't be cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import mlx.core as mx
+import msgspec
+import pytest
+
+from tests.integration.harness import GREEDY, Engine, Part, ask, conversation
+from tests.integration.test_cache_twins import settle
+from tests.integration.test_caches import Served, Turns, cached_tokens, caches_of
+from tests.tiny_models.pictures import picture
+from vlm_server.errors import InvalidImage
+from vlm_server.ports import RowId
+from vlm_server.protocol import Failed, SamplingParams, TokenLogprob
+from vlm_server.runner import media
+from vlm_server.runner.grammar import Grammars
+from vlm_server.runner.kv import needs_snapshots
+from vlm_server.runner.preparer import MultimodalPreparer
+
+FAMILIES = ("qwen3_vl", "qwen3_5", "gemma3")
+"""One that appends its KV, one with recurrent states, one with windows of 64 tokens."""
+SYSTEM = "You are a helpful assistant that looks at screenshots and answers with a short text."
+A, B = picture(1), picture(2)
+SIZES: dict[str, dict[str, int]] = {
+    "no layouts": {"layout_bytes": 0},
+    "no pixels": {"pixel_bytes": 0},
+    "no features": {"encoder_bytes": 0},
+    "no prefixes": {"prefix_bytes": 0},
+    "one picture of each": {
+        "layout_bytes": 2000,
+        "pixel_bytes": 250_000,
+        "encoder_bytes": 6000,
+        "prefix_bytes": 130_000,
+    },
+}
+
+
+@pytest.fixture(params=FAMILIES, scope="module")
+def served(request: pytest.FixtureRequest, load_tiny: Callable[[str], Served]) -> Served:
+    return load_tiny(request.param)
+
+
+def new_engine(served: Served, **sizes: int) -> Engine:
+    return Engine(*served, chunk_tokens=48, caches=caches_of(served, **sizes))
+
+
+def talk(engine: Engine, name: str, num_turns: int, seed: int) -> list[list[int]]:
+    """A conversation with a picture in each turn; the answers' tokens."""
+    turns: Turns = (("system", (SYSTEM,)),)
+    answers = []
+    for number in range(num_turns):
+        turns += (("user", (f"Step {number}", picture(seed + number), "what changed?")),)
+        submit = conversation(f"{name} {number}", *turns, sampling=GREEDY)
+        answers.append(engine.answer(submit))
+        turns += (("assistant", (engine.texts[submit.request_id],)),)
+    return answers
+
+
+@pytest.fixture(scope="module")
+def plain(served: Served) -> Callable[..., list[list[int]]]:
+    """What a conversation is without caches."""
+    return cache(lambda *arguments: talk(Engine(*served), *arguments))
+
+
+def test_six_turns_with_pictures(served: Served, plain: Callable[..., list[list[int]]]):
+    engine = new_engine(served)
+    assert talk(engine, "a", 6, 10) == plain("a", 6, 10)
+    assert engine.prompts["a 5"].num_tokens > 3 * 64, "the windows wrap"
+    assert talk(engine, "again", 6, 10) == plain("a", 6, 10)
+    settle(engine)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_caches_of_any_size_change_nothing(
+    served: Served, plain: Callable[..., list[list[int]]], size: str
+):
+    engine = new_engine(served, **SIZES[size])
+    for name, seed, num_turns in (("first", 10, 6), ("other", 20, 3), ("again", 10, 6)):
+        assert talk(engine, name, 3, seed) == plain("a", num_turns, seed)[:3]
+    settle(engine)
+    readings = engine.caches.ledger.read()
+    if size == "one picture of each":
+        assert all(reading.evictions for reading in readings[:3]), readings
+
+
+def test_many_at_once_in_little_room(served: Served):
+    engine = new_engine(served, **SIZES["one picture of each"])
+    prompts: list[tuple[Part, ...]] = [(A, "what?"), (B, "what?"), (A, B, "both?"), (A, "which?")]
+    for number in range(8):
+        engine.add(ask(f"{number}", SYSTEM, *prompts[number % 4]))
+        engine.step(number % 3)
+    engine.run()
+    for number, parts in enumerate(prompts):
+        wanted = Engine(*served).answer(ask("a", SYSTEM, *parts))
+        assert engine.tokens[f"{number}"] == engine.tokens[f"{number + 4}"] == wanted
+    settle(engine)
+
+
+# ---- states ----------------------------------------------------------------------------
+
+
+def with_system(name: str, *parts: Part, sampling: SamplingParams = GREEDY):
+    return conversation(name, ("system", (SYSTEM,)), ("user", parts), sampling=sampling)
+
+
+def test_beginnings_are_known_where_prompts_part(served: Served):
+    engine = new_engine(served)
+    engine.answer(with_system("first", "See", A, "what is on the left?"))
+    span = engine.prompts["first"].spans[0]
+    asked = {
+        "other text": (("a text alone",), 40),
+        "other question": (("See", A, "how many?"), span.end),
+        "again": (("See", A, "what is on the left?"), span.end + 12),
+    }
+    for name, (parts, least) in asked.items():
+        engine.answer(with_system(name, *parts))
+        assert least <= cached_tokens(engine, name) < engine.prompts[name].num_tokens, name
+    settle(engine)
+
+
+def test_rows_that_share_a_beginning_leave_it_as_it_was(served: Served):
+    """Two go on from it at once, with choices, and run past a window; then it is asked again."""
+    long = msgspec.structs.replace(GREEDY, max_tokens=70, ignore_eos=True)
+    asked = {name: ("See", A, name) for name in ("what?", "which one?")}
+    alone = {
+        name: Engine(*served).answer(with_system("a", *parts, sampling=long))
+        for name, parts in asked.items()
+    }
+    engine = new_engine(served)
+    engine.answer(with_system("before", "See", A, "how?"))
+    for name, parts in asked.items():
+        engine.add(with_system(name, *parts, sampling=msgspec.structs.replace(long, n=2)))
+    engine.run()
+    for name, parts in asked.items():
+        assert cached_tokens(engine, name) >= engine.prompts[name].spans[0].end
+        assert engine.rows[RowId(name, 0)] == engine.rows[RowId(name, 1)] == alone[name]
+        again = with_system(f"{name} again", *parts, sampling=long)
+        assert engine.answer(again) == alone[name]
+    settle(engine)
+
+
+def test_a_window_that_is_written_token_by_token_is_not_the_snapshots(
+    load_tiny: Callable[[str], Served],
+):
+    served = load_tiny("gemma3")
+    first = with_system("first", "See", A, "what is on the left?")
+    other = with_system("other", "See", A, "How many are there, and which colour have they?")
+    engine = Engine(*served, chunk_tokens=1, caches=caches_of(served))
+    wanted = engine.answer(first)
+    assert engine.prompts["first"].spans[0].end > 64, "the window is full"
+    engine.answer(other)
+    again = msgspec.structs.replace(other, request_id="again")
+    assert engine.answer(again) == Engine(*served).answer(other)
+    last = with_system("last", "See", A, "which one?")
+    assert engine.answer(last) == Engine(*served).answer(last)
+    assert wanted == Engine(*served).answer(first)
+    settle(engine)
+
+
+def test_an_aborted_answer_goes_on(served: Served):
+    engine = new_engine(served)
+    long = msgspec.structs.replace(GREEDY, max_tokens=40, ignore_eos=True)
+    engine.add(with_system("beside", B, "what?", sampling=long))
+    engine.add(with_system("aborted", A, "what?", sampling=long))
+    engine.step_until(lambda: len(engine.tokens.get("aborted", [])) == 9)
+    engine.abort("aborted")
+    engine.run()
+    told = engine.texts["aborted"]
+    turns: Turns = (("system", (SYSTEM,)), ("user", (A, "what?")), ("assistant", (told,)))
+    turns += (("user", ("go on",)),)
+    submit = conversation("after", *turns)
+    assert engine.answer(submit) == Engine(*served).answer(submit)
+    assert cached_tokens(engine, "after") >= engine.prompts["after"].spans[0].end
+    settle(engine)
+
+
+def test_aborts_at_every_step_leave_nothing_wrong(served: Served):
+    engine = new_engine(served, encoder_bytes=6000)
+    wanted = Engine(*served).answer(ask("a", A, "and", B, "?", sampling=GREEDY))
+    two = msgspec.structs.replace(GREEDY, n=2)
+    for steps in range(7):
+        engine.add(ask(f"{steps} gone", A, "and", B, "?", sampling=two))
+        engine.step(steps)
+        engine.abort(f"{steps} gone")
+        settle(engine)
+    assert engine.answer(ask("whole", A, "and", B, "?")) == wanted
+
+
+# ---- failures --------------------------------------------------------------------------
+
+
+def test_a_failure_between_leases_leaves_no_pins(served: Served, monkeypatch: pytest.MonkeyPatch):
+    engine = new_engine(served)
+    engine.answer(ask("b", B))
+    for gone in (engine.caches.prefixes, engine.caches.features, engine.caches.pixels):
+        gone.clear()
+    wanted = engine.answer(ask("a", A))
+
+    def fail(image: object) -> None:
+        raise InvalidImage("it is gone", "messages[0]")
+
+    monkeypatch.setattr(media, "decode_rgb", fail)
+    engine.add(ask("both", A, "and", B))
+    assert isinstance(engine.ends["both"], Failed)
+    settle(engine)
+    assert engine.answer(ask("a again", A)) == wanted
+    settle(engine)
+
+
+def test_a_prompt_whose_scores_are_no_numbers_is_not_kept(load_tiny: Callable[[str], Served]):
+    """Of none of its choices, though they leave one after the other."""
+    served = load_tiny("qwen3_vl")
+    engine = new_engine(served)
+    sick = ask("sick", A, "what?", sampling=msgspec.structs.replace(GREEDY, n=3))
+    embedding = served[0].language_model.model.embed_tokens
+    whole = embedding.weight
+    embedding.weight = whole * mx.nan
+    try:
+        engine.add(sick)
+        engine.run()
+    finally:
+        embedding.weight = whole
+    assert isinstance(engine.ends["sick"], Failed)
+    assert not engine.caches.prefixes.read().entries
+    assert engine.answer(ask("well", A, "what?")) == Engine(*served).answer(ask("a", A, "what?"))
+    settle(engine)
+
+
+# ---- how tokens are drawn ----------------------------------------------------------------
+
+
+def test_what_is_drawn_does_not_tell_a_hit(served: Served):
+    """Seeds, penalties that count the prompt, several choices, and scores."""
+    drawn = SamplingParams(
+        max_tokens=8, temperature=1.2, seed=5, repetition_penalty=1.3, n=3, logprobs=2
+    )
+    plain, engine = Engine(*served), new_engine(served)
+    plain.answer(ask("miss", "See", A, "what?", sampling=drawn))
+    engine.answer(ask("miss", "See", A, "what?", sampling=drawn))
+    engine.answer(ask("hit", "See", A, "what?", sampling=drawn))
+    assert cached_tokens(engine, "hit") > engine.prompts["hit"].spans[0].end - 1
+    for choice in range(3):
+        wanted = plain.rows[RowId("miss", choice)]
+        assert engine.rows[RowId("miss", choice)] == engine.rows[RowId("hit", choice)] == wanted
+    for name in ("miss", "hit"):
+        assert scores(engine.logprobs[name]) == pytest.approx(
+            scores(plain.logprobs["miss"]), abs=1e-3
+        )
+    settle(engine)
+
+
+def scores(told: list[TokenLogprob]) -> list[float]:
+    return [each.logprob for token in told for each in (token.token, *token.top)]
+
+
+def test_a_schema_is_followed_on_a_hit(load_tiny: Callable[[str], Served]):
+    served = load_tiny("qwen3_5")
+    schema = '{"type": "array", "items": {"enum": [1, 2, 3]}, "minItems": 3, "maxItems": 5}'
+    strict = SamplingParams(max_tokens=30, temperature=0.0, json_schema=schema)
+    wanted = Engine(*served).answer(ask("a", A, "how many?", sampling=strict))
+    engine = new_engine(served)
+    grammars = Grammars(served[0], timeout_seconds=60.0)
+    engine.preparer = MultimodalPreparer(served[0], grammars=grammars, caches=engine.caches)
+    engine.answer(ask("free", A, "how many?"))
+    assert engine.answer(ask("strict", A, "how many?", sampling=strict)) == wanted
+    assert cached_tokens(engine, "strict") > engine.prompts["strict"].spans[0].end
+    assert needs_snapshots(served[0].language_model)
+    settle(engine)

@@ -1,0 +1,288 @@
+"""What looks alike and is not: no cache ever answers one with the other's.
+
+One family each that appends its KV with M-RoPE, with deepstack, has recurrent states, has
+windows, or counts positions plainly.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+import pytest
+from PIL import Image as PillowImage
+
+from tests import clips
+from tests.integration.harness import Engine, Part, ask, encoded, image_of, video_of
+from tests.integration.test_caches import Served, cached_tokens, caches_of
+from tests.tiny_models.pictures import picture
+from vlm_server.ports import EncodedImage, PreparedPrompt
+from vlm_server.protocol import Image, SamplingParams, Submit
+from vlm_server.runner import media, processing
+from vlm_server.runner.preparer import MultimodalPreparer
+from vlm_server.settings import Video as VideoLimits
+
+FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3", "pixtral")
+SHORT = SamplingParams(max_tokens=5, temperature=0.0)
+A, B = picture(1), picture(2)
+Asked = tuple[Part, ...]
+
+
+class Counting:
+    """The engine's encoder, and which pictures it encoded."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._encoder = engine.encoder
+        self.keys: list[str] = []
+
+    def encode(self, prompt: PreparedPrompt, image_index: int) -> EncodedImage:
+        self.keys.append(prompt.images[image_index].mm_hash)
+        return self._encoder.encode(prompt, image_index)
+
+
+class Counted:
+    """A function that counts its calls."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self.num_calls = 0
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.num_calls += 1
+        return self._function(*arguments)
+
+
+def new_engine(served: Served, **sizes: int) -> tuple[Engine, Counting]:
+    engine = Engine(*served, caches=caches_of(served, **sizes))
+    engine.encoder = counting = Counting(engine)  # type: ignore[assignment]
+    return engine, counting
+
+
+@pytest.fixture(params=FAMILIES, scope="module")
+def served(request: pytest.FixtureRequest, load_tiny: Callable[[str], Served]) -> Served:
+    return load_tiny(request.param)
+
+
+@pytest.fixture(params=("qwen3_vl", "gemma3"), scope="module")
+def few(request: pytest.FixtureRequest, load_tiny: Callable[[str], Served]) -> Served:
+    """A family that takes videos, and one that is shown their frames."""
+    return load_tiny(request.param)
+
+
+@pytest.fixture
+def decodes(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    counted = Counted(media.decode_rgb)
+    monkeypatch.setattr(media, "decode_rgb", counted)
+    return counted
+
+
+def settle(engine: Engine) -> None:
+    """Nothing runs: nothing is pinned, and all is counted."""
+    engine.run()
+    engine.caches.ledger.check_integrity()
+    assert not any(reading.pinned_bytes for reading in engine.caches.ledger.read())
+
+
+def alone(served: Served, *parts: Part) -> list[int]:
+    return Engine(*served).answer(ask("alone", *parts, sampling=SHORT))
+
+
+# ---- pictures ------------------------------------------------------------------------
+
+
+def with_palette(*colours: int) -> Image:
+    """The same indices, shown in other colours."""
+    indices = PillowImage.frombytes("P", (84, 84), bytes(n // 588 % 3 for n in range(84 * 84)))
+    indices.putpalette(colours)
+    return encoded(indices)
+
+
+def turned(orientation: int) -> Image:
+    """The same compressed pixels, stored for another way up."""
+    exif = PillowImage.Exif()
+    exif[0x0112] = orientation
+    return encoded(picture(3), "JPEG", exif=exif)
+
+
+def transparent(alpha: int) -> Image:
+    """The same colours, which shine through more or less."""
+    shown = picture(4).convert("RGBA")
+    shown.putalpha(alpha)
+    return encoded(shown)
+
+
+PIXELS = picture(5, 120, 60).tobytes()
+LARGE = encoded(picture(6, 168, 168))
+TWINS: dict[str, tuple[Image, Image]] = {
+    "another palette": (
+        with_palette(255, 0, 0, 0, 255, 0, 0, 0, 255),
+        with_palette(0, 255, 0, 255, 0, 0, 9, 9, 9),
+    ),
+    "equal bytes in another shape": (
+        encoded(PillowImage.frombytes("RGB", (120, 60), PIXELS)),
+        encoded(PillowImage.frombytes("RGB", (60, 120), PIXELS)),
+    ),
+    "as many patches in another grid": (
+        encoded(picture(7, 112, 56)),
+        encoded(picture(7, 112, 56).transpose(PillowImage.Transpose.TRANSPOSE)),
+    ),
+    "smaller": (LARGE, msgspec.structs.replace(LARGE, max_side_pixels=84)),
+    "another way up": (turned(1), turned(6)),
+    "more transparent": (transparent(255), transparent(99)),
+}
+
+
+def test_twins_get_their_own_answers(served: Served):
+    engine, _ = new_engine(served)
+    for name, twins in TWINS.items():
+        wanted = [alone(served, "Look", twin, "what?") for twin in twins]
+        assert wanted[0] != wanted[1], name
+        for number in (0, 1, 0):
+            submit = ask(f"{name} {len(engine.ends)}", "Look", twins[number], "what?")
+            submit = msgspec.structs.replace(submit, sampling=SHORT)
+            assert engine.answer(submit) == wanted[number], name
+    settle(engine)
+
+
+def test_the_same_picture_in_other_bytes_is_as_alone(few: Served):
+    files = [encoded(A), encoded(A, compress_level=0), encoded(A, "WEBP", lossless=True)]
+    engine, _ = new_engine(few)
+    answers = [engine.answer(ask(f"{n}", file, "what?")) for n, file in enumerate(files)]
+    assert answers == [Engine(*few).answer(ask("a", A, "what?"))] * 3
+
+
+AROUND: list[Asked] = [
+    ("ab", A, "cd"),
+    ("a", A, "cd"),
+    ("abc", A, "cd"),
+    (A, "cd"),
+    ("ab", A),
+    ("ab", A, "c"),
+    ("ab", A, "ce"),
+    ("ab", B, "cd"),
+    ("ab", "cd"),
+    ("ab", A, A, "cd"),
+    ("ab", A, B, "cd"),
+    ("ab", B, A, "cd"),
+    ("ab", A, "cd"),
+]
+
+
+def test_beginnings_that_end_around_a_picture(served: Served):
+    """Each parts from those before it at another place: before, behind or in the picture."""
+    engine, encoder = new_engine(served)
+    for number, parts in enumerate(AROUND):
+        tokens = engine.answer(ask(f"{number}", *parts, sampling=SHORT))
+        assert tokens == alone(served, *parts), number
+    assert len(encoder.keys) == 2
+    assert cached_tokens(engine, f"{len(AROUND) - 1}") >= engine.prompts["0"].spans[0].end
+    settle(engine)
+
+
+# ---- work that is done once ------------------------------------------------------------
+
+
+def test_a_new_picture_in_two_requests_at_once_is_read_and_encoded_once(
+    few: Served, decodes: Counted
+):
+    engine, encoder = new_engine(few)
+    asked = [ask(name, A, f"what of {name}?", A) for name in "ab"]
+    together = threading.Barrier(2)
+
+    def prepare(submit: Submit) -> PreparedPrompt:
+        together.wait(60)
+        return engine.preparer.prepare(submit)
+
+    with ThreadPoolExecutor(2) as threads:
+        outcomes = list(threads.map(prepare, asked))
+    for submit, outcome in zip(asked, outcomes, strict=True):
+        engine.scheduler.add(submit)
+        engine.scheduler.start_preparing()
+        engine.scheduler.prepared(submit.request_id, outcome)
+    settle(engine)
+    assert decodes.num_calls == len(encoder.keys) == 1
+    for name in "ab":
+        assert engine.tokens[name] == Engine(*few).answer(ask("", A, f"what of {name}?", A))
+
+
+@pytest.mark.parametrize("gone", [("features", "pixels"), ("prefixes", "pixels")])
+def test_a_picture_that_one_cache_knows_is_neither_read_nor_encoded(
+    few: Served, decodes: Counted, gone: tuple[str, str]
+):
+    engine, encoder = new_engine(few)
+    first = engine.answer(ask("first", "Look", A, "what?"))
+    for name in gone:
+        getattr(engine.caches, name).clear()
+    assert engine.answer(ask("again", "Look", A, "what?")) == first
+    assert decodes.num_calls == len(encoder.keys) == 1
+    settle(engine)
+
+
+def test_what_has_another_salt_shares_nothing(few: Served, decodes: Counted):
+    asked: list[Asked] = [("a text alone",), ("Look", A, "what?")]
+    wanted = [alone(few, *parts) for parts in asked]
+    decodes.num_calls = 0
+    engine, encoder = new_engine(few)
+    for number, salt in enumerate(["", "one", "other"]):
+        for parts, tokens in zip(asked, wanted, strict=True):
+            submit = ask(f"{salt} {len(parts)}", *parts, sampling=SHORT)
+            assert engine.answer(msgspec.structs.replace(submit, cache_salt=salt)) == tokens
+        assert cached_tokens(engine, f"{salt} 1") == 0
+        assert decodes.num_calls == len(encoder.keys) == len(set(encoder.keys)) == number + 1
+    settle(engine)
+
+
+# ---- videos --------------------------------------------------------------------------
+
+CLIP = video_of(clips.encode(clips.noise(1, 7), fps=2))
+GIF = clips.encode(clips.noise(2, 4), "gif", fps=2)
+
+
+@pytest.fixture
+def clip_decodes(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    counted = Counted(media.clip.decode)
+    monkeypatch.setattr(media.clip, "decode", counted)
+    return counted
+
+
+def test_a_clip_that_is_known_is_not_read_again(
+    few: Served, clip_decodes: Counted, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(processing, "_UNIT_TOKENS", 8)
+    wanted = {q: alone(few, "See", CLIP, q) for q in ("what?", "which?")}
+    clip_decodes.num_calls = 0
+    engine, encoder = new_engine(few)
+    for number, question in enumerate(["what?", "which?", "what?"]):
+        submit = ask(f"{number}", "See", CLIP, question, sampling=SHORT)
+        assert engine.answer(submit) == wanted[question]
+    assert clip_decodes.num_calls == 1
+    assert len(encoder.keys) == len(set(encoder.keys)) > 1
+    for gone in (engine.caches.prefixes, engine.caches.pixels):
+        gone.clear()
+    assert engine.answer(ask("late", "See", CLIP, "what?", sampling=SHORT)) == wanted["what?"]
+    assert clip_decodes.num_calls == 1
+    settle(engine)
+
+
+def test_other_frames_of_a_clip_are_another_entry(few: Served):
+    engine, _ = new_engine(few)
+    answers = []
+    for limits in (VideoLimits(), VideoLimits(fps=1.0), VideoLimits(max_side_pixels=64)):
+        plain = Engine(few[0], MultimodalPreparer(few[0], limits))
+        answers.append(plain.answer(ask("a", CLIP, "what?")))
+        engine.preparer = MultimodalPreparer(few[0], limits, caches=engine.caches)
+        assert engine.answer(ask(f"{len(answers)}", CLIP, "what?")) == answers[-1]
+    assert len(set(map(tuple, answers))) == 3
+
+
+def test_a_gif_is_not_taken_for_its_first_frame(few: Served):
+    shown: list[Part] = [image_of(GIF, "GIF", 96, 64), video_of(GIF, "GIF")]
+    engine, _ = new_engine(few)
+    for number, part in enumerate([*shown, *shown]):
+        assert engine.answer(ask(f"{number}", part, "what?", sampling=SHORT)) == alone(
+            few, part, "what?"
+        )
+    settle(engine)
