@@ -230,7 +230,7 @@ class CacheStats(msgspec.Struct, frozen=True):
     """One cache: sizes in bytes, counters since the engine's start.
 
     `pinned_bytes` are in use by requests and can't be evicted. A hit of the prefix cache is a
-    prompt of which at least one token was found.
+    prompt of which at least one token was found. `damaged` entries were deleted, not used.
     """
 
     name: str
@@ -241,6 +241,7 @@ class CacheStats(msgspec.Struct, frozen=True):
     hits: int
     misses: int
     evictions: int
+    damaged: int = 0
 
 
 class Stats(msgspec.Struct, frozen=True, tag="stats"):

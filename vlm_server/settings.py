@@ -179,6 +179,21 @@ class Cache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "is automatic: a quarter of what the weights leave.",
         ),
     ] = -1
+    disk_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Most disk for encoded pictures and KV that outlive the daemon; 0 keeps "
+            "none. What is kept tells what was asked: see docs/caches.md.",
+        ),
+    ] = 0
+    disk_path: Annotated[
+        str,
+        Meta(
+            description="Absolute path of a folder for them, of one daemon alone; empty means "
+            "`vlm-server` in your folder of caches (~/.cache, ~/Library/Caches)."
+        ),
+    ] = ""
     separate_api_keys: Annotated[
         bool,
         Meta(
@@ -265,7 +280,7 @@ def load(path: Path | None = None, overrides: tuple[str, ...] = ()) -> Settings:
     """Settings from the defaults, then the TOML file at `path`, then `section.key=value` lines.
 
     Raises ConfigError, naming the setting, for anything unknown, mistyped or out of bounds,
-    and for an address other than loopback without an API key.
+    for an address other than loopback without an API key, and for a relative path of the caches.
     """
     table: dict[str, Any] = _read_toml(path) if path else {}
     for override in overrides:
@@ -275,6 +290,7 @@ def load(path: Path | None = None, overrides: tuple[str, ...] = ()) -> Settings:
     except msgspec.ValidationError as error:
         raise ConfigError(str(error).replace("`$.", "`")) from None
     _check_exposure(settings.server)
+    _check_disk(settings.cache)
     return settings
 
 
@@ -309,6 +325,11 @@ def _apply_override(table: dict[str, Any], override: str) -> None:
         inner[key] = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         inner[key] = text.strip()  # a bare word or path is a string
+
+
+def _check_disk(cache: Cache) -> None:
+    if cache.disk_path and not Path(cache.disk_path).expanduser().is_absolute():
+        raise ConfigError(f"cache.disk_path {cache.disk_path!r} is not absolute")
 
 
 def _check_exposure(server: Server) -> None:

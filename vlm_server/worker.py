@@ -25,6 +25,7 @@ from vlm_server.engine.limits import SchedulerConfig
 from vlm_server.engine.loop import EngineLoop, Inbox
 from vlm_server.engine.scheduler import Scheduler
 from vlm_server.errors import ModelLoadError
+from vlm_server.ports import Caches
 from vlm_server.protocol import (
     FRAME_HEADER,
     Abort,
@@ -45,6 +46,7 @@ from vlm_server.protocol import (
     decode_command,
     encode_frame,
 )
+from vlm_server.runner.disk_cache import open_disk_cache
 from vlm_server.runner.encoder import ImageEncoder
 from vlm_server.runner.grammar import Grammars
 from vlm_server.runner.loading import LoadedModel, load
@@ -69,7 +71,7 @@ def main() -> NoReturn:
     logging.getLogger("PIL").setLevel(logging.INFO)
     sys.setswitchinterval(_SWITCH_SECONDS)
     try:
-        loop = start_engine(start, channel)
+        loop, caches = start_engine(start, channel)
     except Exception as error:  # a checkpoint can be wrong in more ways than are known
         known = isinstance(error, ModelLoadError)
         logger.log(logging.DEBUG if known else logging.ERROR, "loading failed", exc_info=True)
@@ -80,25 +82,28 @@ def main() -> NoReturn:
     except BaseException:
         logger.critical("the engine can't go on", exc_info=True)
         channel.end(1)
+    caches.disk.close()
     channel.end(0)
 
 
-def start_engine(start: Start, channel: Channel) -> EngineLoop:
+def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     """Load, warm up and say `Ready`. Raises ModelLoadError."""
     channel.send(Loading("loading the weights", 0.1))
     loaded = load(start.model)
-    loop = build_loop(start, loaded, channel)
+    caches = make_caches(start.cache, loaded.language_model)
+    loop = build_loop(start, loaded, caches, channel)
     for number, (stage, submits) in enumerate(_warm_up_stages().items()):
         channel.send(Loading(f"warming up on {stage}", 0.5 + 0.15 * number))
         _warm_up(loop, stage, submits)
     loop.begin_anew()
+    caches.disk = open_disk_cache(start.cache, loaded.fingerprint, caches.prefixes)
     loop.send = channel.send
     warn_of_slow_products()
     channel.send(Ready(loaded.model_type, device_name(), loaded.context_tokens))
-    return loop
+    return loop, caches
 
 
-def build_loop(start: Start, loaded: LoadedModel, channel: Channel) -> EngineLoop:
+def build_loop(start: Start, loaded: LoadedModel, caches: Caches, channel: Channel) -> EngineLoop:
     """The engine around a loaded model."""
     config = SchedulerConfig(
         max_num_seqs=start.scheduler.max_num_seqs,
@@ -112,7 +117,6 @@ def build_loop(start: Start, loaded: LoadedModel, channel: Channel) -> EngineLoo
         default_top_p=loaded.default_top_p,
     )
     grammars = Grammars(loaded, start.engine.schema_timeout_seconds)
-    caches = make_caches(start.cache, loaded.language_model)
     return EngineLoop(
         inbox=channel.inbox,
         scheduler=Scheduler(config, loaded.backend, caches),

@@ -148,3 +148,9 @@ def test_keys_that_anyone_could_guess_are_refused(keys: str) -> None:
 def test_settings_never_change() -> None:
     with pytest.raises(AttributeError):
         Settings().server.port = 1  # type: ignore[misc]
+
+
+def test_a_relative_path_of_caches_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"cache\.disk_path 'here/there' is not absolute"):
+        load(None, ("cache.disk_path=here/there",))
+    assert load(None, ("cache.disk_path=~/there",)).cache.disk_path == "~/there"

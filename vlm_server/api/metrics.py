@@ -90,6 +90,7 @@ def _of_caches(caches: Iterable[CacheStats]) -> Iterator[Metric]:
     hits = _cache_counter("hits", "Look-ups that found something.")
     misses = _cache_counter("misses", "Look-ups that found nothing.")
     evictions = _cache_counter("evictions", "Entries that made room for others.")
+    damaged = _cache_counter("damaged", "Entries that were found damaged, and deleted.")
     for cache in caches:
         label = [cache.name]
         size.add_metric(label, cache.size_bytes)
@@ -99,7 +100,8 @@ def _of_caches(caches: Iterable[CacheStats]) -> Iterator[Metric]:
         hits.add_metric(label, cache.hits)
         misses.add_metric(label, cache.misses)
         evictions.add_metric(label, cache.evictions)
-    yield from (size, pinned, limit, entries, hits, misses, evictions)
+        damaged.add_metric(label, cache.damaged)
+    yield from (size, pinned, limit, entries, hits, misses, evictions, damaged)
 
 
 def _gauge(name: str, help_text: str, value: float) -> Metric:

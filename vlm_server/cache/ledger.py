@@ -10,7 +10,7 @@ from typing import Protocol
 class CacheReading:
     """One cache: sizes in bytes; hits, misses and evictions since it was made.
 
-    `pinned_bytes` are in use and can't be evicted.
+    `pinned_bytes` are in use and can't be evicted. `damaged` entries were found out and deleted.
     """
 
     name: str
@@ -21,6 +21,7 @@ class CacheReading:
     hits: int
     misses: int
     evictions: int
+    damaged: int = 0
 
 
 class Cache(Protocol):
@@ -29,7 +30,7 @@ class Cache(Protocol):
     def read(self) -> CacheReading: ...
 
     def clear(self) -> None:
-        """Drop what is not in use, and count from zero."""
+        """Drop what is not in use, but for what outlives the process; count from zero."""
         ...
 
     def check_integrity(self) -> None:

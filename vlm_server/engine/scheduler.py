@@ -124,7 +124,7 @@ class Scheduler:
         request = self._requests.get(request_id)
         if isinstance(outcome, RequestError):
             return [] if request is None else self._fail(request, outcome)
-        features = self._caches.features.put(mm_hash, outcome, outcome.size_bytes)
+        features = self._caches.keep_features(mm_hash, outcome)
         if request is None:
             features.release()
         else:

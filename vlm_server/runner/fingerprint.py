@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import platform
 from importlib.metadata import version
 from pathlib import Path
+
+import vlm_server
 
 _READERS = ("mlx", "mlx-vlm", "transformers", "tokenizers", "pillow", "av")
 """Packages whose next version may make other pixels, tokens or features of the same bytes."""
@@ -23,4 +26,17 @@ def fingerprint(folder: Path, dtype: str) -> str:
         with path.open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
         digest.update(f"{path.name} {content}\0".encode())
+    return digest.hexdigest()
+
+
+def state_fingerprint(checkpoint: str, device: str) -> str:
+    """SHA-256 in hex over all that features and KV follow from, but for the prompt.
+
+    That is the checkpoint, by its fingerprint, what computes, and this program, by its code.
+    """
+    digest = hashlib.sha256(f"{checkpoint}\0{device}\0{platform.machine()}\0".encode())
+    package = Path(vlm_server.__path__[0])
+    for path in sorted(package.rglob("*.py")):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest.update(f"{path.relative_to(package)} {content}\0".encode())
     return digest.hexdigest()

@@ -47,7 +47,7 @@ class ModelRunner:
 
     def __init__(self, loaded: LoadedModel, caches: Caches | None = None) -> None:
         self._model = loaded.model
-        self._prefixes = (caches or Caches.of()).prefixes
+        self._caches = caches or Caches.of()
         self._prefills: dict[str, Prefill] = {}
         self._joined: list[Prefill] = []
         """Prompts that the prefix cache has not been shown yet."""
@@ -105,13 +105,15 @@ class ModelRunner:
         for prefill in self._joined:
             prompt = prefill.prompt
             state = RowState(prefill.cache, prefill.snapshots)
-            self._prefixes.insert(prompt.elements, state, prompt.cache_salt)
+            self._caches.keep_prefix(prompt.elements, state, prompt.cache_salt)
         self._joined.clear()
 
     def _keep_answer(self, row: RowId) -> None:
         """Let the conversation go on from the end of a row that leaves."""
-        if self._prefixes.limit_bytes and (found := self._batch.state_of(row)) is not None:
-            self._prefixes.insert(*found)
+        if not self._caches.prefixes.limit_bytes:
+            return
+        if (found := self._batch.state_of(row)) is not None:
+            self._caches.keep_prefix(*found)
 
     def _fault(self, row: RowId) -> RequestError:
         """Why no token could be drawn."""

@@ -141,7 +141,7 @@ class MultimodalPreparer:
     def _with_images(self, prompt: PreparedPrompt, media: list[Medium]) -> PreparedPrompt:
         """`prompt` with what is known of its beginning, and what the rest of it needs."""
         limit = prompt.num_tokens - 1
-        prefix = self._caches.prefixes.match(prompt.elements, limit, prompt.cache_salt)
+        prefix = self._caches.find_prefix(prompt.elements, limit, prompt.cache_salt)
         units = [(medium, unit) for medium in media for unit in range(len(medium.mm_hashes))]
         images = list[ImageSpan]()
         try:
@@ -154,6 +154,6 @@ class MultimodalPreparer:
         return replace(prompt, images=tuple(images), prefix=prefix)
 
     def _image(self, span: KeyedSpan, medium: Medium, unit: int) -> ImageSpan:
-        features = self._caches.features.lease(span.key)
+        features = self._caches.find_features(span.key)
         inputs = medium.inputs(unit) if features is None else {}
         return ImageSpan(span.start, span.end, span.key, inputs, features)

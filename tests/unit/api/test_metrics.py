@@ -30,7 +30,7 @@ STATS = Stats(
     cached_tokens=600,
     caches=(
         CacheStats("pixels", 1, 10, 5, 50, 2, 3, 4),
-        CacheStats("prefix", 21, 210, 25, 250, 22, 23, 24),
+        CacheStats("prefix", 21, 210, 25, 250, 22, 23, 24, 26),
     ),
 )
 
@@ -77,6 +77,7 @@ async def test_what_the_engine_says(client: httpx.AsyncClient, engine: ScriptedE
         sample("cache_hits_total", cache="pixels"): 2,
         sample("cache_misses_total", cache="pixels"): 3,
         sample("cache_evictions_total", cache="pixels"): 4,
+        sample("cache_damaged_total", cache="pixels"): 0,
         sample("cache_entries", cache="prefix"): 21,
         sample("cache_size_bytes", cache="prefix"): 210,
         sample("cache_pinned_bytes", cache="prefix"): 25,
@@ -84,6 +85,7 @@ async def test_what_the_engine_says(client: httpx.AsyncClient, engine: ScriptedE
         sample("cache_hits_total", cache="prefix"): 22,
         sample("cache_misses_total", cache="prefix"): 23,
         sample("cache_evictions_total", cache="prefix"): 24,
+        sample("cache_damaged_total", cache="prefix"): 26,
     }
 
 
@@ -108,7 +110,8 @@ async def test_counters_and_gauges_say_what_they_are(
     assert counters == {
         f"vlm_server_{name}"
         for name in ("requests", "engine_restarts", "generated_tokens", "prompt_tokens",
-                     "cached_prompt_tokens", "cache_hits", "cache_misses", "cache_evictions")
+                     "cached_prompt_tokens", "cache_hits", "cache_misses", "cache_evictions",
+                     "cache_damaged")
     }  # fmt: skip
 
 

@@ -84,6 +84,7 @@ async def test_the_status(client: httpx.AsyncClient, engine: ScriptedEngine) -> 
                 "hits": 2,
                 "misses": 3,
                 "evictions": 4,
+                "damaged": 0,
             }
         ],
     }

@@ -1,0 +1,110 @@
+"""A conversation goes on where it was when the daemon is stopped and started, or dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.daemon import Daemon, running_daemon, wait_until
+from tests.e2e.pictures import one_shape, user
+
+pytestmark = pytest.mark.e2e
+
+FIRST = [
+    {"role": "system", "content": "Answer in one word."},
+    user(one_shape("star", "red"), "What shape is this?"),
+]
+NEXT = "What colour is it?"
+
+
+def on_disk(folder: Path) -> tuple[str, ...]:
+    return "--set", "cache.disk_bytes=100000000", "--set", f"cache.disk_path={folder}"
+
+
+def ask(daemon: Daemon, messages: list[Any]) -> tuple[str, int]:
+    """The greedy answer, and how many of the prompt's tokens were known."""
+    answer = daemon.client().chat.completions.create(
+        model="default", messages=messages, temperature=0, max_tokens=30
+    )
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens_details is not None
+    return answer.choices[0].message.content, answer.usage.prompt_tokens_details.cached_tokens
+
+
+def disk(daemon: Daemon) -> dict[str, Any]:
+    (found,) = (c for c in daemon.status()["engine"]["stats"]["caches"] if c["name"] == "disk")
+    return found
+
+
+def wait_written(daemon: Daemon, folder: Path, count: int) -> None:
+    """Until so many files are written to their end."""
+
+    def is_written() -> bool:
+        names = [path.name for path in folder.rglob("*.safetensors")]
+        return len(names) >= count and not any(name.startswith("tmp-") for name in names)
+
+    wait_until(is_written, 30, daemon.log)
+
+
+def kill_engine(daemon: Daemon) -> None:
+    restarts = daemon.status()["engine"]["restarts"]
+    os.kill(daemon.engine_pid(), signal.SIGKILL)
+    wait_until(lambda: daemon.status()["engine"]["restarts"] > restarts, 30, daemon.log)
+    daemon.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def wanted(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """The answers of a daemon that keeps nothing."""
+    nothing = [f"cache.{name}_bytes=0" for name in ("prefix", "encoder", "pixel")]
+    options = [part for setting in nothing for part in ("--set", setting)]
+    with running_daemon(tmp_path_factory.mktemp("plain"), *options) as daemon:
+        first, known = ask(daemon, FIRST)
+        second, known_of_second = ask(daemon, then(first))
+        assert known == known_of_second == 0
+        assert not any(c["name"] == "disk" for c in daemon.status()["engine"]["stats"]["caches"])
+    return first, second
+
+
+def then(first: str) -> list[Any]:
+    return [*FIRST, {"role": "assistant", "content": first}, user(NEXT)]
+
+
+def test_a_stopped_daemon_finds_the_conversation_again(
+    wanted: tuple[str, str], tmp_path: Path
+) -> None:
+    first, second = wanted
+    options = on_disk(tmp_path / "cache")
+    with running_daemon(tmp_path, *options) as daemon:
+        assert ask(daemon, FIRST) == (first, 0)
+        wait_written(daemon, tmp_path / "cache", 3)  # a picture, its prompt, the answer
+    with running_daemon(tmp_path, *options) as daemon:
+        answer, known = ask(daemon, then(first))
+        assert answer == second
+        assert known > 50, "the picture is in it"
+        assert disk(daemon)["hits"] > 0
+    with running_daemon(tmp_path, *options) as daemon:
+        for path in (tmp_path / "cache").rglob("*.safetensors"):
+            path.write_bytes(path.read_bytes()[:-1])
+        assert ask(daemon, then(first)) == (second, 0)
+        wait_until(lambda: disk(daemon)["damaged"] > 0, 5, daemon.log)
+
+
+def test_a_killed_engine_finds_the_conversation_again(
+    wanted: tuple[str, str], tmp_path: Path
+) -> None:
+    first, second = wanted
+    with running_daemon(tmp_path, *on_disk(tmp_path / "cache")) as daemon:
+        for number in range(3):
+            assert ask(daemon, FIRST)[0] == first
+            kill_engine(daemon)
+            assert not list((tmp_path / "cache").rglob("tmp-*")), number
+        assert ask(daemon, FIRST)[0] == first
+        wait_written(daemon, tmp_path / "cache", 3)
+        kill_engine(daemon)
+        answer, known = ask(daemon, then(first))
+        assert (answer, known > 50, disk(daemon)["damaged"]) == (second, True, 0)

@@ -1,0 +1,327 @@
+"""What outlives the engine is what was computed, or nothing at all."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import msgspec
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from tests.integration.harness import Engine, ask, conversation
+from tests.tiny_models.pictures import picture
+from vlm_server.cache.chain import Chain, piece_behind
+from vlm_server.cache.elements import Elements, KeyedSpan
+from vlm_server.cache.ledger import CacheReading
+from vlm_server.ports import Caches, NoDisk
+from vlm_server.protocol import SamplingParams, Submit
+from vlm_server.runner.disk_cache import open_disk_cache
+from vlm_server.runner.encoder import ImageFeatures
+from vlm_server.runner.kv import KVStretch, LayerStates, needs_snapshots
+from vlm_server.runner.loading import LoadedModel
+from vlm_server.runner.preparer import MultimodalPreparer
+from vlm_server.runner.stored import Record, features_record, prefix_record, read_header
+from vlm_server.settings import Cache
+
+Served = tuple[LoadedModel, MultimodalPreparer]
+
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
+LOTS = 64 << 20
+QUESTION = "What is on the left of it, and what is below?"
+TALK = (
+    ("system", ("Answer in short words.",)),
+    ("user", ("Look", picture(1), QUESTION)),
+    ("assistant", ("A thing",)),
+    ("user", (picture(2), "and here?")),
+)
+
+
+def talk(turns: int, request_id: str = "") -> Submit:
+    return conversation(request_id or f"{turns} turns", *TALK[:turns], sampling=GREEDY)
+
+
+@contextmanager
+def engine_on(
+    served: Served, folder: Path, limit_bytes: int = LOTS, is_checked: bool = True
+) -> Iterator[Engine]:
+    """An engine that was just started, with what lies in `folder`."""
+    loaded, _ = served
+    caches = Caches.of(
+        layout_bytes=LOTS,
+        pixel_bytes=LOTS,
+        encoder_bytes=LOTS,
+        prefix_bytes=LOTS,
+        needs_snapshots=needs_snapshots(loaded.language_model),
+    )
+    settings = Cache(disk_bytes=limit_bytes, disk_path=str(folder))
+    engine = Engine(*served, caches=caches)
+    caches.disk = open_disk_cache(settings, loaded.fingerprint, caches.prefixes)
+    try:
+        yield engine
+    finally:
+        caches.disk.close()
+    if is_checked:
+        caches.ledger.check_integrity()
+
+
+def cached_tokens(engine: Engine, submit: Submit) -> int:
+    return engine.ends[submit.request_id].usage.cached_tokens
+
+
+def disk_of(engine: Engine) -> CacheReading:
+    (reading,) = (each for each in engine.caches.ledger.read() if each.name == "disk")
+    return reading
+
+
+def files_in(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.safetensors"))
+
+
+@pytest.fixture(scope="session")
+def alone(served: Served) -> Callable[[int], list[int]]:
+    """What a conversation gets without any cache."""
+    return cache(lambda turns: Engine(*served).answer(talk(turns)))
+
+
+@pytest.fixture
+def qwen(load_tiny: Callable[[str], Served]) -> Served:
+    return load_tiny("qwen3_vl")
+
+
+def test_a_conversation_goes_on_after_a_restart(
+    served: Served, alone: Callable[[int], list[int]], tmp_path: Path
+):
+    """As far as it would have with all in memory."""
+    with engine_on(served, tmp_path / "of one that runs on") as engine:
+        asked = [talk(2), talk(4), talk(4, "again")]
+        for submit in asked:
+            engine.answer(submit)
+        expected = [cached_tokens(engine, submit) for submit in asked]
+    assert expected[0] == 0 < expected[2]
+    for submit, count in zip(asked, expected, strict=True):
+        with engine_on(served, tmp_path / "of one that restarts") as engine:
+            assert engine.answer(submit) == alone(len(submit.messages))
+            assert cached_tokens(engine, submit) == count
+            reading = disk_of(engine)
+            assert bool(reading.hits) == bool(count)
+            assert reading.damaged == reading.evictions == 0
+    assert not engine.prompts["again"].images
+
+
+def test_a_picture_is_known_in_another_prompt_after_a_restart(served: Served, tmp_path: Path):
+    plain = Engine(*served)
+    with engine_on(served, tmp_path) as engine:
+        engine.answer(ask("first", picture(1), QUESTION, sampling=GREEDY))
+    other = ask("second", "Something else", picture(1), "and what?", sampling=GREEDY)
+    with engine_on(served, tmp_path) as engine:
+        assert engine.answer(other) == plain.answer(other)
+        assert not any(span.inputs for span in engine.prompts["second"].images)
+
+
+def test_salts_share_nothing(qwen: Served, tmp_path: Path):
+    mine, other = (msgspec.structs.replace(talk(2), cache_salt=salt) for salt in ("mine", "other"))
+    with engine_on(qwen, tmp_path) as engine:
+        engine.answer(mine)
+    with engine_on(qwen, tmp_path) as engine:
+        engine.answer(other)
+        assert cached_tokens(engine, other) == 0
+        assert disk_of(engine).hits == 0
+
+
+def flip(data: bytes, place: int) -> bytes:
+    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "torn": lambda data: data[: len(data) // 2],
+    "emptied": lambda data: b"",
+    "an edited number": lambda data: flip(data, len(data) - 3),
+    "an edited length of the header": lambda data: flip(data, 6),
+    "an edited header": lambda data: data.replace(b"vlm_server", b"vlm_sirver", 1),
+    "an edited token": lambda data: flip(data, data.index(b"token_ids") + 30),
+    "lengthened": lambda data: data + b"\0",
+}
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_deleted_and_counted(
+    load_tiny: Callable[[str], Served], family: str, damage: str, tmp_path: Path
+):
+    served = load_tiny(family)
+    wanted = Engine(*served).answer(talk(2))
+    with engine_on(served, tmp_path) as engine:
+        engine.answer(talk(2))
+    files = files_in(tmp_path)
+    changed = 0
+    for path in files:
+        data = path.read_bytes()
+        if damage == "an edited token" and b"token_ids" not in data:
+            path.unlink()
+            continue
+        path.write_bytes(DAMAGE[damage](data))
+        changed += 1
+    with engine_on(served, tmp_path) as engine:
+        assert engine.answer(talk(2)) == wanted
+        assert cached_tokens(engine, talk(2)) == 0
+        assert disk_of(engine).hits == 0
+    assert disk_of(engine).damaged > 0
+    with engine_on(served, tmp_path) as engine:
+        assert engine.answer(talk(2)) == wanted
+        assert cached_tokens(engine, talk(2)) > 0, "it was written again"
+
+
+def test_a_file_of_another_model_is_never_used(
+    load_tiny: Callable[[str], Served], qwen: Served, tmp_path: Path
+):
+    """Neither from its own folder nor moved to this model's."""
+    loaded, preparer = qwen
+    with engine_on(qwen, tmp_path) as engine:
+        wanted = engine.answer(talk(2))
+    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    other = (replace(loaded, fingerprint="0" * 64), preparer)
+    with engine_on(other, tmp_path) as engine:
+        assert engine.answer(talk(2)) == wanted
+        assert cached_tokens(engine, talk(2)) == 0
+    (others,) = (path for path in tmp_path.iterdir() if path.is_dir() and path != folder)
+    for path in files_in(others):
+        path.unlink()
+    for path in files_in(folder):
+        path.rename(others / path.name)
+    with engine_on(other, tmp_path) as engine:
+        assert engine.answer(talk(2)) == wanted
+        assert cached_tokens(engine, talk(2)) == 0
+        assert disk_of(engine).hits == 0, "the keys of pictures hold the fingerprint too"
+        assert disk_of(engine).damaged > 0
+
+
+def test_stays_within_its_bytes(qwen: Served, tmp_path: Path):
+    with engine_on(qwen, tmp_path) as engine:
+        engine.answer(talk(4))
+    needed = sum(path.stat().st_size for path in files_in(tmp_path))
+    limit = needed * 3 // 2
+    with engine_on(qwen, tmp_path, limit) as engine:
+        for number in range(6):
+            parts = (f"Number {number}", picture(10 + number), QUESTION)
+            engine.answer(ask(f"{number}", *parts, sampling=GREEDY))
+    assert sum(path.stat().st_size for path in files_in(tmp_path)) <= limit
+    with engine_on(qwen, tmp_path, limit) as engine:
+        last = ask("5", *parts, sampling=GREEDY)
+        assert engine.answer(last) == Engine(*qwen).answer(last)
+        assert cached_tokens(engine, last) > 0
+
+
+def test_the_end_of_a_conversation_makes_room_first(qwen: Served, tmp_path: Path):
+    turns: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    with engine_on(qwen, tmp_path) as engine:
+        for number in range(5):
+            turns += (("user", (f"Turn {number}: tell me more about that",)),)
+            engine.answer(conversation(f"turn {number}", *turns, sampling=GREEDY))
+            turns += (("assistant", (engine.texts[f"turn {number}"],)),)
+        begun = engine.prompts["turn 2"].num_tokens
+    needed = sum(path.stat().st_size for path in files_in(tmp_path))
+    with engine_on(qwen, tmp_path, needed + 1000) as engine:
+        engine.answer(ask("other", "Something else", sampling=GREEDY))
+    with engine_on(qwen, tmp_path, needed + 1000) as engine:
+        assert disk_of(engine).entries > 2
+        again = conversation("again", *turns[:-1], sampling=GREEDY)
+        assert engine.answer(again) == Engine(*qwen).answer(again)
+        assert cached_tokens(engine, again) >= begun
+        assert engine.prompts["again"].num_tokens > cached_tokens(engine, again) + 1
+
+
+def test_nothing_is_kept_that_never_fits(qwen: Served, tmp_path: Path):
+    with engine_on(qwen, tmp_path, 1000) as engine:
+        engine.answer(talk(4))
+        assert engine.answer(talk(4, "again")) == Engine(*qwen).answer(talk(4))
+    assert files_in(tmp_path) == []
+
+
+def test_a_folder_that_another_engine_has_is_left_alone(qwen: Served, tmp_path: Path):
+    with engine_on(qwen, tmp_path), engine_on(qwen, tmp_path) as second:
+        assert isinstance(second.caches.disk, NoDisk)
+        second.answer(talk(2))
+
+
+def test_a_folder_that_is_none_costs_no_request(qwen: Served, tmp_path: Path):
+    path = tmp_path / "file"
+    path.write_text("mine")
+    with engine_on(qwen, path) as engine:
+        engine.answer(talk(2))
+    assert path.read_text() == "mine"
+
+
+def test_a_folder_that_vanishes_costs_no_request(qwen: Served, tmp_path: Path):
+    with engine_on(qwen, tmp_path / "gone") as engine:
+        engine.answer(talk(2))
+    with engine_on(qwen, tmp_path / "gone", is_checked=False) as engine:
+        shutil.rmtree(tmp_path / "gone")
+        assert engine.answer(talk(4)) == Engine(*qwen).answer(talk(4))
+    assert not (tmp_path / "gone").exists()
+
+
+def test_files_that_vanish_cost_no_request(qwen: Served, tmp_path: Path):
+    with engine_on(qwen, tmp_path) as engine:
+        engine.answer(talk(2))
+    with engine_on(qwen, tmp_path, is_checked=False) as engine:
+        for path in files_in(tmp_path):
+            shutil.rmtree(path.parent, ignore_errors=True)
+        assert engine.answer(talk(4)) == Engine(*qwen).answer(talk(4))
+    with engine_on(qwen, tmp_path) as engine:
+        assert engine.answer(talk(4)) == Engine(*qwen).answer(talk(4))
+        assert cached_tokens(engine, talk(4)) > 0, "it is kept as before"
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32])
+def test_records_come_back_as_they_were(dtype: mx.Dtype, tmp_path: Path):
+    array = mx.random.normal((1, 2, 3, 8)).astype(dtype)
+    states = LayerStates(((array, None), (array + 1,)), (("4", "8"), ()))
+    elements = Elements(np.arange(3, dtype=np.int32), (KeyedSpan(1, 3, "a picture"),))
+    piece = piece_behind(Chain("salt"), elements)
+    written = prefix_record("f", piece, KVStretch((array, array * 2)), states)
+    path = tmp_path / "file.safetensors"
+    written.write(path)
+    assert path.stat().st_size <= written.size_bytes
+    assert read_header(path) == written.header
+    read = Record.read(path.read_bytes())
+    assert read.header == written.header
+    assert read.header.is_of("f", piece)
+    other = piece_behind(Chain("other salt"), elements)
+    assert not read.header.is_of("f", other)
+    assert not read.header.is_of("other", piece)
+    assert_same([read.stretch.arrays], [(array, array * 2)])
+    assert read.snapshot.counters == states.counters
+    assert_same(read.snapshot.arrays, states.arrays)
+    with safe_open(path, framework="numpy") as file:
+        assert {"kv.0", "kv.1", "state.0.0", "state.1.0"} == set(file.keys())
+
+
+@pytest.mark.parametrize("deepstack", [False, True])
+def test_features_come_back_as_they_were(deepstack: bool, tmp_path: Path):
+    rows = mx.random.normal((5, 8)).astype(mx.bfloat16)
+    mask, layers = mx.array([True, False, True, True, False]), mx.stack([rows, rows])
+    features = ImageFeatures(rows, mask, layers) if deepstack else ImageFeatures(rows, None, None)
+    written = features_record("f", "a picture", features)
+    path = tmp_path / "file.safetensors"
+    written.write(path)
+    assert path.stat().st_size <= written.size_bytes
+    read = Record.read(path.read_bytes())
+    assert read.header.is_of("f", "a picture")
+    assert not read.header.is_of("f", "another picture")
+    assert not read.header.is_of("other", "a picture")
+    assert_same([read.features.arrays], [features.arrays])
+
+
+def assert_same(read: Iterable[Iterable[Any]], written: Iterable[Iterable[Any]]) -> None:
+    for one, other in zip(read, written, strict=True):
+        for a, b in zip(one, other, strict=True):
+            assert (a is None) == (b is None)
+            assert a is None or (a.dtype == b.dtype and mx.array_equal(a, b))
