@@ -33,7 +33,7 @@ SIZES: dict[str, dict[str, int]] = {
     "one picture of each": {
         "layout_bytes": 2000,
         "pixel_bytes": 250_000,
-        "encoder_bytes": 6000,
+        "encoder_bytes": 8000,
         "prefix_bytes": 130_000,
     },
 }
