@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
-from tests.integration.harness import ask, encoded
+from tests.integration.harness import ask, encoded, image_of
 from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import EngineUnavailable, ModelLoadError
@@ -109,7 +109,8 @@ async def test_streams_at_the_same_time_are_as_alone(supervisor: Supervisor):
 
 async def test_a_picture_that_can_not_be_read_is_an_error_of_that_request(supervisor: Supervisor):
     whole = encoded(picture(1))
-    broken = ask("bad", replace(whole, data=whole.data[:200]), "what?")
+    cut = image_of(whole.data[:200], whole.format, whole.width, whole.height)
+    broken = ask("bad", cut, "what?")
     good, failed = await asyncio.gather(
         all_events(supervisor, ask("good", "Hello")), all_events(supervisor, broken)
     )
@@ -362,7 +363,7 @@ async def test_whatever_is_wrong_with_a_checkpoint_is_said(tiny_model: TinyModel
 FRONT = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from tests.integration.harness import ask, encoded
+from tests.integration.harness import ask, encoded, image_of
 from tests.integration.test_supervisor import LONG, settings_for
 from vlm_server.protocol import FRAME_HEADER
 from vlm_server.supervisor.supervisor import Supervisor

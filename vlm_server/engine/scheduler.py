@@ -256,6 +256,8 @@ class Scheduler:
             return True
         assert request.prompt is not None
         mm_hash = request.prompt.images[len(request.features)].mm_hash
+        if mm_hash not in self._caches.features:
+            return False
         features = self._caches.features.lease(mm_hash)
         if features is not None:
             request.take_features(features)

@@ -72,7 +72,9 @@ class MediaProcessor:
 
     def picture(self, image: Image, salt: str) -> Medium:
         """Raises InvalidImage if it is read and can't be."""
-        key = self._key("picture", salt, image.mm_hash, image.max_side_pixels)
+        bound = image.max_side_pixels
+        is_larger = bound is not None and max(image.width, image.height) > bound
+        key = self._key("picture", salt, image.mm_hash, bound if is_larger else None)
         return self._medium(key, image.param, lambda: self._picture(decode_rgb(image), image.param))
 
     def video(self, video: Video, salt: str, stop: clip.Stop) -> Medium:
