@@ -21,6 +21,9 @@ from vlm_server.protocol import (
 logger = logging.getLogger(__name__)
 
 _END_SECONDS = 2.0
+_DEFAULTS = {"OPENBLAS_THREAD_TIMEOUT": "14"}
+"""OpenBLAS's threads sleep 2**14 cycles after a product. By default they spin for 2**26, some
+20 ms, on cores that the front and the preparers wait for."""
 
 
 class EngineProcess:
@@ -43,7 +46,7 @@ class EngineProcess:
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "vlm_server.worker", str(theirs.fileno())),
-                env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
+                env={**_DEFAULTS, **os.environ, "HF_HUB_OFFLINE": "1", **environment},
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # a terminal's Ctrl-C is for the front alone
