@@ -20,9 +20,8 @@ from tests.integration.harness import Engine, ask, conversation
 from tests.tiny_models.pictures import picture
 from vlm_server.cache.chain import Chain, piece_behind
 from vlm_server.cache.elements import Elements, KeyedSpan
-from vlm_server.cache.ledger import CacheReading
 from vlm_server.ports import Caches, NoDisk
-from vlm_server.protocol import SamplingParams, Submit
+from vlm_server.protocol import CacheStats, SamplingParams, Submit
 from vlm_server.runner.disk_cache import open_disk_cache
 from vlm_server.runner.encoder import ImageFeatures
 from vlm_server.runner.kv import KVStretch, LayerStates, needs_snapshots
@@ -76,7 +75,7 @@ def cached_tokens(engine: Engine, submit: Submit) -> int:
     return engine.ends[submit.request_id].usage.cached_tokens
 
 
-def disk_of(engine: Engine) -> CacheReading:
+def disk_of(engine: Engine) -> CacheStats:
     (reading,) = (each for each in engine.caches.ledger.read() if each.name == "disk")
     return reading
 

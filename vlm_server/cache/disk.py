@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from vlm_server.cache.ledger import CacheReading
+from vlm_server.protocol import CacheStats
 
 logger = logging.getLogger(__name__)
 
@@ -150,9 +150,9 @@ class DiskStore:
         with self._lock:
             self._hits = self._misses = self._evictions = self._damaged = 0
 
-    def read(self) -> CacheReading:
+    def read(self) -> CacheStats:
         with self._lock:
-            return CacheReading(
+            return CacheStats(
                 name=self._name,
                 entries=len(self._sizes),
                 size_bytes=self._size_bytes,

@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
-
-@dataclass(frozen=True, slots=True)
-class CacheReading:
-    """One cache: sizes in bytes; hits, misses and evictions since it was made.
-
-    `pinned_bytes` are in use and can't be evicted. `damaged` entries were found out and deleted.
-    """
-
-    name: str
-    entries: int
-    size_bytes: int
-    pinned_bytes: int
-    limit_bytes: int
-    hits: int
-    misses: int
-    evictions: int
-    damaged: int = 0
+from vlm_server.protocol import CacheStats
 
 
 class Cache(Protocol):
     """What the ledger asks of each cache; from any thread."""
 
-    def read(self) -> CacheReading: ...
+    def read(self) -> CacheStats: ...
 
     def clear(self) -> None:
         """Drop what is not in use, but for what outlives the process; count from zero."""
@@ -44,7 +27,7 @@ class Ledger:
     def __init__(self, *caches: Cache) -> None:
         self._caches = caches
 
-    def read(self) -> tuple[CacheReading, ...]:
+    def read(self) -> tuple[CacheStats, ...]:
         return tuple(cache.read() for cache in self._caches)
 
     def clear(self) -> None:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from vlm_server.cache.ledger import CacheReading
+from vlm_server.protocol import CacheStats
 
 V = TypeVar("V")
 
@@ -89,9 +89,9 @@ class LruCache(Generic[V]):
             self._make_room(self._limit_bytes)
             self._hits = self._misses = self._evictions = 0
 
-    def read(self) -> CacheReading:
+    def read(self) -> CacheStats:
         with self._lock:
-            return CacheReading(
+            return CacheStats(
                 name=self._name,
                 entries=len(self._entries),
                 size_bytes=self._size_bytes,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, Self, TypeVar
 
 from vlm_server.cache.elements import NOTHING, Elements
-from vlm_server.cache.ledger import CacheReading
+from vlm_server.protocol import CacheStats
 
 
 class Stretch(Protocol):
@@ -161,9 +161,9 @@ class PrefixCache(Generic[T, S]):
                 self._evict(node)
             self._hits = self._misses = self._evictions = 0
 
-    def read(self) -> CacheReading:
+    def read(self) -> CacheStats:
         with self._lock:
-            return CacheReading(
+            return CacheStats(
                 name=self._name,
                 entries=len(self._nodes),
                 size_bytes=self._size_bytes,

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import asdict
 
 from vlm_server.engine.detokenizer import Decoder
 from vlm_server.engine.limits import SchedulerConfig
@@ -202,7 +201,7 @@ class Scheduler:
 
     @property
     def cache_stats(self) -> tuple[CacheStats, ...]:
-        return tuple(CacheStats(**asdict(each)) for each in self._caches.ledger.read())
+        return self._caches.ledger.read()
 
     @property
     def has_requests(self) -> bool:

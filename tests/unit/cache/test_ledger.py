@@ -7,17 +7,18 @@ from dataclasses import dataclass
 import pytest
 
 from tests.unit.cache.fakes import FakeSnapshot, FakeStretch
-from vlm_server.cache.ledger import CacheReading, Ledger
+from vlm_server.cache.ledger import Ledger
 from vlm_server.cache.lru import LruCache
 from vlm_server.cache.prefix import PrefixCache
+from vlm_server.protocol import CacheStats
 
 
 @dataclass
 class WrongCache:
     """Counts what it does not hold."""
 
-    def read(self) -> CacheReading:
-        return CacheReading("wrong", 1, 1, 0, 1, 0, 0, 0)
+    def read(self) -> CacheStats:
+        return CacheStats("wrong", 1, 1, 0, 1, 0, 0, 0)
 
     def check_integrity(self) -> None:
         raise AssertionError("holds nothing")

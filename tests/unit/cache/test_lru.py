@@ -11,8 +11,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from vlm_server.cache.ledger import CacheReading
 from vlm_server.cache.lru import Lease, LruCache
+from vlm_server.protocol import CacheStats
 
 
 def cache_of(*keys: str, limit_bytes: int = 3) -> LruCache[str]:
@@ -148,7 +148,7 @@ def test_a_reading_counts() -> None:
     cache.get("b")
     lease = cache.lease("c")
     assert lease is not None
-    assert cache.read() == CacheReading(
+    assert cache.read() == CacheStats(
         name="letters",
         entries=3,
         size_bytes=3,
@@ -219,7 +219,7 @@ class Uses(RuleBasedStateMachine):
     def holds_what_it_should(self) -> None:
         self.cache.check_integrity()
         assert {key for key in "abcdef" if key in self.cache} == {k.key for k in self.kept}
-        assert self.cache.read() == CacheReading(
+        assert self.cache.read() == CacheStats(
             name="letters",
             entries=len(self.kept),
             size_bytes=sum(each.size_bytes for each in self.kept),

@@ -16,8 +16,8 @@ from tests.unit.cache.fakes import (
     parts_in,
 )
 from tests.unit.cache.prompts import Piece, elements_of, parts_of
-from vlm_server.cache.ledger import CacheReading
 from vlm_server.cache.prefix import PrefixCache
+from vlm_server.protocol import CacheStats
 
 CAT, DOG = ("cat", 3, 9), ("dog", 3, 9)
 LONG_CAT = ("cat", 4, 9)
@@ -220,7 +220,7 @@ def test_a_reading_counts() -> None:
     num_known(cache, [3])
     match = cache.match(elements_of([5, 6]), 1)
     assert match.length == 1
-    assert cache.read() == CacheReading(
+    assert cache.read() == CacheStats(
         name="prefix",
         entries=2,
         size_bytes=4,
