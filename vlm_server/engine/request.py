@@ -64,6 +64,7 @@ class Request:
         self.prompt = replace(self.prompt, images=images, prefix=prefix)
         self.has_media_left = bool(images)
         self.num_prefilled = self.num_cached_tokens = prefix.length
+        self._take_known_features()
 
     def take_features(self, features: Lease[EncodedImage]) -> None:
         """The next picture is encoded."""
@@ -71,7 +72,7 @@ class Request:
         self._take_known_features()
 
     def hand_over(self) -> NewRequest:
-        """All that the runner needs; the pixels are not needed here any more."""
+        """All that the runner needs; what it is made of may be released after its first step."""
         assert self.prompt is not None
         images = tuple(lease.value for lease in self.features)
         self.is_known_to_runner = True
