@@ -28,13 +28,13 @@ class PrefillPace:
         self._max_step_seconds = max_step_seconds
         self._max_chunk_tokens = max_chunk_tokens
         self._last: deque[tuple[int, float]] = deque(maxlen=_LAST_CHUNKS)
-        """(size, seconds) of the last chunks; one that is no power of two counts as the next."""
+        """(size, seconds) of the last chunks; one of another size counts as what let it through."""
         self._seconds: dict[int, list[float]] = {}
         """Those seconds, by size."""
 
     def note(self, num_tokens: int, seconds: float) -> None:
         """A chunk of `num_tokens` took `seconds`."""
-        self._last.append((_power_of_two(num_tokens), seconds))
+        self._last.append((_size_of(num_tokens), seconds))
         by_size: dict[int, list[float]] = {}
         for size, each in self._last:
             by_size[size] = [*by_size.get(size, []), each][-_LAST_OF_A_SIZE:]
@@ -81,6 +81,12 @@ class PrefillPace:
         large, slow = smaller[-1]
         small, fast = smaller[0] if len(smaller) == 2 else (0, slow / 2)
         return slow + max(0.0, slow - fast) / (large - small) * (size - large)
+
+
+def _size_of(num_tokens: int) -> int:
+    """The least size that lets a chunk of `num_tokens` through, with its rest."""
+    size = _power_of_two(num_tokens)
+    return size // 2 if 1 < num_tokens <= _WITH_ITS_REST * size / 2 else size
 
 
 def _power_of_two(num_tokens: int) -> int:

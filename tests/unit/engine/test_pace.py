@@ -91,3 +91,18 @@ def test_takes_the_largest_while_nobody_waits():
     pace = PrefillPace(0.05, 2048)
     pace.note(16, 9.0)
     assert pace.chunk_tokens(10**6, others_wait=False) == 2048
+
+
+def test_learns_from_prompts_that_a_chunk_takes_with_its_rest():
+    """Sizes that are never met alone are judged by the chunks that they let through."""
+    pace = PrefillPace(0.1, 2048)
+    for tokens in (33, 65, 1, 1):
+        pace.note(tokens, tokens * 1e-3)
+    made = []
+    for _ in range(10):
+        left = 319
+        while left:
+            made.append(pace.chunk_tokens(left, others_wait=True))
+            pace.note(made[-1], made[-1] * 1e-3)
+            left -= made[-1]
+    assert max(made[-10:]) <= 64 * 1.25
