@@ -11,7 +11,7 @@ from tests.integration.harness import Engine, Part, ask, conversation
 from tests.tiny_models.pictures import picture
 from vlm_server.ports import Caches
 from vlm_server.protocol import SamplingParams, Submit
-from vlm_server.runner.kv import needs_snapshots
+from vlm_server.runner.kv import RowState, needs_snapshots
 from vlm_server.runner.loading import LoadedModel
 from vlm_server.runner.preparer import MultimodalPreparer
 
@@ -97,3 +97,17 @@ def test_a_conversation_goes_on_behind_its_answer(served: Served, engine: Engine
             assert cached_tokens(engine, submit.request_id) >= wanted
             assert len(prompt.images) == len(prompt.spans) - len(spans)
         turns += (("assistant", (engine.texts[submit.request_id],)),)
+
+
+def test_what_can_not_be_kept_fails_nobody(
+    engine: Engine, alone: Callable[[str], list[int]], monkeypatch: pytest.MonkeyPatch
+):
+    """As when the device has no memory for the copies."""
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(RowState, "take", fails)
+    for time in ("first", "second"):
+        assert engine.answer(asked("A and B", time)) == alone("A and B")
+    assert not engine.caches.prefixes.read().size_bytes

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from vlm_server.errors import InternalError, InvalidRequest, RequestError
@@ -40,6 +42,15 @@ class _Failed:
         """`error` was raised, and ends these requests with `message`."""
         self.error = f"{type(error).__name__}: {error}"
         self.requests.update(dict.fromkeys(request_ids, InternalError(message)))
+
+
+@contextmanager
+def _that_fails_nobody() -> Iterator[None]:
+    """What can't be kept, as when memory is short, will be computed again."""
+    try:
+        yield
+    except Exception:
+        logger.exception("the state of a prompt can't be kept")
 
 
 class ModelRunner:
@@ -105,15 +116,17 @@ class ModelRunner:
         for prefill in self._joined:
             prompt = prefill.prompt
             state = RowState(prefill.cache, prefill.snapshots)
-            self._caches.keep_prefix(prompt.elements, state, prompt.cache_salt)
+            with _that_fails_nobody():
+                self._caches.keep_prefix(prompt.elements, state, prompt.cache_salt)
         self._joined.clear()
 
     def _keep_answer(self, row: RowId) -> None:
         """Let the conversation go on from the end of a row that leaves."""
         if not self._caches.prefixes.limit_bytes:
             return
-        if (found := self._batch.state_of(row)) is not None:
-            self._caches.keep_prefix(*found)
+        with _that_fails_nobody():
+            if (found := self._batch.state_of(row)) is not None:
+                self._caches.keep_prefix(*found)
 
     def _fault(self, row: RowId) -> RequestError:
         """Why no token could be drawn."""
