@@ -86,7 +86,7 @@ def test_a_stopped_daemon_finds_the_conversation_again(
         answer, known = ask(daemon, then(first))
         assert answer == second
         assert known > 50, "the picture is in it"
-        assert disk(daemon)["hits"] > 0
+        wait_until(lambda: disk(daemon)["hits"] > 0, 5, daemon.log)
     with running_daemon(tmp_path, *options) as daemon:
         for path in (tmp_path / "cache").rglob("*.safetensors"):
             path.write_bytes(path.read_bytes()[:-1])
