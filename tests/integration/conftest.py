@@ -16,6 +16,7 @@ from tests.tiny_models.fixtures import TinyModel, tiny_model
 from vlm_server.runner.grammar import Grammars
 from vlm_server.runner.loading import LoadedModel, load
 from vlm_server.runner.preparer import MultimodalPreparer
+from vlm_server.runner.processors import mend
 from vlm_server.settings import Model
 
 __all__ = ["tiny_model"]
@@ -35,13 +36,14 @@ def load_tiny(tiny_model: TinyModel) -> Callable[[str], tuple[LoadedModel, Multi
 def load_mlx_vlms(
     tiny_model: TinyModel, load_tiny: Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 ) -> Callable[[str], LoadedModel]:
-    """The same model with every module mlx-vlm's own, to compare with."""
+    """The same model with every module mlx-vlm's own, to compare with; its processor too."""
 
     @cache
     def loaded(family: str) -> LoadedModel:
-        model, _ = mlx_vlm.load(str(tiny_model(family)))
+        model, processor = mlx_vlm.load(str(tiny_model(family)))
+        mend(processor)
         model.set_dtype(mx.float32)
-        return replace(load_tiny(family)[0], model=model)
+        return replace(load_tiny(family)[0], model=model, processor=processor)
 
     return loaded
 

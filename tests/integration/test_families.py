@@ -232,6 +232,9 @@ def test_more_placeholders_than_features_end_their_own_request_alone(
 
 def test_a_model_that_makes_more_rows_than_a_picture_has_tokens_is_told_of(served: Served):
     """LLaVA-NeXT's merge does: one placeholder becomes a whole tile."""
+    prompt = served[1].prepare(asked("picture"))
+    if "pixel_bytes" in prompt.images[0].inputs:
+        pytest.skip("its pictures go through the tower alone")
 
     class Lengthening:
         def get_input_embeddings(self, *args: Any, **kwargs: Any) -> Any:
@@ -240,7 +243,7 @@ def test_a_model_that_makes_more_rows_than_a_picture_has_tokens_is_told_of(serve
             return made
 
     with pytest.raises(InternalError, match="rows of features"):
-        ImageEncoder(Lengthening()).encode(served[1].prepare(asked("picture")), 0)
+        ImageEncoder(Lengthening()).encode(prompt, 0)
 
 
 def with_pixels(change: Callable[[Any], Any]) -> Callable[[PreparedPrompt], PreparedPrompt]:
@@ -248,7 +251,8 @@ def with_pixels(change: Callable[[Any], Any]) -> Callable[[PreparedPrompt], Prep
 
     def changed(prompt: PreparedPrompt) -> PreparedPrompt:
         (span,) = prompt.images
-        inputs = {**span.inputs, "pixel_values": change(span.inputs["pixel_values"])}
+        key = "pixel_bytes" if "pixel_bytes" in span.inputs else "pixel_values"
+        inputs = {**span.inputs, key: change(span.inputs[key].astype(np.float32))}
         return replace(prompt, images=(replace(span, inputs=inputs),))
 
     return changed

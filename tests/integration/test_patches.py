@@ -1,4 +1,4 @@
-"""Qwen's pictures become the same bits as mlx-vlm makes of them."""
+"""Qwen's pictures become the same bits on the device as mlx-vlm makes of them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ import numpy as np
 import pytest
 from mlx_vlm.models.qwen3_vl.processing_qwen3_vl import Qwen3VLImageProcessor
 
+from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
-from vlm_server.runner.loading import LoadedModel
-from vlm_server.runner.patches import PatchProcessor, use_fast_patches
+from vlm_server.runner.loading import LoadedModel, load
+from vlm_server.runner.patches import PatchProcessor, PixelValues, use_fast_patches
 from vlm_server.runner.preparer import MultimodalPreparer
+from vlm_server.settings import Model
+
+LoadTiny = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 
 KINDS = {
     "qwen2": {"patch_size": 14, "image_mean": [0.48, 0.457, 0.408], "image_std": [0.27, 0.26, 0.3]},
     "qwen3": {"patch_size": 16},
     "small": {"patch_size": 14, "max_pixels": 28 * 28 * 12},
     "three frames": {"patch_size": 14, "temporal_patch_size": 3},
-    "not normalized": {"patch_size": 14, "do_normalize": False},
 }
 
 
@@ -26,16 +29,18 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_every_bit_is_the_same(kind: dict[str, object], size: tuple[int, int]):
     own, ours = Qwen3VLImageProcessor(**kind), PatchProcessor(**kind)
-    values, expected = ours([picture(1, *size)]), own([picture(1, *size)])
-    assert values["pixel_values"].dtype == expected["pixel_values"].dtype == np.float32
-    assert values["pixel_values"].tobytes() == expected["pixel_values"].tobytes()
-    assert values["image_grid_thw"].tolist() == expected["image_grid_thw"].tolist()
+    made, expected = ours([picture(1, *size)]), own([picture(1, *size)])
+    values = np.array(PixelValues(own)(made["pixel_bytes"]))
+    assert values.dtype == expected["pixel_values"].dtype == np.float32
+    assert values.tobytes() == expected["pixel_values"].tobytes()
+    assert made["image_grid_thw"].tolist() == expected["image_grid_thw"].tolist()
 
 
 def test_several_pictures_are_the_same():
     pictures = [picture(1, 84, 84), picture(2, 56, 112)]
     own, ours = Qwen3VLImageProcessor(patch_size=14), PatchProcessor(patch_size=14)
-    assert np.array_equal(ours(pictures)["pixel_values"], own(pictures)["pixel_values"])
+    values = PixelValues(own)(ours(pictures)["pixel_bytes"])
+    assert np.array_equal(np.array(values), own(pictures)["pixel_values"])
 
 
 class _Processor:
@@ -43,25 +48,35 @@ class _Processor:
         self.image_processor = image_processor
 
 
-def test_settings_are_kept():
+def test_settings_are_kept(tiny_model: TinyModel):
+    model = load(Model(path=str(tiny_model("qwen2_vl")))).model
     processor = _Processor(Qwen3VLImageProcessor(**KINDS["small"]))
     before = dict(vars(processor.image_processor))
-    use_fast_patches(processor)
+    use_fast_patches(processor, model)
     assert type(processor.image_processor) is PatchProcessor
     assert vars(processor.image_processor) == before
 
 
-def test_others_stay():
-    class Other(Qwen3VLImageProcessor):
-        pass
+class _Other(Qwen3VLImageProcessor):
+    pass
 
-    processor = _Processor(Other())
-    use_fast_patches(processor)
-    assert type(processor.image_processor) is Other
+
+@pytest.mark.parametrize(
+    ("image_processor", "family"),
+    [
+        (_Other(), "qwen2_vl"),
+        (Qwen3VLImageProcessor(do_normalize=False), "qwen2_vl"),
+        (Qwen3VLImageProcessor(do_rescale=False), "qwen2_vl"),
+        (Qwen3VLImageProcessor(), "llava"),
+    ],
+    ids=["another class", "not normalized", "not rescaled", "another tower"],
+)
+def test_others_stay(load_tiny: LoadTiny, image_processor: Qwen3VLImageProcessor, family: str):
+    processor = _Processor(image_processor)
+    use_fast_patches(processor, load_tiny(family)[0].model)
+    assert processor.image_processor is image_processor
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"])
-def test_loaded_models_have_it(
-    load_tiny: Callable[[str], tuple[LoadedModel, MultimodalPreparer]], family: str
-):
+def test_loaded_models_have_it(load_tiny: LoadTiny, family: str):
     assert type(load_tiny(family)[0].processor.image_processor) is PatchProcessor

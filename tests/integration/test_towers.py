@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from mlx_vlm.models.qwen2_5_vl.vision import VisionModel
+from mlx_vlm.models.qwen2_5_vl.vision import MLP, VisionModel
 
 from tests.integration.harness import ask
 from tests.tiny_models.pictures import picture
@@ -21,6 +21,7 @@ from vlm_server.runner.towers import (
     FrameTower,
     GlmTower,
     WindowTower,
+    fill_up,
     use_fast_tower,
     window_layout,
 )
@@ -112,11 +113,14 @@ def test_a_frame_is_as_alone(towers: tuple[FrameTower, nn.Module]):
 def test_a_pictures_features_are_those_that_enter_mlx_vlms_text(
     load_tiny: LoadTiny, load_mlx_vlms: LoadMlxVlms, family: str
 ):
-    loaded, preparer = load_tiny(family)
-    prompt = preparer.prepare(ask("a", picture(1, 200, 140), "what?"))
-    (span,) = prompt.images
-    made = encode_image(loaded.model, prompt, span)
-    own = encode_image(load_mlx_vlms(family).model, prompt, span)
+    made, own = (
+        encode_image(loaded.model, prompt, prompt.images[0])
+        for loaded, preparer in (
+            load_tiny(family),
+            (load_mlx_vlms(family), MultimodalPreparer(load_mlx_vlms(family))),
+        )
+        for prompt in [preparer.prepare(ask("a", picture(1, 200, 140), "what?"))]
+    )
     assert distance([made.rows], [own.rows]) < 1e-5
     assert (made.deepstack is None) == (own.deepstack is None)
     if made.deepstack is not None:
@@ -153,6 +157,29 @@ def test_attention_is_the_same_on_either_device(patches: int, size: int):
     q, k, v = (mx.random.normal((2, 3, patches, size)) for _ in range(3))
     on_gpu, on_cpu = attention_on_gpu(q, k, v, 0.3), attention_on_cpu(q, k, v, 0.3)
     assert distance([on_gpu], [on_cpu]) < 1e-5
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_layer_that_is_filled_up_gives_the_same(bias: bool):
+    mlp = MLP(16, 30)
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        linear = getattr(mlp, name)
+        linear.bias = mx.random.normal(linear.bias.shape)
+        if not bias:
+            del linear.bias
+    x = mx.random.normal((5, 16))
+    expected = mlp(x)
+    fill_up(mlp)
+    assert mlp.gate_proj.weight.shape == (64, 16)
+    assert mlp.down_proj.weight.shape == (16, 64)
+    assert distance([mlp(x)], [expected]) < 1e-6
+
+
+@pytest.mark.parametrize("width", [64, 128])
+def test_a_layer_that_needs_none_stays(width: int):
+    mlp = MLP(16, width)
+    fill_up(mlp)
+    assert mlp.gate_proj.weight.shape == (width, 16)
 
 
 # ---- windows -------------------------------------------------------------------------

@@ -9,9 +9,8 @@ import mlx.core as mx
 
 from vlm_server.errors import InternalError
 from vlm_server.ports import ImageSpan, PreparedPrompt
+from vlm_server.runner.patches import PIXEL_BYTES
 from vlm_server.runner.towers import FrameTower
-
-_PICTURE_OF_PATCHES = {"pixel_values", "image_grid_thw"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +53,8 @@ def encode_image(model: Any, prompt: PreparedPrompt, span: ImageSpan) -> ImageFe
     Raises InternalError if the rows that it makes are not as many as the tokens, or no numbers:
     such features would be kept for everybody who shows this picture.
     """
-    tower = getattr(model, "vision_tower", None)
-    if isinstance(tower, FrameTower) and set(span.inputs) == _PICTURE_OF_PATCHES:
-        features = _from_tower(tower, span)
+    if PIXEL_BYTES in span.inputs:
+        features = _from_tower(model.vision_tower, span)
     else:
         features = _from_family(model, prompt, span)
     num_rows, num_tokens = features.rows.shape[0], span.end - span.start
@@ -71,7 +69,7 @@ def encode_image(model: Any, prompt: PreparedPrompt, span: ImageSpan) -> ImageFe
 
 def _from_tower(tower: FrameTower, span: ImageSpan) -> ImageFeatures:
     """A picture whose tokens are its rows alone: no text to put them into, nothing to wait for."""
-    made = tower.encode(mx.array(span.inputs["pixel_values"]), span.inputs["image_grid_thw"])
+    made = tower.encode_bytes(span.inputs[PIXEL_BYTES], span.inputs["image_grid_thw"])
     if not made.deepstack:
         return ImageFeatures(made.rows, None, None)
     everywhere = mx.ones(made.rows.shape[:1], dtype=mx.bool_)

@@ -112,9 +112,11 @@ def restore(layers: Sequence[Any], prefix: Prefix, num_tokens: int) -> None:
         [array[:, :, :count] for array in stretch.arrays] for stretch, count in prefix.stretches
     ]
     sides = list(zip(*pieces, strict=True))
+    rooms = _Rooms(capacity - prefix.length)
     for number, layer in enumerate(cut):
-        layer.keys = _joined(sides[2 * number], capacity)
-        layer.values = _joined(sides[2 * number + 1], capacity)
+        keys, values = sides[2 * number : 2 * number + 2]
+        layer.keys = mx.concatenate([*keys, rooms.like(keys[0])], axis=2)
+        layer.values = mx.concatenate([*values, rooms.like(values[0])], axis=2)
         layer.offset = prefix.length
     states: LayerStates | None = prefix.snapshot
     if states is None:
@@ -128,12 +130,19 @@ def _can_be_cut(layer: Any) -> bool:
     return isinstance(layer, KVCache | RowsKVCache)
 
 
-def _joined(pieces: Sequence[mx.array], capacity: int) -> mx.array:
-    """`pieces` one after the other along the tokens, and empty places up to `capacity`."""
-    length = sum(piece.shape[2] for piece in pieces)
-    _, heads, _, size = pieces[0].shape
-    room = mx.zeros((1, heads, max(0, capacity - length), size), pieces[0].dtype)
-    return mx.concatenate([*pieces, room], axis=2)
+class _Rooms:
+    """Empty places for `num_tokens`, one array for all layers of one shape."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self._num_tokens = num_tokens
+        self._made: dict[tuple[int, int, mx.Dtype], mx.array] = {}
+
+    def like(self, array: mx.array) -> mx.array:
+        """(1, heads, tokens, head size) with the heads of `array`."""
+        kind = (array.shape[1], array.shape[3], array.dtype)
+        if kind not in self._made:
+            self._made[kind] = mx.zeros((1, kind[0], self._num_tokens, kind[1]), kind[2])
+        return self._made[kind]
 
 
 def _copied_state(layer: Any) -> tuple[mx.array | None, ...]:

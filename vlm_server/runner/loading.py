@@ -17,6 +17,7 @@ from vlm_server.errors import ModelLoadError
 from vlm_server.runner.checkpoint import check_files, check_shards, read_json, reason_of
 from vlm_server.runner.families import CHECKED, WITH_VIDEO
 from vlm_server.runner.fingerprint import fingerprint
+from vlm_server.runner.heads import use_last_token_head
 from vlm_server.runner.patches import use_fast_patches
 from vlm_server.runner.positions import forget_positions
 from vlm_server.runner.processors import mend
@@ -83,9 +84,10 @@ def load(settings: ModelSettings) -> LoadedModel:
         raise ModelLoadError(f"mlx-vlm can't load this checkpoint: {reason_of(error)}") from error
     _warn_of_unchecked(str(config["model_type"]))
     mend(processor)
-    use_fast_patches(processor)
     _set_dtype(model, settings.dtype)
     use_fast_tower(model)
+    use_fast_patches(processor, model)
+    use_last_token_head(model.language_model)
     if mx.default_device().type == mx.DeviceType.gpu:
         use_fast_rotary(model.language_model)
     mx.eval(model.parameters())

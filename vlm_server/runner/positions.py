@@ -31,11 +31,10 @@ def medium_positions(
     keeps on the module, and may be called on any thread.
     """
     begin = [language_model.config.vision_start_token_id]  # by which families find media
-    with mx.stream(mx.cpu):  # many small steps, each read back
-        arrays = {name: mx.array(rows) for name, rows in grids.items()}
-        ids = mx.array(np.concatenate([begin, token_ids]).astype(np.int32))[None]
-        found, _ = language_model.get_rope_index(ids, **arrays)
-        positions = np.array(found, dtype=np.int32).reshape(-1, len(token_ids) + 1)
+    arrays = {name: mx.array(rows) for name, rows in grids.items()}
+    ids = mx.array(np.concatenate([begin, token_ids]).astype(np.int32))[None]
+    found, _ = language_model.get_rope_index(ids, **arrays)
+    positions = np.array(found, dtype=np.int32).reshape(-1, len(token_ids) + 1)
     return np.broadcast_to(positions[:, 1:] - 1, (3, len(token_ids)))
 
 

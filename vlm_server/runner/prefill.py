@@ -54,12 +54,15 @@ class Prefill:
         output = language_model(
             self._inputs.token_ids(start, end), cache=self.cache, **self._inputs.chunk(start, end)
         )
-        mx.eval([layer.state for layer in self.cache])
+        launched = [output.logits] if end == self._prompt.num_tokens else []
+        mx.async_eval(launched, [layer.state for layer in self.cache])  # type: ignore[no-untyped-call]
         forget_positions(language_model)
         if end in self._prompt.borders:
             self.snapshots[end] = snapshot(self.cache)
         if end == self._prompt.num_tokens:
             self._inputs = None
+        else:
+            mx.eval([layer.state for layer in self.cache])
         logits: mx.array = output.logits[:, -1]
         return logits
 
@@ -84,7 +87,7 @@ class _PromptInputs:
             if self._visual_mask is not None
             else None
         )
-        mx.eval(self._embeds)
+        mx.async_eval(self._embeds)  # type: ignore[no-untyped-call]
 
     def token_ids(self, start: int, end: int) -> mx.array:
         """Tokens `start` to `end` of the prompt, (1, tokens)."""

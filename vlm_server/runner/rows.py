@@ -66,12 +66,12 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
 
     @classmethod
     def copies(cls, cache: KVCache, count: int) -> RowsKVCache:
-        """`count` rows, each with a copy of what `cache` holds, (1, heads, tokens, head size)."""
+        """`count` rows, each with what `cache` holds, (1, heads, tokens, head size)."""
         length = cache.offset
-        keys, values = (
-            mx.repeat(_resized(array, length, 0, cls._capacity(length)), count, axis=0)
-            for array in (cache.keys, cache.values)
-        )
+        sides = (cache.keys, cache.values)
+        keys, values = (_resized(array, length, 0, cls._capacity(length)) for array in sides)
+        if count > 1:
+            keys, values = (mx.repeat(array, count, axis=0) for array in (keys, values))
         return cls(keys, values, length, [0] * count)
 
     @property
@@ -138,6 +138,11 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
 
 
 def _resized(array: mx.array, length: int, padding: int, capacity: int) -> mx.array:
-    """The first `length` places of axis 2 behind `padding` empty ones; `capacity` in all."""
+    """The first `length` places of axis 2 behind `padding` empty ones; `capacity` in all.
+
+    What comes after them is never read.
+    """
+    if padding == 0 and array.shape[2] == capacity:
+        return array
     room = capacity - padding - length
     return mx.pad(array[..., :length, :], [(0, 0), (0, 0), (padding, room), (0, 0)])

@@ -9,6 +9,7 @@ that hold the weights stay the loaded model's own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,8 @@ from vlm_server.runner.vision_attention import (
     is_cpu,
     patch_places,
 )
+
+_ALIGNED = 64
 
 
 def use_fast_tower(model: Any) -> None:
@@ -72,12 +75,21 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         self.blocks = tower.blocks
         self.merger = tower.merger
         self.spatial_merge_size = int(tower.spatial_merge_size)
+        self.pixel_values: Callable[[NDArray[np.uint8]], mx.array] | None = None
+        """What a picture's bytes mean, for `encode_bytes`."""
 
     def __call__(
         self, pixel_values: mx.array, grid_thw: mx.array, output_hidden_states: bool | None = None
     ) -> Any:
         """As mlx-vlm's own is called: patches (patches, pixels) of grids (pictures, 3)."""
         return self.encode(pixel_values, np.array(grid_thw)).rows
+
+    def encode_bytes(
+        self, pixel_bytes: NDArray[np.uint8], grid_thw: NDArray[np.integer[Any]]
+    ) -> TowerRows:
+        """The rows of pictures, lazy, from what a `PatchProcessor` made of them."""
+        assert self.pixel_values is not None
+        return self.encode(self.pixel_values(pixel_bytes), grid_thw)
 
     def encode(self, pixel_values: mx.array, grid_thw: NDArray[np.integer[Any]]) -> TowerRows:
         """The rows of pictures or videos, lazy: `pixel_values` (patches, pixels)."""
@@ -106,8 +118,14 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
 
     def _embed(self, pixel_values: mx.array, grid: Grid, places: NDArray[np.int32]) -> mx.array:
         """What enters the first layer: (frames, patches, hidden)."""
-        x: mx.array = self.patch_embed(pixel_values)
-        return x.reshape(grid.frames, grid.frame_patches, -1)
+        return self._patches(pixel_values).reshape(grid.frames, grid.frame_patches, -1)
+
+    def _patches(self, pixel_values: mx.array) -> mx.array:
+        """(patches, pixels) to (patches, hidden): a convolution whose steps do not overlap."""
+        proj = self.patch_embed.proj
+        weight = mx.moveaxis(proj.weight, -1, 1).reshape(proj.weight.shape[0], -1)
+        rows: mx.array = pixel_values @ weight.T
+        return rows + proj.bias if "bias" in proj else rows
 
     def _rotary(self, places: NDArray[np.int32]) -> Rotary:
         return Rotary(places, self.blocks[0].attn.head_dim)
@@ -163,6 +181,9 @@ class WindowTower(FrameTower):
         super().__init__(tower)
         self._frame_layers = frozenset(tower.fullatt_block_indexes)
         self._window_side = tower.window_size // tower.spatial_merge_size // tower.patch_size
+        if not is_cpu():
+            for block in self.blocks:
+                fill_up(block.mlp)
 
     def _encode_one(self, pixel_values: mx.array, grid: Grid) -> TowerRows:
         """Tokens are sorted by window before the first layer, and back after the last."""
@@ -204,7 +225,7 @@ class GlmTower(FrameTower):
         self.downsample = tower.downsample
 
     def _embed(self, pixel_values: mx.array, grid: Grid, places: NDArray[np.int32]) -> mx.array:
-        x = self.post_conv_layernorm(self.patch_embed(pixel_values))
+        x = self.post_conv_layernorm(self._patches(pixel_values))
         rows, columns = mx.array(np.tile(places, (grid.frames, 1)).T)
         shape = mx.array([[grid.frames, grid.height, grid.width]])
         embedded: mx.array = self.embeddings(x, [grid.patches], shape, rows, columns)
@@ -215,6 +236,22 @@ class GlmTower(FrameTower):
             -1, self.spatial_merge_size, self.spatial_merge_size, x.shape[-1]
         )
         return super()._merge(_flat(self.downsample(tokens)))
+
+
+def fill_up(mlp: Any) -> None:
+    """Widen an MLP's hidden layer by zeros, which change no result, to a multiple of `_ALIGNED`.
+
+    Qwen2.5-VL's has 3,420 numbers of two bytes: GPUs have no fast products for such rows.
+    """
+    missing = -mlp.down_proj.weight.shape[1] % _ALIGNED
+    is_quantized = "scales" in mlp.down_proj
+    if not missing or is_quantized:
+        return
+    for proj in (mlp.gate_proj, mlp.up_proj):
+        proj.weight = mx.pad(proj.weight, [(0, missing), (0, 0)])
+        if "bias" in proj:
+            proj.bias = mx.pad(proj.bias, (0, missing))
+    mlp.down_proj.weight = mx.pad(mlp.down_proj.weight, [(0, 0), (0, missing)])
 
 
 @dataclass(frozen=True, slots=True)
