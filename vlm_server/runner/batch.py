@@ -80,6 +80,10 @@ class DecodeBatch:
         drawn = zip((row.id for row in rows), np.array(first).tolist(), strict=True)
         return dict(drawn), _read(scores)
 
+    def runs_on(self, cache: list[Any]) -> bool:
+        """Whether this is the cache of the row that is alone here, not one that was copied."""
+        return self._cache is cache
+
     def is_stuck(self, row_id: RowId) -> bool:
         """Whether a row's grammar does not let it go on."""
         return any(row.id == row_id and row.sampler.is_stuck for row in self._rows)

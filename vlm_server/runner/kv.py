@@ -2,8 +2,8 @@
 
 A layer that only appends (`KVCache`) can be cut at any token: its keys and values are kept as
 stretches. Others, with a window or a recurrent state, are kept as a snapshot of one place.
-All is copied once when it is kept and once when it is used, so that nothing is shared with a
-row that runs, and what is kept holds no more memory than it says.
+All is copied when it is used, and when it is kept too unless nobody else has it, so that nothing is
+shared with a row that runs, and what is kept holds no more memory than it says.
 """
 
 from __future__ import annotations
@@ -18,18 +18,24 @@ from mlx_vlm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_pro
 from vlm_server.ports import Prefix
 from vlm_server.runner.rows import RowsKVCache
 
+_MOST = 0.75
+"""Of a buffer: so much of it must be worth keeping for the whole of it to be kept."""
 _KNOWN = (KVCache, RotatingKVCache, ArraysCache)
 
 
 @dataclass(frozen=True, slots=True)
 class KVStretch:
-    """Of some tokens: keys and values, each (1, heads, tokens, head size), of each `KVCache`."""
+    """Of some tokens: keys and values, each (1, heads, tokens, head size), of each `KVCache`.
+
+    `buffer_bytes` are those of the buffers that the arrays are part of; 0 if they are their own.
+    """
 
     arrays: tuple[mx.array, ...]
+    buffer_bytes: int = 0
 
     @property
     def size_bytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays)
+        return self.buffer_bytes or sum(array.nbytes for array in self.arrays)
 
     def split(self, at: int) -> tuple[Self, Self]:
         """The first `at` tokens, and the rest; both are copies."""
@@ -53,22 +59,35 @@ class LayerStates:
 class RowState:
     """The `Source` of one row: its layers, alone or as row `row` of a batch.
 
-    `snapshots` are those that were taken on the way, by the tokens before them.
+    `snapshots` are those that were taken on the way, by the tokens before them. Layers that
+    nobody runs on any more (`are_free`) are kept as they are, if most of them is kept.
     """
 
     def __init__(
-        self, layers: Sequence[Any], snapshots: Mapping[int, LayerStates], row: int = 0
+        self,
+        layers: Sequence[Any],
+        snapshots: Mapping[int, LayerStates],
+        row: int = 0,
+        *,
+        are_free: bool = False,
     ) -> None:
         self._layers = [layer for layer in layers if _can_be_cut(layer)]
         self._row = row
+        self._are_free = are_free
         self.snapshots = snapshots
 
     def size_bytes(self, start: int, end: int) -> int:
-        sides = (side for layer in self._layers for side in (layer.keys, layer.values))
-        per_token = sum(side.shape[1] * side.shape[3] * side.dtype.size for side in sides)
-        return int(per_token * (end - start))
+        return self._buffer_bytes(start, end) or self._num_bytes(end - start)
 
     def take(self, start: int, end: int) -> KVStretch:
+        if buffer_bytes := self._buffer_bytes(start, end):
+            parts = tuple(
+                side[:, :, start:end]
+                for layer in self._layers
+                for side in (layer.keys, layer.values)
+            )
+            mx.async_eval(parts)  # type: ignore[no-untyped-call]
+            return KVStretch(parts, buffer_bytes)
         sides = []
         for layer in self._layers:
             padding = layer.paddings[self._row] if isinstance(layer, RowsKVCache) else 0
@@ -76,6 +95,18 @@ class RowState:
             both = (layer.keys, layer.values)
             sides += [side[self._row : self._row + 1, :, places] for side in both]
         return KVStretch(_copied(sides))
+
+    def _num_bytes(self, num_tokens: int) -> int:
+        sides = (side for layer in self._layers for side in (layer.keys, layer.values))
+        per_token = sum(side.shape[1] * side.shape[3] * side.dtype.size for side in sides)
+        return int(per_token * num_tokens)
+
+    def _buffer_bytes(self, start: int, end: int) -> int:
+        """Size of the whole buffers, if those shall be kept; else 0."""
+        if not self._are_free or not self._layers:
+            return 0
+        capacity = self._layers[0].keys.shape[2]
+        return self._num_bytes(capacity) if end - start >= _MOST * capacity else 0
 
 
 def can_keep(language_model: Any) -> bool:

@@ -115,7 +115,8 @@ class ModelRunner:
         """Let others go on from the prompts that have joined; not while their first token waits."""
         for prefill in self._joined:
             prompt = prefill.prompt
-            state = RowState(prefill.cache, prefill.snapshots)
+            are_free = not self._batch.runs_on(prefill.cache)
+            state = RowState(prefill.cache, prefill.snapshots, are_free=are_free)
             with _that_fails_nobody():
                 self._caches.keep_prefix(prompt.elements, state, prompt.cache_salt)
         self._joined.clear()
