@@ -1,0 +1,41 @@
+"""A soak of some seconds: the mix is obeyed, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.daemon import Daemon
+from vlm_server.soak.client import Client
+from vlm_server.soak.malformed import malformed
+from vlm_server.soak.mix import random_picture
+from vlm_server.soak.request import Ending
+
+pytestmark = pytest.mark.e2e
+
+
+async def test_what_is_malformed_is_refused_as_expected(daemon: Daemon):
+    async with Client(daemon.url) as client:
+        for request in malformed(random_picture(random.Random(1))):
+            outcome = await client.send(request)
+            assert outcome.ending is Ending.REFUSED, outcome
+
+
+def test_short_soak(tmp_path: Path):
+    arguments = ["--minutes", "0.25", "--seed", "1", "--users", "6", "--out", str(tmp_path)]
+    ended = subprocess.run(
+        [sys.executable, "-m", "vlm_server.soak", *arguments], capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert (tmp_path / "report.md").read_text() == ended.stdout
+    assert (tmp_path / "memory.png").exists()
+    seen = json.loads((tmp_path / "report.json").read_text())
+    assert seen["passed"]
+    assert len(seen["readings"]) > 15
+    assert sum(line["count"] for line in seen["requests"]) > 40
+    assert seen["readings"][-1]["front_footprint_bytes"] > 10**7 or sys.platform != "linux"

@@ -1,0 +1,120 @@
+"""One request against a server that answers what the test says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.unit.bench.scripted_server import ScriptedServer, echo, event, listening, text
+from vlm_server.soak.client import Client
+from vlm_server.soak.request import Ending, Kind, Outcome, Patience, Refusal, Request
+
+FIELDS = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
+BODY = json.dumps(FIELDS).encode()
+COMPLETION = json.dumps(
+    {"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}]}
+).encode()
+REFUSAL = json.dumps({"error": {"code": "invalid_image", "message": "no"}}).encode()
+WANTED = Refusal(400, "invalid_image")
+
+
+def request(**changes: Any) -> Request:
+    return Request(Kind.SHORT_TEXT, BODY, **changes)
+
+
+async def sent(server: ScriptedServer, asked: Request) -> Outcome:
+    async with listening(server) as url, Client(url.removesuffix("/v1")) as client:
+        return await client.send(asked)
+
+
+def whole(body: bytes, status: int = 200) -> ScriptedServer:
+    return ScriptedServer(lambda _: [(0.0, body)], status)
+
+
+async def test_stream():
+    server = ScriptedServer(echo)
+    outcome = await sent(server, request(is_stream=True))
+    assert (outcome.ending, outcome.status, outcome.error) == (Ending.ANSWERED, 200, None)
+    assert outcome.text
+    assert outcome.ttft is not None
+    assert server.requests == [FIELDS]
+
+
+async def test_whole_answer():
+    outcome = await sent(whole(COMPLETION), request())
+    assert (outcome.ending, outcome.text, outcome.ttft) == (Ending.ANSWERED, "hi", None)
+
+
+@pytest.mark.parametrize(
+    ("server", "asked"),
+    [
+        (whole(b"{}", 500), request()),
+        (whole(b"{}"), request()),
+        (whole(b"oops"), request()),
+        (ScriptedServer(lambda _: [(0.0, text("cut"))]), request(is_stream=True)),
+        (
+            ScriptedServer(lambda _: [(0.0, text("a") + event({"error": {"code": "x"}}))]),
+            request(is_stream=True),
+        ),
+        (whole(COMPLETION), request(refusal=WANTED)),
+        (whole(b"{}", 400), request(refusal=WANTED)),
+        (whole(REFUSAL, 500), request(refusal=WANTED)),
+        (whole(REFUSAL, 400), request(refusal=Refusal(400, "invalid_value"))),
+        (whole(REFUSAL, 400), request(patience=Patience(seconds=10))),
+    ],
+)
+async def test_failures(server: ScriptedServer, asked: Request):
+    outcome = await sent(server, asked)
+    assert outcome.ending is Ending.FAILED
+    assert outcome.status == server.status
+    assert outcome.error
+
+
+async def test_server_that_is_gone():
+    async with listening(ScriptedServer()) as url:
+        pass
+    async with Client(url.removesuffix("/v1")) as client:
+        outcome = await client.send(request())
+    assert (outcome.ending, outcome.status) == (Ending.FAILED, None)
+
+
+async def test_refusal_that_was_provoked():
+    outcome = await sent(whole(REFUSAL, 400), request(refusal=WANTED))
+    assert (outcome.ending, outcome.status, outcome.error) == (Ending.REFUSED, 400, None)
+
+
+async def test_full_queue_is_waited_for():
+    statuses = iter((429, 200))
+
+    def answer(_: dict[str, Any]) -> list[tuple[float, bytes]]:
+        server.status = next(statuses)
+        return [(0.0, COMPLETION)]
+
+    server = ScriptedServer(answer)
+    async with listening(server) as url, Client(url.removesuffix("/v1")) as client:
+        outcome = await client.send(request())
+        assert client.waits == 1
+    assert (outcome.ending, len(server.requests)) == (Ending.ANSWERED, 2)
+
+
+@pytest.mark.parametrize("patience", [Patience(seconds=0.2), Patience(pieces=3)])
+async def test_leaves(patience: Patience):
+    server = ScriptedServer(lambda _: [(0.02, text("more"))] * 50)
+    outcome = await sent(server, request(is_stream=True, patience=patience))
+    assert outcome == Outcome(kind=Kind.SHORT_TEXT, ending=Ending.LEFT)
+    assert server.requests == [FIELDS]
+
+
+async def test_leaves_while_it_uploads():
+    bodies: list[bytes] = []
+
+    class Listener(ScriptedServer):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            while (message := await receive())["type"] == "http.request":
+                bodies.append(message["body"])
+
+    outcome = await sent(Listener(), request(patience=Patience(upload_share=0.5)))
+    assert outcome.ending is Ending.LEFT
+    assert b"".join(bodies) == BODY[: len(BODY) // 2]

@@ -1,0 +1,70 @@
+"""Users at the same time: how many, until when, and what they remember."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+import pytest
+
+from vlm_server.soak import crowd as crowd_module
+from vlm_server.soak.crowd import Crowd
+from vlm_server.soak.request import Ending, Kind, Outcome, Request
+
+
+class Listener:
+    """Answers everything after a moment, and counts."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.running = self.most = 0
+
+    async def send(self, request: Request) -> Outcome:
+        self.requests.append(request)
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(0.002)
+        self.running -= 1
+        return Outcome(kind=request.kind, ending=Ending.ANSWERED, status=200, text="well")
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crowd_module, "_STAGE_SECONDS", (0.02, 0.05))
+    monkeypatch.setattr(crowd_module, "_POLL_SECONDS", 0.002)
+
+
+@pytest.mark.usefixtures("quick")
+async def test_numbers_change_and_all_ends():
+    listener = Listener()
+    crowd = Crowd(listener.send, 5, 6)
+    sizes = set[int]()
+    until = time.perf_counter() + 1.0
+
+    def is_over() -> bool:
+        sizes.add(crowd.size)
+        return time.perf_counter() > until
+
+    await crowd.run(is_over)
+    assert len(sizes - {0}) > 3
+    assert 1 < listener.most <= 6
+    assert (listener.running, crowd.size) == (0, 0)
+    assert len(crowd.outcomes) == len(listener.requests)
+
+
+@pytest.mark.usefixtures("quick")
+async def test_answers_go_into_the_next_turn():
+    listener = Listener()
+    crowd = Crowd(listener.send, 5, 1)
+    await crowd.run(lambda: len(crowd.outcomes) >= 40)
+    turns = [r for r in listener.requests if r.kind is Kind.CONVERSATION]
+    assert json.loads(turns[1].body)["messages"][1] == {"role": "assistant", "content": "well"}
+
+
+async def test_in_turn():
+    listener = Listener()
+    crowd = Crowd(listener.send, 5, 6)
+    await crowd.ask_in_turn([Request(Kind.REFILL, b"1"), Request(Kind.REFILL, b"2")])
+    assert [request.body for request in listener.requests] == [b"1", b"2"]
+    assert (listener.most, len(crowd.outcomes)) == (1, 2)

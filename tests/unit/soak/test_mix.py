@@ -1,0 +1,108 @@
+"""What users ask: drawn from the seed, and all there is."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import islice
+
+import pytest
+
+from vlm_server.soak.mix import WEIGHTS, Gallery, User, refills
+from vlm_server.soak.request import Kind, Patience, Request
+
+COUNT = 600
+
+
+def asked(seed: int, number: int = 0, count: int = COUNT) -> list[Request]:
+    user = User(Gallery(seed), seed, number)
+    return [user.next() for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[Request]:
+    return asked(1)
+
+
+def test_the_same_seed_asks_the_same(requests: list[Request]):
+    assert asked(1) == requests
+
+
+def test_other_seeds_and_other_users_ask_something_else(requests: list[Request]):
+    bodies = {request.body for request in requests}
+    for others in (asked(2, count=50), asked(1, number=1, count=50)):
+        assert len(bodies & {request.body for request in others}) < 5
+
+
+def test_refills_are_the_same_every_time_and_of_no_user(requests: list[Request]):
+    assert refills(1) == refills(1)
+    assert not {refill.body for refill in refills(1)} & {request.body for request in requests}
+
+
+def test_every_kind_comes_about_as_often_as_it_should(requests: list[Request]):
+    total = sum(WEIGHTS.values())
+    assert set(WEIGHTS) | {Kind.REFILL} == set(Kind)
+    for kind, weight in WEIGHTS.items():
+        share = sum(request.kind is kind for request in requests) / COUNT
+        assert 0.3 * weight / total < share < 3 * weight / total, kind
+
+
+def test_some_leave_at_every_stage(requests: list[Request]):
+    leaving = [r.patience for r in requests if r.patience != Patience()]
+    assert 0.05 * COUNT < len(leaving) < 0.2 * COUNT
+    for stage in ("upload_share", "seconds", "pieces"):
+        assert any(getattr(p, stage) != getattr(Patience(), stage) for p in leaving)
+    for request in requests:
+        if request.patience.pieces < 100:
+            assert json.loads(request.body)["stream"]
+
+
+def test_json_may_end(requests: list[Request]):
+    bodies = [json.loads(request.body) for request in requests if request.kind is Kind.JSON]
+    assert not any(body.get("ignore_eos") for body in bodies)
+
+
+def test_every_malformed_request_comes(requests: list[Request]):
+    refusals = {request.refusal for request in requests if request.kind is Kind.MALFORMED}
+    assert {refusal.code for refusal in refusals if refusal} == {
+        "unsupported_parameter",
+        "invalid_value",
+        "model_not_found",
+        "invalid_image",
+        "invalid_video",
+        "context_length_exceeded",
+    }
+    assert all((r.refusal is None) == (r.kind is not Kind.MALFORMED) for r in requests)
+
+
+def test_known_pictures_come_again_and_new_ones_do_not(requests: list[Request]):
+    def urls(kind: Kind) -> list[str]:
+        bodies = [json.loads(request.body) for request in requests if request.kind is kind]
+        return [b["messages"][0]["content"][0]["image_url"]["url"] for b in bodies]
+
+    assert len(set(urls(Kind.NEW_PICTURE))) == len(urls(Kind.NEW_PICTURE))
+    assert len(set(urls(Kind.SAME_AGAIN))) < 10 < len(urls(Kind.SAME_AGAIN))
+
+
+def test_conversation_grows_with_what_was_answered_and_begins_anew():
+    user = User(Gallery(3), 3, 0)
+    lengths = []
+    turns = (request for request in iter(user.next, None) if request.kind is Kind.CONVERSATION)
+    for turn, request in enumerate(islice(turns, 16)):
+        messages = json.loads(request.body)["messages"]
+        lengths.append(len(messages))
+        if len(messages) > 1:
+            assert messages[-2] == {"role": "assistant", "content": f"answer {turn - 1}"}
+        user.hear(request, f"answer {turn}")
+    assert lengths == [1, 3, 5, 7, 9, 11, 1, 3, 5, 7, 9, 11, 1, 3, 5, 7]
+
+
+def test_a_turn_that_was_not_answered_is_not_in_the_history():
+    user = User(Gallery(3), 3, 0)
+    turns = (request for request in iter(user.next, None) if request.kind is Kind.CONVERSATION)
+    assert [len(json.loads(r.body)["messages"]) for r in islice(turns, 3)] == [1, 1, 1]
+
+
+def test_the_seed_is_all_there_is(requests: list[Request]):
+    random.seed(99)
+    assert asked(1, count=20) == requests[:20]

@@ -1,0 +1,53 @@
+"""Readings out of what the daemon and the system say."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import pytest
+
+from vlm_server.soak.readings import Readings, parent, read_status, resident_bytes
+
+
+def status(**stats: Any) -> dict[str, Any]:
+    sizes = {"active_bytes": 1, "pool_bytes": 2, "peak_bytes": 3, "tracked": 4}
+    caches = [{"name": "prefix", "size_bytes": 5, "entries": 9}]
+    engine = {"pid": os.getpid(), "restarts": 6, "stats": sizes | {"caches": caches} | stats}
+    return {"requests": {"in_flight": 7, "limit": 64}, "engine": engine}
+
+
+def test_reading():
+    reading = read_status(status(), 1.5, 10, 3)
+    assert (reading.seconds, reading.requests, reading.users) == (1.5, 10, 3)
+    assert (reading.active_bytes, reading.pool_bytes, reading.peak_bytes) == (1, 2, 3)
+    assert (reading.tracked, reading.restarts, reading.in_flight) == (4, 6, 7)
+    assert reading.caches == {"prefix": 5}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_footprints_are_the_systems_where_the_engine_says_none():
+    reading = read_status(status(), 0, 0, 0)
+    assert reading.engine_footprint_bytes is not None
+    assert reading.engine_footprint_bytes > 10**6
+    assert reading.front_footprint_bytes == resident_bytes(os.getppid())
+    assert parent(os.getpid()) == os.getppid()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_footprints_of_both():
+    reading = read_status(status(footprint_bytes=1000), 0, 0, 0)
+    assert reading.engine_footprint_bytes == 1000
+    assert reading.footprint_bytes == 1000 + (reading.front_footprint_bytes or 0)
+
+
+def test_processes_that_are_not_there():
+    assert resident_bytes(2**22 + 1) is None
+    assert parent(2**22 + 1) is None
+
+
+async def test_daemon_that_is_not_there():
+    readings = Readings("http://127.0.0.1:9", lambda: (0, 0))
+    assert await readings.read() is None
+    assert readings.all == []

@@ -1,0 +1,72 @@
+"""What is written, and the exit status."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.unit.soak.results import FAILURE, LEAVER, MB, answered, growing, reading, result
+from vlm_server.soak import command, plot, report
+from vlm_server.soak.verdict import judge
+
+
+def row(text: str, name: str) -> list[str]:
+    line = next(line for line in text.splitlines() if line.startswith(f"| {name} |"))
+    return [cell.strip() for cell in line.split("|")[2:-1]]
+
+
+def test_good_report():
+    seen = result([answered(0.1), answered(0.3), answered(0.2), LEAVER], growing(0))
+    text = report.markdown(seen, judge(seen))
+    assert text.startswith("# Soak: passed\n")
+    assert "seed 7: 4 requests" in text
+    assert row(text, "new picture") == ["3", "0", "0", "0", "200", "300"]
+    assert row(text, "short text") == ["0", "0", "1", "0", "", ""]
+    assert row(text, "active, but for the caches") == ["36.0", "36.0", "36.0"]
+    assert row(text, "footprint of both") == ["560.0", "1060.0", "560.0"]
+    assert "Statuses: 3 × 200, 1 × none." in text  # noqa: RUF001
+    assert "**missed**" not in text
+
+
+def test_bad_report_says_how_and_how_often():
+    seen = result([answered(), FAILURE, FAILURE], [reading()])
+    text = report.markdown(seen, judge(seen))
+    assert text.startswith("# Soak: FAILED\n")
+    assert row(text, "failures") == ["0", "2 of 3", "**missed**"]
+    assert "- 2 × JSON by schema, status 500: it broke" in text  # noqa: RUF001
+
+
+def test_report_of_a_daemon_that_died():
+    seen = result([FAILURE], [reading()], end=None)
+    assert row(report.markdown(seen, judge(seen)), "pool") == ["200.0", "200.0", ""]
+
+
+def test_document():
+    seen = result([answered(), FAILURE], growing(1))
+    content = json.loads(report.document(seen, judge(seen)))
+    assert content["passed"] is False
+    assert content["plan"] == {"minutes": 2, "seed": 7, "users": 16}
+    assert {"kind": "new picture", "ending": "answered", "count": 1} in content["requests"]
+    assert [failure["error"] for failure in content["failures"]] == ["it broke"]
+    assert len(content["readings"]) == 60
+
+
+@pytest.mark.parametrize(("active", "status"), [(60 * MB, 0), (70 * MB, 1)])
+def test_all_is_written_and_the_status_tells(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], active: int, status: int
+):
+    seen = result(readings=growing(1), end=reading(active_bytes=active))
+    assert command.conclude(seen, tmp_path) == status
+    assert (tmp_path / "report.md").read_text() == capsys.readouterr().out
+    assert json.loads((tmp_path / "report.json").read_text())["passed"] is (status == 0)
+    with Image.open(tmp_path / "memory.png") as picture:
+        assert picture.size[0] > 1000
+
+
+def test_plot_where_the_system_says_nothing(tmp_path: Path):
+    silent = [reading(count, front_footprint_bytes=None) for count in (0, 10)]
+    plot.draw(result(readings=silent, end=None), tmp_path / "memory.png")
+    assert (tmp_path / "memory.png").stat().st_size > 10_000

@@ -1,0 +1,78 @@
+"""Each criterion is missed by what it is for, and by nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.soak.results import FAILURE, LEAVER, MB, answered, growing, reading, result
+from vlm_server.soak.run import Result
+from vlm_server.soak.verdict import is_passed, judge, slope
+
+ENOUGH = [answered()] * 2000
+
+
+def missed(seen: Result) -> list[str]:
+    return [criterion.name for criterion in judge(seen) if criterion.is_met is False]
+
+
+def test_a_good_one_passes():
+    seen = result([*ENOUGH, LEAVER], growing(0.5))
+    assert missed(seen) == []
+    assert is_passed(judge(seen))
+    assert all(criterion.is_met for criterion in judge(seen))
+
+
+@pytest.mark.parametrize(
+    ("seen", "name"),
+    [
+        (result([answered(), FAILURE]), "failures"),
+        (result([]), "failures"),
+        (result(end=reading(tracked=1)), "orphans at the end"),
+        (result(end=reading(in_flight=1)), "orphans at the end"),
+        (result(end=reading(restarts=1)), "engine restarts"),
+        (result(end=reading(active_bytes=61 * MB)), "active memory, end to start"),
+        (result(end=reading(active_bytes=59 * MB)), "active memory, end to start"),
+        (result(start=None), "active memory, end to start"),
+        (result(ENOUGH, growing(1.1)), "footprint after 1,000 requests, MB per 1,000"),
+        (result(ENOUGH, []), "footprint after 1,000 requests, MB per 1,000"),
+    ],
+)
+def test_missed(seen: Result, name: str):
+    assert missed(seen) == [name]
+    assert not is_passed(judge(seen))
+
+
+def test_nothing_is_known_of_a_daemon_that_is_gone():
+    assert len(missed(result(end=None))) == 3
+
+
+def test_small_change_of_active_memory_is_none():
+    assert missed(result(end=reading(active_bytes=60 * MB + MB // 2))) == []
+
+
+def test_slope_of_a_short_run_is_not_judged():
+    seen = result(ENOUGH[:1999], growing(50))
+    assert missed(seen) == []
+    assert [criterion.is_met for criterion in judge(seen)].count(None) == 1
+
+
+def test_slope_is_that_after_the_first_thousand():
+    assert slope(growing(2.5)) == pytest.approx(2.5)
+    assert slope(growing(-1.0)) == pytest.approx(-1.0)
+
+
+def test_slope_leaves_out_readings_at_rest():
+    at_rest = [reading(5000, users=0, engine_footprint_bytes=10**10)]
+    assert slope(growing(2.5) + at_rest) == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize(
+    "readings", [[], [reading(1000)], [reading(1000)] * 2, growing(2.5, most=1000)]
+)
+def test_slope_of_too_few_readings(readings: list):
+    assert slope(readings) is None
+
+
+def test_slope_where_the_system_says_nothing():
+    silent = [reading(count, front_footprint_bytes=None) for count in (1000, 2000)]
+    assert slope(silent) is None

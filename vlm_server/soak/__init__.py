@@ -1,0 +1,1 @@
+"""`scripts/soak`: minutes of everything that clients do, and what memory does meanwhile. No mlx."""

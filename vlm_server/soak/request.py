@@ -1,0 +1,73 @@
+"""One request and how it ended. Knows no server, and nothing of how requests are drawn."""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+
+import msgspec
+
+
+class Kind(Enum):
+    """What a request asks; the value names it in reports."""
+
+    NEW_PICTURE = "new picture"
+    SAME_AGAIN = "known picture, same question"
+    OTHER_QUESTION = "known picture, new question"
+    TWO_PICTURES = "two pictures"
+    CONVERSATION = "turn of a conversation"
+    SHORT_TEXT = "short text"
+    LONG_TEXT = "long text"
+    VIDEO = "video"
+    CHOICES = "two choices"
+    JSON = "JSON by schema"
+    MALFORMED = "malformed"
+    REFILL = "refill of the caches"
+    """Not part of the mix: asked before memory is compared."""
+
+
+class Ending(Enum):
+    ANSWERED = "answered"
+    REFUSED = "refused as expected"
+    LEFT = "left by the client"
+    FAILED = "failed"
+
+
+class Patience(msgspec.Struct, frozen=True):
+    """When the client closes the connection: whatever of these comes first.
+
+    After `upload_share` of the body (1.0 is all of it, and no reason to leave), so many `seconds`
+    after it began to send, or so many `pieces` of the answer.
+    """
+
+    upload_share: float = 1.0
+    seconds: float = math.inf
+    pieces: float = math.inf
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """How a malformed request has to be answered."""
+
+    status: int
+    code: str
+
+
+class Request(msgspec.Struct, frozen=True):
+    """`body` is for `POST /v1/chat/completions`; without a `refusal` it has to be answered."""
+
+    kind: Kind
+    body: bytes
+    is_stream: bool = False
+    patience: Patience = Patience()
+    refusal: Refusal | None = None
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """`status` is None where none came. `ttft` is in seconds, of streams that were answered."""
+
+    kind: Kind
+    ending: Ending
+    status: int | None = None
+    ttft: float | None = None
+    text: str = ""
+    error: str | None = None
