@@ -36,6 +36,7 @@ def test_short_soak(tmp_path: Path):
     assert (tmp_path / "memory.png").exists()
     seen = json.loads((tmp_path / "report.json").read_text())
     assert seen["passed"]
+    assert len(seen["rests"]) == 2
     assert len(seen["readings"]) > 15
     assert sum(line["count"] for line in seen["requests"]) > 40
     assert seen["readings"][-1]["front_footprint_bytes"] > 10**7 or sys.platform != "linux"

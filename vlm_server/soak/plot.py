@@ -37,9 +37,9 @@ def _memory(axes: Axes, result: Result) -> None:
     for name, (color, size) in _LINES.items():
         sizes = [_megabytes(size(reading)) for reading in result.readings]
         axes.plot(minutes, sizes, color=color, label=name, linewidth=1.4)
-    for reading, label in ((result.start, "at rest"), (result.end, None)):
-        if reading is not None:
-            axes.axvline(reading.seconds / 60, color="#555555", linestyle=":", label=label)
+    for number, rest in enumerate(filter(None, result.rests)):
+        label = None if number else "at rest"
+        axes.axvline(rest.seconds / 60, color="#555555", linestyle=":", linewidth=1, label=label)
     axes.set(xlabel="minutes", ylabel="MB", ylim=(0, None), xlim=(0, None))
     axes.grid(axis="y", alpha=0.25)
 

@@ -64,8 +64,7 @@ def document(result: Result, criteria: Sequence[Criterion]) -> bytes:
             for (kind, ending), count in counts.items()
         ],
         "failures": [outcome for outcome in result.outcomes if outcome.error is not None],
-        "start": result.start,
-        "end": result.end,
+        "rests": result.rests,
         "readings": result.readings,
     }
     return msgspec.json.format(msgspec.json.encode(content))

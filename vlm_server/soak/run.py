@@ -1,4 +1,4 @@
-"""The order of a soak: warm up, read, load, read again. Knows no thresholds."""
+"""The order of a soak: warm up, then load and rest in turn. Knows no thresholds."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from vlm_server.soak.request import Outcome
 _WARM_UP_SHARE = 0.1
 _WARM_UP_REQUESTS = 200
 _WARM_UP_MOST = 0.5
+_STRETCH_REQUESTS = 500
+"""From one rest to the next."""
 _REST_SECONDS = 3.0
 """Longer than the second by which what the engine says may be old."""
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """How long to ask, what is drawn, and how many users there are at most."""
+    """How long to ask, without the rests; what is drawn; how many users there are at most."""
 
     minutes: float
     seed: int
@@ -30,17 +32,24 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """All that was seen. `start` and `end` are at rest, with the caches filled the same way.
+    """All that was seen. `rests` are readings with the same in the caches and nobody asking.
 
-    They are None if the daemon said nothing then.
+    They are None where the daemon said nothing; there are two at least.
     """
 
     plan: Plan
     outcomes: list[Outcome]
     readings: list[Reading]
-    start: Reading | None
-    end: Reading | None
+    rests: list[Reading | None]
     waits: int
+
+    @property
+    def start(self) -> Reading | None:
+        return self.rests[0]
+
+    @property
+    def end(self) -> Reading | None:
+        return self.rests[-1]
 
 
 async def soak(url: str, plan: Plan) -> Result:
@@ -50,27 +59,38 @@ async def soak(url: str, plan: Plan) -> Result:
         readings = Readings(url, lambda: (len(crowd.outcomes), crowd.size))
         watching = asyncio.create_task(readings.watch())
         try:
-            seconds = 60 * plan.minutes
-            begin = time.perf_counter()
-            await crowd.run(_is_warm(crowd, seconds))
-            warming_seconds = time.perf_counter() - begin
-            start = await _at_rest(crowd, readings, plan.seed)
-            await crowd.run(_is_over(seconds - warming_seconds))
-            end = await _at_rest(crowd, readings, plan.seed)
+            left = await _load(crowd, 60 * plan.minutes, _is_warm(crowd, 60 * plan.minutes))
+            rests = [await _at_rest(crowd, readings, plan.seed)]
+            while len(rests) < 2 or left > 0:
+                left = await _load(crowd, left, _has_more(crowd, _STRETCH_REQUESTS))
+                rests.append(await _at_rest(crowd, readings, plan.seed))
         finally:
             watching.cancel()
-    return Result(plan, crowd.outcomes, readings.all, start, end, client.waits)
+    return Result(plan, crowd.outcomes, readings.all, rests, client.waits)
 
 
-def _is_over(seconds: float) -> Callable[[], bool]:
+async def _load(crowd: Crowd, seconds: float, is_enough: Callable[[], bool]) -> float:
+    """Let the crowd ask for `seconds` or until it is enough; how many of them are left."""
     until = time.perf_counter() + seconds
-    return lambda: time.perf_counter() >= until
+    await crowd.run(lambda: time.perf_counter() >= until or is_enough())
+    return until - time.perf_counter()
 
 
 def _is_warm(crowd: Crowd, seconds: float) -> Callable[[], bool]:
     """After a share of the time and some requests, whatever is later, but at half-time."""
-    enough, most = _is_over(_WARM_UP_SHARE * seconds), _is_over(_WARM_UP_MOST * seconds)
-    return lambda: most() or (enough() and len(crowd.outcomes) >= _WARM_UP_REQUESTS)
+    begin = time.perf_counter()
+
+    def is_warm() -> bool:
+        share = (time.perf_counter() - begin) / seconds
+        has_asked = len(crowd.outcomes) >= _WARM_UP_REQUESTS
+        return share >= _WARM_UP_MOST or (share >= _WARM_UP_SHARE and has_asked)
+
+    return is_warm
+
+
+def _has_more(crowd: Crowd, requests: int) -> Callable[[], bool]:
+    goal = len(crowd.outcomes) + requests
+    return lambda: len(crowd.outcomes) >= goal
 
 
 async def _at_rest(crowd: Crowd, readings: Readings, seed: int) -> Reading | None:

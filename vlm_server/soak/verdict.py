@@ -44,15 +44,17 @@ def is_passed(criteria: Sequence[Criterion]) -> bool:
     return all(criterion.is_met is not False for criterion in criteria)
 
 
-def slope(readings: Sequence[Reading]) -> float | None:
+def slope(rests: Sequence[Reading | None]) -> float | None:
     """MB of footprint (both processes) for 1,000 requests, by least squares.
 
-    Of readings under load after the first `SETTLING_REQUESTS`; None if there are too few.
+    Of those after the first `SETTLING_REQUESTS`; None if there are too few.
     """
     points = [
-        (reading.requests, reading.footprint_bytes)
-        for reading in readings
-        if reading.users and reading.requests >= SETTLING_REQUESTS and reading.footprint_bytes
+        (rest.requests, rest.footprint_bytes)
+        for rest in rests
+        if rest is not None
+        and rest.requests >= SETTLING_REQUESTS
+        and rest.footprint_bytes is not None
     ]
     if len({requests for requests, _ in points}) < 2:
         return None
@@ -95,7 +97,7 @@ def _active(start: Reading | None, end: Reading | None) -> Criterion:
 
 def _footprint(result: Result) -> Criterion:
     name = f"footprint after {SETTLING_REQUESTS:,} requests, MB per 1,000"
-    found = slope(result.readings)
+    found = slope(result.rests)
     value = "none" if found is None else f"{found:+.2f}"
     is_met = None
     if len(result.outcomes) >= SLOPE_REQUESTS:

@@ -43,12 +43,13 @@ def result(
     readings: Sequence[Reading] = (),
     start: Reading | None = reading(),  # noqa: B008  frozen
     end: Reading | None = reading(500),  # noqa: B008
+    between: Sequence[Reading | None] = (),
 ) -> Result:
-    return Result(Plan(2, 7, 16), list(outcomes), list(readings), start, end, 0)
+    return Result(Plan(2, 7, 16), list(outcomes), list(readings), [start, *between, end], 0)
 
 
 def growing(megabytes_per_thousand: float, most: int = 3000) -> list[Reading]:
-    """A footprint that first jumps, and then grows steadily."""
+    """Readings of a footprint that first jumps, and then grows steadily."""
     return [
         reading(
             count,
