@@ -17,10 +17,12 @@
         ├── MethodNotAllowed      405  method_not_allowed
         ├── RequestTimeout        408  request_timeout
         ├── PayloadTooLarge       413  payload_too_large
+        │   └── MemoryExceeded    413  memory_exceeded
         ├── UnsupportedMediaType  415  unsupported_media_type
         ├── QueueFull             429  queue_full
         ├── InternalError         500  internal_error
         ├── EngineDied            502  engine_died
+        ├── OutOfMemory           503  out_of_memory
         └── EngineUnavailable     503  engine_unavailable
 
 A `RequestError` crosses the process border as its `code`, `message` and `param`;
@@ -118,6 +120,12 @@ class PayloadTooLarge(RequestError):
     status, code, type = 413, "payload_too_large", "invalid_request_error"
 
 
+class MemoryExceeded(PayloadTooLarge):
+    """It takes more device memory than there is without anybody else."""
+
+    code = "memory_exceeded"
+
+
 class UnsupportedMediaType(RequestError):
     status, code, type = 415, "unsupported_media_type", "invalid_request_error"
 
@@ -134,6 +142,12 @@ class EngineDied(RequestError):
     """The engine process ended while this request was in flight."""
 
     status, code, type = 502, "engine_died", "server_error"
+
+
+class OutOfMemory(RequestError):
+    """Device memory ran out while this request ran; it may fit another time."""
+
+    status, code, type = 503, "out_of_memory", "server_error"
 
 
 class EngineUnavailable(RequestError):

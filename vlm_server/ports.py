@@ -193,11 +193,11 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
-    """Device memory in bytes: held by arrays, kept for reuse, and the most ever held."""
+    """Device memory in bytes: held by arrays, freed and kept for reuse, and what may be used."""
 
     active_bytes: int
     pool_bytes: int
-    peak_bytes: int
+    limit_bytes: int
 
 
 class DiskTier(Protocol):
@@ -292,6 +292,16 @@ class Caches:
     def ledger(self) -> Ledger:
         return Ledger(self.layouts, self.pixels, self.features, self.prefixes, *self.disk.caches)
 
+    @property
+    def evictable_bytes(self) -> int:
+        """Device memory of what no request uses."""
+        return self.features.evictable_bytes + self.prefixes.evictable_bytes
+
+    def evict(self, num_bytes: int) -> int:
+        """Free so much device memory, if it can be; prefixes first, which take most. What went."""
+        freed = self.prefixes.evict(num_bytes)
+        return freed + self.features.evict(num_bytes - freed)
+
     def keep_features(self, key: str, features: EncodedImage) -> Lease[EncodedImage]:
         """What was just encoded, or what is known as `key` by now."""
         self.disk.keep_features(key, features)
@@ -323,7 +333,16 @@ class Caches:
 class Runner(Protocol):
     """Does what a plan says with the model. All calls come from one thread."""
 
+    @property
+    def num_tracked(self) -> int:
+        """Prompts and rows that hold device memory."""
+        ...
+
     def execute(self, plan: SchedulerOutput) -> StepResult: ...
+
+    def kv_bytes(self, num_tokens: int) -> int:
+        """Device memory of the state of one row of so many tokens; 0 before the first prompt."""
+        ...
 
 
 class Encoder(Protocol):
@@ -341,15 +360,37 @@ class Preparer(Protocol):
         """Raises RequestError for what this request alone gets wrong."""
         ...
 
+    @property
+    def num_tracked(self) -> int:
+        """Requests and media that are being prepared."""
+        ...
+
     def abandon(self, request_id: str) -> None:
         """Nobody waits for this request any more: end what takes long. Unknown ids are no error."""
         ...
 
 
-class MemoryProbe(Protocol):
-    """Reads device memory. All calls come from the runner's thread."""
+class DeviceMemory(Protocol):
+    """The device's allocator. All calls come from the runner's thread."""
+
+    @property
+    def pool_limit_bytes(self) -> int:
+        """The most that it keeps for reuse."""
+        ...
 
     def read(self) -> MemoryReading: ...
+
+    def take_peak(self) -> int:
+        """The most bytes that arrays held since the last call."""
+        ...
+
+    def clear(self) -> None:
+        """Give what is kept for reuse back to the system, once what is under way is done."""
+        ...
+
+    def footprint_bytes(self) -> int:
+        """What the system says that the process takes."""
+        ...
 
 
 RequestEvent = Accepted | Tokens | Finished | Failed

@@ -129,6 +129,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     scheduler: settings.Scheduler
     engine: settings.Engine
     log: settings.Log
+    memory: settings.Memory = settings.Memory()
     video: settings.Video = settings.Video()
     cache: settings.Cache = settings.Cache()
 
@@ -244,10 +245,28 @@ class CacheStats(msgspec.Struct, frozen=True):
     damaged: int = 0
 
 
+class MemoryStats(msgspec.Struct, frozen=True):
+    """Device memory, in bytes, and what was done about it since the engine's start.
+
+    `baseline_bytes` are held without any request: weights. `footprint_bytes` is what the system
+    counts for the process. `decisions` counts by kind: `clear_` and a reason, `evict`, `wait`
+    (requests that waited for memory), `refuse`.
+    """
+
+    active_bytes: int
+    pool_bytes: int
+    peak_bytes: int
+    limit_bytes: int
+    baseline_bytes: int
+    footprint_bytes: int
+    decisions: dict[str, int]
+    clear_seconds: float
+
+
 class Stats(msgspec.Struct, frozen=True, tag="stats"):
     """A reading of the engine, sent about once a second while it changes or has requests.
 
-    Sizes in bytes. It is also the sign that the engine lives.
+    It is also the sign that the engine lives.
     """
 
     waiting: int
@@ -255,9 +274,10 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     prefilling: int
     decoding: int
     tracked: int
-    active_bytes: int
-    pool_bytes: int
-    peak_bytes: int
+    """What is remembered of any request; 0 when idle."""
+    tracked_by: dict[str, int]
+    """The same, by who remembers it."""
+    memory: MemoryStats
     generated_tokens: int
     prompt_tokens: int = 0
     cached_tokens: int = 0

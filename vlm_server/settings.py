@@ -246,14 +246,36 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "takes longer is refused.",
         ),
     ] = 5.0
+
+
+class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    limit_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Most device memory to use; 0 is automatic: what the system recommends on "
+            "Metal, nine tenths of a CUDA device's, half of the machine's on a CPU.",
+        ),
+    ] = 0
     pool_limit_bytes: Annotated[
         int,
         Meta(
             ge=0,
             description="Most freed memory that MLX keeps for reuse; 0 is automatic: 256 MiB on a "
-            "CPU, an eighth of what MLX may use on a GPU.",
+            "CPU, an eighth of `memory.limit_bytes` on a GPU.",
         ),
     ] = 0
+    idle_clear_seconds: Annotated[
+        float,
+        Meta(ge=0, description="Idle time after which freed memory goes back to the system."),
+    ] = 1.0
+    prefill_keep_alloc: Annotated[
+        Literal["auto", "always", "never"],
+        Meta(
+            description="Whether freed memory is kept between the chunks of a prompt; auto gives "
+            "it back when the next chunk might not find room beside it."
+        ),
+    ] = "auto"
 
 
 class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -273,6 +295,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scheduler: Scheduler = Scheduler()
     cache: Cache = Cache()
     engine: Engine = Engine()
+    memory: Memory = Memory()
     log: Log = Log()
 
 

@@ -22,6 +22,8 @@ import msgspec
 import numpy as np
 from PIL import Image as PillowImage
 
+from vlm_server.engine.admission import Admission
+from vlm_server.engine.governor import Governor
 from vlm_server.engine.limits import SchedulerConfig
 from vlm_server.engine.loop import EngineLoop, Inbox
 from vlm_server.engine.scheduler import Scheduler
@@ -51,7 +53,7 @@ from vlm_server.runner.disk_cache import open_disk_cache
 from vlm_server.runner.encoder import ImageEncoder
 from vlm_server.runner.grammar import Grammars
 from vlm_server.runner.loading import LoadedModel, load
-from vlm_server.runner.memory import DeviceMemory, device_name, make_caches
+from vlm_server.runner.memory import MlxMemory, device_name, make_caches
 from vlm_server.runner.model_runner import ModelRunner
 from vlm_server.runner.preparer import MultimodalPreparer
 from vlm_server.runner.speed import warn_of_slow_products
@@ -91,8 +93,9 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     """Load, warm up and say `Ready`. Raises ModelLoadError."""
     channel.send(Loading("loading the weights", 0.1))
     loaded = load(start.model)
-    caches = make_caches(start.cache, loaded.language_model)
-    loop = build_loop(start, loaded, caches, channel)
+    memory = MlxMemory(start.memory)
+    caches = make_caches(start.cache, memory, loaded.language_model)
+    loop = build_loop(start, loaded, memory, caches, channel)
     for number, (stage, submits) in enumerate(_warm_up_stages().items()):
         channel.send(Loading(f"warming up on {stage}", 0.5 + 0.12 * number))
         _warm_up(loop, stage, submits)
@@ -106,7 +109,9 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     return loop, caches
 
 
-def build_loop(start: Start, loaded: LoadedModel, caches: Caches, channel: Channel) -> EngineLoop:
+def build_loop(
+    start: Start, loaded: LoadedModel, memory: MlxMemory, caches: Caches, channel: Channel
+) -> EngineLoop:
     """The engine around a loaded model."""
     config = SchedulerConfig(
         max_num_seqs=start.scheduler.max_num_seqs,
@@ -120,13 +125,15 @@ def build_loop(start: Start, loaded: LoadedModel, caches: Caches, channel: Chann
         default_top_p=loaded.default_top_p,
     )
     grammars = Grammars(loaded, start.engine.schema_timeout_seconds)
+    governor, runner = Governor(start.memory, memory, caches), ModelRunner(loaded, caches)
+    admission = Admission(governor, runner.kv_bytes, config.prefill_chunk_tokens)
     return EngineLoop(
         inbox=channel.inbox,
-        scheduler=Scheduler(config, loaded.backend, caches),
-        runner=ModelRunner(loaded, caches),
+        scheduler=Scheduler(config, loaded.backend, caches, admission),
+        runner=runner,
         preparer=MultimodalPreparer(loaded, start.video, grammars, caches),
         encoder=ImageEncoder(loaded.model),
-        memory=DeviceMemory(start.engine.pool_limit_bytes),
+        governor=governor,
         send=channel.send,
         preparer_threads=start.scheduler.preparer_threads,
         max_failed_steps=start.engine.max_failed_steps,

@@ -155,7 +155,7 @@ async def test_memory_returns_after_a_burst(supervisor: Supervisor):
         await wait_until(lambda: supervisor.status.stats.tracked == 0)  # type: ignore[union-attr]
         await asyncio.sleep(0.1)
         assert supervisor.status.stats is not None
-        return supervisor.status.stats.active_bytes
+        return supervisor.status.stats.memory.active_bytes
 
     baseline = await burst("first")
     assert await burst("second") <= baseline * 1.01

@@ -51,8 +51,9 @@ class Health:
 def _stats(status: EngineStatus) -> dict[str, Any] | None:
     if status.stats is None:
         return None
-    caches = [msgspec.structs.asdict(cache) for cache in status.stats.caches]
-    return {**msgspec.structs.asdict(status.stats), "caches": caches}
+    stats: dict[str, Any] = msgspec.to_builtins(status.stats)
+    stats.pop("type")
+    return stats
 
 
 def _progress(status: EngineStatus) -> dict[str, str | float] | None:

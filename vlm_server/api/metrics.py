@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from vlm_server.api.places import Places
 from vlm_server.ports import EngineClient, EngineStatus
-from vlm_server.protocol import CacheStats, Stats
+from vlm_server.protocol import CacheStats, MemoryStats, Stats
 
 AnsweredRequests = Counter[tuple[str, int]]
 """How many requests ended, by route as it is declared (never a path) and status."""
@@ -71,14 +71,42 @@ def _of_stats(stats: Stats) -> Iterator[Metric]:
     states.add_metric(["decoding"], stats.decoding)
     yield states
     yield _gauge("engine_tracked_requests", "Requests that the engine knows of.", stats.tracked)
-    yield _gauge("memory_active_bytes", "Device memory that arrays hold.", stats.active_bytes)
-    yield _gauge("memory_pool_bytes", "Freed device memory kept for reuse.", stats.pool_bytes)
-    yield _gauge("memory_peak_bytes", "Most device memory that arrays ever held.", stats.peak_bytes)
+    trackers = GaugeMetricFamily(
+        "vlm_server_engine_tracked",
+        "What is remembered of requests, by who remembers it; 0 when idle.",
+        labels=["who"],
+    )
+    for who, count in stats.tracked_by.items():
+        trackers.add_metric([who], count)
+    yield trackers
+    yield from _of_memory(stats.memory)
     yield _counter("generated_tokens", "Tokens of answers.", stats.generated_tokens)
     yield _counter("prompt_tokens", "Tokens of prompts.", stats.prompt_tokens)
     yield _counter(
         "cached_prompt_tokens", "Tokens of prompts that the prefix cache had.", stats.cached_tokens
     )
+
+
+def _of_memory(memory: MemoryStats) -> Iterator[Metric]:
+    yield _gauge("memory_active_bytes", "Device memory that arrays hold.", memory.active_bytes)
+    yield _gauge("memory_pool_bytes", "Freed device memory kept for reuse.", memory.pool_bytes)
+    yield _gauge("memory_peak_bytes", "Most device memory ever held.", memory.peak_bytes)
+    yield _gauge("memory_limit_bytes", "Device memory that may be used.", memory.limit_bytes)
+    yield _gauge(
+        "memory_baseline_bytes", "Held without any request: weights.", memory.baseline_bytes
+    )
+    yield _gauge(
+        "memory_footprint_bytes",
+        "What the system counts for the engine process.",
+        memory.footprint_bytes,
+    )
+    decisions = CounterMetricFamily(
+        "vlm_server_memory_decisions", "What was done about memory, by kind.", labels=["kind"]
+    )
+    for kind, count in memory.decisions.items():
+        decisions.add_metric([kind], count)
+    yield decisions
+    yield _counter("memory_clear_seconds", "Time that clearing took.", memory.clear_seconds)
 
 
 def _of_caches(caches: Iterable[CacheStats]) -> Iterator[Metric]:

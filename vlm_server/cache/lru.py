@@ -83,6 +83,18 @@ class LruCache(Generic[V]):
                 self._size_bytes += size_bytes
             return self._lease(key, self._entries[key])
 
+    @property
+    def evictable_bytes(self) -> int:
+        with self._lock:
+            return self._size_bytes - self._pinned_bytes
+
+    def evict(self, num_bytes: int) -> int:
+        """Drop so much, if that is not leased; returns what went."""
+        with self._lock:
+            before = self._size_bytes
+            self._make_room(num_bytes + self._limit_bytes - before)
+            return before - self._size_bytes
+
     def clear(self) -> None:
         """Drop what is not leased, and count from zero."""
         with self._lock:

@@ -154,6 +154,21 @@ class PrefixCache(Generic[T, S]):
                 node, start = grown, end
                 self._touch(node)
 
+    @property
+    def evictable_bytes(self) -> int:
+        with self._lock:
+            return self._size_bytes - self._pinned_bytes
+
+    def evict(self, num_bytes: int) -> int:
+        """Drop so much, if that is not pinned; returns what went."""
+        with self._lock:
+            before = self._size_bytes
+            for node in [node for node in self._nodes if not node.pins]:
+                if before - self._size_bytes >= num_bytes:
+                    break
+                self._evict(node)
+            return before - self._size_bytes
+
     def clear(self) -> None:
         """Drop what is not pinned, and count from zero."""
         with self._lock:

@@ -13,14 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
+from vlm_server.engine.governor import Governor
 from vlm_server.engine.scheduler import Scheduler
 from vlm_server.engine.states import State
-from vlm_server.errors import EngineBroken, InternalError, RequestError
+from vlm_server.errors import EngineBroken, InternalError, OutOfMemory, RequestError
 from vlm_server.ports import (
     EncodedImage,
     Encoder,
     EncodeWork,
-    MemoryProbe,
     PreparedPrompt,
     Preparer,
     Runner,
@@ -32,6 +32,8 @@ from vlm_server.protocol import Abort, Drain, Event, Stats, Submit
 logger = logging.getLogger(__name__)
 
 _STATS_SECONDS = 1.0
+_MEMORY_SECONDS = 0.05
+"""Between two looks whether a request that waits for memory can be let in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class _Prepared:
 @dataclass(frozen=True, slots=True)
 class _Encoded:
     request_id: str
+    num_tokens: int
     outcome: EncodedImage | RequestError
 
 
@@ -61,7 +64,7 @@ class EngineLoop:
         runner: Runner,
         preparer: Preparer,
         encoder: Encoder,
-        memory: MemoryProbe,
+        governor: Governor,
         send: Callable[[Event], None],
         preparer_threads: int,
         max_failed_steps: int,
@@ -72,7 +75,7 @@ class EngineLoop:
         self._runner = runner
         self._preparer = preparer
         self._encoder = encoder
-        self._memory = memory
+        self._governor = governor
         self._preparers = ThreadPoolExecutor(preparer_threads, "preparer")
         self._tokenizers = ThreadPoolExecutor(preparer_threads, "tokenizer")
         self._encoder_thread = ThreadPoolExecutor(1, "encoder")
@@ -99,8 +102,9 @@ class EngineLoop:
             self.turn()
 
     def begin_anew(self) -> None:
-        """Leave nothing of what ran so far in counters and caches."""
+        """Leave nothing of what ran so far in counters, caches and the pool."""
         self._scheduler.begin_anew()
+        self._governor.begin_anew()
 
     def turn(self) -> None:
         """Take in what came, and do one step; wait for news if there is nothing to do."""
@@ -110,33 +114,59 @@ class EngineLoop:
         for submit in self._scheduler.start_preparing():
             threads = self._preparers if submit.has_media else self._tokenizers
             threads.submit(self._prepare, submit)
+        self._send_all(self._scheduler.admit())
         if work := self._scheduler.start_encoding():
+            self._governor.before_encode(_num_tokens(work))
             self._encoder_thread.submit(self._encode, work)
         plan = self._scheduler.schedule()
         if not plan.is_empty:
-            started = time.perf_counter()
-            result = self._runner.execute(plan)
-            self._send_all(self._scheduler.update(plan, result))
-            self._count_failures(result)
-            _log_step(plan, time.perf_counter() - started)
+            self._step(plan)
         if time.monotonic() >= self._stats_due:
             self._send_stats()
+
+    def _step(self, plan: SchedulerOutput) -> None:
+        started = time.perf_counter()
+        if plan.prefill:
+            self._governor.before_chunk()
+        result = self._runner.execute(plan)
+        self._send_all(self._scheduler.update(plan, result))
+        if chunk := plan.prefill:
+            self._governor.after_chunk(chunk.end - chunk.start, is_last=chunk.is_last)
+        self._governor.after_decode(
+            len(plan.decode), somebody_waits=self._scheduler.has_first_token_due
+        )
+        if any(isinstance(error, OutOfMemory) for error in result.failures.values()):
+            self._governor.relieve()
+        self._count_failures(result)
+        _log_step(plan, time.perf_counter() - started)
 
     def _take_in(self) -> None:
         """Handle the whole inbox; wait for its first entry if no step could be done.
 
         While requests are elsewhere, at a preparer or the encoder, it does not wait for ever:
-        the front wants to hear that this thread lives.
+        the front wants to hear that this thread lives. With none at all, the governor may want
+        to be asked after a while.
         """
         wait = not self._scheduler.has_runner_work
-        seconds = _STATS_SECONDS if self._scheduler.has_requests else None
+        seconds = self._seconds_to_wait()
         while True:
             try:
                 message = self._inbox.get(block=wait, timeout=seconds)
             except Empty:
-                return
+                break
             self._send_all(self._handle(message))
             wait = False
+        if self._scheduler.has_requests:
+            self._governor.note_work()
+        elif wait and seconds is not None:
+            self._governor.idle()
+
+    def _seconds_to_wait(self) -> float | None:
+        if self._scheduler.is_short_of_memory:
+            return _MEMORY_SECONDS
+        if self._scheduler.has_requests:
+            return _STATS_SECONDS
+        return self._governor.idle_seconds_left()
 
     def _handle(self, message: Message) -> list[Event]:
         match message:
@@ -148,6 +178,9 @@ class EngineLoop:
             case _Prepared():
                 return self._scheduler.prepared(message.request_id, message.outcome)
             case _Encoded():
+                self._governor.after_encode(message.num_tokens)
+                if isinstance(message.outcome, OutOfMemory):
+                    self._governor.relieve()
                 return self._scheduler.encoded(message.request_id, message.outcome)
             case Drain():
                 self._scheduler.is_draining = True
@@ -192,7 +225,7 @@ class EngineLoop:
             outcome = InternalError("the model failed while encoding a picture")
         milliseconds = 1000 * (time.perf_counter() - started)
         logger.debug("encoded %d of %s in %.1f ms", work.image_index, work.request_id, milliseconds)
-        self._inbox.put(_Encoded(work.request_id, outcome))
+        self._inbox.put(_Encoded(work.request_id, _num_tokens(work), outcome))
 
     def _send_all(self, events: list[Event]) -> None:
         for event in events:
@@ -206,21 +239,30 @@ class EngineLoop:
             self.send(stats)
 
     def _stats(self) -> Stats:
-        reading, scheduler = self._memory.read(), self._scheduler
+        scheduler = self._scheduler
+        tracked_by = {
+            "scheduler": scheduler.num_tracked,
+            "runner": self._runner.num_tracked,
+            "preparer": self._preparer.num_tracked,
+        }
         return Stats(
             waiting=scheduler.count(State.WAITING),
             preparing=scheduler.count(State.PREPARING),
             prefilling=scheduler.count(State.PREFILL),
             decoding=scheduler.count(State.DECODE),
-            tracked=scheduler.num_tracked,
-            active_bytes=reading.active_bytes,
-            pool_bytes=reading.pool_bytes,
-            peak_bytes=reading.peak_bytes,
+            tracked=sum(tracked_by.values()),
+            tracked_by=tracked_by,
+            memory=self._governor.read(),
             generated_tokens=scheduler.num_generated_tokens,
             prompt_tokens=scheduler.num_prompt_tokens,
             cached_tokens=scheduler.num_cached_tokens,
             caches=scheduler.cache_stats,
         )
+
+
+def _num_tokens(work: EncodeWork) -> int:
+    span = work.prompt.images[work.image_index]
+    return span.end - span.start
 
 
 def _log_step(plan: SchedulerOutput, seconds: float) -> None:

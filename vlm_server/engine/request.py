@@ -32,6 +32,13 @@ class Request:
         """Whether there are pictures in what is not prefilled."""
         self.num_prefilled = 0
         self.num_cached_tokens = 0
+        self.is_admitted = False
+        """Whether it may take device memory; see `Governor.admit`."""
+        self.is_waiting_for_memory = False
+        self.has_run_out = False
+        """Whether an encode failed for want of memory."""
+        self.lasting_bytes = 0
+        """What it was let in with, to hold until it ends."""
         self.is_known_to_runner = False
         self.choices = tuple(Choice(sampling, decoder) for _ in range(sampling.n))
         self.rows = [RowId(submit.request_id, number) for number in range(sampling.n)]
@@ -97,12 +104,12 @@ class Request:
     @property
     def needs_encoding(self) -> bool:
         """Whether a picture waits for the encoder."""
-        return self.state is State.PREFILL and not self.can_prefill
+        return self.is_admitted and self.state is State.PREFILL and not self.can_prefill
 
     @property
     def can_prefill(self) -> bool:
         """Whether all pictures are encoded and some of the prompt is not prefilled."""
-        if self.prompt is None or self.state is not State.PREFILL:
+        if self.prompt is None or self.state is not State.PREFILL or not self.is_admitted:
             return False
         return self.is_known_to_runner or len(self.features) == len(self.prompt.images)
 
@@ -138,6 +145,16 @@ class Request:
             if not self.rows:
                 self.move_to(State.FINISHED_ANSWERED)
         return text
+
+    @property
+    def num_held_tokens(self) -> tuple[int, int]:
+        """How many rows the runner holds of it, and the tokens of the longest."""
+        if not self.is_known_to_runner:
+            return 0, 0
+        if self.state is State.PREFILL:
+            return 1, self.num_prefilled
+        longest = max((choice.num_generated for choice in self.choices), default=0)
+        return len(self.rows), self.num_prefilled + longest
 
     @property
     def usage(self) -> Usage:

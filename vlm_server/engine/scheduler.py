@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 
+from vlm_server.engine.admission import Admission
 from vlm_server.engine.detokenizer import Decoder
 from vlm_server.engine.limits import SchedulerConfig
 from vlm_server.engine.pace import PrefillPace
@@ -20,7 +21,13 @@ from vlm_server.engine.preparations import Preparations
 from vlm_server.engine.request import Request
 from vlm_server.engine.states import State
 from vlm_server.engine.turns import Turns
-from vlm_server.errors import ContextLengthExceeded, EngineUnavailable, RequestError
+from vlm_server.errors import (
+    ContextLengthExceeded,
+    EngineUnavailable,
+    MemoryExceeded,
+    OutOfMemory,
+    RequestError,
+)
 from vlm_server.ports import (
     Caches,
     EncodedImage,
@@ -56,11 +63,17 @@ class Scheduler:
     """
 
     def __init__(
-        self, config: SchedulerConfig, decoder: Decoder, caches: Caches | None = None
+        self,
+        config: SchedulerConfig,
+        decoder: Decoder,
+        caches: Caches | None = None,
+        admission: Admission | None = None,
     ) -> None:
+        """Without an `admission` all are let in, whatever memory there is."""
         self._config = config
         self._decoder = decoder
         self._caches = caches or Caches.of()
+        self._admission = admission
         self._pace = PrefillPace(config.max_step_seconds, config.prefill_chunk_tokens)
         self._requests: dict[str, Request] = {}
         self._prefill_turns = Turns()
@@ -115,14 +128,31 @@ class Scheduler:
             outcome.release()
             return self._fail(request, error)
         request.take_prompt(outcome, room)
-        return []
+        return self.admit()
+
+    def admit(self) -> list[Event]:
+        """Let in, in order, whom there is device memory for; those behind one that waits wait."""
+        events = list[Event]()
+        for request in list(self._in_state(State.PREFILL)):
+            if request.is_admitted:
+                continue
+            try:
+                if self._admission and not self._admission.admit(request, self._admitted()):
+                    break
+            except MemoryExceeded as error:
+                events += self._fail(request, error)
+            else:
+                request.is_admitted = True
+        return events
 
     def encoded(self, request_id: str, outcome: EncodedImage | RequestError) -> list[Event]:
         """The encoder is done with a request's next picture."""
         mm_hash = self._with_encoder.pop(request_id)
         request = self._requests.get(request_id)
         if isinstance(outcome, RequestError):
-            return [] if request is None else self._fail(request, outcome)
+            if request is None or self._tries_again(request, outcome):
+                return []
+            return self._fail(request, outcome)
         features = self._caches.keep_features(mm_hash, outcome)
         if request is None:
             features.release()
@@ -204,6 +234,16 @@ class Scheduler:
         return self._caches.ledger.read()
 
     @property
+    def is_short_of_memory(self) -> bool:
+        """Whether a request waits to be let in."""
+        return any(r.is_waiting_for_memory and not r.is_admitted for r in self._requests.values())
+
+    @property
+    def has_first_token_due(self) -> bool:
+        """Whether somebody waits for the first token of an answer."""
+        return any(r.state is not State.DECODE for r in self._requests.values())
+
+    @property
     def has_requests(self) -> bool:
         return bool(self._requests)
 
@@ -217,6 +257,9 @@ class Scheduler:
 
     def _in_state(self, state: State) -> Iterator[Request]:
         return (request for request in self._requests.values() if request.state is state)
+
+    def _admitted(self) -> list[Request]:
+        return [request for request in self._requests.values() if request.is_admitted]
 
     def _next_to_encode(self) -> Request | None:
         """Whose picture is next; None if it is a prompt's turn, or nobody's."""
@@ -261,6 +304,13 @@ class Scheduler:
         if features is not None:
             request.take_features(features)
         return features is not None
+
+    @staticmethod
+    def _tries_again(request: Request, error: RequestError) -> bool:
+        """Whether to encode once more: for want of memory, which may have been freed since."""
+        again = isinstance(error, OutOfMemory) and not request.has_run_out
+        request.has_run_out = request.has_run_out or again
+        return again
 
     def _find_prefix(self, request: Request) -> None:
         """Look again how much of a prompt is known that the runner has not met yet."""

@@ -7,8 +7,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from vlm_server.errors import InternalError
+from vlm_server.errors import InternalError, OutOfMemory
 from vlm_server.ports import ImageSpan, PreparedPrompt
+from vlm_server.runner.memory import NO_MEMORY, is_out_of_memory
 from vlm_server.runner.patches import PIXEL_BYTES
 from vlm_server.runner.towers import FrameTower
 
@@ -43,8 +44,16 @@ class ImageEncoder:
         self._model = model
 
     def encode(self, prompt: PreparedPrompt, image_index: int) -> ImageFeatures:
-        """The features of picture `image_index`; the arrays are evaluated."""
-        return encode_image(self._model, prompt, prompt.images[image_index])
+        """The features of picture `image_index`; the arrays are evaluated.
+
+        Raises OutOfMemory if there is none for it, and what `encode_image` does.
+        """
+        try:
+            return encode_image(self._model, prompt, prompt.images[image_index])
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise OutOfMemory(NO_MEMORY) from error
+            raise
 
 
 def encode_image(model: Any, prompt: PreparedPrompt, span: ImageSpan) -> ImageFeatures:

@@ -109,6 +109,35 @@ class RowState:
         return self._num_bytes(capacity) if end - start >= _MOST * capacity else 0
 
 
+class StateSize:
+    """What the layers of a row hold, by its tokens; as its first prompt's layers say."""
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        self._windows = list[tuple[int | None, int]]()
+        """(most tokens or None, bytes of a token) of each layer with keys."""
+        self._fixed_bytes = 0
+        for layer in layers:
+            if isinstance(layer, KVCache | RotatingKVCache):
+                _, heads, _, size = layer.keys.shape
+                num_bytes = heads * (size + layer.values.shape[3]) * layer.keys.dtype.size
+                self._windows.append((getattr(layer, "max_size", None), num_bytes))
+            else:
+                arrays = getattr(layer, "cache", [])
+                self._fixed_bytes += sum(a.nbytes for a in arrays if isinstance(a, mx.array))
+
+    def of(self, num_tokens: int) -> int:
+        """Bytes of a row, with the room that buffers have beyond its tokens."""
+        capacity = room_for(num_tokens)
+        return self._fixed_bytes + sum(
+            num_bytes * min(capacity, most or capacity) for most, num_bytes in self._windows
+        )
+
+
+def room_for(num_tokens: int) -> int:
+    """Places of the buffer of a row: for its tokens and at least one more."""
+    return int((num_tokens // KVCache.step + 1) * KVCache.step)
+
+
 def can_keep(language_model: Any) -> bool:
     """Whether all layers of this model are of kinds that are known here."""
     return all(type(layer) in _KNOWN for layer in make_prompt_cache(language_model))
@@ -137,7 +166,7 @@ def restore(layers: Sequence[Any], prefix: Prefix, num_tokens: int) -> None:
 
     They get room for the rest of it and for some of its answer.
     """
-    capacity = (num_tokens // KVCache.step + 1) * KVCache.step
+    capacity = room_for(num_tokens)
     cut = [layer for layer in layers if _can_be_cut(layer)]
     pieces = [
         [array[:, :, :count] for array in stretch.arrays] for stretch, count in prefix.stretches

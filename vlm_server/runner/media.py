@@ -103,6 +103,11 @@ class MediaProcessor:
         for number, time in enumerate(seconds):
             yield time, self._medium(f"{key}/{number}", video.param, partial(frame, number))
 
+    @property
+    def num_in_flight(self) -> int:
+        """Media that somebody works on, or waits for."""
+        return len(self._flights)
+
     def _picture(self, picture: PillowImage.Image, param: str) -> Processed:
         with self._processor:
             return process_picture(self._loaded, self._prompts.placeholder, picture, param)
@@ -144,6 +149,10 @@ class _Flights:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._keys: dict[str, tuple[threading.Lock, int]] = {}
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._keys)
 
     @contextmanager
     def one(self, key: str) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Reads MLX's device memory and bounds its pool. Knows the allocator; decides nothing."""
+"""MLX's device memory: reads, bounds and clears it. Knows the allocator; decides nothing."""
 
 from __future__ import annotations
 
@@ -9,39 +9,82 @@ from typing import Any
 import mlx.core as mx
 
 from vlm_server.ports import Caches, MemoryReading
+from vlm_server.runner.footprint import footprint_bytes
 from vlm_server.runner.kv import can_keep, needs_snapshots
-from vlm_server.settings import Cache
+from vlm_server.settings import Cache, Memory
 
 logger = logging.getLogger(__name__)
 
 _MAX_LAYOUT_BYTES = 16 << 20
 
 
-class DeviceMemory:
-    """The `MemoryProbe` of the inference thread's device."""
+NO_MEMORY = "the device ran out of memory; please ask again"
+_ALLOCATIONS = ("[malloc", "out of memory", "unable to allocate", "cudamalloc", "buffer size")
 
-    def __init__(self, pool_limit_bytes: int) -> None:
-        """`pool_limit_bytes`: most freed memory to keep; 0 is what suits the device."""
-        mx.set_cache_limit(pool_limit_bytes or _suitable_pool_bytes())
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether MLX says that an allocation failed; its errors have no types of their own."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(words in text for words in _ALLOCATIONS)
+
+
+class MlxMemory:
+    """The `DeviceMemory` of MLX's default device. The only one that sets limits or clears.
+
+    MLX allocates beyond its limit if it must; below it, it keeps what is freed for reuse.
+    """
+
+    def __init__(self, settings: Memory) -> None:
+        self._limit_bytes = settings.limit_bytes or suitable_limit_bytes()
+        self._pool_limit_bytes = settings.pool_limit_bytes or _suitable_pool_bytes(
+            self._limit_bytes
+        )
+        mx.set_memory_limit(self._limit_bytes)
+        mx.set_cache_limit(self._pool_limit_bytes)
+
+    @property
+    def pool_limit_bytes(self) -> int:
+        return self._pool_limit_bytes
 
     def read(self) -> MemoryReading:
-        return MemoryReading(
-            active_bytes=mx.get_active_memory(),
-            pool_bytes=mx.get_cache_memory(),
-            peak_bytes=mx.get_peak_memory(),
-        )
+        return MemoryReading(mx.get_active_memory(), mx.get_cache_memory(), self._limit_bytes)
+
+    def take_peak(self) -> int:
+        peak = mx.get_peak_memory()
+        mx.reset_peak_memory()
+        return max(peak, mx.get_active_memory())
+
+    def clear(self) -> None:
+        """Waits for this thread's stream; the encoder's has nothing under way between pictures."""
+        mx.synchronize()
+        mx.clear_cache()
+
+    def footprint_bytes(self) -> int:
+        return footprint_bytes()
 
 
-def _suitable_pool_bytes() -> int:
+def suitable_limit_bytes() -> int:
+    """What the default device can hold without harm to the rest of the machine."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    device = mx.default_device()
+    if device.type == mx.DeviceType.cpu:
+        return total // 2
+    info = mx.device_info(device)
+    recommended = int(info.get("max_recommended_working_set_size", 0))  # Metal
+    return recommended or 9 * int(info.get("total_memory", total)) // 10
+
+
+def _suitable_pool_bytes(limit_bytes: int) -> int:
     """A CPU's memory is everybody's, and the system hands it out fast; a GPU's is MLX's own."""
     is_cpu = mx.default_device().type == mx.DeviceType.cpu
-    return 256 << 20 if is_cpu else mx.get_memory_limit() // 8
+    return 256 << 20 if is_cpu else limit_bytes // 8
 
 
-def make_caches(settings: Cache, language_model: Any) -> Caches:
+def make_caches(settings: Cache, memory: MlxMemory, language_model: Any) -> Caches:
     """The caches of a model whose weights are loaded, as large as `settings` or memory say."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    free = max(0, mx.get_memory_limit() - mx.get_active_memory())
+    reading = memory.read()
+    free = max(0, reading.limit_bytes - reading.active_bytes)
     prefix_bytes = _size(settings.prefix_bytes, free // 4)
     if prefix_bytes and not can_keep(language_model):
         logger.warning("this model keeps its state in ways that prefixes can't be kept of")

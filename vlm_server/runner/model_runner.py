@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from vlm_server.errors import InternalError, InvalidRequest, RequestError
+from vlm_server.errors import InternalError, InvalidRequest, OutOfMemory, RequestError
 from vlm_server.ports import (
     Caches,
     NewRequest,
@@ -23,8 +23,9 @@ from vlm_server.ports import (
 )
 from vlm_server.runner.batch import DecodeBatch, Drawn
 from vlm_server.runner.grammar import SCHEMA_PARAM
-from vlm_server.runner.kv import RowState
+from vlm_server.runner.kv import RowState, StateSize
 from vlm_server.runner.loading import LoadedModel
+from vlm_server.runner.memory import NO_MEMORY, is_out_of_memory
 from vlm_server.runner.prefill import Prefill
 from vlm_server.runner.sampler import NO_TOKEN
 
@@ -41,7 +42,8 @@ class _Failed:
     def take(self, error: Exception, request_ids: tuple[str, ...], message: str) -> None:
         """`error` was raised, and ends these requests with `message`."""
         self.error = f"{type(error).__name__}: {error}"
-        self.requests.update(dict.fromkeys(request_ids, InternalError(message)))
+        failure = OutOfMemory(NO_MEMORY) if is_out_of_memory(error) else InternalError(message)
+        self.requests.update(dict.fromkeys(request_ids, failure))
 
 
 @contextmanager
@@ -62,12 +64,17 @@ class ModelRunner:
         self._prefills: dict[str, Prefill] = {}
         self._joined: list[Prefill] = []
         """Prompts that the prefix cache has not been shown yet."""
+        self._state_size: StateSize | None = None
         self._batch = DecodeBatch(loaded.language_model, loaded.eos_token_ids)
 
     @property
     def num_tracked(self) -> int:
         """Prompts and rows that hold device memory."""
         return len(self._prefills) + len(self._batch.row_ids)
+
+    def kv_bytes(self, num_tokens: int) -> int:
+        """Device memory of the state of one row of so many tokens; 0 before the first prompt."""
+        return 0 if self._state_size is None else self._state_size.of(num_tokens)
 
     def execute(self, plan: SchedulerOutput) -> StepResult:
         """One step. Never raises for a request's fault: see `StepResult.failures`."""
@@ -150,6 +157,7 @@ class ModelRunner:
             if not work.is_last:
                 return {}, {}
             tokens, scores = self._batch.join(work.request_id, prefill, logits)
+            self._state_size = self._state_size or StateSize(prefill.cache)
             del self._prefills[work.request_id]
         except Exception as error:
             logger.exception("prefilling %d tokens failed", work.end - work.start)

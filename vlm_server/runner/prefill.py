@@ -7,13 +7,13 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_vlm.models.cache import make_prompt_cache
+from mlx_vlm.models.cache import KVCache, make_prompt_cache
 from numpy.typing import NDArray
 
 from vlm_server.ports import NewRequest, PreparedPrompt
 from vlm_server.runner.encoder import ImageFeatures
 from vlm_server.runner.grammar import Grammar
-from vlm_server.runner.kv import LayerStates, restore, snapshot
+from vlm_server.runner.kv import LayerStates, restore, room_for, snapshot
 from vlm_server.runner.positions import forget_positions
 
 
@@ -30,6 +30,9 @@ class Prefill:
         self._features: tuple[Any, ...] = request.images
         self._inputs: _PromptInputs | None = None
         self.cache: list[Any] = make_prompt_cache(model.language_model)
+        for layer in self.cache:
+            if type(layer) is KVCache:  # so that chunks do not grow it: made once, for all of them
+                layer.step = room_for(request.prompt.num_tokens)
         self.snapshots: dict[int, LayerStates] = {}
         if request.prompt.prefix and request.prompt.prefix.length:
             restore(self.cache, request.prompt.prefix, request.prompt.num_tokens)
@@ -61,6 +64,8 @@ class Prefill:
             self.snapshots[end] = snapshot(self.cache)
         if end == self._prompt.num_tokens:
             self._inputs = None
+            for layer in self.cache:
+                vars(layer).pop("step", None)
         else:
             mx.eval([layer.state for layer in self.cache])
         logits: mx.array = output.logits[:, -1]

@@ -69,6 +69,11 @@ class MultimodalPreparer:
         finally:
             del self._stops[submit.request_id]
 
+    @property
+    def num_tracked(self) -> int:
+        """Requests and media that are being prepared."""
+        return len(self._stops) + self._media.num_in_flight
+
     def abandon(self, request_id: str) -> None:
         """End the decoding of a video that nobody waits for."""
         if stop := self._stops.get(request_id):

@@ -79,16 +79,16 @@ class Readings:
 def read_status(status: Any, seconds: float, requests: int, users: int) -> Reading:
     """A reading out of the answer of `/v1/status`, of an engine that has said something."""
     engine, stats = status["engine"], status["engine"]["stats"]
-    footprint = stats.get("footprint_bytes")
+    memory = stats["memory"]
     return Reading(
         seconds=round(seconds, 3),
         requests=requests,
         users=users,
-        active_bytes=stats["active_bytes"],
-        pool_bytes=stats["pool_bytes"],
-        peak_bytes=stats["peak_bytes"],
+        active_bytes=memory["active_bytes"],
+        pool_bytes=memory["pool_bytes"],
+        peak_bytes=memory["peak_bytes"],
         caches={cache["name"]: cache["size_bytes"] for cache in stats["caches"]},
-        engine_footprint_bytes=resident_bytes(engine["pid"]) if footprint is None else footprint,
+        engine_footprint_bytes=memory["footprint_bytes"] or None,
         front_footprint_bytes=resident_bytes(parent(engine["pid"])),
         tracked=stats["tracked"],
         in_flight=status["requests"]["in_flight"],

@@ -53,6 +53,7 @@ class Supervisor:
             model=msgspec.structs.replace(settings.model, path=str(path.absolute())),
             scheduler=settings.scheduler,
             engine=settings.engine,
+            memory=settings.memory,
             log=settings.log,
             video=settings.video,
             cache=settings.cache,

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.unit.api.conftest import Connect, listening
 from tests.unit.api.requests import ROUTE, chat
 from tests.unit.api.scripted_engine import HELLO, ScriptedEngine, never
-from vlm_server.protocol import CacheStats, Stats
+from vlm_server.protocol import CacheStats, MemoryStats, Stats
 from vlm_server.settings import Limits, Server, Settings
 
 KEY = "correct-horse-battery"
@@ -22,9 +22,8 @@ STATS = Stats(
     prefilling=3,
     decoding=4,
     tracked=11,
-    active_bytes=100,
-    pool_bytes=200,
-    peak_bytes=300,
+    tracked_by={"scheduler": 5, "runner": 6},
+    memory=MemoryStats(100, 200, 300, 400, 50, 600, {"clear_idle": 7, "wait": 8}, 0.5),
     generated_tokens=5000,
     prompt_tokens=7000,
     cached_tokens=600,
@@ -67,6 +66,14 @@ async def test_what_the_engine_says(client: httpx.AsyncClient, engine: ScriptedE
         sample("memory_active_bytes"): 100,
         sample("memory_pool_bytes"): 200,
         sample("memory_peak_bytes"): 300,
+        sample("memory_limit_bytes"): 400,
+        sample("memory_baseline_bytes"): 50,
+        sample("memory_footprint_bytes"): 600,
+        sample("memory_decisions_total", kind="clear_idle"): 7,
+        sample("memory_decisions_total", kind="wait"): 8,
+        sample("memory_clear_seconds_total"): 0.5,
+        sample("engine_tracked", who="scheduler"): 5,
+        sample("engine_tracked", who="runner"): 6,
         sample("generated_tokens_total"): 5000,
         sample("prompt_tokens_total"): 7000,
         sample("cached_prompt_tokens_total"): 600,

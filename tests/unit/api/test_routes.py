@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.api.requests import ROUTE, chat, picture, text, user
 from tests.unit.api.scripted_engine import ScriptedEngine
-from vlm_server.protocol import CacheStats, Stats
+from vlm_server.protocol import CacheStats, MemoryStats, Stats
 
 
 async def test_the_models(client: httpx.AsyncClient) -> None:
@@ -58,7 +58,8 @@ async def test_not_ready_is_503_but_alive(
 
 async def test_the_status(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
     cache = CacheStats("prefix", 1, 10, 5, 50, 2, 3, 4)
-    stats = Stats(1, 2, 3, 4, 10, 100, 200, 300, 5000, 7000, 600, (cache,))
+    memory = MemoryStats(100, 200, 300, 400, 50, 600, {"clear_idle": 7}, 0.5)
+    stats = Stats(1, 2, 3, 4, 10, {"runner": 10}, memory, 5000, 7000, 600, (cache,))
     engine.status = replace(engine.status, stats=stats, pid=77, restarts=2)
     body = (await client.get("/v1/status")).json()
     assert body["requests"] == {"in_flight": 0, "limit": 64}
@@ -68,9 +69,17 @@ async def test_the_status(client: httpx.AsyncClient, engine: ScriptedEngine) -> 
         "prefilling": 3,
         "decoding": 4,
         "tracked": 10,
-        "active_bytes": 100,
-        "pool_bytes": 200,
-        "peak_bytes": 300,
+        "tracked_by": {"runner": 10},
+        "memory": {
+            "active_bytes": 100,
+            "pool_bytes": 200,
+            "peak_bytes": 300,
+            "limit_bytes": 400,
+            "baseline_bytes": 50,
+            "footprint_bytes": 600,
+            "decisions": {"clear_idle": 7},
+            "clear_seconds": 0.5,
+        },
         "generated_tokens": 5000,
         "prompt_tokens": 7000,
         "cached_tokens": 600,

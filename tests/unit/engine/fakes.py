@@ -158,6 +158,9 @@ class FakeRunner:
     def num_tracked(self) -> int:
         return len(self.prefills) + len(self.rows)
 
+    def kv_bytes(self, num_tokens: int) -> int:
+        return num_tokens
+
     def execute(self, plan: SchedulerOutput) -> StepResult:
         assert not plan.is_empty
         self.plans.append(plan)
@@ -295,6 +298,10 @@ class FakePreparer:
             self.prepared_ids.append(submit.request_id)
         return outcome_of(submit)
 
+    @property
+    def num_tracked(self) -> int:
+        return self.num_running
+
     def abandon(self, request_id: str) -> None:
         self.abandoned_ids.append(request_id)
 
@@ -321,9 +328,30 @@ def refuse(text: str) -> None:
         raise Panic("a bug below Python")
 
 
+@dataclass
 class FakeMemory:
+    """A `DeviceMemory` that holds what a test says. Sizes in bytes."""
+
+    active_bytes: int = 1
+    pool_bytes: int = 2
+    limit_bytes: int = 1 << 40
+    pool_limit_bytes: int = 100
+    peak_bytes: int = 3
+    num_clears: int = 0
+
     def read(self) -> MemoryReading:
-        return MemoryReading(1, 2, 3)
+        return MemoryReading(self.active_bytes, self.pool_bytes, self.limit_bytes)
+
+    def take_peak(self) -> int:
+        peak, self.peak_bytes = max(self.peak_bytes, self.active_bytes), 0
+        return peak
+
+    def clear(self) -> None:
+        self.pool_bytes = 0
+        self.num_clears += 1
+
+    def footprint_bytes(self) -> int:
+        return 4
 
 
 def texts(events: list[Event]) -> dict[str, str]:

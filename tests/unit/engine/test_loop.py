@@ -22,11 +22,13 @@ from tests.unit.engine.fakes import (
     submit,
     texts,
 )
+from vlm_server.engine.governor import Governor
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.scheduler import Scheduler
 from vlm_server.errors import EngineBroken
-from vlm_server.ports import PreparedPrompt, SchedulerOutput, StepResult
+from vlm_server.ports import Caches, PreparedPrompt, SchedulerOutput, StepResult
 from vlm_server.protocol import Abort, Accepted, Drain, Event, Failed, Finished, Stats, Submit
+from vlm_server.settings import Memory
 
 
 class Engine:
@@ -45,7 +47,7 @@ class Engine:
             self.runner,
             self.preparer,
             self.encoder,
-            FakeMemory(),
+            Governor(Memory(), FakeMemory(), Caches.of()),
             self.events.append,
             preparer_threads=threads,
             max_failed_steps=3,
