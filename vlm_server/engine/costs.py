@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import Literal
 
 from vlm_server.ports import DeviceMemory
@@ -17,12 +16,6 @@ _LEAST_TOKENS = 16
 """Of fewer, what is fixed would pass for what each token takes."""
 
 
-@dataclass(slots=True)
-class _Seen:
-    num_tokens: int
-    num_bytes: int
-
-
 class Costs:
     """The most that a token took in the last pieces of work of each kind.
 
@@ -32,10 +25,11 @@ class Costs:
 
     def __init__(self, memory: DeviceMemory) -> None:
         self._memory = memory
-        self._seen: dict[Work, deque[_Seen]] = {
+        self._rates: dict[Work, deque[float]] = {
             "encode": deque(maxlen=_LAST),
             "prefill": deque(maxlen=_LAST),
         }
+        """Bytes of a token."""
         self._begun: dict[Work, tuple[int, int]] = {}
         """By kind of work under way: active bytes when it began, and the most since."""
         self._peak_bytes = 0
@@ -49,14 +43,11 @@ class Costs:
     def of(self, work: Work, num_tokens: int) -> int:
         """Bytes that so many tokens take at most while they are worked on.
 
-        What is larger than anything seen grows with the square: it may be attention that does.
+        In proportion: what is fixed makes it too much for more tokens than were seen, and
+        attention, which grows with the square, is worked on in bounded pieces.
         """
-        seen = self._seen[work]
-        if not seen:
-            return _COLD_BYTES[work] * num_tokens
-        largest = max(each.num_tokens for each in seen)
-        rate = max(each.num_bytes / each.num_tokens for each in seen)
-        return int(rate * num_tokens * max(1.0, num_tokens / largest))
+        rates = self._rates[work]
+        return int(max(rates, default=_COLD_BYTES[work]) * num_tokens)
 
     def begin(self, work: Work) -> None:
         self._fold()
@@ -68,7 +59,7 @@ class Costs:
         self._fold()
         active, peak = self._begun.pop(work)
         if num_tokens >= _LEAST_TOKENS:
-            self._seen[work].append(_Seen(num_tokens, max(0, peak - active)))
+            self._rates[work].append((peak - active) / num_tokens)
 
     def _fold(self) -> None:
         """Take the peak since the last time into all that is under way."""

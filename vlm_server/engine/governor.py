@@ -117,8 +117,11 @@ class Governor:
     def admit(self, demand: Demand, promised_bytes: int, *, others_run: bool) -> Decision:
         """Keep, Wait or Refuse. Evicts and clears first what stands in the way.
 
-        `promised_bytes` are those that the requests let in before will still take.
+        `promised_bytes` are those that the requests let in before will still take. Until
+        `begin_anew` all are let in: what they take is how it learns.
         """
+        if not self._baseline_bytes:
+            return Keep()
         evicted = False
         while True:
             reading = self._memory.read()
@@ -131,7 +134,8 @@ class Governor:
                 decision = Wait() if others_run else Keep()
             if isinstance(decision, Keep) and self._is_over(reading, demand.needed_bytes):
                 self._carry_out(Clear("admission"))
-            self._counts["refuse"] += isinstance(decision, Refuse)
+            if isinstance(decision, Refuse):
+                self._counts["refuse"] += 1
             return decision
 
     def _admission(

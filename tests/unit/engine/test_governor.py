@@ -260,7 +260,7 @@ def test_the_most_that_a_token_took_counts(ground: Ground):
     learn(ground, "encode", 200, 40)
     assert ground.governor.costs.of("encode", 40) == 20 * MIB
     assert ground.governor.costs.of("encode", 200) == 100 * MIB
-    assert ground.governor.costs.of("encode", 400) == 400 * MIB, "more than seen: the square"
+    assert ground.governor.costs.of("encode", 400) == 200 * MIB
 
 
 def test_what_was_long_ago_is_forgotten(ground: Ground):
