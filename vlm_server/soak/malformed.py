@@ -84,9 +84,16 @@ MALFORMED: dict[Callable[[bytes], Fields], Refusal] = {
 
 def malformed(png: bytes) -> list[Request]:
     """One request of each kind, about `png`; the last one is no JSON at all."""
-    requests = [
-        Request(Kind.MALFORMED, msgspec.json.encode({"model": "default"} | make(png)), refusal=how)
-        for make, how in MALFORMED.items()
-    ]
+    requests = [_request(make, png) for make in MALFORMED]
     half = requests[0].body[: len(requests[0].body) // 2]
     return [*requests, Request(Kind.MALFORMED, half, refusal=Refusal(400, "invalid_value"))]
+
+
+def refused_by_engine(png: bytes) -> Request:
+    """One that the front takes, and that ends before the device has anything to do."""
+    return _request(_truncated_picture, png)
+
+
+def _request(make: Callable[[bytes], Fields], png: bytes) -> Request:
+    body = msgspec.json.encode({"model": "default"} | make(png))
+    return Request(Kind.MALFORMED, body, refusal=MALFORMED[make])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable
 
@@ -10,7 +11,8 @@ import msgspec
 
 from vlm_server.soak.client import Client
 from vlm_server.soak.crowd import Crowd
-from vlm_server.soak.mix import refills
+from vlm_server.soak.malformed import refused_by_engine
+from vlm_server.soak.mix import random_picture, refills
 from vlm_server.soak.readings import Reading, Readings
 from vlm_server.soak.request import Outcome
 
@@ -20,7 +22,8 @@ _WARM_UP_MOST = 0.5
 _STRETCH_REQUESTS = 500
 """From one rest to the next."""
 _REST_SECONDS = 3.0
-"""Longer than the second by which what the engine says may be old."""
+_NEWS_SECONDS = 1.0
+"""Within which what the engine says is heard."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -94,6 +97,13 @@ def _has_more(crowd: Crowd, requests: int) -> Callable[[], bool]:
 
 
 async def _at_rest(crowd: Crowd, readings: Readings, seed: int) -> Reading | None:
+    """A reading with the refills in the caches and nobody asking.
+
+    The engine reads its memory when something happens, and MLX frees the last of a step a moment
+    after it: so a request that brings the device nothing to do makes it read again.
+    """
     await crowd.ask_in_turn(refills(seed))
     await asyncio.sleep(_REST_SECONDS)
+    await crowd.ask_in_turn([refused_by_engine(random_picture(random.Random(seed)))])  # noqa: S311
+    await asyncio.sleep(_NEWS_SECONDS)
     return await readings.read()
