@@ -17,7 +17,8 @@
         ├── MethodNotAllowed      405  method_not_allowed
         ├── RequestTimeout        408  request_timeout
         ├── PayloadTooLarge       413  payload_too_large
-        │   └── MemoryExceeded    413  memory_exceeded
+        │   ├── MemoryExceeded    413  memory_exceeded
+        │   └── RequestTooCostly  413  request_too_costly
         ├── UnsupportedMediaType  415  unsupported_media_type
         ├── QueueFull             429  queue_full
         ├── InternalError         500  internal_error
@@ -55,11 +56,14 @@ class RequestError(VlmServerError):
 
     `message` is shown to the client: it names what is wrong and never echoes the payload,
     a path or an address. `param` is the part at fault, such as `messages[2].content[1]`.
+    `retry_after_seconds` is set where the error itself knows when to try again; it stays on
+    this side of the process border.
     """
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
     type: ClassVar[str] = "server_error"
+    retry_after_seconds: float | None = None
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -124,6 +128,18 @@ class MemoryExceeded(PayloadTooLarge):
     """It takes more device memory than there is without anybody else."""
 
     code = "memory_exceeded"
+
+
+class RequestTooCostly(PayloadTooLarge):
+    """Engines died of requests of this size; another try may succeed after a while."""
+
+    code = "request_too_costly"
+
+    def __init__(
+        self, message: str, param: str | None = None, retry_after_seconds: float | None = None
+    ) -> None:
+        super().__init__(message, param)
+        self.retry_after_seconds = retry_after_seconds
 
 
 class UnsupportedMediaType(RequestError):

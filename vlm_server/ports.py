@@ -398,7 +398,11 @@ RequestEvent = Accepted | Tokens | Finished | Failed
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """What the front knows of the engine process. `progress` is (stage, fraction) while loading."""
+    """What the front knows of the engine process. `progress` is (stage, fraction) while loading.
+
+    `quarantined_shapes` are the sizes of requests that engines died of, and that are refused for
+    now; `quarantine_refusals` is how many requests were.
+    """
 
     state: str
     model_name: str
@@ -407,6 +411,8 @@ class EngineStatus:
     progress: tuple[str, float] | None = None
     retry_after_seconds: float = 1.0
     stats: Stats | None = None
+    quarantined_shapes: int = 0
+    quarantine_refusals: int = 0
 
     @property
     def is_ready(self) -> bool:
@@ -424,7 +430,8 @@ class EngineClient(Protocol):
 
         `Tokens` events hold this request's delta alone. Closing the iterator early
         (`aclose`) aborts the request in the engine. Never raises RequestError while the
-        engine lives; raises EngineUnavailable before anything was sent if it isn't ready,
+        engine lives; raises EngineUnavailable before anything was sent if it isn't ready, or
+        RequestTooCostly if engines died of requests of this size,
         and yields `Failed(code="engine_died")` if it dies while the request is in flight.
         """
         ...

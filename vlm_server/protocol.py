@@ -177,6 +177,16 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
     request_id: str
 
 
+class Working(msgspec.Struct, frozen=True, tag="working"):
+    """Whose pictures and prompts the device is about to encode and prefill.
+
+    It is on its way before the work starts, in case the process dies of it, and stands in the
+    place of what was said before.
+    """
+
+    request_ids: tuple[str, ...]
+
+
 class TokenText(msgspec.Struct, frozen=True):
     """A token as text, and its log probability. Bytes of half a character read as U+FFFD."""
 
@@ -285,7 +295,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     caches: tuple[CacheStats, ...] = ()
 
 
-Event = Loading | Ready | Unloadable | Accepted | Tokens | Finished | Failed | Stats
+Event = Loading | Ready | Unloadable | Accepted | Working | Tokens | Finished | Failed | Stats
 
 _encoder = msgspec.msgpack.Encoder()
 _command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)

@@ -234,6 +234,14 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     restart_backoff_max_seconds: Annotated[
         float, Meta(gt=0, description="Longest pause between restarts.")
     ] = 30.0
+    quarantine_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Requests of a size that two engines died of within this time are refused "
+            "until it is over; 0 refuses none.",
+        ),
+    ] = 600.0
     openblas: Annotated[
         Literal["auto", "off"],
         Meta(description="Preload OpenBLAS into the engine (Linux CPU: about 50 times faster)."),

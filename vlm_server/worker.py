@@ -46,6 +46,7 @@ from vlm_server.protocol import (
     Submit,
     TextPart,
     Unloadable,
+    Working,
     decode_command,
     encode_frame,
 )
@@ -62,6 +63,8 @@ logger = logging.getLogger(__name__)
 
 _SWITCH_SECONDS = 0.0005
 """How long a thread that prepares a picture may keep the decode loop from the interpreter."""
+_ANNOUNCE_SECONDS = 0.1
+"""How long work waits to be announced to a front that does not read."""
 
 
 def main() -> NoReturn:
@@ -141,7 +144,7 @@ def build_loop(
 
 
 class Channel:
-    """Frames over the front's socket; sending never waits for the front to read.
+    """Frames over the front's socket; sending never waits long for the front to read.
 
     Ends the process when the front is gone, at whatever byte and also while a model loads:
     nobody is left to serve.
@@ -151,7 +154,8 @@ class Channel:
         self._connection = connection
         self._incoming = connection.makefile("rb")
         self.inbox: Inbox = SimpleQueue()
-        self._outbox: SimpleQueue[Event | None] = SimpleQueue()
+        self._outbox: SimpleQueue[Event | threading.Event | None] = SimpleQueue()
+        """Events, what is set once those before it are written, and None for the end."""
         self._writer = threading.Thread(target=self._write, daemon=True)
         self._writer.start()
 
@@ -163,7 +167,12 @@ class Channel:
         return start
 
     def send(self, event: Event) -> None:
+        """Send an event some time soon; `Working` is in the socket when this returns."""
         self._outbox.put(event)
+        if isinstance(event, Working):
+            written = threading.Event()
+            self._outbox.put(written)
+            written.wait(_ANNOUNCE_SECONDS)
 
     def end(self, status: int) -> NoReturn:
         """End the process once all that was sent is on its way.
@@ -199,8 +208,11 @@ class Channel:
 
     def _write(self) -> None:
         try:
-            while (event := self._outbox.get()) is not None:
-                self._connection.sendall(encode_frame(event))
+            while (entry := self._outbox.get()) is not None:
+                if isinstance(entry, threading.Event):
+                    entry.set()
+                else:
+                    self._connection.sendall(encode_frame(entry))
         except OSError:
             os._exit(0)
         except Exception:

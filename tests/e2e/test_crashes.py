@@ -104,6 +104,41 @@ def test_engine_killed_before_the_first_token_is_an_http_error(mortal: Daemon) -
     assert_answers(mortal)
 
 
+def test_what_killed_two_engines_is_refused(tmp_path: Path) -> None:
+    """Killed while it encodes, as by the system when memory is short."""
+    model = build("qwen3_vl", tmp_path / "model")
+    options = ("--set", "engine.openblas=off", "--set", "log.level=debug")
+    with running_daemon(tmp_path, "--model", str(model), *options) as daemon:
+
+        async def ask_until_it_dies() -> Any:
+            """It takes seconds to encode; the front says in its log that it has begun."""
+            begun = daemon.log.read_text().count("the device works on")
+            pid = daemon.engine_pid()
+            request = asyncio.create_task(large(daemon.async_client()))
+            while daemon.log.read_text().count("the device works on") == begun:
+                assert not request.done()
+                await asyncio.sleep(0.02)
+            os.kill(pid, signal.SIGKILL)
+            return await request
+
+        def large(client: Any) -> Any:
+            picture = user(noise(1, (1200, 1200)), "What?")
+            return client.chat.completions.create(model="default", messages=[picture], max_tokens=4)
+
+        for _ in range(2):
+            with pytest.raises(openai.InternalServerError) as died:
+                asyncio.run(ask_until_it_dies())
+            assert died.value.status_code == 502
+            daemon.wait_ready()
+        with pytest.raises(openai.APIStatusError) as refused:
+            large(daemon.client())
+        assert (refused.value.status_code, refused.value.code) == (413, "request_too_costly")
+        assert 500 < int(refused.value.response.headers["retry-after"]) <= 600
+        assert_answers(daemon)
+        engine = daemon.status()["engine"]
+        assert (engine["restarts"], engine["quarantine"]) == (2, {"shapes": 1, "refusals": 1})
+
+
 def test_front_killed_leaves_no_orphan(mortal: Daemon) -> None:
     stream = long_stream(mortal)
     next(stream)

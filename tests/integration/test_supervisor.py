@@ -20,16 +20,18 @@ from msgspec.structs import replace
 from tests.integration.harness import ask, encoded, image_of
 from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
-from vlm_server.errors import EngineUnavailable, ModelLoadError
+from vlm_server.errors import EngineUnavailable, ModelLoadError, RequestTooCostly
 from vlm_server.ports import RequestEvent
 from vlm_server.protocol import (
     FRAME_HEADER,
     Accepted,
+    Event,
     Failed,
     Finished,
     SamplingParams,
     Submit,
     Tokens,
+    Working,
 )
 from vlm_server.settings import Engine, Model, Server, Settings
 from vlm_server.supervisor.supervisor import Supervisor
@@ -358,6 +360,114 @@ async def test_whatever_is_wrong_with_a_checkpoint_is_said(tiny_model: TinyModel
     with pytest.raises(ModelLoadError, match="could not convert string to float"):
         await asyncio.wait_for(made.wait_ready(), START_SECONDS)
     await made.stop()
+
+
+# ---- requests that kill engines ------------------------------------------------------
+
+COSTLY = picture(1, 1200, 1200)
+"""Some seconds to encode: time to be killed in."""
+
+
+class Perilous(Supervisor):
+    """Its engine is killed, or hangs, as soon as it says that it works on a request `costly...`."""
+
+    signal = signal.SIGKILL
+
+    def _take(self, event: Event) -> None:
+        super()._take(event)
+        if isinstance(event, Working) and any(i.startswith("costly") for i in event.request_ids):
+            assert self.status.pid is not None
+            os.kill(self.status.pid, self.signal)
+
+
+@contextlib.asynccontextmanager
+async def perilous(folder: Path, **engine: float) -> AsyncIterator[Perilous]:
+    settings = settings_for(folder)
+    made = Perilous(replace(settings, engine=replace(settings.engine, **engine)))
+    await made.start()
+    await asyncio.wait_for(made.wait_ready(), START_SECONDS)
+    try:
+        yield made
+    finally:
+        await made.stop()
+
+
+async def die_of(supervisor: Supervisor, submit: Submit) -> None:
+    """Ask for what the engine dies of, and wait for the next one."""
+    events = await all_events(supervisor, submit)
+    assert not [event for event in events if isinstance(event, Tokens)]
+    assert isinstance(events[-1], Failed)
+    assert events[-1].code == "engine_died"
+    await wait_until(lambda: supervisor.status.is_ready, START_SECONDS)
+    assert supervisor._quarantine.num_tracked == 0
+
+
+async def test_what_killed_two_engines_is_not_tried_on_a_third(tiny_model: TinyModel):
+    async with perilous(tiny_model("qwen3_vl")) as made:
+        for number in range(2):
+            assert made.status.quarantined_shapes == 0
+            running = made.stream(ask("running", picture(2), sampling=LONG))
+            await into(running, 2)
+            waiting = asyncio.create_task(all_events(made, ask("waiting", picture(2, 90, 90))))
+            text = asyncio.create_task(all_events(made, ask("text", "Hello")))
+            await die_of(made, ask(f"costly {number}", COSTLY, "What is this?"))
+            await asyncio.gather(waiting, text)
+            assert isinstance((await _rest(running))[-1], Failed)
+        restarts = made.status.restarts
+        with pytest.raises(RequestTooCostly, match=r"2 times.*1,048,576 pixels") as caught:
+            await all_events(made, ask("costly 3", picture(2, 1201, 1199), "And this?"))
+        assert caught.value.retry_after_seconds == pytest.approx(600, abs=START_SECONDS)
+        for innocent in (
+            ask("text", "Hello"),
+            ask("running", picture(2)),
+            ask("waiting", picture(2, 90, 90)),
+            ask("another size", picture(2, 300, 300)),
+        ):
+            assert isinstance((await all_events(made, innocent))[-1], Finished)
+        assert made.status.restarts == restarts == 2
+        assert (made.status.quarantined_shapes, made.status.quarantine_refusals) == (1, 1)
+        assert made.num_in_flight == made._quarantine.num_tracked == 0
+
+
+async def test_what_was_refused_is_tried_again_after_a_while(tiny_model: TinyModel):
+    async with perilous(tiny_model("qwen3_vl"), quarantine_seconds=20.0) as made:
+        for number in range(2):
+            await die_of(made, ask(f"costly {number}", COSTLY))
+        with pytest.raises(RequestTooCostly):
+            await all_events(made, ask("refused", COSTLY))
+        await wait_until(lambda: made.status.quarantined_shapes == 0, 25)
+        assert isinstance((await all_events(made, ask("harmless", COSTLY)))[-1], Finished)
+
+
+async def test_what_makes_engines_hang_is_refused_too_also_if_nobody_waits_for_it_any_more(
+    tiny_model: TinyModel,
+):
+    async with perilous(tiny_model("qwen3_vl"), silence_timeout_seconds=2.0) as made:
+        made.signal = signal.SIGSTOP
+        await die_of(made, ask("costly 1", COSTLY))
+        left = asyncio.create_task(all_events(made, ask("costly 2", COSTLY)))
+        await wait_until(lambda: bool(made._quarantine._working))
+        left.cancel()
+        patient = await all_events(made, ask("patient", "Hello"))
+        assert isinstance(patient[-1], Failed)
+        await wait_until(lambda: made.status.is_ready, START_SECONDS)
+        with pytest.raises(RequestTooCostly):
+            await all_events(made, ask("refused", COSTLY))
+
+
+async def test_a_picture_whose_client_left_is_blamed_while_it_is_encoded(tiny_model: TinyModel):
+    async with perilous(tiny_model("qwen3_vl")) as made:
+        for number in range(2):
+            left = asyncio.create_task(all_events(made, ask(f"left {number}", COSTLY)))
+            await wait_until(lambda: bool(made._quarantine._working))
+            left.cancel()
+            await wait_until(lambda: not made._quarantine.num_tracked)
+            assert made.status.pid is not None
+            os.kill(made.status.pid, signal.SIGKILL)
+            await wait_until(lambda: not made.status.is_ready)
+            await wait_until(lambda: made.status.is_ready, START_SECONDS)
+        with pytest.raises(RequestTooCostly):
+            await all_events(made, ask("refused", COSTLY))
 
 
 FRONT = """

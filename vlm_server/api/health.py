@@ -42,6 +42,10 @@ class Health:
                     "pid": status.pid,
                     "restarts": status.restarts,
                     "progress": _progress(status),
+                    "quarantine": {
+                        "shapes": status.quarantined_shapes,
+                        "refusals": status.quarantine_refusals,
+                    },
                     "stats": _stats(status),
                 },
             }

@@ -59,6 +59,14 @@ def _of_engine(status: EngineStatus) -> Iterator[Metric]:
     yield _gauge("engine_up", "Whether an engine process runs.", status.pid is not None)
     yield _gauge("engine_ready", "Whether requests are taken.", status.is_ready)
     yield _counter("engine_restarts", "Restarts of the engine process.", status.restarts)
+    yield _gauge(
+        "quarantined_shapes",
+        "Sizes of requests that are refused because engines died of them.",
+        status.quarantined_shapes,
+    )
+    yield _counter(
+        "quarantine_refusals", "Requests refused for their size.", status.quarantine_refusals
+    )
 
 
 def _of_stats(stats: Stats) -> Iterator[Metric]:

@@ -33,10 +33,16 @@ def encode(error: RequestError) -> bytes:
 def response(
     error: RequestError, retry_after_seconds: float, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """`error` as a response; `Retry-After` is set where another try may succeed."""
+    """`error` as a response; `Retry-After` is set where another try may succeed.
+
+    It says what `error` knows of that itself, or else `retry_after_seconds`.
+    """
     all_headers = dict(headers or {})
-    if error.status in _RETRY_STATUSES:
-        all_headers["Retry-After"] = str(max(1, math.ceil(retry_after_seconds)))
+    seconds = error.retry_after_seconds
+    if seconds is None and error.status in _RETRY_STATUSES:
+        seconds = retry_after_seconds
+    if seconds is not None:
+        all_headers["Retry-After"] = str(max(1, math.ceil(seconds)))
     if error.status == 401:
         all_headers["WWW-Authenticate"] = "Bearer"
     if error.status == 408:

@@ -27,7 +27,7 @@ from vlm_server.ports import (
     SchedulerOutput,
     StepResult,
 )
-from vlm_server.protocol import Abort, Drain, Event, Stats, Submit
+from vlm_server.protocol import Abort, Drain, Event, Stats, Submit, Working
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +81,8 @@ class EngineLoop:
         self._encoder_thread = ThreadPoolExecutor(1, "encoder")
         self._max_failed_steps = max_failed_steps
         self._num_failed_steps = 0
+        self._encoding: str | None = None
+        self._announced: set[str] = set()
         self._last_stats: Stats | None = None
         self._stats_due = 0.0
 
@@ -115,10 +117,12 @@ class EngineLoop:
             threads = self._preparers if submit.has_media else self._tokenizers
             threads.submit(self._prepare, submit)
         self._send_all(self._scheduler.admit())
-        if work := self._scheduler.start_encoding():
+        work = self._scheduler.start_encoding()
+        plan = self._scheduler.schedule()
+        self._announce(work, plan)
+        if work:
             self._governor.before_encode(_num_tokens(work))
             self._encoder_thread.submit(self._encode, work)
-        plan = self._scheduler.schedule()
         if not plan.is_empty:
             self._step(plan)
         if time.monotonic() >= self._stats_due:
@@ -178,6 +182,7 @@ class EngineLoop:
             case _Prepared():
                 return self._scheduler.prepared(message.request_id, message.outcome)
             case _Encoded():
+                self._encoding = None
                 self._governor.after_encode(message.num_tokens)
                 if isinstance(message.outcome, OutOfMemory):
                     self._governor.relieve()
@@ -185,6 +190,16 @@ class EngineLoop:
             case Drain():
                 self._scheduler.is_draining = True
                 return []
+
+    def _announce(self, work: EncodeWork | None, plan: SchedulerOutput) -> None:
+        """Say whose work the device gets, if it changes hands, before it may die of it."""
+        if work:
+            self._encoding = work.request_id
+        prefilling = plan.prefill.request_id if plan.prefill else None
+        request_ids = {one for one in (self._encoding, prefilling) if one is not None}
+        if request_ids and request_ids != self._announced:
+            self._announced = request_ids
+            self.send(Working(tuple(request_ids)))
 
     def _count_failures(self, result: StepResult) -> None:
         """A token shows that the model works; a chunk alone does not."""

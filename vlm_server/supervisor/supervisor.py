@@ -1,7 +1,8 @@
 """Keeps one engine running, and carries requests to it. Knows the protocol; no HTTP, no mlx.
 
 The engine may die at any moment: requests in flight then get `Failed("engine_died")`, a new
-engine is started after a pause that doubles, and newcomers are told to come back.
+engine is started after a pause that doubles, and newcomers are told to come back. What two
+engines died of is not tried on a third: see `quarantine`.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ from vlm_server.protocol import (
     Submit,
     Tokens,
     Unloadable,
+    Working,
 )
 from vlm_server.settings import Settings
 from vlm_server.supervisor.openblas import find_preload
 from vlm_server.supervisor.process import EngineProcess
+from vlm_server.supervisor.quarantine import Quarantine
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +66,7 @@ class Supervisor:
         self._process: EngineProcess | None = None
         self._task: asyncio.Task[None] | None = None
         self._streams: dict[str, asyncio.Queue[RequestEvent]] = {}
+        self._quarantine = Quarantine(settings.engine.quarantine_seconds)
         self._settled = asyncio.Event()
         self._unloadable: str | None = None
         self._was_ready = False
@@ -72,7 +76,11 @@ class Supervisor:
 
     @property
     def status(self) -> EngineStatus:
-        return self._status
+        return dataclasses.replace(
+            self._status,
+            quarantined_shapes=self._quarantine.num_shapes,
+            quarantine_refusals=self._quarantine.num_refused,
+        )
 
     @property
     def num_in_flight(self) -> int:
@@ -109,6 +117,7 @@ class Supervisor:
         process = self._process
         if process is None or not self._status.is_ready:
             raise EngineUnavailable(f"the model is not ready: {self._status.state}")
+        self._quarantine.admit(submit)
         request_id = submit.request_id
         queue: asyncio.Queue[RequestEvent] = asyncio.Queue()
         self._streams[request_id] = queue
@@ -187,9 +196,19 @@ class Supervisor:
         match event:
             case Tokens(deltas):
                 for delta in deltas:
+                    self._quarantine.acquit(delta.request_id)
                     self._deliver(delta.request_id, Tokens((delta,)))
-            case Accepted() | Finished() | Failed():
+            case Accepted():
                 self._deliver(event.request_id, event)
+            case Finished():
+                self._quarantine.finish(event.request_id)
+                self._deliver(event.request_id, event)
+            case Failed():
+                self._quarantine.acquit(event.request_id)
+                self._deliver(event.request_id, event)
+            case Working(request_ids):
+                logger.debug("the device works on %s", " and ".join(request_ids))
+                self._quarantine.working(request_ids)
             case Stats():
                 self._set(stats=event)
             case Loading(stage, fraction):
@@ -223,7 +242,9 @@ class Supervisor:
 
     def _lose(self, process: EngineProcess) -> None:
         """The engine is gone, wanted or not: newcomers must know, and those in flight."""
-        if self._status.state not in ("failed", "stopping"):
+        is_death = self._status.state not in ("failed", "stopping")
+        self._quarantine.engine_ended(is_death=is_death)
+        if is_death:
             logger.error("the engine process %d is gone", process.pid)
             self._set(
                 state="restarting", stats=None, retry_after_seconds=max(1.0, self._start_seconds)

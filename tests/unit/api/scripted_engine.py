@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 
-from vlm_server.errors import EngineUnavailable
+from vlm_server.errors import EngineUnavailable, RequestError
 from vlm_server.ports import EngineStatus, RequestEvent
 from vlm_server.protocol import (
     Accepted,
@@ -61,6 +61,7 @@ class ScriptedEngine:
         self.submitted: list[Submit] = []
         self.aborted: list[str] = []
         self.loses_requests = False
+        self.refusal: RequestError | None = None
         self.waiting = asyncio.Event()
         self.closed = asyncio.Event()
 
@@ -70,6 +71,8 @@ class ScriptedEngine:
     async def stream(self, submit: Submit) -> AsyncGenerator[RequestEvent, None]:
         if self.loses_requests:
             raise EngineUnavailable("The engine is not ready.")
+        if self.refusal:
+            raise self.refusal
         self.submitted.append(submit)
         is_over = False
         try:

@@ -19,6 +19,7 @@ from tests.unit.api.scripted_engine import (
     scored,
     text,
 )
+from vlm_server.errors import RequestTooCostly
 from vlm_server.protocol import Accepted, TokenLogprob, TokenText, Usage
 
 USAGE = {
@@ -259,6 +260,21 @@ async def test_a_failure_before_the_first_token_has_its_status(
         "code": code,
     }
     assert ("retry-after" in answer.headers) == (status in (502, 503))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_refusal_for_a_while_says_how_long(
+    client: httpx.AsyncClient, engine: ScriptedEngine, stream: bool
+) -> None:
+    engine.refusal = RequestTooCostly("Too large.", retry_after_seconds=99.5)
+    answer = await client.post(ROUTE, json=chat(stream=stream))
+    assert (answer.status_code, answer.headers["retry-after"]) == (413, "100")
+    assert answer.json()["error"] == {
+        "message": "Too large.",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "request_too_costly",
+    }
 
 
 async def test_a_failure_after_the_first_token_ends_the_stream_without_done(

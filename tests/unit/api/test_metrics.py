@@ -53,11 +53,14 @@ async def scrape(client: httpx.AsyncClient) -> dict[Sample, float]:
 
 async def test_what_the_engine_says(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
     engine.status = replace(engine.status, stats=STATS, pid=77, restarts=2)
+    engine.status = replace(engine.status, quarantined_shapes=8, quarantine_refusals=9)
     found = await scrape(client)
     assert {name: value for name, value in found.items() if "requests_" not in name[0]} == {
         sample("engine_up"): 1,
         sample("engine_ready"): 1,
         sample("engine_restarts_total"): 2,
+        sample("quarantined_shapes"): 8,
+        sample("quarantine_refusals_total"): 9,
         sample("engine_requests", state="waiting"): 1,
         sample("engine_requests", state="preparing"): 2,
         sample("engine_requests", state="prefilling"): 3,
@@ -116,9 +119,9 @@ async def test_counters_and_gauges_say_what_they_are(
     assert {family.type for family in families} == {"counter", "gauge"}
     assert counters == {
         f"vlm_server_{name}"
-        for name in ("requests", "engine_restarts", "generated_tokens", "prompt_tokens",
-                     "cached_prompt_tokens", "cache_hits", "cache_misses", "cache_evictions",
-                     "cache_damaged")
+        for name in ("requests", "engine_restarts", "quarantine_refusals", "generated_tokens",
+                     "prompt_tokens", "cached_prompt_tokens", "cache_hits", "cache_misses",
+                     "cache_evictions", "cache_damaged")
     }  # fmt: skip
 
 

@@ -61,6 +61,7 @@ async def test_the_status(client: httpx.AsyncClient, engine: ScriptedEngine) -> 
     memory = MemoryStats(100, 200, 300, 400, 50, 600, {"clear_idle": 7}, 0.5)
     stats = Stats(1, 2, 3, 4, 10, {"runner": 10}, memory, 5000, 7000, 600, (cache,))
     engine.status = replace(engine.status, stats=stats, pid=77, restarts=2)
+    engine.status = replace(engine.status, quarantined_shapes=8, quarantine_refusals=9)
     body = (await client.get("/v1/status")).json()
     assert body["requests"] == {"in_flight": 0, "limit": 64}
     assert body["engine"]["stats"] == {
@@ -97,6 +98,7 @@ async def test_the_status(client: httpx.AsyncClient, engine: ScriptedEngine) -> 
             }
         ],
     }
+    assert body["engine"]["quarantine"] == {"shapes": 8, "refusals": 9}
     assert (body["engine"]["pid"], body["engine"]["restarts"]) == (77, 2)
 
 

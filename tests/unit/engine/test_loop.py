@@ -12,6 +12,7 @@ import pytest
 from tests.unit.engine.fakes import (
     ByteDecoder,
     FakeEncoder,
+    FakeFeatures,
     FakeMemory,
     FakePreparer,
     FakeRunner,
@@ -27,7 +28,17 @@ from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.scheduler import Scheduler
 from vlm_server.errors import EngineBroken
 from vlm_server.ports import Caches, PreparedPrompt, SchedulerOutput, StepResult
-from vlm_server.protocol import Abort, Accepted, Drain, Event, Failed, Finished, Stats, Submit
+from vlm_server.protocol import (
+    Abort,
+    Accepted,
+    Drain,
+    Event,
+    Failed,
+    Finished,
+    Stats,
+    Submit,
+    Working,
+)
 from vlm_server.settings import Memory
 
 
@@ -281,6 +292,85 @@ def test_what_the_runner_raises_ends_the_loop(engine: Engine):
     engine.loop.post(submit("a"))
     with pytest.raises(RuntimeError, match="the device is gone"):
         engine.loop.run()
+
+
+# ---- what the device works on --------------------------------------------------------
+
+
+def announced(engine: Engine) -> list[set[str]]:
+    return [set(event.request_ids) for event in engine.events if isinstance(event, Working)]
+
+
+def test_a_prompt_is_announced_once_before_its_first_chunk(engine: Engine):
+    plans: list[list[set[str]]] = []
+
+    class Watched(FakeRunner):
+        def execute(self, plan: SchedulerOutput) -> StepResult:
+            if plan.prefill:
+                plans.append(announced(engine))
+            return super().execute(plan)
+
+    engine.runner = engine.loop._runner = Watched(3, 5)
+    engine.loop.post(submit("a", "a prompt of several chunks"))
+    engine.loop.run_until_idle()
+    assert len(plans) == 6
+    assert plans == [[{"a"}]] * 6
+    assert announced(engine) == [{"a"}]
+
+
+def test_a_picture_is_announced_before_it_is_encoded(engine: Engine):
+    seen: list[list[set[str]]] = []
+
+    class Watched(FakeEncoder):
+        def encode(self, prompt: PreparedPrompt, image_index: int) -> FakeFeatures:
+            seen.append(announced(engine))
+            return super().encode(prompt, image_index)
+
+    engine.encoder = engine.loop._encoder = Watched()
+    engine.loop.post(submit("a", images=2))
+    engine.loop.run_until_idle()
+    assert seen == [[{"a"}]] * 2
+    assert announced(engine) == [{"a"}]
+
+
+def test_an_announcement_names_all_that_the_device_has_and_nobody_else():
+    engine = Engine()
+    engine.encoder.gate.clear()
+    engine.thread.start()
+    engine.loop.post(submit("a", images=1))
+    engine.wait_for(Accepted, "a")
+    while not announced(engine):
+        time.sleep(0.001)
+    engine.loop.post(submit("b"))
+    engine.wait_for(Finished, "b")
+    while announced(engine)[-1] != {"a"}:  # one step more, of a row that leaves
+        time.sleep(0.001)
+    engine.encoder.gate.set()
+    engine.wait_for(Finished, "a")
+    engine.loop.post(submit("c"))
+    engine.wait_for(Finished, "c")
+    engine.drain()
+    assert announced(engine) == [{"a"}, {"a", "b"}, {"a"}, {"c"}]
+
+
+def test_who_waits_for_the_encoder_is_not_announced():
+    engine = Engine()
+    engine.encoder.gate.clear()
+    engine.thread.start()
+    engine.loop.post(submit("a", images=1))
+    engine.wait_for(Accepted, "a")
+    while not announced(engine):
+        time.sleep(0.001)
+    engine.loop.post(submit("b", images=1))
+    engine.loop.post(submit("c"))
+    engine.wait_for(Finished, "c")
+    assert {"a", "c"} in announced(engine)
+    assert "b" not in set.union(*announced(engine))
+    engine.encoder.gate.set()
+    engine.wait_for(Finished, "b")
+    engine.drain()
+    assert {"b"} in announced(engine)
+    assert {"a", "b"} not in announced(engine)
 
 
 # ---- steps that fail -----------------------------------------------------------------
