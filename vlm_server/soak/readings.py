@@ -39,10 +39,10 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def footprint_bytes(self) -> int | None:
-        """Of both processes."""
-        if self.engine_footprint_bytes is None or self.front_footprint_bytes is None:
+        """Of both processes; of the engine alone where the front's is not known."""
+        if self.engine_footprint_bytes is None:
             return None
-        return self.engine_footprint_bytes + self.front_footprint_bytes
+        return self.engine_footprint_bytes + (self.front_footprint_bytes or 0)
 
 
 class Readings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from tests.unit.soak.results import FAILURE, LEAVER, MB, answered, growing, reading, result
@@ -74,5 +75,10 @@ def test_slope_of_too_few(rests: list[Reading]):
 
 
 def test_slope_where_the_system_says_nothing():
-    silent = [reading(count, front_footprint_bytes=None) for count in (1000, 2000)]
+    silent = [reading(count, engine_footprint_bytes=None) for count in (1000, 2000)]
     assert slope(silent) is None
+
+
+def test_slope_where_only_the_engine_is_known():
+    rests = [msgspec.structs.replace(r, front_footprint_bytes=None) for r in growing(2.5)]
+    assert slope(rests) == pytest.approx(2.5)
