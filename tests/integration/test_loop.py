@@ -14,7 +14,7 @@ from vlm_server import settings
 from vlm_server.engine.loop import EngineLoop, Inbox
 from vlm_server.protocol import Abort, Event, Failed, Finished, Start, Stats, Tokens
 from vlm_server.runner.loading import LoadedModel
-from vlm_server.runner.memory import make_caches
+from vlm_server.runner.memory import MlxMemory, make_caches
 from vlm_server.runner.preparer import MultimodalPreparer
 from vlm_server.worker import build_loop
 
@@ -57,8 +57,9 @@ def loop(served: Served, outbox: Outbox) -> EngineLoop:
         engine=settings.Engine(),
         log=settings.Log(),
     )
-    caches = make_caches(start.cache, served[0].language_model)
-    return build_loop(start, served[0], caches, outbox)  # type: ignore[arg-type]
+    memory = MlxMemory(start.memory)
+    caches = make_caches(start.cache, memory, served[0].language_model)
+    return build_loop(start, served[0], memory, caches, outbox)  # type: ignore[arg-type]
 
 
 def test_a_crowd_gets_what_each_would_get_alone(served: Served, loop: EngineLoop, outbox: Outbox):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from vlm_server import heap
 from vlm_server.api.app import create_app
 from vlm_server.cli import options, terminal
 from vlm_server.errors import ConfigError
@@ -53,6 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal comes. Raises ConfigError or ModelLoadError."""
     settings = options.load_settings(arguments)
     terminal.set_up_logging(settings.log.level)
+    heap.keep_large_blocks_apart()
     listener = bind(settings.server)
     asyncio.run(serve(settings, listener, stop_at_eof=arguments.stop_at_eof))
     return 0

@@ -128,16 +128,17 @@ class Scheduler:
             outcome.release()
             return self._fail(request, error)
         request.take_prompt(outcome, room)
-        return self.admit()
+        request.is_admitted = self._admission is None
+        return []
 
     def admit(self) -> list[Event]:
         """Let in, in order, whom there is device memory for; those behind one that waits wait."""
         events = list[Event]()
         for request in list(self._in_state(State.PREFILL)):
-            if request.is_admitted:
+            if request.is_admitted or self._admission is None:
                 continue
             try:
-                if self._admission and not self._admission.admit(request, self._admitted()):
+                if not self._admission.admit(request, self._admitted()):
                     break
             except MemoryExceeded as error:
                 events += self._fail(request, error)

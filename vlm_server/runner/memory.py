@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from vlm_server import heap
 from vlm_server.ports import Caches, MemoryReading
 from vlm_server.runner.footprint import footprint_bytes
 from vlm_server.runner.kv import can_keep, needs_snapshots
@@ -19,7 +20,7 @@ _MAX_LAYOUT_BYTES = 16 << 20
 
 
 NO_MEMORY = "the device ran out of memory; please ask again"
-_ALLOCATIONS = ("[malloc", "out of memory", "unable to allocate", "cudamalloc", "buffer size")
+_ALLOCATIONS = ("malloc]", "out of memory", "unable to allocate", "cudamalloc")
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -58,6 +59,7 @@ class MlxMemory:
         """Waits for this thread's stream; the encoder's has nothing under way between pictures."""
         mx.synchronize()
         mx.clear_cache()
+        heap.trim()
 
     def footprint_bytes(self) -> int:
         return footprint_bytes()

@@ -15,7 +15,7 @@ from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server.api.app import create_app
 from vlm_server.api.chat_schema import HARMLESS, NEUTRAL, ChatRequest
 from vlm_server.errors import RequestError
-from vlm_server.protocol import CacheStats, Stats
+from vlm_server.protocol import CacheStats, MemoryStats, Stats
 from vlm_server.settings import Settings
 
 DOCS = (Path(__file__).parents[3] / "docs" / "api.md").read_text(encoding="utf-8")
@@ -56,7 +56,8 @@ async def test_every_metric_is_documented_with_its_labels(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     caches = (CacheStats("prefix", 1, 10, 5, 50, 2, 3, 4),)
-    stats = Stats(1, 2, 3, 4, 10, 100, 200, 300, 5000, caches=caches)
+    memory = MemoryStats(1, 2, 3, 4, 5, 6, {"evict": 7}, 0.5)
+    stats = Stats(1, 2, 3, 4, 5, {"runner": 5}, memory, 5000, caches=caches)
     engine.status = replace(engine.status, stats=stats)
     await client.get("/health/live")
     families = text_string_to_metric_families((await client.get("/metrics")).text)

@@ -121,7 +121,7 @@ async def test_counters_and_gauges_say_what_they_are(
         f"vlm_server_{name}"
         for name in ("requests", "engine_restarts", "quarantine_refusals", "generated_tokens",
                      "prompt_tokens", "cached_prompt_tokens", "cache_hits", "cache_misses",
-                     "cache_evictions", "cache_damaged")
+                     "cache_evictions", "cache_damaged", "memory_decisions", "memory_clear_seconds")
     }  # fmt: skip
 
 

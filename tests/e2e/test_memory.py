@@ -1,0 +1,112 @@
+"""A daemon that has little memory: everybody is answered, in order, and it is given back."""
+
+from __future__ import annotations
+
+import base64
+import io
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from PIL import Image as PillowImage
+
+from tests.e2e.daemon import Daemon, running_daemon, wait_until
+
+SIZE = (1024, 768)
+NUM_PICTURES = 16
+
+
+def picture(seed: int, size: tuple[int, int] = SIZE) -> dict[str, Any]:
+    """One that no other test shows."""
+    width, height = size
+    blocks = np.random.default_rng(1000 + seed).integers(0, 255, (height // 8, width // 8, 3))
+    pixels = blocks.astype(np.uint8).repeat(8, 0).repeat(8, 1)
+    buffer = io.BytesIO()
+    PillowImage.fromarray(pixels).save(buffer, "PNG")
+    data = base64.b64encode(buffer.getvalue()).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+
+
+def ask(daemon: Daemon, seed: int, max_tokens: int = 8, n: int = 1) -> Any:
+    parts = [picture(seed), {"type": "text", "text": "What shape is this?"}]
+    return daemon.client().chat.completions.create(
+        model="default",
+        messages=[{"role": "user", "content": parts}],  # type: ignore[typeddict-item, list-item]
+        temperature=0,
+        max_tokens=max_tokens,
+        n=n,
+    )
+
+
+def memory(daemon: Daemon) -> dict[str, Any]:
+    found: dict[str, Any] = daemon.status()["engine"]["stats"]["memory"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def needs(daemon: Daemon) -> tuple[int, int]:
+    """Bytes held without requests, and the most that one of the largest pictures takes."""
+    ask(daemon, -1)
+    daemon.wait_idle()
+    reading = memory(daemon)
+    return reading["baseline_bytes"], reading["peak_bytes"] - reading["baseline_bytes"]
+
+
+@pytest.fixture(scope="module")
+def small(
+    needs: tuple[int, int], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Daemon, int]]:
+    """A daemon with half as much again as one such request takes at its worst moment."""
+    baseline, one = needs
+    limit = baseline + 3 * one // 2
+    folder: Path = tmp_path_factory.mktemp("small")
+    settings = (f"memory.limit_bytes={limit}", "limits.max_requests=32")
+    arguments = [part for setting in settings for part in ("--set", setting)]
+    with running_daemon(folder, *arguments) as running:
+        yield running, limit
+
+
+def test_many_of_the_largest_pictures_are_all_answered(small: tuple[Daemon, int]):
+    daemon, limit = small
+    with ThreadPoolExecutor(NUM_PICTURES) as threads:
+        answers = list(threads.map(lambda seed: ask(daemon, seed), range(NUM_PICTURES)))
+    assert all(answer.choices[0].message.content is not None for answer in answers)
+    status = daemon.status()["engine"]
+    assert status["restarts"] == 0
+    assert status["stats"]["memory"]["decisions"]["wait"] > 0
+    assert status["stats"]["memory"]["peak_bytes"] <= limit * 1.05
+
+
+def test_what_could_never_fit_is_refused_with_the_figures(small: tuple[Daemon, int]):
+    daemon, _ = small
+    with pytest.raises(openai.APIStatusError) as caught:
+        ask(daemon, 100, max_tokens=1500, n=8)
+    assert caught.value.status_code == 413
+    assert caught.value.code == "memory_exceeded"
+    assert "MiB" in caught.value.message
+    assert ask(daemon, 101).choices
+
+
+def test_after_a_burst_memory_is_given_back_within_two_seconds(small: tuple[Daemon, int]):
+    daemon, _ = small
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda seed: ask(daemon, seed, max_tokens=40), range(200, 208)))
+    time.sleep(2)
+    reading, caches = memory(daemon), daemon.status()["engine"]["stats"]["caches"]
+    cached = sum(cache["size_bytes"] for cache in caches if cache["name"] in ("encoder", "prefix"))
+    assert reading["active_bytes"] <= 1.01 * (reading["baseline_bytes"] + cached)
+    assert reading["pool_bytes"] <= 32 << 20
+    assert set(daemon.status()["engine"]["stats"]["tracked_by"].values()) == {0}
+
+
+def test_an_idle_daemon_clears_once(daemon: Daemon):
+    ask(daemon, 300)
+    before = memory(daemon)["decisions"].get("clear_idle", 0)
+    wait_until(lambda: memory(daemon)["decisions"].get("clear_idle", 0) > before, 5, daemon.log)
+    time.sleep(2.5)
+    assert memory(daemon)["decisions"]["clear_idle"] == before + 1

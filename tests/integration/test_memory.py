@@ -1,0 +1,242 @@
+"""Device memory with the real allocator: what is held, what is given back, and when it runs out."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from tests.integration.harness import Engine, ask
+from tests.tiny_models.pictures import picture
+from vlm_server.errors import OutOfMemory
+from vlm_server.protocol import Failed, Finished
+from vlm_server.runner import encoder, model_runner
+from vlm_server.runner.batch import DecodeBatch
+from vlm_server.runner.kv import StateSize, room_for
+from vlm_server.runner.loading import LoadedModel
+from vlm_server.runner.memory import MlxMemory, is_out_of_memory
+from vlm_server.runner.prefill import Prefill
+from vlm_server.runner.preparer import MultimodalPreparer
+from vlm_server.settings import Memory
+
+Served = tuple[LoadedModel, MultimodalPreparer]
+MIB = 1 << 20
+LONG = "word " * 120
+
+
+@pytest.fixture
+def memory():
+    """The allocator's owner; its limits are taken back."""
+    limits = mx.set_memory_limit(1 << 40), mx.set_cache_limit(1 << 40)
+    yield MlxMemory(Memory(limit_bytes=1 << 34, pool_limit_bytes=64 * MIB))
+    mx.set_memory_limit(limits[0])
+    mx.set_cache_limit(limits[1])
+
+
+def test_what_is_freed_goes_to_the_pool_and_from_there_to_the_system(memory: MlxMemory):
+    memory.clear()
+    before = memory.read()
+    array = mx.zeros((MIB,))
+    mx.eval(array)
+    assert memory.read().active_bytes - before.active_bytes == 4 * MIB
+    del array
+    after = memory.read()
+    assert after.active_bytes == before.active_bytes
+    assert after.pool_bytes - before.pool_bytes >= 4 * MIB
+    memory.clear()
+    assert memory.read().pool_bytes == 0
+
+
+def test_the_pool_stays_under_its_limit(memory: MlxMemory):
+    for number in range(8):
+        mx.eval(mx.zeros((5 * MIB + number,)))
+    assert memory.read().pool_bytes <= memory.pool_limit_bytes
+
+
+def test_a_peak_is_told_once(memory: MlxMemory):
+    memory.take_peak()
+    mx.eval(mx.zeros((MIB,)))
+    active = memory.read().active_bytes
+    assert memory.take_peak() >= active + 4 * MIB
+    assert memory.take_peak() < active + 4 * MIB
+
+
+def test_the_footprint_grows_with_what_is_held(memory: MlxMemory):
+    before = memory.footprint_bytes()
+    array = mx.ones((16 * MIB,))
+    mx.eval(array)
+    assert memory.footprint_bytes() - before >= 60 * MIB
+    del array
+
+
+# ---- what a row holds --------------------------------------------------------------------
+
+
+def prefilled(served: Served, chunk_tokens: int) -> tuple[Engine, list[Any]]:
+    """An engine in which one long prompt has just joined, and that row's layers."""
+    engine = Engine(*served, chunk_tokens=chunk_tokens)
+    engine.add(ask("a", LONG, picture(1), LONG))
+    engine.step_until(lambda: bool(engine.tokens))
+    return engine, engine.runner._batch._cache
+
+
+def test_the_size_of_a_row_is_known_beforehand(served: Served):
+    engine, _ = prefilled(served, 512)
+    engine.step()  # windows are cut back when a token follows the prompt
+    layers = engine.runner._batch._cache
+    num_tokens = engine.prompts["a"].num_tokens
+    held = sum(
+        array.nbytes
+        for layer in layers
+        for array in (
+            (layer.keys, layer.values) if hasattr(layer, "keys") else getattr(layer, "cache", ())
+        )
+        if isinstance(array, mx.array)
+    )
+    assert held <= StateSize(layers).of(num_tokens) <= 1.2 * held
+    assert engine.runner.kv_bytes(num_tokens) == StateSize(layers).of(num_tokens)
+    assert engine.runner.kv_bytes(10 * num_tokens) >= engine.runner.kv_bytes(num_tokens)
+    engine.run()
+
+
+def test_a_prompts_buffers_are_made_once(served: Served, monkeypatch: pytest.MonkeyPatch):
+    sizes = set[int]()
+    run = Prefill.run
+
+    def watched(self: Prefill, start: int, end: int) -> mx.array:
+        logits = run(self, start, end)
+        found = [layer for layer in self.cache if type(layer).__name__ == "KVCache"]
+        sizes.update(layer.keys.shape[2] for layer in found)
+        return logits
+
+    monkeypatch.setattr(Prefill, "run", watched)
+    engine, layers = prefilled(served, 48)
+    assert len(sizes) <= 1
+    assert sizes <= {room_for(engine.prompts["a"].num_tokens)}
+    assert not any("step" in vars(layer) for layer in layers), "an answer grows by its own step"
+    engine.run()
+
+
+# ---- when it runs out --------------------------------------------------------------------
+
+NO_MEMORY = "[malloc] Unable to allocate 123456789 bytes."
+
+
+def failing(times: int = 1) -> Callable[..., Any]:
+    """Fails as MLX does, so many times."""
+    left = [times]
+
+    def fail(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if left[0]:
+                left[0] -= 1
+                raise RuntimeError(NO_MEMORY)
+            return real(*args, **kwargs)
+
+        return call
+
+    return fail
+
+
+def patch(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, times: int = 1) -> None:
+    monkeypatch.setattr(owner, name, failing(times)(getattr(owner, name)))
+
+
+def held() -> int:
+    """Active bytes, without those of engines of other tests that are garbage."""
+    gc.collect()
+    return mx.get_active_memory()
+
+
+@pytest.fixture
+def busy(served: Served, monkeypatch: pytest.MonkeyPatch) -> tuple[Engine, int]:
+    """An engine that decodes one request, and what was held before it.
+
+    It logs no tracebacks: pytest would keep them, and what their frames hold.
+    """
+    monkeypatch.setattr(model_runner.logger, "exception", lambda *_: None)
+    engine = Engine(*served)
+    engine.answer(ask("warm", "hello", picture(7)))
+    baseline = held()
+    engine.add(ask("other", "something", picture(2)))
+    engine.step_until(lambda: bool(engine.tokens.get("other")))
+    return engine, baseline
+
+
+def test_an_encode_is_tried_once_more(
+    busy: tuple[Engine, int],
+    monkeypatch: pytest.MonkeyPatch,
+    alone_tokens: list[int],
+):
+    engine, baseline = busy
+    engine.add(ask("a", "what?", picture(1)))
+    patch(monkeypatch, encoder, "encode_image")
+    engine.run()
+    assert engine.tokens["a"] == alone_tokens
+    assert held() <= 1.01 * baseline
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "times"),
+    [
+        (encoder, "encode_image", 2),
+        (Prefill, "run", 1),
+        (DecodeBatch, "join", 1),
+    ],
+    ids=["encode", "prefill", "merge"],
+)
+def test_who_runs_out_of_memory_fails_alone(
+    busy: tuple[Engine, int],
+    monkeypatch: pytest.MonkeyPatch,
+    alone_tokens: list[int],
+    owner: Any,
+    name: str,
+    times: int,
+):
+    engine, baseline = busy
+    patch(monkeypatch, owner, name, times)
+    engine.add(ask("a", "what?", picture(1)))
+    engine.run()
+    end = engine.ends["a"]
+    assert isinstance(end, Failed)
+    assert end.code == OutOfMemory.code
+    assert isinstance(engine.ends["other"], Finished)
+    assert held() <= 1.01 * baseline
+    assert engine.answer(ask("again", "what?", picture(1))) == alone_tokens
+
+
+def test_rows_that_run_out_of_memory_end_and_others_come(
+    busy: tuple[Engine, int],
+    monkeypatch: pytest.MonkeyPatch,
+    alone_tokens: list[int],
+):
+    engine, baseline = busy
+    patch(monkeypatch, DecodeBatch, "step")
+    engine.add(ask("a", "what?", picture(1)))
+    engine.run()
+    other = engine.ends["other"]
+    assert isinstance(other, Failed)
+    assert other.code == OutOfMemory.code
+    assert engine.tokens["a"] == alone_tokens
+    assert held() <= 1.01 * baseline
+
+
+@pytest.fixture
+def alone_tokens(served: Served) -> list[int]:
+    return Engine(*served).answer(ask("a", "what?", picture(1)))
+
+
+@pytest.mark.parametrize(
+    ("message", "is_one"),
+    [
+        (NO_MEMORY, True),
+        ("[metal::malloc] Attempting to allocate 9 bytes which is greater than the maximum", True),
+        ("cudaMallocAsync(&ptr) failed: out of memory", True),
+        ("[matmul] Last dimension of first input must match", False),
+    ],
+)
+def test_failed_allocations_are_told_by_what_mlx_says(message: str, is_one: bool):
+    assert is_out_of_memory(RuntimeError(message)) == is_one

@@ -1,0 +1,53 @@
+"""What is freed goes back to the system."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import os
+from pathlib import Path
+from vlm_server import heap
+{first}
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+kept = []
+for _ in range(40):
+    large = [bytes(2_000_000) for _ in range(20)]
+    kept.append(bytes(300))
+    del large
+    kept += [bytes(200_000)[:150] for _ in range(5)]
+before = resident()
+blocks = [os.urandom(100_000) for _ in range(1000)]
+del blocks[:999]
+{last}
+print(resident() - before)
+"""
+
+
+def growth(first: str = "", last: str = "") -> int:
+    """Bytes that a process keeps of 100 MB of which it needs the last 100 kB."""
+    program = PROGRAM.format(first=first, last=last)
+    output = subprocess.run(
+        [sys.executable, "-c", program],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        env={},
+    )
+    return int(output.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc")
+def test_trim_gives_back_what_is_free():
+    assert growth() > 50_000_000
+    assert growth(last="heap.trim()") < 5_000_000
+
+
+def test_it_can_be_called_anywhere():
+    assert growth(first="heap.keep_large_blocks_apart()", last="heap.trim()") < 5_000_000

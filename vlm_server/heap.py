@@ -1,0 +1,35 @@
+"""The C library's heap of a process that runs for months. Knows glibc; elsewhere it does nothing.
+
+By default glibc takes what was freed for a reason to put the next large block into the heap, where
+it lies between small ones that stay: a server of large bodies grows by that, and never shrinks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import cache
+
+_M_MMAP_THRESHOLD = -3
+_LARGE_BYTES = 256 << 10
+
+
+def keep_large_blocks_apart() -> None:
+    """Let blocks of 256 KiB and more go back to the system as soon as they are freed."""
+    if (libc := _glibc()) is not None:
+        libc.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+
+
+def trim() -> None:
+    """Give back to the system what is free now; takes milliseconds."""
+    if (libc := _glibc()) is not None:
+        libc.malloc_trim(0)
+
+
+@cache
+def _glibc() -> ctypes.CDLL | None:
+    """None where the C library is another one."""
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None)
+    return libc if hasattr(libc, "malloc_trim") and hasattr(libc, "mallopt") else None
