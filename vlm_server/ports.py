@@ -388,6 +388,10 @@ class DeviceMemory(Protocol):
         """Give what is kept for reuse back to the system, once what is under way is done."""
         ...
 
+    def trim(self) -> None:
+        """Give the process's other free memory back; takes long enough to be done when idle."""
+        ...
+
     def footprint_bytes(self) -> int:
         """What the system says that the process takes."""
         ...

@@ -233,6 +233,7 @@ class Governor:
         """Nothing came for `memory.idle_clear_seconds`: nobody waits for what this takes."""
         self._has_worked, self._idle_since = False, None
         self._carry_out(self._idle_rule(self._memory.read()))
+        self._memory.trim()
 
     def _idle_rule(self, reading: MemoryReading) -> Decision:
         return Clear("idle") if reading.pool_bytes > _SMALL_POOL_BYTES else Keep()

@@ -118,6 +118,8 @@ class StateSize:
         self._fixed_bytes = 0
         for layer in layers:
             if isinstance(layer, KVCache | RotatingKVCache):
+                if layer.keys is None:  # a layer that takes another one's
+                    continue
                 _, heads, _, size = layer.keys.shape
                 num_bytes = heads * (size + layer.values.shape[3]) * layer.keys.dtype.size
                 self._windows.append((getattr(layer, "max_size", None), num_bytes))

@@ -59,6 +59,8 @@ class MlxMemory:
         """Waits for this thread's stream; the encoder's has nothing under way between pictures."""
         mx.synchronize()
         mx.clear_cache()
+
+    def trim(self) -> None:
         heap.trim()
 
     def footprint_bytes(self) -> int:

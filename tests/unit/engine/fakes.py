@@ -338,6 +338,7 @@ class FakeMemory:
     pool_limit_bytes: int = 100
     peak_bytes: int = 3
     num_clears: int = 0
+    num_trims: int = 0
 
     def read(self) -> MemoryReading:
         return MemoryReading(self.active_bytes, self.pool_bytes, self.limit_bytes)
@@ -349,6 +350,9 @@ class FakeMemory:
     def clear(self) -> None:
         self.pool_bytes = 0
         self.num_clears += 1
+
+    def trim(self) -> None:
+        self.num_trims += 1
 
     def footprint_bytes(self) -> int:
         return 4

@@ -245,6 +245,7 @@ def test_a_small_pool_is_left(ground: Ground):
     ground.governor.note_work()
     ground.governor.idle()
     assert ground.decisions == {}
+    assert ground.memory.num_trims == 1
 
 
 # ---- costs -------------------------------------------------------------------------------
