@@ -1,0 +1,298 @@
+"""Measures what clearing costs and saves: `scripts/measure_memory MODEL OUT`.
+
+Runs the engine in this process, without HTTP, on whatever device MLX has. Writes `memory.json` and
+plots into the folder OUT:
+
+- identical requests under four policies of clearing: time to the first token of each;
+- long prompts by `memory.prefill_keep_alloc`: time to the first token, and peak memory;
+- sixteen long answers with and without the rule for long decodes: tokens/s, and peak memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
+
+import matplotlib
+import mlx.core as mx
+import numpy as np
+from PIL import Image as PillowImage
+
+from vlm_server import settings, worker
+from vlm_server.engine.governor import Clear, Governor
+from vlm_server.engine.loop import EngineLoop
+from vlm_server.protocol import (
+    Event,
+    Failed,
+    Finished,
+    Image,
+    ImagePart,
+    Message,
+    SamplingParams,
+    Start,
+    Submit,
+    TextPart,
+    Tokens,
+)
+from vlm_server.runner.loading import LoadedModel, load
+from vlm_server.runner.memory import MlxMemory, make_caches
+from vlm_server.supervisor.openblas import find_preload
+
+matplotlib.use("agg")
+from matplotlib import pyplot
+
+MIB = 1 << 20
+SIZE = (560, 420) if mx.default_device().type == mx.DeviceType.cpu else (1092, 812)
+NO_CACHES = settings.Cache(prefix_bytes=0, encoder_bytes=0, pixel_bytes=0)
+
+
+class NeverClears(Governor):
+    """Keeps whatever was freed, but for what the pool's limit takes."""
+
+    def idle(self) -> None:
+        self._has_worked, self._idle_since = False, None
+
+
+class ClearsAtNextPrefill(NeverClears):
+    """As servers do that clear when the next request comes."""
+
+    def before_chunk(self) -> None:
+        self._carry_out(Clear("prefill"))
+        super().before_chunk()
+
+
+class ClearsNotWhileDecoding(Governor):
+    def after_decode(self, num_rows: int, *, somebody_waits: bool) -> None:
+        pass
+
+
+class Engine:
+    """One engine in this process, and when each request's tokens came."""
+
+    def __init__(self, loaded: LoadedModel, memory: settings.Memory, cache: settings.Cache) -> None:
+        start = Start(
+            settings.Model(), settings.Scheduler(), settings.Engine(), settings.Log(), memory
+        )
+        channel: Any = SimpleNamespace(inbox=SimpleQueue(), send=self._take)
+        device = MlxMemory(memory)
+        caches = make_caches(cache, device, loaded.language_model)
+        self.loop: EngineLoop = worker.build_loop(start, loaded, device, caches, channel)
+        self.times: dict[str, list[float]] = {}
+        self._ended: SimpleQueue[str] = SimpleQueue()
+        self._number = 0
+        self._thread = threading.Thread(target=self.loop.run, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def ask(self, text: str, picture: Image | None = None, max_tokens: int = 16) -> str:
+        """Post a request; its name."""
+        self._number += 1
+        name = f"{self._number}"
+        parts = (ImagePart(0), TextPart(text)) if picture else (TextPart(text),)
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+        self.times[name] = [time.perf_counter()]
+        pictures = (picture,) if picture else ()
+        self.loop.post(Submit(name, (Message("user", parts),), pictures, sampling))
+        return name
+
+    def wait(self, count: int = 1) -> None:
+        for _ in range(count):
+            self._ended.get(timeout=3600)
+
+    def ttft_ms(self, name: str) -> float:
+        posted, first, *_ = self.times[name]
+        return 1000 * (first - posted)
+
+    @property
+    def stats(self) -> Any:
+        return self.loop._governor.read()
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Tokens):
+            now = time.perf_counter()
+            for delta in event.deltas:
+                self.times[delta.request_id].append(now)
+        if isinstance(event, Failed):
+            raise RuntimeError(event.message)
+        if isinstance(event, Finished):
+            self._ended.put(event.request_id)
+
+
+@contextmanager
+def engine(
+    loaded: LoadedModel, kind: type[Governor] = Governor, cache: Any = NO_CACHES, **memory: Any
+) -> Iterator[Engine]:
+    """An engine whose governor is of `kind`, warm."""
+    worker.Governor = kind  # type: ignore[misc]
+    made = Engine(loaded, settings.Memory(**memory), cache)
+    made.start()
+    for number in range(2):
+        made.ask("warm", picture(900 + number))
+        made.wait()
+    made.ask("word " * 600)
+    made.wait()
+    made.loop._governor.begin_anew()
+    mx.reset_peak_memory()
+    yield made
+    made.loop.post(worker.Drain())
+    made._thread.join()
+    mx.clear_cache()
+
+
+def picture(seed: int) -> Image:
+    width, height = SIZE
+    blocks = np.random.default_rng(seed).integers(0, 255, (41, 55, 3), dtype=np.uint8)
+    pixels = blocks.repeat(20, 0).repeat(20, 1)[:height, :width]
+    buffer = io.BytesIO()
+    PillowImage.fromarray(pixels).save(buffer, "PNG")
+    return Image(buffer.getvalue(), f"{seed}", "PNG", width, height, "messages[0]")
+
+
+def series(loaded: LoadedModel, count: int) -> dict[str, Any]:
+    """Identical requests, a pause after each in which an idle clear would come."""
+    policies: dict[str, tuple[type[Governor], dict[str, Any]]] = {
+        "never": (NeverClears, {"prefill_keep_alloc": "always"}),
+        "at completion, idle (as built)": (Governor, {}),
+        "at the next prefill": (ClearsAtNextPrefill, {"prefill_keep_alloc": "always"}),
+        "after every chunk": (NeverClears, {"prefill_keep_alloc": "never"}),
+    }
+    shown, found = picture(1), {}
+    for name, (kind, memory) in policies.items():
+        with engine(loaded, kind, idle_clear_seconds=0.03, **memory) as running:
+            ttfts = []
+            for _ in range(count):
+                asked = running.ask("Describe this image.", shown, 4)
+                running.wait()
+                ttfts.append(running.ttft_ms(asked))
+                time.sleep(0.1)
+            found[name] = {
+                "ttft_ms": ttfts,
+                "median_ms": statistics.median(ttfts[2:]),
+                "p90_ms": sorted(ttfts[2:])[int(0.9 * (count - 2))],
+                "slowest_ms": max(ttfts[2:]),
+                "pool_mib": running.stats.pool_bytes / MIB,
+                "decisions": running.stats.decisions,
+                "clear_seconds": running.stats.clear_seconds,
+            }
+        print(name, {k: v for k, v in found[name].items() if k != "ttft_ms"}, flush=True)
+    return found
+
+
+def long_prompts(loaded: LoadedModel, sizes: list[int], rounds: int) -> dict[str, Any]:
+    """Prompts of about so many tokens; `auto` has a tight limit: what `never` held and 5 %."""
+    found: dict[str, Any] = {}
+    for size in sizes:
+        limits: dict[str, dict[str, Any]] = {"always": {}, "never": {}, "auto": {}}
+        for policy, limit in limits.items():
+            if policy == "auto":
+                limit = {"limit_bytes": int(1.05 * found[f"{size} never"]["held_mib"] * MIB)}
+            ttfts, held = [], 0.0
+            with engine(loaded, NeverClears, prefill_keep_alloc=policy, **limit) as running:
+                most = watch(running)
+                for number in range(rounds):
+                    asked = running.ask(f"{number} " + "word " * (size // 5), max_tokens=1)
+                    running.wait()
+                    ttfts.append(running.ttft_ms(asked))
+                held = most() / MIB
+                found[f"{size} {policy}"] = {
+                    "ttft_ms": ttfts,
+                    "median_ms": statistics.median(ttfts),
+                    "peak_mib": running.stats.peak_bytes / MIB,
+                    "held_mib": held,
+                    "decisions": running.stats.decisions,
+                    "clear_seconds": running.stats.clear_seconds,
+                }
+            print(size, policy, found[f"{size} {policy}"], flush=True)
+    return found
+
+
+def long_answers(loaded: LoadedModel, tokens: int) -> dict[str, Any]:
+    found = {}
+    for name, kind in {"with": Governor, "without": ClearsNotWhileDecoding}.items():
+        with engine(loaded, kind) as running:
+            most = watch(running)
+            started = time.perf_counter()
+            for number in range(16):
+                running.ask(f"{number} " + "word " * 20 * number, max_tokens=tokens)
+            running.wait(16)
+            seconds = time.perf_counter() - started
+            found[name] = {
+                "tokens_per_second": 16 * tokens / seconds,
+                "peak_mib": running.stats.peak_bytes / MIB,
+                "held_mib": most() / MIB,
+                "decisions": running.stats.decisions,
+                "clear_seconds": running.stats.clear_seconds,
+            }
+        print(name, found[name], flush=True)
+    return found
+
+
+def watch(running: Engine) -> Callable[[], float]:
+    """Ends the watch, and gives the most bytes that arrays and pool held together."""
+    most, done = [0], threading.Event()
+
+    def look() -> None:
+        while not done.wait(0.002):
+            most[0] = max(most[0], mx.get_active_memory() + mx.get_cache_memory())
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+
+    def end() -> float:
+        done.set()
+        thread.join()
+        return most[0]
+
+    return end
+
+
+def plot(found: dict[str, Any], out: Path) -> None:
+    figure, axes = pyplot.subplots(len(found), 1, figsize=(9, 8), sharex=True, sharey=True)
+    for axis, (name, one) in zip(axes, found.items(), strict=True):
+        axis.plot(one["ttft_ms"][2:], linewidth=0.9)
+        axis.axhline(one["median_ms"], color="grey", linewidth=0.6)
+        axis.set_title(f"{name}: median {one['median_ms']:.0f} ms", fontsize=9, loc="left")
+        axis.set_ylabel("TTFT, ms", fontsize=8)
+    axes[-1].set_xlabel("request")
+    figure.tight_layout()
+    figure.savefig(out, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--prompts", default="8192,16384,32768", help="tokens, about")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--answers", type=int, default=1024, help="tokens of each")
+    arguments = parser.parse_args()
+    if "VLM_SERVER_PRELOADED" not in os.environ:  # OpenBLAS must be there before MLX
+        own = {"VLM_SERVER_PRELOADED": "1", "OPENBLAS_THREAD_TIMEOUT": "14"}
+        environment = {**own, **os.environ, **find_preload()}
+        os.execve(sys.executable, [sys.executable, *sys.argv], environment)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    loaded = load(settings.Model(path=str(arguments.model)))
+    found = {"device": str(mx.default_device()), "series": series(loaded, arguments.count)}
+    plot(found["series"], arguments.out / "clearing.png")
+    sizes = [int(size) for size in arguments.prompts.split(",") if size]
+    found["long prompts"] = long_prompts(loaded, sizes, arguments.rounds)
+    found["long answers"] = long_answers(loaded, arguments.answers)
+    (arguments.out / "memory.json").write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
