@@ -284,9 +284,9 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     prefilling: int
     decoding: int
     tracked: int
-    """What is remembered of any request; 0 when idle."""
+    """Requests that are known."""
     tracked_by: dict[str, int]
-    """The same, by who remembers it."""
+    """What is remembered of requests, by who remembers it; all 0 when idle."""
     memory: MemoryStats
     generated_tokens: int
     prompt_tokens: int = 0

@@ -60,8 +60,12 @@ class Daemon:
         wait_until(lambda: self._is_ready(), seconds, self.log)
 
     def wait_idle(self, seconds: float = 10.0) -> None:
-        """Until the engine says that it tracks no request."""
-        wait_until(lambda: self.status()["engine"]["stats"]["tracked"] == 0, seconds, self.log)
+        """Until the engine says that nobody in it remembers a request."""
+
+        def is_idle() -> bool:
+            return not any(self.status()["engine"]["stats"]["tracked_by"].values())
+
+        wait_until(is_idle, seconds, self.log)
 
     def _is_ready(self) -> bool:
         assert self.process.poll() is None, self.log.read_text()

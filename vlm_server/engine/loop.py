@@ -265,7 +265,7 @@ class EngineLoop:
             preparing=scheduler.count(State.PREPARING),
             prefilling=scheduler.count(State.PREFILL),
             decoding=scheduler.count(State.DECODE),
-            tracked=sum(tracked_by.values()),
+            tracked=scheduler.num_tracked,
             tracked_by=tracked_by,
             memory=self._governor.read(),
             generated_tokens=scheduler.num_generated_tokens,

@@ -90,7 +90,7 @@ def read_status(status: Any, seconds: float, requests: int, users: int) -> Readi
         caches={cache["name"]: cache["size_bytes"] for cache in stats["caches"]},
         engine_footprint_bytes=memory["footprint_bytes"] or None,
         front_footprint_bytes=resident_bytes(parent(engine["pid"])),
-        tracked=stats["tracked"],
+        tracked=sum(stats["tracked_by"].values()),
         in_flight=status["requests"]["in_flight"],
         restarts=engine["restarts"],
     )

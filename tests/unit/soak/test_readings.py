@@ -13,7 +13,7 @@ from vlm_server.soak.readings import Readings, parent, read_status, resident_byt
 
 def status(**stats: Any) -> dict[str, Any]:
     memory = {"active_bytes": 1, "pool_bytes": 2, "peak_bytes": 3, "footprint_bytes": 1000}
-    sizes = {"memory": memory, "tracked": 4}
+    sizes = {"memory": memory, "tracked_by": {"scheduler": 3, "runner": 1}}
     caches = [{"name": "prefix", "size_bytes": 5, "entries": 9}]
     engine = {"pid": os.getpid(), "restarts": 6, "stats": sizes | {"caches": caches} | stats}
     return {"requests": {"in_flight": 7, "limit": 64}, "engine": engine}
