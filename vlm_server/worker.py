@@ -167,9 +167,9 @@ class Channel:
         return start
 
     def send(self, event: Event) -> None:
-        """Send an event some time soon; `Working` is in the socket when this returns."""
+        """Send an event some time soon; what the device works on is in the socket at once."""
         self._outbox.put(event)
-        if isinstance(event, Working):
+        if isinstance(event, Working) and event.request_ids:
             written = threading.Event()
             self._outbox.put(written)
             written.wait(_ANNOUNCE_SECONDS)

@@ -96,8 +96,9 @@ def test_the_size_of_a_row_is_known_beforehand(served: Served):
         )
         if isinstance(array, mx.array)
     )
-    assert held <= StateSize(layers).of(num_tokens) <= 1.2 * held
-    assert engine.runner.kv_bytes(num_tokens) == StateSize(layers).of(num_tokens)
+    size = StateSize(layers, num_tokens)
+    assert held <= size.of(num_tokens) <= 1.2 * held
+    assert engine.runner.kv_bytes(num_tokens) == size.of(num_tokens)
     assert engine.runner.kv_bytes(10 * num_tokens) >= engine.runner.kv_bytes(num_tokens)
     engine.run()
 

@@ -23,55 +23,78 @@ class Admission:
         self._kv_bytes = kv_bytes
         self._max_chunk_tokens = max_chunk_tokens
 
-    def admit(self, request: Request, admitted: Iterable[Request]) -> bool:
+    def admit(self, request: Request, admitted: Iterable[Request], *, is_settled: bool) -> bool:
         """Whether `request` may begin beside those `admitted`; else it waits.
 
-        Raises MemoryExceeded for one that could not even begin alone.
+        See `Governor.admit` for `is_settled`. Raises MemoryExceeded for one that could not even
+        run alone.
         """
         admitted = list(admitted)
         demand = self._demand(request, admitted)
         promised = sum(self._promised(one) for one in admitted)
-        decision = self._governor.admit(demand, promised, others_run=bool(admitted))
+        others_run = bool(admitted) or not is_settled
+        decision = self._governor.admit(
+            demand, promised, others_run=others_run, is_settled=is_settled
+        )
         if isinstance(decision, Refuse):
             raise MemoryExceeded(
                 f"this request takes up to {decision.needed_bytes / MIB:.0f} MiB of device memory; "
                 f"there are {decision.free_bytes / MIB:.0f} MiB beside the model"
             )
         if isinstance(decision, Wait):
-            if not request.is_waiting_for_memory:
+            if not request.is_waiting_for_memory and is_settled:
                 self._governor.note_wait()
-            request.is_waiting_for_memory = True
+                request.is_waiting_for_memory = True
             return False
         request.lasting_bytes = demand.lasting_bytes
         return True
 
     def _demand(self, request: Request, admitted: list[Request]) -> Demand:
-        """Its rows until they end; at its worst moment, an encode, a chunk, or joining the others.
+        """Its rows until they end, beside those that run: all are as wide as the longest.
 
-        Rows that join are copied together with those that run.
+        At its worst moment, an encode, a chunk, or joining the others, who are copied with it;
+        beside it its pictures' features, and once more as the prompt's embeddings.
         """
         prompt = request.prompt
         assert prompt is not None
+        rows, length = len(request.choices), self._length(request)
+        width = max([length, *(self._length(one) for one in admitted)])
+        width_now = max([prompt.num_tokens, *(one.num_held_tokens[1] for one in admitted)])
+        num_rows = rows + sum(len(one.rows) for one in admitted)
+        theirs = sum(max(self._held(one), self._lasting(one)) for one in admitted)
+        unknown = [span.end - span.start for span in prompt.images if span.features is None]
+        num_media_tokens = sum(span.end - span.start for span in prompt.images) + sum(unknown)
+        chunk = min(self._max_chunk_tokens, prompt.num_tokens - prompt.num_cached_tokens)
+        costs = self._governor.costs
+        worst = max(
+            costs.of("encode", max(unknown, default=0)),
+            costs.of("prefill", chunk),
+            num_rows * self._kv_bytes(width_now) if num_rows > 1 else 0,
+        )
+        return Demand(
+            lasting_bytes=max(0, num_rows * self._kv_bytes(width) - theirs),
+            passing_bytes=worst + num_media_tokens * costs.feature_bytes,
+            alone_bytes=rows * self._kv_bytes(length),
+        )
+
+    @staticmethod
+    def _length(request: Request) -> int:
+        """Tokens of its prompt and its answer, at most."""
+        assert request.prompt is not None
         answer = request.max_tokens
         if request.sampling.max_tokens is None:
             answer = min(answer, _UNBOUNDED_ANSWER_TOKENS)
-        rows = len(request.choices)
-        lasting = rows * self._kv_bytes(prompt.num_tokens + answer)
-        unknown = [span.end - span.start for span in prompt.images if span.features is None]
-        chunk = min(self._max_chunk_tokens, prompt.num_tokens - prompt.num_cached_tokens)
-        costs = self._governor.costs
-        alone = max(
-            costs.of("encode", max(unknown, default=0)),
-            costs.of("prefill", chunk),
-            rows * self._kv_bytes(prompt.num_tokens),
-        )
-        running = sum(self._held(one) for one in admitted)
-        return Demand(lasting, alone + running, others_bytes=running)
+        return request.prompt.num_tokens + answer
 
     def _held(self, request: Request) -> int:
         rows, tokens = request.num_held_tokens
         return rows * self._kv_bytes(tokens)
 
+    @staticmethod
+    def _lasting(request: Request) -> int:
+        """Of what it was let in with, the share of the choices that have not ended."""
+        return request.lasting_bytes * len(request.rows) // len(request.choices)
+
     def _promised(self, request: Request) -> int:
         """What it will still take of what it was let in with."""
-        return max(0, request.lasting_bytes - self._held(request))
+        return max(0, self._lasting(request) - self._held(request))

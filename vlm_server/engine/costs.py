@@ -12,15 +12,15 @@ Work = Literal["encode", "prefill"]
 _COLD_BYTES = {"encode": 4 << 20, "prefill": 1 << 20}
 """Of a token, before anything was measured: more than any model needs that fits one machine."""
 _LAST = 32
-_LEAST_TOKENS = 16
+_LEAST_TOKENS = 32
 """Of fewer, what is fixed would pass for what each token takes."""
 
 
 class Costs:
-    """The most that a token took in the last pieces of work of each kind.
+    """The most that a token took in passing, in the last pieces of work of each kind.
 
-    Peaks belong to the process, so what runs beside a piece of work is counted with it: it is
-    rather too much than too little.
+    Peaks belong to the process, so of work that runs beside other work nothing is learned. What
+    stays when it is done (KV, features) did not pass.
     """
 
     def __init__(self, memory: DeviceMemory) -> None:
@@ -32,7 +32,11 @@ class Costs:
         """Bytes of a token."""
         self._begun: dict[Work, tuple[int, int]] = {}
         """By kind of work under way: active bytes when it began, and the most since."""
+        self._overlapping: set[Work] = set()
+        """Kinds under way that did not run alone."""
         self._peak_bytes = 0
+        self.feature_bytes = 0
+        """What is made of a picture, by its tokens: the most that was seen."""
 
     @property
     def peak_bytes(self) -> int:
@@ -53,13 +57,18 @@ class Costs:
         self._fold()
         active = self._memory.read().active_bytes
         self._begun[work] = (active, active)
+        if len(self._begun) > 1:
+            self._overlapping.update(self._begun)
 
-    def end(self, work: Work, num_tokens: int) -> None:
-        """The work that was begun last of its kind is done."""
+    def end(self, work: Work, num_tokens: int, *, is_typical: bool = True) -> None:
+        """The work that was begun last of its kind is done; others learn of it if `is_typical`."""
         self._fold()
-        active, peak = self._begun.pop(work)
-        if num_tokens >= _LEAST_TOKENS:
-            self._rates[work].append((peak - active) / num_tokens)
+        before, peak = self._begun.pop(work)
+        is_alone = work not in self._overlapping
+        self._overlapping.discard(work)
+        if is_alone and is_typical and num_tokens >= _LEAST_TOKENS:
+            stays = max(before, self._memory.read().active_bytes)
+            self._rates[work].append(max(0, peak - stays) / num_tokens)
 
     def _fold(self) -> None:
         """Take the peak since the last time into all that is under way."""

@@ -69,13 +69,13 @@ Decision = Keep | Clear | Evict | Wait | Refuse
 class Demand:
     """What a request will take, in bytes.
 
-    `lasting_bytes` until it ends; `passing_bytes` beside them at its worst moment, of which
-    `others_bytes` are there because others run.
+    `lasting_bytes` until it ends, beside those that run now; `passing_bytes` besides at its worst
+    moment, as learned. `alone_bytes` is what it must have whoever else runs, and no estimate.
     """
 
     lasting_bytes: int
     passing_bytes: int
-    others_bytes: int = 0
+    alone_bytes: int
 
     @property
     def needed_bytes(self) -> int:
@@ -114,10 +114,13 @@ class Governor:
 
     # ---- admission -------------------------------------------------------------------
 
-    def admit(self, demand: Demand, promised_bytes: int, *, others_run: bool) -> Decision:
+    def admit(
+        self, demand: Demand, promised_bytes: int, *, others_run: bool, is_settled: bool = True
+    ) -> Decision:
         """Keep, Wait or Refuse. Evicts and clears first what stands in the way.
 
-        `promised_bytes` are those that the requests let in before will still take. Until
+        `promised_bytes` are those that the requests let in before will still take. While it is
+        not settled, what has ended still holds memory: nothing is evicted for want of that. Until
         `begin_anew` all are let in: what they take is how it learns.
         """
         if not self._baseline_bytes:
@@ -126,6 +129,8 @@ class Governor:
         while True:
             reading = self._memory.read()
             decision = self._admission(reading, demand, promised_bytes, others_run=others_run)
+            if isinstance(decision, Evict) and not is_settled:
+                return Wait()
             if isinstance(decision, Evict) and not evicted:
                 evicted = True
                 self._carry_out(decision)
@@ -141,10 +146,9 @@ class Governor:
     def _admission(
         self, reading: MemoryReading, demand: Demand, promised_bytes: int, *, others_run: bool
     ) -> Decision:
-        alone_bytes = demand.needed_bytes - demand.others_bytes
         most_bytes = reading.limit_bytes - self._baseline_bytes
-        if alone_bytes > most_bytes:
-            return Refuse(alone_bytes, most_bytes)
+        if demand.alone_bytes > most_bytes:
+            return Refuse(demand.alone_bytes, most_bytes)
         missing = (
             demand.needed_bytes + promised_bytes - (reading.limit_bytes - reading.active_bytes)
         )
@@ -169,15 +173,21 @@ class Governor:
         self._carry_out(self._guard(self._memory.read(), needed))
         self.costs.begin("encode")
 
-    def after_encode(self, num_tokens: int) -> None:
+    def after_encode(self, num_tokens: int, size_bytes: int) -> None:
+        """What was made of them has `size_bytes`; 0 if it failed."""
         self.costs.end("encode", num_tokens)
+        made = size_bytes // max(1, num_tokens)
+        self.costs.feature_bytes = max(self.costs.feature_bytes, made)
 
     def before_chunk(self) -> None:
         self.costs.begin("prefill")
 
-    def after_chunk(self, num_tokens: int, *, is_last: bool) -> None:
-        """A chunk of so many tokens of a prompt was prefilled."""
-        self.costs.end("prefill", num_tokens)
+    def after_chunk(self, num_tokens: int, *, is_last: bool, has_merged: bool) -> None:
+        """A chunk of so many tokens of a prompt was prefilled.
+
+        If it `has_merged` with rows that run, they were copied: no measure for other chunks.
+        """
+        self.costs.end("prefill", num_tokens, is_typical=not has_merged)
         needed = self.costs.of("prefill", num_tokens)
         self._carry_out(self._chunk_rule(self._memory.read(), needed, is_last=is_last))
 

@@ -135,7 +135,10 @@ class EngineLoop:
         result = self._runner.execute(plan)
         self._send_all(self._scheduler.update(plan, result))
         if chunk := plan.prefill:
-            self._governor.after_chunk(chunk.end - chunk.start, is_last=chunk.is_last)
+            has_merged = chunk.is_last and bool(plan.decode)
+            self._governor.after_chunk(
+                chunk.end - chunk.start, is_last=chunk.is_last, has_merged=has_merged
+            )
         self._governor.after_decode(
             len(plan.decode), somebody_waits=self._scheduler.has_first_token_due
         )
@@ -183,7 +186,8 @@ class EngineLoop:
                 return self._scheduler.prepared(message.request_id, message.outcome)
             case _Encoded():
                 self._encoding = None
-                self._governor.after_encode(message.num_tokens)
+                self._governor.note_work()
+                self._governor.after_encode(message.num_tokens, _size_bytes(message.outcome))
                 if isinstance(message.outcome, OutOfMemory):
                     self._governor.relieve()
                 return self._scheduler.encoded(message.request_id, message.outcome)
@@ -197,7 +201,8 @@ class EngineLoop:
             self._encoding = work.request_id
         prefilling = plan.prefill.request_id if plan.prefill else None
         request_ids = {one for one in (self._encoding, prefilling) if one is not None}
-        if request_ids and request_ids != self._announced:
+        is_between = not request_ids and self._scheduler.has_first_token_due
+        if request_ids != self._announced and not is_between:
             self._announced = request_ids
             self.send(Working(tuple(request_ids)))
 
@@ -273,6 +278,10 @@ class EngineLoop:
             cached_tokens=scheduler.num_cached_tokens,
             caches=scheduler.cache_stats,
         )
+
+
+def _size_bytes(outcome: EncodedImage | RequestError) -> int:
+    return 0 if isinstance(outcome, RequestError) else outcome.size_bytes
 
 
 def _num_tokens(work: EncodeWork) -> int:

@@ -151,8 +151,9 @@ class Request:
         """How many rows the runner holds of it, and the tokens of the longest."""
         if not self.is_known_to_runner:
             return 0, 0
-        if self.state is State.PREFILL:
-            return 1, self.num_prefilled
+        assert self.prompt is not None
+        if self.state is State.PREFILL:  # its buffers are made with its first chunk
+            return 1, self.prompt.num_tokens
         longest = max((choice.num_generated for choice in self.choices), default=0)
         return len(self.rows), self.num_prefilled + longest
 

@@ -134,16 +134,17 @@ class Scheduler:
     def admit(self) -> list[Event]:
         """Let in, in order, whom there is device memory for; those behind one that waits wait."""
         events = list[Event]()
+        is_settled = not self._released and self._with_encoder.keys() <= self._requests.keys()
         for request in list(self._in_state(State.PREFILL)):
             if request.is_admitted or self._admission is None:
                 continue
             try:
-                if not self._admission.admit(request, self._admitted()):
+                if not self._admission.admit(request, self._admitted(), is_settled=is_settled):
                     break
             except MemoryExceeded as error:
                 events += self._fail(request, error)
             else:
-                request.is_admitted = True
+                request.is_admitted, request.is_waiting_for_memory = True, False
         return events
 
     def encoded(self, request_id: str, outcome: EncodedImage | RequestError) -> list[Event]:
@@ -237,12 +238,15 @@ class Scheduler:
     @property
     def is_short_of_memory(self) -> bool:
         """Whether a request waits to be let in."""
-        return any(r.is_waiting_for_memory and not r.is_admitted for r in self._requests.values())
+        return any(r.is_waiting_for_memory for r in self._requests.values())
 
     @property
     def has_first_token_due(self) -> bool:
-        """Whether somebody waits for the first token of an answer."""
-        return any(r.state is not State.DECODE for r in self._requests.values())
+        """Whether somebody who was let in, or may be, waits for the first token of an answer."""
+        return any(
+            r.state is not State.DECODE and not r.is_waiting_for_memory
+            for r in self._requests.values()
+        )
 
     @property
     def has_requests(self) -> bool:

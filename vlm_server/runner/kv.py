@@ -8,11 +8,13 @@ shared with a row that runs, and what is kept holds no more memory than it says.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 from mlx_vlm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
 
 from vlm_server.ports import Prefix
@@ -110,29 +112,35 @@ class RowState:
 
 
 class StateSize:
-    """What the layers of a row hold, by its tokens; as its first prompt's layers say."""
+    """What the layers of a row hold, by its tokens; as those of its first prompt say."""
 
-    def __init__(self, layers: Sequence[Any]) -> None:
-        self._windows = list[tuple[int | None, int]]()
-        """(most tokens or None, bytes of a token) of each layer with keys."""
+    def __init__(self, layers: Sequence[Any], num_tokens: int) -> None:
         self._fixed_bytes = 0
+        self._token_bytes: Counter[int | None] = Counter()
+        """Bytes of a token, of all layers that hold so many tokens at most; None for all."""
         for layer in layers:
             if isinstance(layer, KVCache | RotatingKVCache):
-                if layer.keys is None:  # a layer that takes another one's
-                    continue
-                _, heads, _, size = layer.keys.shape
-                num_bytes = heads * (size + layer.values.shape[3]) * layer.keys.dtype.size
-                self._windows.append((getattr(layer, "max_size", None), num_bytes))
+                if layer.keys is not None:  # else it takes another layer's
+                    _, heads, _, size = layer.keys.shape
+                    num_bytes = heads * (size + layer.values.shape[3]) * layer.keys.dtype.size
+                    self._token_bytes[getattr(layer, "max_size", None)] += num_bytes
+            elif isinstance(layer, ArraysCache):
+                self._fixed_bytes += _num_bytes(layer.cache)
             else:
-                arrays = getattr(layer, "cache", [])
-                self._fixed_bytes += sum(a.nbytes for a in arrays if isinstance(a, mx.array))
+                self._token_bytes[None] += _num_bytes(layer.state) // num_tokens
 
     def of(self, num_tokens: int) -> int:
         """Bytes of a row, with the room that buffers have beyond its tokens."""
         capacity = room_for(num_tokens)
         return self._fixed_bytes + sum(
-            num_bytes * min(capacity, most or capacity) for most, num_bytes in self._windows
+            num_bytes * min(capacity, most or capacity)
+            for most, num_bytes in self._token_bytes.items()
         )
+
+
+def _num_bytes(tree: Any) -> int:
+    leaves: Any = tree_flatten(tree)
+    return sum(leaf.nbytes for _, leaf in leaves if isinstance(leaf, mx.array))
 
 
 def room_for(num_tokens: int) -> int:

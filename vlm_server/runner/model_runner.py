@@ -157,10 +157,13 @@ class ModelRunner:
             if not work.is_last:
                 return {}, {}
             tokens, scores = self._batch.join(work.request_id, prefill, logits)
-            self._state_size = self._state_size or StateSize(prefill.cache)
+            self._state_size = self._state_size or StateSize(
+                prefill.cache, prefill.prompt.num_tokens
+            )
             del self._prefills[work.request_id]
         except Exception as error:
             logger.exception("prefilling %d tokens failed", work.end - work.start)
+            self._prefills.pop(work.request_id, None)
             failed.take(error, (work.request_id,), "the model failed while reading the prompt")
             return {}, {}
         sound = self._sound(tokens, failed)

@@ -48,12 +48,11 @@ class Ground:
         self.caches.features.put(name, _Features(), size * MIB).release()
         self._settle()
 
-    def admit(
-        self, lasting: int, passing: int = 0, promised: int = 0, *, others: int | None = None
-    ) -> Decision:
-        """`others`: what of `passing` is there because others run; None if nobody does."""
-        demand = Demand(lasting * MIB, passing * MIB, (others or 0) * MIB)
-        return self.governor.admit(demand, promised * MIB, others_run=others is not None)
+    def admit(self, lasting: int, passing: int = 0, promised: int = 0, **who: bool) -> Decision:
+        """By default nobody else runs."""
+        demand = Demand(lasting * MIB, passing * MIB, lasting * MIB)
+        who = {"others_run": False, **who}
+        return self.governor.admit(demand, promised * MIB, **who)
 
     def _settle(self) -> None:
         cached = self.caches.features.read().size_bytes
@@ -83,22 +82,14 @@ def test_what_fits_is_let_in(ground: Ground):
 
 def test_what_fits_but_for_promises_waits(ground: Ground):
     ground.hold(active=300)
-    assert ground.admit(300, 100, promised=200, others=0) == Keep()
-    assert ground.admit(300, 101, promised=200, others=0) == Wait()
-
-
-def test_what_others_need_of_a_merge_goes_with_them(ground: Ground):
-    """800 of its own and 200 for rows that run: not now, but alone."""
-    ground.hold(active=200)
-    assert ground.admit(500, 400, others=200) == Wait()
-    ground.hold(active=0)
-    assert ground.admit(500, 200) == Keep()
+    assert ground.admit(300, 100, promised=200, others_run=True) == Keep()
+    assert ground.admit(300, 101, promised=200, others_run=True) == Wait()
 
 
 def test_caches_go_first_the_oldest_of_them_and_no_more_than_needed(ground: Ground):
     for name in ("oldest", "middle", "newest"):
         ground.cache(name, 150)
-    ground.admit(600, others=0)
+    ground.admit(600, others_run=True)
     assert ground.cached == 300
     assert "oldest" not in ground.caches.features
     assert ground.decisions["evict"] == 1
@@ -107,27 +98,42 @@ def test_caches_go_first_the_oldest_of_them_and_no_more_than_needed(ground: Grou
 def test_what_a_request_uses_is_not_evicted(ground: Ground):
     ground.cache("in use", 400)
     lease = ground.caches.features.lease("in use")
-    assert ground.admit(600, others=0) == Wait()
+    assert ground.admit(600, others_run=True) == Wait()
     assert lease is not None
     lease.release()
-    ground.admit(600, others=0)
+    ground.admit(600, others_run=True)
     assert ground.cached == 0
 
 
 def test_what_could_never_fit_is_refused_with_the_figures(ground: Ground):
-    assert ground.admit(800, 101) == Refuse(901 * MIB, 900 * MIB)
+    assert ground.admit(901) == Refuse(901 * MIB, 900 * MIB)
     ground.hold(active=500)
-    assert ground.admit(800, 101, others=0) == Refuse(901 * MIB, 900 * MIB)
+    assert ground.admit(901, others_run=True) == Refuse(901 * MIB, 900 * MIB)
     assert ground.decisions == {"refuse": 2}
+
+
+def test_nobody_is_refused_for_what_was_learned(ground: Ground):
+    assert ground.admit(100, 5000, others_run=True) == Wait()
+    assert ground.admit(100, 5000) == Keep()
+
+
+def test_what_has_ended_but_is_held_yet_costs_no_cache(ground: Ground):
+    ground.cache("a", 400)
+    ground.hold(active=450)
+    assert ground.admit(300, others_run=True, is_settled=False) == Wait()
+    assert ground.cached == 400
+    ground.hold(active=0)
+    assert ground.admit(300) == Keep()
+    assert ground.cached == 400
 
 
 def test_it_never_latches(ground: Ground):
     """Somebody else took the memory and gives it back; in between, who could fit waits or runs."""
     ground.hold(active=850)
-    assert ground.admit(300, others=0) == Wait()
+    assert ground.admit(300, others_run=True) == Wait()
     assert ground.admit(300) == Keep(), "nobody else's end can be waited for"
     ground.hold(active=100)
-    assert ground.admit(300, others=0) == Keep()
+    assert ground.admit(300, others_run=True) == Keep()
 
 
 def test_the_pool_goes_where_it_is_in_the_way(ground: Ground):
@@ -174,14 +180,14 @@ def test_between_chunks(policy: str, pool: int, cleared: dict[str, int]):
     ground.hold(active=500, pool=pool)
     ground.governor.before_chunk()
     ground.memory.peak_bytes = 700 * MIB
-    ground.governor.after_chunk(512, is_last=False)
+    ground.governor.after_chunk(512, is_last=False, has_merged=False)
     assert ground.decisions == cleared
 
 
 def test_after_the_last_chunk_by_the_same_rule():
     ground = Ground(prefill_keep_alloc="never")
     ground.governor.before_chunk()
-    ground.governor.after_chunk(512, is_last=True)
+    ground.governor.after_chunk(512, is_last=True, has_merged=False)
     assert ground.decisions == {"clear_prefill": 1}
 
 
@@ -271,18 +277,39 @@ def test_what_was_long_ago_is_forgotten(ground: Ground):
     assert ground.governor.costs.of("encode", 100) == 10 * MIB
 
 
-def test_peaks_of_what_overlaps_count_for_both():
+def test_of_what_overlaps_nothing_is_learned():
     memory = replace(FakeMemory(), active_bytes=100, peak_bytes=0)
     costs = Costs(memory)
-    costs.begin("encode")
-    memory.peak_bytes = 900
     costs.begin("prefill")
-    memory.peak_bytes = 300
-    costs.end("prefill", 20)
-    costs.end("encode", 20)
-    assert costs.of("encode", 20) == 800
-    assert costs.of("prefill", 20) == 200
-    assert costs.peak_bytes == 900
+    memory.peak_bytes = 740
+    costs.end("prefill", 64)
+    costs.begin("encode")
+    memory.peak_bytes = 90_000
+    costs.begin("prefill")
+    memory.peak_bytes = 30_000
+    costs.end("prefill", 64)
+    costs.end("encode", 64)
+    assert costs.of("prefill", 64) == 640
+    assert costs.of("encode", 64) == Costs(memory).of("encode", 64)
+    assert costs.peak_bytes == 90_000
+
+
+def test_what_stays_did_not_pass(ground: Ground):
+    """A long prompt's buffers, or those of a prefix that was found."""
+    costs = ground.governor.costs
+    costs.begin("prefill")
+    ground.hold(active=600)
+    ground.memory.peak_bytes = ground.memory.active_bytes + 20 * MIB
+    costs.end("prefill", 100)
+    assert costs.of("prefill", 100) == 20 * MIB
+
+
+def test_a_chunk_that_has_merged_is_no_measure(ground: Ground):
+    learn(ground, "prefill", 100, 10)
+    ground.governor.before_chunk()
+    ground.memory.peak_bytes = ground.memory.active_bytes + 800 * MIB
+    ground.governor.after_chunk(100, is_last=True, has_merged=True)
+    assert ground.governor.costs.of("prefill", 100) == 10 * MIB
 
 
 def test_a_few_tokens_teach_nothing(ground: Ground):

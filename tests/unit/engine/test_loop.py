@@ -298,7 +298,19 @@ def test_what_the_runner_raises_ends_the_loop(engine: Engine):
 
 
 def announced(engine: Engine) -> list[set[str]]:
-    return [set(event.request_ids) for event in engine.events if isinstance(event, Working)]
+    found = [set(event.request_ids) for event in engine.events if isinstance(event, Working)]
+    return [request_ids for request_ids in found if request_ids]
+
+
+def test_that_the_device_has_nobodys_work_is_announced_too(engine: Engine):
+    engine.loop.post(submit("a", images=1))
+    engine.loop.run_until_idle()
+    engine.loop.post(Abort("nobody"))
+    engine.loop.turn()
+    assert [event.request_ids for event in engine.events if isinstance(event, Working)] == [
+        ("a",),
+        (),
+    ]
 
 
 def test_a_prompt_is_announced_once_before_its_first_chunk(engine: Engine):
