@@ -49,11 +49,12 @@ def memory(daemon: Daemon) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def needs(daemon: Daemon) -> tuple[int, int]:
+def needs(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, int]:
     """Bytes held without requests, and the most that one of the largest pictures takes."""
-    ask(daemon, -1)
-    daemon.wait_idle()
-    reading = memory(daemon)
+    with running_daemon(tmp_path_factory.mktemp("needs")) as fresh:
+        ask(fresh, -1)
+        fresh.wait_idle()
+        reading = memory(fresh)
     return reading["baseline_bytes"], reading["peak_bytes"] - reading["baseline_bytes"]
 
 

@@ -9,6 +9,7 @@ what is wrong with it. Knows llguidance; knows no tokenizer's ids, no mlx.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import re
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MAX_REASON_CHARS = 200
+_MAX_EXACT, _EXACT_DIGITS = 1 << 53, 17
 _TRIAL_BYTES = 2 << 30
 _NICENESS = 5  # the answers that are running come first
 _OPTIONS: JsonCompileOptions = {
@@ -48,6 +50,7 @@ class SchemaError(Exception):
 
 def compile_schema(tokenizer: LLTokenizer, schema: str) -> LLMatcher:
     """A matcher at the beginning of an answer. Raises SchemaError."""
+    _check_integers(schema)
     try:
         grammar = LLMatcher.grammar_from_json_schema(schema, overrides=_OPTIONS)
     except ValueError as error:
@@ -57,6 +60,18 @@ def compile_schema(tokenizer: LLTokenizer, schema: str) -> LLMatcher:
     if matcher.is_error():
         raise SchemaError(_one_line(matcher.get_error()))
     return matcher
+
+
+def _check_integers(schema: str) -> None:
+    """llguidance reads numbers as doubles: a larger integer would become another one."""
+
+    def parse(digits: str) -> int:
+        if len(digits) > _EXACT_DIGITS or abs(int(digits)) > _MAX_EXACT:
+            raise SchemaError("it has an integer of more than 53 bits")
+        return int(digits)
+
+    with contextlib.suppress(ValueError, RecursionError):  # no JSON: llguidance says why
+        json.loads(schema, parse_int=parse)
 
 
 def try_schema(schema: str, seconds: float) -> None:

@@ -23,6 +23,7 @@ HUGE = {"allOf": [{"type": "string", "pattern": f"a{{{i}}}b"} for i in range(1, 
         {"type": ["string", "null"], "maxLength": 10**9},
         {"$defs": {"n": {"items": {"$ref": "#/$defs/n"}}}, "$ref": "#/$defs/n"},
         {"properties": {"a": {"type": "integer", "minimum": -5}}, "required": ["a"]},
+        {"enum": [2**53, -(2**53)]},
     ],
 )
 def test_what_can_be_obeyed_is_taken(schema: Any) -> None:
@@ -35,6 +36,8 @@ def test_what_can_be_obeyed_is_taken(schema: Any) -> None:
         ({"type": "text"}, "Invalid type"),
         ({"type": "string", "minLength": 3, "maxLength": 2}, "minLength"),
         ({"enum": []}, "empty"),
+        ({"enum": [1, {"a": [2**53 + 1]}]}, "more than 53 bits"),
+        ({"const": -(10**400)}, "more than 53 bits"),
         ({"allOf": [{"type": "string"}, {"type": "null"}]}, "incompatible"),
         ({"not": {}}, "not"),
         ({"type": "array", "uniqueItems": True}, "uniqueItems"),
