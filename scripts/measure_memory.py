@@ -292,6 +292,7 @@ def main() -> None:
     found["long prompts"] = long_prompts(loaded, sizes, arguments.rounds)
     found["long answers"] = long_answers(loaded, arguments.answers)
     (arguments.out / "memory.json").write_text(json.dumps(found, indent=1))
+    os._exit(0)  # threads that used MLX may abort a process that ends in order
 
 
 if __name__ == "__main__":

@@ -275,8 +275,12 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 0
     idle_clear_seconds: Annotated[
         float,
-        Meta(ge=0, description="Idle time after which freed memory goes back to the system."),
-    ] = 1.0
+        Meta(
+            ge=0,
+            description="Idle time after which freed memory goes back to the system; the next "
+            "request takes it anew, which costs it time.",
+        ),
+    ] = 30.0
     prefill_keep_alloc: Annotated[
         Literal["auto", "always", "never"],
         Meta(

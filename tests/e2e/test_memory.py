@@ -66,7 +66,11 @@ def small(
     baseline, one = needs
     limit = baseline + 3 * one // 2
     folder: Path = tmp_path_factory.mktemp("small")
-    settings = (f"memory.limit_bytes={limit}", "limits.max_requests=32")
+    settings = (
+        f"memory.limit_bytes={limit}",
+        "memory.idle_clear_seconds=1",
+        "limits.max_requests=32",
+    )
     arguments = [part for setting in settings for part in ("--set", setting)]
     with running_daemon(folder, *arguments) as running:
         yield running, limit
@@ -105,9 +109,14 @@ def test_after_a_burst_memory_is_given_back_within_two_seconds(small: tuple[Daem
     assert set(daemon.status()["engine"]["stats"]["tracked_by"].values()) == {0}
 
 
-def test_an_idle_daemon_clears_once(daemon: Daemon):
-    ask(daemon, 300)
-    before = memory(daemon)["decisions"].get("clear_idle", 0)
-    wait_until(lambda: memory(daemon)["decisions"].get("clear_idle", 0) > before, 5, daemon.log)
-    time.sleep(2.5)
-    assert memory(daemon)["decisions"]["clear_idle"] == before + 1
+def test_an_idle_daemon_clears_once(tmp_path: Path):
+    with running_daemon(tmp_path, "--set", "memory.idle_clear_seconds=1") as daemon:
+        for seed in range(300, 303):
+            ask(daemon, seed)
+            assert not memory(daemon)["decisions"].get("clear_idle"), (
+                "requests come before it is due"
+            )
+        wait_until(lambda: memory(daemon)["decisions"].get("clear_idle") == 1, 5, daemon.log)
+        time.sleep(2.5)
+        assert memory(daemon)["decisions"]["clear_idle"] == 1
+        assert memory(daemon)["pool_bytes"] < 32 << 20

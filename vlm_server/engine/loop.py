@@ -165,7 +165,7 @@ class EngineLoop:
             wait = False
         if self._scheduler.has_requests:
             self._governor.note_work()
-        elif wait and seconds is not None:
+        elif wait and self._governor.idle_seconds_left() == 0:
             self._governor.idle()
 
     def _seconds_to_wait(self) -> float | None:
@@ -173,7 +173,8 @@ class EngineLoop:
             return _MEMORY_SECONDS
         if self._scheduler.has_requests:
             return _STATS_SECONDS
-        return self._governor.idle_seconds_left()
+        left = self._governor.idle_seconds_left()
+        return None if left is None else min(left, _STATS_SECONDS)
 
     def _handle(self, message: Message) -> list[Event]:
         match message:

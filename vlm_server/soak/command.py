@@ -21,8 +21,9 @@ DAEMON = (
     *("--set", "cache.pixel_bytes=16000000"),
     *("--set", "cache.encoder_bytes=6000000"),
     *("--set", "cache.prefix_bytes=24000000"),
+    *("--set", "memory.idle_clear_seconds=1"),
 )
-"""Caches that fill within the first minute, and that `mix.refills` fills anew."""
+"""Caches that fill within the first minute, and that `mix.refills` fills anew; rests are short."""
 _START_SECONDS = 300.0
 _STOP_SECONDS = 60.0
 

@@ -28,6 +28,7 @@ class Ground:
         self.memory = FakeMemory(WEIGHTS * MIB, 0, 1000 * MIB, 200 * MIB, peak_bytes=0)
         self.caches = Caches.of(encoder_bytes=500 * MIB)
         self.seconds = 0.0
+        settings = {"idle_clear_seconds": 1.0, **settings}
         self.governor = Governor(
             Memory(**settings),  # type: ignore[arg-type]
             self.memory,
