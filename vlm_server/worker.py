@@ -22,13 +22,13 @@ import msgspec
 import numpy as np
 from PIL import Image as PillowImage
 
+from vlm_server.caches import Caches
 from vlm_server.engine.admission import Admission
 from vlm_server.engine.governor import Governor
 from vlm_server.engine.limits import SchedulerConfig
 from vlm_server.engine.loop import EngineLoop, Inbox
 from vlm_server.engine.scheduler import Scheduler
 from vlm_server.errors import ModelLoadError
-from vlm_server.ports import Caches
 from vlm_server.protocol import (
     FRAME_HEADER,
     Abort,

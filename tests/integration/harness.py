@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 
 from PIL import Image as PillowImage
 
+from vlm_server.caches import Caches
 from vlm_server.engine.limits import SchedulerConfig
 from vlm_server.engine.scheduler import Scheduler
 from vlm_server.errors import InternalError, RequestError
-from vlm_server.ports import Caches, PreparedPrompt, RowId
+from vlm_server.ports import PreparedPrompt, RowId
 from vlm_server.protocol import (
     ContentPart,
     Event,

@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.harness import Engine, Part, ask, conversation
 from tests.tiny_models.pictures import picture
-from vlm_server.ports import Caches
+from vlm_server.caches import Caches
 from vlm_server.protocol import SamplingParams, Submit
 from vlm_server.runner.kv import RowState, needs_snapshots
 from vlm_server.runner.loading import LoadedModel

@@ -20,7 +20,7 @@ from tests.integration.harness import Engine, ask, conversation
 from tests.tiny_models.pictures import picture
 from vlm_server.cache.chain import Chain, piece_behind
 from vlm_server.cache.elements import Elements, KeyedSpan
-from vlm_server.ports import Caches, NoDisk
+from vlm_server.caches import Caches, NoDisk
 from vlm_server.protocol import CacheStats, SamplingParams, Submit
 from vlm_server.runner.disk_cache import open_disk_cache
 from vlm_server.runner.encoder import ImageFeatures

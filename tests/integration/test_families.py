@@ -26,9 +26,10 @@ from tests.integration.harness import (
 )
 from tests.tiny_models.pictures import picture
 from vlm_server.cache.lru import LruCache
+from vlm_server.caches import Caches
 from vlm_server.engine.states import State
 from vlm_server.errors import InternalError
-from vlm_server.ports import Caches, PreparedPrompt
+from vlm_server.ports import PreparedPrompt
 from vlm_server.protocol import Failed, Finished, SamplingParams, Submit
 from vlm_server.runner.encoder import ImageEncoder
 from vlm_server.runner.loading import LoadedModel

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from vlm_server.caches import Caches
 from vlm_server.engine.costs import Costs
-from vlm_server.ports import Caches, DeviceMemory, MemoryReading
+from vlm_server.ports import DeviceMemory, MemoryReading
 from vlm_server.protocol import MemoryStats
 from vlm_server.settings import Memory as MemorySettings
 

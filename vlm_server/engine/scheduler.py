@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 
+from vlm_server.caches import Caches
 from vlm_server.engine.admission import Admission
 from vlm_server.engine.detokenizer import Decoder
 from vlm_server.engine.limits import SchedulerConfig
@@ -29,7 +30,6 @@ from vlm_server.errors import (
     RequestError,
 )
 from vlm_server.ports import (
-    Caches,
     EncodedImage,
     EncodeWork,
     NewRequest,

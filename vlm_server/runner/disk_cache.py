@@ -21,7 +21,8 @@ from vlm_server.cache.disk import DiskStore, default_folder
 from vlm_server.cache.elements import Elements
 from vlm_server.cache.ledger import Cache
 from vlm_server.cache.prefix import PrefixCache, Source
-from vlm_server.ports import DiskTier, EncodedImage, NoDisk
+from vlm_server.caches import DiskTier, NoDisk
+from vlm_server.ports import EncodedImage
 from vlm_server.runner.encoder import ImageFeatures
 from vlm_server.runner.fingerprint import state_fingerprint
 from vlm_server.runner.kv import KVStretch, LayerStates

@@ -16,7 +16,7 @@ from functools import cache, partial
 import msgspec
 from PIL import Image as PillowImage
 
-from vlm_server.ports import Caches
+from vlm_server.caches import Caches
 from vlm_server.protocol import Image, Video
 from vlm_server.runner.images import decode_rgb
 from vlm_server.runner.loading import LoadedModel

@@ -9,7 +9,8 @@ from typing import Any
 import mlx.core as mx
 
 from vlm_server import heap
-from vlm_server.ports import Caches, MemoryReading
+from vlm_server.caches import Caches
+from vlm_server.ports import MemoryReading
 from vlm_server.runner.footprint import footprint_bytes
 from vlm_server.runner.kv import can_keep, needs_snapshots
 from vlm_server.settings import Cache, Memory

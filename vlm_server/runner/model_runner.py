@@ -12,15 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from vlm_server.caches import Caches
 from vlm_server.errors import InternalError, InvalidRequest, OutOfMemory, RequestError
-from vlm_server.ports import (
-    Caches,
-    NewRequest,
-    PrefillWork,
-    RowId,
-    SchedulerOutput,
-    StepResult,
-)
+from vlm_server.ports import NewRequest, PrefillWork, RowId, SchedulerOutput, StepResult
 from vlm_server.runner.batch import DecodeBatch, Drawn
 from vlm_server.runner.grammar import SCHEMA_PARAM
 from vlm_server.runner.kv import RowState, StateSize

@@ -13,8 +13,9 @@ from dataclasses import replace
 import numpy as np
 
 from vlm_server.cache.elements import KeyedSpan
+from vlm_server.caches import Caches
 from vlm_server.errors import ContextLengthExceeded, InternalError
-from vlm_server.ports import Caches, ImageSpan, PreparedPrompt
+from vlm_server.ports import ImageSpan, PreparedPrompt
 from vlm_server.protocol import ContentPart, ImagePart, Message, Submit, TextPart, VideoPart
 from vlm_server.runner.borders import Borders
 from vlm_server.runner.grammar import Grammars

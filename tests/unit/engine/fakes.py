@@ -16,11 +16,11 @@ import numpy as np
 from tests.unit.cache.fakes import FakeSource, parts_in
 from tests.unit.cache.prompts import is_boundary, parts_of
 from vlm_server.cache.elements import Elements
+from vlm_server.caches import Caches
 from vlm_server.engine.limits import SchedulerConfig
 from vlm_server.engine.scheduler import Scheduler
 from vlm_server.errors import InternalError, InvalidRequest, RequestError
 from vlm_server.ports import (
-    Caches,
     ImageSpan,
     MemoryReading,
     NewRequest,

@@ -8,7 +8,8 @@ import numpy as np
 
 from tests.unit.cache.prompts import Piece, elements_of
 from tests.unit.engine.fakes import IMAGE_TOKEN, TOKENS_PER_IMAGE, refuse
-from vlm_server.ports import Caches, ImageSpan, PreparedPrompt
+from vlm_server.caches import Caches
+from vlm_server.ports import ImageSpan, PreparedPrompt
 from vlm_server.protocol import Image, ImagePart, Message, SamplingParams, Submit, TextPart
 
 Parts = tuple[str | int, ...]

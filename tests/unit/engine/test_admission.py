@@ -23,12 +23,13 @@ from tests.unit.engine.fakes import (
     submit,
     texts,
 )
+from vlm_server.caches import Caches
 from vlm_server.engine.admission import Admission
 from vlm_server.engine.governor import Governor
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.scheduler import Scheduler
 from vlm_server.errors import OutOfMemory
-from vlm_server.ports import Caches, PreparedPrompt, SchedulerOutput, StepResult
+from vlm_server.ports import PreparedPrompt, SchedulerOutput, StepResult
 from vlm_server.protocol import Event, Failed, Finished, Submit
 from vlm_server.settings import Memory
 

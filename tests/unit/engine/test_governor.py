@@ -8,9 +8,9 @@ from typing import Literal
 import pytest
 
 from tests.unit.engine.fakes import FakeMemory
+from vlm_server.caches import Caches
 from vlm_server.engine.costs import Costs
 from vlm_server.engine.governor import Decision, Demand, Governor, Keep, Refuse, Wait
-from vlm_server.ports import Caches
 from vlm_server.settings import Memory
 
 MIB = 1 << 20

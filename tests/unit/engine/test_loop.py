@@ -23,11 +23,12 @@ from tests.unit.engine.fakes import (
     submit,
     texts,
 )
+from vlm_server.caches import Caches
 from vlm_server.engine.governor import Governor
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.scheduler import Scheduler
 from vlm_server.errors import EngineBroken
-from vlm_server.ports import Caches, PreparedPrompt, SchedulerOutput, StepResult
+from vlm_server.ports import PreparedPrompt, SchedulerOutput, StepResult
 from vlm_server.protocol import (
     Abort,
     Accepted,

@@ -34,9 +34,10 @@ from tests.unit.engine.mixed_prompts import (
     prepare_mixed,
     submit_mixed,
 )
+from vlm_server.caches import Caches
 from vlm_server.engine.states import State
 from vlm_server.errors import InternalError, RequestError
-from vlm_server.ports import Caches, EncodeWork, PreparedPrompt, RowId
+from vlm_server.ports import EncodeWork, PreparedPrompt, RowId
 from vlm_server.protocol import Accepted, Event, Failed, Finished, FinishReason, Submit, Tokens
 
 MAX_NUM_SEQS, CHUNK, MAX_PREPARING = 3, 4, 2
