@@ -39,7 +39,9 @@ class DiskTier(Protocol):
         """What reaches further than the first `known` elements, of `limit` of them at most."""
         ...
 
-    def close(self) -> None: ...
+    def close(self, seconds: float) -> None:
+        """Write what waits, for so long at most. Nothing can be kept or found any more."""
+        ...
 
 
 class FoundPrefix(Source[Any, Any], Protocol):
@@ -66,7 +68,7 @@ class NoDisk:
     def find_prefix(self, elements: Elements, known: int, limit: int, salt: str) -> None:
         return None
 
-    def close(self) -> None:
+    def close(self, seconds: float) -> None:
         pass
 
 

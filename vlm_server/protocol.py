@@ -135,7 +135,11 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
-    """Finish what is running, take nothing new, then end the process."""
+    """Finish what is running, take nothing new, write what waits for the disk, end the process."""
+
+
+LAST_WRITES_SECONDS = 5.0
+"""The most that an engine writes to the disk once all it ran is finished."""
 
 
 Command = Start | Submit | Abort | Drain

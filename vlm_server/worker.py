@@ -31,6 +31,7 @@ from vlm_server.engine.scheduler import Scheduler
 from vlm_server.errors import ModelLoadError
 from vlm_server.protocol import (
     FRAME_HEADER,
+    LAST_WRITES_SECONDS,
     Abort,
     Command,
     Drain,
@@ -88,7 +89,7 @@ def main() -> NoReturn:
     except BaseException:
         logger.critical("the engine can't go on", exc_info=True)
         channel.end(1)
-    caches.disk.close()
+    caches.disk.close(LAST_WRITES_SECONDS)
     channel.end(0)
 
 

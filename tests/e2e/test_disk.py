@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.daemon import Daemon, running_daemon, wait_until
+from tests.e2e.daemon import Daemon, is_alive, running_daemon, wait_until
 from tests.e2e.pictures import one_shape, user
 
 pytestmark = pytest.mark.e2e
@@ -33,6 +34,23 @@ def ask(daemon: Daemon, messages: list[Any]) -> tuple[str, int]:
     assert answer.usage is not None
     assert answer.usage.prompt_tokens_details is not None
     return answer.choices[0].message.content, answer.usage.prompt_tokens_details.cached_tokens
+
+
+def ask_in_stream(daemon: Daemon, messages: list[Any]) -> Iterator[Any]:
+    """The chunks of the greedy answer; the last has the usage."""
+    answer = daemon.client().chat.completions.create(
+        model="default",
+        messages=messages,
+        temperature=0,
+        max_tokens=30,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    return iter(answer)
+
+
+def stop(daemon: Daemon) -> None:
+    daemon.process.send_signal(signal.SIGTERM)
 
 
 def disk(daemon: Daemon) -> dict[str, Any]:
@@ -92,6 +110,40 @@ def test_a_stopped_daemon_finds_the_conversation_again(
             path.write_bytes(path.read_bytes()[:-1])
         assert ask(daemon, then(first)) == (second, 0)
         wait_until(lambda: disk(daemon)["damaged"] > 0, 5, daemon.log)
+
+
+@pytest.mark.parametrize("moment", ["just idle", "still answering"])
+def test_a_stop_waits_for_what_is_not_written_yet(
+    wanted: tuple[str, str], tmp_path: Path, moment: str
+) -> None:
+    first, second = wanted
+    options = on_disk(tmp_path / "cache")
+    with running_daemon(tmp_path, *options) as daemon:
+        stream = ask_in_stream(daemon, FIRST)
+        chunks = [next(stream)] if moment == "still answering" else list(stream)
+        stop(daemon)
+        chunks += list(stream)
+        assert daemon.process.wait(15) == 0
+    (usage,) = (chunk.usage for chunk in chunks if chunk.usage)
+    with running_daemon(tmp_path, *options) as daemon:
+        assert ask(daemon, then(first)) == (second, usage.total_tokens)
+
+
+def test_a_stop_does_not_wait_for_ever_for_a_disk_that_hangs(tmp_path: Path) -> None:
+    options = on_disk(tmp_path / "cache")
+    with running_daemon(tmp_path, *options) as daemon:
+        ask(daemon, FIRST)
+        wait_written(daemon, tmp_path / "cache", 3)
+    with running_daemon(tmp_path, *options) as daemon:
+        for path in (tmp_path / "cache").rglob("*.safetensors"):
+            key = path.name.rpartition("-")[0]
+            path.write_bytes(b"")  # so that it is computed and written again
+            os.mkfifo(path.with_name(f"tmp-{key}.safetensors"))  # nobody reads: opening it waits
+        ask(daemon, FIRST)
+        engine = daemon.engine_pid()
+        stop(daemon)
+        assert daemon.process.wait(15) == 0
+        assert not is_alive(engine)
 
 
 def test_a_killed_engine_finds_the_conversation_again(

@@ -21,7 +21,7 @@ from tests.tiny_models.pictures import picture
 from vlm_server.cache.chain import Chain, piece_behind
 from vlm_server.cache.elements import Elements, KeyedSpan
 from vlm_server.caches import Caches, NoDisk
-from vlm_server.protocol import CacheStats, SamplingParams, Submit
+from vlm_server.protocol import LAST_WRITES_SECONDS, CacheStats, SamplingParams, Submit
 from vlm_server.runner.disk_cache import open_disk_cache
 from vlm_server.runner.encoder import ImageFeatures
 from vlm_server.runner.kv import KVStretch, LayerStates, needs_snapshots
@@ -66,7 +66,7 @@ def engine_on(
     try:
         yield engine
     finally:
-        caches.disk.close()
+        caches.disk.close(LAST_WRITES_SECONDS)
     if is_checked:
         caches.ledger.check_integrity()
 

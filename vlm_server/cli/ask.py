@@ -72,7 +72,8 @@ def ready_client(arguments: argparse.Namespace, settings: Settings) -> Iterator[
     if arguments.url or not is_local(url):
         raise CommandFailed(f"no daemon with the model asked for answers at {url}")
     print(f"No daemon for this answers at {url}: starting one.", file=sys.stderr)
-    own = running_daemon(options.settings_arguments(arguments), settings.server.drain_seconds + 5)
+    stop_seconds = settings.server.drain_seconds + 10
+    own = running_daemon(options.settings_arguments(arguments), stop_seconds)
     with own as own_url, Client(own_url, api_key) as client:
         try:
             client.wait_ready(seconds)

@@ -91,11 +91,14 @@ class EngineLoop:
         self._inbox.put(command)
 
     def run(self) -> None:
-        """Work until drained. What the runner raises ends the process: its state is unknown.
+        """Work until drained, and until the runner has kept what the last answers leave behind.
+
+        What the runner raises ends the process: its state is unknown.
 
         Raises EngineBroken after `max_failed_steps` steps that failed with no token between them.
         """
-        while not (self._scheduler.is_draining and not self._scheduler.has_requests):
+        scheduler = self._scheduler
+        while not scheduler.is_draining or scheduler.has_requests or scheduler.has_runner_work:
             self.turn()
 
     def run_until_idle(self) -> None:

@@ -42,7 +42,6 @@ logger = logging.getLogger(__name__)
 
 _MAX_QUEUED_BYTES = 256 << 20
 """Of arrays that wait to be written: what is more is not kept, or the next time."""
-_CLOSE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +82,9 @@ class DiskCache:
     def caches(self) -> tuple[Cache, ...]:
         return (self._store,)
 
-    def close(self) -> None:
-        """Write what waits, for some seconds at most. Nothing can be kept or found any more."""
+    def close(self, seconds: float) -> None:
         self._queue.put(None)
-        self._writer.join(_CLOSE_SECONDS)
+        self._writer.join(seconds)
         self._store.close()
 
     def keep_features(self, key: str, features: EncodedImage) -> None:

@@ -21,6 +21,7 @@ from vlm_server.errors import EngineDied, EngineUnavailable, ModelLoadError
 from vlm_server.models import EMBEDDED
 from vlm_server.ports import EngineStatus, RequestEvent
 from vlm_server.protocol import (
+    LAST_WRITES_SECONDS,
     Abort,
     Accepted,
     Drain,
@@ -44,6 +45,9 @@ from vlm_server.supervisor.quarantine import Quarantine
 logger = logging.getLogger(__name__)
 
 ProgressCallback = Callable[[str, float], None]
+
+_LAST_SECONDS = LAST_WRITES_SECONDS + 1.0
+"""What an engine may take to end by itself when no request is left."""
 
 
 class Supervisor:
@@ -99,13 +103,13 @@ class Supervisor:
             raise ModelLoadError(self._unloadable)
 
     async def stop(self) -> None:
-        """Let running requests finish within `server.drain_seconds`, then end the engine."""
+        """Let running requests finish within `server.drain_seconds`, then end the engine.
+
+        One that is idle by then gets some seconds to write what waits for the disk.
+        """
         self._set(state="stopping")
-        if self._process is not None and self._streams:
-            seconds = self._settings.server.drain_seconds
-            logger.info("stopping: %d running, up to %.0f s", len(self._streams), seconds)
-            await self._process.send(Drain())
-            await self._process.wait(self._settings.server.drain_seconds)
+        if self._process is not None and self._was_ready:
+            await self._drain(self._process)
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -135,6 +139,15 @@ class Supervisor:
                 await process.send(Abort(request_id))
 
     # ---- the engine's life ---------------------------------------------------------
+
+    async def _drain(self, process: EngineProcess) -> None:
+        await process.send(Drain())
+        if self._streams:
+            seconds = self._settings.server.drain_seconds
+            logger.info("stopping: %d running, up to %.0f s", len(self._streams), seconds)
+            await process.wait(seconds)
+        if not self._streams:
+            await process.wait(_LAST_SECONDS)
 
     async def _keep_running(self) -> None:
         engine = self._settings.engine

@@ -28,7 +28,7 @@ from vlm_server.engine.governor import Governor
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.scheduler import Scheduler
 from vlm_server.errors import EngineBroken
-from vlm_server.ports import PreparedPrompt, SchedulerOutput, StepResult
+from vlm_server.ports import PreparedPrompt, RowId, SchedulerOutput, StepResult
 from vlm_server.protocol import (
     Abort,
     Accepted,
@@ -241,6 +241,19 @@ def test_drain_ends_an_idle_engine():
     engine = Engine()
     engine.thread.start()
     engine.drain()
+
+
+def test_drain_lets_the_runner_keep_the_last_answer():
+    engine = Engine()
+    engine.thread.start()
+    engine.preparer.gate.clear()
+    engine.loop.post(submit("a"))
+    engine.wait_for(Accepted, "a")
+    engine.loop.post(Drain())
+    engine.preparer.gate.set()
+    engine.thread.join(10)
+    assert engine.runner.plans[-1].released == (RowId("a"),)
+    assert engine.runner.num_tracked == engine.scheduler.num_tracked == 0
 
 
 def test_drain_ends_when_the_last_request_is_aborted():
