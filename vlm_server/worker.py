@@ -8,19 +8,13 @@ fills the inbox, a writer thread empties the outbox. When the front is gone, so 
 from __future__ import annotations
 
 import gc
-import io
 import logging
 import os
 import socket
 import sys
 import threading
-import time
 from queue import SimpleQueue
 from typing import NoReturn
-
-import msgspec
-import numpy as np
-from PIL import Image as PillowImage
 
 from vlm_server.caches import Caches
 from vlm_server.engine.admission import Admission
@@ -36,16 +30,10 @@ from vlm_server.protocol import (
     Command,
     Drain,
     Event,
-    Failed,
-    Image,
-    ImagePart,
     Loading,
-    Message,
     Ready,
-    SamplingParams,
     Start,
     Submit,
-    TextPart,
     Unloadable,
     Working,
     decode_command,
@@ -59,6 +47,7 @@ from vlm_server.runner.memory import MlxMemory, device_name, make_caches
 from vlm_server.runner.model_runner import ModelRunner
 from vlm_server.runner.preparer import MultimodalPreparer
 from vlm_server.runner.speed import warn_of_slow_products
+from vlm_server.warm_up import stages, warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -100,9 +89,9 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     memory = MlxMemory(start.memory)
     caches = make_caches(start.cache, memory, loaded.language_model)
     loop = build_loop(start, loaded, memory, caches, channel)
-    for number, (stage, submits) in enumerate(_warm_up_stages().items()):
-        channel.send(Loading(f"warming up on {stage}", 0.5 + 0.12 * number))
-        _warm_up(loop, stage, submits)
+    for number, stage in enumerate(stages(with_video=loaded.video_token_id is not None)):
+        channel.send(Loading(f"warming up on {stage.name}", 0.5 + 0.1 * number))
+        warm_up(loop, stage)
     loop.begin_anew()
     caches.disk = open_disk_cache(start.cache, loaded.fingerprint, caches.prefixes)
     loop.send = channel.send
@@ -219,40 +208,6 @@ class Channel:
         except Exception:
             logger.critical("an event can't be sent", exc_info=True)
             os._exit(1)
-
-
-def _warm_up(loop: EngineLoop, stage: str, submits: list[Submit]) -> None:
-    """Run requests at once, whose kernels are compiled on the way. Raises ModelLoadError."""
-    events: list[Event] = []
-    loop.send = events.append
-    started = time.monotonic()
-    for submit in submits:
-        loop.post(submit)
-    loop.run_until_idle()
-    logger.info("warming up on %s: %.1f s", stage, time.monotonic() - started)
-    if failed := next((event for event in events if isinstance(event, Failed)), None):
-        raise ModelLoadError(f"the model can't answer {failed.request_id}: {failed.message}")
-
-
-def _warm_up_stages() -> dict[str, list[Submit]]:
-    """A text prompt, one with a picture of noise, both as rows of one batch, and that again.
-
-    All but the last find nothing in the caches.
-    """
-    sampling = SamplingParams(max_tokens=4, temperature=0.0)
-    pixels = np.random.default_rng(0).integers(0, 255, (448, 448, 3), dtype=np.uint8)
-    encoded = io.BytesIO()
-    PillowImage.fromarray(pixels).save(encoded, "PNG")
-    image = Image(encoded.getvalue(), "warm-up", "PNG", 448, 448, "warm-up")
-    question = TextPart("What is this?")
-    text = Submit("a text prompt", (Message("user", (question,)),), (), sampling)
-    shown = Message("user", (ImagePart(0), question))
-    picture = Submit("a prompt with a picture", (shown,), (image,), sampling)
-    longer = msgspec.structs.replace(sampling, max_tokens=64)
-    beside = msgspec.structs.replace(text, sampling=longer, cache_salt="both")
-    among = msgspec.structs.replace(picture, cache_salt="both")
-    stages = {"text": [text], "a picture": [picture], "both": [beside, among]}
-    return {**stages, "what is cached": [beside, among]}
 
 
 if __name__ == "__main__":

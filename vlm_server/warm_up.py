@@ -1,0 +1,122 @@
+"""What a new engine answers before anybody asks: first times are slow, and none is a user's.
+
+Knows requests and the loop; knows no socket. Kernels are compiled and files read on the way.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from PIL import Image as PillowImage
+
+from vlm_server.engine.loop import EngineLoop
+from vlm_server.errors import ModelLoadError
+from vlm_server.protocol import (
+    ContentPart,
+    Event,
+    Failed,
+    Image,
+    ImagePart,
+    Message,
+    SamplingParams,
+    Submit,
+    TextPart,
+    Video,
+    VideoPart,
+)
+
+logger = logging.getLogger(__name__)
+
+_SAMPLING = SamplingParams(max_tokens=4, temperature=0.0)
+_PICTURE_PIXELS = 448
+_VIDEO_PIXELS = 160
+_VIDEO_FRAMES = 4
+_FRAME_MILLISECONDS = 250
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Requests that run beside each other. A model that fails at a needed one is refused."""
+
+    name: str
+    submits: tuple[Submit, ...]
+    is_needed: bool = True
+
+
+def stages(*, with_video: bool) -> tuple[Stage, ...]:
+    """A text, a picture, a video, text and picture as rows of one batch, and those again.
+
+    All but the last find nothing in the caches. What the rows bring comes after what may fail,
+    so that the loop ends with a step that did not.
+    """
+    image = Image(_picture(), "warm-up", "PNG", _PICTURE_PIXELS, _PICTURE_PIXELS, "warm-up")
+    video = Video(_video(), "warm-up", "GIF", "warm-up")
+    text = _submit("a text prompt")
+    picture = _submit("a prompt with a picture", ImagePart(0), images=(image,))
+    clip = _submit("a prompt with a video", VideoPart(0), videos=(video,))
+    longer = msgspec.structs.replace(_SAMPLING, max_tokens=64)
+    beside = msgspec.structs.replace(text, sampling=longer, cache_salt="both")
+    among = msgspec.structs.replace(picture, cache_salt="both")
+    return (
+        Stage("text", (text,)),
+        Stage("a picture", (picture,)),
+        *([Stage("a video", (clip,), is_needed=False)] if with_video else []),
+        Stage("both", (beside, among)),
+        Stage("what is cached", (beside, among)),
+    )
+
+
+def warm_up(loop: EngineLoop, stage: Stage) -> None:
+    """Run a stage's requests to their ends. Raises ModelLoadError if one fails that is needed."""
+    events: list[Event] = []
+    loop.send = events.append
+    started = time.monotonic()
+    for submit in stage.submits:
+        loop.post(submit)
+    loop.run_until_idle()
+    logger.info("warming up on %s: %.1f s", stage.name, time.monotonic() - started)
+    failed = next((event for event in events if isinstance(event, Failed)), None)
+    if failed is None:
+        return
+    reason = f"the model can't answer {failed.request_id}: {failed.message}"
+    if stage.is_needed:
+        raise ModelLoadError(reason)
+    logger.warning(reason)
+
+
+def _submit(
+    request_id: str,
+    *media: ContentPart,
+    images: tuple[Image, ...] = (),
+    videos: tuple[Video, ...] = (),
+) -> Submit:
+    message = Message("user", (*media, TextPart("What is this?")))
+    return Submit(request_id, (message,), images, _SAMPLING, videos)
+
+
+def _picture() -> bytes:
+    """A PNG of noise."""
+    encoded = io.BytesIO()
+    next(_noise(_PICTURE_PIXELS)).save(encoded, "PNG")
+    return encoded.getvalue()
+
+
+def _video() -> bytes:
+    """A GIF of noise, of one second."""
+    noise, encoded = _noise(_VIDEO_PIXELS), io.BytesIO()
+    first, *others = (next(noise) for _ in range(_VIDEO_FRAMES))
+    first.save(encoded, "GIF", save_all=True, append_images=others, duration=_FRAME_MILLISECONDS)
+    return encoded.getvalue()
+
+
+def _noise(side_pixels: int) -> Iterator[PillowImage.Image]:
+    rng = np.random.default_rng(0)
+    while True:
+        pixels = rng.integers(0, 255, (side_pixels, side_pixels, 3), dtype=np.uint8)
+        yield PillowImage.fromarray(pixels)
