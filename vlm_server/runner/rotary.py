@@ -1,7 +1,7 @@
-"""Rotary embedding of decode steps in one kernel each, for GPUs without Metal's fused one.
+"""Rotary embedding in one kernel for queries and one for keys, for GPUs without Metal's fused one.
 
-A token of text has one position, whatever family: there M-RoPE is plain RoPE. mlx-vlm composes
-it of some 14 kernels a layer, and launching them is what a decode step of few rows waits for.
+mlx-vlm composes M-RoPE of some 14 kernels a layer, and launching them is what a decode step of
+few rows waits for. A token of text has one position, whatever family: there M-RoPE is plain RoPE.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_vlm.models.rope_utils import MRoPERotaryEmbedding, apply_multimodal_rotary_pos_emb
+
+from vlm_server.runner.rotation import Rotation
 
 
 def use_fast_rotary(language_model: Any) -> bool:
@@ -53,7 +55,7 @@ def _is_known(embedding: Any) -> bool:
 
 
 class FastRotary(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not typed
-    """One model's M-RoPE: as it was for prompts, one kernel for a step's queries and keys."""
+    """One model's M-RoPE, turned in float32."""
 
     fused_apply = True
     """Tells mlx-vlm's layers to call `apply_rotary`."""
@@ -64,7 +66,7 @@ class FastRotary(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         self._periods = 1.0 / embedding.inv_freq
         self._positions: mx.array | None = None
         self._turns: Any = None
-        """What all layers need of `_positions`: offsets (rows,), or cosines and sines."""
+        """What all layers need of `_positions`: offsets (rows,), or a `Rotation`."""
 
     def apply_rotary(
         self,
@@ -79,24 +81,36 @@ class FastRotary(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
 
         position_ids: (rows, 1) for one token of text a row, (3, rows, tokens) for all else.
         """
+        assert unsqueeze_dim == 1
+        assert cast_output
         is_step = position_ids.ndim == 2
         if position_ids is not self._positions:
-            turns = position_ids[:, 0] if is_step else self._embedding(k, position_ids)
-            self._positions, self._turns = position_ids, turns
-        if is_step:
-            return self._turn(q), self._turn(k)
-        turned: tuple[mx.array, mx.array] = apply_multimodal_rotary_pos_emb(
-            q,
-            k,
-            *self._turns,
-            mrope_section=self._embedding.mrope_section,
-            unsqueeze_dim=unsqueeze_dim,
-            style=self._embedding.style,
-            cast_output=cast_output,
-        )
-        return turned
+            self._positions = position_ids
+            self._turns = position_ids[:, 0] if is_step else self._rotation(position_ids)
+        turn = self._turn_step if is_step else self._turn_prompt
+        return turn(q), turn(k)
 
-    def _turn(self, x: mx.array) -> mx.array:
+    def _rotation(self, position_ids: mx.array) -> Rotation:
+        """What mlx-vlm turns heads by at these positions: seen by what becomes of (1, 0)."""
+        dim, (_, rows, tokens) = self._embedding.dim, position_ids.shape
+        along = mx.broadcast_to(mx.arange(dim) < dim // 2, (rows, 1, tokens, dim))
+        along = along.astype(mx.float32)
+        turned, _ = apply_multimodal_rotary_pos_emb(
+            along,
+            along,
+            *self._embedding(along, position_ids),
+            mrope_section=self._embedding.mrope_section,
+            style=self._embedding.style,
+        )
+        return Rotation(*mx.split(turned, 2, axis=-1))
+
+    def _turn_prompt(self, x: mx.array) -> mx.array:
+        dim = self._embedding.dim
+        if dim == x.shape[-1]:
+            return self._turns(x)  # type: ignore[no-any-return]
+        return mx.concatenate([self._turns(x[..., :dim]), x[..., dim:]], axis=-1)
+
+    def _turn_step(self, x: mx.array) -> mx.array:
         return mx.fast.rope(
             x, self._embedding.dim, traditional=False, base=None, scale=1.0,
             offset=self._turns, freqs=self._periods,

@@ -19,13 +19,13 @@ import numpy as np
 from mlx_vlm.models import glm4v, qwen2_5_vl, qwen2_vl, qwen3_5, qwen3_5_moe, qwen3_vl, qwen3_vl_moe
 from numpy.typing import NDArray
 
+from vlm_server.runner.rotation import Rotation, is_cpu
 from vlm_server.runner.vision_attention import (
-    Rotary,
     Segments,
     attend,
     exp_on_cpu,
-    is_cpu,
     patch_places,
+    picture_rotation,
 )
 
 _ALIGNED = 64
@@ -109,10 +109,10 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
     def _encode_one(self, pixel_values: mx.array, grid: Grid) -> TowerRows:
         places = patch_places(grid.height, grid.width, self.spatial_merge_size)
         x = self._embed(pixel_values, grid, places)
-        rotary, segments = self._rotary(places), ((1, grid.frame_patches),)
+        rotation, segments = self._rotation(places), ((1, grid.frame_patches),)
         deepstack = []
         for number, block in enumerate(self.blocks):
-            x = self._layer(block, x, rotary, segments)
+            x = self._layer(block, x, rotation, segments)
             deepstack += self._deepstack(number, x)
         return TowerRows(self._merge(_flat(x)), deepstack)
 
@@ -127,11 +127,11 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         rows: mx.array = pixel_values @ weight.T
         return rows + proj.bias if "bias" in proj else rows
 
-    def _rotary(self, places: NDArray[np.int32]) -> Rotary:
-        return Rotary(places, self.blocks[0].attn.head_dim)
+    def _rotation(self, places: NDArray[np.int32]) -> Rotation:
+        return picture_rotation(places, self.blocks[0].attn.head_dim)
 
-    def _layer(self, block: Any, x: mx.array, rotary: Rotary, segments: Segments) -> mx.array:
-        x = x + attend(block.attn, block.norm1(x), rotary, segments)
+    def _layer(self, block: Any, x: mx.array, rotation: Rotation, segments: Segments) -> mx.array:
+        x = x + attend(block.attn, block.norm1(x), rotation, segments)
         after: mx.array = x + block.mlp(block.norm2(x))
         return after
 
@@ -192,18 +192,18 @@ class WindowTower(FrameTower):
         order = (layout.order[:, None] * unit + np.arange(unit, dtype=np.int32)).reshape(-1)
         places = patch_places(grid.height, grid.width, merged)[order]
         x = self._embed(pixel_values, grid, places)[:, mx.array(order)]
-        rotary, frame = self._rotary(places), ((1, grid.frame_patches),)
+        rotation, frame = self._rotation(places), ((1, grid.frame_patches),)
         windows = tuple((count, tokens * unit) for count, tokens in layout.windows)
         for number, block in enumerate(self.blocks):
             segments = frame if number in self._frame_layers else windows
-            x = self._layer(block, x, rotary, segments)
+            x = self._layer(block, x, rotation, segments)
         rows = self.merger(_flat(x)).reshape(grid.frames, len(layout.order), -1)
         return TowerRows(_flat(rows[:, mx.array(np.argsort(layout.order))]), [])
 
-    def _layer(self, block: Any, x: mx.array, rotary: Rotary, segments: Segments) -> mx.array:
+    def _layer(self, block: Any, x: mx.array, rotation: Rotation, segments: Segments) -> mx.array:
         if not is_cpu():
-            return super()._layer(block, x, rotary, segments)
-        x = x + attend(block.attn, block.norm1(x), rotary, segments)
+            return super()._layer(block, x, rotation, segments)
+        x = x + attend(block.attn, block.norm1(x), rotation, segments)
         normed, mlp = block.norm2(x), block.mlp
         gate = mlp.gate_proj(normed)
         silu = (gate / (1 + exp_on_cpu(-gate))).astype(gate.dtype)

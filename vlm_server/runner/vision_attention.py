@@ -14,6 +14,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from vlm_server.runner.rotation import Rotation, is_cpu
+
 Segments = tuple[tuple[int, int], ...]
 """How the patches of a frame attend, in their order: runs of (count, patches of each)."""
 
@@ -34,35 +36,24 @@ def patch_places(height: int, width: int, merged: int) -> NDArray[np.int32]:
     return tokens.transpose(0, 2, 1, 3, 4).reshape(-1, 2)
 
 
-class Rotary:
-    """Turns the pairs (i, i + half) of each head by an angle of their patch.
+def picture_rotation(places: NDArray[np.int32], head_size: int) -> Rotation:
+    """By `places` (patches, 2), for heads of (frames, patches, any, heads, head size).
 
     Half of a head's angles grow with the patch's row, the other half with its column.
     """
-
-    def __init__(self, places: NDArray[np.int32], head_size: int) -> None:
-        quarter = head_size // 4
-        exponents = np.arange(quarter, dtype=np.float32) / np.float32(quarter)
-        frequencies = 1.0 / np.float32(_THETA) ** exponents
-        angles = places[:, :, None].astype(np.float32) * frequencies
-        angles = angles.reshape(1, len(places), 1, 1, 2 * quarter)
-        self._cosines, self._sines = mx.array(np.cos(angles)), mx.array(np.sin(angles))
-
-    def __call__(self, x: mx.array) -> mx.array:
-        """`x`: (frames, patches, any, heads, head size); turned in float32."""
-        first, second = mx.split(x, 2, axis=-1)
-        turned = [
-            first * self._cosines - second * self._sines,
-            second * self._cosines + first * self._sines,
-        ]
-        return mx.concatenate(turned, axis=-1).astype(x.dtype)
+    quarter = head_size // 4
+    exponents = np.arange(quarter, dtype=np.float32) / np.float32(quarter)
+    frequencies = 1.0 / np.float32(_THETA) ** exponents
+    angles = places[:, :, None].astype(np.float32) * frequencies
+    angles = angles.reshape(1, len(places), 1, 1, 2 * quarter)
+    return Rotation(mx.array(np.cos(angles)), mx.array(np.sin(angles)))
 
 
-def attend(attention: Any, x: mx.array, rotary: Rotary, segments: Segments) -> mx.array:
+def attend(attention: Any, x: mx.array, rotation: Rotation, segments: Segments) -> mx.array:
     """Each patch's attention to its own segment. `x`: (frames, patches, hidden)."""
     frames, patches, _ = x.shape
     qkv = attention.qkv(x).reshape(frames, patches, 3, attention.num_heads, -1)
-    turned, values = rotary(qkv[:, :, :2]), qkv[:, :, 2]
+    turned, values = rotation(qkv[:, :, :2]), qkv[:, :, 2]
     run = attention_on_cpu if is_cpu() else attention_on_gpu
     outputs, start = [], 0
     for count, length in segments:
@@ -76,10 +67,6 @@ def attend(attention: Any, x: mx.array, rotary: Rotary, segments: Segments) -> m
         start = end
     projected: mx.array = attention.proj(mx.concatenate(outputs, axis=1))
     return projected
-
-
-def is_cpu() -> bool:
-    return mx.default_device().type == mx.DeviceType.cpu
 
 
 def exp_on_cpu(x: mx.array) -> mx.array:
