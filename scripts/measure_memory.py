@@ -1,6 +1,6 @@
 """Measures what clearing costs and saves: `scripts/measure_memory MODEL OUT`.
 
-Runs the engine in this process, without HTTP, on whatever device MLX has. Writes `memory.json` and
+Runs the engine in this thread, without HTTP, on whatever device MLX has. Writes `memory.json` and
 plots into the folder OUT:
 
 - identical requests under four policies of clearing: time to the first token of each;
@@ -39,6 +39,7 @@ from vlm_server.protocol import (
     Finished,
     Image,
     ImagePart,
+    MemoryStats,
     Message,
     SamplingParams,
     Start,
@@ -90,12 +91,7 @@ class Engine:
         caches = make_caches(cache, device, loaded.language_model)
         self.loop: EngineLoop = worker.build_loop(start, loaded, device, caches, channel)
         self.times: dict[str, list[float]] = {}
-        self._ended: SimpleQueue[str] = SimpleQueue()
-        self._number = 0
-        self._thread = threading.Thread(target=self.loop.run, daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
+        self._num_ended = self._number = 0
 
     def ask(self, text: str, picture: Image | None = None, max_tokens: int = 16) -> str:
         """Post a request; its name."""
@@ -109,16 +105,31 @@ class Engine:
         return name
 
     def wait(self, count: int = 1) -> None:
-        for _ in range(count):
-            self._ended.get(timeout=3600)
+        """Work until `count` requests have ended."""
+        wanted = self._num_ended + count
+        while self._num_ended < wanted:
+            self.loop.turn()
+
+    def rest(self, seconds: float) -> None:
+        """Ask nothing for a while, in which the governor may do what it does when idle."""
+        end = time.monotonic() + seconds
+        while (left := self.governor.idle_seconds_left()) is not None:
+            if time.monotonic() + left > end:
+                break
+            self.loop.turn()
+        time.sleep(max(0.0, end - time.monotonic()))
 
     def ttft_ms(self, name: str) -> float:
         posted, first, *_ = self.times[name]
         return 1000 * (first - posted)
 
     @property
-    def stats(self) -> Any:
-        return self.loop._governor.read()
+    def governor(self) -> Governor:
+        return self.loop._governor
+
+    @property
+    def stats(self) -> MemoryStats:
+        return self.governor.read()
 
     def _take(self, event: Event) -> None:
         if isinstance(event, Tokens):
@@ -128,7 +139,7 @@ class Engine:
         if isinstance(event, Failed):
             raise RuntimeError(event.message)
         if isinstance(event, Finished):
-            self._ended.put(event.request_id)
+            self._num_ended += 1
 
 
 @contextmanager
@@ -138,17 +149,14 @@ def engine(
     """An engine whose governor is of `kind`, warm."""
     worker.Governor = kind  # type: ignore[misc]
     made = Engine(loaded, settings.Memory(**memory), cache)
-    made.start()
     for number in range(2):
         made.ask("warm", picture(900 + number))
         made.wait()
     made.ask("word " * 600)
     made.wait()
-    made.loop._governor.begin_anew()
+    made.governor.begin_anew()
     mx.reset_peak_memory()
     yield made
-    made.loop.post(worker.Drain())
-    made._thread.join()
     mx.clear_cache()
 
 
@@ -177,7 +185,7 @@ def series(loaded: LoadedModel, count: int) -> dict[str, Any]:
                 asked = running.ask("Describe this image.", shown, 4)
                 running.wait()
                 ttfts.append(running.ttft_ms(asked))
-                time.sleep(0.1)
+                running.rest(0.1)
             found[name] = {
                 "ttft_ms": ttfts,
                 "median_ms": statistics.median(ttfts[2:]),
