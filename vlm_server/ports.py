@@ -6,7 +6,7 @@ through `EngineClient`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -207,7 +207,9 @@ class Runner(Protocol):
         """Prompts and rows that hold device memory."""
         ...
 
-    def execute(self, plan: SchedulerOutput) -> StepResult: ...
+    def execute(self, plan: SchedulerOutput, launched: Callable[[], None]) -> StepResult:
+        """Carry out `plan`, and call `launched` once, as soon as the device has its work."""
+        ...
 
     def kv_bytes(self, num_tokens: int) -> int:
         """Device memory of the state of one row of so many tokens; 0 before the first prompt."""

@@ -6,6 +6,7 @@ import hashlib
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from PIL import Image as PillowImage
 
@@ -13,7 +14,7 @@ from vlm_server.caches import Caches
 from vlm_server.engine.limits import SchedulerConfig
 from vlm_server.engine.scheduler import Scheduler
 from vlm_server.errors import InternalError, RequestError
-from vlm_server.ports import PreparedPrompt, RowId
+from vlm_server.ports import EncodedImage, EncodeWork, PreparedPrompt, RowId
 from vlm_server.protocol import (
     ContentPart,
     Event,
@@ -107,6 +108,7 @@ class Engine:
             self.preparer = MultimodalPreparer(self.loaded, caches=self.caches)
         self.runner = ModelRunner(self.loaded, self.caches)
         self.encoder = ImageEncoder(self.loaded.model)
+        self._outcome: tuple[str, EncodedImage | RequestError] | None = None
         config = SchedulerConfig(
             max_num_seqs=self.max_num_seqs,
             prefill_chunk_tokens=self.chunk_tokens,
@@ -145,25 +147,35 @@ class Engine:
 
     def step(self, count: int = 1) -> None:
         for _ in range(count):
-            self.encode()
+            self._encode(self.scheduler.start_encoding())
+            self._take_encoded()
             plan = self.scheduler.schedule()
+            following = self.scheduler.start_encoding_behind(plan)
             if plan.is_empty:
                 continue
-            result = self.runner.execute(plan)
+            result = self.runner.execute(plan, partial(self._encode, following))
             for row, token in result.tokens.items():
                 self.rows.setdefault(row, []).append(token)
             self._take(self.scheduler.update(plan, result))
+            self._take_encoded()
 
-    def encode(self) -> None:
-        """The next picture, if one waits; the real encoder has a thread of its own."""
-        if work := self.scheduler.start_encoding():
-            try:
-                outcome = self.encoder.encode(work.prompt, work.image_index)
-            except RequestError as error:
-                outcome = error
-            except Exception:  # noqa: BLE001 - as the loop does
-                outcome = InternalError("encoding failed")
-            self._take(self.scheduler.encoded(work.request_id, outcome))
+    def _encode(self, work: EncodeWork | None) -> None:
+        """The real encoder has a thread of its own."""
+        if work is None:
+            return
+        outcome: EncodedImage | RequestError
+        try:
+            outcome = self.encoder.encode(work.prompt, work.image_index)
+        except RequestError as error:
+            outcome = error
+        except Exception:  # noqa: BLE001 - as the loop does
+            outcome = InternalError("encoding failed")
+        self._outcome = work.request_id, outcome
+
+    def _take_encoded(self) -> None:
+        if self._outcome:
+            outcome, self._outcome = self._outcome, None
+            self._take(self.scheduler.encoded(*outcome))
 
     def step_until(self, condition: Callable[[], bool]) -> None:
         for _ in range(1000):

@@ -47,7 +47,13 @@ class Admission:
                 request.is_waiting_for_memory = True
             return False
         request.lasting_bytes = demand.lasting_bytes
+        request.passing_bytes = demand.passing_bytes
         return True
+
+    def fit_together(self, requests: Iterable[Request], admitted: Iterable[Request]) -> bool:
+        """Whether these may have their worst moments at once; who is let in has it alone."""
+        promised = sum(self._promised(one) for one in admitted)
+        return self._governor.has_room(promised + sum(one.passing_bytes for one in requests))
 
     def _demand(self, request: Request, admitted: list[Request]) -> Demand:
         """Its rows until they end, beside those that run: all are as wide as the longest.

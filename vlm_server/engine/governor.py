@@ -162,6 +162,11 @@ class Governor:
             return Wait()
         return Evict(evictable) if evictable else Keep()
 
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether so much more fits beside what arrays hold."""
+        reading = self._memory.read()
+        return reading.active_bytes + num_bytes <= reading.limit_bytes
+
     def note_wait(self) -> None:
         """A request has begun to wait for memory."""
         self._counts["wait"] += 1

@@ -122,20 +122,25 @@ class EngineLoop:
         self._send_all(self._scheduler.admit())
         work = self._scheduler.start_encoding()
         plan = self._scheduler.schedule()
-        self._announce(work, plan)
-        if work:
-            self._governor.before_encode(_num_tokens(work))
-            self._encoder_thread.submit(self._encode, work)
+        following = self._scheduler.start_encoding_behind(plan)
+        self._announce(work or following, plan)
+        self._start_encode(work)
         if not plan.is_empty:
-            self._step(plan)
+            self._step(plan, following)
         if time.monotonic() >= self._stats_due:
             self._send_stats()
 
-    def _step(self, plan: SchedulerOutput) -> None:
+    def _start_encode(self, work: EncodeWork | None) -> None:
+        if work:
+            self._governor.before_encode(_num_tokens(work))
+            self._encoder_thread.submit(self._encode, work)
+
+    def _step(self, plan: SchedulerOutput, following: EncodeWork | None) -> None:
+        """Carry out `plan`, and have `following` encoded from when its chunk is launched."""
         started = time.perf_counter()
         if plan.prefill:
             self._governor.before_chunk()
-        result = self._runner.execute(plan)
+        result = self._runner.execute(plan, lambda: self._start_encode(following))
         self._send_all(self._scheduler.update(plan, result))
         if chunk := plan.prefill:
             has_merged = chunk.is_last and bool(plan.decode)

@@ -174,7 +174,25 @@ class Scheduler:
         None also if it is a prompt's turn: pictures are encoded and their prompts prefilled one
         after the other, since a device that does both at once is late with both.
         """
-        while not self._with_encoder and (request := self._next_to_encode()):
+        return self._start_encoding(None)
+
+    def start_encoding_behind(self, plan: SchedulerOutput) -> EncodeWork | None:
+        """The picture that the encoder should take as soon as the chunk of `plan` is launched.
+
+        None unless that ends a prompt with media: the host needs a while to launch an encode, and
+        the device need not wait for it.
+        """
+        ending = self._requests.get(plan.prefill.request_id) if plan.prefill else None
+        if (
+            ending is None
+            or not ending.has_media_left
+            or not (plan.prefill and plan.prefill.is_last)
+        ):
+            return None
+        return self._start_encoding(ending)
+
+    def _start_encoding(self, beside: Request | None) -> EncodeWork | None:
+        while not self._with_encoder and (request := self._next_to_encode(beside)):
             if self._is_known_by_now(request):
                 continue
             assert request.prompt is not None
@@ -266,19 +284,31 @@ class Scheduler:
     def _admitted(self) -> list[Request]:
         return [request for request in self._requests.values() if request.is_admitted]
 
-    def _next_to_encode(self) -> Request | None:
-        """Whose picture is next; None if it is a prompt's turn, or nobody's."""
+    def _next_to_encode(self, beside: Request | None) -> Request | None:
+        """Whose picture is next; None if it is a prompt's turn, or nobody's.
+
+        `beside` has its last chunk prefilled meanwhile, if there is memory for both.
+        """
         if not any(r.needs_encoding for r in self._requests.values()):
             return None
         has_room = self._next_to_prefill() is not None
         waiting = [
             r.work_left
             for r in self._requests.values()
-            if r.needs_encoding or (r.has_media_left and r.can_prefill and has_room)
+            if r is not beside
+            and (r.needs_encoding or (r.has_media_left and r.can_prefill and has_room))
         ]
         request_id = self._media_turns.next(waiting)
         request = None if request_id is None else self._requests[request_id]
-        return request if request and request.needs_encoding else None
+        if request is None or not request.needs_encoding:
+            return None
+        if (
+            beside
+            and self._admission
+            and not self._admission.fit_together((request, beside), self._admitted())
+        ):
+            return None
+        return request
 
     def _next_to_prefill(self) -> Request | None:
         """Whose chunk the next step takes: of no prompt with media beside an encode.

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+import mlx.core as mx
 
 from vlm_server.caches import Caches
 from vlm_server.errors import InternalError, InvalidRequest, OutOfMemory, RequestError
@@ -70,15 +72,17 @@ class ModelRunner:
         """Device memory of the state of one row of so many tokens; 0 before the first prompt."""
         return 0 if self._state_size is None else self._state_size.of(num_tokens)
 
-    def execute(self, plan: SchedulerOutput) -> StepResult:
+    def execute(self, plan: SchedulerOutput, launched: Callable[[], None]) -> StepResult:
         """One step. Never raises for a request's fault: see `StepResult.failures`."""
         self._forget(plan.released)
         failed = _Failed()
         tokens, scores = self._decode(plan, failed)
         self._keep_prompts()
         started = time.perf_counter()
-        if plan.prefill is not None:
-            first, first_scores = self._prefill(plan.prefill, plan.new, failed)
+        logits = self._launch(plan.prefill, plan.new, failed) if plan.prefill else None
+        launched()
+        if plan.prefill and plan.prefill.is_last and logits is not None:
+            first, first_scores = self._join(plan.prefill, logits, failed)
             tokens, scores = tokens | first, scores | first_scores
         seconds = time.perf_counter() - started
         return StepResult(tokens, failed.requests, scores, seconds, failed.error)
@@ -137,30 +141,38 @@ class ModelRunner:
         logger.error("a row's scores are not finite: no token can be drawn")
         return InternalError("the model's scores for the next token are NaN")
 
-    def _prefill(
-        self,
-        work: PrefillWork,
-        new: tuple[NewRequest, ...],
-        failed: _Failed,
-    ) -> Drawn:
+    def _launch(
+        self, work: PrefillWork, new: tuple[NewRequest, ...], failed: _Failed
+    ) -> mx.array | None:
+        """The chunk's last logits, lazy; None if it failed."""
         try:
             for request in new:
                 self._prefills[request.request_id] = Prefill(self._model, request)
-            prefill = self._prefills[work.request_id]
-            logits = prefill.run(work.start, work.end)
-            if not work.is_last:
-                return {}, {}
+            return self._prefills[work.request_id].run(work.start, work.end)
+        except Exception as error:
+            logger.exception("prefilling %d tokens failed", work.end - work.start)
+            self._drop(work, error, failed)
+            return None
+
+    def _join(self, work: PrefillWork, logits: mx.array, failed: _Failed) -> Drawn:
+        """Let a prompt that is whole decode with the others: its first tokens."""
+        prefill = self._prefills[work.request_id]
+        try:
             tokens, scores = self._batch.join(work.request_id, prefill, logits)
             self._state_size = self._state_size or StateSize(
                 prefill.cache, prefill.prompt.num_tokens
             )
-            del self._prefills[work.request_id]
         except Exception as error:
-            logger.exception("prefilling %d tokens failed", work.end - work.start)
-            self._prefills.pop(work.request_id, None)
-            failed.take(error, (work.request_id,), "the model failed while reading the prompt")
+            logger.exception("joining after %d tokens failed", work.end)
+            self._drop(work, error, failed)
             return {}, {}
+        del self._prefills[work.request_id]
         sound = self._sound(tokens, failed)
         if work.request_id not in failed.requests:
             self._joined.append(prefill)
         return sound, scores
+
+    def _drop(self, work: PrefillWork, error: Exception, failed: _Failed) -> None:
+        """A chunk failed: its request ends, alone."""
+        self._prefills.pop(work.request_id, None)
+        failed.take(error, (work.request_id,), "the model failed while reading the prompt")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -161,7 +162,9 @@ class FakeRunner:
     def kv_bytes(self, num_tokens: int) -> int:
         return num_tokens
 
-    def execute(self, plan: SchedulerOutput) -> StepResult:
+    def execute(
+        self, plan: SchedulerOutput, launched: Callable[[], None] = lambda: None
+    ) -> StepResult:
         assert not plan.is_empty
         self.plans.append(plan)
         for row in plan.released:
@@ -177,6 +180,7 @@ class FakeRunner:
         failures: dict[str, RequestError] = {}
         tokens = self._decode(plan, failures)
         self._prefill(plan, failures)
+        launched()
         assert len(self.rows) <= self.max_num_seqs
         work = plan.prefill
         seconds = (work.end - work.start) * self.seconds_per_token if work else 0.0

@@ -6,6 +6,7 @@ The fake memory holds a byte for each token of each row that the runner has.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from queue import SimpleQueue
 
 from hypothesis import given, settings
@@ -27,10 +28,11 @@ from vlm_server.caches import Caches
 from vlm_server.engine.admission import Admission
 from vlm_server.engine.governor import Governor
 from vlm_server.engine.loop import EngineLoop
+from vlm_server.engine.request import Request
 from vlm_server.engine.scheduler import Scheduler
 from vlm_server.errors import OutOfMemory
 from vlm_server.ports import PreparedPrompt, SchedulerOutput, StepResult
-from vlm_server.protocol import Event, Failed, Finished, Submit
+from vlm_server.protocol import Event, Failed, Finished, SamplingParams, Submit
 from vlm_server.settings import Memory
 
 WEIGHTS = 1000
@@ -52,8 +54,8 @@ class Engine:
         self.events: list[Event] = []
         execute = self.runner.execute
 
-        def watched(plan: SchedulerOutput) -> StepResult:
-            result = execute(plan)
+        def watched(plan: SchedulerOutput, launched: Callable[[], None]) -> StepResult:
+            result = execute(plan, launched)
             held = sum(one.num_prefilled for one in self.runner.prefills.values())
             rows = self.runner.rows.values()
             held += sum(row.prompt.num_tokens + len(row.told) for row in rows)
@@ -209,9 +211,9 @@ def test_a_step_that_ran_out_of_memory_frees_what_nobody_uses():
     engine = Engine(room=1000)
     execute = engine.runner.execute
 
-    def once(plan: SchedulerOutput) -> StepResult:
+    def once(plan: SchedulerOutput, launched: Callable[[], None]) -> StepResult:
         engine.runner.execute = execute  # type: ignore[method-assign]
-        result = execute(plan)
+        result = execute(plan, launched)
         return StepResult(failures={"a": OutOfMemory("none")}, error=result.error)
 
     engine.runner.execute = once  # type: ignore[method-assign]
@@ -237,3 +239,15 @@ def test_an_encode_that_ran_out_of_memory_is_tried_once_more():
     assert calls == [0, 0]
     assert texts(engine.events)["a"] == answer_text(prompt(images=1))
     assert engine.decisions["clear_failure"] == 1
+
+
+def test_two_fit_together_if_there_is_room_for_both_of_their_worst_moments():
+    engine = Engine(room=100)
+    admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
+    a, b = (Request(submit(name), SamplingParams(), ByteDecoder()) for name in ("a", "b"))
+    a.passing_bytes, b.passing_bytes = 60, 40
+    assert admission.fit_together((a, b), [])
+    b.lasting_bytes = 1  # promised, and not held yet
+    assert not admission.fit_together((a, b), [b])
+    b.lasting_bytes, b.passing_bytes = 0, 41
+    assert not admission.fit_together((a, b), [])

@@ -1,5 +1,7 @@
 """What is planned when, and which events come of it."""
 
+from collections.abc import Iterable
+
 import msgspec
 import pytest
 
@@ -18,6 +20,7 @@ from tests.unit.engine.fakes import (
     submit,
     texts,
 )
+from vlm_server.engine.request import Request
 from vlm_server.engine.scheduler import Scheduler
 from vlm_server.engine.states import State
 from vlm_server.errors import InternalError, InvalidRequest
@@ -741,3 +744,52 @@ def test_a_request_that_the_runner_never_met_is_not_released():
     planner.abort("a")
     assert not planner.has_runner_work
     assert planner.schedule().is_empty
+
+
+# ---- an encode behind a prompt's last chunk ------------------------------------------
+
+
+def test_the_next_picture_is_encoded_behind_the_last_chunk_of_a_prompt():
+    planner = scheduler(max_preparing=3, prefill_chunk_tokens=4)
+    runner = runner_for(planner)
+    add(planner, "a", "b", images=1)
+    work = planner.start_encoding()
+    assert work
+    planner.encoded("a", features_of(work.prompt.images[0]))
+    begun = []
+    while planner.count(State.PREFILL) == 2:
+        assert planner.start_encoding() is None, "it is the prompt's turn"
+        plan = planner.schedule()
+        assert plan.prefill
+        behind = planner.start_encoding_behind(plan)
+        begun.append((plan.prefill.is_last, behind.request_id if behind else None))
+        planner.update(plan, runner.execute(plan))
+    assert len(begun) > 1
+    assert begun == [(False, None)] * (len(begun) - 1) + [(True, "b")]
+    assert planner.schedule().prefill is None, "its picture is not encoded yet"
+
+
+def test_no_picture_is_encoded_behind_a_prompt_if_there_is_no_memory_for_both():
+    class Tight:
+        def admit(self, *_: object, **__: object) -> bool:
+            return True
+
+        def fit_together(self, requests: Iterable[Request], _: object) -> bool:
+            assert {one.request_id for one in requests} == {"a", "b"}
+            return False
+
+    planner = scheduler(max_preparing=3, prefill_chunk_tokens=64)
+    planner._admission = Tight()  # type: ignore[assignment]
+    add(planner, "a", "b", images=1)
+    planner.admit()
+    work = planner.start_encoding()
+    assert work
+    planner.encoded("a", features_of(work.prompt.images[0]))
+    plan = planner.schedule()
+    assert plan.prefill
+    assert plan.prefill.is_last
+    assert planner.start_encoding_behind(plan) is None
+    planner.update(plan, runner_for(planner).execute(plan))
+    following = planner.start_encoding()
+    assert following
+    assert following.request_id == "b"

@@ -139,11 +139,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule()
     def start_encoding(self) -> None:
-        if work := self.scheduler.start_encoding():
-            assert self.encoding is None, "one picture at a time"
-            key = work.prompt.images[work.image_index].mm_hash
-            assert key not in self.caches.features, "it is there"
-            self.encoding = work
+        self.encode(self.scheduler.start_encoding())
 
     @precondition(lambda self: self.encoding)
     @rule(fails=st.sampled_from([False, False, False, True]))
@@ -236,9 +232,17 @@ class Lives(RuleBasedStateMachine):
             reserved = {*begun, plan.prefill.request_id} if plan.prefill else {*begun, ready[0]}
             num_rows = len(plan.decode) + sum(self.asked[name].sampling.n for name in reserved)
             assert bool(plan.prefill) == (num_rows <= MAX_NUM_SEQS), "room is neither more nor less"
+        self.encode(self.scheduler.start_encoding_behind(plan))
         if plan.is_empty:
             return
         self.take(self.scheduler.update(plan, self.runner.execute(plan)))
+
+    def encode(self, work: EncodeWork | None) -> None:
+        if work:
+            assert self.encoding is None, "one picture at a time"
+            key = work.prompt.images[work.image_index].mm_hash
+            assert key not in self.caches.features, "it is there"
+            self.encoding = work
 
     def take(self, events: list[Event]) -> None:
         for event in events:
