@@ -6,6 +6,8 @@ are 622 MB in bfloat16. Nobody here reads those before the last.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -17,24 +19,34 @@ from mlx.nn import (  # type: ignore[attr-defined]  # mlx.nn is not typed
 )
 
 
-class _LastLinear(Linear):  # type: ignore[misc]
+class _OfLastToken:
+    num_behind = 0
+    """Places behind the last token, which are no tokens."""
+
+    def _last(self, x: mx.array) -> mx.array:
+        """Of (rows, tokens, hidden), the last token's."""
+        end = x.shape[1] - self.num_behind
+        return x[:, end - 1 : end]
+
+
+class _LastLinear(_OfLastToken, Linear):  # type: ignore[misc]
     def __call__(self, x: mx.array) -> Any:
-        return super().__call__(_last(x))
+        return super().__call__(self._last(x))
 
 
-class _LastQuantizedLinear(QuantizedLinear):  # type: ignore[misc]
+class _LastQuantizedLinear(_OfLastToken, QuantizedLinear):  # type: ignore[misc]
     def __call__(self, x: mx.array) -> Any:
-        return super().__call__(_last(x))
+        return super().__call__(self._last(x))
 
 
-class _LastEmbedding(Embedding):  # type: ignore[misc]
+class _LastEmbedding(_OfLastToken, Embedding):  # type: ignore[misc]
     def as_linear(self, x: mx.array) -> Any:
-        return super().as_linear(_last(x))
+        return super().as_linear(self._last(x))
 
 
-class _LastQuantizedEmbedding(QuantizedEmbedding):  # type: ignore[misc]
+class _LastQuantizedEmbedding(_OfLastToken, QuantizedEmbedding):  # type: ignore[misc]
     def as_linear(self, x: mx.array) -> Any:
-        return super().as_linear(_last(x))
+        return super().as_linear(self._last(x))
 
 
 _LAST: dict[type, type] = {
@@ -51,12 +63,29 @@ def use_last_token_head(language_model: Any) -> None:
     The head is a layer of its own, or the embeddings read backwards. One that is not exactly
     of a known class stays.
     """
-    text = getattr(language_model, "model", None)
-    for layer in (getattr(language_model, "lm_head", None), getattr(text, "embed_tokens", None)):
+    for layer in _heads(language_model):
         if type(layer) in _LAST:
             layer.__class__ = _LAST[type(layer)]
 
 
-def _last(x: mx.array) -> mx.array:
-    """Of (rows, tokens, hidden), the last token's."""
-    return x[:, -1:]
+def has_last_token_head(language_model: Any) -> bool:
+    """Whether logits are those of one token, which `last_token_before` chooses."""
+    return any(isinstance(layer, _OfLastToken) for layer in _heads(language_model))
+
+
+@contextmanager
+def last_token_before(language_model: Any, num_places: int) -> Iterator[None]:
+    """Logits are those of the token before the input's last `num_places` places."""
+    heads = [layer for layer in _heads(language_model) if isinstance(layer, _OfLastToken)]
+    for head in heads:
+        head.num_behind = num_places
+    try:
+        yield
+    finally:
+        for head in heads:
+            head.num_behind = 0
+
+
+def _heads(language_model: Any) -> tuple[Any, Any]:
+    text = getattr(language_model, "model", None)
+    return getattr(language_model, "lm_head", None), getattr(text, "embed_tokens", None)

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from vlm_server.ports import NewRequest, PreparedPrompt
 from vlm_server.runner.encoder import ImageFeatures
+from vlm_server.runner.frames import Frame, FramedCache, frame_tokens
 from vlm_server.runner.grammar import Grammar
+from vlm_server.runner.heads import has_last_token_head, last_token_before
 from vlm_server.runner.kv import LayerStates, restore, room_for, snapshot
 from vlm_server.runner.positions import forget_positions
 
@@ -33,6 +35,7 @@ class Prefill:
         for layer in self.cache:
             if type(layer) is KVCache:  # so that chunks do not grow it: made once, for all of them
                 layer.step = room_for(request.prompt.num_tokens)
+        self._frame_tokens = frame_tokens() if self._can_be_framed() else 1
         self.snapshots: dict[int, LayerStates] = {}
         if request.prompt.prefix and request.prompt.prefix.length:
             restore(self.cache, request.prompt.prefix, request.prompt.num_tokens)
@@ -54,9 +57,7 @@ class Prefill:
             self._features = ()
             self._prompt = replace(self._prompt, images=(), positions=None, prefix=None)
         language_model = self._model.language_model
-        output = language_model(
-            self._inputs.token_ids(start, end), cache=self.cache, **self._inputs.chunk(start, end)
-        )
+        output = self._read(Frame.around(start, end, self._frame_tokens), self._inputs)
         launched = [output.logits] if end == self._prompt.num_tokens else []
         mx.async_eval(launched, [layer.state for layer in self.cache])  # type: ignore[no-untyped-call]
         forget_positions(language_model)
@@ -70,6 +71,24 @@ class Prefill:
             mx.eval([layer.state for layer in self.cache])
         logits: mx.array = output.logits[:, -1]
         return logits
+
+    def _read(self, frame: Frame, inputs: _PromptInputs) -> Any:
+        """What the model makes of the tokens of `frame`, lazy; its logits are of the last one."""
+        language_model = self._model.language_model
+        token_ids = inputs.token_ids(frame.start, frame.end)
+        chunk = inputs.chunk(frame.start, frame.end)
+        if frame.is_exact:
+            return language_model(token_ids, cache=self.cache, **chunk)
+        layers = [FramedCache(layer, frame) for layer in self.cache]
+        with last_token_before(language_model, frame.num_behind):
+            return language_model(
+                frame.filled_up(token_ids, 1), cache=layers, **frame.filled_up_inputs(chunk)
+            )
+
+    def _can_be_framed(self) -> bool:
+        """Whether all layers forget what comes behind a token, and logits are of one token."""
+        is_plain = all(type(layer) is KVCache for layer in self.cache)
+        return is_plain and has_last_token_head(self._model.language_model)
 
 
 class _PromptInputs:

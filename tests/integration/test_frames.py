@@ -1,0 +1,81 @@
+"""A prompt that is read in frames of few sizes gets the answer that it gets without."""
+
+from __future__ import annotations
+
+import pytest
+from mlx_vlm.models.cache import KVCache, make_prompt_cache
+
+from tests.integration.harness import Engine, Part, ask
+from tests.integration.test_caches import caches_of
+from tests.tiny_models.pictures import picture
+from vlm_server.protocol import SamplingParams
+from vlm_server.runner import prefill
+from vlm_server.runner.frames import Frame, FramedCache
+from vlm_server.runner.loading import LoadedModel
+from vlm_server.runner.preparer import MultimodalPreparer
+
+Served = tuple[LoadedModel, MultimodalPreparer]
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
+PROMPTS: tuple[tuple[Part, ...], ...] = (
+    ("Hi",),
+    ("Look at the second button" + ", and read the number" * 6,),
+    (picture(1), "Describe this image."),
+    (picture(1), "Describe this picture, please."),
+    ("First", picture(2, 100, 60), "and then", picture(3), "which one?"),
+)
+
+
+def answers(engine: Engine) -> list[list[int]]:
+    """Those of all prompts, two at once."""
+    requests = [ask(f"{i}", *parts, sampling=GREEDY) for i, parts in enumerate(PROMPTS)]
+    for first, second in zip(requests[::2], [*requests[1::2], None], strict=True):
+        engine.add(first)
+        engine.step(2)
+        if second:
+            engine.add(second)
+        engine.run()
+    return [engine.tokens[request.request_id] for request in requests]
+
+
+@pytest.fixture
+def frames(monkeypatch: pytest.MonkeyPatch) -> list[Frame]:
+    """Those that are read from now on, which are multiples of 16 tokens."""
+    read = list[Frame]()
+
+    class Watched(FramedCache):
+        def __init__(self, cache: KVCache, frame: Frame) -> None:
+            read.append(frame)
+            super().__init__(cache, frame)
+
+    monkeypatch.setattr(prefill, "FramedCache", Watched)
+    monkeypatch.setattr(prefill, "frame_tokens", lambda: 16)
+    return read
+
+
+@pytest.mark.parametrize("chunk_tokens", [512, 21])
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_answers_are_the_same(
+    served: Served, request: pytest.FixtureRequest, chunk_tokens: int, is_cached: bool
+):
+    def engine() -> Engine:
+        caches = {"caches": caches_of(served)} if is_cached else {}
+        return Engine(*served, chunk_tokens=chunk_tokens, **caches)
+
+    alone = answers(engine())
+    frames: list[Frame] = request.getfixturevalue("frames")
+    assert answers(engine()) == alone
+    layers = make_prompt_cache(served[0].language_model)
+    if any(type(layer) is not KVCache for layer in layers):
+        assert not frames, "what comes behind a token would change what such layers hold"
+        return
+    assert {frame.first % 16 for frame in frames} == {frame.last % 16 for frame in frames} == {0}
+    assert any(frame.num_behind for frame in frames)
+    if is_cached or chunk_tokens < 30:
+        assert any(frame.first < frame.start for frame in frames)
+
+
+def test_a_frame_is_the_least_around_its_tokens():
+    assert Frame.around(70, 130, 64) == Frame(70, 130, 64, 192)
+    assert Frame.around(64, 128, 64).is_exact
+    assert Frame.around(0, 1, 64).is_exact, "one token has a kernel of its own"
+    assert Frame.around(70, 130, 1).is_exact
