@@ -39,7 +39,10 @@ def kept(running: list[Any], rows: list[int]) -> list[Any]:
         return [layer.extract(rows[0]) for layer in running]
     indices = mx.array(rows)
     for layer in running:
-        layer.filter(indices)
+        if isinstance(layer, RowsKVCache):
+            layer.keep(rows)
+        else:
+            layer.filter(indices)
     return running
 
 
@@ -98,12 +101,27 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         self._idx = end
         return self.keys[..., :end, :], self.values[..., :end, :]
 
+    @property
+    def state(self) -> tuple[mx.array, mx.array]:
+        """Keys and values of the places that are used."""
+        return self.keys[..., : self._idx, :], self.values[..., : self._idx, :]
+
     def filter(self, batch_indices: mx.array) -> None:
-        """Keep the rows named, in that order, and no padding that all of them have."""
-        paddings = np.array(self.paddings)[np.array(batch_indices)].tolist()
+        """As mlx-vlm's caches are asked, to `keep` rows."""
+        self.keep(np.array(batch_indices).tolist())
+
+    def keep(self, rows: list[int]) -> None:
+        """Keep `rows`, in that order, and no padding that all of them have.
+
+        In few copies, of neighbours together: gathering rows one by one is slower on a GPU.
+        """
+        paddings = [self.paddings[row] for row in rows]
         surplus = min(paddings)
-        self.keys = self.keys[batch_indices][..., surplus:, :]
-        self.values = self.values[batch_indices][..., surplus:, :]
+        runs = _runs(rows)
+        self.keys, self.values = (
+            mx.concatenate([side[start:end, :, surplus:] for start, end in runs])
+            for side in (self.keys, self.values)
+        )
         self._idx -= surplus
         self._set_paddings([padding - surplus for padding in paddings])
 
@@ -135,6 +153,17 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
     def _capacity(cls, length: int) -> int:
         """Places for `length` tokens and at least one more."""
         return int((length // cls.step + 1) * cls.step)
+
+
+def _runs(rows: list[int]) -> list[tuple[int, int]]:
+    """`rows` as stretches of neighbours, (first, behind the last) each."""
+    runs: list[tuple[int, int]] = []
+    for row in rows:
+        if runs and runs[-1][1] == row:
+            runs[-1] = (runs[-1][0], row + 1)
+        else:
+            runs.append((row, row + 1))
+    return runs
 
 
 def _resized(array: mx.array, length: int, padding: int, capacity: int) -> mx.array:
