@@ -34,9 +34,9 @@ class DiskTier(Protocol):
     def keep_prefix(self, elements: Elements, source: Source[Any, Any], salt: str) -> None: ...
 
     def find_prefix(
-        self, elements: Elements, known: int, limit: int, salt: str
+        self, elements: Elements, known: int, limit: int, salt: str, least: int
     ) -> FoundPrefix | None:
-        """What reaches further than the first `known` elements, of `limit` of them at most."""
+        """What reaches further than the first `known` elements, to `least` to `limit` of them."""
         ...
 
     def close(self, seconds: float) -> None:
@@ -65,7 +65,9 @@ class NoDisk:
     def keep_prefix(self, elements: Elements, source: Source[Any, Any], salt: str) -> None:
         pass
 
-    def find_prefix(self, elements: Elements, known: int, limit: int, salt: str) -> None:
+    def find_prefix(
+        self, elements: Elements, known: int, limit: int, salt: str, least: int
+    ) -> None:
         return None
 
     def close(self, seconds: float) -> None:
@@ -137,11 +139,11 @@ class Caches:
             self.prefixes.insert(elements, source, salt)
             self.disk.keep_prefix(elements, source, salt)
 
-    def find_prefix(self, elements: Elements, limit: int, salt: str) -> Prefix:
+    def find_prefix(self, elements: Elements, limit: int, salt: str, least: int = 0) -> Prefix:
         """`PrefixCache.match`, of what is in memory or on disk; may take long."""
-        match = self.prefixes.match(elements, limit, salt)
-        found = self.disk.find_prefix(elements, match.length, limit, salt)
+        match = self.prefixes.match(elements, limit, salt, least)
+        found = self.disk.find_prefix(elements, match.length, limit, salt, least)
         if found is None:
             return match
         self.prefixes.insert(elements.part(0, found.length), found, salt)
-        return self.prefixes.improve(match, elements, limit, salt)
+        return self.prefixes.improve(match, elements, limit, salt, least)

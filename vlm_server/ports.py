@@ -66,7 +66,9 @@ class PreparedPrompt:
     `images` are the spans that `prefix` does not end behind; `spans` are all, with their keys.
     `positions`, (3, tokens) int32, are those of families with M-RoPE, after which a token n
     stands at n + `rope_delta`. `borders` are the places, in order, where a state is worth
-    keeping, for families whose states can't be cut. The answer follows `grammar`, if there is
+    keeping, for families whose states can't be cut. The first `num_uncut_tokens`, for families
+    where tokens see later ones, are prefilled at once or all known; `token_types`, (tokens,) int32,
+    then are 1 for a picture's tokens and 0 for others. The answer follows `grammar`, if there is
     one. Who drops a prompt releases it.
     """
 
@@ -76,6 +78,8 @@ class PreparedPrompt:
     positions: NDArray[np.int32] | None = None
     rope_delta: int = 0
     borders: tuple[int, ...] = ()
+    num_uncut_tokens: int = 0
+    token_types: NDArray[np.int32] | None = None
     grammar: CompiledGrammar | None = None
     cache_salt: str = ""
     prefix: Prefix | None = None
@@ -88,6 +92,11 @@ class PreparedPrompt:
     @property
     def num_cached_tokens(self) -> int:
         return self.prefix.length if self.prefix else 0
+
+    @property
+    def is_uncut(self) -> bool:
+        """Whether all is prefilled at once: then no other prompt can go on from its KV."""
+        return self.num_uncut_tokens == self.num_tokens
 
     @property
     def elements(self) -> Elements:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from mlx_vlm.utils import should_add_special_tokens
 from PIL import Image as PillowImage
 
 from vlm_server.caches import Caches
@@ -83,6 +84,12 @@ def conversation(
         for role, parts in turns
     )
     return Submit(request_id, messages, tuple(images), sampling, tuple(videos))
+
+
+def for_mlx_vlm(loaded: LoadedModel, rendered: str, *, has_pictures: bool) -> str:
+    """A rendered prompt without the BOS that mlx-vlm adds once more."""
+    adds_bos = has_pictures or should_add_special_tokens(loaded.model_type, loaded.processor)
+    return rendered.removeprefix(loaded.tokenizer.bos_token or "") if adds_bos else rendered
 
 
 @dataclass

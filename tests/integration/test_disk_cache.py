@@ -105,12 +105,12 @@ def test_a_conversation_goes_on_after_a_restart(
             engine.answer(submit)
         expected = [cached_tokens(engine, submit) for submit in asked]
     assert expected[0] == 0 < expected[2]
-    for submit, count in zip(asked, expected, strict=True):
+    for number, (submit, count) in enumerate(zip(asked, expected, strict=True)):
         with engine_on(served, tmp_path / "of one that restarts") as engine:
             assert engine.answer(submit) == alone(len(submit.messages))
             assert cached_tokens(engine, submit) == count
             reading = disk_of(engine)
-            assert bool(reading.hits) == bool(count)
+            assert bool(reading.hits) == bool(number)
             assert reading.damaged == reading.evictions == 0
     assert not engine.prompts["again"].images
 

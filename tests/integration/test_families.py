@@ -22,6 +22,7 @@ from tests.integration.harness import (
     ask,
     conversation,
     encoded,
+    for_mlx_vlm,
     image_of,
 )
 from tests.tiny_models.pictures import picture
@@ -212,6 +213,8 @@ def test_more_placeholders_than_features_end_their_own_request_alone(
     new_engine: NewEngine, served: Served, alone: Callable[[str], list[int]]
 ):
     """A processor that counts a picture's tokens in another way than the model does."""
+    if served[0].model_type == "gemma4":
+        pytest.skip("mlx-vlm gives the tokens that are too many the first features again")
     image_token_id = served[0].image_token_id
 
     def add_placeholder(prompt: PreparedPrompt) -> PreparedPrompt:
@@ -338,7 +341,7 @@ def gold(loaded: LoadedModel, *turns: tuple[str, tuple[Part, ...]]) -> list[int]
     results = stream_generate(
         loaded.model,
         loaded.processor,
-        text.removeprefix(loaded.tokenizer.bos_token or ""),
+        for_mlx_vlm(loaded, text, has_pictures=bool(pictures)),
         image=pictures or None,
         max_tokens=24,
         temperature=0.0,

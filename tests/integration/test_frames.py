@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from mlx_vlm.models.cache import KVCache, make_prompt_cache
 
 from tests.integration.harness import Engine, Part, ask
 from tests.integration.test_caches import caches_of
+from tests.tiny_models import build
 from tests.tiny_models.pictures import picture
 from vlm_server.protocol import SamplingParams
 from vlm_server.runner import prefill
 from vlm_server.runner.frames import Frame, FramedCache
-from vlm_server.runner.loading import LoadedModel
+from vlm_server.runner.loading import LoadedModel, load
 from vlm_server.runner.preparer import MultimodalPreparer
+from vlm_server.settings import Model
 
 Served = tuple[LoadedModel, MultimodalPreparer]
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
@@ -72,6 +76,15 @@ def test_answers_are_the_same(
     assert any(frame.num_behind for frame in frames)
     if is_cached or chunk_tokens < 30:
         assert any(frame.first < frame.start for frame in frames)
+
+
+def test_tokens_that_see_later_ones_are_read_without_frames(frames: list[Frame], tmp_path: Path):
+    loaded = load(Model(path=str(build("qwen3_vl", tmp_path))))
+    loaded.model.no_chunked_prefill = True  # as families say it whose tokens see all others
+    engine = Engine(loaded, MultimodalPreparer(loaded))
+    answers(engine)
+    assert all(prompt.is_uncut for prompt in engine.prompts.values())
+    assert not frames
 
 
 def test_a_frame_is_the_least_around_its_tokens():

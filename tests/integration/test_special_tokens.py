@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mlx_vlm.prompt_utils import apply_chat_template
 from mlx_vlm.utils import prepare_inputs, should_add_special_tokens
 
-from tests.integration.harness import Part, ask, conversation
+from tests.integration.harness import Part, ask, conversation, for_mlx_vlm
 from tests.tiny_models import build
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import InvalidRequest
@@ -60,7 +60,7 @@ def mlx_vlms_ids(loaded: LoadedModel, *parts: Part) -> list[int]:
     made = prepare_inputs(
         loaded.processor,
         images=pictures or None,
-        prompts=text.removeprefix(loaded.tokenizer.bos_token or ""),
+        prompts=for_mlx_vlm(loaded, text, has_pictures=bool(pictures)),
         image_token_index=loaded.image_token_id,
         add_special_tokens=should_add_special_tokens(loaded.model_type, loaded.processor),
     )

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 from mlx_vlm.convert import convert
 
-from tests.tiny_models import gemma, glm, idefics, internvl, llava, mistral, qwen
+from tests.tiny_models import gemma, gemma4, glm, idefics, internvl, llava, mistral, qwen
 from tests.tiny_models.checkpoint import Family, write
 
 _SHAPES: dict[str, dict[str, Family]] = {
@@ -16,6 +16,7 @@ _SHAPES: dict[str, dict[str, Family]] = {
         "qwen3_vl": qwen.QWEN3_VL,
         "qwen3_5": qwen.QWEN3_5,
         "gemma3": gemma.GEMMA3,
+        "gemma4": gemma4.GEMMA4,
         "smolvlm": idefics.SMOLVLM,
         "qwen2_vl": qwen.QWEN2_VL,
         "qwen3_vl_moe": qwen.QWEN3_VL_MOE,

@@ -123,20 +123,30 @@ class PrefixCache(Generic[T, S]):
         self._size_bytes = self._pinned_bytes = 0
         self._hits = self._misses = self._evictions = 0
 
-    def match(self, elements: Elements, limit: int, salt: str = "") -> PrefixMatch[T, S]:
-        """The longest known beginning of `elements`, of `limit` of them at most."""
+    def match(
+        self, elements: Elements, limit: int, salt: str = "", least: int = 0
+    ) -> PrefixMatch[T, S]:
+        """The longest known beginning of `elements`, of `limit` of them at most.
+
+        One of fewer than `least` is of no use: then there is none.
+        """
         with self._lock:
-            match = self._find(elements, limit, salt)
+            match = self._find(elements, limit, salt, least)
             self._hits += bool(match.length)
             self._misses += not match.length
             return match
 
     def improve(
-        self, match: PrefixMatch[T, S], elements: Elements, limit: int, salt: str = ""
+        self,
+        match: PrefixMatch[T, S],
+        elements: Elements,
+        limit: int,
+        salt: str = "",
+        least: int = 0,
     ) -> PrefixMatch[T, S]:
         """`match`, or a longer one in its place, of the same prompt. Counts as no other use."""
         with self._lock:
-            better = self._find(elements, limit, salt)
+            better = self._find(elements, limit, salt, least)
         worse = match if better.length > match.length else better
         worse.release()
         return match if worse is better else better
@@ -212,7 +222,7 @@ class PrefixCache(Generic[T, S]):
 
     # ---- finding -------------------------------------------------------------------
 
-    def _find(self, elements: Elements, limit: int, salt: str) -> PrefixMatch[T, S]:
+    def _find(self, elements: Elements, limit: int, salt: str, least: int) -> PrefixMatch[T, S]:
         found, at = list[tuple[_Node[T, S], int]](), 0
         limit = min(limit, len(elements))
         node = self._roots.get(salt)
@@ -230,6 +240,8 @@ class PrefixCache(Generic[T, S]):
         if self.needs_snapshots:
             while found and not self._has_snapshot(*found[-1]):
                 found.pop()
+        if sum(count for _, count in found) < least:
+            found = []
         for last, _ in found[-1:]:
             self._pin(last)
             self._touch(last)

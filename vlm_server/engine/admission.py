@@ -70,7 +70,10 @@ class Admission:
         theirs = sum(max(self._held(one), self._lasting(one)) for one in admitted)
         unknown = [span.end - span.start for span in prompt.images if span.features is None]
         num_media_tokens = sum(span.end - span.start for span in prompt.images) + sum(unknown)
-        chunk = min(self._max_chunk_tokens, prompt.num_tokens - prompt.num_cached_tokens)
+        known = prompt.num_cached_tokens
+        chunk = max(
+            min(self._max_chunk_tokens, prompt.num_tokens - known), prompt.num_uncut_tokens - known
+        )
         costs = self._governor.costs
         worst = max(
             costs.of("encode", max(unknown, default=0)),

@@ -94,7 +94,9 @@ class Request:
         self.features = []
         if self.prompt:
             self.prompt.release()
-            self.prompt = replace(self.prompt, images=(), positions=None, prefix=None)
+            self.prompt = replace(
+                self.prompt, images=(), positions=None, token_types=None, prefix=None
+            )
 
     def _take_known_features(self) -> None:
         assert self.prompt is not None

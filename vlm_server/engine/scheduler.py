@@ -353,9 +353,12 @@ class Scheduler:
         assert prompt is not None
         if prompt.prefix is None:
             return
-        limit = prompt.num_tokens - 1
         prefix = self._caches.prefixes.improve(
-            prompt.prefix, prompt.elements, limit, prompt.cache_salt
+            prompt.prefix,
+            prompt.elements,
+            prompt.num_tokens - 1,
+            prompt.cache_salt,
+            prompt.num_uncut_tokens,
         )
         if prefix is not prompt.prefix:
             request.take_prefix(prefix)
@@ -373,7 +376,7 @@ class Scheduler:
         start = request.num_prefilled
         end = start + self._pace.chunk_tokens(prompt.num_tokens - start, others_wait=others_wait)
         borders = prompt.borders[bisect_right(prompt.borders, start) :]
-        end = min([end, *borders[:1]])
+        end = max(prompt.num_uncut_tokens, min([end, *borders[:1]]))
         return PrefillWork(request.request_id, start, end, is_last=end == prompt.num_tokens)
 
     def _advance(self, plan: SchedulerOutput, result: StepResult) -> None:

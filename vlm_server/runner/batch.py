@@ -89,12 +89,13 @@ class DecodeBatch:
         return any(row.id == row_id and row.sampler.is_stuck for row in self._rows)
 
     def state_of(self, row_id: RowId) -> tuple[Elements, RowState, str] | None:
-        """All tokens of a row that its cache holds, their KV and its salt; None if it has left.
+        """All tokens of a row that its cache holds, their KV and its salt.
 
-        The KV is to be read before the next step, and before any row leaves.
+        None if it has left, or if nobody can go on from its prompt. The KV is to be read before
+        the next step, and before any row leaves.
         """
         for i, row in enumerate(self._rows):
-            if row.id == row_id:
+            if row.id == row_id and not row.prompt.is_uncut:
                 return *self._state_of(i, row), row.prompt.cache_salt
         return None
 

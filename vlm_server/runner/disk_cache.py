@@ -123,11 +123,11 @@ class DiskCache:
             start, behind = end, (*behind, piece.key)
 
     def find_prefix(
-        self, elements: Elements, known: int, limit: int, salt: str
+        self, elements: Elements, known: int, limit: int, salt: str, least: int
     ) -> StoredPrefix | None:
         with self._lock:
             walk = self._pieces.walk(elements, limit, salt, self._store.__contains__)
-        if walk.length <= known:
+        if walk.length <= known or walk.length < least:
             self._store.count_miss()
             return None
         found = self._load_behind(known, walk)

@@ -5,6 +5,7 @@ from __future__ import annotations
 CHECKED = frozenset(
     {
         "gemma3",
+        "gemma4",
         "glm4v",
         "idefics3",
         "internvl",

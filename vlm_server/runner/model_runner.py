@@ -120,6 +120,8 @@ class ModelRunner:
         """Let others go on from the prompts that have joined; not while their first token waits."""
         for prefill in self._joined:
             prompt = prefill.prompt
+            if prompt.is_uncut:
+                continue
             are_free = not self._batch.runs_on(prefill.cache)
             state = RowState(prefill.cache, prefill.snapshots, are_free=are_free)
             with _that_fails_nobody():

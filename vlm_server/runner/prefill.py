@@ -55,7 +55,9 @@ class Prefill:
         if self._inputs is None:
             self._inputs = _PromptInputs(self._model, self._prompt, start, self._features)
             self._features = ()
-            self._prompt = replace(self._prompt, images=(), positions=None, prefix=None)
+            self._prompt = replace(
+                self._prompt, images=(), positions=None, token_types=None, prefix=None
+            )
         language_model = self._model.language_model
         output = self._read(Frame.around(start, end, self._frame_tokens), self._inputs)
         launched = [output.logits] if end == self._prompt.num_tokens else []
@@ -86,9 +88,10 @@ class Prefill:
             )
 
     def _can_be_framed(self) -> bool:
-        """Whether all layers forget what comes behind a token, and logits are of one token."""
+        """Whether no token and no layer sees what comes behind, and logits are of one token."""
         is_plain = all(type(layer) is KVCache for layer in self.cache)
-        return is_plain and has_last_token_head(self._model.language_model)
+        is_causal = not self._prompt.num_uncut_tokens
+        return is_plain and is_causal and has_last_token_head(self._model.language_model)
 
 
 class _PromptInputs:
@@ -99,6 +102,7 @@ class _PromptInputs:
     ) -> None:
         self._start = start
         self._positions = prompt.positions
+        self._token_types = prompt.token_types
         self._token_ids = mx.array(prompt.token_ids[start:])[None]
         made = model.get_input_embeddings(self._token_ids, None, mask=mx.ones_like(self._token_ids))
         forget_positions(model.language_model)
@@ -122,6 +126,8 @@ class _PromptInputs:
         kwargs: dict[str, mx.array | list[mx.array]] = {}
         if self._positions is not None:
             kwargs["position_ids"] = mx.array(self._positions[:, None, start:end])
+        if self._token_types is not None:
+            kwargs["mm_token_type_ids"] = mx.array(self._token_types[None, start:end])
         start, end = start - self._start, end - self._start
         kwargs["inputs_embeds"] = self._embeds[:, start:end]
         if self._per_layer_inputs is not None:

@@ -7,6 +7,7 @@ knows no videos is shown the frames as pictures, each with its time.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ from vlm_server.errors import ContextLengthExceeded, InternalError
 from vlm_server.ports import ImageSpan, PreparedPrompt
 from vlm_server.protocol import ContentPart, ImagePart, Message, Submit, TextPart, VideoPart
 from vlm_server.runner.borders import Borders
+from vlm_server.runner.chunking import num_uncut_tokens
 from vlm_server.runner.grammar import Grammars
 from vlm_server.runner.loading import LoadedModel
 from vlm_server.runner.media import MediaProcessor, Medium
@@ -62,9 +64,11 @@ class MultimodalPreparer:
             layouts = [medium.layout for medium in media]
             places = [Place(each.token_id, each.prefix, each.suffix) for each in layouts]
             prompt = self._expand(self._prompts.tokenize(messages, places), media)
+            prompt = self._uncut(prompt)
             if self._caches.prefixes.needs_snapshots:
                 borders = self._borders.of(messages, prompt.token_ids, prompt.spans)
-                prompt = replace(prompt, borders=borders)
+                uncut = prompt.num_uncut_tokens
+                prompt = replace(prompt, borders=borders[bisect_left(borders, uncut) :])
             prompt = replace(prompt, grammar=grammar, cache_salt=submit.cache_salt)
             return self._with_images(prompt, media)
         finally:
@@ -144,10 +148,22 @@ class MultimodalPreparer:
         positions, rope_delta = prompt_positions(len(whole), placed)
         return PreparedPrompt(whole, (), tuple(spans), positions, rope_delta)
 
+    def _uncut(self, prompt: PreparedPrompt) -> PreparedPrompt:
+        """`prompt` with what the family says of cutting it into chunks."""
+        image_token_id, video_token_id = self._loaded.image_token_id, self._loaded.video_token_id
+        media_ids = [i for i in (image_token_id, video_token_id) if i is not None]
+        token_types = np.isin(prompt.token_ids, media_ids).astype(np.int32)
+        count = num_uncut_tokens(self._loaded.model, token_types)
+        if not count:
+            return prompt
+        return replace(prompt, num_uncut_tokens=count, token_types=token_types)
+
     def _with_images(self, prompt: PreparedPrompt, media: list[Medium]) -> PreparedPrompt:
         """`prompt` with what is known of its beginning, and what the rest of it needs."""
-        limit = prompt.num_tokens - 1
-        prefix = self._caches.find_prefix(prompt.elements, limit, prompt.cache_salt)
+        limit = 0 if prompt.is_uncut else prompt.num_tokens - 1
+        prefix = self._caches.find_prefix(
+            prompt.elements, limit, prompt.cache_salt, prompt.num_uncut_tokens
+        )
         units = [(medium, unit) for medium in media for unit in range(len(medium.mm_hashes))]
         images = list[ImageSpan]()
         try:

@@ -47,6 +47,21 @@ def num_known(cache: Cache, prompt: list[Piece], limit: int = 1000, salt: str = 
     return match.length
 
 
+@pytest.mark.parametrize(("least", "length"), [(0, 3), (3, 3), (4, 0)])
+def test_a_beginning_that_is_too_short_is_none(least: int, length: int) -> None:
+    cache = cache_of([1, 2, 3])
+    elements = elements_of([1, 2, 3, 4, 5])
+    nothing = cache.match(elements, 0)
+    for match in (
+        cache.match(elements, 4, "", least),
+        cache.improve(nothing, elements, 4, "", least),
+    ):
+        assert match.length == length
+        match.release()
+    assert cache.read().pinned_bytes == 0
+    cache.check_integrity()
+
+
 def test_only_what_is_new_is_taken() -> None:
     cache = cache_of([1, 2, 3])
     assert insert(cache, [1, 2, 3]).takes == []

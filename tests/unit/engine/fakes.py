@@ -198,6 +198,8 @@ class FakeRunner:
         tokens = {row_id: row.next_token() for row_id, row in self.rows.items()}
         for prefill in self.joined.values():
             made = prefill.request.prompt
+            if made.is_uncut:
+                continue
             source = FakeSource(made.elements, frozenset(prefill.snapshots))
             self.caches.prefixes.insert(made.elements, source, made.cache_salt)
         self.joined.clear()
@@ -214,7 +216,9 @@ class FakeRunner:
         prefill = self.prefills[work.request_id]
         prepared = prefill.request.prompt
         assert work.start == prefill.num_prefilled, "chunks join without a gap"
-        assert 0 < work.end - work.start <= self.chunk_tokens
+        uncut = prepared.num_uncut_tokens
+        assert work.start >= uncut or (work.start, work.end >= uncut) == (0, True), "a cut"
+        assert 0 < work.end - work.start <= max(self.chunk_tokens, uncut - work.start)
         assert work.is_last == (work.end == prepared.num_tokens)
         assert not any(work.start < border < work.end for border in prepared.borders)
         prefill.num_prefilled = work.end
@@ -234,6 +238,7 @@ class FakeRunner:
             wanted = parts_of(prompt.elements)[:length]
             assert length < prompt.num_tokens, "the last token's scores are in no cache"
             assert is_boundary(parts_of(prompt.elements), length)
+            assert length >= prompt.num_uncut_tokens, "it saw other tokens behind it"
             assert parts_in(prompt.prefix) == wanted, "another's beginning"
             if self.caches.prefixes.needs_snapshots:
                 assert prompt.prefix.snapshot.parts == wanted, "another's state"
@@ -242,7 +247,7 @@ class FakeRunner:
 
     def _keep_answer(self, row_id: RowId) -> None:
         row = self.rows.get(row_id)
-        if row is None or row_id.request_id in self.joined:
+        if row is None or row_id.request_id in self.joined or row.prompt.is_uncut:
             return
         token_ids = np.concatenate([row.prompt.token_ids, np.array(row.told, dtype=np.int32)])
         elements = Elements(token_ids, row.prompt.spans)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
@@ -34,7 +35,13 @@ def submit_mixed(request_id: str, parts: Parts, salt: str, **sampling: object) -
     return Submit(request_id, (Message("user", content),), images, params, cache_salt=salt)
 
 
-def prepare_mixed(submit: Submit, caches: Caches | None = None) -> PreparedPrompt:
+Seen = Literal["before", "in media", "all"]
+"""Which tokens the model's attend to: those before them, those of one picture too, or all."""
+
+
+def prepare_mixed(
+    submit: Submit, caches: Caches | None = None, seen: Seen = "before"
+) -> PreparedPrompt:
     """What a preparer makes of `submit_mixed(...)` with these caches; raises like `refuse`.
 
     Without any, it has no images: it is what is asked, not what there is to do.
@@ -50,15 +57,21 @@ def prepare_mixed(submit: Submit, caches: Caches | None = None) -> PreparedPromp
                 pieces.append((key, TOKENS_PER_IMAGE, IMAGE_TOKEN))
     elements = elements_of(pieces)
     made = PreparedPrompt(elements.token_ids, spans=elements.spans, cache_salt=submit.cache_salt)
-    return made if caches is None else _with_caches(made, caches)
+    return made if caches is None else _with_caches(_uncut(made, seen), caches)
+
+
+def _uncut(made: PreparedPrompt, seen: Seen) -> PreparedPrompt:
+    ends = {"before": 0, "in media": max((s.end for s in made.spans), default=0)}
+    return replace(made, num_uncut_tokens=ends.get(seen, made.num_tokens))
 
 
 def _with_caches(made: PreparedPrompt, caches: Caches) -> PreparedPrompt:
     last = made.num_tokens - 1
     if caches.prefixes.needs_snapshots:
         borders = {span.end for span in made.spans} | ({last} - {0})
-        made = replace(made, borders=tuple(sorted(borders)))
-    prefix = caches.prefixes.match(made.elements, last, made.cache_salt)
+        after = {border for border in borders if border >= made.num_uncut_tokens}
+        made = replace(made, borders=tuple(sorted(after)))
+    prefix = caches.prefixes.match(made.elements, last, made.cache_salt, made.num_uncut_tokens)
     images = []
     for span in made.spans:
         if span.start >= prefix.length:

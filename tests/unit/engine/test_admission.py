@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from queue import SimpleQueue
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,6 +32,7 @@ from vlm_server.engine.governor import Governor
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.request import Request
 from vlm_server.engine.scheduler import Scheduler
+from vlm_server.engine.states import State
 from vlm_server.errors import OutOfMemory
 from vlm_server.ports import PreparedPrompt, SchedulerOutput, StepResult
 from vlm_server.protocol import Event, Failed, Finished, SamplingParams, Submit
@@ -132,6 +135,17 @@ def test_all_rows_of_a_request_count():
     engine.run("two", n=2, max_tokens=20)
     engine.run("three", n=3, max_tokens=20)
     assert engine.ended == ["two"]
+
+
+@pytest.mark.parametrize(("uncut", "largest_chunk"), [(0, 5), (4, 5), (9, 9), (13, 13)])
+def test_a_chunk_that_must_not_be_cut_counts_whole(uncut: int, largest_chunk: int):
+    governor = Governor(Memory(), FakeMemory(), Caches.of())
+    admission = Admission(governor, lambda num_tokens: num_tokens, max_chunk_tokens=5)
+    request = Request(submit("a"), SamplingParams(max_tokens=1), ByteDecoder())
+    request.move_to(State.PREPARING)
+    request.take_prompt(replace(prompt("of 13 letters"), num_uncut_tokens=uncut), 1)
+    assert admission.admit(request, [], is_settled=True)
+    assert request.passing_bytes == governor.costs.of("prefill", largest_chunk)
 
 
 def test_short_rows_beside_a_long_one_are_as_wide_as_it():

@@ -1,6 +1,7 @@
 """What is planned when, and which events come of it."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -110,6 +111,26 @@ def test_chunks_end_exactly_with_the_prompt(tokens: int, chunks: int):
     add(planner, "a", text="x" * tokens)
     run(planner, runner)
     assert sum(plan.prefill is not None for plan in runner.plans) == chunks
+
+
+@pytest.mark.parametrize(
+    ("uncut", "chunks"),
+    [
+        (0, [(0, 5), (5, 10), (10, 13)]),
+        (3, [(0, 5), (5, 10), (10, 13)]),
+        (8, [(0, 8), (8, 13)]),
+        (13, [(0, 13)]),
+    ],
+)
+def test_what_must_not_be_cut_is_one_chunk(uncut: int, chunks: list[tuple[int, int]]):
+    planner = scheduler()
+    runner = runner_for(planner)
+    planner.add(submit("a", images=2))
+    planner.start_preparing()
+    planner.prepared("a", replace(prompt(images=2), num_uncut_tokens=uncut))
+    run(planner, runner)
+    done = [plan.prefill for plan in runner.plans if plan.prefill]
+    assert [(work.start, work.end) for work in done] == chunks
 
 
 def test_defaults_come_from_the_checkpoint():

@@ -3,7 +3,8 @@
 The invariants: exactly one terminal event for each accepted request, nothing remembered of
 what has ended, no row lost between scheduler and runner, nobody waits for ever, and what a
 request says is what it would have said alone. Requests share pictures and beginnings, in caches
-of any size: nothing stays pinned that nobody waits for, and no picture is encoded that is there.
+of any size, and tokens may see later ones: nothing stays pinned that nobody waits for, and no
+picture is encoded that is there.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from tests.unit.engine.fakes import (
 )
 from tests.unit.engine.mixed_prompts import (
     Parts,
+    Seen,
     num_tokens_of,
     prepare_mixed,
     submit_mixed,
@@ -74,8 +76,12 @@ class Lives(RuleBasedStateMachine):
         encoder_bytes=st.sampled_from([0, 8, 16, ENOUGH]),
         prefix_bytes=st.sampled_from([0, 12, 40, ENOUGH]),
         needs_snapshots=st.booleans(),
+        seen=st.sampled_from(["before", "before", "in media", "all"]),
     )
-    def start(self, encoder_bytes: int, prefix_bytes: int, needs_snapshots: bool) -> None:
+    def start(
+        self, encoder_bytes: int, prefix_bytes: int, needs_snapshots: bool, seen: Seen
+    ) -> None:
+        self.seen = seen
         self.caches = Caches.of(
             encoder_bytes=encoder_bytes, prefix_bytes=prefix_bytes, needs_snapshots=needs_snapshots
         )
@@ -214,7 +220,7 @@ class Lives(RuleBasedStateMachine):
 
     def prepare_one(self, name: str) -> None:
         try:
-            self.outcomes[name] = prepare_mixed(self.preparing.pop(name), self.caches)
+            self.outcomes[name] = prepare_mixed(self.preparing.pop(name), self.caches, self.seen)
         except RequestError as error:
             self.outcomes[name] = error
         except RuntimeError:

@@ -1,0 +1,151 @@
+"""Prompts that must not be cut: what the family says, what is done, and what caches still give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.integration.harness import Engine, Part, ask, conversation
+from tests.integration.test_caches import caches_of
+from tests.tiny_models import build
+from tests.tiny_models.pictures import picture
+from vlm_server.protocol import SamplingParams, Submit
+from vlm_server.runner.loading import LoadedModel, load
+from vlm_server.runner.preparer import MultimodalPreparer
+from vlm_server.settings import Model
+
+Served = tuple[LoadedModel, MultimodalPreparer]
+
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
+A, B = picture(1), picture(2)
+QUESTION = "What is on the left of it, and what is below?"
+SYSTEM = ("system", ("You look at screenshots and answer in short words.",))
+
+
+@pytest.fixture
+def gemma4(load_tiny: Callable[[str], Served]) -> Served:
+    return load_tiny("gemma4")
+
+
+@pytest.fixture
+def never_cut(tmp_path: Path) -> Served:
+    """A model of a family that forbids cutting any prompt, as PaliGemma's does."""
+    loaded = load(Model(path=str(build("gemma4", tmp_path))))
+    loaded.language_model.no_chunked_prefill = True
+    return loaded, MultimodalPreparer(loaded)
+
+
+def asked(name: str, *parts: Part) -> Submit:
+    return ask(name, *parts, sampling=GREEDY)
+
+
+def talk(name: str, *turns: tuple[str, tuple[Part, ...]]) -> Submit:
+    return conversation(name, SYSTEM, *turns, sampling=GREEDY)
+
+
+def cached_tokens(engine: Engine, name: str) -> int:
+    return engine.ends[name].usage.cached_tokens
+
+
+def chunk_ends(engine: Engine, submit: Submit) -> list[int]:
+    """Where each chunk of a request ended that runs alone."""
+    engine.add(submit)
+    request = engine.scheduler._requests[submit.request_id]
+    ends: list[int] = []
+    while request.prompt and request.num_prefilled < request.prompt.num_tokens:
+        engine.step()
+        ends += [request.num_prefilled] if [request.num_prefilled] != ends[-1:] else []
+    engine.run()
+    return [end for end in ends if end]
+
+
+def test_a_prompt_is_uncut_up_to_its_last_picture(gemma4: Served):
+    prompt = gemma4[1].prepare(asked("a", "First", A, "and then", B, QUESTION))
+    assert prompt.num_uncut_tokens == prompt.spans[-1].end < prompt.num_tokens
+    assert prompt.token_types is not None
+    shown = prompt.token_ids == gemma4[0].image_token_id
+    assert np.array_equal(prompt.token_types, shown)
+    assert shown.sum() == sum(span.end - span.start for span in prompt.spans)
+    text = gemma4[1].prepare(asked("b", QUESTION))
+    assert (text.num_uncut_tokens, text.token_types) == (0, None)
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5", "gemma3", "llava"])
+def test_other_families_may_be_cut_anywhere(load_tiny: Callable[[str], Served], family: str):
+    prompt = load_tiny(family)[1].prepare(asked("a", "First", A, QUESTION))
+    assert (prompt.num_uncut_tokens, prompt.token_types) == (0, None)
+
+
+def test_chunks_begin_behind_the_last_picture(gemma4: Served):
+    submit = asked("a", "First", A, "and then", B, QUESTION)
+    prompt = gemma4[1].prepare(submit)
+    first, last = prompt.num_uncut_tokens, prompt.num_tokens
+    ends = chunk_ends(Engine(*gemma4, chunk_tokens=7), submit)
+    assert ends == [*range(first, last, 7), last]
+
+
+def test_tokens_of_a_picture_see_each_other(gemma4: Served):
+    """The tests against mlx-vlm would not tell if the mask changed nothing."""
+    loaded, preparer = gemma4
+    submit = asked("a", A, QUESTION)
+    whole = Engine(loaded, preparer).answer(submit)
+    loaded.language_model.config.use_bidirectional_attention = None
+    try:
+        assert preparer.prepare(submit).num_uncut_tokens == 0
+        assert Engine(loaded, preparer).answer(submit) != whole
+    finally:
+        loaded.language_model.config.use_bidirectional_attention = "vision"
+
+
+def test_a_question_about_a_known_picture_goes_on_behind_it(gemma4: Served):
+    engine, plain = Engine(*gemma4, caches=caches_of(gemma4)), Engine(*gemma4)
+    first = ("user", (A, QUESTION))
+    engine.answer(talk("first", first))
+    more = (("assistant", (engine.texts["first"],)), ("user", ("And on the right?",)))
+    follow_up = talk("second", first, *more)
+    assert engine.answer(follow_up) == plain.answer(follow_up)
+    assert cached_tokens(engine, "second") > engine.prompts["first"].spans[-1].end
+    other = talk("other", ("user", (A, "How many are there?")))
+    assert engine.answer(other) == plain.answer(other)
+    assert cached_tokens(engine, "other") == engine.prompts["other"].spans[-1].end
+
+
+def test_a_beginning_before_a_new_picture_is_not_used(gemma4: Served):
+    engine, plain = Engine(*gemma4, caches=caches_of(gemma4)), Engine(*gemma4)
+    first = ("user", (A, QUESTION))
+    engine.answer(talk("first", first))
+    more = (("assistant", (engine.texts["first"],)), ("user", (B, "And here?")))
+    follow_up = talk("second", first, *more)
+    assert engine.answer(follow_up) == plain.answer(follow_up)
+    assert cached_tokens(engine, "second") == 0
+    assert len(engine.prompts["second"].images) == 2
+    assert not engine.prompts["second"].images[0].inputs, "its features are known"
+
+
+def test_two_that_share_a_beginning_and_run_together_are_as_alone(gemma4: Served):
+    """What is looked up again when a prompt's turn comes may not be too short either."""
+    engine, plain = Engine(*gemma4, caches=caches_of(gemma4), chunk_tokens=7), Engine(*gemma4)
+    submits = [talk("A", ("user", (A, QUESTION))), talk("A B", ("user", (A, "or", B, QUESTION)))]
+    submits.append(talk("A again", ("user", (A, "How many?"))))
+    for submit in submits:
+        engine.add(submit)
+    engine.run()
+    for submit in submits:
+        assert engine.tokens[submit.request_id] == plain.answer(submit)
+    assert cached_tokens(engine, "A B") == 0
+
+
+def test_of_a_family_that_is_never_cut_nothing_is_kept(never_cut: Served):
+    caches = caches_of(never_cut)
+    engine, plain = Engine(*never_cut, caches=caches, chunk_tokens=7), Engine(*never_cut)
+    for number, parts in enumerate([(QUESTION,), (A, QUESTION), (A, QUESTION)]):
+        submit = asked(f"{number}", *parts)
+        prompt = never_cut[1].prepare(submit)
+        assert prompt.num_uncut_tokens == prompt.num_tokens
+        assert chunk_ends(engine, submit) == [prompt.num_tokens]
+        assert engine.tokens[f"{number}"] == plain.answer(submit)
+        assert cached_tokens(engine, f"{number}") == 0
+    assert not caches.prefixes.read().entries

@@ -1,0 +1,128 @@
+"""Gemma 4: a picture's tokens see each other, so its prompts are not cut before their end.
+
+Pictures of any shape within a budget; windows in two of three layers, inputs for each layer of
+its own, and last layers that use the keys and values of earlier ones.
+"""
+
+from __future__ import annotations
+
+from tests.tiny_models.checkpoint import MAX_POSITIONS, Checkpoint, Family, Json
+from tests.tiny_models.vocabulary import Vocabulary
+from tests.tiny_models.weights import Style
+
+SPECIALS = (
+    "<pad>",
+    "<eos>",
+    "<bos>",
+    "<unk>",
+    "<|turn>",
+    "<turn|>",
+    "<|image>",
+    "<|image|>",
+    "<image|>",
+    "<|audio|>",
+    "<|video|>",
+)
+PATCH_PIXELS = 8
+MAX_TOKENS_PER_IMAGE = 20
+WINDOW = 64
+
+TEMPLATE = """\
+{{- bos_token }}
+{%- for message in messages %}
+{%- set role = 'model' if message.role == 'assistant' else message.role %}
+{{- '<|turn>' + role + '\\n' }}
+{%- if message.content is string %}{{- message.content | trim }}
+{%- else %}
+{%- for part in message.content %}
+{%- if part.type == 'image' %}{{- '<|image|>' }}
+{%- elif part.type == 'text' %}{{- part.text | trim }}
+{%- endif %}
+{%- endfor %}
+{%- endif %}
+{{- '<turn|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|turn>model\\n' }}
+{%- endif %}
+"""
+
+
+def _config(vocabulary: Vocabulary) -> Json:
+    return {
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "model_type": "gemma4",
+        "vocab_size": len(vocabulary),
+        "hidden_size": 64,
+        "image_token_id": vocabulary.id("<|image|>"),
+        "audio_token_id": vocabulary.id("<|audio|>"),
+        "video_token_id": vocabulary.id("<|video|>"),
+        "boi_token_id": vocabulary.id("<|image>"),
+        "eoi_token_id": vocabulary.id("<image|>"),
+        "vision_soft_tokens_per_image": MAX_TOKENS_PER_IMAGE,
+        "audio_config": None,
+        "text_config": {
+            "model_type": "gemma4_text",
+            "vocab_size": len(vocabulary),
+            "vocab_size_per_layer_input": len(vocabulary),
+            "hidden_size": 64,
+            "hidden_size_per_layer_input": 32,
+            "intermediate_size": 128,
+            "num_hidden_layers": 6,
+            "num_kv_shared_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+            "use_bidirectional_attention": "vision",
+            "max_position_embeddings": MAX_POSITIONS,
+        },
+        "vision_config": {
+            "model_type": "gemma4_vision",
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "global_head_dim": 16,
+            "patch_size": PATCH_PIXELS,
+            "position_embedding_size": 128,
+            "default_output_length": MAX_TOKENS_PER_IMAGE,
+        },
+    }
+
+
+def _describe(vocabulary: Vocabulary) -> Checkpoint:
+    return Checkpoint(
+        config=_config(vocabulary),
+        template=TEMPLATE,
+        eos=("<turn|>", "<eos>"),
+        pad="<pad>",
+        tokens={
+            "boi_token": "<|image>",
+            "eoi_token": "<image|>",
+            "image_token": "<|image|>",
+            "video_token": "<|video|>",
+        },
+        files={
+            "processor_config.json": {
+                "processor_class": "Gemma4Processor",
+                "image_processor": {
+                    "image_processor_type": "Gemma4ImageProcessor",
+                    "patch_size": PATCH_PIXELS,
+                    "max_soft_tokens": MAX_TOKENS_PER_IMAGE,
+                },
+                "feature_extractor": {
+                    "feature_extractor_type": "Gemma4AudioFeatureExtractor",
+                    "feature_size": 16,
+                },
+            },
+        },
+        style=Style(tied_head=True),
+    )
+
+
+GEMMA4 = Family(SPECIALS, _describe, bos="<bos>")
