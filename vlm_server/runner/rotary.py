@@ -66,7 +66,7 @@ class FastRotary(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         self._periods = 1.0 / embedding.inv_freq
         self._positions: mx.array | None = None
         self._turns: Any = None
-        """What all layers need of `_positions`: offsets (rows,), or a `Rotation`."""
+        """What all layers need of `_positions`: an offset (1,), or a `Rotation`."""
 
     def apply_rotary(
         self,
@@ -83,15 +83,17 @@ class FastRotary(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         """
         assert unsqueeze_dim == 1
         assert cast_output
-        is_step = position_ids.ndim == 2
+        is_one = position_ids.shape == (1, 1)
         if position_ids is not self._positions:
             self._positions = position_ids
-            self._turns = position_ids[:, 0] if is_step else self._rotation(position_ids)
-        turn = self._turn_step if is_step else self._turn_prompt
+            self._turns = position_ids[:, 0] if is_one else self._rotation(position_ids)
+        turn = self._turn_one if is_one else self._turn
         return turn(q), turn(k)
 
     def _rotation(self, position_ids: mx.array) -> Rotation:
         """What mlx-vlm turns heads by at these positions: seen by what becomes of (1, 0)."""
+        if position_ids.ndim == 2:
+            position_ids = mx.broadcast_to(position_ids, (3, *position_ids.shape))
         dim, (_, rows, tokens) = self._embedding.dim, position_ids.shape
         along = mx.broadcast_to(mx.arange(dim) < dim // 2, (rows, 1, tokens, dim))
         along = along.astype(mx.float32)
@@ -104,13 +106,14 @@ class FastRotary(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         )
         return Rotation(*mx.split(turned, 2, axis=-1))
 
-    def _turn_prompt(self, x: mx.array) -> mx.array:
+    def _turn(self, x: mx.array) -> mx.array:
         dim = self._embedding.dim
         if dim == x.shape[-1]:
             return self._turns(x)  # type: ignore[no-any-return]
         return mx.concatenate([self._turns(x[..., :dim]), x[..., dim:]], axis=-1)
 
-    def _turn_step(self, x: mx.array) -> mx.array:
+    def _turn_one(self, x: mx.array) -> mx.array:
+        """The least to launch. Of several rows, MLX takes four times as long for it on CUDA."""
         return mx.fast.rope(
             x, self._embedding.dim, traditional=False, base=None, scale=1.0,
             offset=self._turns, freqs=self._periods,
