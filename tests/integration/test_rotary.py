@@ -1,25 +1,35 @@
-"""One kernel for a step's positions gives the tokens that mlx-vlm's own rotary gives."""
+"""One rotary embedding for all layers gives what mlx-vlm's own gives, and keeps nothing of it."""
 
 from __future__ import annotations
 
+import ctypes
+import sys
+from typing import Any
+
+import mlx.core as mx
 import mlx_vlm
 import pytest
+from mlx_vlm.models.rope_utils import MRoPERotaryEmbedding
 
 from tests.integration.harness import Engine, ask
 from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
 from vlm_server.runner.loading import load
 from vlm_server.runner.preparer import MultimodalPreparer
-from vlm_server.runner.rotary import has_fast_rotary, use_fast_rotary
+from vlm_server.runner.rotary import SharedRotary, has_shared_rotary, use_shared_rotary
 from vlm_server.settings import Model
 
+FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"]
+HEAD = 64
 
-def answers(model: Model, *, fast: bool) -> dict[str, list[int]]:
+
+def answers(path: str, *, has_rope_kernel: bool) -> dict[str, list[int]]:
     """The tokens of two prompts of text and two of pictures, which decode together."""
-    loaded = load(model)
-    if fast:
-        assert use_fast_rotary(loaded.language_model)
-    assert has_fast_rotary(loaded.language_model) == fast
+    loaded = load(Model(path=path))
+    model, _ = mlx_vlm.load(path)
+    loaded.model.language_model = model.language_model
+    assert use_shared_rotary(loaded.language_model, has_rope_kernel=has_rope_kernel)
+    assert has_shared_rotary(loaded.language_model)
     engine = Engine(loaded, MultimodalPreparer(loaded))
     engine.add(ask("short", "Hello"))
     engine.step(3)
@@ -30,15 +40,112 @@ def answers(model: Model, *, fast: bool) -> dict[str, list[int]]:
     return engine.tokens
 
 
-@pytest.mark.parametrize(
-    "family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"]
-)
-def test_tokens_are_the_same(tiny_model: TinyModel, family: str):
-    model = Model(path=str(tiny_model(family)))
-    assert answers(model, fast=True) == answers(model, fast=False)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_plain_rope_gives_the_same_tokens(tiny_model: TinyModel, family: str):
+    path = str(tiny_model(family))
+    assert answers(path, has_rope_kernel=True) == answers(path, has_rope_kernel=False)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_layers_share_one(tiny_model: TinyModel, family: str):
+    loaded = load(Model(path=str(tiny_model(family))))
+    attentions = [getattr(layer, "self_attn", None) for layer in loaded.language_model.layers]
+    assert len({id(each.rotary_emb) for each in attentions if each is not None}) == 1
 
 
 def test_other_families_keep_their_own(tiny_model: TinyModel):
     model, _ = mlx_vlm.load(str(tiny_model("gemma3")))
-    assert not use_fast_rotary(model.language_model)
-    assert not has_fast_rotary(model.language_model)
+    assert not use_shared_rotary(model.language_model, has_rope_kernel=True)
+    assert not has_shared_rotary(model.language_model)
+
+
+# ---- what it computes, and what it leaves ------------------------------------------
+
+
+def embedding(style: str, turned: int = HEAD) -> Any:
+    half = turned // 2
+    sections = [half - 2 * (half // 3), half // 3, half // 3]
+    return MRoPERotaryEmbedding(turned, base=1e4, mrope_section=sections, style=style)
+
+
+def shared(own: Any, num_layers: int = 1) -> SharedRotary:
+    return SharedRotary(own, num_layers, has_rope_kernel=False)
+
+
+def inputs(tokens: int, rows: int = 1, dtype: Any = mx.float32) -> tuple[Any, Any, Any]:
+    """Queries, keys and positions of so many tokens."""
+    q = mx.random.normal((rows, 4, tokens, HEAD)).astype(dtype)
+    k = mx.random.normal((rows, 1, tokens, HEAD)).astype(dtype)
+    return q, k, mx.random.randint(0, 500, (3, rows, tokens))
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize("turned", [HEAD, HEAD // 4])
+@pytest.mark.parametrize("style", ["chunked", "interleaved"])
+def test_turns_as_mlx_vlm_does(style: str, turned: int, dtype: Any):
+    own = embedding(style, turned)
+    for tokens, rows in [(7, 1), (33, 1), (1, 3), (5, 2)]:  # compiled at the first, once
+        q, k, positions = inputs(tokens, rows, dtype)
+        found = shared(own).apply_rotary(q, k, positions)
+        for mine, theirs in zip(found, own.apply_rotary(q, k, positions), strict=True):
+            assert mine.dtype == dtype
+            size = mx.abs(theirs).max()
+            assert mx.abs(mine - theirs).max() <= 4 * size * mx.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("has_rope_kernel", [True, False])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_token_of_text_has_one_position(rows: int, has_rope_kernel: bool):
+    own = embedding("interleaved")
+    q, k, _ = inputs(1, rows)
+    places = mx.array([[7 + 100 * row] for row in range(rows)])
+    rotary = SharedRotary(own, 1, has_rope_kernel=has_rope_kernel)
+    found = rotary.apply_rotary(q, k, places)
+    wanted = own.apply_rotary(q, k, mx.broadcast_to(places, (3, rows, 1)))
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert mx.abs(mine - theirs).max() < 1e-4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks glibc what is in use")
+def test_new_lengths_leave_nothing():
+    rotary = shared(embedding("interleaved"))
+    turn(rotary, range(1, 50))
+    before = heap_bytes()
+    turn(rotary, range(50, 150))
+    assert heap_bytes() - before < 100 * 1000
+
+
+def test_positions_go_with_the_last_layer():
+    rotary = shared(embedding("interleaved"), num_layers=2)
+    q, k, positions = inputs(1000)
+    mx.eval(rotary.apply_rotary(q, k, positions))
+    mx.eval(rotary.apply_rotary(q, k, positions))
+    with_inputs = mx.get_active_memory()
+    mx.eval(rotary.apply_rotary(q, k, positions))
+    assert mx.get_active_memory() > with_inputs, "computed for two layers"
+    mx.eval(rotary.apply_rotary(q, k, positions))
+    assert mx.get_active_memory() == with_inputs
+
+
+def turn(rotary: SharedRotary, lengths: range) -> None:
+    for length in lengths:
+        mx.eval(rotary.apply_rotary(*inputs(length)))
+
+
+class _Mallinfo(ctypes.Structure):
+    """`struct mallinfo2` of glibc's <malloc.h>."""
+
+    _fields_ = (
+        ("before", ctypes.c_size_t * 7),
+        ("uordblks", ctypes.c_size_t),
+        ("after", ctypes.c_size_t * 2),
+    )
+
+
+def heap_bytes() -> int:
+    """What is in use of the C library's heap, without the pool of MLX."""
+    mx.synchronize()
+    mx.clear_cache()
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = _Mallinfo
+    return int(mallinfo2().uordblks)

@@ -20,7 +20,7 @@ from vlm_server.cache.elements import Elements
 from vlm_server.ports import PreparedPrompt, RowId, TokenScore
 from vlm_server.runner.kv import RowState, snapshot
 from vlm_server.runner.prefill import Prefill
-from vlm_server.runner.rotary import has_fast_rotary
+from vlm_server.runner.rotary import has_shared_rotary
 from vlm_server.runner.rows import joined, kept
 from vlm_server.runner.sampler import RowSampler, choice_params, sample
 from vlm_server.runner.scores import Scores, score
@@ -53,7 +53,7 @@ class DecodeBatch:
         self._language_model = language_model
         self._eos_token_ids = eos_token_ids
         self._has_rope_index = hasattr(language_model, "get_rope_index")
-        self._has_fast_rotary = has_fast_rotary(language_model)
+        self._has_shared_rotary = has_shared_rotary(language_model)
         self._rows: list[_Row] = []
         self._cache: list[Any] = []
         self._tokens: mx.array | None = None
@@ -177,9 +177,9 @@ class DecodeBatch:
             row.sampler.follow(drawn[i])
 
     def _position_ids(self) -> mx.array:
-        """Where each row's next token stands: (3, rows, 1), or (rows, 1) for `FastRotary`."""
+        """Where each row's next token stands: (3, rows, 1), or (rows, 1) for `SharedRotary`."""
         places = mx.array([[row.position + row.prompt.rope_delta] for row in self._rows])
-        if self._has_fast_rotary:
+        if self._has_shared_rotary:
             return places
         return mx.broadcast_to(places[None], (3, *places.shape))
 

@@ -21,7 +21,7 @@ from vlm_server.runner.heads import use_last_token_head
 from vlm_server.runner.patches import use_fast_patches
 from vlm_server.runner.positions import forget_positions
 from vlm_server.runner.processors import mend
-from vlm_server.runner.rotary import use_fast_rotary
+from vlm_server.runner.rotary import use_shared_rotary
 from vlm_server.runner.rotation import is_cpu
 from vlm_server.runner.towers import use_fast_tower
 from vlm_server.settings import Model as ModelSettings
@@ -89,8 +89,7 @@ def load(settings: ModelSettings) -> LoadedModel:
     use_fast_tower(model)
     use_fast_patches(processor, model)
     use_last_token_head(model.language_model)
-    if not is_cpu():
-        use_fast_rotary(model.language_model)
+    use_shared_rotary(model.language_model, has_rope_kernel=not is_cpu())
     mx.eval(model.parameters())
     tokenizer = getattr(processor, "tokenizer", processor)
     if not hasattr(tokenizer, "backend_tokenizer"):

@@ -1,7 +1,11 @@
-"""Rotary embedding in one kernel for queries and one for keys, for GPUs without Metal's fused one.
+"""One rotary embedding for all layers of a family with M-RoPE, but on Metal, which has its own.
 
-mlx-vlm composes M-RoPE of some 14 kernels a layer, and launching them is what a decode step of
-few rows waits for. A token of text has one position, whatever family: there M-RoPE is plain RoPE.
+mlx-vlm compiles its M-RoPE for each shape that it meets, and MLX keeps every such compilation:
+24 KB for each length that a prompt ever had. Here what follows from positions is computed once
+for all layers, and heads are turned by what was compiled once for all shapes.
+
+On a GPU launching kernels is what a decode step of few rows waits for. A token of text has one
+position, whatever family: there M-RoPE is plain RoPE, which MLX turns in one kernel.
 """
 
 from __future__ import annotations
@@ -10,15 +14,19 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_vlm.models.rope_utils import MRoPERotaryEmbedding, apply_multimodal_rotary_pos_emb
+from mlx_vlm.models.rope_utils import MRoPERotaryEmbedding
 
 from vlm_server.runner.rotation import Rotation
 
+_STYLES = frozenset({"chunked", "interleaved"})
+"""Those in which each frequency follows one of the three positions."""
 
-def use_fast_rotary(language_model: Any) -> bool:
+
+def use_shared_rotary(language_model: Any, *, has_rope_kernel: bool) -> bool:
     """Let all layers share one rotary embedding; False if the model's is not a known kind.
 
-    Decode steps then pass positions as (rows, 1).
+    Decode steps then pass positions as (rows, 1). `has_rope_kernel` says whether `mx.fast.rope`
+    is one kernel here.
     """
     attentions = _attentions(language_model)
     embeddings: list[Any] = [getattr(attention, "rotary_emb", None) for attention in attentions]
@@ -26,16 +34,16 @@ def use_fast_rotary(language_model: Any) -> bool:
         return False
     if len({(e.dim, e.base, e.style, tuple(e.mrope_section)) for e in embeddings}) > 1:
         return False
-    shared = FastRotary(embeddings[0])
+    shared = SharedRotary(embeddings[0], len(embeddings), has_rope_kernel=has_rope_kernel)
     for attention in attentions:
         attention.rotary_emb = shared
     return True
 
 
-def has_fast_rotary(language_model: Any) -> bool:
+def has_shared_rotary(language_model: Any) -> bool:
     """Whether decode steps may pass positions as (rows, 1)."""
     return any(
-        isinstance(getattr(attention, "rotary_emb", None), FastRotary)
+        isinstance(getattr(attention, "rotary_emb", None), SharedRotary)
         for attention in _attentions(language_model)
     )
 
@@ -48,22 +56,27 @@ def _attentions(language_model: Any) -> list[Any]:
 def _is_known(embedding: Any) -> bool:
     return (
         isinstance(embedding, MRoPERotaryEmbedding)
-        and embedding.pairing == "half_split"
+        and embedding.style in _STYLES
         and embedding.attention_scaling == 1.0
         and not embedding.fused_apply
     )
 
 
-class FastRotary(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not typed
-    """One model's M-RoPE, turned in float32."""
+class SharedRotary(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not typed
+    """The M-RoPE of one model's `num_layers` layers, turned in float32."""
 
     fused_apply = True
     """Tells mlx-vlm's layers to call `apply_rotary`."""
 
-    def __init__(self, embedding: MRoPERotaryEmbedding) -> None:
+    def __init__(
+        self, embedding: MRoPERotaryEmbedding, num_layers: int, *, has_rope_kernel: bool
+    ) -> None:
         super().__init__()
         self._embedding = embedding
         self._periods = 1.0 / embedding.inv_freq
+        self._has_rope_kernel = has_rope_kernel
+        self._num_layers = num_layers
+        self._layers_left = 0
         self._positions: mx.array | None = None
         self._turns: Any = None
         """What all layers need of `_positions`: an offset (1,), or a `Rotation`."""
@@ -83,34 +96,30 @@ class FastRotary(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         """
         assert unsqueeze_dim == 1
         assert cast_output
-        is_one = position_ids.shape == (1, 1)
+        is_one = self._has_rope_kernel and position_ids.shape == (1, 1)
         if position_ids is not self._positions:
-            self._positions = position_ids
+            self._positions, self._layers_left = position_ids, self._num_layers
             self._turns = position_ids[:, 0] if is_one else self._rotation(position_ids)
         turn = self._turn_one if is_one else self._turn
-        return turn(q), turn(k)
+        turned = turn(q), turn(k)
+        self._layers_left -= 1
+        if not self._layers_left:
+            self._positions = self._turns = None
+        return turned
 
     def _rotation(self, position_ids: mx.array) -> Rotation:
-        """What mlx-vlm turns heads by at these positions: seen by what becomes of (1, 0)."""
-        if position_ids.ndim == 2:
-            position_ids = mx.broadcast_to(position_ids, (3, *position_ids.shape))
-        dim, (_, rows, tokens) = self._embedding.dim, position_ids.shape
-        along = mx.broadcast_to(mx.arange(dim) < dim // 2, (rows, 1, tokens, dim))
-        along = along.astype(mx.float32)
-        turned, _ = apply_multimodal_rotary_pos_emb(
-            along,
-            along,
-            *self._embedding(along, position_ids),
-            mrope_section=self._embedding.mrope_section,
-            style=self._embedding.style,
-        )
-        return Rotation(*mx.split(turned, 2, axis=-1))
+        positions = position_ids[..., None]
+        if position_ids.ndim == 3:
+            by_frequency = mx.take(position_ids, self._embedding.position_selector, axis=0)
+            positions = by_frequency.transpose(1, 2, 0)
+        angles = positions.astype(mx.float32) * self._embedding.inv_freq
+        return Rotation(mx.cos(angles)[:, None], mx.sin(angles)[:, None])
 
     def _turn(self, x: mx.array) -> mx.array:
-        dim = self._embedding.dim
+        dim, turn = self._embedding.dim, self._turns.in_one_kernel
         if dim == x.shape[-1]:
-            return self._turns(x)  # type: ignore[no-any-return]
-        return mx.concatenate([self._turns(x[..., :dim]), x[..., dim:]], axis=-1)
+            return turn(x)  # type: ignore[no-any-return]
+        return mx.concatenate([turn(x[..., :dim]), x[..., dim:]], axis=-1)
 
     def _turn_one(self, x: mx.array) -> mx.array:
         """The least to launch. Of several rows, MLX takes four times as long for it on CUDA."""
