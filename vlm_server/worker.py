@@ -16,6 +16,7 @@ import threading
 from queue import SimpleQueue
 from typing import NoReturn
 
+from vlm_server import heap
 from vlm_server.caches import Caches
 from vlm_server.engine.admission import Admission
 from vlm_server.engine.governor import Governor
@@ -66,6 +67,7 @@ def main() -> NoReturn:
     )
     logging.getLogger("PIL").setLevel(logging.INFO)
     sys.setswitchinterval(_SWITCH_SECONDS)
+    heap.keep_large_blocks_apart()
     try:
         loop, caches = start_engine(start, channel)
     except Exception as error:  # a checkpoint can be wrong in more ways than are known

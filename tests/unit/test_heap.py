@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = """
+MAIN_THREAD = """
 import os
 from pathlib import Path
 from vlm_server import heap
@@ -28,10 +28,28 @@ del blocks[:999]
 print(resident() - before)
 """
 
+OTHER_THREAD = """
+import os, threading
+from pathlib import Path
+from vlm_server import heap
+{first}
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def work():
+    blocks = [os.urandom(100_000) for _ in range(400)]
+bytes(30_000_000)
+before = resident()
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+{last}
+print(resident() - before)
+"""
 
-def growth(first: str = "", last: str = "") -> int:
-    """Bytes that a process keeps of 100 MB of which it needs the last 100 kB."""
-    program = PROGRAM.format(first=first, last=last)
+
+def growth(first: str = "", last: str = "", program: str = MAIN_THREAD) -> int:
+    """Bytes that a process keeps of 40 MB or more of which it needs 100 kB at most."""
+    program = program.format(first=first, last=last)
     output = subprocess.run(
         [sys.executable, "-c", program],
         check=True,
@@ -51,3 +69,11 @@ def test_trim_gives_back_what_is_free():
 
 def test_it_can_be_called_anywhere():
     assert growth(first="heap.keep_large_blocks_apart()", last="heap.trim()") < 5_000_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc")
+def test_a_thread_keeps_nothing_once_large_blocks_are_apart():
+    """Trimming does not reach what is free at the end of a thread's own heap."""
+    assert growth(last="heap.trim()", program=OTHER_THREAD) > 20_000_000
+    apart = growth(first="heap.keep_large_blocks_apart()", last="heap.trim()", program=OTHER_THREAD)
+    assert apart < 5_000_000
