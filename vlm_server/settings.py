@@ -155,6 +155,14 @@ class Scheduler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Cache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    layout_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Most host memory for pictures' places in a prompt, some 2 kB each; never "
+            "more than `pixel_bytes`.",
+        ),
+    ] = 16 << 20
     pixel_bytes: Annotated[
         int,
         Meta(

@@ -17,9 +17,6 @@ from vlm_server.settings import Cache, Memory
 
 logger = logging.getLogger(__name__)
 
-_MAX_LAYOUT_BYTES = 16 << 20
-
-
 NO_MEMORY = "the device ran out of memory; please ask again"
 _ALLOCATIONS = ("malloc]", "out of memory", "unable to allocate", "cudamalloc")
 
@@ -96,7 +93,7 @@ def make_caches(settings: Cache, memory: MlxMemory, language_model: Any) -> Cach
         prefix_bytes = 0
     pixel_bytes = _size(settings.pixel_bytes, total // 32)
     return Caches.of(
-        layout_bytes=min(_MAX_LAYOUT_BYTES, pixel_bytes),
+        layout_bytes=min(settings.layout_bytes, pixel_bytes),
         pixel_bytes=pixel_bytes,
         encoder_bytes=_size(settings.encoder_bytes, free // 16),
         prefix_bytes=prefix_bytes,

@@ -18,6 +18,7 @@ from vlm_server.soak.run import Plan, Result, soak
 from vlm_server.soak.verdict import is_passed, judge
 
 DAEMON = (
+    *("--set", "cache.layout_bytes=200000"),
     *("--set", "cache.pixel_bytes=16000000"),
     *("--set", "cache.encoder_bytes=6000000"),
     *("--set", "cache.prefix_bytes=24000000"),

@@ -37,6 +37,9 @@ _CLIPS = 4
 _TURNS = 6
 _LONG_WORDS = (150, 1200)
 _WORDS = ("red", "circle", "blue", "square", "left", "of", "the", "star", "and", "two", "what")
+_SCHEMAS = 400
+_GRAMMARS = 64
+"""That the engine keeps."""
 _REFILLS = 20
 _REFILL_SIZE = (416, 416)
 _REFILL_WORDS = 80
@@ -116,7 +119,11 @@ class User:
                 return _ask(DESCRIBE, self._known()) | {"n": 2}
             case _:
                 assert kind is Kind.JSON, kind
-                return _ask(DESCRIBE, self._known()) | _schema(rng) | {"max_tokens": 48}
+                return (
+                    _ask(DESCRIBE, self._known())
+                    | _schema(rng.randrange(_SCHEMAS))
+                    | {"max_tokens": 48}
+                )
 
     def _conversation(self) -> list[Message]:
         """All turns so far and the next one, which brings a new picture now and then."""
@@ -151,7 +158,17 @@ def refills(seed: int) -> list[Request]:
         | _ask(_words(rng, _REFILL_WORDS), random_png(_REFILL_SIZE, rng))
         for _ in range(_REFILLS)
     )
-    return [Request(Kind.REFILL, msgspec.json.encode(body)) for body in bodies]
+    return [_refill(body) for body in bodies]
+
+
+def schemas() -> list[Request]:
+    """As many as the engine keeps grammars of: from then on each new one puts out an old one."""
+    asked = {"model": "default", "max_tokens": 1} | _ask("Hello")
+    return [_refill(asked | _schema(number)) for number in range(_GRAMMARS)]
+
+
+def _refill(body: dict[str, Any]) -> Request:
+    return Request(Kind.REFILL, msgspec.json.encode(body))
 
 
 def random_picture(rng: random.Random) -> bytes:
@@ -166,9 +183,17 @@ def _words(rng: random.Random, count: int) -> str:
     return " ".join(rng.choices(_WORDS, k=count))
 
 
-def _schema(rng: random.Random) -> dict[str, Any]:
-    colours = rng.sample(("red", "green", "blue", "white"), 3)
-    properties = {"colour": {"enum": colours}, "count": {"type": "integer", "maximum": 6}}
-    schema = {"type": "object", "properties": properties, "required": list(properties)}
+def _schema(number: int) -> dict[str, Any]:
+    """Answers by different schemas have the same form."""
+    properties = {
+        "colour": {"enum": ["red", "green", "blue"]},
+        "count": {"type": "integer", "maximum": 6},
+    }
+    schema = {
+        "title": f"picture {number}",
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+    }
     wanted = {"type": "json_schema", "json_schema": {"name": "picture", "schema": schema}}
     return {"response_format": wanted}

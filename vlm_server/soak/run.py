@@ -12,7 +12,7 @@ import msgspec
 from vlm_server.soak.client import Client
 from vlm_server.soak.crowd import Crowd
 from vlm_server.soak.malformed import refused_by_engine
-from vlm_server.soak.mix import random_picture, refills
+from vlm_server.soak.mix import random_picture, refills, schemas
 from vlm_server.soak.readings import Reading, Readings
 from vlm_server.soak.request import Outcome
 
@@ -63,6 +63,7 @@ async def soak(url: str, plan: Plan) -> Result:
         watching = asyncio.create_task(readings.watch())
         try:
             left = await _load(crowd, 60 * plan.minutes, _is_warm(crowd, 60 * plan.minutes))
+            await crowd.ask_in_turn(schemas())
             rests = [await _at_rest(crowd, readings, plan.seed)]
             while len(rests) < 2 or left > 0:
                 left = await _load(crowd, left, _has_more(crowd, _STRETCH_REQUESTS))

@@ -8,7 +8,7 @@ from itertools import islice
 
 import pytest
 
-from vlm_server.soak.mix import WEIGHTS, Gallery, User, refills
+from vlm_server.soak.mix import WEIGHTS, Gallery, User, refills, schemas
 from vlm_server.soak.request import Kind, Patience, Request
 
 COUNT = 600
@@ -37,6 +37,11 @@ def test_other_seeds_and_other_users_ask_something_else(requests: list[Request])
 def test_refills_are_the_same_every_time_and_of_no_user(requests: list[Request]):
     assert refills(1) == refills(1)
     assert not {refill.body for refill in refills(1)} & {request.body for request in requests}
+
+
+def test_each_schema_before_the_start_is_another():
+    wanted = [json.loads(request.body)["response_format"] for request in schemas()]
+    assert len({json.dumps(each) for each in wanted}) == len(wanted) == 64
 
 
 def test_every_kind_comes_about_as_often_as_it_should(requests: list[Request]):
