@@ -258,6 +258,11 @@ class DeviceMemory(Protocol):
         """The most that it keeps for reuse."""
         ...
 
+    @property
+    def gives_way(self) -> bool:
+        """Whether it gives up what it keeps for reuse, of itself, before it exceeds its limit."""
+        ...
+
     def read(self) -> MemoryReading: ...
 
     def take_peak(self) -> int:

@@ -18,22 +18,33 @@ from PIL import Image as PillowImage
 from tests.e2e.daemon import Daemon, running_daemon, wait_until
 
 SIZE = (1024, 768)
+LARGEST = (8000, 6250)
+"""`limits.max_image_pixels`."""
 NUM_PICTURES = 16
 
 
 def picture(seed: int, size: tuple[int, int] = SIZE) -> dict[str, Any]:
     """One that no other test shows."""
     width, height = size
-    blocks = np.random.default_rng(1000 + seed).integers(0, 255, (height // 8, width // 8, 3))
-    pixels = blocks.astype(np.uint8).repeat(8, 0).repeat(8, 1)
+    block = max(8, width // 128)
+    blocks = np.random.default_rng(1000 + seed).integers(
+        0, 255, (height // block, width // block, 3), dtype=np.uint8
+    )
     buffer = io.BytesIO()
-    PillowImage.fromarray(pixels).save(buffer, "PNG")
+    whole = PillowImage.fromarray(blocks).resize(size, PillowImage.Resampling.NEAREST)
+    whole.save(buffer, "PNG", compress_level=1)
     data = base64.b64encode(buffer.getvalue()).decode()
     return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
 
 
-def ask(daemon: Daemon, seed: int, max_tokens: int = 8, n: int = 1) -> Any:
-    parts = [picture(seed), {"type": "text", "text": "What shape is this?"}]
+def ask(
+    daemon: Daemon, seed: int, max_tokens: int = 8, n: int = 1, size: tuple[int, int] = SIZE
+) -> Any:
+    return ask_about(daemon, picture(seed, size), max_tokens, n)
+
+
+def ask_about(daemon: Daemon, shown: dict[str, Any], max_tokens: int = 8, n: int = 1) -> Any:
+    parts = [shown, {"type": "text", "text": "What shape is this?"}]
     return daemon.client().chat.completions.create(
         model="default",
         messages=[{"role": "user", "content": parts}],  # type: ignore[typeddict-item, list-item]
@@ -41,6 +52,12 @@ def ask(daemon: Daemon, seed: int, max_tokens: int = 8, n: int = 1) -> Any:
         max_tokens=max_tokens,
         n=n,
     )
+
+
+def timed(daemon: Daemon, shown: dict[str, Any]) -> float:
+    """When the answer was there."""
+    assert ask_about(daemon, shown).choices[0].message.content is not None
+    return time.monotonic()
 
 
 def memory(daemon: Daemon) -> dict[str, Any]:
@@ -85,6 +102,31 @@ def test_many_of_the_largest_pictures_are_all_answered(small: tuple[Daemon, int]
     assert status["restarts"] == 0
     assert status["stats"]["memory"]["decisions"]["wait"] > 0
     assert status["stats"]["memory"]["peak_bytes"] <= limit * 1.05
+
+
+def test_sixteen_of_the_largest_allowed_are_answered_in_order_where_three_fit(tmp_path: Path):
+    """They come one after the other, and faster than they are answered."""
+    (tmp_path / "one").mkdir()
+    with running_daemon(tmp_path / "one") as fresh:
+        ask(fresh, 400, size=LARGEST)
+        fresh.wait_idle()
+        alone = memory(fresh)
+    limit = alone["baseline_bytes"] + 3 * (alone["peak_bytes"] - alone["baseline_bytes"])
+    pictures = [picture(401 + number, LARGEST) for number in range(NUM_PICTURES)]
+    with (
+        running_daemon(tmp_path, "--set", f"memory.limit_bytes={limit}") as daemon,
+        ThreadPoolExecutor(NUM_PICTURES) as threads,
+    ):
+        answers = []
+        for shown in pictures:
+            answers.append(threads.submit(timed, daemon, shown))
+            time.sleep(0.2)
+        ends = [answer.result() for answer in answers]
+        status = daemon.status()["engine"]
+    places = np.argsort(np.argsort(ends))
+    assert np.abs(places - np.arange(NUM_PICTURES)).max() <= 2, "neighbours are prepared at once"
+    assert status["restarts"] == 0
+    assert status["stats"]["memory"]["peak_bytes"] <= 1.05 * limit
 
 
 def test_what_could_never_fit_is_refused_with_the_figures(small: tuple[Daemon, int]):

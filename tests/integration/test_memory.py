@@ -64,6 +64,25 @@ def test_a_peak_is_told_once(memory: MlxMemory):
     assert memory.take_peak() < active + 4 * MIB
 
 
+def test_the_allocator_gives_way_at_its_limit_or_is_not_said_to():
+    """So much is freed that the limit holds what is allocated then, but not the pool besides."""
+    mx.clear_cache()
+    memory = MlxMemory(Memory(limit_bytes=mx.get_active_memory() + 96 * MIB))
+    try:
+        freed = [mx.ones((1 << size, MIB // 4)) for size in (4, 5)]  # 16 and 32 MiB
+        mx.eval(freed)
+        del freed
+        assert memory.read().pool_bytes >= 48 * MIB
+        held = mx.ones((72, MIB // 4))
+        mx.eval(held)
+        reading = memory.read()
+        gave_way = reading.active_bytes + reading.pool_bytes <= reading.limit_bytes
+        assert gave_way == memory.gives_way
+        del held
+    finally:
+        MlxMemory(Memory())
+
+
 def test_the_footprint_grows_with_what_is_held(memory: MlxMemory):
     before = memory.footprint_bytes()
     array = mx.ones((16 * MIB,))

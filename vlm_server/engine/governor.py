@@ -138,7 +138,7 @@ class Governor:
                 continue
             if isinstance(decision, Evict):  # what was evicted is still in use somewhere
                 decision = Wait() if others_run else Keep()
-            if isinstance(decision, Keep) and self._is_over(reading, demand.needed_bytes):
+            if isinstance(decision, Keep) and self._must_clear(reading, demand.needed_bytes):
                 self._carry_out(Clear("admission"))
             if isinstance(decision, Refuse):
                 self._counts["refuse"] += 1
@@ -215,7 +215,7 @@ class Governor:
 
     def _chunk_rule(self, reading: MemoryReading, needed_bytes: int, *, is_last: bool) -> Decision:
         policy = self._settings.prefill_keep_alloc
-        is_tight = policy == "auto" and self._is_over(reading, needed_bytes)
+        is_tight = policy == "auto" and self._must_clear(reading, needed_bytes)
         if policy == "never" or is_tight:
             return Clear("prefill" if is_last else "chunk")
         return Keep()
@@ -223,6 +223,10 @@ class Governor:
     def _decode_rule(self, reading: MemoryReading) -> Decision:
         share = self._memory.pool_limit_bytes // 2
         return Clear("decode") if reading.pool_bytes > share else Keep()
+
+    def _must_clear(self, reading: MemoryReading, needed_bytes: int) -> bool:
+        """Whether the pool would be in the way, of an allocator that does not see to it itself."""
+        return not self._memory.gives_way and self._is_over(reading, needed_bytes)
 
     @staticmethod
     def _is_over(reading: MemoryReading, needed_bytes: int) -> bool:

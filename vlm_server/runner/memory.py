@@ -13,6 +13,7 @@ from vlm_server.caches import Caches
 from vlm_server.ports import MemoryReading
 from vlm_server.runner.footprint import footprint_bytes
 from vlm_server.runner.kv import can_keep, needs_snapshots
+from vlm_server.runner.rotation import is_cpu
 from vlm_server.settings import Cache, Memory
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,11 @@ class MlxMemory:
     @property
     def pool_limit_bytes(self) -> int:
         return self._pool_limit_bytes
+
+    @property
+    def gives_way(self) -> bool:
+        """MLX's allocators for GPUs do, buffer by buffer; the one for CPUs does not."""
+        return not is_cpu()
 
     def read(self) -> MemoryReading:
         return MemoryReading(mx.get_active_memory(), mx.get_cache_memory(), self._limit_bytes)
@@ -78,8 +84,7 @@ def suitable_limit_bytes() -> int:
 
 def _suitable_pool_bytes(limit_bytes: int) -> int:
     """A CPU's memory is everybody's, and the system hands it out fast; a GPU's is MLX's own."""
-    is_cpu = mx.default_device().type == mx.DeviceType.cpu
-    return 256 << 20 if is_cpu else limit_bytes // 8
+    return 256 << 20 if is_cpu() else limit_bytes // 8
 
 
 def make_caches(settings: Cache, memory: MlxMemory, language_model: Any) -> Caches:

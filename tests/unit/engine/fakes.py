@@ -348,6 +348,7 @@ class FakeMemory:
     peak_bytes: int = 3
     num_clears: int = 0
     num_trims: int = 0
+    gives_way: bool = False
 
     def read(self) -> MemoryReading:
         return MemoryReading(self.active_bytes, self.pool_bytes, self.limit_bytes)

@@ -146,6 +146,20 @@ def test_the_pool_goes_where_it_is_in_the_way(ground: Ground):
     assert ground.decisions == {"clear_admission": 1}
 
 
+def test_an_allocator_that_gives_way_is_cleared_for_pictures_alone():
+    ground = Ground(prefill_keep_alloc="auto")
+    ground.memory.gives_way = True
+    learn(ground, "prefill", 512, 100)
+    learn(ground, "encode", 400, 400)
+    ground.hold(active=500, pool=350)
+    assert ground.admit(300) == Keep()
+    ground.governor.before_chunk()
+    ground.governor.after_chunk(512, is_last=False, has_merged=False)
+    assert ground.decisions == {}
+    ground.governor.before_encode(200)
+    assert ground.decisions == {"clear_guard": 1}
+
+
 # ---- around what takes much --------------------------------------------------------------
 
 
