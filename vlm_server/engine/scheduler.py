@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from vlm_server.caches import Caches
 from vlm_server.engine.admission import Admission
 from vlm_server.engine.detokenizer import Decoder
+from vlm_server.engine.device_turns import DeviceTurns
 from vlm_server.engine.limits import SchedulerConfig
 from vlm_server.engine.pace import PrefillPace
 from vlm_server.engine.preparations import Preparations
 from vlm_server.engine.request import Request
 from vlm_server.engine.states import State
-from vlm_server.engine.turns import Turns
 from vlm_server.errors import (
     ContextLengthExceeded,
     EngineUnavailable,
@@ -76,11 +76,8 @@ class Scheduler:
         self._admission = admission
         self._pace = PrefillPace(config.max_step_seconds, config.prefill_chunk_tokens)
         self._requests: dict[str, Request] = {}
-        self._prefill_turns = Turns()
-        self._media_turns = Turns()
+        self._turns = DeviceTurns(self._requests, config.max_num_seqs)
         self._preparations = Preparations(config.max_preparing, config.max_num_seqs)
-        self._with_encoder: dict[str, str] = {}
-        """The keys of the pictures, by request."""
         self._released: list[RowId] = []
         self.is_draining = False
         self.begin_anew()
@@ -134,7 +131,7 @@ class Scheduler:
     def admit(self) -> list[Event]:
         """Let in, in order, whom there is device memory for; those behind one that waits wait."""
         events = list[Event]()
-        is_settled = not self._released and self._with_encoder.keys() <= self._requests.keys()
+        is_settled = not self._released and self._turns.with_encoder <= self._requests.keys()
         for request in list(self._in_state(State.PREFILL)):
             if request.is_admitted or self._admission is None:
                 continue
@@ -149,7 +146,7 @@ class Scheduler:
 
     def encoded(self, request_id: str, outcome: EncodedImage | RequestError) -> list[Event]:
         """The encoder is done with a request's next picture."""
-        mm_hash = self._with_encoder.pop(request_id)
+        mm_hash = self._turns.take_back_encoder(request_id)
         request = self._requests.get(request_id)
         if isinstance(outcome, RequestError):
             if request is None or self._tries_again(request, outcome):
@@ -171,8 +168,7 @@ class Scheduler:
     def start_encoding(self) -> EncodeWork | None:
         """The picture that the encoder should take now.
 
-        None also if it is a prompt's turn: pictures are encoded and their prompts prefilled one
-        after the other, since a device that does both at once is late with both.
+        None also if it is a prompt's turn; see `DeviceTurns`.
         """
         return self._start_encoding(None)
 
@@ -192,27 +188,29 @@ class Scheduler:
         return self._start_encoding(ending)
 
     def _start_encoding(self, beside: Request | None) -> EncodeWork | None:
-        while not self._with_encoder and (request := self._next_to_encode(beside)):
+        while request := self._turns.next_to_encode(beside):
             if self._is_known_by_now(request):
                 continue
+            if beside and not self._fit_together(request, beside):
+                return None
             assert request.prompt is not None
             image_index = len(request.features)
-            self._media_turns.took(request.request_id)
-            self._with_encoder[request.request_id] = request.prompt.images[image_index].mm_hash
+            self._turns.give_encoder(request, request.prompt.images[image_index].mm_hash)
             return EncodeWork(request.request_id, image_index, request.prompt)
         return None
+
+    def _fit_together(self, *requests: Request) -> bool:
+        return self._admission is None or self._admission.fit_together(requests, self._admitted())
 
     def schedule(self) -> SchedulerOutput:
         """The next step. Empty if there is nothing that the runner could do."""
         decoding = tuple(row for r in self._in_state(State.DECODE) for row in r.rows)
         released, self._released = tuple(self._released), []
-        request = self._next_to_prefill()
+        request = self._turns.next_to_prefill()
         if request is None:
             return SchedulerOutput(released=released, decode=decoding)
         assert request.prompt is not None
-        self._prefill_turns.took(request.request_id)
-        if request.has_media_left:
-            self._media_turns.took(request.request_id)
+        self._turns.give_chunk(request)
         new = () if request.is_known_to_runner else (self._hand_over(request),)
         chunk = self._next_chunk(request, request.prompt, others_wait=bool(decoding))
         return SchedulerOutput(released, new, decoding, chunk)
@@ -246,7 +244,7 @@ class Scheduler:
     @property
     def num_tracked(self) -> int:
         """Everything that is remembered of any request; 0 when idle."""
-        elsewhere = self._preparations.request_ids | self._with_encoder.keys()
+        elsewhere = self._preparations.request_ids | self._turns.with_encoder
         return len(self._requests.keys() | elsewhere) + len(self._released)
 
     @property
@@ -274,7 +272,7 @@ class Scheduler:
     def has_runner_work(self) -> bool:
         """Whether `schedule` has something for the runner."""
         decodes = any(True for _ in self._in_state(State.DECODE))
-        return bool(self._released) or decodes or self._next_to_prefill() is not None
+        return bool(self._released) or decodes or self._turns.next_to_prefill() is not None
 
     # ---- inside --------------------------------------------------------------------
 
@@ -283,48 +281,6 @@ class Scheduler:
 
     def _admitted(self) -> list[Request]:
         return [request for request in self._requests.values() if request.is_admitted]
-
-    def _next_to_encode(self, beside: Request | None) -> Request | None:
-        """Whose picture is next; None if it is a prompt's turn, or nobody's.
-
-        `beside` has its last chunk prefilled meanwhile, if there is memory for both.
-        """
-        if not any(r.needs_encoding for r in self._requests.values()):
-            return None
-        has_room = self._next_to_prefill() is not None
-        waiting = [
-            r.work_left
-            for r in self._requests.values()
-            if r is not beside
-            and (r.needs_encoding or (r.has_media_left and r.can_prefill and has_room))
-        ]
-        request_id = self._media_turns.next(waiting)
-        request = None if request_id is None else self._requests[request_id]
-        if request is None or not request.needs_encoding:
-            return None
-        if (
-            beside
-            and self._admission
-            and not self._admission.fit_together((request, beside), self._admitted())
-        ):
-            return None
-        return request
-
-    def _next_to_prefill(self) -> Request | None:
-        """Whose chunk the next step takes: of no prompt with media beside an encode.
-
-        Who is begun holds a KV cache while it waits for its rows, and gets them.
-        """
-        waiting = [
-            r.tokens_left
-            for r in self._requests.values()
-            if r.can_prefill and not (r.has_media_left and self._with_encoder)
-        ]
-        taken = sum(len(r.rows) for r in self._requests.values() if r.is_known_to_runner)
-        free = self._config.max_num_seqs - taken
-        room = free + sum(one.num_rows for one in waiting if one.is_begun)
-        request_id = self._prefill_turns.next(waiting, room)
-        return None if request_id is None else self._requests[request_id]
 
     def _is_known_by_now(self, request: Request) -> bool:
         """Take the request's next picture from a cache that had it not yet when it was prepared."""
