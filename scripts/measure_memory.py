@@ -279,6 +279,28 @@ def plot(found: dict[str, Any], out: Path) -> None:
     figure.savefig(out, dpi=110)
 
 
+def plot_prompts(found: dict[str, Any], out: Path) -> None:
+    """By prompt size and policy, as the keys name them: seconds, and the most that was held."""
+    sizes, policies = (
+        list(dict.fromkeys(key.split(" ", 1)[place] for key in found)) for place in (0, 1)
+    )
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4))
+    titles = {"median_ms": "TTFT, median, ms", "held_mib": "arrays and pool at most, MiB"}
+    width = 0.8 / len(policies)
+    for axis, (field, title) in zip(axes, titles.items(), strict=True):
+        for number, policy in enumerate(policies):
+            heights = [found[f"{size} {policy}"][field] for size in sizes]
+            places = [
+                place + (number - (len(policies) - 1) / 2) * width for place in range(len(sizes))
+            ]
+            axis.bar(places, heights, 0.9 * width, label=policy)
+        axis.set_xticks(range(len(sizes)), [f"{size} tokens" for size in sizes])
+        axis.set_title(title, fontsize=10, loc="left")
+    axes[0].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(out, dpi=110)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path)
@@ -298,6 +320,7 @@ def main() -> None:
     plot(found["series"], arguments.out / "clearing.png")
     sizes = [int(size) for size in arguments.prompts.split(",") if size]
     found["long prompts"] = long_prompts(loaded, sizes, arguments.rounds)
+    plot_prompts(found["long prompts"], arguments.out / "prompts.png")
     found["long answers"] = long_answers(loaded, arguments.answers)
     (arguments.out / "memory.json").write_text(json.dumps(found, indent=1))
     os._exit(0)  # threads that used MLX may abort a process that ends in order
