@@ -162,3 +162,13 @@ def test_an_idle_daemon_clears_once(tmp_path: Path):
         time.sleep(2.5)
         assert memory(daemon)["decisions"]["clear_idle"] == 1
         assert memory(daemon)["pool_bytes"] < 32 << 20
+
+
+def test_nothing_is_cleared_between_requests_while_memory_is_ample(tmp_path: Path):
+    with running_daemon(tmp_path) as daemon:
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(lambda seed: ask(daemon, seed, max_tokens=40), range(500, 512)))
+        daemon.wait_idle()
+        reading = memory(daemon)
+    assert reading["decisions"] == {}
+    assert reading["clear_seconds"] == 0
