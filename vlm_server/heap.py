@@ -11,8 +11,12 @@ import ctypes
 import sys
 from functools import cache
 
+_M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
 _LARGE_BYTES = 256 << 10
+_HUGE_BYTES = 32 << 20
+"""The largest bound that glibc takes."""
 
 
 def keep_large_blocks_apart() -> None:
@@ -22,6 +26,18 @@ def keep_large_blocks_apart() -> None:
     """
     if (libc := _glibc()) is not None:
         libc.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+
+
+def share_one_heap() -> None:
+    """Let all threads take blocks of up to 32 MiB from one heap, all of which `trim` reaches.
+
+    For who takes and frees large blocks all the time: what was freed is there for the next. To be
+    called before there are other threads.
+    """
+    if (libc := _glibc()) is not None:
+        libc.mallopt(_M_ARENA_MAX, 1)
+        libc.mallopt(_M_MMAP_THRESHOLD, _HUGE_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2 * _HUGE_BYTES)
 
 
 def trim() -> None:

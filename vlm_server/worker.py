@@ -67,7 +67,7 @@ def main() -> NoReturn:
     )
     logging.getLogger("PIL").setLevel(logging.INFO)
     sys.setswitchinterval(_SWITCH_SECONDS)
-    heap.keep_large_blocks_apart()
+    heap.share_one_heap()
     try:
         loop, caches = start_engine(start, channel)
     except Exception as error:  # a checkpoint can be wrong in more ways than are known

@@ -77,3 +77,10 @@ def test_a_thread_keeps_nothing_once_large_blocks_are_apart():
     assert growth(last="heap.trim()", program=OTHER_THREAD) > 20_000_000
     apart = growth(first="heap.keep_large_blocks_apart()", last="heap.trim()", program=OTHER_THREAD)
     assert apart < 5_000_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc")
+def test_one_heap_keeps_what_threads_freed_until_it_is_trimmed():
+    first = "heap.share_one_heap()"
+    assert growth(first=first, program=OTHER_THREAD) > 20_000_000
+    assert growth(first=first, last="heap.trim()", program=OTHER_THREAD) < 5_000_000
