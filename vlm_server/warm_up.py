@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image as PillowImage
 
 from vlm_server.engine.loop import EngineLoop
-from vlm_server.errors import ModelLoadError
+from vlm_server.errors import EngineBroken, ModelLoadError
 from vlm_server.protocol import (
     ContentPart,
     Event,
@@ -79,7 +79,13 @@ def warm_up(loop: EngineLoop, stage: Stage) -> None:
     started = time.monotonic()
     for submit in stage.submits:
         loop.post(submit)
-    loop.run_until_idle()
+    try:
+        loop.run_until_idle()
+    except EngineBroken as error:
+        if stage.is_needed:
+            raise
+        logger.warning("warming up on %s: %s", stage.name, error)
+        return
     logger.info("warming up on %s: %.1f s", stage.name, time.monotonic() - started)
     failed = next((event for event in events if isinstance(event, Failed)), None)
     if failed is None:

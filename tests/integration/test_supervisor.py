@@ -246,6 +246,23 @@ async def _rest(stream: AsyncIterator[RequestEvent]) -> list[RequestEvent]:
     return [event async for event in stream]
 
 
+async def test_stop_ends_an_engine_that_does_not_listen(tiny_model: TinyModel):
+    """A client that left has filled what lies between the two."""
+    made = Supervisor(settings_for(tiny_model("qwen3_vl")))
+    await made.start()
+    await asyncio.wait_for(made.wait_ready(), START_SECONDS)
+    pid = made.status.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    upload = image_of(os.urandom(8 << 20), "PNG", 100, 100)
+    asked = asyncio.create_task(all_events(made, ask("large", upload, "what?")))
+    await asyncio.sleep(0.5)
+    asked.cancel()
+    await asyncio.wait_for(made.stop(), 20)
+    assert made.status.state == "stopped"
+    assert not lives(pid)
+
+
 async def test_stop_while_it_loads_leaves_no_process(tiny_model: TinyModel):
     made = Supervisor(settings_for(tiny_model("qwen3_vl")))
     await made.start()

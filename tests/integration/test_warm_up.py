@@ -13,7 +13,7 @@ from tests.integration.test_loop import Outbox
 from vlm_server import settings
 from vlm_server.caches import Caches
 from vlm_server.engine.loop import EngineLoop
-from vlm_server.errors import ModelLoadError
+from vlm_server.errors import EngineBroken, ModelLoadError
 from vlm_server.protocol import Start
 from vlm_server.runner.loading import LoadedModel
 from vlm_server.runner.memory import MlxMemory, make_caches
@@ -69,6 +69,21 @@ def test_a_video_that_fails_is_told_and_refuses_nobody(
     (record,) = (record for record in caplog.records if record.levelno >= logging.WARNING)
     assert "can't answer a prompt with a video" in record.getMessage()
     assert "1 pixels" in record.getMessage()
+
+
+def test_a_video_that_ends_the_loop_refuses_nobody(
+    load_tiny: Callable[[str], Served], monkeypatch: pytest.MonkeyPatch
+):
+    loop, _ = new_loop(load_tiny("qwen3_vl")[0])
+    video = next(stage for stage in stages(with_video=True) if not stage.is_needed)
+
+    def breaks() -> None:
+        raise EngineBroken("1 steps in a row failed")
+
+    monkeypatch.setattr(loop, "run_until_idle", breaks)
+    warm_up(loop, video)
+    with pytest.raises(EngineBroken):
+        warm_up(loop, stages(with_video=True)[0])
 
 
 def test_what_is_needed_and_fails_refuses_the_model(load_tiny: Callable[[str], Served]):

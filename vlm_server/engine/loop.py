@@ -123,7 +123,7 @@ class EngineLoop:
         work = self._scheduler.start_encoding()
         plan = self._scheduler.schedule()
         following = self._scheduler.start_encoding_behind(plan)
-        self._announce(work or following, plan)
+        self._announce(work, plan)
         self._start_encode(work)
         if not plan.is_empty:
             self._step(plan, following)
@@ -137,10 +137,16 @@ class EngineLoop:
 
     def _step(self, plan: SchedulerOutput, following: EncodeWork | None) -> None:
         """Carry out `plan`, and have `following` encoded from when its chunk is launched."""
+
+        def launched() -> None:
+            if following:
+                self._announce(following, plan)
+            self._start_encode(following)
+
         started = time.perf_counter()
         if plan.prefill:
             self._governor.before_chunk()
-        result = self._runner.execute(plan, lambda: self._start_encode(following))
+        result = self._runner.execute(plan, launched)
         self._send_all(self._scheduler.update(plan, result))
         if chunk := plan.prefill:
             has_merged = chunk.is_last and bool(plan.decode)

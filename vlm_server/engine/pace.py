@@ -33,7 +33,9 @@ class PrefillPace:
         """Those seconds, by size."""
 
     def note(self, num_tokens: int, seconds: float) -> None:
-        """A chunk of `num_tokens` took `seconds`."""
+        """A chunk of `num_tokens` took `seconds`; it is no measure if it might not be cut."""
+        if num_tokens > self._max_chunk_tokens:
+            return
         self._last.append((_size_of(num_tokens), seconds))
         by_size: dict[int, list[float]] = {}
         for size, each in self._last:

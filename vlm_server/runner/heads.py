@@ -70,7 +70,8 @@ def use_last_token_head(language_model: Any) -> None:
 
 def has_last_token_head(language_model: Any) -> bool:
     """Whether logits are those of one token, which `last_token_before` chooses."""
-    return any(isinstance(layer, _OfLastToken) for layer in _heads(language_model))
+    head, embeddings = _heads(language_model)
+    return isinstance(embeddings if head is None else head, _OfLastToken)
 
 
 @contextmanager

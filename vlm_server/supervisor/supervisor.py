@@ -141,7 +141,11 @@ class Supervisor:
     # ---- the engine's life ---------------------------------------------------------
 
     async def _drain(self, process: EngineProcess) -> None:
-        await process.send(Drain())
+        try:
+            await asyncio.wait_for(process.send(Drain()), _LAST_SECONDS)
+        except TimeoutError:
+            logger.warning("the engine does not listen, and is ended")
+            return
         if self._streams:
             seconds = self._settings.server.drain_seconds
             logger.info("stopping: %d running, up to %.0f s", len(self._streams), seconds)

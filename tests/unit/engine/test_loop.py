@@ -328,6 +328,25 @@ def test_that_the_device_has_nobodys_work_is_announced_too(engine: Engine):
     ]
 
 
+def test_a_picture_behind_a_chunk_is_announced_when_the_chunk_is_launched(engine: Engine):
+    seen: list[tuple[list[set[str]], list[set[str]]]] = []
+
+    class Watched(FakeRunner):
+        def execute(self, plan: SchedulerOutput, launched: Any) -> StepResult:
+            before = announced(engine)
+            launched()
+            seen.append((before, announced(engine)))
+            return super().execute(plan)
+
+    engine.runner = engine.loop._runner = Watched(3, 512)
+    engine.loop.post(submit("a", images=1))
+    engine.loop.post(submit("b", images=1))
+    engine.loop.run_until_idle()
+    before, after = next(one for one in seen if one[0] != one[1])
+    assert before == [{"a"}]
+    assert after == [{"a"}, {"a", "b"}]
+
+
 def test_a_prompt_is_announced_once_before_its_first_chunk(engine: Engine):
     plans: list[list[set[str]]] = []
 

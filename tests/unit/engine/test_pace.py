@@ -106,3 +106,11 @@ def test_learns_from_prompts_that_a_chunk_takes_with_its_rest():
             pace.note(made[-1], made[-1] * 1e-3)
             left -= made[-1]
     assert max(made[-10:]) <= 64 * 1.25
+
+
+def test_what_may_not_be_cut_is_no_measure():
+    pace = PrefillPace(0.05, 2048)
+    pace.note(128, 0.045)
+    for _ in range(16):
+        pace.note(6000, 2.0)
+    assert pace.chunk_tokens(10**6, others_wait=True) == 128
