@@ -1,6 +1,7 @@
 """Whose picture the encoder takes, and whose chunk the runner. Knows requests; runs nothing.
 
 Of prompts with media one at a time is worked on: a device that does two at once is late with both.
+Only behind the last chunk of one the next one's picture may be encoded.
 """
 
 from __future__ import annotations

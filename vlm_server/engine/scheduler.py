@@ -178,14 +178,10 @@ class Scheduler:
         None unless that ends a prompt with media: the host needs a while to launch an encode, and
         the device need not wait for it.
         """
-        ending = self._requests.get(plan.prefill.request_id) if plan.prefill else None
-        if (
-            ending is None
-            or not ending.has_media_left
-            or not (plan.prefill and plan.prefill.is_last)
-        ):
+        if plan.prefill is None or not plan.prefill.is_last:
             return None
-        return self._start_encoding(ending)
+        ending = self._requests[plan.prefill.request_id]
+        return self._start_encoding(ending) if ending.has_media_left else None
 
     def _start_encoding(self, beside: Request | None) -> EncodeWork | None:
         while request := self._turns.next_to_encode(beside):

@@ -60,7 +60,7 @@ class MlxMemory:
         return max(peak, mx.get_active_memory())
 
     def clear(self) -> None:
-        """Waits for this thread's stream; the encoder's has nothing under way between pictures."""
+        """Waits for this thread's stream. What an encode holds meanwhile is not in the pool."""
         mx.synchronize()
         mx.clear_cache()
 

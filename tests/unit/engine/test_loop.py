@@ -244,13 +244,19 @@ def test_drain_ends_an_idle_engine():
     engine.drain()
 
 
-def test_drain_lets_the_runner_keep_the_last_answer():
+def draining() -> Engine:
+    """One that has been told to, while a request is being prepared."""
     engine = Engine()
     engine.thread.start()
     engine.preparer.gate.clear()
     engine.loop.post(submit("a"))
     engine.wait_for(Accepted, "a")
     engine.loop.post(Drain())
+    return engine
+
+
+def test_drain_lets_the_runner_keep_the_last_answer():
+    engine = draining()
     engine.preparer.gate.set()
     engine.thread.join(10)
     assert engine.runner.plans[-1].released == (RowId("a"),)
@@ -258,12 +264,7 @@ def test_drain_lets_the_runner_keep_the_last_answer():
 
 
 def test_drain_ends_when_the_last_request_is_aborted():
-    engine = Engine()
-    engine.thread.start()
-    engine.preparer.gate.clear()
-    engine.loop.post(submit("a"))
-    engine.wait_for(Accepted, "a")
-    engine.loop.post(Drain())
+    engine = draining()
     engine.loop.post(Abort("a"))
     engine.thread.join(10)
     assert not engine.thread.is_alive()
