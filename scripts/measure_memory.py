@@ -157,6 +157,7 @@ def engine(
     made.governor.begin_anew()
     mx.reset_peak_memory()
     yield made
+    made.loop.run_until_idle()
     mx.clear_cache()
 
 

@@ -15,8 +15,8 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 _LARGE_BYTES = 256 << 10
-_HUGE_BYTES = 32 << 20
-"""The largest bound that glibc takes."""
+_HUGE_BYTES = 4 << 20
+"""More than the 2.1 MB that OpenBLAS takes for each product of matrices, and then frees."""
 
 
 def keep_large_blocks_apart() -> None:
@@ -29,15 +29,15 @@ def keep_large_blocks_apart() -> None:
 
 
 def share_one_heap() -> None:
-    """Let all threads take blocks of up to 32 MiB from one heap, all of which `trim` reaches.
+    """Let all threads take blocks of less than 4 MiB from one heap, all of which `trim` reaches.
 
-    For who takes and frees large blocks all the time: what was freed is there for the next. To be
-    called before there are other threads.
+    For who takes and frees such blocks all the time: up to 16 MiB that were freed are there for
+    the next, and larger blocks leave no holes. To be called before there are other threads.
     """
     if (libc := _glibc()) is not None:
         libc.mallopt(_M_ARENA_MAX, 1)
         libc.mallopt(_M_MMAP_THRESHOLD, _HUGE_BYTES)
-        libc.mallopt(_M_TRIM_THRESHOLD, 2 * _HUGE_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, 4 * _HUGE_BYTES)
 
 
 def trim() -> None:

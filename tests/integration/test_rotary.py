@@ -118,13 +118,18 @@ def test_new_lengths_leave_nothing():
 def test_positions_go_with_the_last_layer():
     rotary = shared(embedding("interleaved"), num_layers=2)
     q, k, positions = inputs(1000)
-    mx.eval(rotary.apply_rotary(q, k, positions))
-    mx.eval(rotary.apply_rotary(q, k, positions))
+    turn_alike(rotary, q, k, positions)
+    turn_alike(rotary, q, k, positions)
     with_inputs = mx.get_active_memory()
-    mx.eval(rotary.apply_rotary(q, k, positions))
+    turn_alike(rotary, q, k, positions)
     assert mx.get_active_memory() > with_inputs, "computed for two layers"
-    mx.eval(rotary.apply_rotary(q, k, positions))
+    turn_alike(rotary, q, k, positions)
     assert mx.get_active_memory() == with_inputs
+
+
+def turn_alike(rotary: SharedRotary, q: mx.array, k: mx.array, positions: mx.array) -> None:
+    mx.eval(rotary.apply_rotary(q, k, positions))
+    mx.synchronize()  # a GPU gives back what a step took when the step is over
 
 
 def turn(rotary: SharedRotary, lengths: range) -> None:

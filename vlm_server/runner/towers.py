@@ -23,7 +23,7 @@ from vlm_server.runner.rotation import Rotation, is_cpu
 from vlm_server.runner.vision_attention import (
     Segments,
     attend,
-    exp_on_cpu,
+    exp_in_place,
     patch_places,
     picture_rotation,
 )
@@ -206,7 +206,7 @@ class WindowTower(FrameTower):
         x = x + attend(block.attn, block.norm1(x), rotation, segments)
         normed, mlp = block.norm2(x), block.mlp
         gate = mlp.gate_proj(normed)
-        silu = (gate / (1 + exp_on_cpu(-gate))).astype(gate.dtype)
+        silu = (gate / (1 + exp_in_place(-gate))).astype(gate.dtype)
         after: mx.array = x + mlp.down_proj(silu * mlp.up_proj(normed))
         return after
 

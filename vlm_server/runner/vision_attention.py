@@ -69,12 +69,17 @@ def attend(attention: Any, x: mx.array, rotation: Rotation, segments: Segments) 
     return projected
 
 
-def exp_on_cpu(x: mx.array) -> mx.array:
-    """e to the power of each number, in float32. Waits for `x`."""
+def exp_in_place(x: mx.array) -> mx.array:
+    """e to the power of each number, in float32. Waits for `x`, and writes over it.
+
+    So `x` must be nobody else's. Copies of what is 8 MB at a time would cost most of the picture.
+    """
     x = x.astype(mx.float32)
     mx.eval(x)
+    numbers = np.array(x, copy=False)
     with np.errstate(over="ignore"):
-        return mx.array(np.exp(np.array(x, copy=False)))
+        np.exp(numbers, out=numbers)
+    return x
 
 
 def attention_on_gpu(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
@@ -94,6 +99,6 @@ def attention_on_cpu(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.
     outputs = []
     for start in range(0, patches, at_once):
         scores = (q[:, :, start : start + at_once] * scale) @ keys
-        weights = exp_on_cpu(scores - scores.max(axis=-1, keepdims=True))
+        weights = exp_in_place(scores - scores.max(axis=-1, keepdims=True))
         outputs.append((weights @ v) / weights.sum(axis=-1, keepdims=True))
     return mx.concatenate(outputs, axis=2).astype(v.dtype)
