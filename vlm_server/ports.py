@@ -281,6 +281,10 @@ class DeviceMemory(Protocol):
         """What the system says that the process takes."""
         ...
 
+    def device_used_bytes(self) -> int:
+        """What all programs take, as its driver says; 0 if its memory is the machine's."""
+        ...
+
 
 RequestEvent = Accepted | Tokens | Finished | Failed
 

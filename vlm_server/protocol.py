@@ -263,8 +263,9 @@ class MemoryStats(msgspec.Struct, frozen=True):
     """Device memory, in bytes, and what was done about it since the engine's start.
 
     `baseline_bytes` are held without any request: weights. `footprint_bytes` is what the system
-    counts for the process. `decisions` counts by kind: `clear_` and a reason, `evict`, `wait`
-    (requests that waited for memory), `refuse`.
+    counts for the process, `device_used_bytes` what the device's driver counts for all programs (0
+    where the device is the machine itself). `decisions` counts by kind: `clear_` and a reason,
+    `evict`, `wait` (requests that waited for memory), `refuse`.
     """
 
     active_bytes: int
@@ -273,6 +274,7 @@ class MemoryStats(msgspec.Struct, frozen=True):
     limit_bytes: int
     baseline_bytes: int
     footprint_bytes: int
+    device_used_bytes: int
     decisions: dict[str, int]
     clear_seconds: float
 

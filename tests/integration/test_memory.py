@@ -91,6 +91,17 @@ def test_the_footprint_grows_with_what_is_held(memory: MlxMemory):
     del array
 
 
+def test_what_a_gpus_driver_counts(memory: MlxMemory, monkeypatch: pytest.MonkeyPatch):
+    """Of memory that is the machine's own nobody but the system counts."""
+    if mx.default_device().type == mx.DeviceType.cpu:
+        assert memory.device_used_bytes() == 0
+    monkeypatch.setattr("vlm_server.runner.memory.is_cpu", lambda: False)
+    infos = {"CUDA": {"total_memory": 100, "free_memory": 30}, "Metal": {"memory_size": 100}}
+    for info, used in zip(infos.values(), (70, 0), strict=True):
+        monkeypatch.setattr(mx, "device_info", lambda _, info=info: info)
+        assert memory.device_used_bytes() == used
+
+
 # ---- what a row holds --------------------------------------------------------------------
 
 

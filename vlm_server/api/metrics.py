@@ -108,6 +108,11 @@ def _of_memory(memory: MemoryStats) -> Iterator[Metric]:
         "What the system counts for the engine process.",
         memory.footprint_bytes,
     )
+    yield _gauge(
+        "memory_device_used_bytes",
+        "What the GPU's driver counts for all programs; 0 without a GPU of its own memory.",
+        memory.device_used_bytes,
+    )
     decisions = CounterMetricFamily(
         "vlm_server_memory_decisions", "What was done about memory, by kind.", labels=["kind"]
     )

@@ -289,6 +289,7 @@ class Governor:
             limit_bytes=reading.limit_bytes,
             baseline_bytes=self._baseline_bytes,
             footprint_bytes=self._memory.footprint_bytes(),
+            device_used_bytes=self._memory.device_used_bytes(),
             decisions=dict(self._counts),
             clear_seconds=self._clear_seconds,
         )

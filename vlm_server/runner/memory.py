@@ -70,6 +70,11 @@ class MlxMemory:
     def footprint_bytes(self) -> int:
         return footprint_bytes()
 
+    def device_used_bytes(self) -> int:
+        """Of a CUDA device. A CPU's and Metal's memory is the machine's: see `footprint_bytes`."""
+        info = {} if is_cpu() else mx.device_info(mx.default_device())
+        return int(info["total_memory"]) - int(info["free_memory"]) if "free_memory" in info else 0
+
 
 def suitable_limit_bytes() -> int:
     """What the default device can hold without harm to the rest of the machine."""

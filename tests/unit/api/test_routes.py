@@ -58,7 +58,7 @@ async def test_not_ready_is_503_but_alive(
 
 async def test_the_status(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
     cache = CacheStats("prefix", 1, 10, 5, 50, 2, 3, 4)
-    memory = MemoryStats(100, 200, 300, 400, 50, 600, {"clear_idle": 7}, 0.5)
+    memory = MemoryStats(100, 200, 300, 400, 50, 600, 700, {"clear_idle": 7}, 0.5)
     stats = Stats(1, 2, 3, 4, 10, {"runner": 10}, memory, 5000, 7000, 600, (cache,))
     engine.status = replace(engine.status, stats=stats, pid=77, restarts=2)
     engine.status = replace(engine.status, quarantined_shapes=8, quarantine_refusals=9)
@@ -78,6 +78,7 @@ async def test_the_status(client: httpx.AsyncClient, engine: ScriptedEngine) -> 
             "limit_bytes": 400,
             "baseline_bytes": 50,
             "footprint_bytes": 600,
+            "device_used_bytes": 700,
             "decisions": {"clear_idle": 7},
             "clear_seconds": 0.5,
         },

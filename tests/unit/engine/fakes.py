@@ -367,6 +367,9 @@ class FakeMemory:
     def footprint_bytes(self) -> int:
         return 4
 
+    def device_used_bytes(self) -> int:
+        return 5
+
 
 def texts(events: list[Event]) -> dict[str, str]:
     """All the text of first choices that `events` bring, by request."""
