@@ -80,7 +80,8 @@ def decode(
         except ValueError:
             raise InvalidVideo("the video's frames have several sizes", video.param) from None
         except (EOFError, OSError, msgspec.DecodeError) as error:
-            logger.warning("the decoder of a %s video ended early: %r", video.format, error)
+            if stop is None or not stop.is_set:
+                logger.warning("the decoder of a %s video ended early: %r", video.format, error)
             took_long = f"decoding the video takes over {limits.decode_timeout_seconds:g} seconds"
             reason = took_long if is_late.is_set() else "the video can't be decoded"
             raise InvalidVideo(reason, video.param) from None

@@ -201,7 +201,9 @@ def test_a_decoder_that_hangs_is_killed_at_its_deadline() -> None:
 
 
 @pytest.mark.parametrize("delay_seconds", [0.0, 0.3])
-def test_a_decoder_is_killed_when_nobody_waits(delay_seconds: float) -> None:
+def test_a_decoder_is_killed_when_nobody_waits(
+    delay_seconds: float, caplog: pytest.LogCaptureFixture
+) -> None:
     video = Video(b"x" * (1 << 20), "key", "MP4", PARAM)
     command = (sys.executable, "-c", "import time; time.sleep(60)")
     stop = clip.Stop()
@@ -213,16 +215,20 @@ def test_a_decoder_is_killed_when_nobody_waits(delay_seconds: float) -> None:
     with pytest.raises(InvalidVideo):
         clip.decode(video, Limits(), stop, command)
     assert time.monotonic() - started < 10
+    assert not caplog.records, "nothing is wrong with the video"
 
 
 @pytest.mark.parametrize(
     "program",
     ["import os; os.abort()", "import sys; sys.stdin.buffer.read(9)", "print('nonsense' * 999)"],
 )
-def test_a_decoder_that_dies_fails_the_request(program: str) -> None:
+def test_a_decoder_that_dies_fails_the_request(
+    program: str, caplog: pytest.LogCaptureFixture
+) -> None:
     video = Video(b"x" * (1 << 20), "key", "MP4", PARAM)
     with pytest.raises(InvalidVideo, match="can't be decoded"):
         clip.decode(video, Limits(), command=(sys.executable, "-c", program))
+    assert "ended early" in caplog.text
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS has no such limit")
