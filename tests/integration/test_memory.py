@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -182,6 +183,17 @@ def held() -> int:
     return mx.get_active_memory()
 
 
+def comes_back_to(baseline: int) -> bool:
+    """Whether active bytes are within 1 % of `baseline` two seconds after the last answer.
+
+    MLX's own threads let go of a step's arrays a moment after its results are there.
+    """
+    deadline = time.monotonic() + 2.0
+    while (found := held()) > 1.01 * baseline and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return found <= 1.01 * baseline
+
+
 @pytest.fixture
 def busy(served: Served, monkeypatch: pytest.MonkeyPatch) -> tuple[Engine, int]:
     """An engine that decodes one request, and what was held before it.
@@ -207,7 +219,7 @@ def test_an_encode_is_tried_once_more(
     patch(monkeypatch, encoder, "encode_image")
     engine.run()
     assert engine.tokens["a"] == alone_tokens
-    assert held() <= 1.01 * baseline
+    assert comes_back_to(baseline)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +247,7 @@ def test_who_runs_out_of_memory_fails_alone(
     assert isinstance(end, Failed)
     assert end.code == OutOfMemory.code
     assert isinstance(engine.ends["other"], Finished)
-    assert held() <= 1.01 * baseline
+    assert comes_back_to(baseline)
     assert engine.answer(ask("again", "what?", picture(1))) == alone_tokens
 
 
@@ -252,7 +264,7 @@ def test_rows_that_run_out_of_memory_end_and_others_come(
     assert isinstance(other, Failed)
     assert other.code == OutOfMemory.code
     assert engine.tokens["a"] == alone_tokens
-    assert held() <= 1.01 * baseline
+    assert comes_back_to(baseline)
 
 
 @pytest.fixture
