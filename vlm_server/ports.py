@@ -269,6 +269,10 @@ class DeviceMemory(Protocol):
         """The most bytes that arrays held since the last call."""
         ...
 
+    def settle(self) -> None:
+        """Wait until what is under way is done: it may hold what was let go."""
+        ...
+
     def clear(self) -> None:
         """Give what is kept for reuse back to the system, once what is under way is done."""
         ...

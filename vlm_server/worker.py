@@ -60,6 +60,7 @@ _ANNOUNCE_SECONDS = 0.1
 
 def main() -> NoReturn:
     """Serve the front at the socket whose number is the first argument, until it ends."""
+    heap.share_one_heap()
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     start = channel.open()
     logging.basicConfig(
@@ -67,7 +68,6 @@ def main() -> NoReturn:
     )
     logging.getLogger("PIL").setLevel(logging.INFO)
     sys.setswitchinterval(_SWITCH_SECONDS)
-    heap.share_one_heap()
     try:
         loop, caches = start_engine(start, channel)
     except Exception as error:  # a checkpoint can be wrong in more ways than are known

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from vlm_server.engine.governor import MIB, Demand, Governor, Refuse, Wait
 from vlm_server.engine.request import Request
+from vlm_server.engine.states import State
 from vlm_server.errors import MemoryExceeded
 
 _UNBOUNDED_ANSWER_TOKENS = 2048
@@ -30,11 +31,18 @@ class Admission:
         run alone.
         """
         admitted = list(admitted)
-        demand = self._demand(request, admitted)
-        promised = sum(self._promised(one) for one in admitted)
-        others_run = bool(admitted) or not is_settled
+        passing = self._passing(request, admitted)
+        theirs = [one.passing_bytes for one in admitted if one.state is not State.DECODE]
+        together = self._lasting([request, *admitted])
         decision = self._governor.admit(
-            demand, promised, others_run=others_run, is_settled=is_settled
+            Demand(
+                lasting_bytes=together - self._lasting(admitted),
+                passing_bytes=max([passing, *theirs]),
+                alone_bytes=self._lasting([request]),
+            ),
+            self._promised(admitted),
+            others_run=bool(admitted) or not is_settled,
+            is_settled=is_settled,
         )
         if isinstance(decision, Refuse):
             raise MemoryExceeded(
@@ -46,28 +54,28 @@ class Admission:
                 self._governor.note_wait()
                 request.is_waiting_for_memory = True
             return False
-        request.lasting_bytes = demand.lasting_bytes
-        request.passing_bytes = demand.passing_bytes
+        request.passing_bytes = passing
         return True
+
+    def keep_promises(self, admitted: Iterable[Request]) -> None:
+        """Have what was cached meanwhile give way to what those let in will still take."""
+        if promised := self._promised(list(admitted)):
+            self._governor.keep_promises(promised)
 
     def fit_together(self, requests: Iterable[Request], admitted: Iterable[Request]) -> bool:
         """Whether these may have their worst moments at once; who is let in has it alone."""
-        promised = sum(self._promised(one) for one in admitted)
+        promised = self._promised(list(admitted))
         return self._governor.has_room(promised + sum(one.passing_bytes for one in requests))
 
-    def _demand(self, request: Request, admitted: list[Request]) -> Demand:
-        """Its rows until they end, beside those that run: all are as wide as the longest.
+    def _passing(self, request: Request, admitted: list[Request]) -> int:
+        """What it takes at its worst moment: an encode, a chunk, or joining the others.
 
-        At its worst moment, an encode, a chunk, or joining the others, who are copied with it;
-        beside it its pictures' features, and once more as the prompt's embeddings.
+        These are copied with it. Beside it its pictures' features, and once more as the prompt's
+        embeddings.
         """
         prompt = request.prompt
         assert prompt is not None
-        rows, length = len(request.choices), self._length(request)
-        width = max([length, *(self._length(one) for one in admitted)])
-        width_now = max([prompt.num_tokens, *(one.num_held_tokens[1] for one in admitted)])
-        num_rows = rows + sum(len(one.rows) for one in admitted)
-        theirs = sum(max(self._held(one), self._lasting(one)) for one in admitted)
+        together = [request, *admitted]
         unknown = [span.end - span.start for span in prompt.images if span.features is None]
         num_media_tokens = sum(span.end - span.start for span in prompt.images) + sum(unknown)
         known = prompt.num_cached_tokens
@@ -78,32 +86,42 @@ class Admission:
         worst = max(
             costs.of("encode", max(unknown, default=0)),
             costs.of("prefill", chunk),
-            num_rows * self._kv_bytes(width_now) if num_rows > 1 else 0,
+            self._side_by_side(together, _width_when_joined) if _num_rows(together) > 1 else 0,
         )
-        return Demand(
-            lasting_bytes=max(0, num_rows * self._kv_bytes(width) - theirs),
-            passing_bytes=worst + num_media_tokens * costs.feature_bytes,
-            alone_bytes=rows * self._kv_bytes(length),
-        )
+        return worst + num_media_tokens * costs.feature_bytes
 
-    @staticmethod
-    def _length(request: Request) -> int:
-        """Tokens of its prompt and its answer, at most."""
-        assert request.prompt is not None
-        answer = request.max_tokens
-        if request.sampling.max_tokens is None:
-            answer = min(answer, _UNBOUNDED_ANSWER_TOKENS)
-        return request.prompt.num_tokens + answer
+    def _promised(self, admitted: list[Request]) -> int:
+        """What they will still take until they end."""
+        decoding = [one for one in admitted if one.state is State.DECODE]
+        held = self._side_by_side(decoding, lambda one: one.num_held_tokens[1])
+        for one in admitted:
+            if one.state is State.PREFILL and one.is_known_to_runner:
+                held += self._kv_bytes(one.num_held_tokens[1])
+        return max(0, self._lasting(admitted) - held)
 
-    def _held(self, request: Request) -> int:
-        rows, tokens = request.num_held_tokens
-        return rows * self._kv_bytes(tokens)
+    def _lasting(self, requests: list[Request]) -> int:
+        """Their rows as they will be when the longest of them ends."""
+        return self._side_by_side(requests, _final_width)
 
-    @staticmethod
-    def _lasting(request: Request) -> int:
-        """Of what it was let in with, the share of the choices that have not ended."""
-        return request.lasting_bytes * len(request.rows) // len(request.choices)
+    def _side_by_side(self, requests: list[Request], width: Callable[[Request], int]) -> int:
+        """Rows of one batch: all are as wide as the longest."""
+        return _num_rows(requests) * self._kv_bytes(max(map(width, requests), default=0))
 
-    def _promised(self, request: Request) -> int:
-        """What it will still take of what it was let in with."""
-        return max(0, self._lasting(request) - self._held(request))
+
+def _num_rows(requests: list[Request]) -> int:
+    return sum(len(one.rows) for one in requests)
+
+
+def _final_width(request: Request) -> int:
+    """Tokens of its prompt and its answer, at most."""
+    assert request.prompt is not None
+    answer = request.max_tokens
+    if request.sampling.max_tokens is None:
+        answer = min(answer, _UNBOUNDED_ANSWER_TOKENS)
+    return request.prompt.num_tokens + answer
+
+
+def _width_when_joined(request: Request) -> int:
+    """Tokens that a row has when the next one joins, if that were now."""
+    assert request.prompt is not None
+    return max(request.prompt.num_tokens, request.num_held_tokens[1])

@@ -70,8 +70,9 @@ Decision = Keep | Clear | Evict | Wait | Refuse
 class Demand:
     """What a request will take, in bytes.
 
-    `lasting_bytes` until it ends, beside those that run now; `passing_bytes` besides at its worst
-    moment, as learned. `alone_bytes` is what it must have whoever else runs, and no estimate.
+    `lasting_bytes` until it ends, beside those that run now. `passing_bytes` besides, as learned,
+    at the worst moment of it and of all that were let in and do not decode yet. `alone_bytes` is
+    what it must have whoever else runs, and no estimate.
     """
 
     lasting_bytes: int
@@ -126,12 +127,16 @@ class Governor:
         """
         if not self._baseline_bytes:
             return Keep()
-        evicted = False
+        has_settled = evicted = False
         while True:
             reading = self._memory.read()
             decision = self._admission(reading, demand, promised_bytes, others_run=others_run)
             if isinstance(decision, Evict) and not is_settled:
                 return Wait()
+            if isinstance(decision, Evict) and not has_settled:
+                has_settled = True
+                self._memory.settle()
+                continue
             if isinstance(decision, Evict) and not evicted:
                 evicted = True
                 self._carry_out(decision)
@@ -161,6 +166,19 @@ class Governor:
         if others_run:
             return Wait()
         return Evict(evictable) if evictable else Keep()
+
+    def keep_promises(self, promised_bytes: int) -> None:
+        """Let the caches give way to rows that grow into what they were promised.
+
+        What was cached since they were let in may lie there.
+        """
+        if self.has_room(promised_bytes) or not self._caches.evictable_bytes:
+            return
+        self._memory.settle()
+        reading = self._memory.read()
+        missing = reading.active_bytes + promised_bytes - reading.limit_bytes
+        if self._baseline_bytes and missing > 0:
+            self._carry_out(Evict(missing))
 
     def has_room(self, num_bytes: int) -> bool:
         """Whether so much more fits beside what arrays hold."""
@@ -273,9 +291,9 @@ class Governor:
                     "gave %d MiB back (%s) in %.1f ms", before // MIB, reason, 1000 * seconds
                 )
             case Evict(num_bytes):
-                freed = self._caches.evict(num_bytes)
-                self._counts["evict"] += 1
-                logger.info("evicted %d MiB of the caches", freed // MIB)
+                if freed := self._caches.evict(num_bytes):
+                    self._counts["evict"] += 1
+                    logger.info("evicted %d MiB of the caches", freed // MIB)
             case _:
                 pass
 

@@ -158,7 +158,7 @@ class EngineLoop:
         )
         if any(isinstance(error, OutOfMemory) for error in result.failures.values()):
             self._governor.relieve()
-        self._count_failures(result)
+        self._count_failures(plan, result)
         _log_step(plan, time.perf_counter() - started)
 
     def _take_in(self) -> None:
@@ -221,11 +221,15 @@ class EngineLoop:
             self._announced = request_ids
             self.send(Working(tuple(request_ids)))
 
-    def _count_failures(self, result: StepResult) -> None:
-        """A token shows that the model works; a chunk alone does not."""
+    def _count_failures(self, plan: SchedulerOutput, result: StepResult) -> None:
+        """A token shows that the model works; a chunk alone does not.
+
+        A prompt that finds no memory, alone, shows nothing: it fails as often as it is asked.
+        """
+        found_no_memory = all(isinstance(one, OutOfMemory) for one in result.failures.values())
         if result.tokens:
             self._num_failed_steps = 0
-        elif result.error is not None:
+        elif result.error is not None and (plan.decode or not found_no_memory):
             self._num_failed_steps += 1
         if self._num_failed_steps >= self._max_failed_steps:
             raise EngineBroken(

@@ -37,10 +37,8 @@ class Request:
         self.is_waiting_for_memory = False
         self.has_run_out = False
         """Whether an encode failed for want of memory."""
-        self.lasting_bytes = 0
-        """What it was let in with, to hold until it ends."""
         self.passing_bytes = 0
-        """What it was let in with besides, for its worst moment."""
+        """What it was let in with for its worst moment, beside what it holds until it ends."""
         self.is_known_to_runner = False
         self.choices = tuple(Choice(sampling, decoder) for _ in range(sampling.n))
         self.rows = [RowId(submit.request_id, number) for number in range(sampling.n)]

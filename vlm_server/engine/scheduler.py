@@ -130,6 +130,8 @@ class Scheduler:
 
     def admit(self) -> list[Event]:
         """Let in, in order, whom there is device memory for; those behind one that waits wait."""
+        if self._admission:
+            self._admission.keep_promises(self._admitted())
         events = list[Event]()
         is_settled = not self._released and self._turns.with_encoder <= self._requests.keys()
         for request in list(self._in_state(State.PREFILL)):

@@ -59,9 +59,13 @@ class MlxMemory:
         mx.reset_peak_memory()
         return max(peak, mx.get_active_memory())
 
+    def settle(self) -> None:
+        """Waits for this thread's stream."""
+        mx.synchronize()
+
     def clear(self) -> None:
         """Waits for this thread's stream. What an encode holds meanwhile is not in the pool."""
-        mx.synchronize()
+        self.settle()
         mx.clear_cache()
 
     def trim(self) -> None:

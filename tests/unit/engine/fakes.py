@@ -349,6 +349,8 @@ class FakeMemory:
     num_clears: int = 0
     num_trims: int = 0
     gives_way: bool = False
+    unsettled_bytes: int = 0
+    """Of `active_bytes`: what was let go, and is held by what is under way."""
 
     def read(self) -> MemoryReading:
         return MemoryReading(self.active_bytes, self.pool_bytes, self.limit_bytes)
@@ -356,6 +358,10 @@ class FakeMemory:
     def take_peak(self) -> int:
         peak, self.peak_bytes = max(self.peak_bytes, self.active_bytes), 0
         return peak
+
+    def settle(self) -> None:
+        self.active_bytes -= self.unsettled_bytes
+        self.unsettled_bytes = 0
 
     def clear(self) -> None:
         self.pool_bytes = 0

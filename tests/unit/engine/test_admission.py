@@ -1,6 +1,7 @@
 """Requests and memory: who is let in, who waits behind whom, and that nobody waits for ever.
 
-The fake memory holds a byte for each token of each row that the runner has.
+The fake memory holds a byte for each place of each row that the runner has: rows that decode side
+by side are as wide as the longest.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class Engine:
             result = execute(plan, launched)
             held = sum(one.num_prefilled for one in self.runner.prefills.values())
             rows = self.runner.rows.values()
-            held += sum(row.prompt.num_tokens + len(row.told) for row in rows)
+            widths = [row.prompt.num_tokens + len(row.told) for row in rows]
+            held += len(widths) * max(widths, default=0)
             self.memory.active_bytes = WEIGHTS + held
             self.most_held = max(self.most_held, held)
             return result
@@ -237,6 +239,24 @@ def test_a_step_that_ran_out_of_memory_frees_what_nobody_uses():
     assert engine.ended == ["b"]
 
 
+def test_a_prompt_that_finds_no_memory_does_not_end_the_engine():
+    engine = Engine(room=1000)
+    execute = engine.runner.execute
+
+    def failing(plan: SchedulerOutput, launched: Callable[[], None]) -> StepResult:
+        result = execute(plan, launched)
+        if plan.prefill is None or plan.prefill.request_id == "other":
+            return result
+        failure = OutOfMemory("none")
+        return StepResult(failures={plan.prefill.request_id: failure}, error=failure)
+
+    engine.runner.execute = failing  # type: ignore[method-assign]
+    for number in range(10):
+        engine.run(f"{number}", max_tokens=5)
+    engine.run("other", max_tokens=5)
+    assert engine.ended == ["other"]
+
+
 def test_an_encode_that_ran_out_of_memory_is_tried_once_more():
     engine = Engine(room=1000)
     encode, calls = engine.encoder.encode, list[int]()
@@ -258,10 +278,56 @@ def test_an_encode_that_ran_out_of_memory_is_tried_once_more():
 def test_two_fit_together_if_there_is_room_for_both_of_their_worst_moments():
     engine = Engine(room=100)
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
-    a, b = (Request(submit(name), SamplingParams(), ByteDecoder()) for name in ("a", "b"))
+    a, b, c = (waiting(name) for name in "abc")
     a.passing_bytes, b.passing_bytes = 60, 40
     assert admission.fit_together((a, b), [])
-    b.lasting_bytes = 1  # promised, and not held yet
-    assert not admission.fit_together((a, b), [b])
-    b.lasting_bytes, b.passing_bytes = 0, 41
-    assert not admission.fit_together((a, b), [])
+    assert not admission.fit_together((a, b), [c]), "its 25 tokens are promised"
+    a.passing_bytes = 35
+    assert admission.fit_together((a, b), [c])
+    b.passing_bytes = 41
+    assert not admission.fit_together((a, b), [c])
+
+
+def waiting(name: str, text: str = "", max_tokens: int = 20) -> Request:
+    """A request that is prepared: 5 prompt tokens, if not of `text`."""
+    request = Request(submit(name), SamplingParams(max_tokens=max_tokens), ByteDecoder())
+    request.move_to(State.PREPARING)
+    request.take_prompt(prompt(text) if text else prompt(), max_tokens)
+    return request
+
+
+def test_the_worst_moment_of_who_was_let_in_before_stays_reserved():
+    """The picture of the first needs 30 in passing; the second, a text, must not take of them."""
+    engine = Engine(room=81)
+    admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
+    picture, text = waiting("picture"), waiting("text")
+    assert admission.admit(picture, [], is_settled=True)
+    picture.passing_bytes = 30
+    assert admission.admit(text, [picture], is_settled=True), "25, 25 and 30"
+    engine.memory.limit_bytes -= 2
+    assert not admission.admit(text, [picture], is_settled=True)
+    picture.move_to(State.DECODE)
+    assert admission.admit(text, [picture], is_settled=True), "its worst moment is over"
+
+
+def test_joining_counts_the_width_of_those_that_have_not_begun():
+    engine = Engine(room=10_000)
+    admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
+    long, short = waiting("long", "x" * 400), waiting("short")
+    admission.admit(long, [], is_settled=True)
+    admission.admit(short, [long], is_settled=True)
+    assert short.passing_bytes == 2 * 400
+
+
+def test_the_padding_of_rows_is_promised_once():
+    engine = Engine(room=10_000)
+    admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
+    long, short = waiting("long", "x" * 400), waiting("short")
+    for request in (long, short):
+        request.move_to(State.DECODE)
+        request.is_known_to_runner, request.num_prefilled = True, request.prompt.num_tokens  # type: ignore[union-attr]
+    engine.memory.active_bytes = WEIGHTS + 800
+    engine.memory.limit_bytes = engine.memory.active_bytes + 40
+    kept, engine.governor.keep_promises = [], lambda num_bytes: kept.append(num_bytes)  # type: ignore[method-assign]
+    admission.keep_promises([long, short])
+    assert kept == [2 * 20]

@@ -128,6 +128,33 @@ def test_what_has_ended_but_is_held_yet_costs_no_cache(ground: Ground):
     assert ground.cached == 400
 
 
+def test_what_a_step_under_way_still_holds_costs_no_cache(ground: Ground):
+    ground.cache("a", 400)
+    ground.hold(active=300)
+    ground.memory.unsettled_bytes = 300 * MIB
+    assert ground.admit(400, others_run=True) == Keep()
+    assert ground.cached == 400
+    assert ground.decisions == {}
+
+
+def test_caches_give_way_to_what_was_promised_before(ground: Ground):
+    """What was cached since then lies where a row will grow."""
+    ground.cache("old", 150)
+    ground.cache("new", 150)
+    ground.hold(active=200)
+    ground.governor.keep_promises(400 * MIB)
+    assert ground.cached == 300
+    ground.hold(active=350)
+    ground.governor.keep_promises(400 * MIB)
+    assert (ground.cached, "old" in ground.caches.features) == (150, False)
+    assert ground.decisions == {"evict": 1}
+
+
+def test_an_eviction_of_nothing_is_none(ground: Ground):
+    ground.governor.relieve()
+    assert ground.decisions == {"clear_failure": 1}
+
+
 def test_it_never_latches(ground: Ground):
     """Somebody else took the memory and gives it back; in between, who could fit waits or runs."""
     ground.hold(active=850)

@@ -795,6 +795,9 @@ def test_no_picture_is_encoded_behind_a_prompt_if_there_is_no_memory_for_both():
         def admit(self, *_: object, **__: object) -> bool:
             return True
 
+        def keep_promises(self, _: object) -> None:
+            pass
+
         def fit_together(self, requests: Iterable[Request], _: object) -> bool:
             assert {one.request_id for one in requests} == {"a", "b"}
             return False
