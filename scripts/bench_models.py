@@ -1,7 +1,8 @@
-"""Writes the two random models that the figures in the documents were measured with.
+"""Writes the random models that the figures in the documents were measured with.
 
 `mid` is a shape of the tiny models. `3b` takes all but its sizes and weights from one: the
-weights are drawn on the device, in bfloat16, so that a GPU makes them in seconds.
+weights are drawn on the device, in bfloat16, so that a GPU makes them in seconds. `long` is made
+likewise, for long prompts on a CPU: two layers.
 """
 
 from __future__ import annotations
@@ -40,26 +41,38 @@ VISION_3B = {
     "out_hidden_size": 2048,
     "fullatt_block_indexes": [7, 15, 23, 31],
 }
+TEXT_LONG = {
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 40960,
+    "rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]},
+}
+VISION_LONG = {"out_hidden_size": 256}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench_models")
-    parser.add_argument("shape", choices=("mid", "3b"))
+    parser.add_argument("shape", choices=("mid", "3b", "long"))
     parser.add_argument("out", type=Path, help="folder to write")
     parser.add_argument("--seed", type=int, default=0)
     wanted = parser.parse_args()
     if wanted.shape == "mid":
         build(FAMILY, wanted.out, wanted.seed, "mid")
+    elif wanted.shape == "3b":
+        write(wanted.out, wanted.seed, TEXT_3B, VISION_3B)
     else:
-        write_3b(wanted.out, wanted.seed)
+        write(wanted.out, wanted.seed, TEXT_LONG, VISION_LONG)
     print(wanted.out)
 
 
-def write_3b(folder: Path, seed: int) -> None:
+def write(folder: Path, seed: int, text: dict[str, Any], vision: dict[str, Any]) -> None:
     """Write the checkpoint; the same seed gives the same weights on the same kind of device."""
     build(FAMILY, folder, seed)
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    config = config | TEXT_3B | {"vision_config": config["vision_config"] | VISION_3B}
+    config = config | text | {"vision_config": config["vision_config"] | vision}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     mx.random.seed(seed)
     weights = {name: _draw(name, shape) for name, shape in sorted(_shapes(config).items())}
