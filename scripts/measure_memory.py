@@ -49,13 +49,14 @@ from vlm_server.protocol import (
 )
 from vlm_server.runner.loading import LoadedModel, load
 from vlm_server.runner.memory import MlxMemory, make_caches
+from vlm_server.runner.rotation import is_cpu
 from vlm_server.supervisor.openblas import find_preload
 
 matplotlib.use("agg")
 from matplotlib import pyplot
 
 MIB = 1 << 20
-SIZE = (560, 420) if mx.default_device().type == mx.DeviceType.cpu else (1092, 812)
+SIZE = (560, 420) if is_cpu() else (1092, 812)
 NO_CACHES = settings.Cache(prefix_bytes=0, encoder_bytes=0, pixel_bytes=0)
 
 
@@ -206,9 +207,8 @@ def long_prompts(loaded: LoadedModel, sizes: list[int], rounds: int) -> dict[str
     "Tight" is a memory limit 5 % above the most that `never` held. On a GPU, which plans for each
     new shape, an engine's first prompt of a size is not counted.
     """
-    is_cpu = mx.default_device().type == mx.DeviceType.cpu
-    num_skipped, num_counted = (0, 1) if is_cpu else (1, 5)
-    policies = ["never", "always", "auto, tight", *([] if is_cpu else ["always, tight"])]
+    num_skipped, num_counted = (0, 1) if is_cpu() else (1, 5)
+    policies = ["never", "always", "auto, tight", *([] if is_cpu() else ["always, tight"])]
     found: dict[str, Any] = {}
     for size in sizes:
         for policy in rounds * policies:

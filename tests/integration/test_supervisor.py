@@ -222,12 +222,17 @@ async def test_an_engine_whose_steps_fail_in_a_row_is_replaced(supervisor: Super
     assert supervisor.num_in_flight == 0
 
 
-async def test_stop_lets_requests_finish_and_leaves_no_process(tiny_model: TinyModel):
+async def started(tiny_model: TinyModel) -> tuple[Supervisor, int]:
+    """One that is ready, for a test that stops it, and its engine's process."""
     made = Supervisor(settings_for(tiny_model("qwen3_vl")))
     await made.start()
     await asyncio.wait_for(made.wait_ready(), START_SECONDS)
-    pid = made.status.pid
-    assert pid is not None
+    assert made.status.pid is not None
+    return made, made.status.pid
+
+
+async def test_stop_lets_requests_finish_and_leaves_no_process(tiny_model: TinyModel):
+    made, pid = await started(tiny_model)
     sampling = SamplingParams(max_tokens=60, temperature=0.0)
     running = made.stream(ask("running", picture(1), "what?", sampling=sampling))
     await into(running, 2)
@@ -248,11 +253,7 @@ async def _rest(stream: AsyncIterator[RequestEvent]) -> list[RequestEvent]:
 
 async def test_stop_ends_an_engine_that_does_not_listen(tiny_model: TinyModel):
     """A client that left has filled what lies between the two."""
-    made = Supervisor(settings_for(tiny_model("qwen3_vl")))
-    await made.start()
-    await asyncio.wait_for(made.wait_ready(), START_SECONDS)
-    pid = made.status.pid
-    assert pid is not None
+    made, pid = await started(tiny_model)
     os.kill(pid, signal.SIGSTOP)
     upload = image_of(os.urandom(8 << 20), "PNG", 100, 100)
     asked = asyncio.create_task(all_events(made, ask("large", upload, "what?")))

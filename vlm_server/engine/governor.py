@@ -172,12 +172,13 @@ class Governor:
 
         What was cached since they were let in may lie there.
         """
-        if self.has_room(promised_bytes) or not self._caches.evictable_bytes:
+        can_evict = self._baseline_bytes and self._caches.evictable_bytes
+        if not can_evict or self.has_room(promised_bytes):
             return
         self._memory.settle()
         reading = self._memory.read()
         missing = reading.active_bytes + promised_bytes - reading.limit_bytes
-        if self._baseline_bytes and missing > 0:
+        if missing > 0:
             self._carry_out(Evict(missing))
 
     def has_room(self, num_bytes: int) -> bool:

@@ -226,7 +226,8 @@ class EngineLoop:
 
         A prompt that finds no memory, alone, shows nothing: it fails as often as it is asked.
         """
-        found_no_memory = all(isinstance(one, OutOfMemory) for one in result.failures.values())
+        failures = result.failures.values()
+        found_no_memory = failures and all(isinstance(one, OutOfMemory) for one in failures)
         if result.tokens:
             self._num_failed_steps = 0
         elif result.error is not None and (plan.decode or not found_no_memory):
