@@ -31,8 +31,8 @@ import numpy as np
 from PIL import Image as PillowImage
 
 from vlm_server import heap, settings, worker
-from vlm_server.engine.governor import Clear, Governor
 from vlm_server.engine.loop import EngineLoop
+from vlm_server.engine.memory.governor import Clear, Governor
 from vlm_server.protocol import (
     Event,
     Failed,
@@ -47,9 +47,9 @@ from vlm_server.protocol import (
     TextPart,
     Tokens,
 )
-from vlm_server.runner.loading import LoadedModel, load
-from vlm_server.runner.memory import MlxMemory, make_caches
-from vlm_server.runner.rotation import is_cpu
+from vlm_server.runner.device.memory import MlxMemory, make_caches
+from vlm_server.runner.model.load import LoadedModel, load
+from vlm_server.runner.rope import is_cpu
 from vlm_server.supervisor.openblas import find_preload
 
 matplotlib.use("agg")
@@ -155,7 +155,7 @@ def engine(
         made.wait()
     made.ask("word " * 600)
     made.wait()
-    made.governor.begin_anew()
+    made.governor.reset_stats()
     mx.reset_peak_memory()
     yield made
     made.loop.run_until_idle()

@@ -1,34 +1,22 @@
 """The contracts between rooms. Knows token ids, numpy arrays and plans; knows no mlx, no HTTP.
 
-`engine` decides and `runner` does: they meet only here. `api` reaches the engine process
-through `EngineClient`.
+`engine` decides and `runner` does: they meet only here.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vlm_server.cache.elements import Elements, KeyedSpan
+from vlm_server.cache.caches import EncodedImage, Prefix
 from vlm_server.cache.lru import Lease
-from vlm_server.cache.prefix import PrefixMatch
+from vlm_server.cache.prompt_key import MediaSpan, PromptKey
 from vlm_server.errors import RequestError
-from vlm_server.protocol import (
-    Accepted,
-    Failed,
-    Finished,
-    SamplingParams,
-    Stats,
-    Submit,
-    Tokens,
-)
-
-Prefix = PrefixMatch[Any, Any]
-"""A prompt's beginning, as KV that only `runner` can read."""
+from vlm_server.protocol import SamplingParams, Submit
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +40,14 @@ CompiledGrammar = Any
 """What a `Preparer` made of a request's JSON schema: only `runner` can read it."""
 
 
-class EncodedImage(Protocol):
-    """What an `Encoder` made of one picture: device arrays that only `runner` can read."""
-
-    @property
-    def size_bytes(self) -> int: ...
-
-
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
     """A request as the runner takes it: token_ids (tokens,) int32, and its spans in order.
 
     `images` are the spans that `prefix` does not end behind; `spans` are all, with their keys.
     `positions`, (3, tokens) int32, are those of families with M-RoPE, after which a token n
-    stands at n + `rope_delta`. `borders` are the places, in order, where a state is worth
-    keeping, for families whose states can't be cut. The first `num_uncut_tokens`, for families
+    stands at n + `rope_delta`. `snapshot_points` are the places, in order, where a state is worth
+    keeping, for families whose states can't be cut. The first `atomic_prefill_tokens`, for families
     where tokens see later ones, are prefilled at once or all known; `token_types`, (tokens,) int32,
     then are 1 for a picture's tokens and 0 for others. The answer follows `grammar`, if there is
     one. Who drops a prompt releases it.
@@ -74,11 +55,11 @@ class PreparedPrompt:
 
     token_ids: NDArray[np.int32]
     images: tuple[ImageSpan, ...] = ()
-    spans: tuple[KeyedSpan, ...] = ()
+    spans: tuple[MediaSpan, ...] = ()
     positions: NDArray[np.int32] | None = None
     rope_delta: int = 0
-    borders: tuple[int, ...] = ()
-    num_uncut_tokens: int = 0
+    snapshot_points: tuple[int, ...] = ()
+    atomic_prefill_tokens: int = 0
     token_types: NDArray[np.int32] | None = None
     grammar: CompiledGrammar | None = None
     cache_salt: str = ""
@@ -94,13 +75,13 @@ class PreparedPrompt:
         return self.prefix.length if self.prefix else 0
 
     @property
-    def is_uncut(self) -> bool:
+    def is_atomic(self) -> bool:
         """Whether all is prefilled at once: then no other prompt can go on from its KV."""
-        return self.num_uncut_tokens == self.num_tokens
+        return self.atomic_prefill_tokens == self.num_tokens
 
     @property
-    def elements(self) -> Elements:
-        return Elements(self.token_ids, self.spans)
+    def elements(self) -> PromptKey:
+        return PromptKey(self.token_ids, self.spans)
 
     def release(self) -> None:
         """Let the caches evict what was found for it."""
@@ -111,7 +92,7 @@ class PreparedPrompt:
             self.prefix.release()
 
 
-class RowId(NamedTuple):
+class SeqId(NamedTuple):
     """A row of the decode batch: one choice of a request."""
 
     request_id: str
@@ -160,9 +141,9 @@ class SchedulerOutput:
     A row may be released before it joined: then its prompt is forgotten.
     """
 
-    released: tuple[RowId, ...] = ()
+    released: tuple[SeqId, ...] = ()
     new: tuple[NewRequest, ...] = ()
-    decode: tuple[RowId, ...] = ()
+    decode: tuple[SeqId, ...] = ()
     prefill: PrefillWork | None = None
 
     @property
@@ -192,9 +173,9 @@ class StepResult:
     is what the model or the device raised, if they did.
     """
 
-    tokens: Mapping[RowId, int] = field(default_factory=dict)
+    tokens: Mapping[SeqId, int] = field(default_factory=dict)
     failures: Mapping[str, RequestError] = field(default_factory=dict)
-    logprobs: Mapping[RowId, TokenScore] = field(default_factory=dict)
+    logprobs: Mapping[SeqId, TokenScore] = field(default_factory=dict)
     prefill_seconds: float = 0.0
     error: str | None = None
 
@@ -226,7 +207,7 @@ class Runner(Protocol):
 
 
 class Encoder(Protocol):
-    """Turns pictures into features. All calls come from one thread, beside the runner's."""
+    """FairQueue pictures into features. All calls come from one thread, beside the runner's."""
 
     def encode(self, prompt: PreparedPrompt, image_index: int) -> EncodedImage:
         """Raises RequestError for what this picture alone gets wrong."""
@@ -234,7 +215,7 @@ class Encoder(Protocol):
 
 
 class Preparer(Protocol):
-    """Turns a request into token ids and pixel arrays. Called from several threads."""
+    """FairQueue a request into token ids and pixel arrays. Called from several threads."""
 
     def prepare(self, submit: Submit) -> PreparedPrompt:
         """Raises RequestError for what this request alone gets wrong."""
@@ -259,7 +240,7 @@ class DeviceMemory(Protocol):
         ...
 
     @property
-    def gives_way(self) -> bool:
+    def trims_own_pool(self) -> bool:
         """Whether it gives up what it keeps for reuse, of itself, before it exceeds its limit."""
         ...
 
@@ -287,48 +268,4 @@ class DeviceMemory(Protocol):
 
     def device_used_bytes(self) -> int:
         """What all programs take, as its driver says; 0 if its memory is the machine's."""
-        ...
-
-
-RequestEvent = Accepted | Tokens | Finished | Failed
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStatus:
-    """What the front knows of the engine process. `progress` is (stage, fraction) while loading.
-
-    `quarantined_shapes` are the sizes of requests that engines died of, and that are refused for
-    now; `quarantine_refusals` is how many requests were.
-    """
-
-    state: str
-    model_name: str
-    pid: int | None = None
-    restarts: int = 0
-    progress: tuple[str, float] | None = None
-    retry_after_seconds: float = 1.0
-    stats: Stats | None = None
-    quarantined_shapes: int = 0
-    quarantine_refusals: int = 0
-
-    @property
-    def is_ready(self) -> bool:
-        return self.state == "ready"
-
-
-class EngineClient(Protocol):
-    """The front's view of an engine process, whichever incarnation of it runs."""
-
-    @property
-    def status(self) -> EngineStatus: ...
-
-    def stream(self, submit: Submit) -> AsyncGenerator[RequestEvent, None]:
-        """All events of one request, in order, the last of them terminal.
-
-        `Tokens` events hold this request's delta alone. Closing the iterator early
-        (`aclose`) aborts the request in the engine. Never raises RequestError while the
-        engine lives; raises EngineUnavailable before anything was sent if it isn't ready, or
-        RequestTooCostly if engines died of requests of this size,
-        and yields `Failed(code="engine_died")` if it dies while the request is in flight.
-        """
         ...

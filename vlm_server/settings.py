@@ -155,7 +155,7 @@ class Scheduler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Cache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    layout_bytes: Annotated[
+    token_layout_bytes: Annotated[
         int,
         Meta(
             ge=0,

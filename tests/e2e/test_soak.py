@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.daemon import Daemon
-from vlm_server.soak.client import Client
-from vlm_server.soak.malformed import malformed
-from vlm_server.soak.mix import random_picture
-from vlm_server.soak.request import Ending
+from tests.soak.client import Client
+from tests.soak.malformed import malformed
+from tests.soak.mix import random_picture
+from tests.soak.request import Ending
 
 pytestmark = pytest.mark.e2e
 
@@ -29,7 +29,7 @@ async def test_what_is_malformed_is_refused_as_expected(daemon: Daemon):
 def test_short_soak(tmp_path: Path):
     arguments = ["--minutes", "0.25", "--seed", "1", "--users", "6", "--out", str(tmp_path)]
     ended = subprocess.run(
-        [sys.executable, "-m", "vlm_server.soak", *arguments], capture_output=True, text=True
+        [sys.executable, "-m", "tests.soak", *arguments], capture_output=True, text=True
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert (tmp_path / "report.md").read_text() == ended.stdout

@@ -13,10 +13,10 @@ import pytest
 from tests.integration.harness import Engine, NewEngine
 from tests.tiny_models import FAMILIES
 from tests.tiny_models.fixtures import TinyModel, tiny_model
-from vlm_server.runner.grammar import Grammars
-from vlm_server.runner.loading import LoadedModel, load
-from vlm_server.runner.preparer import MultimodalPreparer
-from vlm_server.runner.processors import mend
+from vlm_server.prompt.grammar import Grammars
+from vlm_server.prompt.preparer import MultimodalPreparer
+from vlm_server.runner.model.load import LoadedModel, load
+from vlm_server.runner.model.processors import mend
 from vlm_server.settings import Model
 
 __all__ = ["tiny_model"]

@@ -11,11 +11,12 @@ from functools import partial
 from mlx_vlm.utils import should_add_special_tokens
 from PIL import Image as PillowImage
 
-from vlm_server.caches import Caches
-from vlm_server.engine.limits import SchedulerConfig
-from vlm_server.engine.scheduler import Scheduler
+from vlm_server.cache.caches import Caches, EncodedImage
+from vlm_server.engine.scheduling.limits import SchedulerConfig
+from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.errors import InternalError, RequestError
-from vlm_server.ports import EncodedImage, EncodeWork, PreparedPrompt, RowId
+from vlm_server.ports import EncodeWork, PreparedPrompt, SeqId
+from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import (
     ContentPart,
     Event,
@@ -33,10 +34,9 @@ from vlm_server.protocol import (
     Video,
     VideoPart,
 )
-from vlm_server.runner.encoder import ImageEncoder
-from vlm_server.runner.loading import LoadedModel
+from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.model_runner import ModelRunner
-from vlm_server.runner.preparer import MultimodalPreparer
+from vlm_server.runner.vision.encoder import ImageEncoder
 
 Part = str | PillowImage.Image | Image | Video
 GREEDY = SamplingParams(max_tokens=10, temperature=0.0)
@@ -102,11 +102,11 @@ class Engine:
     max_num_seqs: int = 8
     caches: Caches = field(default_factory=Caches.of)
     """Those that keep anything are in use by scheduler, runner and a preparer of their own."""
-    rows: dict[RowId, list[int]] = field(default_factory=dict)
+    rows: dict[SeqId, list[int]] = field(default_factory=dict)
     """All tokens of each choice."""
-    row_texts: dict[RowId, str] = field(default_factory=dict)
+    seq_texts: dict[SeqId, str] = field(default_factory=dict)
     logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
-    finish_reasons: dict[RowId, FinishReason] = field(default_factory=dict)
+    finish_reasons: dict[SeqId, FinishReason] = field(default_factory=dict)
     ends: dict[str, Finished | Failed] = field(default_factory=dict)
     prompts: dict[str, PreparedPrompt] = field(default_factory=dict)
 
@@ -137,7 +137,7 @@ class Engine:
     @property
     def texts(self) -> dict[str, str]:
         """All the text of each request's first choice."""
-        return {row.request_id: text for row, text in self.row_texts.items() if not row.choice}
+        return {row.request_id: text for row, text in self.seq_texts.items() if not row.choice}
 
     def add(self, submit: Submit) -> None:
         self._take(self.scheduler.add(submit))
@@ -209,8 +209,8 @@ class Engine:
             match event:
                 case Tokens(deltas):
                     for delta in deltas:
-                        row = RowId(delta.request_id, delta.choice)
-                        self.row_texts[row] = self.row_texts.get(row, "") + delta.text
+                        row = SeqId(delta.request_id, delta.choice)
+                        self.seq_texts[row] = self.seq_texts.get(row, "") + delta.text
                         if delta.finish_reason:
                             self.finish_reasons[row] = delta.finish_reason
                         self.logprobs.setdefault(delta.request_id, []).extend(delta.logprobs)

@@ -11,27 +11,27 @@ import pytest
 
 from tests.integration.harness import GREEDY, Engine, Part, ask, conversation
 from tests.integration.test_cache_twins import settle
-from tests.integration.test_caches import Served, Turns, cached_tokens, caches_of
+from tests.integration.test_caches import FairQueue, Served, cached_tokens, caches_of
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import InvalidImage
-from vlm_server.ports import RowId
+from vlm_server.ports import SeqId
+from vlm_server.prompt import media
+from vlm_server.prompt.grammar import Grammars
+from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, SamplingParams, TokenLogprob
-from vlm_server.runner import media
-from vlm_server.runner.grammar import Grammars
-from vlm_server.runner.kv import needs_snapshots
-from vlm_server.runner.preparer import MultimodalPreparer
+from vlm_server.runner.kv.segments import needs_snapshots
 
 FAMILIES = ("qwen3_vl", "qwen3_5", "gemma3")
 """One that appends its KV, one with recurrent states, one with windows of 64 tokens."""
 SYSTEM = "You are a helpful assistant that looks at screenshots and answers with a short text."
 A, B = picture(1), picture(2)
 SIZES: dict[str, dict[str, int]] = {
-    "no layouts": {"layout_bytes": 0},
+    "no token_layouts": {"token_layout_bytes": 0},
     "no pixels": {"pixel_bytes": 0},
     "no features": {"encoder_bytes": 0},
     "no prefixes": {"prefix_bytes": 0},
     "one picture of each": {
-        "layout_bytes": 2000,
+        "token_layout_bytes": 2000,
         "encoder_bytes": 8000,
         "prefix_bytes": 130_000,
     },
@@ -57,7 +57,7 @@ def new_engine(served: Served, **sizes: int) -> Engine:
 
 def talk(engine: Engine, name: str, num_turns: int, seed: int) -> list[list[int]]:
     """A conversation with a picture in each turn; the answers' tokens."""
-    turns: Turns = (("system", (SYSTEM,)),)
+    turns: FairQueue = (("system", (SYSTEM,)),)
     answers = []
     for number in range(num_turns):
         turns += (("user", (f"Step {number}", picture(seed + number), "what changed?")),)
@@ -144,7 +144,7 @@ def test_rows_that_share_a_beginning_leave_it_as_it_was(served: Served):
     engine.run()
     for name, parts in asked.items():
         assert cached_tokens(engine, name) >= engine.prompts[name].spans[0].end
-        assert engine.rows[RowId(name, 0)] == engine.rows[RowId(name, 1)] == alone[name]
+        assert engine.rows[SeqId(name, 0)] == engine.rows[SeqId(name, 1)] == alone[name]
         again = with_system(f"{name} again", *parts, sampling=long)
         assert engine.answer(again) == alone[name]
     settle(engine)
@@ -177,7 +177,7 @@ def test_an_aborted_answer_goes_on(served: Served):
     engine.abort("aborted")
     engine.run()
     told = engine.texts["aborted"]
-    turns: Turns = (("system", (SYSTEM,)), ("user", (A, "what?")), ("assistant", (told,)))
+    turns: FairQueue = (("system", (SYSTEM,)), ("user", (A, "what?")), ("assistant", (told,)))
     turns += (("user", ("go on",)),)
     submit = conversation("after", *turns)
     assert engine.answer(submit) == Engine(*served).answer(submit)
@@ -251,8 +251,8 @@ def test_what_is_drawn_does_not_tell_a_hit(served: Served):
     engine.answer(ask("hit", "See", A, "what?", sampling=drawn))
     assert cached_tokens(engine, "hit") > engine.prompts["hit"].spans[0].end - 1
     for choice in range(3):
-        wanted = plain.rows[RowId("miss", choice)]
-        assert engine.rows[RowId("miss", choice)] == engine.rows[RowId("hit", choice)] == wanted
+        wanted = plain.rows[SeqId("miss", choice)]
+        assert engine.rows[SeqId("miss", choice)] == engine.rows[SeqId("hit", choice)] == wanted
     for name in ("miss", "hit"):
         assert scores(engine.logprobs[name]) == pytest.approx(
             scores(plain.logprobs["miss"]), abs=1e-3

@@ -19,10 +19,11 @@ from tests import clips
 from tests.integration.harness import Engine, Part, ask, encoded, image_of, video_of
 from tests.integration.test_caches import Served, cached_tokens, caches_of
 from tests.tiny_models.pictures import picture
-from vlm_server.ports import EncodedImage, PreparedPrompt
+from vlm_server.cache.caches import EncodedImage
+from vlm_server.ports import PreparedPrompt
+from vlm_server.prompt import media, processing
+from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Image, SamplingParams, Submit
-from vlm_server.runner import media, processing
-from vlm_server.runner.preparer import MultimodalPreparer
 from vlm_server.settings import Video as VideoLimits
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3", "pixtral")

@@ -9,14 +9,14 @@ import pytest
 
 from tests.integration.harness import Engine, Part, ask, conversation
 from tests.tiny_models.pictures import picture
-from vlm_server.caches import Caches
+from vlm_server.cache.caches import Caches
+from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import SamplingParams, Submit
-from vlm_server.runner.kv import RowState, needs_snapshots
-from vlm_server.runner.loading import LoadedModel
-from vlm_server.runner.preparer import MultimodalPreparer
+from vlm_server.runner.kv.segments import SequenceState, needs_snapshots
+from vlm_server.runner.model.load import LoadedModel
 
 Served = tuple[LoadedModel, MultimodalPreparer]
-Turns = tuple[tuple[str, tuple[Part, ...]], ...]
+FairQueue = tuple[tuple[str, tuple[Part, ...]], ...]
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
 LOTS = 64 << 20
@@ -34,7 +34,7 @@ PROMPTS: dict[str, tuple[Part, ...]] = {
 
 
 def caches_of(served: Served, **sizes: int) -> Caches:
-    wanted = {"layout_bytes": LOTS, "pixel_bytes": LOTS, "encoder_bytes": LOTS}
+    wanted = {"token_layout_bytes": LOTS, "pixel_bytes": LOTS, "encoder_bytes": LOTS}
     wanted |= {"prefix_bytes": LOTS, **sizes}
     needed = needs_snapshots(served[0].language_model)
     return Caches.of(**wanted, needs_snapshots=needed)
@@ -82,7 +82,7 @@ def test_at_once_is_equal(engine: Engine, alone: Callable[[str], list[int]]):
 
 
 def test_a_conversation_goes_on_behind_its_answer(served: Served, engine: Engine):
-    turns: Turns = (("system", ("Answer in short words.",)),)
+    turns: FairQueue = (("system", ("Answer in short words.",)),)
     plain = Engine(*served)
     for number in range(4):
         turns += (("user", (f"Step {number}", picture(10 + number), "what changed?")),)
@@ -92,7 +92,7 @@ def test_a_conversation_goes_on_behind_its_answer(served: Served, engine: Engine
         if number:
             before = engine.prompts[f"turn {number - 1}"].elements
             known = prompt.elements.num_common(0, before)
-            if known < prompt.num_uncut_tokens:
+            if known < prompt.atomic_prefill_tokens:
                 known = 0
             spans = [span for span in prompt.spans if span.end <= known]
             last = max((span.end for span in spans), default=0)
@@ -110,7 +110,7 @@ def test_what_can_not_be_kept_fails_nobody(
     def fails(*_: object) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(RowState, "take", fails)
+    monkeypatch.setattr(SequenceState, "take", fails)
     for time in ("first", "second"):
         assert engine.answer(asked("A and B", time)) == alone("A and B")
     assert not engine.caches.prefixes.read().size_bytes

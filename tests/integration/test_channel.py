@@ -9,12 +9,12 @@ import sys
 import time
 
 from vlm_server.protocol import FRAME_HEADER, Event, Failed, Working, decode_event, encode_frame
-from vlm_server.worker import Channel
+from vlm_server.worker.channel import Channel
 
 DYING = """
 import os, signal, socket, sys
 from vlm_server.protocol import Working
-from vlm_server.worker import Channel
+from vlm_server.worker.channel import Channel
 
 channel = Channel(socket.socket(fileno=int(sys.argv[1])))
 for number in range(100):

@@ -13,11 +13,11 @@ import pytest
 from tests.integration.harness import GREEDY, Engine, NewEngine, ask
 from tests.integration.test_families import LONGER, PROMPTS, asked
 from tests.tiny_models.pictures import picture
-from vlm_server.ports import RowId
+from vlm_server.ports import SeqId
+from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished, SamplingParams
-from vlm_server.runner.loading import LoadedModel
-from vlm_server.runner.preparer import MultimodalPreparer
-from vlm_server.runner.sampler import choice_params
+from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.sampling.sampler import choice_params
 
 Served = tuple[LoadedModel, MultimodalPreparer]
 
@@ -32,7 +32,7 @@ def drawn(seed: int | None, n: int = 1, **changes: Any) -> SamplingParams:
 
 
 def tokens_of(engine: Engine, name: str, n: int) -> list[list[int]]:
-    return [engine.rows[RowId(name, choice)] for choice in range(n)]
+    return [engine.rows[SeqId(name, choice)] for choice in range(n)]
 
 
 # ---- every family's caches -----------------------------------------------------------
@@ -73,7 +73,7 @@ def test_choices_that_end_early_leave_their_siblings_as_they_were(new_engine: Ne
     params = drawn(3, n=6, max_tokens=40)
     free.answer(asked("text", params))
     whole = tokens_of(free, "text", 6)
-    told = list(free.row_texts.values())
+    told = list(free.seq_texts.values())
     stop = max(sorted(set("".join(told))), key=lambda each: len({t.find(each) for t in told}))
     engine = new_engine()
     engine.add(asked("picture", LONGER))
@@ -81,8 +81,8 @@ def test_choices_that_end_early_leave_their_siblings_as_they_were(new_engine: Ne
     choices = tokens_of(engine, "text", 6)
     assert len(set(map(len, choices))) > 2, "all end together: nothing was tried"
     assert choices == [ids[: len(found)] for ids, found in zip(whole, choices, strict=True)]
-    assert [engine.row_texts[RowId("text", i)] for i in range(6)] == [
-        free.row_texts[RowId("text", i)].partition(stop)[0] for i in range(6)
+    assert [engine.seq_texts[SeqId("text", i)] for i in range(6)] == [
+        free.seq_texts[SeqId("text", i)].partition(stop)[0] for i in range(6)
     ]
     end = engine.ends["text"]
     assert isinstance(end, Finished)

@@ -18,16 +18,16 @@ from safetensors import safe_open
 
 from tests.integration.harness import Engine, ask, conversation
 from tests.tiny_models.pictures import picture
-from vlm_server.cache.chain import Chain, piece_behind
-from vlm_server.cache.elements import Elements, KeyedSpan
-from vlm_server.caches import Caches, NoDisk
+from vlm_server.cache.block_hash import BlockHashChain, block_after
+from vlm_server.cache.caches import Caches, NoDisk
+from vlm_server.cache.prompt_key import MediaSpan, PromptKey
+from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import LAST_WRITES_SECONDS, CacheStats, SamplingParams, Submit
-from vlm_server.runner.disk_cache import open_disk_cache
-from vlm_server.runner.encoder import ImageFeatures
-from vlm_server.runner.kv import KVStretch, LayerStates, needs_snapshots
-from vlm_server.runner.loading import LoadedModel
-from vlm_server.runner.preparer import MultimodalPreparer
-from vlm_server.runner.stored import Record, features_record, prefix_record, read_header
+from vlm_server.runner.kv.disk_tier import open_disk_cache
+from vlm_server.runner.kv.records import Record, features_record, prefix_record, read_header
+from vlm_server.runner.kv.segments import KVSegment, LayerStates, needs_snapshots
+from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.vision.encoder import ImageFeatures
 from vlm_server.settings import Cache
 
 Served = tuple[LoadedModel, MultimodalPreparer]
@@ -54,7 +54,7 @@ def engine_on(
     """An engine that was just started, with what lies in `folder`."""
     loaded, _ = served
     caches = Caches.of(
-        layout_bytes=LOTS,
+        token_layout_bytes=LOTS,
         pixel_bytes=LOTS,
         encoder_bytes=LOTS,
         prefix_bytes=LOTS,
@@ -283,9 +283,9 @@ def test_files_that_vanish_cost_no_request(qwen: Served, tmp_path: Path):
 def test_records_come_back_as_they_were(dtype: mx.Dtype, tmp_path: Path):
     array = mx.random.normal((1, 2, 3, 8)).astype(dtype)
     states = LayerStates(((array, None), (array + 1,)), (("4", "8"), ()))
-    elements = Elements(np.arange(3, dtype=np.int32), (KeyedSpan(1, 3, "a picture"),))
-    piece = piece_behind(Chain("salt"), elements)
-    written = prefix_record("f", piece, KVStretch((array, array * 2)), states)
+    elements = PromptKey(np.arange(3, dtype=np.int32), (MediaSpan(1, 3, "a picture"),))
+    piece = block_after(BlockHashChain("salt"), elements)
+    written = prefix_record("f", piece, KVSegment((array, array * 2)), states)
     path = tmp_path / "file.safetensors"
     written.write(path)
     assert path.stat().st_size <= written.size_bytes
@@ -293,7 +293,7 @@ def test_records_come_back_as_they_were(dtype: mx.Dtype, tmp_path: Path):
     read = Record.read(path.read_bytes())
     assert read.header == written.header
     assert read.header.is_of("f", piece)
-    other = piece_behind(Chain("other salt"), elements)
+    other = block_after(BlockHashChain("other salt"), elements)
     assert not read.header.is_of("f", other)
     assert not read.header.is_of("other", piece)
     assert_same([read.stretch.arrays], [(array, array * 2)])

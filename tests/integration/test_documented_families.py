@@ -12,8 +12,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.tiny_models import FAMILIES, build
-from vlm_server.runner.families import CHECKED, WITH_VIDEO
-from vlm_server.runner.loading import load
+from vlm_server.runner.model.families import CHECKED, WITH_VIDEO
+from vlm_server.runner.model.load import load
 from vlm_server.settings import Model
 
 TABLE = Path(__file__).parents[2] / "docs" / "families.md"

@@ -26,15 +26,15 @@ from tests.integration.harness import (
     image_of,
 )
 from tests.tiny_models.pictures import picture
+from vlm_server.cache.caches import Caches
 from vlm_server.cache.lru import LruCache
-from vlm_server.caches import Caches
-from vlm_server.engine.states import State
+from vlm_server.engine.request.states import State
 from vlm_server.errors import InternalError
 from vlm_server.ports import PreparedPrompt
+from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished, SamplingParams, Submit
-from vlm_server.runner.encoder import ImageEncoder
-from vlm_server.runner.loading import LoadedModel
-from vlm_server.runner.preparer import MultimodalPreparer
+from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.vision.encoder import ImageEncoder
 
 Served = tuple[LoadedModel, MultimodalPreparer]
 

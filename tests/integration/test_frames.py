@@ -11,11 +11,11 @@ from tests.integration.harness import Engine, Part, ask
 from tests.integration.test_caches import caches_of
 from tests.tiny_models import build
 from tests.tiny_models.pictures import picture
+from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import SamplingParams
-from vlm_server.runner import prefill
-from vlm_server.runner.frames import Frame, FramedCache
-from vlm_server.runner.loading import LoadedModel, load
-from vlm_server.runner.preparer import MultimodalPreparer
+from vlm_server.runner.model.load import LoadedModel, load
+from vlm_server.runner.text import prefill
+from vlm_server.runner.text.padded_chunk import PaddedChunk, PaddedChunkCache
 from vlm_server.settings import Model
 
 Served = tuple[LoadedModel, MultimodalPreparer]
@@ -42,17 +42,17 @@ def answers(engine: Engine) -> list[list[int]]:
 
 
 @pytest.fixture
-def frames(monkeypatch: pytest.MonkeyPatch) -> list[Frame]:
+def frames(monkeypatch: pytest.MonkeyPatch) -> list[PaddedChunk]:
     """Those that are read from now on, which are multiples of 16 tokens."""
-    read = list[Frame]()
+    read = list[PaddedChunk]()
 
-    class Watched(FramedCache):
-        def __init__(self, cache: KVCache, frame: Frame) -> None:
+    class Watched(PaddedChunkCache):
+        def __init__(self, cache: KVCache, frame: PaddedChunk) -> None:
             read.append(frame)
             super().__init__(cache, frame)
 
-    monkeypatch.setattr(prefill, "FramedCache", Watched)
-    monkeypatch.setattr(prefill, "frame_tokens", lambda: 16)
+    monkeypatch.setattr(prefill, "PaddedChunkCache", Watched)
+    monkeypatch.setattr(prefill, "padding_multiple", lambda: 16)
     return read
 
 
@@ -66,7 +66,7 @@ def test_answers_are_the_same(
         return Engine(*served, chunk_tokens=chunk_tokens, **caches)
 
     alone = answers(engine())
-    frames: list[Frame] = request.getfixturevalue("frames")
+    frames: list[PaddedChunk] = request.getfixturevalue("frames")
     assert answers(engine()) == alone
     layers = make_prompt_cache(served[0].language_model)
     if any(type(layer) is not KVCache for layer in layers):
@@ -78,17 +78,19 @@ def test_answers_are_the_same(
         assert any(frame.first < frame.start for frame in frames)
 
 
-def test_tokens_that_see_later_ones_are_read_without_frames(frames: list[Frame], tmp_path: Path):
+def test_tokens_that_see_later_ones_are_read_without_frames(
+    frames: list[PaddedChunk], tmp_path: Path
+):
     loaded = load(Model(path=str(build("qwen3_vl", tmp_path))))
     loaded.model.no_chunked_prefill = True  # as families say it whose tokens see all others
     engine = Engine(loaded, MultimodalPreparer(loaded))
     answers(engine)
-    assert all(prompt.is_uncut for prompt in engine.prompts.values())
+    assert all(prompt.is_atomic for prompt in engine.prompts.values())
     assert not frames
 
 
 def test_a_frame_is_the_least_around_its_tokens():
-    assert Frame.around(70, 130, 64) == Frame(70, 130, 64, 192)
-    assert Frame.around(64, 128, 64).is_exact
-    assert Frame.around(0, 1, 64).is_exact, "one token has a kernel of its own"
-    assert Frame.around(70, 130, 1).is_exact
+    assert PaddedChunk.around(70, 130, 64) == PaddedChunk(70, 130, 64, 192)
+    assert PaddedChunk.around(64, 128, 64).is_exact
+    assert PaddedChunk.around(0, 1, 64).is_exact, "one token has a kernel of its own"
+    assert PaddedChunk.around(70, 130, 1).is_exact

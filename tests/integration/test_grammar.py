@@ -19,13 +19,13 @@ from tokenizers import decoders, models, normalizers
 from tests.integration.harness import GREEDY, Engine, NewEngine, ask
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import InvalidRequest
-from vlm_server.ports import RowId
+from vlm_server.ports import SeqId
+from vlm_server.prompt import grammar as grammar_module
+from vlm_server.prompt.grammar import Grammar, Grammars
+from vlm_server.prompt.json_grammar import compile_schema
+from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished, SamplingParams
-from vlm_server.runner import grammar as grammar_module
-from vlm_server.runner.grammar import Grammar, Grammars
-from vlm_server.runner.json_grammar import compile_schema
-from vlm_server.runner.loading import LoadedModel
-from vlm_server.runner.preparer import MultimodalPreparer
+from vlm_server.runner.model.load import LoadedModel
 
 Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 
@@ -55,7 +55,7 @@ def conforming(engine: Engine, request_id: str, schema: Any) -> Any:
     """What a request was answered, which is all of its answer and as its schema wants it."""
     end = engine.ends[request_id]
     assert isinstance(end, Finished), end
-    assert engine.finish_reasons[RowId(request_id)] == "stop"
+    assert engine.finish_reasons[SeqId(request_id)] == "stop"
     answer = json.loads(engine.texts[request_id])
     jsonschema.validate(answer, schema)
     return answer
@@ -124,7 +124,7 @@ def test_a_row_that_leaves_takes_nothing_from_the_others(engine: Callable[[], En
 def test_an_answer_is_cut_at_its_limit(engine: Callable[[], Engine]):
     made = engine()
     assert len(made.answer(ask("a", "a text", sampling=held_to(SHAPE, max_tokens=6)))) == 6
-    assert made.finish_reasons[RowId("a")] == "length"
+    assert made.finish_reasons[SeqId("a")] == "length"
 
 
 def test_an_answer_with_one_way_to_go_goes_it(engine: Callable[[], Engine]):

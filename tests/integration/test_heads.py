@@ -8,10 +8,10 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from vlm_server.runner.heads import use_last_token_head
-from vlm_server.runner.loading import LoadedModel
-from vlm_server.runner.positions import forget_positions
-from vlm_server.runner.preparer import MultimodalPreparer
+from vlm_server.prompt.positions import forget_positions
+from vlm_server.prompt.preparer import MultimodalPreparer
+from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.text.lm_head import use_last_token_head
 
 FAMILIES = ("qwen2_5_vl", "qwen3_5", "gemma3", "idefics3", "mistral3", "internvl", "glm4v", "llava")
 

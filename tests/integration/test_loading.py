@@ -14,9 +14,9 @@ from mlx.utils import tree_flatten
 
 from tests.tiny_models import FAMILIES, build
 from vlm_server.errors import ModelLoadError
-from vlm_server.runner.loading import LoadedModel, load
-from vlm_server.runner.positions import forget_positions
-from vlm_server.runner.preparer import MultimodalPreparer
+from vlm_server.prompt.positions import forget_positions
+from vlm_server.prompt.preparer import MultimodalPreparer
+from vlm_server.runner.model.load import LoadedModel, load
 from vlm_server.settings import Model
 
 EVIL = "evil.Evil"

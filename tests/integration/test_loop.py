@@ -12,11 +12,11 @@ from tests.integration.harness import GREEDY, Engine, ask
 from tests.integration.test_families import PROMPTS
 from vlm_server import settings
 from vlm_server.engine.loop import EngineLoop, Inbox
+from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Abort, Event, Failed, Finished, Start, Stats, Tokens
-from vlm_server.runner.loading import LoadedModel
-from vlm_server.runner.memory import MlxMemory, make_caches
-from vlm_server.runner.preparer import MultimodalPreparer
-from vlm_server.worker import build_loop
+from vlm_server.runner.device.memory import MlxMemory, make_caches
+from vlm_server.runner.model.load import LoadedModel
+from vlm_server.worker.start import build_loop
 
 Served = tuple[LoadedModel, MultimodalPreparer]
 

@@ -13,14 +13,15 @@ import pytest
 from tests.integration.harness import Engine, ask
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import OutOfMemory
+from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished
-from vlm_server.runner import encoder, model_runner
-from vlm_server.runner.batch import DecodeBatch
-from vlm_server.runner.kv import StateSize, room_for
-from vlm_server.runner.loading import LoadedModel
-from vlm_server.runner.memory import MlxMemory, is_out_of_memory
-from vlm_server.runner.prefill import Prefill
-from vlm_server.runner.preparer import MultimodalPreparer
+from vlm_server.runner import model_runner
+from vlm_server.runner.device.memory import MlxMemory, is_out_of_memory
+from vlm_server.runner.kv.segments import StateSize, room_for
+from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.text.decode_batch import DecodeBatch
+from vlm_server.runner.text.prefill import Prefill
+from vlm_server.runner.vision import encoder
 from vlm_server.settings import Memory
 
 Served = tuple[LoadedModel, MultimodalPreparer]
@@ -78,7 +79,7 @@ def test_the_allocator_gives_way_at_its_limit_or_is_not_said_to():
         mx.eval(held)
         reading = memory.read()
         gave_way = reading.active_bytes + reading.pool_bytes <= reading.limit_bytes
-        assert gave_way == memory.gives_way
+        assert gave_way == memory.trims_own_pool
         del held
     finally:
         MlxMemory(Memory())
@@ -96,7 +97,7 @@ def test_what_a_gpus_driver_counts(memory: MlxMemory, monkeypatch: pytest.Monkey
     """Of memory that is the machine's own nobody but the system counts."""
     if mx.default_device().type == mx.DeviceType.cpu:
         assert memory.device_used_bytes() == 0
-    monkeypatch.setattr("vlm_server.runner.memory.is_cpu", lambda: False)
+    monkeypatch.setattr("vlm_server.runner.device.memory.is_cpu", lambda: False)
     infos = {"CUDA": {"total_memory": 100, "free_memory": 30}, "Metal": {"memory_size": 100}}
     for info, used in zip(infos.values(), (70, 0), strict=True):
         monkeypatch.setattr(mx, "device_info", lambda _, info=info: info)

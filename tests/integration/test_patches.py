@@ -10,9 +10,9 @@ from mlx_vlm.models.qwen3_vl.processing_qwen3_vl import Qwen3VLImageProcessor
 
 from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
-from vlm_server.runner.loading import LoadedModel, load
-from vlm_server.runner.patches import PatchProcessor, PixelValues, use_fast_patches
-from vlm_server.runner.preparer import MultimodalPreparer
+from vlm_server.prompt.preparer import MultimodalPreparer
+from vlm_server.runner.model.load import LoadedModel, load
+from vlm_server.runner.vision.patches import PatchProcessor, PixelValues, use_fast_patches
 from vlm_server.settings import Model
 
 LoadTiny = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]

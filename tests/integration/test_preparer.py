@@ -11,8 +11,8 @@ from msgspec.structs import replace as replace_field
 from tests.integration.harness import ask, encoded
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import ContextLengthExceeded, InvalidImage
-from vlm_server.runner.loading import LoadedModel
-from vlm_server.runner.preparer import MultimodalPreparer
+from vlm_server.prompt.preparer import MultimodalPreparer
+from vlm_server.runner.model.load import LoadedModel
 
 Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 

@@ -10,8 +10,8 @@ from mlx.utils import tree_flatten
 from tests.integration.harness import Engine, ask
 from tests.integration.test_families import PROMPTS
 from tests.tiny_models import FAMILIES, build
-from vlm_server.runner.loading import LoadedModel, load
-from vlm_server.runner.preparer import MultimodalPreparer
+from vlm_server.prompt.preparer import MultimodalPreparer
+from vlm_server.runner.model.load import LoadedModel, load
 from vlm_server.settings import Model
 
 Served = tuple[LoadedModel, MultimodalPreparer]

@@ -14,9 +14,9 @@ from mlx_vlm.models.rope_utils import MRoPERotaryEmbedding
 from tests.integration.harness import Engine, ask
 from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
-from vlm_server.runner.loading import load
-from vlm_server.runner.preparer import MultimodalPreparer
-from vlm_server.runner.rotary import SharedRotary, has_shared_rotary, use_shared_rotary
+from vlm_server.prompt.preparer import MultimodalPreparer
+from vlm_server.runner.model.load import load
+from vlm_server.runner.text.mrope import SharedMRope, has_shared_mrope, use_shared_mrope
 from vlm_server.settings import Model
 
 FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"]
@@ -28,8 +28,8 @@ def answers(path: str, *, has_rope_kernel: bool) -> dict[str, list[int]]:
     loaded = load(Model(path=path))
     model, _ = mlx_vlm.load(path)
     loaded.model.language_model = model.language_model
-    assert use_shared_rotary(loaded.language_model, has_rope_kernel=has_rope_kernel)
-    assert has_shared_rotary(loaded.language_model)
+    assert use_shared_mrope(loaded.language_model, has_rope_kernel=has_rope_kernel)
+    assert has_shared_mrope(loaded.language_model)
     engine = Engine(loaded, MultimodalPreparer(loaded))
     engine.add(ask("short", "Hello"))
     engine.step(3)
@@ -55,8 +55,8 @@ def test_all_layers_share_one(tiny_model: TinyModel, family: str):
 
 def test_other_families_keep_their_own(tiny_model: TinyModel):
     model, _ = mlx_vlm.load(str(tiny_model("gemma3")))
-    assert not use_shared_rotary(model.language_model, has_rope_kernel=True)
-    assert not has_shared_rotary(model.language_model)
+    assert not use_shared_mrope(model.language_model, has_rope_kernel=True)
+    assert not has_shared_mrope(model.language_model)
 
 
 # ---- what it computes, and what it leaves ------------------------------------------
@@ -68,8 +68,8 @@ def embedding(style: str, turned: int = HEAD) -> Any:
     return MRoPERotaryEmbedding(turned, base=1e4, mrope_section=sections, style=style)
 
 
-def shared(own: Any, num_layers: int = 1) -> SharedRotary:
-    return SharedRotary(own, num_layers, has_rope_kernel=False)
+def shared(own: Any, num_layers: int = 1) -> SharedMRope:
+    return SharedMRope(own, num_layers, has_rope_kernel=False)
 
 
 def inputs(tokens: int, rows: int = 1, dtype: Any = mx.float32) -> tuple[Any, Any, Any]:
@@ -99,7 +99,7 @@ def test_a_token_of_text_has_one_position(rows: int, has_rope_kernel: bool):
     own = embedding("interleaved")
     q, k, _ = inputs(1, rows)
     places = mx.array([[7 + 100 * row] for row in range(rows)])
-    rotary = SharedRotary(own, 1, has_rope_kernel=has_rope_kernel)
+    rotary = SharedMRope(own, 1, has_rope_kernel=has_rope_kernel)
     found = rotary.apply_rotary(q, k, places)
     wanted = own.apply_rotary(q, k, mx.broadcast_to(places, (3, rows, 1)))
     for mine, theirs in zip(found, wanted, strict=True):
@@ -127,12 +127,12 @@ def test_positions_go_with_the_last_layer():
     assert mx.get_active_memory() == with_inputs
 
 
-def turn_alike(rotary: SharedRotary, q: mx.array, k: mx.array, positions: mx.array) -> None:
+def turn_alike(rotary: SharedMRope, q: mx.array, k: mx.array, positions: mx.array) -> None:
     mx.eval(rotary.apply_rotary(q, k, positions))
     mx.synchronize()  # a GPU gives back what a step took when the step is over
 
 
-def turn(rotary: SharedRotary, lengths: range) -> None:
+def turn(rotary: SharedMRope, lengths: range) -> None:
     for length in lengths:
         mx.eval(rotary.apply_rotary(*inputs(length)))
 

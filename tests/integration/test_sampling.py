@@ -12,10 +12,10 @@ import pytest
 
 from tests.integration.harness import GREEDY, Engine, ask
 from tests.tiny_models.pictures import picture
+from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, SamplingParams
-from vlm_server.runner.loading import LoadedModel
-from vlm_server.runner.preparer import MultimodalPreparer
-from vlm_server.runner.sampler import NO_TOKEN, RowSampler, sample
+from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.sampling.sampler import NO_TOKEN, SequenceSampler, sample
 
 PROBABILITIES = np.array([0.15, 0.05, 0.3, 0.4, 0.1])
 LIKELIEST = 3
@@ -28,14 +28,14 @@ def row_of(
     prompt_ids: tuple[int, ...] = (0, 1),
     eos_token_ids: frozenset[int] = frozenset({2}),
     **params: object,
-) -> RowSampler:
+) -> SequenceSampler:
     """A row whose prompt was tokens 0 and 1, and whose end is token 2."""
     prompt = np.array(prompt_ids, dtype=np.int32)
     sampling = SamplingParams(**params)  # type: ignore[arg-type]
-    return RowSampler(sampling, prompt, eos_token_ids, vocabulary_size)
+    return SequenceSampler(sampling, prompt, eos_token_ids, vocabulary_size)
 
 
-def draw(row: RowSampler, logits: mx.array = LOGITS, count: int = DRAWS) -> list[int]:
+def draw(row: SequenceSampler, logits: mx.array = LOGITS, count: int = DRAWS) -> list[int]:
     """Token ids that `row` draws in a run, from the same logits each time."""
     return [
         int(i)
@@ -203,7 +203,7 @@ def test_a_row_without_a_best_score_draws_no_token(
 
 
 def test_a_row_that_can_not_adjust_its_scores_draws_no_token():
-    class Broken(RowSampler):
+    class Broken(SequenceSampler):
         def adjust(self, scores: mx.array) -> mx.array:
             raise RuntimeError("a bug of this row")
 

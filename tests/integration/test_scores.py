@@ -6,13 +6,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from vlm_server.ports import RowId, TokenScore
-from vlm_server.runner.scores import score
+from vlm_server.ports import SeqId, TokenScore
+from vlm_server.runner.sampling.logprobs import score
 
 
 def scored(logits: mx.array, *num_top: int) -> list[TokenScore]:
     """The scores of each row's greedy token; `num_top` alternatives for each row."""
-    asking = [(row, RowId(str(row)), count) for row, count in enumerate(num_top)]
+    asking = [(row, SeqId(str(row)), count) for row, count in enumerate(num_top)]
     (scores,) = score(logits, mx.argmax(logits, axis=-1), asking)
     return [token_score for _, token_score in scores.read()]
 

@@ -17,8 +17,8 @@ from tests.integration.harness import Part, ask, conversation, for_mlx_vlm
 from tests.tiny_models import build
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import InvalidRequest
-from vlm_server.runner.loading import LoadedModel, load
-from vlm_server.runner.preparer import MultimodalPreparer
+from vlm_server.prompt.preparer import MultimodalPreparer
+from vlm_server.runner.model.load import LoadedModel, load
 from vlm_server.settings import Model
 
 Served = tuple[LoadedModel, MultimodalPreparer]

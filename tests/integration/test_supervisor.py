@@ -21,7 +21,6 @@ from tests.integration.harness import ask, encoded, image_of
 from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import EngineUnavailable, ModelLoadError, RequestTooCostly
-from vlm_server.ports import RequestEvent
 from vlm_server.protocol import (
     FRAME_HEADER,
     Accepted,
@@ -34,6 +33,7 @@ from vlm_server.protocol import (
     Working,
 )
 from vlm_server.settings import Engine, Model, Server, Settings
+from vlm_server.supervisor.client import RequestEvent
 from vlm_server.supervisor.supervisor import Supervisor
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

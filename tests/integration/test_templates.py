@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from vlm_server.errors import InvalidRequest
+from vlm_server.prompt.templates import ChatTemplate
 from vlm_server.protocol import ImagePart, Message, TextPart
-from vlm_server.runner.templates import ChatTemplate
 
 CONVERSATION = (
     Message("system", (TextPart("be brief"),)),

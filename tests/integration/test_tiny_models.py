@@ -23,7 +23,7 @@ from PIL import Image
 from tests.tiny_models import FAMILIES, build
 from tests.tiny_models.fixtures import TinyModel, tiny_model
 from tests.tiny_models.pictures import picture
-from vlm_server.runner.processors import mend
+from vlm_server.runner.model.processors import mend
 
 __all__ = ["tiny_model"]
 

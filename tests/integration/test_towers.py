@@ -14,10 +14,11 @@ from mlx_vlm.models.qwen2_5_vl.vision import MLP, VisionModel
 from tests.integration.harness import ask
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import InternalError
-from vlm_server.runner.encoder import encode_image
-from vlm_server.runner.loading import LoadedModel
-from vlm_server.runner.preparer import MultimodalPreparer
-from vlm_server.runner.towers import (
+from vlm_server.prompt.preparer import MultimodalPreparer
+from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.vision.attention import attention_on_cpu, attention_on_gpu
+from vlm_server.runner.vision.encoder import encode_image
+from vlm_server.runner.vision.towers import (
     FrameTower,
     GlmTower,
     WindowTower,
@@ -25,7 +26,6 @@ from vlm_server.runner.towers import (
     use_fast_tower,
     window_layout,
 )
-from vlm_server.runner.vision_attention import attention_on_cpu, attention_on_gpu
 
 LoadTiny = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 LoadMlxVlms = Callable[[str], LoadedModel]

@@ -12,9 +12,9 @@ from tests.integration.harness import Engine, Part, ask, conversation
 from tests.integration.test_caches import caches_of
 from tests.tiny_models import build
 from tests.tiny_models.pictures import picture
+from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import SamplingParams, Submit
-from vlm_server.runner.loading import LoadedModel, load
-from vlm_server.runner.preparer import MultimodalPreparer
+from vlm_server.runner.model.load import LoadedModel, load
 from vlm_server.settings import Model
 
 Served = tuple[LoadedModel, MultimodalPreparer]
@@ -64,25 +64,25 @@ def chunk_ends(engine: Engine, submit: Submit) -> list[int]:
 
 def test_a_prompt_is_uncut_up_to_its_last_picture(gemma4: Served):
     prompt = gemma4[1].prepare(asked("a", "First", A, "and then", B, QUESTION))
-    assert prompt.num_uncut_tokens == prompt.spans[-1].end < prompt.num_tokens
+    assert prompt.atomic_prefill_tokens == prompt.spans[-1].end < prompt.num_tokens
     assert prompt.token_types is not None
     shown = prompt.token_ids == gemma4[0].image_token_id
     assert np.array_equal(prompt.token_types, shown)
     assert shown.sum() == sum(span.end - span.start for span in prompt.spans)
     text = gemma4[1].prepare(asked("b", QUESTION))
-    assert (text.num_uncut_tokens, text.token_types) == (0, None)
+    assert (text.atomic_prefill_tokens, text.token_types) == (0, None)
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5", "gemma3", "llava"])
 def test_other_families_may_be_cut_anywhere(load_tiny: Callable[[str], Served], family: str):
     prompt = load_tiny(family)[1].prepare(asked("a", "First", A, QUESTION))
-    assert (prompt.num_uncut_tokens, prompt.token_types) == (0, None)
+    assert (prompt.atomic_prefill_tokens, prompt.token_types) == (0, None)
 
 
 def test_chunks_begin_behind_the_last_picture(gemma4: Served):
     submit = asked("a", "First", A, "and then", B, QUESTION)
     prompt = gemma4[1].prepare(submit)
-    first, last = prompt.num_uncut_tokens, prompt.num_tokens
+    first, last = prompt.atomic_prefill_tokens, prompt.num_tokens
     ends = chunk_ends(Engine(*gemma4, chunk_tokens=7), submit)
     assert ends == [*range(first, last, 7), last]
 
@@ -94,7 +94,7 @@ def test_tokens_of_a_picture_see_each_other(gemma4: Served):
     whole = Engine(loaded, preparer).answer(submit)
     loaded.language_model.config.use_bidirectional_attention = None
     try:
-        assert preparer.prepare(submit).num_uncut_tokens == 0
+        assert preparer.prepare(submit).atomic_prefill_tokens == 0
         assert Engine(loaded, preparer).answer(submit) != whole
     finally:
         loaded.language_model.config.use_bidirectional_attention = "vision"
@@ -144,7 +144,7 @@ def test_of_a_family_that_is_never_cut_nothing_is_kept(never_cut: Served):
     for number, parts in enumerate([(QUESTION,), (A, QUESTION), (A, QUESTION)]):
         submit = asked(f"{number}", *parts)
         prompt = never_cut[1].prepare(submit)
-        assert prompt.num_uncut_tokens == prompt.num_tokens
+        assert prompt.atomic_prefill_tokens == prompt.num_tokens
         assert chunk_ends(engine, submit) == [prompt.num_tokens]
         assert engine.tokens[f"{number}"] == plain.answer(submit)
         assert cached_tokens(engine, f"{number}") == 0

@@ -20,11 +20,11 @@ from tests import clips
 from tests.integration.harness import Engine, NewEngine, Part, ask, video_of
 from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
+from vlm_server.prompt import processing
+from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, SamplingParams, Video
-from vlm_server.runner import processing
-from vlm_server.runner.families import WITH_VIDEO
-from vlm_server.runner.loading import LoadedModel, load
-from vlm_server.runner.preparer import MultimodalPreparer
+from vlm_server.runner.model.families import WITH_VIDEO
+from vlm_server.runner.model.load import LoadedModel, load
 from vlm_server.settings import Model
 from vlm_server.settings import Video as Limits
 from vlm_server.video import clip

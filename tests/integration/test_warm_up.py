@@ -11,15 +11,15 @@ from msgspec.structs import replace
 from tests.integration.harness import ask, image_of
 from tests.integration.test_loop import Outbox
 from vlm_server import settings
-from vlm_server.caches import Caches
+from vlm_server.cache.caches import Caches
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.errors import EngineBroken, ModelLoadError
+from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Start
-from vlm_server.runner.loading import LoadedModel
-from vlm_server.runner.memory import MlxMemory, make_caches
-from vlm_server.runner.preparer import MultimodalPreparer
-from vlm_server.warm_up import Stage, stages, warm_up
-from vlm_server.worker import build_loop
+from vlm_server.runner.device.memory import MlxMemory, make_caches
+from vlm_server.runner.model.load import LoadedModel
+from vlm_server.worker.start import build_loop
+from vlm_server.worker.warm_up import Stage, stages, warm_up
 
 Served = tuple[LoadedModel, MultimodalPreparer]
 
@@ -52,7 +52,7 @@ def test_pictures_and_videos_are_encoded_and_nothing_stays(
         grown[stage.name] = units_encoded(caches) - before
     assert grown == {"text": 0, "a picture": 1, "a video": 1, "both": 1, "what is cached": 0}
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-    loop.begin_anew()
+    loop.reset_stats()
     stats = loop._stats()
     assert stats.generated_tokens == stats.prompt_tokens == stats.cached_tokens == 0
     assert not any(stats.tracked_by.values())

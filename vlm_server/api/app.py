@@ -9,16 +9,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from vlm_server.api import openai_errors, record
-from vlm_server.api.chat import ChatCompletions
-from vlm_server.api.health import Health
-from vlm_server.api.metrics import AnsweredRequests, Metrics
-from vlm_server.api.middleware import Errors, Gate, RequestLog
-from vlm_server.api.models import Models
-from vlm_server.api.places import Places
+from vlm_server.api.http import record
+from vlm_server.api.http.middleware import Errors, Gate, RequestLog
+from vlm_server.api.http.places import Places
+from vlm_server.api.openai import errors as openai_errors
+from vlm_server.api.openai.chat import ChatCompletions
+from vlm_server.api.operations.health import Health
+from vlm_server.api.operations.metrics import AnsweredRequests, Metrics
+from vlm_server.api.operations.models import Models
 from vlm_server.errors import MethodNotAllowed, NotFound, RequestError
-from vlm_server.ports import EngineClient
 from vlm_server.settings import Settings
+from vlm_server.supervisor.client import EngineClient
 
 
 def create_app(settings: Settings, engine: EngineClient) -> Starlette:

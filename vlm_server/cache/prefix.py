@@ -1,7 +1,7 @@
 """What was computed of prompts, found again by their beginnings. Knows elements; knows no tensor.
 
-A radix tree: each node stands for a stretch of elements after its parent's, and holds what was
-computed of them. Elements are compared, not hashed, so that no other prompt's state can be
+A radix tree: each node stands for a segment of elements after its parent's, and holds what was
+computed of them. PromptKey are compared, not hashed, so that no other prompt's state can be
 found. No edge ends inside a span.
 """
 
@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, Self, TypeVar
 
-from vlm_server.cache.elements import NOTHING, Elements
+from vlm_server.cache.prompt_key import NOTHING, PromptKey
 from vlm_server.protocol import CacheStats
 
 
-class Stretch(Protocol):
-    """What was computed of a stretch of elements."""
+class Segment(Protocol):
+    """What was computed of a segment of elements."""
 
     @property
     def size_bytes(self) -> int: ...
@@ -35,9 +35,9 @@ class Snapshot(Protocol):
     def size_bytes(self) -> int: ...
 
 
-T = TypeVar("T", bound=Stretch)
+T = TypeVar("T", bound=Segment)
 S = TypeVar("S", bound=Snapshot)
-T_co = TypeVar("T_co", bound=Stretch, covariant=True)
+T_co = TypeVar("T_co", bound=Segment, covariant=True)
 S_co = TypeVar("S_co", bound=Snapshot, covariant=True)
 
 
@@ -58,8 +58,8 @@ class Source(Protocol[T_co, S_co]):
 
 @dataclass(eq=False, slots=True)
 class _Node(Generic[T, S]):
-    edge: Elements
-    stretch: T | None
+    edge: PromptKey
+    segment: T | None
     parent: _Node[T, S] | None
     snapshot: S | None = None
     children: dict[int | str, _Node[T, S]] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class _Node(Generic[T, S]):
 
     @property
     def size_bytes(self) -> int:
-        own = 0 if self.stretch is None else self.stretch.size_bytes
+        own = 0 if self.segment is None else self.segment.size_bytes
         return own + (0 if self.snapshot is None else self.snapshot.size_bytes)
 
     @property
@@ -82,7 +82,7 @@ class _Node(Generic[T, S]):
 class PrefixMatch(Generic[T, S]):
     """What the tree has of a prompt's first `length` elements; pinned until released.
 
-    `stretches` follow each other, each with how many of its first elements are meant.
+    `segments` follow each other, each with how many of its first elements are meant.
     Releasing twice is no error.
     """
 
@@ -92,14 +92,14 @@ class PrefixMatch(Generic[T, S]):
         self._cache = cache
         self._node = found[-1][0] if found else None
         self.length = sum(count for _, count in found)
-        self.stretches = tuple(
-            (node.stretch, count) for node, count in found if node.stretch is not None
+        self.segments = tuple(
+            (node.segment, count) for node, count in found if node.segment is not None
         )
         self.snapshot = snapshot
 
     def release(self) -> None:
         node, self._node = self._node, None
-        self.stretches, self.snapshot = (), None
+        self.segments, self.snapshot = (), None
         if node is not None:
             self._cache._release(node)
 
@@ -124,7 +124,7 @@ class PrefixCache(Generic[T, S]):
         self._hits = self._misses = self._evictions = 0
 
     def match(
-        self, elements: Elements, limit: int, salt: str = "", least: int = 0
+        self, elements: PromptKey, limit: int, salt: str = "", least: int = 0
     ) -> PrefixMatch[T, S]:
         """The longest known beginning of `elements`, of `limit` of them at most.
 
@@ -139,7 +139,7 @@ class PrefixCache(Generic[T, S]):
     def improve(
         self,
         match: PrefixMatch[T, S],
-        elements: Elements,
+        elements: PromptKey,
         limit: int,
         salt: str = "",
         least: int = 0,
@@ -151,7 +151,7 @@ class PrefixCache(Generic[T, S]):
         worse.release()
         return match if worse is better else better
 
-    def insert(self, elements: Elements, source: Source[T, S], salt: str = "") -> None:
+    def insert(self, elements: PromptKey, source: Source[T, S], salt: str = "") -> None:
         """Keep what `source` has of `elements`, as far as it is not here and finds room."""
         if not self.limit_bytes:
             return
@@ -222,7 +222,7 @@ class PrefixCache(Generic[T, S]):
 
     # ---- finding -------------------------------------------------------------------
 
-    def _find(self, elements: Elements, limit: int, salt: str, least: int) -> PrefixMatch[T, S]:
+    def _find(self, elements: PromptKey, limit: int, salt: str, least: int) -> PrefixMatch[T, S]:
         found, at = list[tuple[_Node[T, S], int]](), 0
         limit = min(limit, len(elements))
         node = self._roots.get(salt)
@@ -262,14 +262,14 @@ class PrefixCache(Generic[T, S]):
             self._roots[salt] = _Node(NOTHING, None, None)
         return self._roots[salt]
 
-    def _ends(self, elements: Elements, source: Source[T, S]) -> list[int]:
+    def _ends(self, elements: PromptKey, source: Source[T, S]) -> list[int]:
         """Where nodes shall end."""
         if not self.needs_snapshots:
             return [len(elements)]
         return sorted(place for place in source.snapshots if place)
 
     def _grow(
-        self, node: _Node[T, S], elements: Elements, start: int, end: int, source: Source[T, S]
+        self, node: _Node[T, S], elements: PromptKey, start: int, end: int, source: Source[T, S]
     ) -> _Node[T, S] | None:
         """The node at `end`, where `node` is at `start`; None if there is no room for it."""
         snapshot = source.snapshots.get(end) if self.needs_snapshots else None
@@ -295,7 +295,7 @@ class PrefixCache(Generic[T, S]):
         return node
 
     def _add(
-        self, node: _Node[T, S], elements: Elements, start: int, end: int, source: Source[T, S]
+        self, node: _Node[T, S], elements: PromptKey, start: int, end: int, source: Source[T, S]
     ) -> _Node[T, S] | None:
         snapshot = source.snapshots.get(end) if self.needs_snapshots else None
         size_bytes = source.size_bytes(start, end) + (
@@ -312,13 +312,13 @@ class PrefixCache(Generic[T, S]):
 
     def _cut(self, node: _Node[T, S], at: int) -> _Node[T, S]:
         """Put a new node above `node`, which takes over the first `at` of its elements."""
-        assert node.stretch is not None
+        assert node.segment is not None
         assert node.parent is not None
         size_bytes = node.size_bytes
-        first, rest = node.stretch.split(at)
+        first, rest = node.segment.split(at)
         upper = _Node[T, S](node.edge.part(0, at), first, node.parent, pins=node.pins)
         node.parent.children[upper.edge.first] = upper
-        node.edge, node.stretch, node.parent = node.edge.part(at, len(node.edge)), rest, upper
+        node.edge, node.segment, node.parent = node.edge.part(at, len(node.edge)), rest, upper
         upper.children[node.edge.first] = node
         self._nodes[upper] = None
         self._touch(upper)

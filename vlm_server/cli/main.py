@@ -11,8 +11,9 @@ import sys
 from collections.abc import Sequence
 
 from vlm_server import __version__
-from vlm_server.bench import command as bench
-from vlm_server.cli import ask, check_config, serve, service
+from vlm_server.cli import ask, check_config, serve
+from vlm_server.cli.bench import command as bench
+from vlm_server.cli.service import command as service
 from vlm_server.errors import ConfigError, VlmServerError
 
 

@@ -1,4 +1,4 @@
-"""Turns the scheduler's plans into steps, for as long as the process lives.
+"""FairQueue the scheduler's plans into steps, for as long as the process lives.
 
 Knows the ports, the inbox and the order of things; knows no mlx, no sockets. Everything that
 changes a request happens on the thread that calls `run`.
@@ -13,12 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from vlm_server.engine.governor import Governor
-from vlm_server.engine.scheduler import Scheduler
-from vlm_server.engine.states import State
+from vlm_server.cache.caches import EncodedImage
+from vlm_server.engine.memory.governor import Governor
+from vlm_server.engine.request.states import State
+from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.errors import EngineBroken, InternalError, OutOfMemory, RequestError
 from vlm_server.ports import (
-    EncodedImage,
     Encoder,
     EncodeWork,
     PreparedPrompt,
@@ -106,10 +106,10 @@ class EngineLoop:
         while not self._inbox.empty() or self._scheduler.num_tracked:
             self.turn()
 
-    def begin_anew(self) -> None:
+    def reset_stats(self) -> None:
         """Leave nothing of what ran so far in counters, caches and the pool."""
-        self._scheduler.begin_anew()
-        self._governor.begin_anew()
+        self._scheduler.reset_stats()
+        self._governor.reset_stats()
 
     def turn(self) -> None:
         """Take in what came, and do one step; wait for news if there is nothing to do."""

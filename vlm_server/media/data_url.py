@@ -19,18 +19,18 @@ _WHITE_SPACE = " \t\r\n\f"
 
 
 @dataclass(frozen=True, slots=True)
-class Medium:
+class MediaKind:
     """What a URL should carry, in words, and the error for one that can't be read."""
 
     noun: str
     error: type[InvalidRequest]
 
 
-PICTURE = Medium("picture", InvalidImage)
-VIDEO = Medium("video", InvalidVideo)
+PICTURE = MediaKind("picture", InvalidImage)
+VIDEO = MediaKind("video", InvalidVideo)
 
 
-def decode(url: str, param: str, max_bytes: int, medium: Medium) -> bytes:
+def decode(url: str, param: str, max_bytes: int, medium: MediaKind) -> bytes:
     """The bytes that `url` carries.
 
     `param` names the part in errors. Raises `medium.error` if `url` is not a base64 data URL,
@@ -53,7 +53,7 @@ class _TooLarge(Exception):
     """It holds more than it may."""
 
 
-def _payload(url: str, medium: Medium) -> str:
+def _payload(url: str, medium: MediaKind) -> str:
     if url[:5].lower() != "data:":
         raise _NotDecodable(
             f"A {medium.noun} must be a base64 data URL; files and remote addresses are not read."

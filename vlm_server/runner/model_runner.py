@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from vlm_server.caches import Caches
+from vlm_server.cache.caches import Caches
 from vlm_server.errors import InternalError, InvalidRequest, OutOfMemory, RequestError
-from vlm_server.ports import NewRequest, PrefillWork, RowId, SchedulerOutput, StepResult
-from vlm_server.runner.batch import DecodeBatch, Drawn
-from vlm_server.runner.grammar import SCHEMA_PARAM
-from vlm_server.runner.kv import RowState, StateSize
-from vlm_server.runner.loading import LoadedModel
-from vlm_server.runner.memory import NO_MEMORY, is_out_of_memory
-from vlm_server.runner.prefill import Prefill
-from vlm_server.runner.sampler import NO_TOKEN
+from vlm_server.ports import NewRequest, PrefillWork, SchedulerOutput, SeqId, StepResult
+from vlm_server.prompt.grammar import SCHEMA_PARAM
+from vlm_server.runner.device.memory import NO_MEMORY, is_out_of_memory
+from vlm_server.runner.kv.segments import SequenceState, StateSize
+from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.sampling.sampler import NO_TOKEN
+from vlm_server.runner.text.decode_batch import DecodeBatch, Drawn
+from vlm_server.runner.text.prefill import Prefill
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class ModelRunner:
     @property
     def num_tracked(self) -> int:
         """Prompts and rows that hold device memory."""
-        return len(self._prefills) + len(self._batch.row_ids)
+        return len(self._prefills) + len(self._batch.seq_ids)
 
     def kv_bytes(self, num_tokens: int) -> int:
         """Device memory of the state of one row of so many tokens; 0 before the first prompt."""
@@ -77,7 +77,7 @@ class ModelRunner:
         self._forget(plan.released)
         failed = _Failed()
         tokens, scores = self._decode(plan, failed)
-        self._keep_prompts()
+        self._store_prompts()
         started = time.perf_counter()
         logits = self._launch(plan.prefill, plan.new, failed) if plan.prefill else None
         launched()
@@ -87,16 +87,16 @@ class ModelRunner:
         seconds = time.perf_counter() - started
         return StepResult(tokens, failed.requests, scores, seconds, failed.error)
 
-    def _forget(self, rows: tuple[RowId, ...]) -> None:
+    def _forget(self, rows: tuple[SeqId, ...]) -> None:
         if rows:
-            self._keep_prompts()
+            self._store_prompts()
         for row in rows:
             self._prefills.pop(row.request_id, None)
-            self._keep_answer(row)
+            self._store_answer(row)
         self._batch.leave(rows)
 
     def _decode(self, plan: SchedulerOutput, failed: _Failed) -> Drawn:
-        assert set(plan.decode) == set(self._batch.row_ids)
+        assert set(plan.decode) == set(self._batch.seq_ids)
         try:
             tokens, scores = self._batch.step()
         except Exception as error:
@@ -108,7 +108,7 @@ class ModelRunner:
             return {}, {}
         return self._sound(tokens, failed), scores
 
-    def _sound(self, tokens: dict[RowId, int], failed: _Failed) -> dict[RowId, int]:
+    def _sound(self, tokens: dict[SeqId, int], failed: _Failed) -> dict[SeqId, int]:
         """`tokens` without those that could not be drawn, whose rows leave: no state is kept."""
         for row in [row for row, token in tokens.items() if token == NO_TOKEN]:
             del tokens[row]
@@ -116,27 +116,27 @@ class ModelRunner:
             self._batch.leave([row])
         return tokens
 
-    def _keep_prompts(self) -> None:
+    def _store_prompts(self) -> None:
         """Let others go on from the prompts that have joined; not while their first token waits."""
         for prefill in self._joined:
             prompt = prefill.prompt
-            if prompt.is_uncut:
+            if prompt.is_atomic:
                 continue
             are_free = not self._batch.runs_on(prefill.cache)
-            state = RowState(prefill.cache, prefill.snapshots, are_free=are_free)
+            state = SequenceState(prefill.cache, prefill.snapshots, are_free=are_free)
             with _that_fails_nobody():
-                self._caches.keep_prefix(prompt.elements, state, prompt.cache_salt)
+                self._caches.store_prefix(prompt.elements, state, prompt.cache_salt)
         self._joined.clear()
 
-    def _keep_answer(self, row: RowId) -> None:
+    def _store_answer(self, row: SeqId) -> None:
         """Let the conversation go on from the end of a row that leaves."""
         if not self._caches.prefixes.limit_bytes:
             return
         with _that_fails_nobody():
             if (found := self._batch.state_of(row)) is not None:
-                self._caches.keep_prefix(*found)
+                self._caches.store_prefix(*found)
 
-    def _fault(self, row: RowId) -> RequestError:
+    def _fault(self, row: SeqId) -> RequestError:
         """Why no token could be drawn."""
         if self._batch.is_stuck(row):
             return InvalidRequest("this schema is too complex to follow", SCHEMA_PARAM)

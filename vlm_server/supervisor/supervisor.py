@@ -19,7 +19,6 @@ import msgspec
 
 from vlm_server.errors import EngineDied, EngineUnavailable, ModelLoadError
 from vlm_server.models import EMBEDDED
-from vlm_server.ports import EngineStatus, RequestEvent
 from vlm_server.protocol import (
     LAST_WRITES_SECONDS,
     Abort,
@@ -38,6 +37,7 @@ from vlm_server.protocol import (
     Working,
 )
 from vlm_server.settings import Settings
+from vlm_server.supervisor.client import EngineStatus, RequestEvent
 from vlm_server.supervisor.openblas import find_preload
 from vlm_server.supervisor.process import EngineProcess
 from vlm_server.supervisor.quarantine import Quarantine

@@ -1,7 +1,7 @@
 """Sampled frames of an encoded video. Knows PyAV; runs where it may hang, crash or be killed.
 
 All packets are read first, which decodes nothing: they say when each frame is seen, whatever
-rate and length the header claims. Only the stretches between a key frame and a sampled frame
+rate and length the header claims. Only what lies between a key frame and a sampled frame
 are decoded.
 """
 

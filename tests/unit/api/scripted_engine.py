@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 
 from vlm_server.errors import EngineUnavailable, RequestError
-from vlm_server.ports import EngineStatus, RequestEvent
 from vlm_server.protocol import (
     Accepted,
     Delta,
@@ -19,6 +18,7 @@ from vlm_server.protocol import (
     Tokens,
     Usage,
 )
+from vlm_server.supervisor.client import EngineStatus, RequestEvent
 
 Step = Callable[[str], RequestEvent] | asyncio.Event
 """An event made for a request id, or something to wait for."""

@@ -12,7 +12,7 @@ from msgspec import structs
 from tests.unit.api.conftest import Connect
 from tests.unit.api.requests import PNG_URL, ROUTE, chat, user
 from tests.unit.api.scripted_engine import ScriptedEngine
-from vlm_server.api.chat_schema import HARMLESS, NEUTRAL, ChatRequest
+from vlm_server.api.openai.schema import HARMLESS, NEUTRAL, ChatRequest
 from vlm_server.protocol import SamplingParams
 from vlm_server.settings import Limits, Settings
 

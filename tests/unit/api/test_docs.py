@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server.api.app import create_app
-from vlm_server.api.chat_schema import HARMLESS, NEUTRAL, ChatRequest
+from vlm_server.api.openai.schema import HARMLESS, NEUTRAL, ChatRequest
 from vlm_server.errors import RequestError
 from vlm_server.protocol import CacheStats, MemoryStats, Stats
 from vlm_server.settings import Settings

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tests.unit.cache.prompts import Parts, is_boundary, parts_of
-from vlm_server.cache.elements import Elements
 from vlm_server.cache.prefix import PrefixMatch
+from vlm_server.cache.prompt_key import PromptKey
 
 SNAPSHOT_BYTES = 3
 """An element has 1."""
@@ -43,7 +43,7 @@ class FakeSnapshot:
 class FakeSource:
     """Has snapshots at `places`; fails in the take number `failing`, from 0 on."""
 
-    elements: Elements
+    elements: PromptKey
     places: frozenset[int] = frozenset()
     failing: int | None = None
     takes: list[tuple[int, int]] = field(default_factory=list)
@@ -68,5 +68,5 @@ class FakeSource:
 
 
 def parts_in(match: PrefixMatch[FakeStretch, FakeSnapshot]) -> Parts:
-    """The elements that the match's stretches stand for."""
-    return tuple(part for stretch, count in match.stretches for part in stretch.parts[:count])
+    """The elements that the match's segments stand for."""
+    return tuple(part for stretch, count in match.segments for part in stretch.parts[:count])

@@ -9,27 +9,27 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from vlm_server.cache.elements import Elements, KeyedSpan
+from vlm_server.cache.prompt_key import MediaSpan, PromptKey
 
-Piece = int | tuple[str, int, int]
+KVBlock = int | tuple[str, int, int]
 Part = int | tuple[str, int, int]
 """What an element is: a token id, or key, index and length of a span."""
 Parts = tuple[Part, ...]
 
 
-def elements_of(pieces: Iterable[Piece]) -> Elements:
-    ids, spans = list[int](), list[KeyedSpan]()
+def elements_of(pieces: Iterable[KVBlock]) -> PromptKey:
+    ids, spans = list[int](), list[MediaSpan]()
     for piece in pieces:
         if isinstance(piece, int):
             ids.append(piece)
             continue
         key, length, token_id = piece
-        spans.append(KeyedSpan(len(ids), len(ids) + length, key))
+        spans.append(MediaSpan(len(ids), len(ids) + length, key))
         ids += [token_id] * length
-    return Elements(np.array(ids, dtype=np.int32), tuple(spans))
+    return PromptKey(np.array(ids, dtype=np.int32), tuple(spans))
 
 
-def parts_of(elements: Elements) -> Parts:
+def parts_of(elements: PromptKey) -> Parts:
     parts: list[Part] = [int(token_id) for token_id in elements.token_ids]
     for span in elements.spans:
         length = span.end - span.start

@@ -15,7 +15,7 @@ from tests.unit.cache.fakes import (
     TakeFailed,
     parts_in,
 )
-from tests.unit.cache.prompts import Piece, elements_of, parts_of
+from tests.unit.cache.prompts import KVBlock, elements_of, parts_of
 from vlm_server.cache.prefix import PrefixCache
 from vlm_server.protocol import CacheStats
 
@@ -24,14 +24,14 @@ LONG_CAT = ("cat", 4, 9)
 Cache = PrefixCache[FakeStretch, FakeSnapshot]
 
 
-def cache_of(*prompts: list[Piece], limit_bytes: int = 1000) -> Cache:
+def cache_of(*prompts: list[KVBlock], limit_bytes: int = 1000) -> Cache:
     cache = Cache("prefix", limit_bytes)
     for prompt in prompts:
         insert(cache, prompt)
     return cache
 
 
-def insert(cache: Cache, prompt: list[Piece], *places: int, salt: str = "") -> FakeSource:
+def insert(cache: Cache, prompt: list[KVBlock], *places: int, salt: str = "") -> FakeSource:
     """The source, which knows what was taken from it."""
     source = FakeSource(elements_of(prompt), frozenset(places))
     cache.insert(source.elements, source, salt)
@@ -39,7 +39,7 @@ def insert(cache: Cache, prompt: list[Piece], *places: int, salt: str = "") -> F
     return source
 
 
-def num_known(cache: Cache, prompt: list[Piece], limit: int = 1000, salt: str = "") -> int:
+def num_known(cache: Cache, prompt: list[KVBlock], limit: int = 1000, salt: str = "") -> int:
     match = cache.match(elements_of(prompt), limit, salt)
     assert parts_in(match) == parts_of(elements_of(prompt))[: match.length]
     match.release()
@@ -161,7 +161,7 @@ def test_a_better_match_takes_the_place_of_a_worse() -> None:
     assert cache.improve(worse, prompt, 4) is worse
     insert(cache, [1, 2, 3])
     better = cache.improve(worse, prompt, 4)
-    assert (better.length, worse.stretches) == (3, ())
+    assert (better.length, worse.segments) == (3, ())
     assert cache.read().hits == 1
     better.release()
     assert cache.read().pinned_bytes == 0
@@ -226,7 +226,7 @@ def test_an_empty_stretch_is_still_one() -> None:
     cache = PrefixCache[LayersOf, FakeSnapshot]("prefix", 1000, needs_snapshots=True)
     elements = elements_of([1, 2])
     cache.insert(elements, NoLayersSource(elements, frozenset([1, 2])))  # type: ignore[arg-type]
-    assert cache.match(elements, 2).stretches == (((), 1), ((), 1))
+    assert cache.match(elements, 2).segments == (((), 1), ((), 1))
 
 
 def test_a_reading_counts() -> None:

@@ -29,8 +29,8 @@ from tests.unit.cache.fakes import (
     parts_in,
 )
 from tests.unit.cache.prompts import (
+    KVBlock,
     Parts,
-    Piece,
     elements_of,
     is_boundary,
     num_common,
@@ -40,10 +40,10 @@ from vlm_server.cache.prefix import PrefixCache, PrefixMatch
 
 UNBOUNDED = 10**6
 Match = PrefixMatch[FakeStretch, FakeSnapshot]
-Prompt = tuple[Piece, ...]
+Prompt = tuple[KVBlock, ...]
 
-SPANS: list[Piece] = [("a", 2, 0), ("a", 2, 1), ("b", 2, 0)]
-SPANS_OF_ONE_KEY: list[Piece] = [("x", 2, 0), ("x", 3, 0)]
+SPANS: list[KVBlock] = [("a", 2, 0), ("a", 2, 1), ("b", 2, 0)]
+SPANS_OF_ONE_KEY: list[KVBlock] = [("x", 2, 0), ("x", 3, 0)]
 """Where one is, the other can't be kept."""
 PIECES = st.sampled_from([0, 1, *SPANS, *SPANS_OF_ONE_KEY])
 TAILS = st.lists(PIECES, max_size=3)
@@ -146,7 +146,7 @@ class Prefixes(RuleBasedStateMachine):
         self,
         base: Prompt,
         cut: int,
-        tail: list[Piece],
+        tail: list[KVBlock],
         salt: str,
         places: set[int],
         failing: int | None,
@@ -169,7 +169,7 @@ class Prefixes(RuleBasedStateMachine):
         return prompt
 
     @rule(target=leases, base=prompts, cut=st.integers(0, 6), tail=TAILS, limit=LIMITS, salt=SALTS)
-    def match(self, base: Prompt, cut: int, tail: list[Piece], limit: int, salt: str) -> Leased:
+    def match(self, base: Prompt, cut: int, tail: list[KVBlock], limit: int, salt: str) -> Leased:
         prompt = (*base[:cut], *tail)
         lease = Leased(prompt, limit, salt, self.cache.match(elements_of(prompt), limit, salt))
         self.found += lease.match.length > 0
@@ -194,7 +194,7 @@ class Prefixes(RuleBasedStateMachine):
         elements = elements_of(lease.prompt)
         lease.match = self.cache.improve(old, elements, limit, lease.salt)
         assert lease.match is old or lease.match.length > old.length
-        assert lease.match is old or not old.stretches
+        assert lease.match is old or not old.segments
         lease.limit = max(lease.limit, limit)
         self.check(lease, at_least=self.must.longest(parts_of(elements), limit, lease.salt))
 
@@ -204,7 +204,7 @@ class Prefixes(RuleBasedStateMachine):
         for _ in range(times):
             lease.match.release()
         self.leased.remove(lease)
-        assert lease.match.stretches == ()
+        assert lease.match.segments == ()
 
     # ---- what must hold --------------------------------------------------------------
 

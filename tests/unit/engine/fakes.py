@@ -16,18 +16,18 @@ import numpy as np
 
 from tests.unit.cache.fakes import FakeSource, parts_in
 from tests.unit.cache.prompts import is_boundary, parts_of
-from vlm_server.cache.elements import Elements
-from vlm_server.caches import Caches
-from vlm_server.engine.limits import SchedulerConfig
-from vlm_server.engine.scheduler import Scheduler
+from vlm_server.cache.caches import Caches
+from vlm_server.cache.prompt_key import PromptKey
+from vlm_server.engine.scheduling.limits import SchedulerConfig
+from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.errors import InternalError, InvalidRequest, RequestError
 from vlm_server.ports import (
     ImageSpan,
     MemoryReading,
     NewRequest,
     PreparedPrompt,
-    RowId,
     SchedulerOutput,
+    SeqId,
     StepResult,
 )
 from vlm_server.protocol import (
@@ -117,7 +117,7 @@ class _Prefill:
     request: NewRequest
     num_prefilled: int
     snapshots: set[int] = field(default_factory=set)
-    """The borders that it came by."""
+    """The snapshot points that it came by."""
 
 
 @dataclass
@@ -148,7 +148,7 @@ class FakeRunner:
     """Whether the next decode step fails."""
     plans: list[SchedulerOutput] = field(default_factory=list)
     prefills: dict[str, _Prefill] = field(default_factory=dict)
-    rows: dict[RowId, _Row] = field(default_factory=dict)
+    rows: dict[SeqId, _Row] = field(default_factory=dict)
     caches: Caches = field(default_factory=Caches.of)
     joined: dict[str, _Prefill] = field(default_factory=dict)
     """Whose first token is not told yet."""
@@ -169,7 +169,7 @@ class FakeRunner:
         self.plans.append(plan)
         for row in plan.released:
             self.prefills.pop(row.request_id, None)
-            self._keep_answer(row)
+            self._store_answer(row)
             self.rows.pop(row, None)
         for row in plan.released:
             self.joined.pop(row.request_id, None)
@@ -187,7 +187,7 @@ class FakeRunner:
         error = next((failure.message for failure in failures.values()), None)
         return StepResult(tokens, failures, prefill_seconds=seconds, error=error)
 
-    def _decode(self, plan: SchedulerOutput, failures: dict[str, RequestError]) -> dict[RowId, int]:
+    def _decode(self, plan: SchedulerOutput, failures: dict[str, RequestError]) -> dict[SeqId, int]:
         assert set(plan.decode) == set(self.rows), "scheduler and runner disagree on the rows"
         assert len(set(plan.decode)) == len(plan.decode)
         if self.fails_decode and self.rows:
@@ -198,7 +198,7 @@ class FakeRunner:
         tokens = {row_id: row.next_token() for row_id, row in self.rows.items()}
         for prefill in self.joined.values():
             made = prefill.request.prompt
-            if made.is_uncut:
+            if made.is_atomic:
                 continue
             source = FakeSource(made.elements, frozenset(prefill.snapshots))
             self.caches.prefixes.insert(made.elements, source, made.cache_salt)
@@ -216,18 +216,18 @@ class FakeRunner:
         prefill = self.prefills[work.request_id]
         prepared = prefill.request.prompt
         assert work.start == prefill.num_prefilled, "chunks join without a gap"
-        uncut = prepared.num_uncut_tokens
+        uncut = prepared.atomic_prefill_tokens
         assert work.start >= uncut or (work.start, work.end >= uncut) == (0, True), "a cut"
         assert 0 < work.end - work.start <= max(self.chunk_tokens, uncut - work.start)
         assert work.is_last == (work.end == prepared.num_tokens)
-        assert not any(work.start < border < work.end for border in prepared.borders)
+        assert not any(work.start < border < work.end for border in prepared.snapshot_points)
         prefill.num_prefilled = work.end
-        prefill.snapshots |= {work.end} & set(prepared.borders)
+        prefill.snapshots |= {work.end} & set(prepared.snapshot_points)
         if work.is_last:
             self.joined[work.request_id] = self.prefills.pop(work.request_id)
             for choice in range(prefill.request.sampling.n):
                 row = _Row(prepared, answer_tokens(prepared, choice))
-                self.rows[RowId(work.request_id, choice)] = row
+                self.rows[SeqId(work.request_id, choice)] = row
 
     def _meet(self, new: NewRequest) -> None:
         prompt, length = new.prompt, new.prompt.num_cached_tokens
@@ -238,19 +238,19 @@ class FakeRunner:
             wanted = parts_of(prompt.elements)[:length]
             assert length < prompt.num_tokens, "the last token's scores are in no cache"
             assert is_boundary(parts_of(prompt.elements), length)
-            assert length >= prompt.num_uncut_tokens, "it saw other tokens behind it"
+            assert length >= prompt.atomic_prefill_tokens, "it saw other tokens behind it"
             assert parts_in(prompt.prefix) == wanted, "another's beginning"
             if self.caches.prefixes.needs_snapshots:
                 assert prompt.prefix.snapshot.parts == wanted, "another's state"
         self.num_cached_tokens[new.request_id] = length
         self.prefills[new.request_id] = _Prefill(new, length)
 
-    def _keep_answer(self, row_id: RowId) -> None:
+    def _store_answer(self, row_id: SeqId) -> None:
         row = self.rows.get(row_id)
-        if row is None or row_id.request_id in self.joined or row.prompt.is_uncut:
+        if row is None or row_id.request_id in self.joined or row.prompt.is_atomic:
             return
         token_ids = np.concatenate([row.prompt.token_ids, np.array(row.told, dtype=np.int32)])
-        elements = Elements(token_ids, row.prompt.spans)
+        elements = PromptKey(token_ids, row.prompt.spans)
         source = FakeSource(elements, frozenset([len(elements)]))
         self.caches.prefixes.insert(elements, source, row.prompt.cache_salt)
 
@@ -348,7 +348,7 @@ class FakeMemory:
     peak_bytes: int = 3
     num_clears: int = 0
     num_trims: int = 0
-    gives_way: bool = False
+    trims_own_pool: bool = False
     unsettled_bytes: int = 0
     """Of `active_bytes`: what was let go, and is held by what is under way."""
 
@@ -379,14 +379,14 @@ class FakeMemory:
 
 def texts(events: list[Event]) -> dict[str, str]:
     """All the text of first choices that `events` bring, by request."""
-    return {row.request_id: text for row, text in row_texts(events).items() if not row.choice}
+    return {row.request_id: text for row, text in seq_texts(events).items() if not row.choice}
 
 
-def row_texts(events: list[Event]) -> dict[RowId, str]:
+def seq_texts(events: list[Event]) -> dict[SeqId, str]:
     """All the text that `events` bring, by choice."""
-    found: dict[RowId, str] = {}
+    found: dict[SeqId, str] = {}
     for delta in deltas(events):
-        row = RowId(delta.request_id, delta.choice)
+        row = SeqId(delta.request_id, delta.choice)
         found[row] = found.get(row, "") + delta.text
     return found
 

@@ -7,9 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from tests.unit.cache.prompts import Piece, elements_of
+from tests.unit.cache.prompts import KVBlock, elements_of
 from tests.unit.engine.fakes import IMAGE_TOKEN, TOKENS_PER_IMAGE, refuse
-from vlm_server.caches import Caches
+from vlm_server.cache.caches import Caches
 from vlm_server.ports import ImageSpan, PreparedPrompt
 from vlm_server.protocol import Image, ImagePart, Message, SamplingParams, Submit, TextPart
 
@@ -46,7 +46,7 @@ def prepare_mixed(
 
     Without any, it has no images: it is what is asked, not what there is to do.
     """
-    pieces: list[Piece] = []
+    pieces: list[KVBlock] = []
     for part in submit.messages[0].content:
         match part:
             case TextPart(text):
@@ -62,16 +62,16 @@ def prepare_mixed(
 
 def _uncut(made: PreparedPrompt, seen: Seen) -> PreparedPrompt:
     ends = {"before": 0, "in media": max((s.end for s in made.spans), default=0)}
-    return replace(made, num_uncut_tokens=ends.get(seen, made.num_tokens))
+    return replace(made, atomic_prefill_tokens=ends.get(seen, made.num_tokens))
 
 
 def _with_caches(made: PreparedPrompt, caches: Caches) -> PreparedPrompt:
     last = made.num_tokens - 1
     if caches.prefixes.needs_snapshots:
-        borders = {span.end for span in made.spans} | ({last} - {0})
-        after = {border for border in borders if border >= made.num_uncut_tokens}
-        made = replace(made, borders=tuple(sorted(after)))
-    prefix = caches.prefixes.match(made.elements, last, made.cache_salt, made.num_uncut_tokens)
+        snapshot_points = {span.end for span in made.spans} | ({last} - {0})
+        after = {border for border in snapshot_points if border >= made.atomic_prefill_tokens}
+        made = replace(made, snapshot_points=tuple(sorted(after)))
+    prefix = caches.prefixes.match(made.elements, last, made.cache_salt, made.atomic_prefill_tokens)
     images = []
     for span in made.spans:
         if span.start >= prefix.length:

@@ -24,12 +24,12 @@ from tests.unit.engine.fakes import (
     submit,
     texts,
 )
-from vlm_server.caches import Caches
-from vlm_server.engine.governor import Governor
+from vlm_server.cache.caches import Caches
 from vlm_server.engine.loop import EngineLoop
-from vlm_server.engine.scheduler import Scheduler
+from vlm_server.engine.memory.governor import Governor
+from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.errors import EngineBroken
-from vlm_server.ports import PreparedPrompt, RowId, SchedulerOutput, StepResult
+from vlm_server.ports import PreparedPrompt, SchedulerOutput, SeqId, StepResult
 from vlm_server.protocol import (
     Abort,
     Accepted,
@@ -259,7 +259,7 @@ def test_drain_lets_the_runner_keep_the_last_answer():
     engine = draining()
     engine.preparer.gate.set()
     engine.thread.join(10)
-    assert engine.runner.plans[-1].released == (RowId("a"),)
+    assert engine.runner.plans[-1].released == (SeqId("a"),)
     assert engine.runner.num_tracked == engine.scheduler.num_tracked == 0
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from vlm_server.soak.readings import Reading
-from vlm_server.soak.request import Ending, Kind, Outcome
-from vlm_server.soak.run import Plan, Result
+from tests.soak.readings import Reading
+from tests.soak.request import Ending, Kind, Outcome
+from tests.soak.run import Plan, Result
 
 MB = 10**6
 

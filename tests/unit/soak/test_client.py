@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.unit.bench.scripted_server import ScriptedServer, echo, event, listening, text
-from vlm_server.soak.client import Client
-from vlm_server.soak.request import Ending, Kind, Outcome, Patience, Refusal, Request
+from tests.soak.client import Client
+from tests.soak.request import Ending, Kind, Outcome, Patience, Refusal, Request
+from tests.unit.cli.bench.scripted_server import ScriptedServer, echo, event, listening, text
 
 FIELDS = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
 BODY = json.dumps(FIELDS).encode()

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from vlm_server.soak import crowd as crowd_module
-from vlm_server.soak.crowd import Crowd
-from vlm_server.soak.request import Ending, Kind, Outcome, Request
+from tests.soak import crowd as crowd_module
+from tests.soak.crowd import Crowd
+from tests.soak.request import Ending, Kind, Outcome, Request
 
 
 class Listener:

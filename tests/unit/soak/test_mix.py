@@ -8,8 +8,8 @@ from itertools import islice
 
 import pytest
 
-from vlm_server.soak.mix import WEIGHTS, Gallery, User, refills, schemas
-from vlm_server.soak.request import Kind, Patience, Request
+from tests.soak.mix import WEIGHTS, Gallery, User, refills, schemas
+from tests.soak.request import Kind, Patience, Request
 
 COUNT = 600
 

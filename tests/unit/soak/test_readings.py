@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vlm_server.soak.readings import Readings, parent, read_status, resident_bytes
+from tests.soak.readings import Readings, parent, read_status, resident_bytes
 
 
 def status(**stats: Any) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tests.soak import command, plot, report
+from tests.soak.verdict import judge
 from tests.unit.soak.results import FAILURE, LEAVER, MB, answered, growing, reading, result
-from vlm_server.soak import command, plot, report
-from vlm_server.soak.verdict import judge
 
 
 def row(text: str, name: str) -> list[str]:

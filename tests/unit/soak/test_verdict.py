@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from tests.soak.readings import Reading
+from tests.soak.run import Result
+from tests.soak.verdict import is_passed, judge, slope
 from tests.unit.soak.results import FAILURE, LEAVER, MB, answered, growing, reading, result
-from vlm_server.soak.readings import Reading
-from vlm_server.soak.run import Result
-from vlm_server.soak.verdict import is_passed, judge, slope
 
 ENOUGH = [answered()] * 2000
 

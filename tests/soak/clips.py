@@ -1,0 +1,30 @@
+"""Makes small videos that no server has seen. Knows GIF and random numbers."""
+
+from __future__ import annotations
+
+import base64
+import io
+import random
+from typing import Any
+
+from PIL import Image
+
+from vlm_server.cli.bench.pictures import random_png
+
+_FRAMES = 6
+_FRAME_MILLISECONDS = 200
+_SIZE = (128, 96)
+
+
+def random_gif(rng: random.Random) -> bytes:
+    """A second of random blocks; the same `rng`, the same bytes."""
+    first, *others = (Image.open(io.BytesIO(random_png(_SIZE, rng))) for _ in range(_FRAMES))
+    file = io.BytesIO()
+    first.save(file, "GIF", save_all=True, append_images=others, duration=_FRAME_MILLISECONDS)
+    return file.getvalue()
+
+
+def video_part(gif: bytes) -> dict[str, Any]:
+    """`gif` as a part of a message."""
+    url = "data:video/gif;base64," + base64.b64encode(gif).decode()
+    return {"type": "video_url", "video_url": {"url": url}}

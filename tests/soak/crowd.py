@@ -1,0 +1,60 @@
+"""Users who ask at the same time, now more, now fewer. Knows users; knows no HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+
+from tests.soak.mix import Gallery, User
+from tests.soak.request import Ending, Outcome, Request
+
+Send = Callable[[Request], Awaitable[Outcome]]
+
+_STAGE_SECONDS = (3.0, 8.0)
+_POLL_SECONDS = 0.05
+_FAILURE_PAUSE_SECONDS = 0.5
+
+
+class Crowd:
+    """1 to `most` users; how many is drawn from `seed` every few seconds."""
+
+    def __init__(self, send: Send, seed: int, most: int) -> None:
+        gallery = Gallery(seed)
+        self._send = send
+        self._users = [User(gallery, seed, number) for number in range(most)]
+        self._rng = random.Random(f"{seed}/crowd")
+        self.size = 0
+        self.outcomes: list[Outcome] = []
+
+    async def run(self, is_over: Callable[[], bool]) -> None:
+        """Let users ask until `is_over`; their last requests have ended when this returns."""
+        pacing = asyncio.create_task(self._chunk_sizer())
+        try:
+            await asyncio.gather(*(self._ask_on(user, is_over) for user in self._users))
+        finally:
+            pacing.cancel()
+            self.size = 0
+
+    async def ask_in_turn(self, requests: Sequence[Request]) -> None:
+        """One after the other, by nobody of the crowd."""
+        for request in requests:
+            self.outcomes.append(await self._send(request))
+
+    async def _chunk_sizer(self) -> None:
+        while True:
+            self.size = self._rng.randint(1, len(self._users))
+            await asyncio.sleep(self._rng.uniform(*_STAGE_SECONDS))
+
+    async def _ask_on(self, user: User, is_over: Callable[[], bool]) -> None:
+        while not is_over():
+            if user.number >= self.size:
+                await asyncio.sleep(_POLL_SECONDS)
+                continue
+            request = user.next()
+            outcome = await self._send(request)
+            self.outcomes.append(outcome)
+            if outcome.ending is Ending.ANSWERED:
+                user.hear(request, outcome.text)
+            elif outcome.ending is Ending.FAILED:
+                await asyncio.sleep(_FAILURE_PAUSE_SECONDS)

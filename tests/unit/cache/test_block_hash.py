@@ -1,0 +1,98 @@
+"""KVBlockIndex of prompts that follow each other: found by digests, compared element by element."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.cache.prompts import KVBlock as Word
+from tests.unit.cache.prompts import elements_of, is_boundary, num_common, parts_of
+from vlm_server.cache.block_hash import BlockHashChain, BlockWalk, KVBlockIndex, block_after
+from vlm_server.cache.prompt_key import PromptKey
+
+SPANS: list[Word] = [("red", 2, 9), ("red", 3, 9), ("blue", 2, 9)]
+words = st.lists(st.one_of(st.integers(0, 2), st.sampled_from(SPANS)), min_size=1, max_size=8)
+salts = st.sampled_from(["", "mine"])
+
+
+def everything(key: str) -> bool:
+    return True
+
+
+def keep(
+    blocks: KVBlockIndex, elements: PromptKey, salt: str = "", end: int | None = None
+) -> BlockWalk:
+    """Add what is missing of `elements`, as a tier would; returns what was there."""
+    walk = blocks.walk(elements, len(elements), salt, everything)
+    end = len(elements) if end is None else end
+    if walk.length < end:
+        blocks.add(block_after(walk.chain, elements.part(walk.length, end)))
+    return walk
+
+
+@given(words, salts, st.data())
+def test_the_digest_does_not_depend_on_the_parts(
+    prompt: list[Word], salt: str, data: st.DataObject
+) -> None:
+    elements = elements_of(prompt)
+    parts = parts_of(elements)
+    cut = data.draw(st.sampled_from([n for n in range(len(parts)) if is_boundary(parts, n)]))
+    whole, cut_up = BlockHashChain(salt), BlockHashChain(salt)
+    whole.add(elements)
+    cut_up.add(elements.part(0, cut))
+    cut_up.add(elements.part(cut, len(elements)))
+    assert whole.digest == cut_up.digest
+
+
+@given(words, salts, words, salts)
+def test_other_elements_and_salts_have_other_digests(
+    one: list[Word], salt: str, other: list[Word], other_salt: str
+) -> None:
+    chains = BlockHashChain(salt), BlockHashChain(other_salt)
+    for chain, prompt in zip(chains, (one, other), strict=True):
+        chain.add(elements_of(prompt))
+    assert (chains[0].digest == chains[1].digest) == ((one, salt) == (other, other_salt))
+
+
+@given(st.lists(st.tuples(words, salts), max_size=6), words, salts, st.integers(0, 20))
+def test_a_walk_reaches_as_far_as_any_prompt_that_was_kept(
+    kept: list[tuple[list[Word], str]], prompt: list[Word], salt: str, limit: int
+) -> None:
+    blocks = KVBlockIndex(whole=False)
+    for words_, salt_ in kept:
+        keep(blocks, elements_of(words_), salt_)
+    elements = elements_of(prompt)
+    walk = blocks.walk(elements, limit, salt, everything)
+    limit = min(limit, len(elements))
+    alike = [parts_of(elements_of(words_)) for words_, salt_ in kept if salt_ == salt]
+    assert walk.length == max(
+        [0, *(num_common(parts, parts_of(elements), limit) for parts in alike)]
+    )
+    assert walk.length == sum(count for _, count in walk.blocks)
+    found = tuple(p for block, n in walk.blocks for p in parts_of(block.elements.part(0, n)))
+    assert found == parts_of(elements)[: walk.length]
+
+
+def test_whole_pieces_are_used_as_a_whole_or_not() -> None:
+    blocks = KVBlockIndex(whole=True)
+    keep(blocks, elements_of([1, 2, 3]), end=2)
+    keep(blocks, elements_of([1, 2, 3]))
+    lengths = [
+        blocks.walk(elements_of(prompt), limit, "", everything).length
+        for prompt, limit in [([1, 2, 3, 4], 9), ([1, 2, 3], 2), ([1, 2, 4], 9), ([1, 4], 9)]
+    ]
+    assert lengths == [3, 2, 2, 0]
+
+
+def test_what_is_not_usable_or_dropped_ends_the_walk() -> None:
+    blocks, elements = KVBlockIndex(whole=False), elements_of([1, 2, 3])
+    keep(blocks, elements, end=1)
+    keep(blocks, elements, end=2)
+    walk = keep(blocks, elements)
+    first, second = walk.keys
+    assert blocks.walk(elements, 9, "", lambda key: key != second).length == 1
+    blocks.drop([first, "unknown"])
+    assert blocks.walk(elements, 9, "", everything).length == 0
+    assert len(blocks) == 2
+    blocks.drop(walk.keys)
+    assert len(blocks) == 1

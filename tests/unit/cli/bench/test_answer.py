@@ -1,0 +1,86 @@
+"""An answer's text, times and counts come from what arrived when."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from vlm_server.cli.bench.answer import Answer, failed, read_answer
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(**content: Any) -> bytes:
+    return b"data: " + json.dumps(content).encode() + b"\n\n"
+
+
+def delta(**fields: Any) -> bytes:
+    return event(id="x", object="chat.completion.chunk", choices=[{"index": 0, "delta": fields}])
+
+
+USAGE = {
+    "prompt_tokens": 5,
+    "completion_tokens": 3,
+    "total_tokens": 8,
+    "prompt_tokens_details": {"cached_tokens": 4},
+}
+
+
+def test_times_are_those_of_deltas_with_text():
+    pieces = [
+        (0.1, delta(role="assistant", content="")),
+        (0.2, delta(content="a")),
+        (0.5, delta(content="b") + delta(content="")),
+        (0.6, delta(content="c") + delta(content="d")),
+        (0.7, event(choices=[{"index": 0, "delta": {}, "finish_reason": "length"}])),
+        (0.8, event(choices=[], usage=USAGE) + DONE),
+    ]
+    answer = read_answer(pieces, 0.9)
+    assert answer.text == "abcd"
+    assert answer.ttft == 0.2
+    assert answer.gaps == pytest.approx([0.3, 0.1, 0.0])
+    assert answer.total_seconds == 0.9
+    assert (answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens) == (5, 4, 3)
+    assert answer.error is None
+
+
+def test_delta_counts_when_its_last_byte_came():
+    whole = delta(content="a")
+    answer = read_answer([(0.1, whole[:-1]), (0.3, whole[-1:] + DONE)], 0.3)
+    assert answer.ttft == 0.3
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_reasoning_is_text_too(field: str):
+    answer = read_answer([(0.1, delta(**{field: "hm"}) + DONE)], 0.1)
+    assert (answer.text, answer.ttft) == ("hm", 0.1)
+
+
+def test_missing_or_null_usage_is_unknown():
+    answer = read_answer([(0.1, event(choices=[], usage=None, error=None) + DONE)], 0.1)
+    assert answer == Answer(total_seconds=0.1)
+
+
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [
+        (b"", "ended before"),
+        (event(error={"message": "out of luck"}) + DONE, "out of luck"),
+        (b"data: {nonsense\n\n" + DONE, "no chat chunk"),
+        (b"data: \xff\n\n" + DONE, "no chat chunk"),
+        (event(choices=[{"delta": {"content": 7}}]) + DONE, "no chat chunk"),
+    ],
+)
+def test_broken_streams_are_errors_and_have_no_ttft(last: bytes, said: str):
+    answer = read_answer([(0.1, delta(content="a")), (0.2, last)], 0.2)
+    assert answer.error is not None
+    assert said in answer.error
+    assert answer.ttft is None
+
+
+def test_errors_are_cut():
+    error = failed("x" * 10_000).error
+    assert error is not None
+    assert len(error) == 300

@@ -1,0 +1,124 @@
+"""The command: what it refuses, whom it asks, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.cli.bench.scripted_server import ScriptedServer, echo, listening
+from vlm_server.cli.bench import command
+from vlm_server.cli.bench.client import Target
+from vlm_server.cli.bench.servers import Kind, ServerUnusable, find_model, parse_url, started
+from vlm_server.errors import ConfigError
+
+
+def parse(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+URL = "--url=a=http://127.0.0.1:9/v1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "name a server"),
+        (("--start", "ours"), "--model"),
+        (("--start", "ours", "--model", "/nowhere"), "--model"),
+        ((URL, "--scenarios", "repeat,nap"), "'nap'"),
+        ((URL, "--rounds", "0"), "--rounds"),
+        ((URL, "--size", "big"), "WIDTHxHEIGHT"),
+        (("--url", "127.0.0.1:8000"), "NAME="),
+        ((URL, URL), "one name"),
+        ((URL, "--url=b=http://127.0.0.1:9/v1"), "two names"),
+    ],
+)
+def test_what_is_refused(arguments: tuple[str, ...], said: str):
+    with pytest.raises(ConfigError, match=said):
+        command.run(parse(*arguments))
+
+
+def test_server_that_is_not_there():
+    with pytest.raises(ServerUnusable, match="a: http"):
+        command.run(parse(URL))
+
+
+def test_url():
+    assert parse_url("a=http://h:1/v1/,org/model") == Target("a", "http://h:1/v1", "org/model")
+    assert parse_url("a=http://h:1/v1") == Target("a", "http://h:1/v1", "")
+
+
+async def test_model_is_asked_for_only_if_not_given():
+    async with listening(ScriptedServer()) as url:
+        assert (await find_model(Target("a", url, ""))).model == "scripted"
+        assert (await find_model(Target("a", url, "mine"))).model == "mine"
+
+
+async def test_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "all.json"
+    async with listening(ScriptedServer()) as one, listening(ScriptedServer()) as two:
+        urls = [f"--url=one={one}", f"--url=two={two}"]
+        options = ["--scenarios=question,right", "--rounds=1", "--size=40x20", f"--json={file}"]
+        status = await command.bench(parse(*urls, *options))
+    printed = capsys.readouterr()
+    assert status == 0
+    assert "scenario" in printed.out
+    assert "two: 20 requests, 0 failed" in printed.out
+    assert "round 1 question: one took" in printed.err
+    assert set(json.loads(file.read_text())["servers"]) == {"one", "two"}
+
+
+async def test_what_was_measured_is_written_when_it_ends_early(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    file = tmp_path / "all.json"
+
+    def stop_soon(request: dict[str, Any]) -> list[tuple[float, bytes]]:
+        if len(app.requests) > 11:
+            task.cancel()
+        return echo(request)
+
+    app = ScriptedServer(stop_soon)
+    async with listening(app) as url:
+        options = ["--scenarios=question,repeat", "--size=40x20", f"--json={file}"]
+        task = asyncio.create_task(command.bench(parse(f"--url=one={url}", *options)))
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert "from the second on" in capsys.readouterr().out
+    assert [run["scenario"] for run in json.loads(file.read_text())["runs"]] == [
+        "warm-up",
+        "question",
+    ]
+
+
+async def test_status_tells_of_a_server_that_never_answered():
+    broken = ScriptedServer(lambda _: [(0.0, b"no")], status=500)
+    async with listening(broken) as url:
+        arguments = parse(f"--url=one={url}", "--scenarios=question", "--rounds=1", "--size=40x20")
+        assert await command.bench(arguments) == 1
+
+
+async def test_server_that_ends_at_once_is_reported_with_its_last_words(tmp_path: Path):
+    broken = Kind(("platform", "{model}"), "/health", "default")
+    with pytest.raises(ServerUnusable, match="it did not become ready"):
+        async with started("it", broken, tmp_path, {}):
+            pass
+
+
+async def test_started_server_is_asked_and_ended(tmp_path: Path):
+    kind = Kind(("http.server", "{port}", "--directory", "{model}"), "/", "{model}")
+    async with started("it", kind, tmp_path, {"SOME": "thing"}) as target:
+        assert target.name == "it"
+        assert target.model == str(tmp_path)
+        port = int(target.base_url.removesuffix("/v1").rpartition(":")[2])
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.close()
+    with pytest.raises(OSError):  # noqa: PT011  refused, in whichever words
+        await asyncio.open_connection("127.0.0.1", port)

@@ -1,0 +1,51 @@
+"""Figures: what is missing makes them unknown, never wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from vlm_server.cli.bench import figures
+from vlm_server.cli.bench.figures import Figure, Unit
+
+
+def test_median_is_of_those_there():
+    assert figures.median([3.0, None, 1.0, 2.0]) == 2.0
+    assert figures.median([None]) is None
+
+
+@pytest.mark.parametrize(("percent", "value"), [(0, 1), (1, 1), (50, 50), (99, 99), (100, 100)])
+def test_percentile_of_a_hundred(percent: float, value: float):
+    assert figures.percentile(range(100, 0, -1), percent) == value
+
+
+def test_percentile_of_few_and_none():
+    assert figures.percentile([2.0, 1.0], 99) == 2.0
+    assert figures.percentile([], 99) is None
+
+
+def test_largest():
+    assert figures.largest([1.0, None, 4.0]) == 4.0
+    assert figures.largest([None]) is None
+
+
+def test_ratio():
+    assert figures.ratio("r", 3.0, 2.0) == Figure("r", 1.5, Unit.RATIO)
+    assert figures.ratio("r", None, 2.0).value is None
+    assert figures.ratio("r", 3.0, 0.0).value is None
+
+
+def test_milliseconds():
+    assert figures.milliseconds("t", 0.25) == Figure("t", 250.0, Unit.MILLISECONDS)
+    assert figures.milliseconds("t", None).value is None
+
+
+def test_throughput_needs_every_count():
+    assert figures.throughput("t", [30, 10], 2.0).value == 20.0
+    assert figures.throughput("t", [30, None], 2.0).value is None
+    assert figures.throughput("t", [], 2.0).value is None
+
+
+def test_equality():
+    assert figures.equality("e", [("a", "a"), ("b", "b")]).value == 1.0
+    assert figures.equality("e", [("a", "a"), ("b", "c")]).value == 0.0
+    assert figures.equality("e", [("a", None)]).value is None

@@ -1,0 +1,74 @@
+"""The table and the document say what was measured, and what failed."""
+
+from __future__ import annotations
+
+import json
+
+from vlm_server.cli.bench import report
+from vlm_server.cli.bench.answer import Answer, failed
+from vlm_server.cli.bench.client import Target
+from vlm_server.cli.bench.figures import Figure, Unit
+from vlm_server.cli.bench.measure import Plan, Run
+
+TARGETS = [Target("ours", "http://a/v1", "m"), Target("peer", "http://b/v1", "m")]
+PLAN = Plan(("repeat", "right"), 3, (560, 420), seed=5)
+GOOD = Answer(text="a", arrivals=(0.1,), completion_tokens=1)
+
+
+def ms(value: float | None) -> Figure:
+    return Figure("TTFT", value, Unit.MILLISECONDS)
+
+
+def same(value: float | None) -> Figure:
+    return Figure("texts", value, Unit.EQUAL)
+
+
+def runs() -> list[Run]:
+    values = {"ours": (10.0, 30.0, 20.0), "peer": (100.0, None, 200.0)}
+    equal = {"ours": (1.0, 1.0, 1.0), "peer": (0.0, 1.0, 0.0)}
+    made = []
+    for round_ in range(3):
+        for name in ("ours", "peer"):
+            made.append(Run("repeat", round_ + 1, name, 1.0, [ms(values[name][round_])], [GOOD]))
+            made.append(Run("right", round_ + 1, name, 1.0, [same(equal[name][round_])], [GOOD]))
+    made.append(Run("warm-up", 0, "peer", 1.0, [], [failed("busy"), failed("busy"), Answer()]))
+    return made
+
+
+def test_table():
+    assert report.table(TARGETS, PLAN, runs()).splitlines() == [
+        "median [least - most] of 3 rounds; pictures of 560x420; seed 5",
+        "",
+        "scenario  figure      ours                peer             / ours",
+        "repeat    TTFT    ms  20.0 [10.0 - 30.0]  150 [100 - 200]  7.50",
+        "right     texts       equal               equal in 1 of 3  -",
+        "",
+        "ours: 6 requests, 0 failed",
+        "peer: 9 requests, 2 failed, 1 answers without usage",
+        "  2x busy",
+    ]
+
+
+def test_table_of_one_round_where_nothing_was_measured():
+    nothing = [Run("repeat", 1, "ours", 1.0, [ms(4.0)], [GOOD])]
+    nothing.append(Run("repeat", 1, "peer", 1.0, [ms(None)], [failed("no")]))
+    assert "repeat    TTFT    ms  4.00  -     -" in report.table(TARGETS, PLAN, nothing)
+
+
+def test_document_holds_everything():
+    document = json.loads(report.document(TARGETS, PLAN, runs()))
+    assert document["plan"]["picture_size"] == [560, 420]
+    assert document["servers"]["peer"] == {"url": "http://b/v1", "model": "m"}
+    assert document["figures"][0] == {
+        "scenario": "repeat",
+        "name": "TTFT",
+        "unit": "ms",
+        "rounds": {"ours": [10.0, 30.0, 20.0], "peer": [100.0, None, 200.0]},
+    }
+    assert len(document["runs"]) == 13
+    assert document["runs"][0]["answers"][0]["arrivals"] == [0.1]
+
+
+def test_progress():
+    assert report.progress(runs()[0]) == "round 1 repeat: ours took 1.0 s"
+    assert report.progress(runs()[-1]) == "warm-up: peer took 1.0 s, 2 of 3 requests failed"

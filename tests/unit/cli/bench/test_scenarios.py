@@ -1,0 +1,127 @@
+"""Each scenario asks what it says, and sums up what it got."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.unit.cli.bench.scripted_server import ScriptedServer, echo, ending, listening, text
+from vlm_server.cli.bench.client import Client, Target
+from vlm_server.cli.bench.figures import Unit
+from vlm_server.cli.bench.measure import Plan, Run, measure
+from vlm_server.cli.bench.scenarios import SCENARIOS
+
+SIZE = (40, 20)
+
+
+async def run(app: ScriptedServer, *scenarios: str, rounds: int = 1) -> list[Run]:
+    plan = Plan(scenarios, rounds, SIZE, seed=1)
+    async with listening(app) as url, Client(Target("it", url, "m"), 20.0) as client:
+        return [run async for run in measure([client], plan)]
+
+
+def pictures(request: dict[str, Any]) -> list[str]:
+    parts = [part for message in request["messages"] for part in message["content"]]
+    return [part["image_url"]["url"] for part in parts if "image_url" in part]
+
+
+EXPECTED = {  # requests, different pictures, most pictures in one request, tokens
+    "repeat": (24, 1, 1, {16}),
+    "question": (8, 1, 1, {16}),
+    "agent": (8, 8, 8, {12}),
+    "stall": (7, 6, 1, {300, 4}),
+    "conc": (16, 16, 1, {48}),
+    "text": (9, 0, 0, {300}),
+    "right": (10, 2, 2, {16}),
+}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+async def test_what_is_asked(scenario: str):
+    app = ScriptedServer()
+    await run(app, scenario)
+    asked = app.requests[2:]  # after warming up
+    shown = [pictures(request) for request in asked]
+    assert EXPECTED[scenario] == (
+        len(asked),
+        len({url for urls in shown for url in urls}),
+        max(map(len, shown)),
+        {request["max_tokens"] for request in asked},
+    )
+
+
+async def test_every_figure_has_a_value_when_all_goes_well():
+    runs = await run(ScriptedServer(), *(name for name in SCENARIOS if name != "stall"))
+    figures = [figure for run in runs for figure in run.figures]
+    assert all(figure.value is not None for figure in figures)
+
+
+async def test_agent_keeps_its_answers():
+    app = ScriptedServer()
+    await run(app, "agent")
+    roles = Counter(message["role"] for message in app.requests[-1]["messages"])
+    assert roles == {"system": 1, "user": 8, "assistant": 7}
+    assert all(message["content"] for message in app.requests[-1]["messages"])
+
+
+async def test_stall_finds_the_silence():
+    def script(request: dict[str, Any]) -> list[tuple[float, bytes]]:
+        if pictures(request):
+            return [(0.05, text("p")), (0.0, ending(4))]
+        return [(0.0, text("a")), (0.45, text("b")), (0.25, text("c")), (0.0, ending(300))]
+
+    runs = await run(ScriptedServer(script), "stall")
+    silence, ttft = runs[-1].figures
+    assert silence.value == pytest.approx(450, abs=60)
+    assert ttft.value == pytest.approx(50, abs=40)
+
+
+async def test_stall_says_nothing_of_a_text_that_ended_before_the_pictures():
+    runs = await run(ScriptedServer(), "stall")
+    assert runs[-1].figures[0].value is None
+
+
+async def test_right_tells_wrong_pictures_from_right_ones():
+    def confused(request: dict[str, Any]) -> list[tuple[float, bytes]]:
+        app.seen += 1
+        return [(0.0, text(str(app.seen))), (0.0, ending(1))]
+
+    class Counting(ScriptedServer):
+        seen = 0
+
+    good = (await run(ScriptedServer(echo), "right"))[-1].figures
+    assert [figure.value for figure in good] == [1.0, 0.0, 0.0]
+    assert {figure.unit for figure in good} == {Unit.EQUAL}
+    app = Counting(confused)
+    assert (await run(app, "right"))[-1].figures[0].value == 0.0
+
+
+async def test_failures_are_kept_and_figures_unknown():
+    app = ScriptedServer(lambda _: [(0.0, b"no")], status=500)
+    runs = await run(app, *SCENARIOS)
+    assert all(answer.error == "HTTP 500: no" for run in runs for answer in run.answers)
+    assert all(figure.value is None for run in runs for figure in run.figures)
+
+
+async def test_rounds_share_no_picture_and_no_story():
+    app = ScriptedServer()
+    await run(app, "conc", "text", rounds=2)
+    messages = [json.dumps(request["messages"]) for request in app.requests]
+    assert len(set(messages)) == len(messages)
+
+
+async def test_servers_take_turns_and_are_asked_the_same():
+    one, two = ScriptedServer(), ScriptedServer()
+    async with (
+        listening(one) as first,
+        listening(two) as second,
+        Client(Target("one", first, "m"), 20.0) as a,
+        Client(Target("two", second, "m"), 20.0) as b,
+    ):
+        plan = Plan(("question",), 2, SIZE, seed=1)
+        order = [f"{run.round}{run.server}" async for run in measure([a, b], plan)]
+    assert order == ["0one", "0two", "1one", "1two", "2two", "2one"]
+    assert one.requests == two.requests

@@ -1,0 +1,116 @@
+"""The service's files say what launchd and systemd must know, whatever the paths look like."""
+
+from __future__ import annotations
+
+import configparser
+import plistlib
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from vlm_server.cli.service import files as service_files
+from vlm_server.cli.service.files import ServiceCommand
+
+AWKWARD = [
+    "serve",
+    *("--config", '/home/a user/50% of $HOME/set "tings".toml'),
+    *("--set", 'model.name="back\\slash"'),
+]
+PROGRAM = Path("/opt/my programs/.venv/bin/vlm-server")
+
+
+def command(arguments: list[str] | None = None, drain_seconds: float = 20.0) -> ServiceCommand:
+    return ServiceCommand(PROGRAM, arguments or ["serve"], drain_seconds)
+
+
+def unit_of(text: bytes) -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string(text.decode())
+    return parser
+
+
+def test_the_plist_starts_the_daemon_at_login() -> None:
+    plist = plistlib.loads(service_files.launchd_plist(command(AWKWARD), Path("/logs/x.log")))
+    assert plist["Label"] == service_files.LABEL
+    assert plist["ProgramArguments"] == [str(PROGRAM), *AWKWARD]
+    assert plist["RunAtLoad"] is True
+
+
+def test_the_plist_restarts_after_a_crash_but_not_at_once() -> None:
+    plist = plistlib.loads(service_files.launchd_plist(command(), Path("/logs/x.log")))
+    assert plist["KeepAlive"] == {"SuccessfulExit": False}
+    assert plist["ThrottleInterval"] == 10
+
+
+def test_the_plist_keeps_logs_for_their_owner() -> None:
+    plist = plistlib.loads(service_files.launchd_plist(command(), Path("/logs/x.log")))
+    assert plist["StandardOutPath"] == plist["StandardErrorPath"] == "/logs/x.log"
+    assert plist["Umask"] == 0o077
+
+
+def test_the_unit_starts_the_daemon_at_login() -> None:
+    unit = unit_of(service_files.systemd_unit(command()))
+    assert unit["Service"]["ExecStart"] == f'"{PROGRAM}" "serve"'
+    assert unit["Install"]["WantedBy"] == "default.target"
+
+
+def test_the_unit_restarts_after_a_crash_within_reason() -> None:
+    unit = unit_of(service_files.systemd_unit(command()))
+    assert unit["Service"]["Restart"] == "on-failure"
+    assert unit["Service"]["RestartPreventExitStatus"] == "2"
+    assert int(unit["Service"]["RestartSec"]) >= 5
+    assert int(unit["Unit"]["StartLimitBurst"]) * int(unit["Service"]["RestartSec"]) < int(
+        unit["Unit"]["StartLimitIntervalSec"]
+    ), "the limit would never be reached"
+
+
+def test_the_unit_lets_the_front_end_its_engine() -> None:
+    unit = unit_of(service_files.systemd_unit(command()))
+    assert unit["Service"]["KillMode"] == "mixed"
+    assert unit["Service"]["NoNewPrivileges"] == "yes"
+
+
+@pytest.mark.parametrize("drain_seconds", [0.0, 0.5, 20.0, 600.0])
+def test_a_service_may_take_longer_to_stop_than_the_drain(drain_seconds: float) -> None:
+    given = command(drain_seconds=drain_seconds)
+    plist = plistlib.loads(service_files.launchd_plist(given, Path("/logs/x.log")))
+    unit = unit_of(service_files.systemd_unit(given))
+    assert plist["ExitTimeOut"] > drain_seconds + 5
+    assert int(unit["Service"]["TimeoutStopSec"]) > drain_seconds + 5
+
+
+def test_the_unit_leaves_nothing_to_expand() -> None:
+    line = unit_of(service_files.systemd_unit(command(AWKWARD)))["Service"]["ExecStart"]
+    assert "50%% of $$HOME" in line
+    assert '\\"tings\\"' in line
+    assert "back\\\\slash" in line
+
+
+def test_the_command_line_can_be_read_back() -> None:
+    words = [str(PROGRAM), *AWKWARD]
+    unit = service_files.systemd_unit(command(AWKWARD))
+    plist = service_files.launchd_plist(command(AWKWARD), Path("/logs/x.log"))
+    assert service_files.words_of_unit(unit) == words
+    assert service_files.words_of_plist(plist) == words
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    program = tmp_path / "a program" / "vlm-server"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    path = tmp_path / service_files.UNIT
+    path.write_bytes(service_files.systemd_unit(ServiceCommand(program, AWKWARD, 20.0)))
+    result = subprocess.run(
+        ["systemd-analyze", "--user", "verify", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path)},
+    )
+    complaints = [line for line in result.stderr.splitlines() if service_files.UNIT in line]
+    assert complaints == []

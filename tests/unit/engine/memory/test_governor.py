@@ -1,0 +1,360 @@
+"""What the governor decides, by a memory that holds what the test says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+
+from tests.unit.engine.fakes import FakeMemory
+from vlm_server.cache.caches import Caches
+from vlm_server.engine.memory.estimator import MemoryEstimator
+from vlm_server.engine.memory.governor import Decision, Demand, Governor, Keep, Refuse, Wait
+from vlm_server.settings import Memory
+
+MIB = 1 << 20
+WEIGHTS = 100
+
+
+class _Features:
+    size_bytes = 0
+
+
+class Ground:
+    """A device of 1000 MiB, of which weights hold 100; a cache, and a clock. Sizes in MiB."""
+
+    def __init__(self, **settings: object) -> None:
+        self.memory = FakeMemory(WEIGHTS * MIB, 0, 1000 * MIB, 200 * MIB, peak_bytes=0)
+        self.caches = Caches.of(encoder_bytes=500 * MIB)
+        self.seconds = 0.0
+        settings = {"idle_clear_seconds": 1.0, **settings}
+        self.governor = Governor(
+            Memory(**settings),  # type: ignore[arg-type]
+            self.memory,
+            self.caches,
+            lambda: self.seconds,
+        )
+        self.governor.reset_stats()
+        self._held = 0
+
+    def hold(self, active: int = 0, pool: int = 0) -> None:
+        """So much beside the weights and the cache."""
+        self._held = active
+        self.memory.pool_bytes = pool * MIB
+        self._settle()
+
+    def cache(self, name: str, size: int) -> None:
+        """Something that no request uses."""
+        self.caches.features.put(name, _Features(), size * MIB).release()
+        self._settle()
+
+    def admit(self, lasting: int, transient: int = 0, reserved: int = 0, **who: bool) -> Decision:
+        """By default nobody else runs."""
+        demand = Demand(lasting * MIB, transient * MIB, lasting * MIB)
+        who = {"others_run": False, **who}
+        return self.governor.admit(demand, reserved * MIB, **who)
+
+    def _settle(self) -> None:
+        cached = self.caches.features.read().size_bytes
+        self.memory.active_bytes = (WEIGHTS + self._held) * MIB + cached
+
+    @property
+    def cached(self) -> int:
+        return self.caches.features.read().size_bytes // MIB
+
+    @property
+    def decisions(self) -> dict[str, int]:
+        return {kind: count for kind, count in self.governor.read().decisions.items() if count}
+
+
+@pytest.fixture
+def ground() -> Ground:
+    return Ground()
+
+
+# ---- admission ---------------------------------------------------------------------------
+
+
+def test_what_fits_is_let_in(ground: Ground):
+    assert ground.admit(800, 100) == Keep()
+    assert ground.decisions == {}
+
+
+def test_what_fits_but_for_promises_waits(ground: Ground):
+    ground.hold(active=300)
+    assert ground.admit(300, 100, reserved=200, others_run=True) == Keep()
+    assert ground.admit(300, 101, reserved=200, others_run=True) == Wait()
+
+
+def test_caches_go_first_the_oldest_of_them_and_no_more_than_needed(ground: Ground):
+    for name in ("oldest", "middle", "newest"):
+        ground.cache(name, 150)
+    ground.admit(600, others_run=True)
+    assert ground.cached == 300
+    assert "oldest" not in ground.caches.features
+    assert ground.decisions["evict"] == 1
+
+
+def test_what_a_request_uses_is_not_evicted(ground: Ground):
+    ground.cache("in use", 400)
+    lease = ground.caches.features.lease("in use")
+    assert ground.admit(600, others_run=True) == Wait()
+    assert lease is not None
+    lease.release()
+    ground.admit(600, others_run=True)
+    assert ground.cached == 0
+
+
+def test_what_could_never_fit_is_refused_with_the_figures(ground: Ground):
+    assert ground.admit(901) == Refuse(901 * MIB, 900 * MIB)
+    ground.hold(active=500)
+    assert ground.admit(901, others_run=True) == Refuse(901 * MIB, 900 * MIB)
+    assert ground.decisions == {"refuse": 2}
+
+
+def test_nobody_is_refused_for_what_was_learned(ground: Ground):
+    assert ground.admit(100, 5000, others_run=True) == Wait()
+    assert ground.admit(100, 5000) == Keep()
+
+
+def test_what_has_ended_but_is_held_yet_costs_no_cache(ground: Ground):
+    ground.cache("a", 400)
+    ground.hold(active=450)
+    assert ground.admit(300, others_run=True, is_settled=False) == Wait()
+    assert ground.cached == 400
+    ground.hold(active=0)
+    assert ground.admit(300) == Keep()
+    assert ground.cached == 400
+
+
+def test_what_a_step_under_way_still_holds_costs_no_cache(ground: Ground):
+    ground.cache("a", 400)
+    ground.hold(active=300)
+    ground.memory.unsettled_bytes = 300 * MIB
+    assert ground.admit(400, others_run=True) == Keep()
+    assert ground.cached == 400
+    assert ground.decisions == {}
+
+
+def test_caches_give_way_to_what_was_promised_before(ground: Ground):
+    """What was cached since then lies where a row will grow."""
+    ground.cache("old", 150)
+    ground.cache("new", 150)
+    ground.hold(active=200)
+    ground.governor.make_room_for_reserved(400 * MIB)
+    assert ground.cached == 300
+    ground.hold(active=350)
+    ground.governor.make_room_for_reserved(400 * MIB)
+    assert (ground.cached, "old" in ground.caches.features) == (150, False)
+    assert ground.decisions == {"evict": 1}
+
+
+def test_an_eviction_of_nothing_is_none(ground: Ground):
+    ground.governor.relieve()
+    assert ground.decisions == {"clear_failure": 1}
+
+
+def test_it_never_latches(ground: Ground):
+    """Somebody else took the memory and gives it back; in between, who could fit waits or runs."""
+    ground.hold(active=850)
+    assert ground.admit(300, others_run=True) == Wait()
+    assert ground.admit(300) == Keep(), "nobody else's end can be waited for"
+    ground.hold(active=100)
+    assert ground.admit(300, others_run=True) == Keep()
+
+
+def test_the_pool_goes_where_it_is_in_the_way(ground: Ground):
+    ground.hold(pool=190)
+    assert ground.admit(600) == Keep()
+    assert ground.memory.pool_bytes == 190 * MIB
+    assert ground.admit(720) == Keep()
+    assert ground.memory.pool_bytes == 0
+    assert ground.decisions == {"clear_admission": 1}
+
+
+def test_an_allocator_that_gives_way_is_cleared_for_pictures_alone():
+    ground = Ground(prefill_keep_alloc="auto")
+    ground.memory.trims_own_pool = True
+    learn(ground, "prefill", 512, 100)
+    learn(ground, "encode", 400, 400)
+    ground.hold(active=500, pool=350)
+    assert ground.admit(300) == Keep()
+    ground.governor.before_chunk()
+    ground.governor.after_chunk(512, is_last=False, has_merged=False)
+    assert ground.decisions == {}
+    ground.governor.before_encode(200)
+    assert ground.decisions == {"clear_guard": 1}
+
+
+# ---- around what takes much --------------------------------------------------------------
+
+
+def learn(ground: Ground, work: Literal["encode", "prefill"], num_tokens: int, size: int) -> None:
+    """A piece of work at whose worst moment so much more was held. Clears nothing."""
+    estimator = ground.governor.estimator
+    estimator.begin(work)
+    ground.memory.peak_bytes = ground.memory.active_bytes + size * MIB
+    estimator.end(work, num_tokens)
+
+
+def test_a_picture_that_the_pool_stands_in_the_way_of_clears_it_first(ground: Ground):
+    learn(ground, "encode", 400, 400)
+    ground.hold(active=500, pool=200)
+    ground.governor.before_encode(200)
+    assert ground.decisions == {}
+    ground.governor.before_encode(201)
+    assert ground.decisions == {"clear_guard": 1}
+
+
+@pytest.mark.parametrize(
+    ("policy", "pool", "cleared"),
+    [
+        ("auto", 300, {}),
+        ("auto", 301, {"clear_chunk": 1}),
+        ("always", 700, {}),
+        ("never", 1, {"clear_chunk": 1}),
+    ],
+)
+def test_between_chunks(policy: str, pool: int, cleared: dict[str, int]):
+    ground = Ground(prefill_keep_alloc=policy)
+    learn(ground, "prefill", 512, 100)
+    ground.hold(active=500, pool=pool)
+    ground.governor.before_chunk()
+    ground.memory.peak_bytes = 700 * MIB
+    ground.governor.after_chunk(512, is_last=False, has_merged=False)
+    assert ground.decisions == cleared
+
+
+def test_after_the_last_chunk_by_the_same_rule():
+    ground = Ground(prefill_keep_alloc="never")
+    ground.governor.before_chunk()
+    ground.governor.after_chunk(512, is_last=True, has_merged=False)
+    assert ground.decisions == {"clear_prefill": 1}
+
+
+@pytest.mark.parametrize("num_rows", [1, 16])
+def test_a_long_decode_looks_at_the_pool_more_often_the_more_rows_there_are(
+    ground: Ground, num_rows: int
+):
+    ground.hold(pool=101)
+    for _ in range(2048 // num_rows - 1):
+        ground.governor.after_decode(num_rows, somebody_waits=False)
+    assert ground.decisions == {}
+    ground.governor.after_decode(num_rows, somebody_waits=False)
+    assert ground.decisions == {"clear_decode": 1}
+
+
+def test_a_long_decode_leaves_a_small_pool_and_waits_for_first_tokens(ground: Ground):
+    ground.hold(pool=100)
+    ground.governor.after_decode(5000, somebody_waits=False)
+    ground.hold(pool=101)
+    ground.governor.after_decode(5000, somebody_waits=True)
+    assert ground.decisions == {}
+    ground.governor.after_decode(1, somebody_waits=False)
+    assert ground.decisions == {"clear_decode": 1}
+
+
+def test_after_a_failed_allocation_nothing_is_kept_that_nobody_uses(ground: Ground):
+    ground.cache("a", 100)
+    ground.hold(pool=50)
+    ground.governor.relieve()
+    assert (ground.cached, ground.memory.pool_bytes) == (0, 0)
+    assert ground.decisions == {"evict": 1, "clear_failure": 1}
+
+
+# ---- idle --------------------------------------------------------------------------------
+
+
+def test_idle_time_begins_when_the_work_ends(ground: Ground):
+    assert ground.governor.idle_seconds_left() is None, "nothing was done yet"
+    ground.hold(pool=100)
+    ground.governor.note_work()
+    ground.seconds = 5.0
+    assert ground.governor.idle_seconds_left() == 1.0
+    ground.seconds = 5.75
+    assert ground.governor.idle_seconds_left() == 0.25
+    ground.governor.idle()
+    assert ground.decisions == {"clear_idle": 1}
+    assert ground.governor.idle_seconds_left() is None, "once is enough"
+
+
+def test_an_arrival_cancels_the_idle_clear(ground: Ground):
+    ground.governor.note_work()
+    assert ground.governor.idle_seconds_left() == 1.0
+    ground.seconds = 0.9
+    ground.governor.note_work()
+    ground.seconds = 3.0
+    assert ground.governor.idle_seconds_left() == 1.0
+
+
+def test_a_small_pool_is_left(ground: Ground):
+    ground.hold(pool=32)
+    ground.governor.note_work()
+    ground.governor.idle()
+    assert ground.decisions == {}
+    assert ground.memory.num_trims == 1
+
+
+# ---- costs -------------------------------------------------------------------------------
+
+
+def test_before_anything_is_measured_much_is_expected(ground: Ground):
+    assert ground.governor.estimator.of("encode", 100) >= 100 * MIB
+    assert ground.governor.estimator.of("prefill", 100) >= 100 * MIB
+
+
+def test_the_most_that_a_token_took_counts(ground: Ground):
+    learn(ground, "encode", 100, 50)
+    learn(ground, "encode", 200, 40)
+    assert ground.governor.estimator.of("encode", 40) == 20 * MIB
+    assert ground.governor.estimator.of("encode", 200) == 100 * MIB
+    assert ground.governor.estimator.of("encode", 400) == 200 * MIB
+
+
+def test_what_was_long_ago_is_forgotten(ground: Ground):
+    learn(ground, "encode", 100, 500)
+    for _ in range(32):
+        learn(ground, "encode", 100, 10)
+    assert ground.governor.estimator.of("encode", 100) == 10 * MIB
+
+
+def test_of_what_overlaps_nothing_is_learned():
+    memory = replace(FakeMemory(), active_bytes=100, peak_bytes=0)
+    estimator = MemoryEstimator(memory)
+    estimator.begin("prefill")
+    memory.peak_bytes = 740
+    estimator.end("prefill", 64)
+    estimator.begin("encode")
+    memory.peak_bytes = 90_000
+    estimator.begin("prefill")
+    memory.peak_bytes = 30_000
+    estimator.end("prefill", 64)
+    estimator.end("encode", 64)
+    assert estimator.of("prefill", 64) == 640
+    assert estimator.of("encode", 64) == MemoryEstimator(memory).of("encode", 64)
+    assert estimator.peak_bytes == 90_000
+
+
+def test_what_stays_did_not_pass(ground: Ground):
+    """A long prompt's buffers, or those of a prefix that was found."""
+    estimator = ground.governor.estimator
+    estimator.begin("prefill")
+    ground.hold(active=600)
+    ground.memory.peak_bytes = ground.memory.active_bytes + 20 * MIB
+    estimator.end("prefill", 100)
+    assert estimator.of("prefill", 100) == 20 * MIB
+
+
+def test_a_chunk_that_has_merged_is_no_measure(ground: Ground):
+    learn(ground, "prefill", 100, 10)
+    ground.governor.before_chunk()
+    ground.memory.peak_bytes = ground.memory.active_bytes + 800 * MIB
+    ground.governor.after_chunk(100, is_last=True, has_merged=True)
+    assert ground.governor.estimator.of("prefill", 100) == 10 * MIB
+
+
+def test_a_few_tokens_teach_nothing(ground: Ground):
+    before = ground.governor.estimator.of("prefill", 100)
+    learn(ground, "prefill", 3, 1)
+    assert ground.governor.estimator.of("prefill", 100) == before

@@ -1,0 +1,68 @@
+"""An answer's text for all tokens, stops and limits: what is emitted is final, and all there is."""
+
+from __future__ import annotations
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tests.unit.engine.fakes import EOS, SPECIAL, ByteDecoder
+from vlm_server.engine.request.choice import Choice
+from vlm_server.protocol import SamplingParams
+
+CHARACTERS = "aab é€😀"
+TEXT_IDS = st.text(CHARACTERS, max_size=12).map(lambda text: [*text.encode()])
+IDS = st.lists(st.sampled_from([ord("a"), ord("b"), 0xE2, 0x82, 0xAC, 0xFF, SPECIAL]), max_size=10)
+STOPS = st.lists(st.text(CHARACTERS, min_size=1, max_size=4), max_size=4).map(tuple)
+
+
+def answer(stops: tuple[str, ...], ids: list[int], max_tokens: int) -> tuple[list[str], Choice]:
+    """The texts that `ids` bring until the choice ends; the end token follows them."""
+    choice = Choice(SamplingParams(stop=stops), ByteDecoder())
+    pieces = []
+    for token_id in [*ids, EOS]:
+        pieces.append(choice.take_token(token_id, frozenset({EOS}), max_tokens))
+        if choice.finish_reason:
+            return pieces, choice
+    raise AssertionError("the end token did not end it")
+
+
+def expected(stops: tuple[str, ...], ids: list[int], max_tokens: int) -> tuple[str, str]:
+    """(text, finish reason): the whole text, read letter by letter up to the first stop."""
+    whole = ByteDecoder().decode(ids[:max_tokens])
+    for end in range(1, len(whole) + 1):
+        begins = [end - len(stop) for stop in stops if whole[:end].endswith(stop)]
+        if begins:
+            return whole[: min(begins)], "stop"
+    return whole, "length" if len(ids) >= max_tokens else "stop"
+
+
+@given(STOPS, TEXT_IDS | IDS, st.integers(1, 20))
+@example(("é€", "a é"), [*"a é€".encode()], 20)
+@example(("ab", "€"), [*"a€".encode()][:-1], 3)
+@example(("b😀", "aab"), [*"aab😀".encode()], 7)
+def test_the_text_is_cut_at_the_first_stop_and_nothing_else_is_lost(
+    stops: tuple[str, ...], ids: list[int], max_tokens: int
+):
+    pieces, choice = answer(stops, ids, max_tokens)
+    assert ("".join(pieces), choice.finish_reason) == expected(stops, ids, max_tokens)
+    assert choice.num_generated == len(pieces)
+
+
+@given(TEXT_IDS)
+def test_no_piece_holds_half_a_character(ids: list[int]):
+    pieces, _ = answer((), ids, 1000)
+    assert not [piece for piece in pieces if "\ufffd" in piece]
+
+
+@given(STOPS, TEXT_IDS)
+def test_text_that_can_begin_no_stop_is_told_at_once(stops: tuple[str, ...], ids: list[int]):
+    """Held back is the longest end that some stop begins with, and no more."""
+    choice = Choice(SamplingParams(stop=stops), ByteDecoder())
+    told = ""
+    for number, token_id in enumerate(ids, 1):
+        told += choice.take_token(token_id, frozenset({EOS}), 1000)
+        if choice.finish_reason:
+            return
+        text = bytes(ids[:number]).decode(errors="ignore")
+        held = text[len(told) :]
+        assert not held or any(stop.startswith(held) for stop in stops)

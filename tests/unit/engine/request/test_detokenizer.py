@@ -1,0 +1,142 @@
+"""KVBlockIndex joined are the text of all ids, and no character is ever split."""
+
+from functools import cache
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from vlm_server.engine.request.detokenizer import Detokenizer
+
+SPECIALS = ("<|end|>", "<|box|>")
+CORPUS = [
+    "the quick brown fox, the lazy dog",
+    "größer über €uro €uro 😀😀 日本語 日本",
+    "  a  b\n\n",
+]
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    """A byte-level BPE with a few merges, some of them inside characters."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=sorted(alphabet), show_progress=False
+    )
+    made.train_from_iterator(CORPUS * 3, trainer)
+    made.add_special_tokens([AddedToken(text, special=True) for text in SPECIALS])
+    return made
+
+
+def byte_id(byte: int) -> int:
+    """The token of one byte: byte-level tokenizers write bytes as printable characters."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    character = chr(byte) if byte in printable else chr(256 + others.index(byte))
+    found = tokenizer().token_to_id(character)
+    assert found is not None
+    return found
+
+
+def special_id(text: str) -> int:
+    return next(i for i, t in tokenizer().get_added_tokens_decoder().items() if t.content == text)
+
+
+def pieces_of(ids: list[int]) -> list[str]:
+    detokenizer = Detokenizer(tokenizer())
+    return [*(detokenizer.push(i) for i in ids), detokenizer.flush()]
+
+
+IDS = st.integers(0, 310)
+"""Those above 301 are no tokens."""
+
+
+@given(st.lists(IDS, max_size=60))
+@example([byte_id(b) for b in (*[0xFF] * 8, *"€".encode())])
+@example([byte_id(b) for b in (*[0xFF] * 6, *"😀".encode())])
+@example([byte_id(b) for b in (*[0xE2] * 12, *"€".encode())])
+@example([*[special_id("<|box|>")] * 12, *map(byte_id, "€".encode())])
+def test_joined_pieces_are_the_text_of_all_ids(ids: list[int]):
+    assert "".join(pieces_of(ids)) == tokenizer().decode(ids, skip_special_tokens=True)
+
+
+@given(st.text(max_size=40).filter(lambda text: "\ufffd" not in text), st.booleans())
+def test_no_piece_of_a_valid_text_holds_half_a_character(text: str, as_bytes: bool):
+    ids = [byte_id(b) for b in text.encode()] if as_bytes else tokenizer().encode(text).ids
+    assert not [piece for piece in pieces_of(ids) if "\ufffd" in piece]
+
+
+def test_tokens_without_text_do_not_make_a_later_character_split():
+    ids = [special_id("<|box|>")] * 20 + [byte_id(b) for b in "😀".encode()]
+    assert "".join(pieces_of(ids)) == "😀"
+
+
+def test_a_complete_text_is_not_held_back():
+    detokenizer = Detokenizer(tokenizer())
+    ids = tokenizer().encode("the quick brown fox").ids
+    assert "".join(detokenizer.push(i) for i in ids) == "the quick brown fox"
+
+
+def test_a_character_comes_with_its_last_byte():
+    detokenizer = Detokenizer(tokenizer())
+    assert [detokenizer.push(byte_id(b)) for b in "😀!".encode()] == ["", "", "", "😀", "!"]
+
+
+@settings(max_examples=25)
+@given(st.lists(st.integers(0x80, 0xFF), min_size=40, max_size=60))
+def test_invalid_bytes_do_not_hold_text_back_for_ever(junk: list[int]):
+    detokenizer = Detokenizer(tokenizer())
+    lag = 0
+    for byte in junk:
+        lag = 0 if detokenizer.push(byte_id(byte)) else lag + 1
+        assert lag <= 10
+
+
+class Counting:
+    """The tokenizer, and how many ids each call of `decode` had."""
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        self.lengths.append(len(ids))
+        return tokenizer().decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def id_to_token(self, id: int) -> str | None:
+        return tokenizer().id_to_token(id)
+
+
+def test_a_long_answer_keeps_a_short_window():
+    counting = Counting()
+    detokenizer = Detokenizer(counting)
+    for token_id in tokenizer().encode("the quick brown fox " * 50).ids:
+        detokenizer.push(token_id)
+    assert max(counting.lengths) <= 3
+
+
+def test_tokens_without_text_keep_a_short_window():
+    counting = Counting()
+    detokenizer = Detokenizer(counting)
+    for _ in range(200):
+        detokenizer.push(special_id("<|box|>"))
+    assert max(counting.lengths) <= 20
+
+
+@pytest.mark.parametrize("stranger", [302, 5000, 2**31 - 1])
+def test_ids_beyond_the_tokenizer_have_no_text_and_keep_a_short_window(stranger: int):
+    counting = Counting()
+    detokenizer = Detokenizer(counting)
+    text = ""
+    for token_id in [*[stranger] * 200, *tokenizer().encode("the quick").ids, *[stranger] * 9]:
+        text += detokenizer.push(token_id)
+    assert text + detokenizer.flush() == "the quick"
+    assert max(counting.lengths) <= 3
+
+
+@pytest.mark.parametrize("text", ["\ufffd", "a\ufffdb", "\ufffd\ufffd"])
+def test_the_replacement_character_itself_is_text(text: str):
+    assert "".join(pieces_of([byte_id(b) for b in text.encode()])) == text

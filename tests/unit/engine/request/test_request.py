@@ -1,0 +1,126 @@
+"""One request's tokens to text and to its end: EOS, stop strings, limits, usage."""
+
+import pytest
+
+from tests.unit.engine.fakes import EOS, SPECIAL, ByteDecoder, prompt, submit
+from vlm_server.engine.request.request import Request
+from vlm_server.engine.request.states import IllegalTransition, State
+from vlm_server.ports import SeqId
+
+EOS_IDS = frozenset({EOS})
+
+
+def decoding(max_tokens: int = 100, stop: tuple[str, ...] = ()) -> Request:
+    asked = submit("a", stop=stop, max_tokens=max_tokens)
+    return in_decode(Request(asked, asked.sampling, ByteDecoder()), max_tokens)
+
+
+def in_decode(request: Request, max_tokens: int) -> Request:
+    request.move_to(State.PREPARING)
+    request.take_prompt(prompt(), max_tokens)
+    request.move_to(State.DECODE)
+    return request
+
+
+def feed(request: Request, tokens: list[int], choice: int = 0) -> str:
+    text = ""
+    for token in tokens:
+        assert not end_of(request, choice), "a token after the end"
+        text += request.take_token(SeqId("a", choice), token, EOS_IDS)
+    return text
+
+
+def end_of(request: Request, choice: int = 0) -> str | None:
+    return request.choices[choice].finish_reason
+
+
+def test_eos_ends_it_and_has_no_text():
+    request = decoding()
+    assert feed(request, [*b"hi", EOS]) == "hi"
+    assert end_of(request) == "stop"
+    assert request.usage.completion_tokens == 3
+    assert request.usage.prompt_tokens == 5
+
+
+def test_max_tokens_ends_it_with_all_its_text():
+    request = decoding(max_tokens=2)
+    assert feed(request, [*b"hi"]) == "hi"
+    assert end_of(request) == "length"
+
+
+def test_eos_as_the_last_allowed_token_is_a_stop():
+    request = decoding(max_tokens=3)
+    assert feed(request, [*b"hi", EOS]) == "hi"
+    assert end_of(request) == "stop"
+
+
+def test_a_stop_string_across_tokens_is_cut_with_what_follows():
+    request = decoding(stop=("END",))
+    assert feed(request, [*b"the END"]) == "the "
+    assert end_of(request) == "stop"
+
+
+def test_a_stop_string_as_the_last_allowed_token_is_a_stop():
+    request = decoding(max_tokens=3, stop=("END",))
+    assert feed(request, [*b"END"]) == ""
+    assert end_of(request) == "stop"
+
+
+@pytest.mark.parametrize("last", [EOS, ord("N")])
+def test_half_a_stop_string_at_the_end_is_text(last: int):
+    request = decoding(max_tokens=2, stop=("END",))
+    assert feed(request, [ord("E"), last]) == ("E" if last == EOS else "EN")
+
+
+def test_half_a_character_at_the_end_is_shown_as_such():
+    request = decoding(max_tokens=2)
+    assert feed(request, [*"€".encode()][:2]) == "\ufffd"
+    assert end_of(request) == "length"
+
+
+def test_a_stop_string_held_back_with_half_a_character_is_a_stop():
+    """A token may end one word and begin a character: its text waits for the character."""
+
+    class Words(ByteDecoder):
+        def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+            return "".join({1: "a", 2: "END\ufffd"}[i] for i in ids)
+
+    asked = submit("a", stop=("END",))
+    request = in_decode(Request(asked, asked.sampling, Words()), 2)
+    assert feed(request, [1, 2]) == "a"
+    assert end_of(request) == "stop"
+
+
+def test_a_control_token_has_no_text_but_counts():
+    request = decoding(max_tokens=3)
+    assert feed(request, [ord("a"), SPECIAL, ord("b")]) == "ab"
+    assert request.usage.completion_tokens == 3
+
+
+def test_its_encoded_pictures_are_dropped_once_it_is_prepared():
+    assert decoding().submit is None
+
+
+def test_an_illegal_move_raises():
+    request = decoding()
+    request.move_to(State.FINISHED_ABORTED)
+    with pytest.raises(IllegalTransition):
+        request.move_to(State.FINISHED_ANSWERED)
+    assert request.state is State.FINISHED_ABORTED
+
+
+def test_each_choice_has_its_own_text_and_end_and_the_last_to_end_finishes_the_request():
+    asked = submit("a", stop=("END",), n=3)
+    request = in_decode(Request(asked, asked.sampling, ByteDecoder()), 6)
+    assert feed(request, [*b"the E"], 2) == "the "
+    assert feed(request, [*"é".encode()][:1], 0) == ""
+    assert feed(request, [*b"hi", EOS], 1) == "hi"
+    assert request.rows == [SeqId("a", 0), SeqId("a", 2)]
+    assert feed(request, [*[*"é".encode()][1:], EOS], 0) == "é"
+    assert not request.state.is_finished
+    assert feed(request, [*b"N"], 2) == "EN"
+    assert [end_of(request, choice) for choice in range(3)] == ["stop", "stop", "length"]
+    assert request.rows == []
+    assert request.state is State.FINISHED_ANSWERED
+    assert request.usage.completion_tokens == 3 + 3 + 6
+    assert request.usage.prompt_tokens == 5

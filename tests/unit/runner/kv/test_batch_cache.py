@@ -1,0 +1,102 @@
+"""Rows that come and go hold, each, what their prompt and their steps put in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx_vlm.models.cache import KVCache
+from numpy.typing import NDArray
+
+from vlm_server.runner.kv.batch_cache import RowsKVCache, joined, kept
+
+HEADS, SIZE = 2, 3
+
+
+@dataclass
+class Model:
+    """What each row should hold, (heads, tokens, size), beside the layer under test."""
+
+    rows: list[NDArray[np.float32]] = field(default_factory=list)
+    layers: list[KVCache | RowsKVCache] = field(default_factory=list)
+    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(1))
+
+    def join(self, tokens: int, count: int) -> None:
+        prompt, content = KVCache(), self._some(1, tokens)
+        prompt.update_and_fetch(mx.array(content), mx.array(content + 1))
+        self.layers = joined(self.layers, len(self.rows), [prompt], count)
+        self.rows += [content[0]] * count
+
+    def step(self) -> None:
+        new = self._some(len(self.rows), 1)
+        self.layers[0].update_and_fetch(mx.array(new), mx.array(new + 1))
+        self.rows = [
+            np.concatenate([old, n], axis=1) for old, n in zip(self.rows, new, strict=True)
+        ]
+
+    def leave(self, row: int) -> None:
+        staying = [i for i in range(len(self.rows)) if i != row]
+        self.rows = [self.rows[i] for i in staying]
+        self.layers = kept(self.layers, staying) if staying else []
+
+    def check(self) -> None:
+        if not self.rows:
+            return
+        layer = self.layers[0]
+        assert isinstance(layer, KVCache) == (len(self.rows) == 1)
+        keys, values = (np.array(array) for array in layer.state[:2])
+        mask = layer.make_mask(1, return_array=False, window_size=None)
+        if isinstance(layer, RowsKVCache):
+            assert layer.offset.tolist() == [row.shape[1] for row in self.rows]
+            assert (mask is None) == (len({row.shape[1] for row in self.rows}) == 1)
+        for number, row in enumerate(self.rows):
+            start = keys.shape[2] - row.shape[1]
+            np.testing.assert_array_equal(keys[number, :, start:], row)
+            np.testing.assert_array_equal(values[number, :, start:], row + 1)
+            if mask is not None:
+                # The mask is for the step to come, which adds a place at the end.
+                assert np.array(mask)[number].ravel().tolist() == [False] * start + [True] * (
+                    row.shape[1] + 1
+                )
+
+    def _some(self, rows: int, tokens: int) -> NDArray[np.float32]:
+        return self.random.normal(size=(rows, HEADS, tokens, SIZE)).astype(np.float32)
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("join"), st.integers(1, 600), st.integers(1, 3)),
+        st.tuples(st.just("step"), st.integers(1, 9)),
+        st.tuples(st.just("leave"), st.integers(0, 9)),
+    ),
+    max_size=12,
+)
+
+
+@given(steps=STEPS)
+@settings(max_examples=60)
+def test_rows_hold_their_own(steps: list[tuple[object, ...]]):
+    model = Model()
+    for name, *numbers in steps:
+        first, *others = (int(str(n)) for n in numbers)
+        if name == "join":
+            model.join(first, *others)
+        elif model.rows and name == "step":
+            for _ in range(first):
+                model.step()
+        elif model.rows:
+            model.leave(first % len(model.rows))
+        model.check()
+
+
+def test_a_join_leaves_what_runs_as_it_was():
+    model = Model()
+    model.join(5, 2)
+    running = model.layers
+    before = [np.array(array) for array in running[0].state]
+    model.join(9, 1)
+    for array, now in zip(before, running[0].state, strict=True):
+        np.testing.assert_array_equal(array, np.array(now))

@@ -1,0 +1,57 @@
+"""What is kept of a prompt is its own, or buffers that nobody runs on."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+from mlx_vlm.models.cache import KVCache
+
+from vlm_server.runner.kv.segments import SequenceState
+
+NUM_TOKENS = 240
+CAPACITY = 256
+
+
+def layers() -> list[KVCache]:
+    made = [KVCache(), KVCache()]
+    for layer in made:
+        layer.update_and_fetch(*(mx.random.normal((1, 2, NUM_TOKENS, 4)) for _ in range(2)))
+    mx.eval([layer.state for layer in made])
+    return made
+
+
+def held_by(make: object) -> int:
+    """Bytes that come alive by `make`."""
+    before = mx.get_active_memory()
+    kept = make()  # type: ignore[operator]
+    mx.eval(kept.arrays)
+    grown = mx.get_active_memory() - before
+    del kept
+    return grown
+
+
+def test_free_buffers_are_kept_as_they_are():
+    source = layers()
+    state = SequenceState(source, {}, are_free=True)
+    assert held_by(lambda: state.take(0, NUM_TOKENS)) == 0
+    taken, copied = state.take(0, NUM_TOKENS), SequenceState(source, {}).take(0, NUM_TOKENS)
+    assert all(mx.array_equal(a, b) for a, b in zip(taken.arrays, copied.arrays, strict=True))
+    assert taken.size_bytes == state.size_bytes(0, NUM_TOKENS) == 4 * 2 * CAPACITY * 4 * 4
+
+
+@pytest.mark.parametrize(
+    ("are_free", "start", "end"),
+    [(False, 0, NUM_TOKENS), (True, 60, NUM_TOKENS), (True, 0, 150)],
+    ids=["somebody runs on them", "most is known", "most is empty"],
+)
+def test_else_it_is_a_copy(are_free: bool, start: int, end: int):
+    state = SequenceState(layers(), {}, are_free=are_free)
+    num_bytes = 4 * 2 * (end - start) * 4 * 4
+    assert state.size_bytes(start, end) == num_bytes
+    assert held_by(lambda: state.take(start, end)) >= num_bytes
+
+
+def test_halves_of_what_is_kept_hold_what_they_say():
+    stretch = SequenceState(layers(), {}, are_free=True).take(0, NUM_TOKENS)
+    halves = stretch.split(100)
+    assert [half.size_bytes for half in halves] == [4 * 2 * n * 4 * 4 for n in (100, 140)]

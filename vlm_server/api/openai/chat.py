@@ -1,0 +1,163 @@
+"""`POST /v1/chat/completions`, from the queue place to the last byte.
+
+Knows the order of things; the schema, the pictures and the shapes are known elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import partial
+
+import anyio
+import anyio.to_thread
+import msgspec
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from vlm_server.api.http import body, cache_salt, record, sse
+from vlm_server.api.http.disconnect import until_disconnect
+from vlm_server.api.http.places import Places
+from vlm_server.api.http.record import Record
+from vlm_server.api.openai import errors as openai_errors
+from vlm_server.api.openai import intake as chat_intake
+from vlm_server.api.openai.intake import ChatCall
+from vlm_server.api.openai.render import Renderer
+from vlm_server.errors import EngineUnavailable, InternalError, RequestError
+from vlm_server.protocol import Delta, Failed, Finished, TokenLogprob, Tokens
+from vlm_server.settings import Limits
+from vlm_server.supervisor.client import EngineClient, RequestEvent
+
+_INTAKE_THREADS = 4
+
+Answer = AsyncGenerator[Delta | Finished, None]
+
+
+class ChatCompletions:
+    """The endpoint, as an ASGI application.
+
+    Whatever happens, the engine's events are closed and the place is given back: a client
+    that leaves cancels the work wherever it is, and the work's clean-up does the rest.
+    """
+
+    def __init__(self, engine: EngineClient, places: Places, limits: Limits) -> None:
+        self._engine = engine
+        self._places = places
+        self._limits = limits
+        self._intake = anyio.CapacityLimiter(_INTAKE_THREADS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body.check_headers(Headers(scope=scope), self._limits)
+        status = self._engine.status
+        if not status.is_ready:
+            raise EngineUnavailable(f"The engine is not ready: {status.state}.")
+        with self._places.take():
+            data = await body.read(receive, self._limits)
+            await until_disconnect(receive, self._answer(data, scope, receive, send))
+
+    async def _answer(self, data: bytearray, scope: Scope, receive: Receive, send: Send) -> None:
+        line = record.of(scope)
+        call = await self._read_call(data, f"chatcmpl-{line.request_id}", cache_salt.of(scope))
+        data.clear()  # the caller still holds it, and the answer may take minutes
+        line.images, line.videos = len(call.submit.images), len(call.submit.videos)
+        model = self._engine.status.model_name
+        render = Renderer(call.submit.request_id, model, call.include_usage)
+        is_stream, events = call.stream, self._engine.stream(call.submit)
+        num_choices = call.submit.sampling.n
+        del call  # the pictures are the engine's now
+        async with aclosing(_events(events, line)) as answer:
+            if is_stream:
+                await _stream(answer, render, sse.EventStream(send), line)
+            else:
+                response = Response(
+                    await _whole(answer, render, num_choices), media_type="application/json"
+                )
+                await response(scope, receive, send)
+
+    async def _read_call(self, data: bytearray, request_id: str, salt: str) -> ChatCall:
+        model = self._engine.status.model_name
+        read = partial(chat_intake.read_chat, data, self._limits, model, request_id, salt)
+        return await anyio.to_thread.run_sync(read, limiter=self._intake)
+
+
+async def _events(events: AsyncGenerator[RequestEvent, None], line: Record) -> Answer:
+    """The request's texts and its choices' ends, then its `Finished`. Raises RequestError.
+
+    Log probabilities of tokens without text come with the choice's next text, or with its end.
+    The engine's events are over before the ending is passed on: a client that closes its
+    connection as soon as it has its answer aborts nothing.
+    """
+    ending: Finished | Failed | None = None
+    held: dict[int, tuple[TokenLogprob, ...]] = {}
+    async with aclosing(events):
+        async for event in events:
+            if isinstance(event, Tokens):
+                for delta in event.deltas:
+                    logprobs = held.pop(delta.choice, ()) + delta.logprobs
+                    if not (delta.text or delta.finish_reason):
+                        held[delta.choice] = logprobs
+                        continue
+                    if delta.text:
+                        line.first_text()
+                    yield msgspec.structs.replace(delta, logprobs=logprobs)
+            elif isinstance(event, Finished | Failed):
+                ending = event
+    yield _checked(ending, line)
+
+
+def _checked(ending: Finished | Failed | None, line: Record) -> Finished:
+    """The `Finished` of a complete answer. Raises RequestError for any other ending."""
+    if ending is None:
+        raise InternalError("The engine's answer has no end.")
+    if isinstance(ending, Failed):
+        raise RequestError.from_code(ending.code, ending.message, ending.param)
+    if ending.is_aborted:
+        raise EngineUnavailable("The engine gave this request up.")
+    line.completion_tokens = ending.usage.completion_tokens
+    return ending
+
+
+async def _whole(answer: Answer, render: Renderer, num_choices: int) -> bytes:
+    choices: list[list[Delta]] = [[] for _ in range(num_choices)]
+    async for event in answer:
+        if isinstance(event, Finished):
+            return render.completion(choices, event)
+        choices[event.choice].append(event)
+    raise InternalError("The engine's answer has no end.")
+
+
+async def _stream(answer: Answer, render: Renderer, stream: sse.EventStream, line: Record) -> None:
+    """Until its first event, a stream fails with a status; after it, with an error event.
+
+    A choice's end goes out with whatever comes next: the last one's with the stream's own, so
+    that a client that leaves at the sight of it has left nothing undone.
+    """
+    chunks: list[bytes] = []
+    begun: set[int] = set()
+    try:
+        async for event in answer:
+            if isinstance(event, Finished):
+                chunks += [render.usage(event)] if render.include_usage else []
+                await stream.end(*map(sse.event, chunks), sse.DONE)
+                return
+            if event.choice not in begun:
+                begun.add(event.choice)
+                chunks.append(render.role(event))
+            if event.text or event.logprobs:
+                await stream.write(*map(sse.event, [*chunks, render.text(event)]))
+                chunks = []
+            if event.finish_reason:
+                chunks.append(render.finish(event))
+    except Exception as error:
+        if not stream.started:
+            raise
+        await stream.end(sse.event(openai_errors.encode(_as_request_error(error, line))))
+
+
+def _as_request_error(error: Exception, line: Record) -> RequestError:
+    if not isinstance(error, RequestError):
+        record.logger.error("id=%s failed unexpectedly", line.request_id, exc_info=error)
+        error = InternalError("The server failed.")
+    line.error_code = error.code
+    return error

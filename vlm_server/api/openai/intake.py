@@ -1,0 +1,146 @@
+"""From a chat request's body to a `Submit`. Knows limits, pictures and videos; knows no HTTP.
+
+Runs in a worker thread, off the event loop, from the first byte of JSON to the last picture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from vlm_server.api.http import json_body
+from vlm_server.api.openai import schema as chat_schema
+from vlm_server.api.openai.sampling import read_sampling
+from vlm_server.api.openai.schema import ChatMessage, ContentPart, ImageUrlPart, VideoUrlPart
+from vlm_server.errors import InvalidRequest, ModelNotFound
+from vlm_server.media import intake
+from vlm_server.protocol import (
+    Image,
+    ImagePart,
+    Message,
+    Submit,
+    TextPart,
+    Video,
+    VideoPart,
+)
+from vlm_server.settings import Limits
+
+_LOW_DETAIL_SIDE_PIXELS = 512
+"""As OpenAI documents for `detail` low."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCall:
+    """What to ask of the engine, and how the client wants to hear the answer."""
+
+    submit: Submit
+    stream: bool
+    include_usage: bool
+
+
+def read_chat(
+    body: bytes | bytearray, limits: Limits, model: str, request_id: str, cache_salt: str
+) -> ChatCall:
+    """The call that `body` makes to the model served as `model`. Raises RequestError."""
+    request = chat_schema.parse(body)
+    if request.model not in (model, "default"):
+        raise ModelNotFound(f"This server has one model: `{model}`.", "model")
+    stream = bool(request.stream)
+    if request.stream_options is not None and not stream:
+        raise InvalidRequest("`stream_options` is for streams only.", "stream_options")
+    options = request.stream_options
+    sampling = read_sampling(request, limits)
+    conversation = _Conversation(limits)
+    conversation.read(request.messages)
+    submit = Submit(
+        request_id=request_id,
+        messages=tuple(conversation.messages),
+        images=tuple(conversation.images),
+        sampling=sampling,
+        videos=tuple(conversation.videos),
+        cache_salt=cache_salt,
+    )
+    return ChatCall(submit, stream, include_usage=options is not None and options.include_usage)
+
+
+@dataclass(slots=True)
+class _Conversation:
+    """Collects messages, pictures and videos while it counts them against the limits."""
+
+    limits: Limits
+    messages: list[Message] = field(default_factory=list)
+    images: list[Image] = field(default_factory=list)
+    videos: list[Video] = field(default_factory=list)
+    num_text_bytes: int = 0
+
+    def read(self, messages: list[ChatMessage]) -> None:
+        self._check_counts(messages)
+        for i, message in enumerate(messages):
+            self.messages.append(self._message(message, f"messages[{i}]"))
+
+    def _check_counts(self, messages: list[ChatMessage]) -> None:
+        """All counts come before the first picture is decoded."""
+        limits = self.limits
+        if len(messages) > limits.max_messages:
+            raise InvalidRequest(f"At most {limits.max_messages} messages are taken.", "messages")
+        if not any(message.role == "user" for message in messages):
+            raise InvalidRequest("At least one message must be the user's.", "messages")
+        contents = [m.content for m in messages if not isinstance(m.content, str)]
+        num_parts = len(messages) - len(contents) + sum(map(len, contents))
+        if num_parts > limits.max_parts:
+            raise InvalidRequest(f"At most {limits.max_parts} parts are taken.", "messages")
+        parts = [part for content in contents for part in content]
+        if sum(isinstance(part, ImageUrlPart) for part in parts) > limits.max_images:
+            raise InvalidRequest(f"At most {limits.max_images} pictures are taken.", "messages")
+        if sum(isinstance(part, VideoUrlPart) for part in parts) > limits.max_videos:
+            raise InvalidRequest(f"At most {limits.max_videos} videos are taken.", "messages")
+
+    def _message(self, message: ChatMessage, param: str) -> Message:
+        role = "system" if message.role == "developer" else message.role
+        param = f"{param}.content"
+        if isinstance(message.content, str):
+            return Message(role, (self._text(message.content, param),))
+        if not message.content:
+            raise InvalidRequest(f"`{param}` has no parts.", param)
+        return Message(
+            role,
+            tuple(
+                self._part(part, role, f"{param}[{i}]") for i, part in enumerate(message.content)
+            ),
+        )
+
+    def _part(self, part: ContentPart, role: str, param: str) -> TextPart | ImagePart | VideoPart:
+        match part:
+            case ImageUrlPart():
+                return self._image(part, role, param)
+            case VideoUrlPart():
+                return self._video(part, role, param)
+            case _:
+                return self._text(part.text, param)
+
+    def _text(self, text: str, param: str) -> TextPart:
+        self.num_text_bytes += json_body.utf8_length(text, param)
+        if self.num_text_bytes > self.limits.max_text_bytes:
+            limit = self.limits.max_text_bytes
+            raise InvalidRequest(f"At most {limit} bytes of text are taken.", "messages")
+        return TextPart(text)
+
+    def _image(self, part: ImageUrlPart, role: str, param: str) -> ImagePart:
+        if role != "user":
+            raise InvalidRequest(f"A picture can't be in a message of role '{role}'.", param)
+        picture = part.image_url
+        url, detail = (picture, None) if isinstance(picture, str) else (picture.url, picture.detail)
+        image = intake.take_image(url, param, self.limits)
+        if detail == "low":
+            image = msgspec.structs.replace(image, max_side_pixels=_LOW_DETAIL_SIDE_PIXELS)
+        self.images.append(image)
+        return ImagePart(len(self.images) - 1)
+
+    def _video(self, part: VideoUrlPart, role: str, param: str) -> VideoPart:
+        if role != "user":
+            raise InvalidRequest(f"A video can't be in a message of role '{role}'.", param)
+        video = part.video_url
+        url = video if isinstance(video, str) else video.url
+        self.videos.append(intake.take_video(url, param, self.limits))
+        return VideoPart(len(self.videos) - 1)

@@ -1,0 +1,84 @@
+"""How a chat request wants its tokens drawn. Knows the fields and how they bear on each other."""
+
+from __future__ import annotations
+
+import re
+
+from vlm_server.api.http import json_body
+from vlm_server.api.openai.response_format import read_schema
+from vlm_server.api.openai.schema import ChatRequest
+from vlm_server.errors import InvalidRequest
+from vlm_server.protocol import SamplingParams
+from vlm_server.settings import Limits
+
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+"""One spelling for each id. Which ids there are, the engine knows."""
+
+
+def read_sampling(request: ChatRequest, limits: Limits) -> SamplingParams:
+    """Raises InvalidRequest."""
+    max_tokens = _max_tokens(request)
+    json_schema = read_schema(request.response_format, limits)
+    if json_schema is not None:
+        _check_ends(request)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        seed=request.seed,
+        stop=_stop(request.stop, limits),
+        top_k=max(request.top_k or 0, 0),
+        min_p=request.min_p or 0.0,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=request.repetition_penalty or 1.0,
+        logit_bias=_logit_bias(request.logit_bias or {}),
+        min_tokens=_min_tokens(request.min_tokens or 0, max_tokens),
+        ignore_eos=bool(request.ignore_eos),
+        logprobs=_logprobs(bool(request.logprobs), request.top_logprobs or 0),
+        n=request.n or 1,
+        json_schema=json_schema,
+    )
+
+
+def _check_ends(request: ChatRequest) -> None:
+    """JSON ends where it is complete: no sooner and no later."""
+    for name in ("min_tokens", "ignore_eos"):
+        if getattr(request, name):
+            raise InvalidRequest(f"`{name}` and a JSON `response_format` exclude each other.", name)
+
+
+def _max_tokens(request: ChatRequest) -> int | None:
+    given = {request.max_tokens, request.max_completion_tokens} - {None}
+    if len(given) > 1:
+        raise InvalidRequest(
+            "`max_tokens` and `max_completion_tokens` differ; give one.", "max_tokens"
+        )
+    return given.pop() if given else None
+
+
+def _min_tokens(min_tokens: int, max_tokens: int | None) -> int:
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise InvalidRequest("`min_tokens` is above `max_tokens`.", "min_tokens")
+    return min_tokens
+
+
+def _stop(stop: str | list[str] | None, limits: Limits) -> tuple[str, ...]:
+    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(strings) > limits.max_stop_strings:
+        raise InvalidRequest(f"At most {limits.max_stop_strings} stop strings are taken.", "stop")
+    for string in strings:
+        json_body.utf8_length(string, "stop")
+    return strings
+
+
+def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
+    if not all(map(_TOKEN_ID.fullmatch, bias)):
+        raise InvalidRequest("`logit_bias` has a name that is no token id.", "logit_bias")
+    return {int(token_id): value for token_id, value in bias.items()}
+
+
+def _logprobs(wanted: bool, num_top: int) -> int | None:
+    if num_top and not wanted:
+        raise InvalidRequest("`top_logprobs` is for requests with `logprobs`.", "top_logprobs")
+    return num_top if wanted else None

@@ -1,0 +1,67 @@
+"""How the daemon is. Knows the engine's status; asks nothing of the engine."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from vlm_server.api.http.places import Places
+from vlm_server.supervisor.client import EngineClient, EngineStatus
+
+
+class Health:
+    """The endpoints for probes and for people who wonder what it is doing."""
+
+    def __init__(self, engine: EngineClient, places: Places) -> None:
+        self._engine = engine
+        self._places = places
+
+    async def live(self, _: Request) -> Response:
+        return JSONResponse({"status": "live"})
+
+    async def ready(self, _: Request) -> Response:
+        status = self._engine.status
+        body = {"status": status.state, "progress": _progress(status)}
+        if status.is_ready:
+            return JSONResponse(body)
+        retry_after = max(1, math.ceil(status.retry_after_seconds))
+        return JSONResponse(body, 503, headers={"Retry-After": str(retry_after)})
+
+    async def status(self, _: Request) -> Response:
+        status = self._engine.status
+        return JSONResponse(
+            {
+                "model": status.model_name,
+                "requests": {"in_flight": self._places.taken, "limit": self._places.limit},
+                "engine": {
+                    "state": status.state,
+                    "pid": status.pid,
+                    "restarts": status.restarts,
+                    "progress": _progress(status),
+                    "quarantine": {
+                        "shapes": status.quarantined_shapes,
+                        "refusals": status.quarantine_refusals,
+                    },
+                    "stats": _stats(status),
+                },
+            }
+        )
+
+
+def _stats(status: EngineStatus) -> dict[str, Any] | None:
+    if status.stats is None:
+        return None
+    stats: dict[str, Any] = msgspec.to_builtins(status.stats)
+    stats.pop("type")
+    return stats
+
+
+def _progress(status: EngineStatus) -> dict[str, str | float] | None:
+    if status.progress is None:
+        return None
+    stage, fraction = status.progress
+    return {"stage": stage, "fraction": fraction}

@@ -1,1 +1,0 @@
-"""`vlm-server bench`: one client asks several servers the same. Knows HTTP and pictures; no mlx."""

@@ -1,0 +1,161 @@
+"""`vlm-server bench`: its options, and what happens in which order. Knows the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+
+from vlm_server.cli.bench import report
+from vlm_server.cli.bench.client import Client, Target
+from vlm_server.cli.bench.measure import Plan, Run, measure
+from vlm_server.cli.bench.pictures import parse_size
+from vlm_server.cli.bench.scenarios import SCENARIOS
+from vlm_server.cli.bench.servers import KINDS, find_model, parse_url, started
+from vlm_server.errors import ConfigError
+from vlm_server.supervisor.openblas import find_preload
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command to `parser`."""
+    parser.description = (
+        "Ask several servers the same over HTTP, in turns, and compare. "
+        "The first one is what the others are compared with."
+    )
+    parser.add_argument(
+        "--start",
+        action="append",
+        default=[],
+        choices=KINDS,
+        help="start this server with --model on a free port; may be repeated",
+    )
+    parser.add_argument("--model", type=Path, help="folder of the checkpoint for --start")
+    parser.add_argument(
+        "--url",
+        action="append",
+        default=[],
+        metavar="NAME=URL[,MODEL]",
+        help="ask a server that runs: ours=http://127.0.0.1:8000/v1; may be repeated",
+    )
+    parser.add_argument(
+        "--scenarios",
+        default=",".join(SCENARIOS),
+        metavar="A,B",
+        help="which to run, in this order (default: %(default)s)",
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
+    parser.add_argument(
+        "--size", default="560x420", metavar="WxH", help="of the pictures (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, help="of the pictures and words (default: a new one, so none was seen)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=600, metavar="S", help="per request (default: %(default)s)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
+
+
+def run(args: argparse.Namespace) -> int:
+    """The exit status: 0 if every server answered, else 1. Raises VlmServerError."""
+    try:
+        return asyncio.run(_until_told_to_stop(args))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+async def _until_told_to_stop(args: argparse.Namespace) -> int:
+    """Ends like on Ctrl-C when asked to terminate, so that no server is left behind."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await bench(args)
+
+
+async def bench(args: argparse.Namespace) -> int:
+    """See `run`. What was measured is written also if it ends early."""
+    plan = _plan(args)
+    _warn_if_busy()
+    runs: list[Run] = []
+    async with contextlib.AsyncExitStack() as stack:
+        targets = await _targets(args, stack)
+        clients = [await stack.enter_async_context(Client(t, args.timeout)) for t in targets]
+        try:
+            async for run in measure(clients, plan):
+                runs.append(run)
+                _say(report.progress(run))
+        finally:
+            _write(args.json, targets, plan, runs)
+    return 0 if all(_answered(target, runs) for target in targets) else 1
+
+
+def _write(file: Path | None, targets: list[Target], plan: Plan, runs: list[Run]) -> None:
+    sys.stdout.write(report.table(targets, plan, runs) + "\n")
+    if file is not None:
+        file.write_bytes(report.document(targets, plan, runs))
+
+
+def _plan(args: argparse.Namespace) -> Plan:
+    names = tuple(name.strip() for name in args.scenarios.split(","))
+    if unknown := [name for name in names if name not in SCENARIOS]:
+        raise ConfigError(f"no scenario {unknown[0]!r}; there are: {', '.join(SCENARIOS)}")
+    if args.rounds < 1:
+        raise ConfigError("--rounds must be at least 1")
+    seed = secrets.randbelow(10**6) if args.seed is None else args.seed
+    return Plan(names, args.rounds, parse_size(args.size), seed)
+
+
+async def _targets(args: argparse.Namespace, stack: contextlib.AsyncExitStack) -> list[Target]:
+    """The servers to ask: those to be started, then those that run."""
+    targets = [parse_url(text) for text in args.url]
+    names = [*_numbered(args.start), *(target.name for target in targets)]
+    _check(args, names, targets)
+    environment = await asyncio.to_thread(find_preload) if args.start else {}
+    ready = []
+    for name, kind in zip(names, args.start, strict=False):
+        _say(f"starting {name}")
+        server = started(name, KINDS[kind], args.model, environment)
+        ready.append(await stack.enter_async_context(server))
+    return ready + [await find_model(target) for target in targets]
+
+
+def _check(args: argparse.Namespace, names: list[str], targets: list[Target]) -> None:
+    if not names:
+        raise ConfigError("name a server: --start ours --model FOLDER, or --url NAME=URL")
+    if len(set(names)) < len(names):
+        raise ConfigError("two servers have one name")
+    if len({(target.base_url, target.model) for target in targets}) < len(targets):
+        raise ConfigError("one server under two names would find each other's pictures cached")
+    if args.start and (args.model is None or not args.model.is_dir()):
+        raise ConfigError("--start needs --model, the folder of a checkpoint")
+
+
+def _numbered(kinds: list[str]) -> list[str]:
+    """Names for servers of these kinds: `ours`, `ours-2`, ..."""
+    seen: Counter[str] = Counter()
+    names = []
+    for kind in kinds:
+        seen[kind] += 1
+        names.append(kind if seen[kind] == 1 else f"{kind}-{seen[kind]}")
+    return names
+
+
+def _answered(target: Target, runs: list[Run]) -> bool:
+    answers = [answer for run in runs if run.server == target.name for answer in run.answers]
+    return any(answer.error is None for answer in answers)
+
+
+def _warn_if_busy() -> None:
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > cores / 2:
+        _say(f"this machine is busy (load {load:.1f}, {cores} cores): times will be too long")
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(line + "\n")

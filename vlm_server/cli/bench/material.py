@@ -1,0 +1,70 @@
+"""What the servers are asked. Knows words, pictures and messages; knows no server and no clock."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from vlm_server.cli.bench.pictures import data_url, random_png
+
+Message = dict[str, Any]
+"""One message of a chat request, as JSON."""
+
+DESCRIBE = "Describe this image in one sentence."
+QUESTIONS = (
+    "Which colours are there?",
+    "What is in the upper left corner?",
+    "Is the picture bright or dark?",
+    "How many parts does the picture have?",
+    "What stands out most?",
+    "Which colour is the most frequent?",
+    "What is at the bottom?",
+    "Does anything repeat itself?",
+)
+_VERBS = ("check", "watch", "name", "open", "read", "find", "close", "count", "keep", "move")
+_NOUNS = ("windows", "buttons", "menus", "files", "pages", "icons", "fields", "lists", "tabs")
+_ENDS = ("first", "with care", "one by one", "before you act", "at every step", "only once")
+
+
+class Material:
+    """The pictures and words of one scenario in one round.
+
+    The same (seed, round, scenario) gives the same in the same order, so that every server is
+    asked the same; another round gives others, so that no cache has seen them.
+    """
+
+    def __init__(self, size: tuple[int, int], seed: int, scenario: str, round_: int) -> None:
+        self._size = size
+        self._rng = random.Random(f"{seed}/{scenario}/{round_}")  # noqa: S311
+
+    def picture(self) -> str:
+        """A new picture's data URL."""
+        return data_url(random_png(self._size, self._rng))
+
+    def story(self) -> list[Message]:
+        """A text request that invites a long answer, new in its first words."""
+        words = f"{self._rng.choice(_NOUNS)} and {self._rng.randrange(10**6)} {self._end()}"
+        return [user(f"{words}: write a long story about that.")]
+
+    def system(self) -> Message:
+        """A system prompt of 20 short sentences."""
+        sentences = (
+            f"{self._rng.choice(_VERBS).capitalize()} the {self._rng.choice(_NOUNS)} {self._end()}."
+            for _ in range(20)
+        )
+        return {"role": "system", "content": " ".join(sentences)}
+
+    def _end(self) -> str:
+        return self._rng.choice(_ENDS)
+
+
+def user(text: str, *pictures: str) -> Message:
+    """A user's message: `pictures` (data URLs), then `text`."""
+    if not pictures:
+        return {"role": "user", "content": text}
+    images = [{"type": "image_url", "image_url": {"url": url}} for url in pictures]
+    return {"role": "user", "content": [*images, {"type": "text", "text": text}]}
+
+
+def assistant(text: str) -> Message:
+    return {"role": "assistant", "content": text}

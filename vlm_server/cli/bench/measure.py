@@ -1,0 +1,71 @@
+"""Runs scenarios in rounds over several servers. Knows their order; knows no HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+import msgspec
+
+from vlm_server.cli.bench.answer import Answer
+from vlm_server.cli.bench.client import Client
+from vlm_server.cli.bench.figures import Figure
+from vlm_server.cli.bench.material import Material
+from vlm_server.cli.bench.scenarios import SCENARIOS, warm_up
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What to run: names of `SCENARIOS`, and pictures of `picture_size` (width, height)."""
+
+    scenarios: tuple[str, ...]
+    rounds: int
+    picture_size: tuple[int, int]
+    seed: int
+
+
+class Run(msgspec.Struct, frozen=True):
+    """One scenario in one round on one server. Round 0 is the warming up."""
+
+    scenario: str
+    round: int
+    server: str
+    seconds: float
+    figures: list[Figure]
+    answers: list[Answer]
+
+
+async def measure(clients: Sequence[Client], plan: Plan) -> AsyncIterator[Run]:
+    """All runs of `plan`. Servers take turns within each scenario, and in who goes first."""
+    for client in clients:
+        yield await _run("warm-up", 0, client, plan)
+    for round_ in range(1, plan.rounds + 1):
+        for scenario in plan.scenarios:
+            for turn in range(len(clients)):
+                client = clients[(round_ - 1 + turn) % len(clients)]
+                yield await _run(scenario, round_, client, plan)
+
+
+async def _run(scenario: str, round_: int, client: Client, plan: Plan) -> Run:
+    material = Material(plan.picture_size, plan.seed, scenario, round_)
+    figures: list[Figure] = []
+    start = time.perf_counter()
+    with _no_collection():
+        if scenario in SCENARIOS:
+            figures = await SCENARIOS[scenario](client, material)
+        else:
+            await warm_up(client, material)
+    seconds = time.perf_counter() - start
+    return Run(scenario, round_, client.target.name, seconds, figures, client.take_answers())
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keeps the collector's pauses out of the times."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,0 +1,138 @@
+"""A table and a JSON document out of runs. Knows how they read; measures nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+import msgspec
+
+from vlm_server.cli.bench.client import Target
+from vlm_server.cli.bench.figures import Unit, known, median, quotient
+from vlm_server.cli.bench.measure import Plan, Run
+
+_NOTHING = "-"
+_VERSIONS = ("vlm-server", "mlx-vlm", "mlx")
+
+Key = tuple[str, str, Unit]
+"""A figure's scenario, name and unit."""
+
+
+def table(targets: Sequence[Target], plan: Plan, runs: Sequence[Run]) -> str:
+    """Each figure's median [least - most] by server, and its ratio to the first server's."""
+    names = [target.name for target in targets]
+    rows = [["scenario", "figure", "", names[0]]]
+    for name in names[1:]:
+        rows[0] += [name, f"/ {names[0]}"]
+    scenario = ""
+    for key, values in _by_figure(runs).items():
+        shown = key[0] if key[0] != scenario else ""
+        scenario = key[0]
+        rows.append([shown, key[1], "" if key[2] is Unit.EQUAL else key[2].value])
+        rows[-1] += _cells(key[2], [values.get(name, []) for name in names])
+    width, height = plan.picture_size
+    head = (
+        f"median [least - most] of {max((run.round for run in runs), default=0)} rounds; "
+        f"pictures of {width}x{height}; seed {plan.seed}"
+    )
+    return "\n".join([head, "", *_aligned(rows), "", *_troubles(names, runs)])
+
+
+def document(targets: Sequence[Target], plan: Plan, runs: Sequence[Run]) -> bytes:
+    """Everything that was measured, as JSON."""
+    servers = {target.name: {"url": target.base_url, "model": target.model} for target in targets}
+    content: dict[str, Any] = {
+        "machine": {
+            "system": platform.platform(),
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+        },
+        "versions": {name: version for name in _VERSIONS if (version := _version(name))},
+        "plan": plan,
+        "servers": servers,
+        "figures": [
+            {"scenario": key[0], "name": key[1], "unit": key[2], "rounds": values}
+            for key, values in _by_figure(runs).items()
+        ],
+        "runs": runs,
+    }
+    return msgspec.json.format(msgspec.json.encode(content), indent=1)
+
+
+def progress(run: Run) -> str:
+    """One line when a run has ended."""
+    failures = sum(answer.error is not None for answer in run.answers)
+    trouble = f", {failures} of {len(run.answers)} requests failed" if failures else ""
+    name = f"round {run.round} {run.scenario}" if run.round else run.scenario
+    return f"{name}: {run.server} took {run.seconds:.1f} s{trouble}"
+
+
+def _by_figure(runs: Sequence[Run]) -> dict[Key, dict[str, list[float | None]]]:
+    """The rounds' values of each figure, by server."""
+    values: dict[Key, dict[str, list[float | None]]] = {}
+    for run in runs:
+        for figure in run.figures:
+            servers = values.setdefault((run.scenario, figure.name, figure.unit), {})
+            servers.setdefault(run.server, []).append(figure.value)
+    return values
+
+
+def _cells(unit: Unit, by_server: Sequence[Sequence[float | None]]) -> list[str]:
+    first = median(by_server[0])
+    cells = [_cell(unit, by_server[0])]
+    for values in by_server[1:]:
+        ratio = quotient(median(values), first) if unit is not Unit.EQUAL else None
+        cells += [_cell(unit, values), _NOTHING if ratio is None else f"{ratio:.2f}"]
+    return cells
+
+
+def _cell(unit: Unit, values: Sequence[float | None]) -> str:
+    present = known(values)
+    if not present:
+        return _NOTHING
+    if unit is Unit.EQUAL:
+        equal, count = int(sum(present)), len(present)
+        return {count: "equal", 0: "different"}.get(equal, f"equal in {equal} of {count}")
+    middle, least, most = (
+        _number(value) for value in (median(present), min(present), max(present))
+    )
+    return middle if len(present) == 1 else f"{middle} [{least} - {most}]"
+
+
+def _number(value: float | None) -> str:
+    """Three digits that count, as far as decimals go."""
+    assert value is not None
+    decimals = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
+    return f"{value:.{decimals}f}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _troubles(names: Sequence[str], runs: Sequence[Run]) -> list[str]:
+    """One line per server: how many requests it answered, and how it failed the others."""
+    lines = []
+    for name in names:
+        answers = [answer for run in runs if run.server == name for answer in run.answers]
+        errors = [answer.error for answer in answers if answer.error is not None]
+        unknown = sum(a.error is None and a.completion_tokens is None for a in answers)
+        lines.append(f"{name}: {len(answers)} requests, {len(errors)} failed")
+        if unknown:
+            lines[-1] += f", {unknown} answers without usage"
+        lines += [f"  {errors.count(error)}x {error}" for error in dict.fromkeys(errors)]
+    return lines
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None

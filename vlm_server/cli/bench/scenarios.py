@@ -1,0 +1,163 @@
+"""The scenarios. Knows what is asked, when, and which figures follow; knows no server.
+
+Each asks through a `Client` with what its `Material` gives, and returns the figures of one
+round. Times to the first token (TTFT) run from sending a request to its first text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from itertools import chain
+
+from vlm_server.cli.bench.answer import Answer
+from vlm_server.cli.bench.client import Client
+from vlm_server.cli.bench.figures import (
+    Figure,
+    equality,
+    largest,
+    median,
+    milliseconds,
+    percentile,
+    ratio,
+    throughput,
+)
+from vlm_server.cli.bench.material import DESCRIBE, QUESTIONS, Material, Message, assistant, user
+
+Scenario = Callable[[Client, Material], Awaitable[list[Figure]]]
+
+_REPEATS = 24
+_REPEAT_PAUSE_SECONDS = 0.02
+_TURNS = 8
+_STALL_SECONDS = 0.4
+_STALL_PICTURES = 6
+_USERS = 8
+_STORY_TOKENS = 300
+
+
+async def warm_up(client: Client, material: Material) -> None:
+    """Once per server: a text and a picture that do not come again."""
+    await client.ask(material.story(), 16)
+    await client.ask([user(DESCRIBE, material.picture())], 16)
+
+
+async def repeat(client: Client, material: Material) -> list[Figure]:
+    """One picture and question again and again, a short pause between."""
+    messages = [user(DESCRIBE, material.picture())]
+    answers = []
+    for _ in range(_REPEATS):
+        answers.append(await client.ask(messages, 16))
+        await asyncio.sleep(_REPEAT_PAUSE_SECONDS)
+    again = [answer.ttft for answer in answers[2:]]
+    return [
+        milliseconds("TTFT, first", answers[0].ttft),
+        milliseconds("TTFT, from the third on", median(again)),
+        ratio("slowest / median", largest(again), median(again)),
+    ]
+
+
+async def question(client: Client, material: Material) -> list[Figure]:
+    """One picture, eight different questions one after another."""
+    picture = material.picture()
+    answers = [await client.ask([user(text, picture)], 16) for text in QUESTIONS]
+    later = [answer.ttft for answer in answers[1:]]
+    return [milliseconds("TTFT, from the second on", median(later))]
+
+
+async def agent(client: Client, material: Material) -> list[Figure]:
+    """A conversation that grows by a new picture every turn."""
+    messages: list[Message] = [material.system()]
+    ttfts = []
+    for turn in range(1, _TURNS + 1):
+        messages.append(user(f"Step {turn}: what changed?", material.picture()))
+        answer = await client.ask(messages, 12)
+        messages.append(assistant(answer.text))
+        ttfts.append(answer.ttft)
+    return [
+        milliseconds("TTFT, turn 1", ttfts[0]),
+        milliseconds(f"TTFT, turn {_TURNS}", ttfts[-1]),
+        ratio(f"turn {_TURNS} / turn 1", ttfts[-1], ttfts[0]),
+    ]
+
+
+async def stall(client: Client, material: Material) -> list[Figure]:
+    """A text stream; while it runs, six new pictures at once."""
+    requests = [[user(DESCRIBE, material.picture())] for _ in range(_STALL_PICTURES)]
+    story = asyncio.create_task(client.ask(material.story(), _STORY_TOKENS))
+    await asyncio.sleep(_STALL_SECONDS)
+    was_running = not story.done()
+    answers = await asyncio.gather(*(client.ask(messages, 4) for messages in requests))
+    text = await story
+    silence = largest(text.gaps) if was_running and text.error is None else None
+    return [
+        milliseconds("longest silence of the text", silence),
+        milliseconds("TTFT of the pictures", median(answer.ttft for answer in answers)),
+    ]
+
+
+async def conc(client: Client, material: Material) -> list[Figure]:
+    """Eight users at once, each two requests one after another, every picture new."""
+    users = [[[user(DESCRIBE, material.picture())] for _ in range(2)] for _ in range(_USERS)]
+
+    async def one(requests: list[list[Message]]) -> list[Answer]:
+        return [await client.ask(messages, 48) for messages in requests]
+
+    start = time.perf_counter()
+    answers = list(chain.from_iterable(await asyncio.gather(*map(one, users))))
+    seconds = time.perf_counter() - start
+    gaps = [gap for answer in answers for gap in answer.gaps]
+    return [
+        throughput("all users", [answer.completion_tokens for answer in answers], seconds),
+        milliseconds("TTFT, median", median(answer.ttft for answer in answers)),
+        milliseconds("between tokens, p99", percentile(gaps, 99)),
+    ]
+
+
+async def text(client: Client, material: Material) -> list[Figure]:
+    """One text stream, then eight at once."""
+    return [
+        await _stories(client, [material.story()], "one stream"),
+        await _stories(client, [material.story() for _ in range(_USERS)], f"{_USERS} streams"),
+    ]
+
+
+async def _stories(client: Client, stories: list[list[Message]], name: str) -> Figure:
+    start = time.perf_counter()
+    answers = await asyncio.gather(*(client.ask(story, _STORY_TOKENS) for story in stories))
+    seconds = time.perf_counter() - start
+    return throughput(name, [answer.completion_tokens for answer in answers], seconds)
+
+
+async def right(client: Client, material: Material) -> list[Figure]:
+    """Two pictures, alone and at once, and both in one message in either order."""
+    a, b = material.picture(), material.picture()
+    requests = [[user(DESCRIBE, *pictures)] for pictures in ((a,), (b,), (a, b), (b, a))]
+    alone = [_words(await client.ask(messages, 16)) for messages in requests]
+    order = [0, 1, 0, 1, 2, 3]
+    several = await asyncio.gather(*(client.ask(requests[i], 16) for i in order[:4]))
+    several += await asyncio.gather(*(client.ask(requests[i], 16) for i in order[4:]))
+    together = map(_words, several)
+    return [
+        equality(
+            "at once and alone (should be equal)",
+            zip((alone[i] for i in order), together, strict=True),
+        ),
+        equality("A and B (should differ)", [(alone[0], alone[1])]),
+        equality("A+B and B+A (should differ)", [(alone[2], alone[3])]),
+    ]
+
+
+def _words(answer: Answer) -> str | None:
+    return answer.text if answer.error is None else None
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "repeat": repeat,
+    "question": question,
+    "agent": agent,
+    "stall": stall,
+    "conc": conc,
+    "text": text,
+    "right": right,
+}

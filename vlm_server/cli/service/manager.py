@@ -1,0 +1,137 @@
+"""The two managers of a person's services, launchd and systemd. Knows their commands and folders.
+
+What runs a command is handed in, so that a test can see what would be run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from vlm_server.cli.failure import CommandFailed
+from vlm_server.cli.service import files as service_files
+from vlm_server.cli.service.files import LABEL, UNIT, ServiceCommand
+
+Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
+
+_BOOTSTRAP_TRIES = 20
+_BOOTSTRAP_PAUSE_SECONDS = 0.5
+
+
+def run_command(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run `words`; a program that is missing counts as one that failed."""
+    if shutil.which(words[0]) is None:
+        return subprocess.CompletedProcess(words, 127, "", f"{words[0]} is not installed")
+    return subprocess.run(words, capture_output=True, text=True, check=False)
+
+
+class ServiceManager(Protocol):
+    """Where the service's file lies, what is in it, and how it is loaded."""
+
+    @property
+    def path(self) -> Path: ...
+
+    def render(self, command: ServiceCommand) -> bytes: ...
+
+    def read_words(self) -> list[str]:
+        """The command line in the installed file. Raises OSError if there is none."""
+        ...
+
+    def load(self) -> None:
+        """Start the service now and at every login. Raises CommandFailed."""
+        ...
+
+    def unload(self) -> None:
+        """Stop the service, if it runs, and start it no more."""
+        ...
+
+    def is_running(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Launchd:
+    """A LaunchAgent of the person who is logged in."""
+
+    home: Path
+    run: Run = run_command
+
+    @property
+    def path(self) -> Path:
+        return self.home / "Library" / "LaunchAgents" / f"{LABEL}.plist"
+
+    def render(self, command: ServiceCommand) -> bytes:
+        return service_files.launchd_plist(command, self.home / "Library/Logs/vlm-server.log")
+
+    def read_words(self) -> list[str]:
+        return service_files.words_of_plist(self.path.read_bytes())
+
+    def load(self) -> None:
+        (self.home / "Library" / "Logs").mkdir(parents=True, exist_ok=True)
+        self.unload()
+        command = ("launchctl", "bootstrap", self._domain, str(self.path))
+        for _ in range(_BOOTSTRAP_TRIES):  # `bootout` returns before the old one has ended
+            result = self.run(command)
+            if result.returncode in (0, 127):
+                break
+            time.sleep(_BOOTSTRAP_PAUSE_SECONDS)
+        _check(result, command)
+
+    def unload(self) -> None:
+        self.run(("launchctl", "bootout", f"{self._domain}/{LABEL}"))
+
+    def is_running(self) -> bool:
+        result = self.run(("launchctl", "print", f"{self._domain}/{LABEL}"))
+        return result.returncode == 0 and "state = running" in result.stdout
+
+    @property
+    def _domain(self) -> str:
+        return f"gui/{os.getuid()}"
+
+
+@dataclass(frozen=True, slots=True)
+class SystemdUser:
+    """A unit of the person's own systemd manager."""
+
+    home: Path
+    run: Run = run_command
+
+    @property
+    def path(self) -> Path:
+        return self.home / ".config" / "systemd" / "user" / UNIT
+
+    def render(self, command: ServiceCommand) -> bytes:
+        return service_files.systemd_unit(command)
+
+    def read_words(self) -> list[str]:
+        return service_files.words_of_unit(self.path.read_bytes())
+
+    def load(self) -> None:
+        for words in (("daemon-reload",), ("enable", UNIT), ("restart", UNIT)):
+            command = ("systemctl", "--user", *words)
+            _check(self.run(command), command)
+
+    def unload(self) -> None:
+        self.run(("systemctl", "--user", "disable", "--now", UNIT))
+
+    def is_running(self) -> bool:
+        return self.run(("systemctl", "--user", "is-active", "--quiet", UNIT)).returncode == 0
+
+
+def manager_for(platform: str, home: Path) -> ServiceManager:
+    """The manager of this system; `platform` is `sys.platform`."""
+    return Launchd(home) if platform == "darwin" else SystemdUser(home)
+
+
+def _check(result: subprocess.CompletedProcess[str], command: Sequence[str]) -> None:
+    if result.returncode:
+        reason = (result.stderr or result.stdout).strip() or f"status {result.returncode}"
+        raise CommandFailed(
+            f"the file is written, but '{' '.join(command)}' failed: {reason}\n"
+            "Run 'vlm-server service install' again where that command works."
+        )

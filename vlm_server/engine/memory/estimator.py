@@ -1,0 +1,79 @@
+"""What work takes of device memory while it runs, learned from peaks. Knows tokens and bytes."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Literal
+
+from vlm_server.ports import DeviceMemory
+
+Work = Literal["encode", "prefill"]
+
+_COLD_BYTES = {"encode": 4 << 20, "prefill": 1 << 20}
+"""Of a token, before anything was measured: more than any model needs that fits one machine."""
+_LAST = 32
+_LEAST_TOKENS = 32
+"""Of fewer, what is fixed would pass for what each token takes."""
+
+
+class MemoryEstimator:
+    """The most that a token took in transient, in the last pieces of work of each kind.
+
+    Peaks belong to the process, so of work that runs beside other work nothing is learned. What
+    stays when it is done (KV, features) did not pass.
+    """
+
+    def __init__(self, memory: DeviceMemory) -> None:
+        self._memory = memory
+        self._rates: dict[Work, deque[float]] = {
+            "encode": deque(maxlen=_LAST),
+            "prefill": deque(maxlen=_LAST),
+        }
+        """Bytes of a token."""
+        self._begun: dict[Work, tuple[int, int]] = {}
+        """By kind of work under way: active bytes when it began, and the most since."""
+        self._overlapping: set[Work] = set()
+        """Kinds under way that did not run alone."""
+        self._peak_bytes = 0
+        self.feature_bytes = 0
+        """What is made of a picture, by its tokens: the most that was seen."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was ever held."""
+        self._fold()
+        return self._peak_bytes
+
+    def of(self, work: Work, num_tokens: int) -> int:
+        """Bytes that so many tokens take at most while they are worked on.
+
+        In proportion: what is fixed makes it too much for more tokens than were seen, and
+        attention, which grows with the square, is worked on in bounded pieces.
+        """
+        rates = self._rates[work]
+        return int(max(rates, default=_COLD_BYTES[work]) * num_tokens)
+
+    def begin(self, work: Work) -> None:
+        self._fold()
+        active = self._memory.read().active_bytes
+        self._begun[work] = (active, active)
+        if len(self._begun) > 1:
+            self._overlapping.update(self._begun)
+
+    def end(self, work: Work, num_tokens: int, *, is_typical: bool = True) -> None:
+        """The work that was begun last of its kind is done; others learn of it if `is_typical`."""
+        self._fold()
+        before, peak = self._begun.pop(work)
+        is_alone = work not in self._overlapping
+        self._overlapping.discard(work)
+        if is_alone and is_typical and num_tokens >= _LEAST_TOKENS:
+            stays = max(before, self._memory.read().active_bytes)
+            self._rates[work].append(max(0, peak - stays) / num_tokens)
+
+    def _fold(self) -> None:
+        """Take the peak since the last time into all that is under way."""
+        peak = self._memory.take_peak()
+        self._peak_bytes = max(self._peak_bytes, peak)
+        self._begun = {
+            work: (active, max(most, peak)) for work, (active, most) in self._begun.items()
+        }

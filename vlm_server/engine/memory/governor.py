@@ -1,0 +1,314 @@
+"""Decides what device memory may be used for, and when freed memory goes back to the system.
+
+Knows bytes, as measured; knows no tensor and no queue. It is the only one that frees memory on
+purpose: what it decides is done by `ports.DeviceMemory` and the caches, and counted by reason. All
+calls come from the inference thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from vlm_server.cache.caches import Caches
+from vlm_server.engine.memory.estimator import MemoryEstimator
+from vlm_server.ports import DeviceMemory, MemoryReading
+from vlm_server.protocol import MemoryStats
+from vlm_server.settings import Memory as MemorySettings
+
+logger = logging.getLogger(__name__)
+
+MIB = 1 << 20
+_SMALL_POOL_BYTES = 32 * MIB
+"""Not worth giving back."""
+_DECODED_TOKENS = 2048
+"""Between two looks at the pool while answers run: fewer steps the more rows there are."""
+
+ClearReason = Literal["idle", "guard", "chunk", "prefill", "decode", "admission", "failure"]
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Go on; nothing has to go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """Give the pool back to the system."""
+
+    reason: ClearReason
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """Drop so much of the caches, what was used longest ago first."""
+
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Not now: what others hold is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Never: it takes more than there is without anybody else. Sizes in bytes."""
+
+    needed_bytes: int
+    free_bytes: int
+
+
+Decision = Keep | Clear | Evict | Wait | Refuse
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a request will take, in bytes.
+
+    `resident_bytes` until it ends, beside those that run now. `transient_bytes` more, as learned,
+    at the worst moment of it and of all that were let in and do not decode yet. `alone_bytes` is
+    what it must have whoever else runs, and no estimate.
+    """
+
+    resident_bytes: int
+    transient_bytes: int
+    alone_bytes: int
+
+    @property
+    def needed_bytes(self) -> int:
+        return self.resident_bytes + self.transient_bytes
+
+
+class Governor:
+    """The rules, and what they brought so far."""
+
+    def __init__(
+        self,
+        settings: MemorySettings,
+        memory: DeviceMemory,
+        caches: Caches,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._memory = memory
+        self._caches = caches
+        self._clock = clock
+        self.estimator = MemoryEstimator(memory)
+        self._baseline_bytes = 0
+        self._counts: Counter[str] = Counter()
+        self._clear_seconds = 0.0
+        self._decoded_tokens = 0
+        self._has_worked = False
+        """Since the pool was last seen to while idle."""
+        self._idle_since: float | None = None
+
+    def reset_stats(self) -> None:
+        """What is held now is there without any request; count from zero."""
+        self._carry_out(Clear("idle"))
+        self._baseline_bytes = self._memory.read().active_bytes
+        self._counts.clear()
+        self._clear_seconds = 0.0
+
+    # ---- admission -------------------------------------------------------------------
+
+    def admit(
+        self, demand: Demand, reserved_bytes: int, *, others_run: bool, is_settled: bool = True
+    ) -> Decision:
+        """Keep, Wait or Refuse. Evicts and clears first what stands in the way.
+
+        `reserved_bytes` are those that the requests let in before will still take. While it is
+        not settled, what has ended still holds memory: nothing is evicted for want of that. Until
+        `reset_stats` all are let in: what they take is how it learns.
+        """
+        if not self._baseline_bytes:
+            return Keep()
+        has_settled = evicted = False
+        while True:
+            reading = self._memory.read()
+            decision = self._admission(reading, demand, reserved_bytes, others_run=others_run)
+            if isinstance(decision, Evict) and not is_settled:
+                return Wait()
+            if isinstance(decision, Evict) and not has_settled:
+                has_settled = True
+                self._memory.settle()
+                continue
+            if isinstance(decision, Evict) and not evicted:
+                evicted = True
+                self._carry_out(decision)
+                continue
+            if isinstance(decision, Evict):  # what was evicted is still in use somewhere
+                decision = Wait() if others_run else Keep()
+            if isinstance(decision, Keep) and self._must_clear(reading, demand.needed_bytes):
+                self._carry_out(Clear("admission"))
+            if isinstance(decision, Refuse):
+                self._counts["refuse"] += 1
+            return decision
+
+    def _admission(
+        self, reading: MemoryReading, demand: Demand, reserved_bytes: int, *, others_run: bool
+    ) -> Decision:
+        most_bytes = reading.limit_bytes - self._baseline_bytes
+        if demand.alone_bytes > most_bytes:
+            return Refuse(demand.alone_bytes, most_bytes)
+        missing = (
+            demand.needed_bytes + reserved_bytes - (reading.limit_bytes - reading.active_bytes)
+        )
+        if missing <= 0:
+            return Keep()
+        evictable = self._caches.evictable_bytes
+        if missing <= evictable:
+            return Evict(missing)
+        if others_run:
+            return Wait()
+        return Evict(evictable) if evictable else Keep()
+
+    def make_room_for_reserved(self, reserved_bytes: int) -> None:
+        """Let the caches give way to rows that grow into what they were reserved.
+
+        What was cached since they were let in may lie there.
+        """
+        can_evict = self._baseline_bytes and self._caches.evictable_bytes
+        if not can_evict or self.has_room(reserved_bytes):
+            return
+        self._memory.settle()
+        reading = self._memory.read()
+        missing = reading.active_bytes + reserved_bytes - reading.limit_bytes
+        if missing > 0:
+            self._carry_out(Evict(missing))
+
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether so much more fits beside what arrays hold."""
+        reading = self._memory.read()
+        return reading.active_bytes + num_bytes <= reading.limit_bytes
+
+    def note_wait(self) -> None:
+        """A request has begun to wait for memory."""
+        self._counts["wait"] += 1
+
+    # ---- around what takes much ------------------------------------------------------
+
+    def before_encode(self, num_tokens: int) -> None:
+        """A picture or video of so many tokens is encoded next, and nothing else is."""
+        needed = self.estimator.of("encode", num_tokens)
+        self._carry_out(self._guard(self._memory.read(), needed))
+        self.estimator.begin("encode")
+
+    def after_encode(self, num_tokens: int, size_bytes: int) -> None:
+        """What was made of them has `size_bytes`; 0 if it failed."""
+        self.estimator.end("encode", num_tokens)
+        made = size_bytes // max(1, num_tokens)
+        self.estimator.feature_bytes = max(self.estimator.feature_bytes, made)
+
+    def before_chunk(self) -> None:
+        self.estimator.begin("prefill")
+
+    def after_chunk(self, num_tokens: int, *, is_last: bool, has_merged: bool) -> None:
+        """A chunk of so many tokens of a prompt was prefilled.
+
+        If it `has_merged` with rows that run, they were copied: no measure for other chunks.
+        """
+        self.estimator.end("prefill", num_tokens, is_typical=not has_merged)
+        needed = self.estimator.of("prefill", num_tokens)
+        self._carry_out(self._chunk_rule(self._memory.read(), needed, is_last=is_last))
+
+    def after_decode(self, num_rows: int, *, somebody_waits: bool) -> None:
+        """So many rows got a token each; `somebody_waits` for the first of an answer."""
+        self._decoded_tokens += num_rows
+        if self._decoded_tokens < _DECODED_TOKENS or somebody_waits:
+            return
+        self._decoded_tokens = 0
+        self._carry_out(self._decode_rule(self._memory.read()))
+
+    def relieve(self) -> None:
+        """An allocation failed: free whatever nobody uses."""
+        self._carry_out(Evict(self._caches.evictable_bytes))
+        self._carry_out(Clear("failure"))
+
+    def _guard(self, reading: MemoryReading, needed_bytes: int) -> Decision:
+        return Clear("guard") if self._is_over(reading, needed_bytes) else Keep()
+
+    def _chunk_rule(self, reading: MemoryReading, needed_bytes: int, *, is_last: bool) -> Decision:
+        policy = self._settings.prefill_keep_alloc
+        is_tight = policy == "auto" and self._must_clear(reading, needed_bytes)
+        if policy == "never" or is_tight:
+            return Clear("prefill" if is_last else "chunk")
+        return Keep()
+
+    def _decode_rule(self, reading: MemoryReading) -> Decision:
+        share = self._memory.pool_limit_bytes // 2
+        return Clear("decode") if reading.pool_bytes > share else Keep()
+
+    def _must_clear(self, reading: MemoryReading, needed_bytes: int) -> bool:
+        """Whether the pool would be in the way, of an allocator that does not see to it itself."""
+        return not self._memory.trims_own_pool and self._is_over(reading, needed_bytes)
+
+    @staticmethod
+    def _is_over(reading: MemoryReading, needed_bytes: int) -> bool:
+        """Whether the pool would be in the way of so much more."""
+        held = reading.active_bytes + reading.pool_bytes
+        return reading.pool_bytes > 0 and held + needed_bytes > reading.limit_bytes
+
+    # ---- idle ------------------------------------------------------------------------
+
+    def note_work(self) -> None:
+        """There is a request: an idle clear that was due is not any more."""
+        self._idle_since = None
+        self._has_worked = True
+
+    def idle_seconds_left(self) -> float | None:
+        """When `idle` wants to be called; None if never, as long as nothing comes."""
+        if not self._has_worked:
+            return None
+        if self._idle_since is None:
+            self._idle_since = self._clock()
+        return max(0.0, self._idle_since + self._settings.idle_clear_seconds - self._clock())
+
+    def idle(self) -> None:
+        """Nothing came for `memory.idle_clear_seconds`: nobody waits for what this takes."""
+        self._has_worked, self._idle_since = False, None
+        self._carry_out(self._idle_rule(self._memory.read()))
+        self._memory.trim()
+
+    def _idle_rule(self, reading: MemoryReading) -> Decision:
+        return Clear("idle") if reading.pool_bytes > _SMALL_POOL_BYTES else Keep()
+
+    # ---- doing -----------------------------------------------------------------------
+
+    def _carry_out(self, decision: Decision) -> None:
+        match decision:
+            case Clear(reason):
+                before = self._memory.read().pool_bytes
+                started = time.perf_counter()
+                self._memory.clear()
+                seconds = time.perf_counter() - started
+                self._clear_seconds += seconds
+                self._counts[f"clear_{reason}"] += 1
+                logger.info(
+                    "gave %d MiB back (%s) in %.1f ms", before // MIB, reason, 1000 * seconds
+                )
+            case Evict(num_bytes):
+                if freed := self._caches.evict(num_bytes):
+                    self._counts["evict"] += 1
+                    logger.info("evicted %d MiB of the caches", freed // MIB)
+            case _:
+                pass
+
+    def read(self) -> MemoryStats:
+        """For `/v1/status` and `/metrics`."""
+        reading = self._memory.read()
+        return MemoryStats(
+            active_bytes=reading.active_bytes,
+            pool_bytes=reading.pool_bytes,
+            peak_bytes=self.estimator.peak_bytes,
+            limit_bytes=reading.limit_bytes,
+            baseline_bytes=self._baseline_bytes,
+            footprint_bytes=self._memory.footprint_bytes(),
+            device_used_bytes=self._memory.device_used_bytes(),
+            decisions=dict(self._counts),
+            clear_seconds=self._clear_seconds,
+        )

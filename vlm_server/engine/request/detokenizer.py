@@ -1,0 +1,76 @@
+"""Token ids to text, piece by piece. Knows a tokenizer's `decode`; knows nothing of requests."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+_REPLACEMENT = "\ufffd"
+_MAX_HELD_TOKENS = 8
+"""A character has at most 4 bytes: bytes still unreadable after this many tokens never will be."""
+
+
+class Decoder(Protocol):
+    """The part of `tokenizers.Tokenizer` that is used here."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str: ...
+
+    def id_to_token(self, id: int) -> str | None: ...
+
+
+class Detokenizer:
+    """FairQueue one answer's token ids into text that never splits a character.
+
+    Decodes a short window, and emits what the newest tokens add to what the window already
+    gave (the method of vLLM's and text-generation-inference's incremental detokenizers).
+    The pieces joined are the text of all ids decoded at once.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._ids: list[int] = []
+        self._num_emitted = 0
+
+    def push(self, token_id: int) -> str:
+        """The text that `token_id` completes; empty while a character is incomplete.
+
+        Ids that the tokenizer does not know have no text: logits are often wider than it.
+        """
+        if self._decoder.id_to_token(token_id) is None:
+            return ""
+        self._ids.append(token_id)
+        text = self._decode(self._ids)
+        if not text.endswith(_REPLACEMENT):
+            return self._emit(len(self._ids))
+        if len(self._ids) - self._num_emitted <= _MAX_HELD_TOKENS:
+            return ""
+        return self._emit(self._last_border(text))
+
+    def flush(self) -> str:
+        """What is still held back, unreadable bytes as U+FFFD."""
+        return self._emit(len(self._ids))
+
+    def _emit(self, end: int) -> str:
+        """The text that the ids up to `end` add; the window then begins where they did."""
+        before = self._decode(self._ids[: self._num_emitted])
+        after = self._decode(self._ids[:end])
+        if len(after) <= len(before):
+            if self._ids and self._is_control(self._ids[-1]):
+                self._ids.pop()  # it has no text, and must not count as one that waits for more
+            return ""
+        del self._ids[: self._num_emitted]
+        self._num_emitted = end - self._num_emitted
+        return after[len(before) :]
+
+    def _last_border(self, text: str) -> int:
+        """Where the ids of `text` can be parted so that an incomplete character stays whole."""
+        for end in range(len(self._ids) - 1, self._num_emitted, -1):
+            if self._decode(self._ids[:end]) + self._decode(self._ids[end:]) == text:
+                return end
+        return len(self._ids)
+
+    def _is_control(self, token_id: int) -> bool:
+        decode = self._decoder.decode
+        return not self._decode([token_id]) and bool(decode([token_id], skip_special_tokens=False))
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._decoder.decode(ids, skip_special_tokens=True)

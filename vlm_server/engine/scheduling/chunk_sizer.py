@@ -1,0 +1,96 @@
+"""How much prompt fits into a step's time. Knows measured seconds; knows no requests.
+
+Chunks have few sizes, powers of two: some backends plan anew for each shape they meet. What a
+chunk takes is part fixed, part by the token, and now and then it is slow for another reason (a
+kernel is compiled, a picture is encoded beside it), so a size is judged by the best of its
+last chunks, and by what smaller ones take. What is long ago is forgotten, and tried again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+_FIRST_TOKENS = 128
+"""While nothing is measured."""
+_LEAST_TOKENS = 16
+_LAST_CHUNKS = 16
+_LAST_OF_A_SIZE = 3
+_WORTH_HALVING = 0.75
+"""Half a chunk must take less than this share of the whole one's time to be worth a step more."""
+_WITH_ITS_REST = 1.25
+"""A chunk may be this much larger if that leaves nothing for another one."""
+
+
+class ChunkSizer:
+    """Sizes prefill chunks so that the rows that decode wait no longer than a step may take."""
+
+    def __init__(self, max_step_seconds: float, max_chunk_tokens: int) -> None:
+        self._max_step_seconds = max_step_seconds
+        self._max_chunk_tokens = max_chunk_tokens
+        self._last: deque[tuple[int, float]] = deque(maxlen=_LAST_CHUNKS)
+        """(size, seconds) of the last chunks; one of another size counts as what let it through."""
+        self._seconds: dict[int, list[float]] = {}
+        """Those seconds, by size."""
+
+    def note(self, num_tokens: int, seconds: float) -> None:
+        """A chunk of `num_tokens` took `seconds`; it is no measure if it might not be cut."""
+        if num_tokens > self._max_chunk_tokens:
+            return
+        self._last.append((_size_of(num_tokens), seconds))
+        by_size: dict[int, list[float]] = {}
+        for size, each in self._last:
+            by_size[size] = [*by_size.get(size, []), each][-_LAST_OF_A_SIZE:]
+        self._seconds = by_size
+
+    def chunk_tokens(self, num_left: int, *, others_wait: bool) -> int:
+        """Tokens of the next chunk of a prompt that has `num_left`; at least one."""
+        size = self._fitting() if others_wait else self._max_chunk_tokens
+        if num_left <= min(_WITH_ITS_REST * size, self._max_chunk_tokens):
+            return num_left
+        return size
+
+    def _fitting(self) -> int:
+        """The largest size that fits, or one below which chunks would not take much less."""
+        if not self._seconds:
+            return min(_FIRST_TOKENS, self._max_chunk_tokens)
+        size = _power_of_two(self._max_chunk_tokens + 1) // 2
+        least = max(_LEAST_TOKENS, min(self._seconds) // 2)
+        while size > least and self._expected(size) > self._max_step_seconds:
+            if size // 2 in self._seconds and self._saves_little(size):
+                break
+            size //= 2
+        return max(1, min(size, self._max_chunk_tokens))
+
+    def _saves_little(self, size: int) -> bool:
+        """Whether half a chunk, which was measured, takes about as long."""
+        return self._expected(size // 2) > _WORTH_HALVING * self._expected(size)
+
+    def _expected(self, size: int) -> float:
+        """Seconds of a chunk of `size`: the best of its last; the first time is no measure."""
+        own = self._seconds.get(size, [])
+        if len(own) > 1:
+            return min(own)
+        return min([*own, self._extrapolated(size)])
+
+    def _extrapolated(self, size: int) -> float:
+        """On the line through the two next smaller sizes; a smaller one takes no longer.
+
+        Of one size alone, half its time is taken for fixed, so that a larger one is tried.
+        """
+        smaller = sorted((s, min(t)) for s, t in self._seconds.items() if s < size)[-2:]
+        if not smaller:
+            return min(min(t) for t in self._seconds.values())
+        large, slow = smaller[-1]
+        small, fast = smaller[0] if len(smaller) == 2 else (0, slow / 2)
+        return slow + max(0.0, slow - fast) / (large - small) * (size - large)
+
+
+def _size_of(num_tokens: int) -> int:
+    """The least size that lets a chunk of `num_tokens` through, with its rest."""
+    size = _power_of_two(num_tokens)
+    return size // 2 if 1 < num_tokens <= _WITH_ITS_REST * size / 2 else size
+
+
+def _power_of_two(num_tokens: int) -> int:
+    """The least that is not below `num_tokens`."""
+    return 1 << max(0, num_tokens - 1).bit_length()

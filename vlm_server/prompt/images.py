@@ -1,0 +1,77 @@
+"""Encoded pictures to RGB. Knows Pillow; knows nothing of models."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+
+from PIL import ExifTags
+from PIL import Image as PillowImage
+
+from vlm_server.errors import InvalidImage
+from vlm_server.prompt.png import has_all_rows
+from vlm_server.protocol import Image
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+_UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, KeyError, zlib.error, struct.error)
+"""What Pillow and zlib raise for bytes that are no picture."""
+
+PillowImage.MAX_IMAGE_PIXELS = None  # the header was held against limits.max_image_pixels
+
+_TURNS = {
+    2: PillowImage.Transpose.FLIP_LEFT_RIGHT,
+    3: PillowImage.Transpose.ROTATE_180,
+    4: PillowImage.Transpose.FLIP_TOP_BOTTOM,
+    5: PillowImage.Transpose.TRANSPOSE,
+    6: PillowImage.Transpose.ROTATE_270,
+    7: PillowImage.Transpose.TRANSVERSE,
+    8: PillowImage.Transpose.ROTATE_90,
+}
+"""What undoes each EXIF orientation."""
+
+
+def decode_rgb(image: Image) -> PillowImage.Image:
+    """The first frame, upright as its EXIF says, flattened on white, as RGB, no larger than asked.
+
+    Raises InvalidImage if any of it can't be read: a picture is never silently left out.
+    """
+    try:
+        with PillowImage.open(io.BytesIO(image.data), formats=FORMATS) as opened:
+            if opened.size != (image.width, image.height):
+                raise InvalidImage("the picture's size is not what its header said", image.param)
+            if image.format == "PNG" and not has_all_rows(image.data):
+                raise InvalidImage("the PNG picture ends before its last row", image.param)
+            opened.load()
+            picture = _flatten(_turn_upright(opened))
+    except InvalidImage:
+        raise
+    except _UNREADABLE:
+        raise InvalidImage(f"the {image.format} picture can't be decoded", image.param) from None
+    if image.max_side_pixels is not None:
+        picture.thumbnail((image.max_side_pixels, image.max_side_pixels))
+    return picture
+
+
+def _turn_upright(picture: PillowImage.Image) -> PillowImage.Image:
+    """Not `ImageOps.exif_transpose`: it writes the EXIF block anew, and a damaged one fails."""
+    try:
+        orientation = picture.getexif().get(ExifTags.Base.Orientation)
+    except Exception:  # noqa: BLE001 - a corrupt EXIF block says nothing about the pixels
+        return picture
+    turn = _TURNS.get(orientation) if isinstance(orientation, int) else None
+    return picture if turn is None else picture.transpose(turn)
+
+
+def _flatten(picture: PillowImage.Image) -> PillowImage.Image:
+    """RGB, with transparency shown on white and 16-bit grey scaled down to 8."""
+    if picture.mode.startswith("I") or picture.mode == "F":
+        transparent = picture.info.get("transparency")
+        picture = picture.convert("I").point(lambda value: value / 257 + 0.5).convert("L")
+        if isinstance(transparent, int):
+            picture.info["transparency"] = round(transparent / 257)
+    if "A" in picture.getbands() or "transparency" in picture.info:
+        rgba = picture.convert("RGBA")
+        white = PillowImage.new("RGBA", rgba.size, "white")
+        return PillowImage.alpha_composite(white, rgba).convert("RGB")
+    return picture.convert("RGB")

@@ -1,0 +1,200 @@
+"""Features and KV as safetensors, and back. Knows their arrays; knows no folder.
+
+What is stored says in its header what it is of, exactly: the digests in files' names only find it.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import msgspec
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from vlm_server.cache.block_hash import KVBlock
+from vlm_server.cache.prompt_key import MediaSpan, PromptKey
+from vlm_server.runner.kv.segments import KVSegment, LayerStates
+from vlm_server.runner.vision.encoder import ImageFeatures
+
+Arrays = dict[str, mx.array]
+
+_HEADER = "vlm_server"
+UNREADABLE = (OSError, RuntimeError, ValueError, KeyError, msgspec.MsgspecError, SafetensorError)
+"""What reading something else than a record raises."""
+
+
+class _Layer(msgspec.Struct, frozen=True):
+    """A layer of a snapshot: its counters, and which of its arrays there are."""
+
+    counters: tuple[str, ...]
+    arrays: tuple[bool, ...]
+
+
+class FeaturesHeader(msgspec.Struct, frozen=True, tag="features"):
+    """Of the picture that `key` names."""
+
+    fingerprint: str
+    key: str
+
+    def is_of(self, fingerprint: str, subject: str | KVBlock) -> bool:
+        return (self.fingerprint, self.key) == (fingerprint, subject)
+
+
+class PrefixHeader(msgspec.Struct, frozen=True, tag="prefix"):
+    """Of a block of prompts: `token_ids` are little-endian int32."""
+
+    fingerprint: str
+    parent: str
+    key: str
+    token_ids: bytes
+    spans: tuple[MediaSpan, ...]
+    layers: tuple[_Layer, ...] | None
+    """Of the snapshot behind it, if there is one."""
+
+    @property
+    def block(self) -> KVBlock:
+        token_ids = np.frombuffer(self.token_ids, dtype="<i4").astype(np.int32)
+        return KVBlock(self.parent, self.key, PromptKey(token_ids, self.spans))
+
+    def is_of(self, fingerprint: str, subject: str | KVBlock) -> bool:
+        if not isinstance(subject, KVBlock):
+            return False
+        own = (self.fingerprint, self.parent, self.key, self.token_ids, self.spans)
+        elements = subject.elements
+        return own == (fingerprint, subject.parent, subject.key, _ids(elements), elements.spans)
+
+    def is_sound(self, fingerprint: str, key: str) -> bool:
+        """Whether it may be that of `key`, and has elements."""
+        length, odd = divmod(len(self.token_ids), 4)
+        cursor = 0
+        for span in self.spans:
+            if not cursor <= span.start < span.end <= length:
+                return False
+            cursor = span.end
+        return length > 0 and not odd and (self.fingerprint, self.key) == (fingerprint, key)
+
+
+Header = FeaturesHeader | PrefixHeader
+_decoder: msgspec.json.Decoder[Header] = msgspec.json.Decoder(Header)
+
+
+class Record:
+    """What one file holds."""
+
+    def __init__(self, header: Header, arrays: Mapping[str, mx.array]) -> None:
+        self.header = header
+        self._arrays = dict(arrays)
+
+    @property
+    def size_bytes(self) -> int:
+        """At most what the file will have."""
+        of_each = sum(array.nbytes + 256 for array in self._arrays.values())
+        return of_each + 2 * len(self._encoded) + 256
+
+    def write(self, path: Path) -> None:
+        """The arrays may have been asked for on another thread."""
+        mx.eval(self._arrays)
+        mx.save_safetensors(str(path), self._arrays, {_HEADER: self._encoded})
+
+    @classmethod
+    def read(cls, data: bytes) -> Record:
+        """Raises one of `UNREADABLE` for what `write` did not write."""
+        file = io.BytesIO(data)
+        loaded: Any = mx.load(file, format="safetensors", return_metadata=True)
+        arrays, metadata = loaded
+        mx.eval(arrays)
+        return cls(_decoder.decode(metadata[_HEADER]), arrays)
+
+    @property
+    def features(self) -> ImageFeatures:
+        found = self._arrays
+        return ImageFeatures(found["rows"], found.get("visual_mask"), found.get("deepstack"))
+
+    @property
+    def segment(self) -> KVSegment:
+        count = sum(name.startswith("kv.") for name in self._arrays)
+        return KVSegment(tuple(self._arrays[f"kv.{number}"] for number in range(count)))
+
+    @property
+    def snapshot(self) -> LayerStates | None:
+        assert isinstance(self.header, PrefixHeader)
+        if self.header.layers is None:
+            return None
+        arrays = tuple(
+            tuple(
+                self._arrays[f"state.{number}.{place}"] if is_there else None
+                for place, is_there in enumerate(layer.arrays)
+            )
+            for number, layer in enumerate(self.header.layers)
+        )
+        return LayerStates(arrays, tuple(layer.counters for layer in self.header.layers))
+
+    @property
+    def _encoded(self) -> str:
+        return msgspec.json.encode(self.header).decode()
+
+
+def read_header(path: Path) -> Header:
+    """Reads no array. Raises one of `UNREADABLE` like `Record.read`."""
+    with safe_open(path, framework="numpy") as file:
+        return _decoder.decode((file.metadata() or {})[_HEADER])
+
+
+def features_record(fingerprint: str, key: str, features: ImageFeatures) -> Record:
+    named = {name: getattr(features, name) for name in ("rows", "visual_mask", "deepstack")}
+    there = {name: array for name, array in named.items() if array is not None}
+    return Record(FeaturesHeader(fingerprint, key), there)
+
+
+def prefix_record(
+    fingerprint: str, block: KVBlock, segment: KVSegment, snapshot: LayerStates | None
+) -> Record:
+    arrays = {f"kv.{number}": array for number, array in enumerate(segment.arrays)}
+    layers = None
+    if snapshot is not None:
+        states = list(enumerate(snapshot.arrays))
+        there = [(n, i, array) for n, layer in states for i, array in enumerate(layer)]
+        arrays |= {f"state.{n}.{i}": array for n, i, array in there if array is not None}
+        layers = tuple(
+            _Layer(tuple(counters), tuple(array is not None for array in layer))
+            for layer, counters in zip(snapshot.arrays, snapshot.counters, strict=True)
+        )
+    elements = block.elements
+    header = PrefixHeader(
+        fingerprint, block.parent, block.key, _ids(elements), elements.spans, layers
+    )
+    return Record(header, arrays)
+
+
+class StoredPrefix:
+    """The `Source` of what was read of a prompt, from token `start` on."""
+
+    def __init__(
+        self, start: int, segments: list[tuple[KVSegment, int]], snapshot: LayerStates | None
+    ) -> None:
+        """Stretches, each with how many of its first tokens are meant; `snapshot` is behind all."""
+        self._start = start
+        self.length = start + sum(count for _, count in segments)
+        self.snapshots = {} if snapshot is None else {self.length: snapshot}
+        pieces = [[array[:, :, :count] for array in segment.arrays] for segment, count in segments]
+        sides = zip(*pieces, strict=True)
+        self._arrays = [mx.concatenate(list(parts), axis=2) for parts in sides]
+
+    def size_bytes(self, start: int, end: int) -> int:
+        per_token = sum(array.nbytes // array.shape[2] for array in self._arrays)
+        return per_token * (end - start)
+
+    def take(self, start: int, end: int) -> KVSegment:
+        """Evaluated: whoever uses it is on another thread."""
+        places = slice(start - self._start, end - self._start)
+        taken = tuple(mx.contiguous(array[:, :, places]) for array in self._arrays)
+        mx.eval(taken)
+        return KVSegment(taken)
+
+
+def _ids(elements: PromptKey) -> bytes:
+    return elements.token_ids.astype("<i4").tobytes()

@@ -1,0 +1,234 @@
+"""Draws the next token of each row on the device. Knows logits and sampling parameters.
+
+A row's draw depends on its own seed, step and logits alone, so that it is the same whatever
+rows run beside it. Rows that are plainly greedy cost one argmax for all of them. A row whose
+scores can't be drawn from gets `NO_TOKEN`, and the others their own tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+
+import mlx.core as mx
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from vlm_server.prompt.grammar import AnswerMatcher
+from vlm_server.protocol import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+NO_TOKEN = -1
+"""Drawn when a row's best score is NaN or infinite."""
+
+_LEAST_TEMPERATURE = 1e-5
+"""Colder is the same as greedy, and would overflow."""
+_LEAST_TOP_P = 1e-9
+_LEAST_REPETITION_PENALTY = 1e-6
+"""Less would overflow, and turn the scores into NaN."""
+_MASK_64 = (1 << 64) - 1
+
+
+class SequenceSampler:
+    """One row's way to draw; counts its draws and, if penalties ask for it, its tokens."""
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_ids: NDArray[np.int32],
+        eos_token_ids: frozenset[int],
+        vocabulary_size: int,
+        matcher: AnswerMatcher | None = None,
+    ) -> None:
+        self.params = params
+        self._matcher = matcher
+        self._allowed: mx.array | None = None
+        """(vocabulary,) bool: what the grammar lets be drawn next; None without a grammar."""
+        if matcher is not None:
+            self._allowed = mx.array(matcher.allowed())
+        self.temperature = params.temperature or 0.0
+        """Zero for greedy."""
+        top_p = 1.0 if params.top_p is None else params.top_p
+        self.top_p = math.inf if top_p >= 1 else max(top_p, _LEAST_TOP_P)
+        self._seed = secrets.randbits(63) if params.seed is None else params.seed
+        self._step = 0
+        self._eos = _drawable(eos_token_ids, vocabulary_size) if params.min_tokens else None
+        self._bias = _dense_bias(params.logit_bias, vocabulary_size)
+        self._counts: mx.array | None = None
+        """(vocabulary,) float32: how often this answer has each token; None if nobody asks."""
+        if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1:
+            self._counts = mx.zeros(vocabulary_size)
+        self._prompt_has: mx.array | None = None
+        if params.repetition_penalty != 1.0:
+            has = np.zeros(vocabulary_size, dtype=np.bool_)
+            has[prompt_ids[prompt_ids < vocabulary_size]] = True
+            self._prompt_has = mx.array(has)
+
+    @property
+    def is_plainly_greedy(self) -> bool:
+        return self.temperature == 0 and not self.changes_scores
+
+    @property
+    def changes_scores(self) -> bool:
+        """Whether logits are changed before anything is drawn from them."""
+        return (
+            self._allowed is not None
+            or self._bias is not None
+            or self._counts is not None
+            or self._step < self.params.min_tokens
+        )
+
+    def adjust(self, scores: mx.array) -> mx.array:
+        """`scores` (vocabulary,) with grammar, bias, penalties and the least length applied."""
+        if self._allowed is not None:
+            scores = mx.where(self._allowed, scores, -mx.inf)
+        if self._bias is not None:
+            scores = scores + self._bias
+        if self._counts is not None:
+            scores = self._penalize(scores, self._counts)
+        if self._eos is not None and self._step < self.params.min_tokens:
+            scores[self._eos] = -mx.inf
+        return scores
+
+    def key(self) -> mx.array:
+        """The random key of this row's next draw."""
+        return mx.random.key(_mix(self._seed, self._step))
+
+    def take(self, token: mx.array) -> None:
+        """`token` () was drawn; it need not be evaluated yet."""
+        self._step += 1
+        if self._counts is not None:
+            self._counts = self._counts.at[token].add(1.0)
+
+    @property
+    def follows_grammar(self) -> bool:
+        """Whether its next draw waits for `follow`."""
+        return self._matcher is not None
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether its grammar lets nothing be drawn any more."""
+        return self._matcher is not None and self._matcher.is_stuck
+
+    def follow(self, token_id: int) -> None:
+        """The token that was drawn last, once the host knows it.
+
+        If the grammar can't take it, nothing may be drawn any more, which ends this row alone.
+        """
+        if self._matcher is None or token_id == NO_TOKEN:
+            return
+        try:
+            self._matcher.advance(token_id)
+            self._allowed = mx.array(self._matcher.allowed())
+        except Exception:
+            logger.exception("a grammar failed")
+            self._allowed = mx.array(False)
+
+    @property
+    def state(self) -> list[mx.array]:
+        """What must be evaluated each step, so that no graph grows behind it."""
+        return [] if self._counts is None else [self._counts]
+
+    def _penalize(self, scores: mx.array, counts: mx.array) -> mx.array:
+        """Presence and frequency as OpenAI defines them; repetition as CTRL (Keskar 2019)."""
+        params, has = self.params, counts > 0
+        if self._prompt_has is not None:
+            seen = mx.logical_or(has, self._prompt_has)
+            factor = max(params.repetition_penalty, _LEAST_REPETITION_PENALTY)
+            scores = mx.where(seen, mx.where(scores > 0, scores / factor, scores * factor), scores)
+        return scores - params.frequency_penalty * counts - params.presence_penalty * has
+
+
+def choice_params(params: SamplingParams, choice: int) -> SamplingParams:
+    """`params` with a seed of this choice's own, if there is one: choice 0 draws as if alone."""
+    if params.seed is None or choice == 0:
+        return params
+    return msgspec.structs.replace(params, seed=_mix(~params.seed, choice))
+
+
+def sample(logits: mx.array, rows: list[SequenceSampler]) -> mx.array:
+    """Token ids or `NO_TOKEN`, (rows,), from `logits`, (rows, vocabulary); advances every row."""
+    tokens, _ = _greedy(logits)
+    others = [i for i, row in enumerate(rows) if not row.is_plainly_greedy]
+    if others:
+        scores = mx.stack([_adjusted(logits[i].astype(mx.float32), rows[i]) for i in others])
+        tokens[mx.array(others)] = _draw(scores, [rows[i] for i in others])
+    for i, row in enumerate(rows):
+        row.take(tokens[i])
+    return tokens
+
+
+def _adjusted(scores: mx.array, row: SequenceSampler) -> mx.array:
+    """What `row` makes of its `scores` (vocabulary,); NaN if it fails, which ends it alone."""
+    try:
+        return row.adjust(scores)
+    except Exception:
+        logger.exception("adjusting a row's scores failed")
+        return mx.full(scores.shape, mx.nan)
+
+
+def _greedy(scores: mx.array) -> tuple[mx.array, mx.array]:
+    """The best token of each row, (rows,), `NO_TOKEN` if there is none; its score, (rows, 1)."""
+    ids = mx.argmax(scores, axis=-1, keepdims=True).astype(mx.int32)
+    best = mx.take_along_axis(scores, ids, axis=-1)
+    return mx.where(mx.isfinite(best), ids, NO_TOKEN)[:, 0], best
+
+
+def _draw(scores: mx.array, rows: list[SequenceSampler]) -> mx.array:
+    """One token for each row of `scores` (rows, vocabulary): the best, or one by chance."""
+    greedy, best = _greedy(scores)
+    if not any(row.temperature for row in rows):
+        return greedy
+    temperatures = mx.array([[row.temperature] for row in rows])
+    scaled = (scores - best) / mx.maximum(temperatures, _LEAST_TEMPERATURE)
+    kept = _keep_likely(scaled, rows)
+    noise = mx.stack([mx.random.gumbel((scores.shape[-1],), key=row.key()) for row in rows])
+    drawn = mx.argmax(kept + noise, axis=-1).astype(mx.int32)
+    is_drawn = mx.logical_and(temperatures[:, 0] > 0, greedy != NO_TOKEN)
+    return mx.where(is_drawn, drawn, greedy)
+
+
+def _keep_likely(scores: mx.array, rows: list[SequenceSampler]) -> mx.array:
+    """`scores` with minus infinity where top_k, top_p or min_p leave a token out.
+
+    Nucleus sampling (Holtzman et al. 2020): a token stays if the mass above it is below
+    `top_p`, so at least the likeliest one does. min_p (Nguyen et al. 2024): a token stays if
+    it is at least `min_p` times as likely as the likeliest.
+    """
+    vocabulary_size = scores.shape[-1]
+    top_k = [row.params.top_k or vocabulary_size for row in rows]
+    top_p, min_p = [row.top_p for row in rows], [row.params.min_p for row in rows]
+    if min(top_k) >= vocabulary_size and min(top_p) > 1 and max(min_p) <= 0:
+        return scores
+    order = mx.argsort(-scores, axis=-1)
+    ranked = mx.take_along_axis(scores, order, axis=-1)
+    probs = mx.softmax(ranked, axis=-1)
+    is_kept = mx.arange(vocabulary_size)[None] < mx.array(top_k)[:, None]
+    is_kept &= mx.cumsum(probs, axis=-1) - probs < mx.array(top_p)[:, None]
+    is_kept &= probs >= mx.array(min_p)[:, None] * probs[:, :1]
+    return mx.put_along_axis(scores, order, mx.where(is_kept, ranked, -mx.inf), axis=-1)
+
+
+def _dense_bias(logit_bias: dict[int, float], vocabulary_size: int) -> mx.array | None:
+    if not logit_bias:
+        return None
+    bias = np.zeros(vocabulary_size, dtype=np.float32)
+    bias[list(logit_bias)] = list(logit_bias.values())
+    return mx.array(bias)
+
+
+def _drawable(token_ids: frozenset[int], vocabulary_size: int) -> mx.array | None:
+    """Those that have a logit, (ids,): checkpoints name others too. None if there are none."""
+    found = sorted(i for i in token_ids if 0 <= i < vocabulary_size)
+    return mx.array(found) if found else None
+
+
+def _mix(seed: int, step: int) -> int:
+    """64 well-spread bits for one draw (the finalizer of SplitMix64, Steele et al. 2014)."""
+    bits = (seed + step * 0x9E3779B97F4A7C15) & _MASK_64
+    bits = ((bits ^ bits >> 30) * 0xBF58476D1CE4E5B9) & _MASK_64
+    bits = ((bits ^ bits >> 27) * 0x94D049BB133111EB) & _MASK_64
+    return bits ^ bits >> 31

@@ -1,0 +1,164 @@
+"""One prompt on its way through the model, chunk by chunk. Knows embeddings and one KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_vlm.models.cache import KVCache, make_prompt_cache
+from numpy.typing import NDArray
+
+from vlm_server.ports import NewRequest, PreparedPrompt
+from vlm_server.prompt.grammar import Grammar
+from vlm_server.prompt.positions import forget_positions
+from vlm_server.runner.kv.segments import LayerStates, restore, room_for, snapshot
+from vlm_server.runner.text.lm_head import has_last_token_head, last_token_before
+from vlm_server.runner.text.padded_chunk import PaddedChunk, PaddedChunkCache, padding_multiple
+from vlm_server.runner.vision.encoder import ImageFeatures
+
+
+class Prefill:
+    """A request from the first prompt token that no cache had to its last.
+
+    `snapshots` are taken where the prompt has a border, by the number of tokens before it.
+    """
+
+    def __init__(self, model: Any, request: NewRequest) -> None:
+        self._model = model
+        self._prompt = request.prompt
+        self.sampling = request.sampling
+        self._features: tuple[Any, ...] = request.images
+        self._inputs: _PromptInputs | None = None
+        self.cache: list[Any] = make_prompt_cache(model.language_model)
+        for layer in self.cache:
+            if type(layer) is KVCache:  # so that chunks do not grow it: made once, for all of them
+                layer.step = room_for(request.prompt.num_tokens)
+        self._padding_multiple = padding_multiple() if self._can_be_framed() else 1
+        self.snapshots: dict[int, LayerStates] = {}
+        if request.prompt.prefix and request.prompt.prefix.length:
+            restore(self.cache, request.prompt.prefix, request.prompt.num_tokens)
+
+    @property
+    def prompt(self) -> PreparedPrompt:
+        return self._prompt
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answer must follow."""
+        grammar: Grammar | None = self._prompt.grammar
+        return grammar
+
+    def run(self, start: int, end: int) -> mx.array:
+        """Prefill tokens `start` to `end`. Returns the last one's logits, (1, vocabulary), lazy."""
+        if self._inputs is None:
+            self._inputs = _PromptInputs(self._model, self._prompt, start, self._features)
+            self._features = ()
+            self._prompt = replace(
+                self._prompt, images=(), positions=None, token_types=None, prefix=None
+            )
+        language_model = self._model.language_model
+        output = self._read(PaddedChunk.around(start, end, self._padding_multiple), self._inputs)
+        launched = [output.logits] if end == self._prompt.num_tokens else []
+        mx.async_eval(launched, [layer.state for layer in self.cache])  # type: ignore[no-untyped-call]
+        forget_positions(language_model)
+        if end in self._prompt.snapshot_points:
+            self.snapshots[end] = snapshot(self.cache)
+        if end == self._prompt.num_tokens:
+            self._inputs = None
+            for layer in self.cache:
+                vars(layer).pop("step", None)
+        else:
+            mx.eval([layer.state for layer in self.cache])
+        logits: mx.array = output.logits[:, -1]
+        return logits
+
+    def _read(self, frame: PaddedChunk, inputs: _PromptInputs) -> Any:
+        """What the model makes of the tokens of `frame`, lazy; its logits are of the last one."""
+        language_model = self._model.language_model
+        token_ids = inputs.token_ids(frame.start, frame.end)
+        chunk = inputs.chunk(frame.start, frame.end)
+        if frame.is_exact:
+            return language_model(token_ids, cache=self.cache, **chunk)
+        layers = [PaddedChunkCache(layer, frame) for layer in self.cache]
+        with last_token_before(language_model, frame.num_behind):
+            return language_model(
+                frame.filled_up(token_ids, 1), cache=layers, **frame.filled_up_inputs(chunk)
+            )
+
+    def _can_be_framed(self) -> bool:
+        """Whether no token and no layer sees what comes behind, and logits are of one token."""
+        is_plain = all(type(layer) is KVCache for layer in self.cache)
+        is_causal = not self._prompt.atomic_prefill_tokens
+        return is_plain and is_causal and has_last_token_head(self._model.language_model)
+
+
+class _PromptInputs:
+    """A prompt from token `start` on, as the language model takes it; sliced for each chunk."""
+
+    def __init__(
+        self, model: Any, prompt: PreparedPrompt, start: int, features: tuple[ImageFeatures, ...]
+    ) -> None:
+        self._start = start
+        self._positions = prompt.positions
+        self._token_types = prompt.token_types
+        self._token_ids = mx.array(prompt.token_ids[start:])[None]
+        made = model.get_input_embeddings(self._token_ids, None, mask=mx.ones_like(self._token_ids))
+        forget_positions(model.language_model)
+        spans = [(span.start - start, span.end - start) for span in prompt.images]
+        self._per_layer_inputs: mx.array | None = made.per_layer_inputs
+        self._embeds = _splice(made.inputs_embeds, spans, features)
+        self._visual_mask = _visual_mask(prompt.num_tokens - start, spans, features)
+        self._deepstack = (
+            mx.concatenate([f.deepstack for f in features if f.deepstack is not None], axis=1)
+            if self._visual_mask is not None
+            else None
+        )
+        mx.async_eval(self._embeds)  # type: ignore[no-untyped-call]
+
+    def token_ids(self, start: int, end: int) -> mx.array:
+        """Tokens `start` to `end` of the prompt, (1, tokens)."""
+        return self._token_ids[:, start - self._start : end - self._start]
+
+    def chunk(self, start: int, end: int) -> dict[str, mx.array | list[mx.array]]:
+        """The keyword arguments for tokens `start` to `end` of the prompt."""
+        kwargs: dict[str, mx.array | list[mx.array]] = {}
+        if self._positions is not None:
+            kwargs["position_ids"] = mx.array(self._positions[:, None, start:end])
+        if self._token_types is not None:
+            kwargs["mm_token_type_ids"] = mx.array(self._token_types[None, start:end])
+        start, end = start - self._start, end - self._start
+        kwargs["inputs_embeds"] = self._embeds[:, start:end]
+        if self._per_layer_inputs is not None:
+            kwargs["per_layer_inputs"] = self._per_layer_inputs[:, start:end]
+        if self._visual_mask is not None and self._deepstack is not None:
+            mask = self._visual_mask[start:end]
+            if mask.any():
+                first = int(self._visual_mask[:start].sum())
+                rows = self._deepstack[:, first : first + int(mask.sum())]
+                kwargs["visual_pos_masks"] = mx.array(mask)[None]
+                kwargs["deepstack_visual_embeds"] = list(rows)
+        return kwargs
+
+
+def _splice(
+    text: mx.array, spans: list[tuple[int, int]], features: tuple[ImageFeatures, ...]
+) -> mx.array:
+    """`text` (1, tokens, hidden) with each span's rows replaced by its picture's."""
+    pieces, cursor = [], 0
+    for (start, end), image in zip(spans, features, strict=True):
+        pieces += [text[0, cursor:start], image.rows.astype(text.dtype)]
+        cursor = end
+    return mx.concatenate([*pieces, text[0, cursor:]])[None]
+
+
+def _visual_mask(
+    num_tokens: int, spans: list[tuple[int, int]], features: tuple[ImageFeatures, ...]
+) -> NDArray[np.bool_] | None:
+    """(tokens,) where deepstack adds; None for a prompt or a family without it."""
+    mask = np.zeros(num_tokens, dtype=np.bool_)
+    for (start, end), image in zip(spans, features, strict=True):
+        if image.visual_mask is not None:
+            mask[start:end] = np.array(image.visual_mask)
+    return mask if mask.any() else None

@@ -1,0 +1,82 @@
+"""Qwen's pictures as bytes until they are on the device. Knows numpy and mlx-vlm's processor.
+
+mlx-vlm's own sorts a picture into patches of float32, each pixel twice: once for each of the two
+frames that a still picture stands for. Here the bytes are sorted, an eighth of that, and made
+into numbers by the same operations where the tower runs (`PixelValues`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_vlm.models.qwen3_vl.processing_qwen3_vl import Qwen3VLImageProcessor
+from numpy.typing import NDArray
+from PIL import Image as PillowImage
+
+from vlm_server.runner.vision.towers import FrameTower
+
+PIXEL_BYTES = "pixel_bytes"
+
+
+class PatchProcessor(Qwen3VLImageProcessor):  # type: ignore[misc]  # mlx_vlm is not typed
+    """Takes the place of an image processor of exactly its parent's class.
+
+    Where that one gives `pixel_values`, this one gives `pixel_bytes`: (patches, 3 * pixels of a
+    patch) uint8.
+    """
+
+    def __call__(self, images: Any, **sizes: int) -> dict[str, NDArray[Any]]:
+        made = super().__call__(images, **sizes)
+        return {PIXEL_BYTES: made.pop("pixel_values"), **made}
+
+    def _process_one(
+        self, image: NDArray[np.uint8], **sizes: int
+    ) -> tuple[NDArray[np.uint8], list[int]]:
+        """`image`: (3, height, width). Returns (patches, bytes) and the grid."""
+        pixels = image.transpose(1, 2, 0)
+        height, width = self._resolved_size(*pixels.shape[:2], **sizes)
+        if (height, width) != pixels.shape[:2]:
+            resized = PillowImage.fromarray(pixels).resize(
+                (width, height), PillowImage.Resampling.BICUBIC
+            )
+            pixels = np.asarray(resized)
+        return self._in_patches(pixels), [1, height // self.patch_size, width // self.patch_size]
+
+    def _in_patches(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """(height, width, 3) to (patches, 3 * pixels of a patch); those of a token together."""
+        side, merged = self.patch_size, self.merge_size
+        rows, columns = (length // side // merged for length in pixels.shape[:2])
+        blocks = pixels.reshape(rows, merged, side, columns, merged, side, 3)
+        return blocks.transpose(0, 3, 1, 4, 6, 2, 5).reshape(-1, 3 * side**2)
+
+
+class PixelValues:
+    """Makes of bytes what `processor` itself would have made of them, on the device."""
+
+    def __init__(self, processor: Qwen3VLImageProcessor) -> None:
+        self._frames = int(processor.temporal_patch_size)
+        self._scale = float(processor.rescale_factor)
+        self._mean = np.array(processor.image_mean, dtype=np.float32)[:, None]
+        self._std = np.array(processor.image_std, dtype=np.float32)[:, None]
+
+    def __call__(self, pixel_bytes: NDArray[np.uint8]) -> mx.array:
+        """(patches, 3 * pixels of a patch) to (patches, 3 * frames * pixels), float32."""
+        patches = mx.array(pixel_bytes).reshape(len(pixel_bytes), 3, -1).astype(mx.float32)
+        values = (patches * self._scale - mx.array(self._mean)) / mx.array(self._std)
+        return mx.repeat(values[:, :, None], self._frames, axis=2).reshape(len(pixel_bytes), -1)
+
+
+def use_fast_patches(processor: Any, model: Any) -> None:
+    """Replace the image processor if it is exactly mlx-vlm's for Qwen; any other stays.
+
+    The tower must be one of ours, since it is told what the bytes mean.
+    """
+    own: Any = getattr(processor, "image_processor", None)
+    tower = getattr(model, "vision_tower", None)
+    if type(own) is not Qwen3VLImageProcessor or not isinstance(tower, FrameTower):
+        return
+    if own.do_rescale and own.do_normalize:
+        tower.pixel_values = PixelValues(own)
+        processor.image_processor = PatchProcessor(**vars(own))

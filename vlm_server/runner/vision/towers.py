@@ -1,0 +1,325 @@
+"""Vision towers as few large calls that never wait for the GPU. Knows their modules' names.
+
+mlx-vlm's Qwen towers read the lengths of segments back from the device three times a layer, and
+positions before the first; each reading hands the interpreter lock to the decode loop.
+Qwen2.5-VL's also attends to one window after the other, some 70 a layer. Here all of that is
+computed on the host from a picture's grid, and windows of one size are one call. The modules
+that hold the weights stay the loaded model's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx_vlm.models import glm4v, qwen2_5_vl, qwen2_vl, qwen3_5, qwen3_5_moe, qwen3_vl, qwen3_vl_moe
+from numpy.typing import NDArray
+
+from vlm_server.runner.rope import Rope, is_cpu
+from vlm_server.runner.vision.attention import (
+    Segments,
+    attend,
+    exp_in_place,
+    patch_places,
+    picture_rotation,
+)
+
+_ALIGNED = 64
+
+
+def use_fast_tower(model: Any) -> None:
+    """Replace the vision tower of a loaded model by one that gives the same rows sooner.
+
+    A tower that is not exactly a known one stays.
+    """
+    tower = getattr(model, "vision_tower", None)
+    if faster := _TOWERS.get(type(tower)):
+        model.vision_tower = faster(tower)
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Patches of one picture or video."""
+
+    frames: int
+    height: int
+    width: int
+
+    @property
+    def frame_patches(self) -> int:
+        return self.height * self.width
+
+    @property
+    def patches(self) -> int:
+        return self.frames * self.frame_patches
+
+
+@dataclass(frozen=True, slots=True)
+class TowerRows:
+    """rows: (tokens, hidden); deepstack: as many of (tokens, hidden) as layers give some."""
+
+    rows: mx.array
+    deepstack: list[mx.array]
+
+
+class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not typed
+    """Qwen2-VL's tower: every patch attends to its whole frame, in every layer."""
+
+    def __init__(self, tower: Any) -> None:
+        super().__init__()
+        self.patch_embed = tower.patch_embed
+        self.blocks = tower.blocks
+        self.merger = tower.merger
+        self.spatial_merge_size = int(tower.spatial_merge_size)
+        self.pixel_values: Callable[[NDArray[np.uint8]], mx.array] | None = None
+        """What a picture's bytes mean, for `encode_bytes`."""
+
+    def __call__(
+        self, pixel_values: mx.array, grid_thw: mx.array, output_hidden_states: bool | None = None
+    ) -> Any:
+        """As mlx-vlm's own is called: patches (patches, pixels) of grids (pictures, 3)."""
+        return self.encode(pixel_values, np.array(grid_thw)).rows
+
+    def encode_bytes(
+        self, pixel_bytes: NDArray[np.uint8], grid_thw: NDArray[np.integer[Any]]
+    ) -> TowerRows:
+        """The rows of pictures, lazy, from what a `PatchProcessor` made of them."""
+        assert self.pixel_values is not None
+        return self.encode(self.pixel_values(pixel_bytes), grid_thw)
+
+    def encode(self, pixel_values: mx.array, grid_thw: NDArray[np.integer[Any]]) -> TowerRows:
+        """The rows of pictures or videos, lazy: `pixel_values` (patches, pixels)."""
+        parts, start = [], 0
+        for grid in (Grid(*row) for row in grid_thw.tolist()):
+            patches = pixel_values[start : start + grid.patches]
+            parts.append(self._encode_one(patches.astype(self.patch_embed.proj.weight.dtype), grid))
+            start += grid.patches
+        return TowerRows(
+            mx.concatenate([part.rows for part in parts]),
+            [
+                mx.concatenate(list(layer))
+                for layer in zip(*(part.deepstack for part in parts), strict=True)
+            ],
+        )
+
+    def _encode_one(self, pixel_values: mx.array, grid: Grid) -> TowerRows:
+        places = patch_places(grid.height, grid.width, self.spatial_merge_size)
+        x = self._embed(pixel_values, grid, places)
+        rotation, segments = self._rotation(places), ((1, grid.frame_patches),)
+        deepstack = []
+        for number, block in enumerate(self.blocks):
+            x = self._layer(block, x, rotation, segments)
+            deepstack += self._deepstack(number, x)
+        return TowerRows(self._merge(_flat(x)), deepstack)
+
+    def _embed(self, pixel_values: mx.array, grid: Grid, places: NDArray[np.int32]) -> mx.array:
+        """What enters the first layer: (frames, patches, hidden)."""
+        return self._patches(pixel_values).reshape(grid.frames, grid.frame_patches, -1)
+
+    def _patches(self, pixel_values: mx.array) -> mx.array:
+        """(patches, pixels) to (patches, hidden): a convolution whose steps do not overlap."""
+        proj = self.patch_embed.proj
+        weight = mx.moveaxis(proj.weight, -1, 1).reshape(proj.weight.shape[0], -1)
+        rows: mx.array = pixel_values @ weight.T
+        return rows + proj.bias if "bias" in proj else rows
+
+    def _rotation(self, places: NDArray[np.int32]) -> Rope:
+        return picture_rotation(places, self.blocks[0].attn.head_dim)
+
+    def _layer(self, block: Any, x: mx.array, rotation: Rope, segments: Segments) -> mx.array:
+        x = x + attend(block.attn, block.norm1(x), rotation, segments)
+        after: mx.array = x + block.mlp(block.norm2(x))
+        return after
+
+    def _deepstack(self, layer: int, x: mx.array) -> list[mx.array]:
+        """What the text's layers get of layer `layer`'s result `x`."""
+        return []
+
+    def _merge(self, x: mx.array) -> mx.array:
+        """(patches, hidden) to (tokens, the text's hidden)."""
+        rows: mx.array = self.merger(x)
+        return rows
+
+
+class DeepstackTower(FrameTower):
+    """Qwen3-VL's tower: learned positions besides, and rows for the text's first layers."""
+
+    def __init__(self, tower: Any) -> None:
+        super().__init__(tower)
+        self.pos_embed = tower.pos_embed
+        self.deepstack_merger_list = tower.deepstack_merger_list
+        self._positions_side = int(tower.num_grid_per_side)
+        self._deepstack_layers = list(tower.deepstack_visual_indexes)
+
+    def __call__(
+        self, pixel_values: mx.array, grid_thw: mx.array, output_hidden_states: bool | None = None
+    ) -> Any:
+        made = self.encode(pixel_values, np.array(grid_thw))
+        return made.rows, made.deepstack
+
+    def _embed(self, pixel_values: mx.array, grid: Grid, places: NDArray[np.int32]) -> mx.array:
+        indices, weights = interpolation(grid, places, self._positions_side)
+        corners = self.pos_embed(mx.array(indices))
+        positions = (corners * mx.array(weights)[..., None].astype(corners.dtype)).sum(axis=0)
+        embedded: mx.array = super()._embed(pixel_values, grid, places) + positions
+        return embedded
+
+    def _deepstack(self, layer: int, x: mx.array) -> list[mx.array]:
+        if layer not in self._deepstack_layers:
+            return []
+        return [self.deepstack_merger_list[self._deepstack_layers.index(layer)](_flat(x))]
+
+
+class WindowTower(FrameTower):
+    """Qwen2.5-VL's tower: attention within windows, and within whole frames in a few layers."""
+
+    def __init__(self, tower: Any) -> None:
+        super().__init__(tower)
+        self._frame_layers = frozenset(tower.fullatt_block_indexes)
+        self._window_side = tower.window_size // tower.spatial_merge_size // tower.patch_size
+        if not is_cpu():
+            for block in self.blocks:
+                fill_up(block.mlp)
+
+    def _encode_one(self, pixel_values: mx.array, grid: Grid) -> TowerRows:
+        """Tokens are sorted by window before the first layer, and back after the last."""
+        merged, unit = self.spatial_merge_size, self.spatial_merge_size**2
+        layout = window_layout(grid.height // merged, grid.width // merged, self._window_side)
+        order = (layout.order[:, None] * unit + np.arange(unit, dtype=np.int32)).reshape(-1)
+        places = patch_places(grid.height, grid.width, merged)[order]
+        x = self._embed(pixel_values, grid, places)[:, mx.array(order)]
+        rotation, frame = self._rotation(places), ((1, grid.frame_patches),)
+        windows = tuple((count, tokens * unit) for count, tokens in layout.windows)
+        for number, block in enumerate(self.blocks):
+            segments = frame if number in self._frame_layers else windows
+            x = self._layer(block, x, rotation, segments)
+        rows = self.merger(_flat(x)).reshape(grid.frames, len(layout.order), -1)
+        return TowerRows(_flat(rows[:, mx.array(np.argsort(layout.order))]), [])
+
+    def _layer(self, block: Any, x: mx.array, rotation: Rope, segments: Segments) -> mx.array:
+        if not is_cpu():
+            return super()._layer(block, x, rotation, segments)
+        x = x + attend(block.attn, block.norm1(x), rotation, segments)
+        normed, mlp = block.norm2(x), block.mlp
+        gate = mlp.gate_proj(normed)
+        silu = (gate / (1 + exp_in_place(-gate))).astype(gate.dtype)
+        after: mx.array = x + mlp.down_proj(silu * mlp.up_proj(normed))
+        return after
+
+
+class GlmTower(FrameTower):
+    """GLM-4V's tower: learned positions besides, and patches merged by a convolution.
+
+    mlx-vlm 0.7.10 cuts every call into three pieces, two of them empty for one picture.
+    """
+
+    def __init__(self, tower: Any) -> None:
+        super().__init__(tower)
+        self.embeddings = tower.embeddings
+        self.post_conv_layernorm = tower.post_conv_layernorm
+        self.post_layernorm = tower.post_layernorm
+        self.downsample = tower.downsample
+
+    def _embed(self, pixel_values: mx.array, grid: Grid, places: NDArray[np.int32]) -> mx.array:
+        x = self.post_conv_layernorm(self._patches(pixel_values))
+        rows, columns = mx.array(np.tile(places, (grid.frames, 1)).T)
+        shape = mx.array([[grid.frames, grid.height, grid.width]])
+        embedded: mx.array = self.embeddings(x, [grid.patches], shape, rows, columns)
+        return embedded.reshape(grid.frames, grid.frame_patches, -1)
+
+    def _merge(self, x: mx.array) -> mx.array:
+        tokens = self.post_layernorm(x).reshape(
+            -1, self.spatial_merge_size, self.spatial_merge_size, x.shape[-1]
+        )
+        return super()._merge(_flat(self.downsample(tokens)))
+
+
+def fill_up(mlp: Any) -> None:
+    """Widen an MLP's hidden layer by zeros, which change no result, to a multiple of `_ALIGNED`.
+
+    Qwen2.5-VL's has 3,420 numbers of two bytes: GPUs have no fast products for such rows.
+    """
+    missing = -mlp.down_proj.weight.shape[1] % _ALIGNED
+    is_quantized = "scales" in mlp.down_proj
+    if not missing or is_quantized:
+        return
+    for proj in (mlp.gate_proj, mlp.up_proj):
+        proj.weight = mx.pad(proj.weight, [(0, missing), (0, 0)])
+        if "bias" in proj:
+            proj.bias = mx.pad(proj.bias, (0, missing))
+    mlp.down_proj.weight = mx.pad(mlp.down_proj.weight, [(0, 0), (0, missing)])
+
+
+@dataclass(frozen=True, slots=True)
+class WindowLayout:
+    """How one frame's tokens (merged patches) are sorted so that windows lie together.
+
+    order: (tokens,), the token in each place; rows first, as the processor has them.
+    windows: (count, tokens) of each run of windows of one size: whole ones, those cut by the
+    right edge, by the bottom edge, by both. No window is empty.
+    """
+
+    order: NDArray[np.int32]
+    windows: tuple[tuple[int, int], ...]
+
+
+def window_layout(rows: int, columns: int, side: int) -> WindowLayout:
+    """The windows of `side` by `side` tokens in a frame of `rows` by `columns`."""
+    tokens = np.arange(rows * columns, dtype=np.int32).reshape(rows, columns)
+    whole_rows, whole_columns = rows - rows % side, columns - columns % side
+    order, windows = [], []
+    for area in (
+        tokens[:whole_rows, :whole_columns],
+        tokens[:whole_rows, whole_columns:],
+        tokens[whole_rows:, :whole_columns],
+        tokens[whole_rows:, whole_columns:],
+    ):
+        if area.size:
+            height, width = min(side, area.shape[0]), min(side, area.shape[1])
+            cut = area.reshape(area.shape[0] // height, height, area.shape[1] // width, width)
+            order.append(cut.transpose(0, 2, 1, 3).reshape(-1))
+            windows.append((area.size // (height * width), height * width))
+    return WindowLayout(np.concatenate(order), tuple(windows))
+
+
+def interpolation(
+    grid: Grid, places: NDArray[np.int32], side: int
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Where a frame's patches lie among learned positions, `side` by `side` of them.
+
+    Returns the indices (4, patches) of the four around each patch, and their bilinear weights;
+    the outermost patches lie on the outermost positions.
+    """
+    rows = np.linspace(0, side - 1, grid.height, dtype=np.float32)[places[:, 0]]
+    columns = np.linspace(0, side - 1, grid.width, dtype=np.float32)[places[:, 1]]
+    top, left = rows.astype(np.int32), columns.astype(np.int32)
+    bottom, right = np.minimum(top + 1, side - 1), np.minimum(left + 1, side - 1)
+    down, across = rows - top, columns - left
+    indices = [top * side + left, top * side + right, bottom * side + left, bottom * side + right]
+    weights = [
+        (1 - down) * (1 - across),
+        (1 - down) * across,
+        down * (1 - across),
+        down * across,
+    ]
+    return np.stack(indices), np.stack(weights)
+
+
+def _flat(x: mx.array) -> mx.array:
+    """(frames, patches, hidden) to (frames * patches, hidden)."""
+    return x.reshape(-1, x.shape[-1])
+
+
+_TOWERS: dict[type, type[FrameTower]] = {
+    qwen2_vl.VisionModel: FrameTower,
+    qwen2_5_vl.VisionModel: WindowTower,
+    qwen3_vl.VisionModel: DeepstackTower,
+    qwen3_vl_moe.VisionModel: DeepstackTower,
+    qwen3_5.VisionModel: DeepstackTower,
+    qwen3_5_moe.VisionModel: DeepstackTower,
+    glm4v.VisionModel: GlmTower,
+}

@@ -1,0 +1,106 @@
+"""Frames over the front's socket. Knows the protocol and two threads; knows no engine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from queue import SimpleQueue
+from typing import NoReturn
+
+from vlm_server.engine.loop import Inbox
+from vlm_server.protocol import (
+    FRAME_HEADER,
+    Abort,
+    Command,
+    Drain,
+    Event,
+    Start,
+    Submit,
+    Working,
+    decode_command,
+    encode_frame,
+)
+
+logger = logging.getLogger(__name__)
+
+_ANNOUNCE_SECONDS = 0.1
+"""How long work waits to be announced to a front that does not read."""
+
+
+class Channel:
+    """Frames over the front's socket; sending never waits long for the front to read.
+
+    Ends the process when the front is gone, at whatever byte and also while a model loads:
+    nobody is left to serve.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._incoming = connection.makefile("rb")
+        self.inbox: Inbox = SimpleQueue()
+        self._outbox: SimpleQueue[Event | threading.Event | None] = SimpleQueue()
+        """Events, what is set once those before it are written, and None for the end."""
+        self._writer = threading.Thread(target=self._write, daemon=True)
+        self._writer.start()
+
+    def open(self) -> Start:
+        """The first command. Those after it go to the inbox as they come."""
+        start = self._receive()
+        assert isinstance(start, Start)
+        threading.Thread(target=self._read_on, daemon=True).start()
+        return start
+
+    def send(self, event: Event) -> None:
+        """Send an event some time soon; what the device works on is in the socket at once."""
+        self._outbox.put(event)
+        if isinstance(event, Working) and event.request_ids:
+            written = threading.Event()
+            self._outbox.put(written)
+            written.wait(_ANNOUNCE_SECONDS)
+
+    def end(self, status: int) -> NoReturn:
+        """End the process once all that was sent is on its way.
+
+        Waits for no other thread: one may sit in a picture or in a read.
+        """
+        self._outbox.put(None)
+        self._writer.join()
+        os._exit(status)
+
+    def _receive(self) -> Command:
+        (length,) = FRAME_HEADER.unpack(self._read(FRAME_HEADER.size))
+        return decode_command(self._read(length))
+
+    def _read_on(self) -> NoReturn:
+        try:
+            while True:
+                command = self._receive()
+                assert isinstance(command, Submit | Abort | Drain)
+                self.inbox.put(command)
+        except Exception:
+            logger.critical("the front can't be understood", exc_info=True)
+            os._exit(1)
+
+    def _read(self, size: int) -> bytes:
+        try:
+            data = self._incoming.read(size)
+        except OSError:  # a front that is killed with events unread resets the socket
+            os._exit(0)
+        if len(data) < size:
+            os._exit(0)
+        return data
+
+    def _write(self) -> None:
+        try:
+            while (entry := self._outbox.get()) is not None:
+                if isinstance(entry, threading.Event):
+                    entry.set()
+                else:
+                    self._connection.sendall(encode_frame(entry))
+        except OSError:
+            os._exit(0)
+        except Exception:
+            logger.critical("an event can't be sent", exc_info=True)
+            os._exit(1)
