@@ -1,10 +1,12 @@
-"""The contracts between rooms. Knows token ids, numpy arrays and plans; knows no mlx, no HTTP.
+"""The contracts between rooms: what engine, prompt and runner hand each other.
 
-`engine` decides and `runner` does: they meet only here.
+`engine` decides and `runner` does; `prompt` makes prompts. They meet only here. Token ids, numpy
+arrays and plans; no mlx, no HTTP.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -13,48 +15,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlm_server.cache.caches import EncodedImage, Prefix
-from vlm_server.cache.lru import Lease
+from vlm_server.cache.holds import CacheHolds
 from vlm_server.cache.prompt_key import MediaSpan, PromptKey
 from vlm_server.errors import RequestError
 from vlm_server.protocol import SamplingParams, Submit
 
-
-@dataclass(frozen=True, slots=True)
-class ImageSpan:
-    """Tokens `start` to `end` (exclusive) of a prompt that are encoded at once.
-
-    They stand for one picture, or for a stretch of one video. `mm_hash` names what is shown,
-    with all that its features follow from.
-    """
-
-    start: int
-    end: int
-    mm_hash: str
-    inputs: Mapping[str, NDArray[Any]]
-    """What the processor made of it alone: `pixel_values`, grids and the like."""
-    features: Lease[EncodedImage] | None = None
-    """What the encoder cache had of it; then `inputs` are empty."""
-
+MediaInputs = Mapping[str, NDArray[Any]]
+"""What the vision tower takes for one span: `pixel_values`, grids and the like."""
 
 CompiledGrammar = Any
 """What a `Preparer` made of a request's JSON schema: only `runner` can read it."""
 
 
+# ---- prompts -----------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
-    """A request as the runner takes it: token_ids (tokens,) int32, and its spans in order.
+    """A request as the model takes it. Plain data, built once.
 
-    `images` are the spans that `prefix` does not end behind; `spans` are all, with their keys.
-    `positions`, (3, tokens) int32, are those of families with M-RoPE, after which a token n
-    stands at n + `rope_delta`. `snapshot_points` are the places, in order, where a state is worth
-    keeping, for families whose states can't be cut. The first `atomic_prefill_tokens`, for families
-    where tokens see later ones, are prefilled at once or all known; `token_types`, (tokens,) int32,
-    then are 1 for a picture's tokens and 0 for others. The answer follows `grammar`, if there is
-    one. Who drops a prompt releases it.
+    token_ids: (tokens,) int32. spans: its media, in order; each is encoded at once.
+    positions: (3, tokens) int32 for families with M-RoPE; after the prompt, token n has position
+    n + `rope_delta`. snapshot_points: the token counts, ascending, after which a state is stored,
+    for families whose states can't be cut. The first `atomic_prefill_tokens`, for families where
+    tokens attend to later ones, are prefilled in one chunk or all cached; token_types: (tokens,)
+    int32, is then 1 for media tokens and 0 for text. The answer follows `grammar`, if there is one.
     """
 
     token_ids: NDArray[np.int32]
-    images: tuple[ImageSpan, ...] = ()
     spans: tuple[MediaSpan, ...] = ()
     positions: NDArray[np.int32] | None = None
     rope_delta: int = 0
@@ -63,69 +51,118 @@ class PreparedPrompt:
     token_types: NDArray[np.int32] | None = None
     grammar: CompiledGrammar | None = None
     cache_salt: str = ""
-    prefix: Prefix | None = None
-    """What the prefix cache had of it."""
 
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
     @property
-    def num_cached_tokens(self) -> int:
-        return self.prefix.length if self.prefix else 0
-
-    @property
     def is_atomic(self) -> bool:
-        """Whether all is prefilled at once: then no other prompt can go on from its KV."""
+        """Whether all is prefilled in one chunk: then no other prompt can reuse its KV."""
         return self.atomic_prefill_tokens == self.num_tokens
 
     @property
-    def elements(self) -> PromptKey:
+    def key(self) -> PromptKey:
         return PromptKey(self.token_ids, self.spans)
 
-    def release(self) -> None:
-        """Let the caches evict what was found for it."""
-        for span in self.images:
-            if span.features:
-                span.features.release()
-        if self.prefix:
-            self.prefix.release()
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a `Preparer` made of a request. Its receiver owns `holds`, and releases them once.
+
+    inputs: what the processor made of each span that no cache had, by its place in `prompt.spans`.
+    """
+
+    prompt: PreparedPrompt
+    holds: CacheHolds
+    inputs: Mapping[int, MediaInputs] = field(default_factory=dict)
+
+
+class Cancellation:
+    """Tells work on another thread that nobody waits for it any more. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_cancelled = False
+        self._callback: Callable[[], None] | None = None
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._is_cancelled
+
+    def cancel(self) -> None:
+        """Run the callback, if there is one. Cancelling twice is no error."""
+        with self._lock:
+            self._is_cancelled = True
+            callback, self._callback = self._callback, None
+        if callback is not None:
+            callback()
+
+    def on_cancel(self, callback: Callable[[], None] | None) -> None:
+        """Run `callback` when cancelled, or at once if that was before; it replaces the last."""
+        with self._lock:
+            self._callback = None if self._is_cancelled else callback
+            is_due = self._is_cancelled and callback is not None
+        if is_due and callback is not None:
+            callback()
+
+
+# ---- plans -------------------------------------------------------------------------------
 
 
 class SeqId(NamedTuple):
-    """A row of the decode batch: one choice of a request."""
+    """A sequence of the decode batch: one choice of a request."""
 
     request_id: str
     choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
+class PrepareWork:
+    """Prepare a request, unless it is cancelled."""
+
+    submit: Submit
+    cancellation: Cancellation
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeWork:
+    """Encode the media of span `span_index` of a request's prompt, from `inputs`."""
+
+    request_id: str
+    span_index: int
+    prompt: PreparedPrompt
+    inputs: MediaInputs
+
+    @property
+    def span(self) -> MediaSpan:
+        return self.prompt.spans[self.span_index]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.span.end - self.span.start
+
+
+@dataclass(frozen=True, slots=True)
 class NewRequest:
     """A request that the runner meets for the first time in this plan.
 
-    `images` are the features of the prompt's; its prefill starts behind its prefix.
+    Its prefill starts after `prefix`. features: those of the spans after it, in order. Both may be
+    evicted once the step is done.
     """
 
     request_id: str
     prompt: PreparedPrompt
     sampling: SamplingParams
-    images: tuple[EncodedImage, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class EncodeWork:
-    """Encode picture `image_index` of a request's prompt."""
-
-    request_id: str
-    image_index: int
-    prompt: PreparedPrompt
+    prefix: Prefix
+    features: tuple[EncodedImage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillWork:
     """Prefill tokens `start` to `end`; if `is_last`, sample and join the decode batch.
 
-    All rows of the request, `sampling.n`, join at once.
+    All sequences of the request, `sampling.n`, join at once.
     """
 
     request_id: str
@@ -133,22 +170,42 @@ class PrefillWork:
     end: int
     is_last: bool
 
+    @property
+    def num_tokens(self) -> int:
+        return self.end - self.start
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """One step: forget `released`, meet `new`, decode the rows named, and one prompt's chunk.
+    """All that one step does.
 
-    A row may be released before it joined: then its prompt is forgotten.
+    For the threads beside the device: `prepare` these requests, `encode` this picture, and
+    `encode_next` once the step is launched. For the runner: forget `released`, meet `new`, decode
+    these sequences, and `prefill` one prompt's chunk. A sequence may be released before it joined:
+    then its prompt is forgotten. `refused` requests can never fit into device memory.
+
+    The rest says what the engine waits for: whether there are requests at all, whether one waits
+    for memory, whether one that does not waits for its first token. `is_drained`: no request is
+    left, and none will be taken. `is_idle`: nothing is remembered of any request.
     """
 
+    prepare: tuple[PrepareWork, ...] = ()
+    encode: EncodeWork | None = None
+    encode_next: EncodeWork | None = None
     released: tuple[SeqId, ...] = ()
     new: tuple[NewRequest, ...] = ()
     decode: tuple[SeqId, ...] = ()
     prefill: PrefillWork | None = None
+    refused: Mapping[str, RequestError] = field(default_factory=dict)
+    has_requests: bool = False
+    waits_for_memory: bool = False
+    waits_for_first_token: bool = False
+    is_drained: bool = False
+    is_idle: bool = True
 
     @property
-    def is_empty(self) -> bool:
-        return not (self.released or self.new or self.decode or self.prefill)
+    def has_runner_work(self) -> bool:
+        return bool(self.released or self.new or self.decode or self.prefill)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +223,11 @@ class TokenScore:
 class StepResult:
     """What a step brought: tokens that are known by now, and requests that failed alone.
 
-    A request that is among the failures fails with all its rows.
-    `logprobs` holds an entry for each token whose request asked for them. A runner may run
-    one step ahead: a token may belong to the step before, and a row's token may be missing in
-    the step that launched it; its first comes with its prompt's last chunk, or later. `error`
-    is what the model or the device raised, if they did.
+    A request that is among the failures fails with all its sequences. `logprobs` holds an entry for
+    each token whose request asked for them. A runner may run one step ahead: a token may belong to
+    the step before, and a sequence's token may be missing in the step that launched it; its first
+    comes with its prompt's last chunk, or later. `error` is what the model or the device raised, if
+    they did.
     """
 
     tokens: Mapping[SeqId, int] = field(default_factory=dict)
@@ -189,45 +246,49 @@ class MemoryReading:
     limit_bytes: int
 
 
+class Step(Protocol):
+    """A step that was launched."""
+
+    def result(self) -> StepResult:
+        """Wait for what it brings. To be called once, before the next launch."""
+        ...
+
+
 class Runner(Protocol):
     """Does what a plan says with the model. All calls come from one thread."""
 
     @property
     def num_tracked(self) -> int:
-        """Prompts and rows that hold device memory."""
+        """Prompts and sequences that hold device memory."""
         ...
 
-    def execute(self, plan: SchedulerOutput, launched: Callable[[], None]) -> StepResult:
-        """Carry out `plan`, and call `launched` once, as soon as the device has its work."""
+    def launch(self, plan: SchedulerOutput) -> Step:
+        """Begin the runner's part of `plan`; returns as soon as the device has its work."""
         ...
 
     def kv_bytes(self, num_tokens: int) -> int:
-        """Device memory of the state of one row of so many tokens; 0 before the first prompt."""
+        """Device memory of the state of one sequence of so many tokens; 0 before the first."""
         ...
 
 
 class Encoder(Protocol):
-    """FairQueue pictures into features. All calls come from one thread, beside the runner's."""
+    """Turns media into features. All calls come from one thread, beside the runner's."""
 
-    def encode(self, prompt: PreparedPrompt, image_index: int) -> EncodedImage:
+    def encode(self, work: EncodeWork) -> EncodedImage:
         """Raises RequestError for what this picture alone gets wrong."""
         ...
 
 
 class Preparer(Protocol):
-    """FairQueue a request into token ids and pixel arrays. Called from several threads."""
+    """Turns a request into token ids and pixel arrays. Called from several threads."""
 
-    def prepare(self, submit: Submit) -> PreparedPrompt:
-        """Raises RequestError for what this request alone gets wrong."""
+    def prepare(self, submit: Submit, cancellation: Cancellation) -> Prepared:
+        """Raises RequestError for what this request alone gets wrong, or when cancelled."""
         ...
 
     @property
     def num_tracked(self) -> int:
-        """Requests and media that are being prepared."""
-        ...
-
-    def abandon(self, request_id: str) -> None:
-        """Nobody waits for this request any more: end what takes long. Unknown ids are no error."""
+        """Media that somebody works on, or waits for."""
         ...
 
 
@@ -241,7 +302,7 @@ class DeviceMemory(Protocol):
 
     @property
     def trims_own_pool(self) -> bool:
-        """Whether it gives up what it keeps for reuse, of itself, before it exceeds its limit."""
+        """Whether it frees what it keeps for reuse by itself before it exceeds its limit."""
         ...
 
     def read(self) -> MemoryReading: ...
@@ -251,21 +312,25 @@ class DeviceMemory(Protocol):
         ...
 
     def settle(self) -> None:
-        """Wait until what is under way is done: it may hold what was let go."""
+        """Wait until what is under way is done: it may hold memory that was released."""
         ...
 
     def clear(self) -> None:
         """Give what is kept for reuse back to the system, once what is under way is done."""
         ...
 
-    def trim(self) -> None:
-        """Give the process's other free memory back; takes long enough to be done when idle."""
+    def device_used_bytes(self) -> int:
+        """What all programs use, as the driver says; 0 if device memory is the machine's."""
         ...
+
+
+class ProcessMemory(Protocol):
+    """The process as the system sees it."""
 
     def footprint_bytes(self) -> int:
-        """What the system says that the process takes."""
+        """What the system counts for the process."""
         ...
 
-    def device_used_bytes(self) -> int:
-        """What all programs take, as its driver says; 0 if its memory is the machine's."""
+    def trim(self) -> None:
+        """Give free host memory back to the system; takes milliseconds."""
         ...

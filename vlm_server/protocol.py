@@ -285,10 +285,8 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     It is also the sign that the engine lives.
     """
 
-    waiting: int
-    preparing: int
-    prefilling: int
-    decoding: int
+    requests: dict[str, int]
+    """By state; the names are those of `engine.request.states.State`."""
     tracked: int
     """Requests that are known."""
     tracked_by: dict[str, int]

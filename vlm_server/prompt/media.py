@@ -17,6 +17,7 @@ import msgspec
 from PIL import Image as PillowImage
 
 from vlm_server.cache.caches import Caches
+from vlm_server.ports import Cancellation
 from vlm_server.prompt.images import decode_rgb
 from vlm_server.prompt.processing import (
     Inputs,
@@ -79,21 +80,23 @@ class MediaProcessor:
         key = self._key("picture", salt, image.mm_hash, bound if is_larger else None)
         return self._medium(key, image.param, lambda: self._picture(decode_rgb(image), image.param))
 
-    def video(self, video: Video, salt: str, stop: clip.Stop) -> MediaItem:
+    def video(self, video: Video, salt: str, cancellation: Cancellation) -> MediaItem:
         """A video for a family that knows videos. Raises InvalidVideo if it can't be read."""
         limits = self._video_limits
         return self._medium(
             self._video_key(video, salt, limits),
             video.param,
-            lambda: self._video(clip.decode(video, limits, stop), video.param),
+            lambda: self._video(clip.decode(video, limits, cancellation), video.param),
         )
 
-    def frames(self, video: Video, salt: str, stop: clip.Stop) -> Iterator[tuple[float, MediaItem]]:
+    def frames(
+        self, video: Video, salt: str, cancellation: Cancellation
+    ) -> Iterator[tuple[float, MediaItem]]:
         """A video as pictures, each with its time in seconds. Raises InvalidVideo like `video`."""
         max_frames = min(self._video_limits.max_frames, _MAX_FRAMES_AS_PICTURES)
         limits = msgspec.structs.replace(self._video_limits, max_frames=max_frames)
         key = self._video_key(video, salt, limits)
-        shown = cache(lambda: clip.decode(video, limits, stop))
+        shown = cache(lambda: clip.decode(video, limits, cancellation))
         seconds: tuple[float, ...] | None = self._caches.token_layouts.get(key)
         if seconds is None:
             seconds = shown().seconds

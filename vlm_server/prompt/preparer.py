@@ -14,9 +14,10 @@ from dataclasses import replace
 import numpy as np
 
 from vlm_server.cache.caches import Caches
+from vlm_server.cache.holds import CacheHolds
 from vlm_server.cache.prompt_key import MediaSpan
 from vlm_server.errors import ContextLengthExceeded, InternalError
-from vlm_server.ports import ImageSpan, PreparedPrompt
+from vlm_server.ports import Cancellation, MediaInputs, Prepared, PreparedPrompt
 from vlm_server.prompt.grammar import Grammars
 from vlm_server.prompt.media import MediaItem, MediaProcessor
 from vlm_server.prompt.positions import has_positions, prompt_positions
@@ -27,7 +28,6 @@ from vlm_server.runner.model.chunking import atomic_prefill_tokens
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.settings import Engine
 from vlm_server.settings import Video as VideoLimits
-from vlm_server.video import clip
 
 
 class MultimodalPreparer:
@@ -48,47 +48,37 @@ class MultimodalPreparer:
         self._media = MediaProcessor(
             loaded, self._prompts, video_limits or VideoLimits(), self._caches
         )
-        self._stops: dict[str, clip.Stop] = {}
 
-    def prepare(self, submit: Submit) -> PreparedPrompt:
+    def prepare(self, submit: Submit, cancellation: Cancellation) -> Prepared:
         """Token ids with the spans of pictures and videos, and what the caches have of them.
 
         Raises InvalidImage and InvalidVideo for what can't be read, ContextLengthExceeded for
         more than fits, and what `Grammars.compile` and `PromptTokenizer.tokenize` do.
         """
         schema = submit.sampling.json_schema
-        stop = self._stops[submit.request_id] = clip.Stop()
-        try:
-            grammar = None if schema is None else self._grammars.compile(schema)
-            messages, media = self._lay_out(submit, stop)
-            token_layouts = [medium.layout for medium in media]
-            places = [
-                Placeholder(each.token_id, each.prefix, each.suffix) for each in token_layouts
-            ]
-            prompt = self._expand(self._prompts.tokenize(messages, places), media)
-            prompt = self._uncut(prompt)
-            if self._caches.prefixes.needs_snapshots:
-                snapshot_points = self._snapshot_points.of(messages, prompt.token_ids, prompt.spans)
-                uncut = prompt.atomic_prefill_tokens
-                prompt = replace(
-                    prompt, snapshot_points=snapshot_points[bisect_left(snapshot_points, uncut) :]
-                )
-            prompt = replace(prompt, grammar=grammar, cache_salt=submit.cache_salt)
-            return self._with_images(prompt, media)
-        finally:
-            del self._stops[submit.request_id]
+        grammar = None if schema is None else self._grammars.compile(schema)
+        messages, media = self._lay_out(submit, cancellation)
+        token_layouts = [medium.layout for medium in media]
+        places = [Placeholder(each.token_id, each.prefix, each.suffix) for each in token_layouts]
+        prompt = self._expand(self._prompts.tokenize(messages, places), media)
+        prompt = self._uncut(prompt)
+        if self._caches.prefixes.needs_snapshots:
+            snapshot_points = self._snapshot_points.of(messages, prompt.token_ids, prompt.spans)
+            uncut = prompt.atomic_prefill_tokens
+            prompt = replace(
+                prompt, snapshot_points=snapshot_points[bisect_left(snapshot_points, uncut) :]
+            )
+        prompt = replace(prompt, grammar=grammar, cache_salt=submit.cache_salt)
+        return self._look_up(prompt, media)
 
     @property
     def num_tracked(self) -> int:
-        """Requests and media that are being prepared."""
-        return len(self._stops) + self._media.num_in_flight
+        """Media that somebody works on, or waits for."""
+        return self._media.num_in_flight
 
-    def abandon(self, request_id: str) -> None:
-        """End the decoding of a video that nobody waits for."""
-        if stop := self._stops.get(request_id):
-            stop.set()
-
-    def _lay_out(self, submit: Submit, stop: clip.Stop) -> tuple[list[Message], list[MediaItem]]:
+    def _lay_out(
+        self, submit: Submit, cancellation: Cancellation
+    ) -> tuple[list[Message], list[MediaItem]]:
         """The messages as the template shall see them, and what stands in them, in order.
 
         One after the other, so that no two are in memory decoded.
@@ -98,7 +88,7 @@ class MultimodalPreparer:
         num_tokens, limit = 0, self._loaded.context_tokens
         for message in submit.messages:
             parts: list[ContentPart] = []
-            for part, medium in self._lay_out_parts(submit, message, stop):
+            for part, medium in self._lay_out_parts(submit, message, cancellation):
                 parts.append(part)
                 if medium is None:
                     continue
@@ -114,7 +104,7 @@ class MultimodalPreparer:
         return messages, media
 
     def _lay_out_parts(
-        self, submit: Submit, message: Message, stop: clip.Stop
+        self, submit: Submit, message: Message, cancellation: Cancellation
     ) -> Iterator[tuple[ContentPart, MediaItem | None]]:
         salt = submit.cache_salt
         for part in message.content:
@@ -124,9 +114,9 @@ class MultimodalPreparer:
                 case ImagePart(index):
                     yield part, self._media.picture(submit.images[index], salt)
                 case VideoPart(index) if self._prompts.video_placeholder:
-                    yield part, self._media.video(submit.videos[index], salt, stop)
+                    yield part, self._media.video(submit.videos[index], salt, cancellation)
                 case VideoPart(index):
-                    for time, frame in self._media.frames(submit.videos[index], salt, stop):
+                    for time, frame in self._media.frames(submit.videos[index], salt, cancellation):
                         yield TextPart(f"\nFrame at {time:.1f} s:"), None
                         yield ImagePart(0), frame
 
@@ -150,7 +140,7 @@ class MultimodalPreparer:
         if not has_positions(self._loaded.language_model):
             return PreparedPrompt(whole, spans=tuple(spans))
         positions, rope_delta = prompt_positions(len(whole), placed)
-        return PreparedPrompt(whole, (), tuple(spans), positions, rope_delta)
+        return PreparedPrompt(whole, tuple(spans), positions, rope_delta)
 
     def _uncut(self, prompt: PreparedPrompt) -> PreparedPrompt:
         """`prompt` with what the family says of cutting it into chunks."""
@@ -162,24 +152,19 @@ class MultimodalPreparer:
             return prompt
         return replace(prompt, atomic_prefill_tokens=count, token_types=token_types)
 
-    def _with_images(self, prompt: PreparedPrompt, media: list[MediaItem]) -> PreparedPrompt:
-        """`prompt` with what is known of its beginning, and what the rest of it needs."""
-        limit = 0 if prompt.is_atomic else prompt.num_tokens - 1
-        prefix = self._caches.match_prefix(
-            prompt.elements, limit, prompt.cache_salt, prompt.atomic_prefill_tokens
+    def _look_up(self, prompt: PreparedPrompt, media: list[MediaItem]) -> Prepared:
+        """Hold what the caches have of `prompt`, and process the media that none has."""
+        holds = CacheHolds(
+            self._caches, prompt.key, prompt.cache_salt, prompt.atomic_prefill_tokens
         )
-        units = [(medium, unit) for medium in media for unit in range(len(medium.mm_hashes))]
-        images = list[ImageSpan]()
+        units = [(item, unit) for item in media for unit in range(len(item.mm_hashes))]
+        inputs: dict[int, MediaInputs] = {}
         try:
-            for span, (medium, unit) in zip(prompt.spans, units, strict=True):
-                if span.start >= prefix.length:
-                    images.append(self._image(span, medium, unit))
+            for index in list(holds.missing()):
+                if not holds.lease_features(index, from_disk=True):
+                    item, unit = units[index]
+                    inputs[index] = item.inputs(unit)
         except BaseException:
-            replace(prompt, images=tuple(images), prefix=prefix).release()
+            holds.release()
             raise
-        return replace(prompt, images=tuple(images), prefix=prefix)
-
-    def _image(self, span: MediaSpan, medium: MediaItem, unit: int) -> ImageSpan:
-        features = self._caches.lease_features(span.key)
-        inputs = medium.inputs(unit) if features is None else {}
-        return ImageSpan(span.start, span.end, span.key, inputs, features)
+        return Prepared(prompt, holds, inputs)

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlm_server.errors import InvalidVideo
+from vlm_server.ports import Cancellation
 from vlm_server.protocol import Video
 from vlm_server.settings import Video as Limits
 from vlm_server.video.messages import Done, Frame, Job, Refused, read_answer, write
@@ -42,45 +43,22 @@ class Clip:
     seconds: tuple[float, ...]
 
 
-class Stop:
-    """Ends a decoding, before it begins or while it runs. From any thread."""
-
-    def __init__(self) -> None:
-        self.is_set = False
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def set(self) -> None:
-        with self._lock:
-            self.is_set = True
-            if self._process is not None:
-                self._process.kill()
-
-    def watch(self, process: subprocess.Popen[bytes]) -> None:
-        """Kill `process`, which decodes, when it is time."""
-        with self._lock:
-            self._process = process
-            if self.is_set:
-                process.kill()
-
-
 def decode(
-    video: Video, limits: Limits, stop: Stop | None = None, command: tuple[str, ...] = _COMMAND
+    video: Video, limits: Limits, cancellation: Cancellation, command: tuple[str, ...] = _COMMAND
 ) -> Clip:
     """The frames of `video` that `limits` choose; `command` starts the process that decodes.
 
     Raises InvalidVideo for one that can't be read, is over a limit, takes too long or is stopped.
     """
     with _process(command, limits.decode_timeout_seconds) as (process, is_late):
-        if stop is not None:
-            stop.watch(process)
+        cancellation.on_cancel(process.kill)
         try:
             frames = _ask(process, Job(video.data, video.format, limits))
             pixels = np.stack([_upright(frame) for frame in frames])
         except ValueError:
             raise InvalidVideo("the video's frames have several sizes", video.param) from None
         except (EOFError, OSError, msgspec.DecodeError) as error:
-            if stop is None or not stop.is_set:
+            if not cancellation.is_cancelled:
                 logger.warning("the decoder of a %s video ended early: %r", video.format, error)
             took_long = f"decoding the video takes over {limits.decode_timeout_seconds:g} seconds"
             reason = took_long if is_late.is_set() else "the video can't be decoded"

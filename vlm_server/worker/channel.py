@@ -9,7 +9,7 @@ import threading
 from queue import SimpleQueue
 from typing import NoReturn
 
-from vlm_server.engine.loop import Inbox
+from vlm_server.engine.inbox import Inbox
 from vlm_server.protocol import (
     FRAME_HEADER,
     Abort,

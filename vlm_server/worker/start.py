@@ -1,18 +1,22 @@
-"""From a `Start` command to an engine that is ready. Knows the order of starting; no socket."""
+"""From a `Start` command to an engine that is ready: what is built, in which order."""
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from vlm_server.cache.caches import Caches
+from vlm_server.engine.inbox import Inbox
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.scheduling.limits import SchedulerConfig
 from vlm_server.engine.scheduling.scheduler import Scheduler
+from vlm_server.engine.threads import EncoderThread, PreparerThreads
 from vlm_server.prompt.grammar import Grammars
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.protocol import Loading, Ready, Start
+from vlm_server.protocol import Event, Loading, Ready, Start
 from vlm_server.runner.device.memory import MlxMemory, device_name, make_caches
 from vlm_server.runner.device.speed import warn_of_slow_products
 from vlm_server.runner.kv.disk_tier import open_disk_cache
@@ -20,7 +24,34 @@ from vlm_server.runner.model.load import LoadedModel, load
 from vlm_server.runner.model_runner import ModelRunner
 from vlm_server.runner.vision.encoder import ImageEncoder
 from vlm_server.worker.channel import Channel
+from vlm_server.worker.process_memory import SystemProcessMemory
 from vlm_server.worker.warm_up import stages, warm_up
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The engine around a loaded model: all that lives as long as the process."""
+
+    inbox: Inbox
+    scheduler: Scheduler
+    runner: ModelRunner
+    preparers: PreparerThreads
+    encoder: EncoderThread
+    governor: Governor
+    max_failed_steps: int
+
+    def loop(self, send: Callable[[Event], None]) -> EngineLoop:
+        """A loop whose events go to `send`; one at a time may run."""
+        return EngineLoop(
+            inbox=self.inbox,
+            scheduler=self.scheduler,
+            runner=self.runner,
+            preparers=self.preparers,
+            encoder=self.encoder,
+            governor=self.governor,
+            send=send,
+            max_failed_steps=self.max_failed_steps,
+        )
 
 
 def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
@@ -29,24 +60,25 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     loaded = load(start.model)
     memory = MlxMemory(start.memory)
     caches = make_caches(start.cache, memory, loaded.language_model)
-    loop = build_loop(start, loaded, memory, caches, channel)
+    engine = build_engine(start, loaded, memory, caches, channel.inbox)
     for number, stage in enumerate(stages(with_video=loaded.video_token_id is not None)):
         channel.send(Loading(f"warming up on {stage.name}", 0.5 + 0.1 * number))
-        warm_up(loop, stage)
-    loop.reset_stats()
+        warm_up(engine.loop, engine.inbox, stage)
+    engine.scheduler.reset_stats()
+    caches.ledger.clear()
+    engine.governor.reset_stats()
     caches.disk = open_disk_cache(start.cache, loaded.fingerprint, caches.prefixes)
-    loop.send = channel.send
     warn_of_slow_products()
     gc.collect()
     gc.freeze()  # else each full collection goes through all of it: 30 ms in somebody's answer
     channel.send(Ready(loaded.model_type, device_name(), loaded.context_tokens))
-    return loop, caches
+    return engine.loop(channel.send), caches
 
 
-def build_loop(
-    start: Start, loaded: LoadedModel, memory: MlxMemory, caches: Caches, channel: Channel
-) -> EngineLoop:
-    """The engine around a loaded model."""
+def build_engine(
+    start: Start, loaded: LoadedModel, memory: MlxMemory, caches: Caches, inbox: Inbox
+) -> Engine:
+    """The engine around a loaded model, with its threads."""
     config = SchedulerConfig(
         max_num_seqs=start.scheduler.max_num_seqs,
         prefill_chunk_tokens=start.scheduler.prefill_chunk_tokens,
@@ -59,16 +91,16 @@ def build_loop(
         default_top_p=loaded.default_top_p,
     )
     grammars = Grammars(loaded, start.engine.schema_timeout_seconds)
-    governor, runner = Governor(start.memory, memory, caches), ModelRunner(loaded, caches)
+    governor = Governor(start.memory, memory, SystemProcessMemory(), caches)
+    runner = ModelRunner(loaded, caches)
     admission = Admission(governor, runner.kv_bytes, config.prefill_chunk_tokens)
-    return EngineLoop(
-        inbox=channel.inbox,
+    preparer = MultimodalPreparer(loaded, start.video, grammars, caches)
+    return Engine(
+        inbox=inbox,
         scheduler=Scheduler(config, loaded.backend, caches, admission),
         runner=runner,
-        preparer=MultimodalPreparer(loaded, start.video, grammars, caches),
-        encoder=ImageEncoder(loaded.model),
+        preparers=PreparerThreads(preparer, inbox, start.scheduler.preparer_threads),
+        encoder=EncoderThread(ImageEncoder(loaded.model), inbox),
         governor=governor,
-        send=channel.send,
-        preparer_threads=start.scheduler.preparer_threads,
         max_failed_steps=start.engine.max_failed_steps,
     )

@@ -1,20 +1,18 @@
-"""What a new engine answers before anybody asks: first times are slow, and none is a user's.
-
-Knows requests and the loop; knows no socket. Kernels are compiled and files read on the way.
-"""
+"""What a new engine answers before it is ready: kernels are compiled and files read on the way."""
 
 from __future__ import annotations
 
 import io
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 from PIL import Image as PillowImage
 
+from vlm_server.engine.inbox import Inbox
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.errors import EngineBroken, ModelLoadError
 from vlm_server.protocol import (
@@ -50,10 +48,10 @@ class Stage:
 
 
 def stages(*, with_video: bool) -> tuple[Stage, ...]:
-    """A text, a picture, a video, text and picture as rows of one batch, and those again.
+    """A text, a picture, a video, text and picture in one batch, and those again.
 
-    All but the last find nothing in the caches. What the rows bring comes after what may fail,
-    so that the loop ends with a step that did not.
+    All but the last find nothing in the caches. Those that may fail come before those that must
+    not.
     """
     image = Image(_picture(), "warm-up", "PNG", _PICTURE_PIXELS, _PICTURE_PIXELS, "warm-up")
     video = Video(_video(), "warm-up", "GIF", "warm-up")
@@ -72,13 +70,18 @@ def stages(*, with_video: bool) -> tuple[Stage, ...]:
     )
 
 
-def warm_up(loop: EngineLoop, stage: Stage) -> None:
-    """Run a stage's requests to their ends. Raises ModelLoadError if one fails that is needed."""
+def warm_up(
+    new_loop: Callable[[Callable[[Event], None]], EngineLoop], inbox: Inbox, stage: Stage
+) -> None:
+    """Run a stage's requests to their ends. Raises ModelLoadError if one fails that is needed.
+
+    `new_loop` makes a loop whose events go to the given function.
+    """
     events: list[Event] = []
-    loop.send = events.append
+    loop = new_loop(events.append)
     started = time.monotonic()
     for submit in stage.submits:
-        loop.post(submit)
+        inbox.put(submit)
     try:
         loop.run_until_idle()
     except EngineBroken as error:

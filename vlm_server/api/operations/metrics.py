@@ -73,10 +73,8 @@ def _of_stats(stats: Stats) -> Iterator[Metric]:
     states = GaugeMetricFamily(
         "vlm_server_engine_requests", "Requests in the engine, by state.", labels=["state"]
     )
-    states.add_metric(["waiting"], stats.waiting)
-    states.add_metric(["preparing"], stats.preparing)
-    states.add_metric(["prefilling"], stats.prefilling)
-    states.add_metric(["decoding"], stats.decoding)
+    for state, count in stats.requests.items():
+        states.add_metric([state], count)
     yield states
     yield _gauge("engine_tracked_requests", "Requests that the engine knows of.", stats.tracked)
     trackers = GaugeMetricFamily(

@@ -1,20 +1,41 @@
-"""Whether a request finds room in device memory. Knows what requests hold and will; no rule."""
+"""Whether there is device memory for one more request, beside what others hold and will hold."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from vlm_server.engine.memory.governor import MIB, Demand, Governor, Refuse, Wait
+from vlm_server.engine.memory import governor
+from vlm_server.engine.memory.governor import MIB, Demand, Governor
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
 from vlm_server.errors import MemoryExceeded
 
 _UNBOUNDED_ANSWER_TOKENS = 2048
-"""What is put aside for an answer whose request names no `max_tokens`."""
+"""What is reserved for an answer whose request names no `max_tokens`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """It may begin. `transient_bytes` are reserved for its worst moment."""
+
+    transient_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What others hold is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """It could not even run alone."""
+
+    error: MemoryExceeded
 
 
 class Admission:
-    """Puts a request's needs into bytes, and asks the governor."""
+    """Puts the needs of requests into bytes, and asks the governor. Changes no request."""
 
     def __init__(
         self, governor: Governor, kv_bytes: Callable[[int], int], max_chunk_tokens: int
@@ -23,13 +44,13 @@ class Admission:
         self._governor = governor
         self._kv_bytes = kv_bytes
         self._max_chunk_tokens = max_chunk_tokens
+        self._last_waiting: str | None = None
+        """The request that was last told to wait: each is counted once."""
 
-    def admit(self, request: Request, admitted: Iterable[Request], *, is_settled: bool) -> bool:
-        """Whether `request` may begin beside those `admitted`; else it waits.
-
-        See `Governor.admit` for `is_settled`. Raises MemoryExceeded for one that could not even
-        run alone.
-        """
+    def decide(
+        self, request: Request, admitted: Iterable[Request], *, is_settled: bool
+    ) -> Admit | Wait | Refuse:
+        """Whether `request` may begin beside those `admitted`; see `Governor.admit`."""
         admitted = list(admitted)
         transient = self._transient(request, admitted)
         theirs = [one.transient_bytes for one in admitted if one.state is not State.DECODE]
@@ -44,78 +65,81 @@ class Admission:
             others_run=bool(admitted) or not is_settled,
             is_settled=is_settled,
         )
-        if isinstance(decision, Refuse):
-            raise MemoryExceeded(
-                f"this request takes up to {decision.needed_bytes / MIB:.0f} MiB of device memory; "
-                f"there are {decision.free_bytes / MIB:.0f} MiB beside the model"
-            )
-        if isinstance(decision, Wait):
-            if not request.is_waiting_for_memory and is_settled:
-                self._governor.note_wait()
-                request.is_waiting_for_memory = True
-            return False
-        request.transient_bytes = transient
-        return True
+        match decision:
+            case governor.Refuse(needed_bytes, free_bytes):
+                return Refuse(
+                    MemoryExceeded(
+                        f"This request needs up to {needed_bytes / MIB:.0f} MiB of device memory; "
+                        f"{free_bytes / MIB:.0f} MiB are available beside the model."
+                    )
+                )
+            case governor.Wait():
+                if is_settled and self._last_waiting != request.request_id:
+                    self._last_waiting = request.request_id
+                    self._governor.note_wait()
+                return Wait()
+            case _:
+                return Admit(transient)
 
     def make_room_for_reserved(self, admitted: Iterable[Request]) -> None:
-        """Have what was cached meanwhile give way to what those let in will still take."""
+        """Evict what was cached since, if it is in the way of what is reserved for `admitted`."""
         if reserved := self._reserved(list(admitted)):
             self._governor.make_room_for_reserved(reserved)
 
     def fit_together(self, requests: Iterable[Request], admitted: Iterable[Request]) -> bool:
-        """Whether these may have their worst moments at once; who is let in has it alone."""
+        """Whether these may have their worst moments at once; each was admitted for its own."""
         reserved = self._reserved(list(admitted))
         return self._governor.has_room(reserved + sum(one.transient_bytes for one in requests))
 
     def _transient(self, request: Request, admitted: list[Request]) -> int:
-        """What it takes at its worst moment: an encode, a chunk, or joining the others.
+        """Bytes at its worst moment: an encode, a chunk, or joining the others.
 
-        These are copied with it. Beside it its pictures' features, and once more as the prompt's
-        embeddings.
+        Joining copies all sequences once. Beside that are its media's features, and a second time
+        as part of the prompt's embeddings.
         """
-        prompt = request.prompt
-        assert prompt is not None
+        prompt, cached = request.prompt, request.num_cached_tokens
         together = [request, *admitted]
-        unknown = [span.end - span.start for span in prompt.images if span.features is None]
-        num_media_tokens = sum(span.end - span.start for span in prompt.images) + sum(unknown)
-        known = prompt.num_cached_tokens
+        to_encode = request.spans_to_encode
         chunk = max(
-            min(self._max_chunk_tokens, prompt.num_tokens - known),
-            prompt.atomic_prefill_tokens - known,
+            min(self._max_chunk_tokens, prompt.num_tokens - cached),
+            prompt.atomic_prefill_tokens - cached,
         )
         estimator = self._governor.estimator
+        joining = self._side_by_side(together, _width_when_joined) if _num_seqs(together) > 1 else 0
         worst = max(
-            estimator.of("encode", max(unknown, default=0)),
+            estimator.of("encode", max(to_encode, default=0)),
             estimator.of("prefill", chunk),
-            self._side_by_side(together, _width_when_joined) if _num_rows(together) > 1 else 0,
+            joining,
         )
-        return worst + num_media_tokens * estimator.feature_bytes
+        features = request.num_media_tokens + sum(to_encode)
+        return worst + features * estimator.feature_bytes
 
     def _reserved(self, admitted: list[Request]) -> int:
-        """What they will still take until they end."""
+        """Bytes that they will allocate until they end, beside what they hold."""
         decoding = [one for one in admitted if one.state is State.DECODE]
-        held = self._side_by_side(decoding, lambda one: one.num_held_tokens[1])
-        for one in admitted:
-            if one.state is State.PREFILL and one.is_known_to_runner:
-                held += self._kv_bytes(one.num_held_tokens[1])
+        held = self._side_by_side(decoding, lambda one: one.num_kv_tokens)
+        held += sum(
+            self._kv_bytes(one.num_kv_tokens)
+            for one in admitted
+            if one.state is State.PREFILL and one.is_known_to_runner
+        )
         return max(0, self._resident(admitted) - held)
 
     def _resident(self, requests: list[Request]) -> int:
-        """Their rows as they will be when the longest of them ends."""
+        """Bytes of their KV as it will be when the longest of them ends."""
         return self._side_by_side(requests, _final_width)
 
     def _side_by_side(self, requests: list[Request], width: Callable[[Request], int]) -> int:
-        """Rows of one batch: all are as wide as the longest."""
-        return _num_rows(requests) * self._kv_bytes(max(map(width, requests), default=0))
+        """Bytes of one batch: all its sequences are padded to the longest."""
+        return _num_seqs(requests) * self._kv_bytes(max(map(width, requests), default=0))
 
 
-def _num_rows(requests: list[Request]) -> int:
-    return sum(len(one.rows) for one in requests)
+def _num_seqs(requests: list[Request]) -> int:
+    return sum(len(one.seqs) for one in requests)
 
 
 def _final_width(request: Request) -> int:
     """Tokens of its prompt and its answer, at most."""
-    assert request.prompt is not None
     answer = request.max_tokens
     if request.sampling.max_tokens is None:
         answer = min(answer, _UNBOUNDED_ANSWER_TOKENS)
@@ -123,6 +147,5 @@ def _final_width(request: Request) -> int:
 
 
 def _width_when_joined(request: Request) -> int:
-    """Tokens that a row has when the next one joins, if that were now."""
-    assert request.prompt is not None
-    return max(request.prompt.num_tokens, request.num_held_tokens[1])
+    """Tokens of its sequences when the next one joins, if that were now."""
+    return max(request.prompt.num_tokens, request.num_kv_tokens)

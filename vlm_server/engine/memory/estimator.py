@@ -1,4 +1,4 @@
-"""What work takes of device memory while it runs, learned from peaks. Knows tokens and bytes."""
+"""How much device memory work needs while it runs, learned from measured peaks."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from vlm_server.ports import DeviceMemory
 Work = Literal["encode", "prefill"]
 
 _COLD_BYTES = {"encode": 4 << 20, "prefill": 1 << 20}
-"""Of a token, before anything was measured: more than any model needs that fits one machine."""
+"""Per token, before anything was measured: more than any model needs that fits one machine."""
 _LAST = 32
 _LEAST_TOKENS = 32
-"""Of fewer, what is fixed would pass for what each token takes."""
+"""With fewer, the fixed part would be taken for the part that each token needs."""
 
 
 class MemoryEstimator:
-    """The most that a token took in transient, in the last pieces of work of each kind.
+    """The most transient memory that a token needed, in the last units of work of each kind.
 
-    Peaks belong to the process, so of work that runs beside other work nothing is learned. What
-    stays when it is done (KV, features) did not pass.
+    Peaks belong to the process, so nothing is learned from work that ran beside other work. What
+    stays when the work is done (KV, features) is not transient.
     """
 
     def __init__(self, memory: DeviceMemory) -> None:
@@ -29,14 +29,14 @@ class MemoryEstimator:
             "encode": deque(maxlen=_LAST),
             "prefill": deque(maxlen=_LAST),
         }
-        """Bytes of a token."""
+        """Bytes per token."""
         self._begun: dict[Work, tuple[int, int]] = {}
         """By kind of work under way: active bytes when it began, and the most since."""
         self._overlapping: set[Work] = set()
         """Kinds under way that did not run alone."""
         self._peak_bytes = 0
         self.feature_bytes = 0
-        """What is made of a picture, by its tokens: the most that was seen."""
+        """Bytes of features per media token: the most that was seen."""
 
     @property
     def peak_bytes(self) -> int:

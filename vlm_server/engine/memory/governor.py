@@ -1,8 +1,8 @@
 """Decides what device memory may be used for, and when freed memory goes back to the system.
 
-Knows bytes, as measured; knows no tensor and no queue. It is the only one that frees memory on
-purpose: what it decides is done by `ports.DeviceMemory` and the caches, and counted by reason. All
-calls come from the inference thread.
+The only one that frees memory on purpose. It decides by bytes, as measured; `ports.DeviceMemory`,
+`ports.ProcessMemory` and the caches carry it out, and each decision is counted by reason. All calls
+come from the inference thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Literal
 
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.memory.estimator import MemoryEstimator
-from vlm_server.ports import DeviceMemory, MemoryReading
+from vlm_server.ports import DeviceMemory, MemoryReading, ProcessMemory
 from vlm_server.protocol import MemoryStats
 from vlm_server.settings import Memory as MemorySettings
 
@@ -26,7 +26,9 @@ MIB = 1 << 20
 _SMALL_POOL_BYTES = 32 * MIB
 """Not worth giving back."""
 _DECODED_TOKENS = 2048
-"""Between two looks at the pool while answers run: fewer steps the more rows there are."""
+"""Between two looks at the pool while answers run: the more sequences, the fewer steps."""
+_SETTLE_CALLS = 64
+"""Calls of `make_room_for_reserved` after which a settling that helped nothing is tried again."""
 
 ClearReason = Literal["idle", "guard", "chunk", "prefill", "decode", "admission", "failure"]
 
@@ -71,8 +73,8 @@ class Demand:
     """What a request will take, in bytes.
 
     `resident_bytes` until it ends, beside those that run now. `transient_bytes` more, as learned,
-    at the worst moment of it and of all that were let in and do not decode yet. `alone_bytes` is
-    what it must have whoever else runs, and no estimate.
+    at the worst moment of it and of all that were admitted and do not decode yet. `alone_bytes` is
+    what it needs whoever else runs; it is no estimate.
     """
 
     resident_bytes: int
@@ -85,17 +87,19 @@ class Demand:
 
 
 class Governor:
-    """The rules, and what they brought so far."""
+    """The rules, and how often each was applied."""
 
     def __init__(
         self,
         settings: MemorySettings,
         memory: DeviceMemory,
+        process: ProcessMemory,
         caches: Caches,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
         self._memory = memory
+        self._process = process
         self._caches = caches
         self._clock = clock
         self.estimator = MemoryEstimator(memory)
@@ -104,11 +108,14 @@ class Governor:
         self._clear_seconds = 0.0
         self._decoded_tokens = 0
         self._has_worked = False
-        """Since the pool was last seen to while idle."""
+        """Since the last `idle`."""
         self._idle_since: float | None = None
+        self._in_flight_bytes = 0
+        """What the last settling freed in `make_room_for_reserved`: work under way held it."""
+        self._calls_until_settle = 0
 
     def reset_stats(self) -> None:
-        """What is held now is there without any request; count from zero."""
+        """What is held now is there without any request; count decisions from zero."""
         self._carry_out(Clear("idle"))
         self._baseline_bytes = self._memory.read().active_bytes
         self._counts.clear()
@@ -119,11 +126,11 @@ class Governor:
     def admit(
         self, demand: Demand, reserved_bytes: int, *, others_run: bool, is_settled: bool = True
     ) -> Decision:
-        """Keep, Wait or Refuse. Evicts and clears first what stands in the way.
+        """Keep, Wait or Refuse. Evicts and clears first what is in the way.
 
-        `reserved_bytes` are those that the requests let in before will still take. While it is
-        not settled, what has ended still holds memory: nothing is evicted for want of that. Until
-        `reset_stats` all are let in: what they take is how it learns.
+        `reserved_bytes` is what the requests admitted before will still allocate. While it is not
+        settled, what has ended still holds memory: nothing is evicted for lack of that. Until
+        `reset_stats` all are admitted: the estimator learns from what they take.
         """
         if not self._baseline_bytes:
             return Keep()
@@ -168,38 +175,46 @@ class Governor:
         return Evict(evictable) if evictable else Keep()
 
     def make_room_for_reserved(self, reserved_bytes: int) -> None:
-        """Let the caches give way to rows that grow into what they were reserved.
+        """Evict what was cached since, where sequences need what was reserved for them.
 
-        What was cached since they were let in may lie there.
+        To be called before every step. Waits for work under way only if there seems to be no room
+        for a reason that waiting did not explain lately: that work holds memory, too.
         """
+        self._calls_until_settle = max(0, self._calls_until_settle - 1)
+        missing = self._missing(reserved_bytes)
+        is_explained = self._calls_until_settle and missing <= self._in_flight_bytes
         can_evict = self._baseline_bytes and self._caches.evictable_bytes
-        if not can_evict or self.has_room(reserved_bytes):
+        if missing <= 0 or is_explained or not can_evict:
             return
         self._memory.settle()
+        settled = self._missing(reserved_bytes)
+        self._in_flight_bytes, self._calls_until_settle = missing - settled, _SETTLE_CALLS
+        if settled > 0:
+            self._carry_out(Evict(settled))
+
+    def _missing(self, reserved_bytes: int) -> int:
+        """Bytes of `reserved_bytes` that do not fit beside what arrays hold; negative if all do."""
         reading = self._memory.read()
-        missing = reading.active_bytes + reserved_bytes - reading.limit_bytes
-        if missing > 0:
-            self._carry_out(Evict(missing))
+        return reading.active_bytes + reserved_bytes - reading.limit_bytes
 
     def has_room(self, num_bytes: int) -> bool:
         """Whether so much more fits beside what arrays hold."""
-        reading = self._memory.read()
-        return reading.active_bytes + num_bytes <= reading.limit_bytes
+        return self._missing(num_bytes) <= 0
 
     def note_wait(self) -> None:
         """A request has begun to wait for memory."""
         self._counts["wait"] += 1
 
-    # ---- around what takes much ------------------------------------------------------
+    # ---- around encodes, chunks and decode steps -------------------------------------
 
     def before_encode(self, num_tokens: int) -> None:
-        """A picture or video of so many tokens is encoded next, and nothing else is."""
+        """Media of so many tokens are encoded next, and nothing else is."""
         needed = self.estimator.of("encode", num_tokens)
         self._carry_out(self._guard(self._memory.read(), needed))
         self.estimator.begin("encode")
 
     def after_encode(self, num_tokens: int, size_bytes: int) -> None:
-        """What was made of them has `size_bytes`; 0 if it failed."""
+        """Their features take `size_bytes`; 0 if the encode failed."""
         self.estimator.end("encode", num_tokens)
         made = size_bytes // max(1, num_tokens)
         self.estimator.feature_bytes = max(self.estimator.feature_bytes, made)
@@ -210,15 +225,15 @@ class Governor:
     def after_chunk(self, num_tokens: int, *, is_last: bool, has_merged: bool) -> None:
         """A chunk of so many tokens of a prompt was prefilled.
 
-        If it `has_merged` with rows that run, they were copied: no measure for other chunks.
+        If it `has_merged` with running sequences, those were copied: no measure for other chunks.
         """
         self.estimator.end("prefill", num_tokens, is_typical=not has_merged)
         needed = self.estimator.of("prefill", num_tokens)
         self._carry_out(self._chunk_rule(self._memory.read(), needed, is_last=is_last))
 
-    def after_decode(self, num_rows: int, *, somebody_waits: bool) -> None:
-        """So many rows got a token each; `somebody_waits` for the first of an answer."""
-        self._decoded_tokens += num_rows
+    def after_decode(self, num_seqs: int, *, somebody_waits: bool) -> None:
+        """So many sequences got a token each; `somebody_waits` for the first of an answer."""
+        self._decoded_tokens += num_seqs
         if self._decoded_tokens < _DECODED_TOKENS or somebody_waits:
             return
         self._decoded_tokens = 0
@@ -244,7 +259,7 @@ class Governor:
         return Clear("decode") if reading.pool_bytes > share else Keep()
 
     def _must_clear(self, reading: MemoryReading, needed_bytes: int) -> bool:
-        """Whether the pool would be in the way, of an allocator that does not see to it itself."""
+        """Whether the pool would be in the way, and the allocator does not trim it by itself."""
         return not self._memory.trims_own_pool and self._is_over(reading, needed_bytes)
 
     @staticmethod
@@ -272,7 +287,7 @@ class Governor:
         """Nothing came for `memory.idle_clear_seconds`: nobody waits for what this takes."""
         self._has_worked, self._idle_since = False, None
         self._carry_out(self._idle_rule(self._memory.read()))
-        self._memory.trim()
+        self._process.trim()
 
     def _idle_rule(self, reading: MemoryReading) -> Decision:
         return Clear("idle") if reading.pool_bytes > _SMALL_POOL_BYTES else Keep()
@@ -307,7 +322,7 @@ class Governor:
             peak_bytes=self.estimator.peak_bytes,
             limit_bytes=reading.limit_bytes,
             baseline_bytes=self._baseline_bytes,
-            footprint_bytes=self._memory.footprint_bytes(),
+            footprint_bytes=self._process.footprint_bytes(),
             device_used_bytes=self._memory.device_used_bytes(),
             decisions=dict(self._counts),
             clear_seconds=self._clear_seconds,

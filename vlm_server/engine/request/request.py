@@ -1,167 +1,170 @@
-"""One request's life inside the engine. Knows states, prompts and choices; knows no queue."""
+"""One request's life inside the engine: its state, its progress and what it holds.
+
+`Scheduler` alone changes it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from vlm_server.cache.caches import EncodedImage, Prefix
+from vlm_server.cache.caches import EncodedImage
+from vlm_server.cache.holds import CacheHolds
 from vlm_server.cache.lru import Lease
 from vlm_server.engine.request.choice import Choice
 from vlm_server.engine.request.detokenizer import Decoder
 from vlm_server.engine.request.states import State, check_transition
-from vlm_server.engine.scheduling.fair_queue import Waiting
-from vlm_server.ports import NewRequest, PreparedPrompt, SeqId
+from vlm_server.ports import EncodeWork, MediaInputs, NewRequest, Prepared, PreparedPrompt, SeqId
 from vlm_server.protocol import SamplingParams, Submit, Usage
 
 
 class Request:
-    """State and progress of one request, and its choices; `Scheduler` alone changes it."""
+    """From `WAITING` to its end, with its choices."""
 
     def __init__(self, submit: Submit, sampling: SamplingParams, decoder: Decoder) -> None:
+        """`sampling`: that of `submit`, with the checkpoint's defaults."""
         self.request_id = submit.request_id
-        self.submit: Submit | None = submit
-        # Of `submit`, which is dropped once the prompt is ready.
-        self.has_media = submit.has_media
-        self.has_video = bool(submit.videos)
         self.sampling = sampling
         self.state = State.WAITING
-        self.prompt: PreparedPrompt | None = None
+        self.submit: Submit | None = submit
+        """Dropped once the prompt is ready."""
+        self.has_media = submit.has_media
+        self.has_video = bool(submit.videos)
         self.max_tokens = sampling.max_tokens or 0
-        self.features: list[Lease[EncodedImage]] = []
-        """Of the prompt's first pictures, as far as they are encoded."""
-        self.has_media_left = False
-        """Whether there are pictures in what is not prefilled."""
+        """Of each choice; 0 while nobody knows how long the prompt is."""
         self.num_prefilled = 0
         self.num_cached_tokens = 0
-        self.is_admitted = False
-        """Whether it may take device memory; see `Governor.admit`."""
-        self.is_waiting_for_memory = False
-        self.has_run_out = False
-        """Whether an encode failed for want of memory."""
         self.transient_bytes = 0
-        """What it was let in with for its worst moment, beside what it holds until it ends."""
+        """Device memory reserved for its worst moment, beside what it holds until it ends."""
         self.is_known_to_runner = False
+        self.has_run_out_of_memory = False
+        """Whether an encode failed for want of memory."""
         self.choices = tuple(Choice(sampling, decoder) for _ in range(sampling.n))
-        self.rows = [SeqId(submit.request_id, number) for number in range(sampling.n)]
+        self.seqs = [SeqId(submit.request_id, number) for number in range(sampling.n)]
         """One for each choice that has not ended."""
+        self._prompt: PreparedPrompt | None = None
+        self._holds: CacheHolds | None = None
+        self._inputs: dict[int, MediaInputs] = {}
+        """Of the spans that were in no cache, until they are encoded."""
+
+    # ---- what it is ------------------------------------------------------------------
+
+    @property
+    def prompt(self) -> PreparedPrompt:
+        """To be asked for after `PREPARING`."""
+        assert self._prompt is not None
+        return self._prompt
+
+    @property
+    def has_uncached_media(self) -> bool:
+        """Whether there are media after the cached prefix."""
+        spans = self._prompt.spans if self._prompt else ()
+        return bool(spans) and spans[-1].end > self.num_cached_tokens
+
+    @property
+    def num_prefill_tokens_left(self) -> int:
+        return self.prompt.num_tokens - self.num_prefilled
+
+    @property
+    def num_media_tokens(self) -> int:
+        """Tokens of the media after the cached prefix, whether they are encoded or not."""
+        return 0 if self._holds is None else self._holds.num_media_tokens
+
+    @property
+    def spans_to_encode(self) -> list[int]:
+        """Lengths, in tokens, of the media whose features nobody has."""
+        if self._holds is None:
+            return []
+        spans = self.prompt.spans
+        return [spans[index].end - spans[index].start for index in self._holds.missing()]
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the device has worked on it: its first media are encoded, or its first chunk."""
+        has_features = self._holds is not None and self._holds.has_first_features
+        return has_features or self.is_known_to_runner
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens of its longest sequence in the runner; its buffers come with its first chunk."""
+        if not self.is_known_to_runner:
+            return 0
+        if self.state is State.PREFILL:
+            return self.prompt.num_tokens
+        return self.num_prefilled + max(
+            (choice.num_generated for choice in self.choices), default=0
+        )
+
+    @property
+    def usage(self) -> Usage:
+        prompt_tokens = self._prompt.num_tokens if self._prompt else 0
+        completion_tokens = sum(choice.num_generated for choice in self.choices)
+        return Usage(prompt_tokens, completion_tokens, self.num_cached_tokens)
+
+    # ---- what happens to it ----------------------------------------------------------
 
     def move_to(self, state: State) -> None:
         """Raises IllegalTransition for a move that no request may make."""
         check_transition(self.state, state)
         self.state = state
 
-    def take_prompt(self, prompt: PreparedPrompt, max_tokens: int) -> None:
-        """The prompt is ready; the encoded pictures of `submit` are not needed any more."""
-        self.prompt, self.submit, self.max_tokens = prompt, None, max_tokens
-        self.has_media_left = bool(prompt.images)
-        self.num_prefilled = self.num_cached_tokens = prompt.num_cached_tokens
-        self.move_to(State.PREFILL)
-        self._take_known_features()
+    def take_prepared(self, prepared: Prepared, max_tokens: int) -> None:
+        """The prompt is ready; the encoded media of `submit` are not needed any more."""
+        self._prompt, self._holds = prepared.prompt, prepared.holds
+        self._inputs = dict(prepared.inputs)
+        self.submit, self.max_tokens = None, max_tokens
+        self.num_prefilled = self.num_cached_tokens = prepared.holds.num_cached_tokens
+        self.move_to(State.WAITING_FOR_MEMORY)
 
-    def take_prefix(self, prefix: Prefix) -> None:
-        """More of the prompt was found, before its prefill began: pictures in it need nothing."""
-        assert self.prompt is not None
-        known = [span for span in self.prompt.images if span.end <= prefix.length]
-        images = self.prompt.images[len(known) :]
-        for done in self.features[: len(known)]:
-            done.release()
-        for span in known[len(self.features) :]:
-            if span.features:
-                span.features.release()
-        self.features = self.features[len(known) :]
-        self.prompt = replace(self.prompt, images=images, prefix=prefix)
-        self.has_media_left = bool(images)
-        self.num_prefilled = self.num_cached_tokens = prefix.length
-        self._take_known_features()
+    def admit(self, transient_bytes: int) -> None:
+        """It may take device memory from now on."""
+        self.transient_bytes = transient_bytes
+        self.move_to(State.ENCODING if self.spans_to_encode else State.PREFILL)
 
-    def take_features(self, features: Lease[EncodedImage]) -> None:
-        """The next picture is encoded."""
-        self.features.append(features)
-        self._take_known_features()
+    def improve_prefix(self) -> None:
+        """Look again how much of the prompt is cached by now, before its prefill begins."""
+        if self._holds is not None and self._holds.improve_prefix():
+            self.num_prefilled = self.num_cached_tokens = self._holds.num_cached_tokens
+            self._note_encoded()
+
+    def next_encode(self) -> EncodeWork | None:
+        """The next of its media to encode; None if all are encoded, or found in a cache by now."""
+        assert self._holds is not None
+        for index in self._holds.missing():
+            if not self._holds.lease_features(index, from_disk=False):
+                return EncodeWork(self.request_id, index, self.prompt, self._inputs[index])
+        self._note_encoded()
+        return None
+
+    def take_features(self, index: int, lease: Lease[EncodedImage]) -> None:
+        """The media of span `index` are encoded."""
+        assert self._holds is not None
+        self._holds.add_features(index, lease)
+        self._inputs.pop(index, None)
+        self._note_encoded()
 
     def hand_over(self) -> NewRequest:
-        """All that the runner needs; what it is made of may be released after its first step."""
-        assert self.prompt is not None
-        images = tuple(lease.value for lease in self.features)
+        """All that the runner needs; `release` it once the runner has met it."""
+        assert self._holds is not None
         self.is_known_to_runner = True
-        return NewRequest(self.request_id, self.prompt, self.sampling, images)
+        return NewRequest(
+            self.request_id, self.prompt, self.sampling, self._holds.prefix, self._holds.features
+        )
 
-    def release(self) -> None:
-        """Let go of what the runner does not need any more, or never will: pixels, features, KV."""
-        for lease in self.features:
-            lease.release()
-        self.features = []
-        if self.prompt:
-            self.prompt.release()
-            self.prompt = replace(
-                self.prompt, images=(), positions=None, token_types=None, prefix=None
-            )
-
-    def _take_known_features(self) -> None:
-        assert self.prompt is not None
-        for span in self.prompt.images[len(self.features) :]:
-            if span.features is None:
-                return
-            self.features.append(span.features)
-
-    @property
-    def needs_encoding(self) -> bool:
-        """Whether a picture waits for the encoder."""
-        return self.is_admitted and self.state is State.PREFILL and not self.can_prefill
-
-    @property
-    def can_prefill(self) -> bool:
-        """Whether all pictures are encoded and some of the prompt is not prefilled."""
-        if self.prompt is None or self.state is not State.PREFILL or not self.is_admitted:
-            return False
-        return self.is_known_to_runner or len(self.features) == len(self.prompt.images)
-
-    @property
-    def work_left(self) -> Waiting:
-        """What it wants of the device before it decodes: tokens to encode and to prefill.
-
-        Begun from its first encoded picture on.
-        """
-        assert self.prompt is not None
-        left = self.prompt.num_tokens - self.num_prefilled
-        unknown = [s for s in self.prompt.images[len(self.features) :] if s.features is None]
-        left += sum(span.end - span.start for span in unknown)
-        return Waiting(self.request_id, left, bool(self.features) or self.is_known_to_runner)
-
-    @property
-    def tokens_left(self) -> Waiting:
-        """What it wants of the prefill, which all its rows come from.
-
-        Begun from its first chunk on, when it holds a KV cache.
-        """
-        assert self.prompt is not None
-        left = self.prompt.num_tokens - self.num_prefilled
-        is_begun = self.is_known_to_runner
-        return Waiting(self.request_id, left, is_begun, num_rows=len(self.choices))
-
-    def take_token(self, row: SeqId, token_id: int, eos_token_ids: frozenset[int]) -> str:
-        """The text that a token of `row` brings; the last choice to end finishes the request."""
-        choice = self.choices[row.choice]
+    def take_token(self, seq: SeqId, token_id: int, eos_token_ids: frozenset[int]) -> str:
+        """The text that a token of `seq` brings; the last choice to end finishes the request."""
+        choice = self.choices[seq.choice]
         text = choice.take_token(token_id, eos_token_ids, self.max_tokens)
         if choice.finish_reason is not None:
-            self.rows.remove(row)
-            if not self.rows:
+            self.seqs.remove(seq)
+            if not self.seqs:
                 self.move_to(State.FINISHED_ANSWERED)
         return text
 
-    @property
-    def num_held_tokens(self) -> tuple[int, int]:
-        """How many rows the runner holds of it, and the tokens of the longest."""
-        if not self.is_known_to_runner:
-            return 0, 0
-        assert self.prompt is not None
-        if self.state is State.PREFILL:  # its buffers are made with its first chunk
-            return 1, self.prompt.num_tokens
-        longest = max((choice.num_generated for choice in self.choices), default=0)
-        return len(self.rows), self.num_prefilled + longest
+    def release(self) -> None:
+        """Let go of what the runner does not need any more, or never will: pixels, features, KV."""
+        holds, self._holds = self._holds, None
+        self._inputs = {}
+        if holds is not None:
+            holds.release()
 
-    @property
-    def usage(self) -> Usage:
-        prompt_tokens = self.prompt.num_tokens if self.prompt else 0
-        completion_tokens = sum(choice.num_generated for choice in self.choices)
-        return Usage(prompt_tokens, completion_tokens, self.num_cached_tokens)
+    def _note_encoded(self) -> None:
+        if self.state is State.ENCODING and not self.spans_to_encode:
+            self.move_to(State.PREFILL)

@@ -1,4 +1,4 @@
-"""The states of a request and the legal moves between them. Knows nothing else."""
+"""The states of a request and the legal moves between them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,18 @@ from enum import Enum
 
 
 class State(Enum):
+    """Where a request is. The values are the names in `/v1/status` and `/metrics`."""
+
     WAITING = "waiting"
+    """For a preparer."""
     PREPARING = "preparing"
+    """A preparer thread tokenizes it, and decodes its media."""
+    WAITING_FOR_MEMORY = "waiting_for_memory"
+    """Prepared, and not admitted yet."""
+    ENCODING = "encoding"
+    """Admitted; some of its media are not encoded yet."""
     PREFILL = "prefill"
+    """All its media are encoded; it waits for its chunks, or one is computed."""
     DECODE = "decode"
     FINISHED_ANSWERED = "finished_answered"
     FINISHED_ABORTED = "finished_aborted"
@@ -18,18 +27,28 @@ class State(Enum):
     def is_finished(self) -> bool:
         return not TRANSITIONS[self]
 
+    @property
+    def is_admitted(self) -> bool:
+        """Whether it may hold device memory."""
+        return self in _ADMITTED
 
+
+_ADMITTED = frozenset({State.ENCODING, State.PREFILL, State.DECODE})
 _ENDS_EARLY = frozenset({State.FINISHED_ABORTED, State.FINISHED_FAILED})
 
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.WAITING: _ENDS_EARLY | {State.PREPARING},
-    State.PREPARING: _ENDS_EARLY | {State.PREFILL},
+    State.PREPARING: _ENDS_EARLY | {State.WAITING_FOR_MEMORY},
+    State.WAITING_FOR_MEMORY: _ENDS_EARLY | {State.ENCODING, State.PREFILL},
+    State.ENCODING: _ENDS_EARLY | {State.PREFILL},
     State.PREFILL: _ENDS_EARLY | {State.DECODE},
     State.DECODE: _ENDS_EARLY | {State.FINISHED_ANSWERED},
     State.FINISHED_ANSWERED: frozenset(),
     State.FINISHED_ABORTED: frozenset(),
     State.FINISHED_FAILED: frozenset(),
 }
+
+LIVE = tuple(state for state in State if TRANSITIONS[state])
 
 
 class IllegalTransition(RuntimeError):

@@ -1,7 +1,7 @@
-"""Whose picture the encoder takes, and whose chunk the runner. Knows requests; runs nothing.
+"""Whose media the encoder takes, and whose chunk the runner: they share one device.
 
-Of prompts with media one at a time is worked on: a device that does two at once is late with both.
-Only behind the last chunk of one the next one's picture may be encoded.
+Of prompts with media, one at a time is worked on: a device that does two at once finishes both
+late. Only beside the last chunk of one may the next one's media be encoded.
 """
 
 from __future__ import annotations
@@ -9,73 +9,94 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vlm_server.engine.request.request import Request
-from vlm_server.engine.scheduling.fair_queue import FairQueue
+from vlm_server.engine.request.states import State
+from vlm_server.engine.scheduling.fair_queue import FairQueue, Waiting
+from vlm_server.ports import EncodeWork
 
 
 class EncoderPrefillArbiter:
-    """First come, first served, as `FairQueue` has it: for the encoder, and for the prefill.
-
-    `requests` are those that are tracked, the oldest first.
-    """
+    """First come, first served, as `FairQueue` has it: for the encoder, and for the prefill."""
 
     def __init__(self, requests: Mapping[str, Request], max_num_seqs: int) -> None:
+        """`requests` are those that are tracked, the oldest first. Only reads them."""
         self._requests = requests
         self._max_num_seqs = max_num_seqs
-        self._prefill_turns = FairQueue()
-        self._media_turns = FairQueue()
-        self._with_encoder: dict[str, str] = {}
-        """The keys of the pictures, by request."""
+        self._prefill_queue = FairQueue()
+        self._media_queue = FairQueue()
+        self._encoding: EncodeWork | None = None
 
     @property
-    def with_encoder(self) -> frozenset[str]:
-        """Whose picture is being encoded; the request may have ended."""
-        return frozenset(self._with_encoder)
+    def encoding(self) -> EncodeWork | None:
+        """What the encoder works on; its request may have ended."""
+        return self._encoding
 
     def next_to_encode(self, beside: Request | None) -> Request | None:
-        """Whose picture is next; None if it is a prompt's turn, or nobody's.
+        """Whose media are next; None if it is a prompt's turn, or nobody's.
 
-        `beside` is having its last chunk prefilled.
+        The last chunk of `beside` is prefilled meanwhile.
         """
-        if self._with_encoder or not any(r.needs_encoding for r in self._requests.values()):
+        encoding = [r for r in self._requests.values() if r.state is State.ENCODING]
+        if self._encoding or not encoding:
             return None
         has_room = self.next_to_prefill() is not None
         waiting = [
-            r.work_left
+            _device_work_left(r)
             for r in self._requests.values()
-            if r is not beside
-            and (r.needs_encoding or (r.has_media_left and r.can_prefill and has_room))
+            if r is not beside and (r.state is State.ENCODING or (has_room and _has_media_chunk(r)))
         ]
-        request_id = self._media_turns.next(waiting)
-        request = None if request_id is None else self._requests[request_id]
-        return request if request and request.needs_encoding else None
+        request_id = self._media_queue.next(waiting)
+        return next((r for r in encoding if r.request_id == request_id), None)
 
     def next_to_prefill(self) -> Request | None:
         """Whose chunk the next step takes: of no prompt with media beside an encode.
 
-        Who is begun holds a KV cache while it waits for its rows, and gets them.
+        A request that is begun holds a KV cache while it waits for its places in the batch, and
+        gets them.
         """
         waiting = [
-            r.tokens_left
+            _prefill_left(r)
             for r in self._requests.values()
-            if r.can_prefill and not (r.has_media_left and self._with_encoder)
+            if r.state is State.PREFILL and not (r.has_uncached_media and self._encoding)
         ]
-        taken = sum(len(r.rows) for r in self._requests.values() if r.is_known_to_runner)
+        taken = sum(len(r.seqs) for r in self._requests.values() if r.is_known_to_runner)
         free = self._max_num_seqs - taken
-        room = free + sum(one.num_rows for one in waiting if one.is_begun)
-        request_id = self._prefill_turns.next(waiting, room)
+        room = free + sum(one.num_seqs for one in waiting if one.is_begun)
+        request_id = self._prefill_queue.next(waiting, room)
         return None if request_id is None else self._requests[request_id]
 
-    def give_encoder(self, request: Request, mm_hash: str) -> None:
-        """The request's picture with this key is being encoded from now on."""
-        self._media_turns.took(request.request_id)
-        self._with_encoder[request.request_id] = mm_hash
+    def start_encode(self, work: EncodeWork) -> None:
+        """The encoder has `work` from now on."""
+        self._media_queue.took(work.request_id)
+        self._encoding = work
 
-    def take_back_encoder(self, request_id: str) -> str:
-        """The encoder is done; the key of what it had."""
-        return self._with_encoder.pop(request_id)
+    def end_encode(self) -> EncodeWork:
+        """The encoder is done; what it had."""
+        work, self._encoding = self._encoding, None
+        assert work is not None
+        return work
 
-    def give_chunk(self, request: Request) -> None:
-        """The request's next chunk is in the next step."""
-        self._prefill_turns.took(request.request_id)
-        if request.has_media_left:
-            self._media_turns.took(request.request_id)
+    def start_chunk(self, request: Request) -> None:
+        """The next step has a chunk of `request`."""
+        self._prefill_queue.took(request.request_id)
+        if request.has_uncached_media:
+            self._media_queue.took(request.request_id)
+
+
+def _has_media_chunk(request: Request) -> bool:
+    return request.state is State.PREFILL and request.has_uncached_media
+
+
+def _device_work_left(request: Request) -> Waiting:
+    """What it wants of the device before it decodes: tokens to encode and to prefill."""
+    left = request.num_prefill_tokens_left + sum(request.spans_to_encode)
+    return Waiting(request.request_id, left, request.is_begun)
+
+
+def _prefill_left(request: Request) -> Waiting:
+    """What it wants of the prefill, which all its sequences come from."""
+    return Waiting(
+        request.request_id,
+        request.num_prefill_tokens_left,
+        request.is_known_to_runner,
+        num_seqs=len(request.choices),
+    )

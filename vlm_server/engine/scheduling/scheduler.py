@@ -1,23 +1,27 @@
 """Decides what each step does, and turns what it brought into events.
 
-Knows requests, their order and their limits; knows neither how a model runs nor who asked.
-The heart of the engine is three beats:
+The engine's beat, which `engine.loop` drives:
 
-    plan = scheduler.schedule()
-    result = runner.execute(plan)
+    plan   = scheduler.schedule()
+    step   = runner.launch(plan)
+    result = step.result()
     events = scheduler.update(plan, result)
+
+Beside `schedule` and `update` there is only what comes in: `add`, `abort`, `prepared`, `encoded`,
+`drain`. Nobody else changes a request.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from vlm_server.cache.caches import Caches, EncodedImage
-from vlm_server.engine.memory.admission import Admission
+from vlm_server.engine.memory.admission import Admission, Admit, Refuse, Wait
 from vlm_server.engine.request.detokenizer import Decoder
 from vlm_server.engine.request.request import Request
-from vlm_server.engine.request.states import State
+from vlm_server.engine.request.states import LIVE, State
 from vlm_server.engine.scheduling.arbiter import EncoderPrefillArbiter
 from vlm_server.engine.scheduling.chunk_sizer import ChunkSizer
 from vlm_server.engine.scheduling.limits import SchedulerConfig
@@ -25,7 +29,6 @@ from vlm_server.engine.scheduling.preparer_queue import PreparerQueue
 from vlm_server.errors import (
     ContextLengthExceeded,
     EngineUnavailable,
-    MemoryExceeded,
     OutOfMemory,
     RequestError,
 )
@@ -33,7 +36,8 @@ from vlm_server.ports import (
     EncodeWork,
     NewRequest,
     PrefillWork,
-    PreparedPrompt,
+    Prepared,
+    PrepareWork,
     SchedulerOutput,
     SeqId,
     StepResult,
@@ -53,46 +57,54 @@ from vlm_server.protocol import (
 )
 
 
-class Scheduler:
-    """First come, first served, as `FairQueue` has it; a step decodes all and prefills a chunk.
+@dataclass(frozen=True, slots=True)
+class SchedulerReading:
+    """What `/v1/status` and `/metrics` show of the scheduler.
 
-    All methods are called from the inference thread. A request is tracked from `add` to its
-    terminal event, and nowhere after it. The rows of a request join together, so it waits until
-    there is room for all of them, and those that came later wait behind it.
+    requests: how many there are in each live state. num_tracked: everything that is remembered of
+    any request; 0 when idle. The other counts are since the last `reset_stats`.
+    """
+
+    requests: dict[str, int]
+    num_tracked: int
+    num_generated_tokens: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    caches: tuple[CacheStats, ...]
+
+
+class Scheduler:
+    """First come, first served, as `FairQueue` has it; a step decodes all and prefills one chunk.
+
+    All calls come from the inference thread. A request is tracked from `add` to its terminal event.
+    Its sequences join the batch together, so it waits until there is room for all of them, and
+    those that came later wait for it.
     """
 
     def __init__(
-        self,
-        config: SchedulerConfig,
-        decoder: Decoder,
-        caches: Caches | None = None,
-        admission: Admission | None = None,
+        self, config: SchedulerConfig, decoder: Decoder, caches: Caches, admission: Admission
     ) -> None:
-        """Without an `admission` all are let in, whatever memory there is."""
         self._config = config
         self._decoder = decoder
-        self._caches = caches or Caches.of()
+        self._caches = caches
         self._admission = admission
         self._chunk_sizer = ChunkSizer(config.max_step_seconds, config.prefill_chunk_tokens)
         self._requests: dict[str, Request] = {}
-        self._turns = EncoderPrefillArbiter(self._requests, config.max_num_seqs)
+        """In the order in which they came."""
+        self._arbiter = EncoderPrefillArbiter(self._requests, config.max_num_seqs)
         self._preparer_queue = PreparerQueue(config.max_preparing, config.max_num_seqs)
         self._released: list[SeqId] = []
-        self.is_draining = False
+        """Sequences that have ended, and that the runner still holds."""
+        self._is_draining = False
         self.reset_stats()
-
-    def reset_stats(self) -> None:
-        """Count from zero, and forget what is cached: what ran so far was no user's."""
-        self.num_generated_tokens = self.num_prompt_tokens = self.num_cached_tokens = 0
-        self._caches.ledger.clear()
 
     # ---- what comes in -------------------------------------------------------------
 
     def add(self, submit: Submit) -> list[Event]:
         """Take a request in. Answers `Accepted`, or `Failed` while draining or for its fault."""
         refusal = self._config.refusal(submit.sampling)
-        if self.is_draining:
-            refusal = EngineUnavailable("the server is shutting down")
+        if self._is_draining:
+            refusal = EngineUnavailable("The server is shutting down.")
         if refusal:
             return [_failed(submit.request_id, refusal)]
         request = Request(submit, self._config.with_defaults(submit.sampling), self._decoder)
@@ -100,127 +112,98 @@ class Scheduler:
         return [Accepted(submit.request_id)]
 
     def abort(self, request_id: str) -> list[Event]:
-        """End a request in whatever state it is. An unknown or finished one is no error."""
+        """End a request in whatever state it is. An unknown or finished one is no error.
+
+        Its sequences leave the batch with the next plan (`SchedulerOutput.released`).
+        """
         request = self._requests.get(request_id)
         if request is None:
             return []
+        self._preparer_queue.cancel(request_id)
         request.move_to(State.FINISHED_ABORTED)
         self._forget(request)
         return [Finished(request_id, request.usage, is_aborted=True)]
 
-    def prepared(self, request_id: str, outcome: PreparedPrompt | RequestError) -> list[Event]:
+    def prepared(self, request_id: str, outcome: Prepared | RequestError) -> list[Event]:
         """A preparer is done with a request, which may have been aborted meanwhile."""
         self._preparer_queue.end(request_id)
         request = self._requests.get(request_id)
         if isinstance(outcome, RequestError):
             return [] if request is None else self._fail(request, outcome)
         if request is None:
-            outcome.release()
+            outcome.holds.release()
             return []
         try:
             wanted = request.sampling.max_tokens
-            room = self._config.room_for_answer(outcome.num_tokens, wanted)
+            max_tokens = self._config.room_for_answer(outcome.prompt.num_tokens, wanted)
         except ContextLengthExceeded as error:
-            outcome.release()
+            outcome.holds.release()
             return self._fail(request, error)
-        request.take_prompt(outcome, room)
-        request.is_admitted = self._admission is None
+        request.take_prepared(outcome, max_tokens)
         return []
 
-    def admit(self) -> list[Event]:
-        """Let in, in order, whom there is device memory for; those behind one that waits wait."""
-        if self._admission:
-            self._admission.make_room_for_reserved(self._admitted())
-        events = list[Event]()
-        is_settled = not self._released and self._turns.with_encoder <= self._requests.keys()
-        for request in list(self._in_state(State.PREFILL)):
-            if request.is_admitted or self._admission is None:
-                continue
-            try:
-                if not self._admission.admit(request, self._admitted(), is_settled=is_settled):
-                    break
-            except MemoryExceeded as error:
-                events += self._fail(request, error)
-            else:
-                request.is_admitted, request.is_waiting_for_memory = True, False
-        return events
-
-    def encoded(self, request_id: str, outcome: EncodedImage | RequestError) -> list[Event]:
-        """The encoder is done with a request's next picture."""
-        mm_hash = self._turns.take_back_encoder(request_id)
-        request = self._requests.get(request_id)
+    def encoded(self, outcome: EncodedImage | RequestError) -> list[Event]:
+        """The encoder is done with what it had; its request may have been aborted meanwhile."""
+        work = self._arbiter.end_encode()
+        request = self._requests.get(work.request_id)
         if isinstance(outcome, RequestError):
             if request is None or self._tries_again(request, outcome):
                 return []
             return self._fail(request, outcome)
-        features = self._caches.store_features(mm_hash, outcome)
+        lease = self._caches.store_features(work.span.key, outcome)
         if request is None:
-            features.release()
+            lease.release()
         else:
-            request.take_features(features)
+            request.take_features(work.span_index, lease)
         return []
 
-    # ---- what goes out -------------------------------------------------------------
+    def drain(self) -> None:
+        """Take no more requests."""
+        self._is_draining = True
 
-    def start_preparing(self) -> list[Submit]:
-        """Requests that a preparer should take now, oldest first: some with media, some without."""
-        return self._preparer_queue.start(self._requests.values())
-
-    def start_encoding(self) -> EncodeWork | None:
-        """The picture that the encoder should take now.
-
-        None also if it is a prompt's turn; see `EncoderPrefillArbiter`.
-        """
-        return self._start_encoding(None)
-
-    def start_encoding_behind(self, plan: SchedulerOutput) -> EncodeWork | None:
-        """The picture that the encoder should take as soon as the chunk of `plan` is launched.
-
-        None unless that ends a prompt with media: the host needs a while to launch an encode, and
-        the device need not wait for it.
-        """
-        if plan.prefill is None or not plan.prefill.is_last:
-            return None
-        ending = self._requests[plan.prefill.request_id]
-        return self._start_encoding(ending) if ending.has_media_left else None
-
-    def _start_encoding(self, beside: Request | None) -> EncodeWork | None:
-        while request := self._turns.next_to_encode(beside):
-            if self._is_known_by_now(request):
-                continue
-            if beside and not self._fit_together(request, beside):
-                return None
-            assert request.prompt is not None
-            image_index = len(request.features)
-            self._turns.give_encoder(request, request.prompt.images[image_index].mm_hash)
-            return EncodeWork(request.request_id, image_index, request.prompt)
-        return None
-
-    def _fit_together(self, *requests: Request) -> bool:
-        return self._admission is None or self._admission.fit_together(requests, self._admitted())
+    # ---- the beat ------------------------------------------------------------------
 
     def schedule(self) -> SchedulerOutput:
-        """The next step. Empty if there is nothing that the runner could do."""
-        decoding = tuple(row for r in self._in_state(State.DECODE) for row in r.rows)
+        """All that the next step does; see `SchedulerOutput`."""
+        prepare = self._prepare()
+        refused = self._admit()
+        encode = self._encode(beside=None)
+        decode = tuple(seq for r in self._in_state(State.DECODE) for seq in r.seqs)
+        request = self._arbiter.next_to_prefill()
+        new: tuple[NewRequest, ...] = ()
+        prefill = encode_next = None
+        if request is not None:
+            new = () if request.is_known_to_runner else (self._hand_over(request),)
+            prefill = self._prefill(request, others_decode=bool(decode))
+            if prefill.is_last and request.has_uncached_media:
+                encode_next = self._encode(beside=request)
         released, self._released = tuple(self._released), []
-        request = self._turns.next_to_prefill()
-        if request is None:
-            return SchedulerOutput(released=released, decode=decoding)
-        assert request.prompt is not None
-        self._turns.give_chunk(request)
-        new = () if request.is_known_to_runner else (self._hand_over(request),)
-        chunk = self._next_chunk(request, request.prompt, others_wait=bool(decoding))
-        return SchedulerOutput(released, new, decoding, chunk)
+        requests = self._requests.values()
+        return SchedulerOutput(
+            prepare=prepare,
+            encode=encode,
+            encode_next=encode_next,
+            released=released,
+            new=new,
+            decode=decode,
+            prefill=prefill,
+            refused=refused,
+            has_requests=bool(requests),
+            waits_for_memory=any(r.state is State.WAITING_FOR_MEMORY for r in requests),
+            waits_for_first_token=any(r.state in _BEFORE_FIRST_TOKEN for r in requests),
+            is_drained=self._is_draining and not (requests or released),
+            is_idle=not (self._num_tracked or released),
+        )
 
     def update(self, plan: SchedulerOutput, result: StepResult) -> list[Event]:
         """What a step brought: one `Tokens` for all, then terminal events."""
         self._advance(plan, result)
         deltas, finished, events = [], [], list[Event]()
-        for row, token_id in result.tokens.items():
-            request = self._requests.get(row.request_id)
-            if request is None or row.request_id in result.failures:
+        for seq, token_id in result.tokens.items():
+            request = self._requests.get(seq.request_id)
+            if request is None or seq.request_id in result.failures:
                 continue
-            deltas.append(self._take_token(request, row, token_id, result.logprobs.get(row)))
+            deltas.append(self._take_token(request, seq, token_id, result.logprobs.get(seq)))
             if request.state.is_finished:
                 finished.append(request)
         if deltas:
@@ -228,135 +211,114 @@ class Scheduler:
         for request in finished:
             self._forget(request)
             events.append(Finished(request.request_id, request.usage))
-        for request_id, error in result.failures.items():
+        for request_id, error in [*plan.refused.items(), *result.failures.items()]:
             if request := self._requests.get(request_id):
                 events += self._fail(request, error)
         return events
 
-    # ---- what it holds -------------------------------------------------------------
+    # ---- what it knows -------------------------------------------------------------
 
-    def count(self, state: State) -> int:
-        return sum(1 for _ in self._in_state(state))
-
-    @property
-    def num_tracked(self) -> int:
-        """Everything that is remembered of any request; 0 when idle."""
-        elsewhere = self._preparer_queue.request_ids | self._turns.with_encoder
-        return len(self._requests.keys() | elsewhere) + len(self._released)
-
-    @property
-    def cache_stats(self) -> tuple[CacheStats, ...]:
-        return self._caches.ledger.read()
-
-    @property
-    def is_short_of_memory(self) -> bool:
-        """Whether a request waits to be let in."""
-        return any(r.is_waiting_for_memory for r in self._requests.values())
-
-    @property
-    def has_first_token_due(self) -> bool:
-        """Whether somebody who was let in, or may be, waits for the first token of an answer."""
-        return any(
-            r.state is not State.DECODE and not r.is_waiting_for_memory
-            for r in self._requests.values()
+    def read(self) -> SchedulerReading:
+        return SchedulerReading(
+            requests={s.value: sum(1 for _ in self._in_state(s)) for s in LIVE},
+            num_tracked=self._num_tracked + len(self._released),
+            num_generated_tokens=self._num_generated_tokens,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_cached_tokens=self._num_cached_tokens,
+            caches=self._caches.ledger.read(),
         )
 
-    @property
-    def has_requests(self) -> bool:
-        return bool(self._requests)
+    def reset_stats(self) -> None:
+        """Count tokens from zero."""
+        self._num_generated_tokens = self._num_prompt_tokens = self._num_cached_tokens = 0
 
-    @property
-    def has_runner_work(self) -> bool:
-        """Whether `schedule` has something for the runner."""
-        decodes = any(True for _ in self._in_state(State.DECODE))
-        return bool(self._released) or decodes or self._turns.next_to_prefill() is not None
+    # ---- parts of a plan -----------------------------------------------------------
 
-    # ---- inside --------------------------------------------------------------------
+    def _prepare(self) -> tuple[PrepareWork, ...]:
+        work = []
+        for request in self._preparer_queue.next(self._requests.values()):
+            request.move_to(State.PREPARING)
+            assert request.submit is not None
+            work.append(PrepareWork(request.submit, self._preparer_queue.start(request)))
+        return tuple(work)
 
-    def _in_state(self, state: State) -> Iterator[Request]:
-        return (request for request in self._requests.values() if request.state is state)
+    def _admit(self) -> dict[str, RequestError]:
+        """Admit requests, in order, until one has to wait for memory; those after it wait, too.
 
-    def _admitted(self) -> list[Request]:
-        return [request for request in self._requests.values() if request.is_admitted]
-
-    def _is_known_by_now(self, request: Request) -> bool:
-        """Take the request's next picture from a cache that had it not yet when it was prepared."""
-        self._match_prefix(request)
-        if not request.needs_encoding:
-            return True
-        assert request.prompt is not None
-        mm_hash = request.prompt.images[len(request.features)].mm_hash
-        if mm_hash not in self._caches.features:
-            return False
-        features = self._caches.features.lease(mm_hash)
-        if features is not None:
-            request.take_features(features)
-        return features is not None
-
-    @staticmethod
-    def _tries_again(request: Request, error: RequestError) -> bool:
-        """Whether to encode once more: for want of memory, which may have been freed since."""
-        again = isinstance(error, OutOfMemory) and not request.has_run_out
-        request.has_run_out = request.has_run_out or again
-        return again
-
-    def _match_prefix(self, request: Request) -> None:
-        """Look again how much of a prompt is known that the runner has not met yet."""
-        prompt = request.prompt
-        assert prompt is not None
-        if prompt.prefix is None:
-            return
-        prefix = self._caches.prefixes.improve(
-            prompt.prefix,
-            prompt.elements,
-            prompt.num_tokens - 1,
-            prompt.cache_salt,
-            prompt.atomic_prefill_tokens,
+        Returns those that could not even run alone.
+        """
+        self._admission.make_room_for_reserved(self._admitted())
+        encoding = self._arbiter.encoding
+        is_settled = not self._released and (
+            encoding is None or encoding.request_id in self._requests
         )
-        if prefix is not prompt.prefix:
-            request.take_prefix(prefix)
+        refused = dict[str, RequestError]()
+        for request in list(self._in_state(State.WAITING_FOR_MEMORY)):
+            match self._admission.decide(request, self._admitted(), is_settled=is_settled):
+                case Admit(transient_bytes):
+                    request.admit(transient_bytes)
+                case Refuse(error):
+                    refused[request.request_id] = error
+                case Wait():
+                    break
+        return refused
+
+    def _encode(self, beside: Request | None) -> EncodeWork | None:
+        """What the encoder should start, beside the last chunk of `beside` if there is one."""
+        while request := self._arbiter.next_to_encode(beside):
+            request.improve_prefix()
+            work = request.next_encode() if request.state is State.ENCODING else None
+            if work is None:
+                continue
+            if beside and not self._admission.fit_together((request, beside), self._admitted()):
+                return None
+            self._arbiter.start_encode(work)
+            return work
+        return None
 
     def _hand_over(self, request: Request) -> NewRequest:
-        self._match_prefix(request)
-        assert request.prompt is not None
-        self.num_prompt_tokens += request.prompt.num_tokens
-        self.num_cached_tokens += request.num_cached_tokens
+        request.improve_prefix()
+        self._num_prompt_tokens += request.prompt.num_tokens
+        self._num_cached_tokens += request.num_cached_tokens
         return request.hand_over()
 
-    def _next_chunk(
-        self, request: Request, prompt: PreparedPrompt, *, others_wait: bool
-    ) -> PrefillWork:
-        start = request.num_prefilled
-        end = start + self._chunk_sizer.chunk_tokens(
-            prompt.num_tokens - start, others_wait=others_wait
-        )
-        snapshot_points = prompt.snapshot_points[bisect_right(prompt.snapshot_points, start) :]
-        end = max(prompt.atomic_prefill_tokens, min([end, *snapshot_points[:1]]))
+    def _prefill(self, request: Request, *, others_decode: bool) -> PrefillWork:
+        """The next chunk of `request`: it ends at a snapshot point, or when its time is up."""
+        self._arbiter.start_chunk(request)
+        prompt, start = request.prompt, request.num_prefilled
+        left = request.num_prefill_tokens_left
+        end = start + self._chunk_sizer.chunk_tokens(left, others_wait=others_decode)
+        points = prompt.snapshot_points[bisect_right(prompt.snapshot_points, start) :]
+        end = max(prompt.atomic_prefill_tokens, min([end, *points[:1]]))
         return PrefillWork(request.request_id, start, end, is_last=end == prompt.num_tokens)
+
+    # ---- parts of an update --------------------------------------------------------
 
     def _advance(self, plan: SchedulerOutput, result: StepResult) -> None:
         """Note the progress of the prompt whose chunk was prefilled."""
-        request = self._requests.get(plan.prefill.request_id) if plan.prefill else None
-        if request and plan.new:
-            request.release()
-        if request is None or plan.prefill is None or request.request_id in result.failures:
+        chunk = plan.prefill
+        request = self._requests.get(chunk.request_id) if chunk else None
+        if request is None or chunk is None:
             return
-        self._chunk_sizer.note(plan.prefill.end - plan.prefill.start, result.prefill_seconds)
-        request.num_prefilled = plan.prefill.end
-        if plan.prefill.is_last:
+        if plan.new:
+            request.release()
+        if request.request_id in result.failures:
+            return
+        self._chunk_sizer.note(chunk.num_tokens, result.prefill_seconds)
+        request.num_prefilled = chunk.end
+        if chunk.is_last:
             request.move_to(State.DECODE)
 
     def _take_token(
-        self, request: Request, row: SeqId, token_id: int, score: TokenScore | None
+        self, request: Request, seq: SeqId, token_id: int, score: TokenScore | None
     ) -> Delta:
-        """What a token brings to its choice; a choice that ends gives its row back."""
-        text = request.take_token(row, token_id, self._config.eos_token_ids)
-        self.num_generated_tokens += 1
-        reason = request.choices[row.choice].finish_reason
+        """What a token brings to its choice; a choice that ends releases its sequence."""
+        text = request.take_token(seq, token_id, self._config.eos_token_ids)
+        self._num_generated_tokens += 1
+        reason = request.choices[seq.choice].finish_reason
         if reason is not None:
-            self._released.append(row)
-        logprobs = self._logprobs(token_id, score)
-        return Delta(row.request_id, text, logprobs, row.choice, reason)
+            self._released.append(seq)
+        return Delta(seq.request_id, text, self._logprobs(token_id, score), seq.choice, reason)
 
     def _logprobs(self, token_id: int, score: TokenScore | None) -> tuple[TokenLogprob, ...]:
         if score is None:
@@ -367,6 +329,27 @@ class Scheduler:
     def _token_text(self, token_id: int, logprob: float) -> TokenText:
         return TokenText(self._decoder.decode([token_id], skip_special_tokens=False), logprob)
 
+    @staticmethod
+    def _tries_again(request: Request, error: RequestError) -> bool:
+        """Whether to encode once more: memory that was missing may have been freed since."""
+        again = isinstance(error, OutOfMemory) and not request.has_run_out_of_memory
+        request.has_run_out_of_memory = request.has_run_out_of_memory or again
+        return again
+
+    # ---- requests ------------------------------------------------------------------
+
+    def _in_state(self, state: State) -> Iterator[Request]:
+        return (request for request in self._requests.values() if request.state is state)
+
+    def _admitted(self) -> list[Request]:
+        return [request for request in self._requests.values() if request.state.is_admitted]
+
+    @property
+    def _num_tracked(self) -> int:
+        """Requests that are live, being prepared or being encoded."""
+        encoding = {self._arbiter.encoding.request_id} if self._arbiter.encoding else set()
+        return len(self._requests.keys() | self._preparer_queue.request_ids | encoding)
+
     def _fail(self, request: Request, error: RequestError) -> list[Event]:
         request.move_to(State.FINISHED_FAILED)
         self._forget(request)
@@ -376,7 +359,10 @@ class Scheduler:
         del self._requests[request.request_id]
         request.release()
         if request.is_known_to_runner:
-            self._released += request.rows
+            self._released += request.seqs
+
+
+_BEFORE_FIRST_TOKEN = frozenset({State.WAITING, State.PREPARING, State.ENCODING, State.PREFILL})
 
 
 def _failed(request_id: str, error: RequestError) -> Failed:

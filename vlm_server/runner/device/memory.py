@@ -8,10 +8,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from vlm_server import heap
 from vlm_server.cache.caches import Caches
 from vlm_server.ports import MemoryReading
-from vlm_server.runner.device.footprint import footprint_bytes
 from vlm_server.runner.kv.segments import can_keep, needs_snapshots
 from vlm_server.runner.rope import is_cpu
 from vlm_server.settings import Cache, Memory
@@ -68,14 +66,8 @@ class MlxMemory:
         self.settle()
         mx.clear_cache()
 
-    def trim(self) -> None:
-        heap.trim()
-
-    def footprint_bytes(self) -> int:
-        return footprint_bytes()
-
     def device_used_bytes(self) -> int:
-        """Of a CUDA device. A CPU's and Metal's memory is the machine's: see `footprint_bytes`."""
+        """Of a CUDA device. A CPU's and Metal's memory is the machine's: see `ProcessMemory`."""
         info = {} if is_cpu() else mx.device_info(mx.default_device())
         return int(info["total_memory"]) - int(info["free_memory"]) if "free_memory" in info else 0
 

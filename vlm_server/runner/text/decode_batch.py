@@ -1,10 +1,10 @@
-"""All rows that decode together. Knows the batched KV cache; knows no request's text or end.
+"""All sequences that decode together, and their batched KV cache.
 
-Runs one step ahead of what it reports: `step` launches a step on the tokens that the last
-one drew, and only then reads those tokens, so the device works while the host reads them. The
-first token of a row is waited for, and reported when it joins.
-Rows that follow a grammar need those tokens before they draw: then the host reads them, and
-finds what is allowed next, between launching the model and launching the draw.
+Runs one step ahead of what it reports: `launch` begins a step on the tokens that the last one drew,
+and only `result` reads those tokens, so the device works while the host reads them. The first token
+of a sequence is waited for, and reported when it joins. Sequences that follow a grammar need those
+tokens before they draw: then the host reads them, and finds what is allowed next, between launching
+the model and launching the draw.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from vlm_server.runner.text.prefill import Prefill
 
 
 @dataclass(slots=True)
-class _Row:
-    """`position` is that of the row's next token, before the family's rotary delta.
+class _Sequence:
+    """`position` is that of the next token, before the family's rope delta.
 
     `token_ids` are those of the answer that the cache holds. `is_reported` is said of the token
     that was drawn last.
@@ -43,100 +43,109 @@ class _Row:
 
 
 Drawn = tuple[dict[SeqId, int], dict[SeqId, TokenScore]]
-"""Tokens by row, and the scores of those that were asked for."""
+"""Tokens by sequence, and the scores of those that were asked for."""
 
 
 class DecodeBatch:
-    """Rows come with their own cache, those of one request together; each leaves at any step."""
+    """Sequences come with their own cache, those of a request together; each leaves at any step."""
 
     def __init__(self, language_model: Any, eos_token_ids: frozenset[int]) -> None:
         self._language_model = language_model
         self._eos_token_ids = eos_token_ids
         self._has_rope_index = hasattr(language_model, "get_rope_index")
         self._has_shared_mrope = has_shared_mrope(language_model)
-        self._rows: list[_Row] = []
+        self._seqs: list[_Sequence] = []
         self._cache: list[Any] = []
         self._tokens: mx.array | None = None
         self._scores: list[Scores] = []
+        self._unread: tuple[mx.array, list[Scores]] | None = None
+        """What the step before the launched one drew."""
 
     @property
     def seq_ids(self) -> tuple[SeqId, ...]:
-        return tuple(row.id for row in self._rows)
+        return tuple(seq.id for seq in self._seqs)
 
     def join(self, request_id: str, prefill: Prefill, logits: mx.array) -> Drawn:
-        """Add a row for each choice of a prefilled request, `sampling.n`; their first tokens.
+        """Add a sequence for each choice of a prefilled request; their first tokens.
 
-        Those are drawn from `logits` (1, vocabulary), and each row gets a copy of the prompt's
-        cache, or the cache itself if it is alone. The rows that run are left as they were if
-        this fails. See `step` for `NO_TOKEN`.
+        Those are drawn from `logits` (1, vocabulary). Each sequence gets a copy of the prompt's
+        cache, or the cache itself if it is alone. The running sequences are left as they were if
+        this fails. See `result` for `NO_TOKEN`.
         """
-        rows = self._new_rows(request_id, prefill, logits.shape[-1])
-        first, scores = _draw(mx.broadcast_to(logits, (len(rows), logits.shape[-1])), rows)
-        cache = joined(self._cache, len(self._rows), prefill.cache, len(rows))
+        seqs = self._new_seqs(request_id, prefill, logits.shape[-1])
+        first, scores = _draw(mx.broadcast_to(logits, (len(seqs), logits.shape[-1])), seqs)
+        cache = joined(self._cache, len(self._seqs), prefill.cache, len(seqs))
         tokens = first if self._tokens is None else mx.concatenate([self._tokens, first])
         mx.eval(first, tokens, [layer.state for layer in cache])
         self._cache, self._tokens = cache, tokens
-        self._rows += rows
-        drawn = zip((row.id for row in rows), np.array(first).tolist(), strict=True)
+        self._seqs += seqs
+        drawn = zip((seq.id for seq in seqs), np.array(first).tolist(), strict=True)
         return dict(drawn), _read(scores)
 
     def runs_on(self, cache: list[Any]) -> bool:
-        """Whether this is the cache of the row that is alone here, not one that was copied."""
+        """Whether this is the cache of the only sequence here, not one that was copied."""
         return self._cache is cache
 
-    def is_stuck(self, row_id: SeqId) -> bool:
-        """Whether a row's grammar does not let it go on."""
-        return any(row.id == row_id and row.sampler.is_stuck for row in self._rows)
+    def is_stuck(self, seq_id: SeqId) -> bool:
+        """Whether a sequence's grammar does not let it go on."""
+        return any(seq.id == seq_id and seq.sampler.is_stuck for seq in self._seqs)
 
-    def state_of(self, row_id: SeqId) -> tuple[PromptKey, SequenceState, str] | None:
-        """All tokens of a row that its cache holds, their KV and its salt.
+    def state_of(self, seq_id: SeqId) -> tuple[PromptKey, SequenceState, str] | None:
+        """All tokens of a sequence that its cache holds, their KV, and its salt.
 
-        None if it has left, or if nobody can go on from its prompt. The KV is to be read before
-        the next step, and before any row leaves.
+        None if it has left, or if nobody can reuse the KV of its prompt. The KV is to be read
+        before the next launch, and before any sequence leaves.
         """
-        for i, row in enumerate(self._rows):
-            if row.id == row_id and not row.prompt.is_atomic:
-                return *self._state_of(i, row), row.prompt.cache_salt
+        for i, seq in enumerate(self._seqs):
+            if seq.id == seq_id and not seq.prompt.is_atomic:
+                return *self._state_of(i, seq), seq.prompt.cache_salt
         return None
 
-    def leave(self, rows: Collection[SeqId]) -> None:
-        """Drop rows, and what they were about to draw. Those that are not here are no error."""
-        staying = [i for i, row in enumerate(self._rows) if row.id not in rows]
-        if len(staying) == len(self._rows):
+    def leave(self, seq_ids: Collection[SeqId]) -> None:
+        """Drop sequences, and what they were about to draw. Those not here are no error."""
+        staying = [i for i, seq in enumerate(self._seqs) if seq.id not in seq_ids]
+        if len(staying) == len(self._seqs):
             return
-        self._rows = [self._rows[i] for i in staying]
+        self._seqs = [self._seqs[i] for i in staying]
         if self._tokens is None or not staying:
             self._cache, self._tokens, self._scores = [], None, []
             return
         self._cache = kept(self._cache, staying)
         self._tokens = self._tokens[mx.array(staying)]
 
-    def step(self) -> Drawn:
-        """Launch the next step for all rows; the tokens of the step before that are news.
-
-        `NO_TOKEN` is that of a row which has to leave: its scores are not numbers, or its
-        grammar is stuck.
-        """
+    def launch(self) -> None:
+        """Begin the next step of all sequences. Each launch is followed by one `result`."""
         if self._tokens is None:
-            return {}, {}
+            return
         drawn, scores = self._tokens, self._scores
         self._tokens, self._scores = self._launch(drawn)
+        self._unread = drawn, scores
+
+    def result(self) -> Drawn:
+        """The tokens of the step before the launched one, but for those that `join` reported.
+
+        `NO_TOKEN` is that of a sequence which has to leave: its scores are not numbers, or its
+        grammar is stuck.
+        """
+        if self._unread is None:
+            return {}, {}
+        (drawn, scores), self._unread = self._unread, None
         tokens = dict[SeqId, int]()
-        for row, token in zip(self._rows, np.array(drawn).tolist(), strict=True):
-            row.token_ids.append(token)
-            if not row.is_reported:
-                tokens[row.id] = token
-            row.is_reported = False
-        return tokens, {row: score for row, score in _read(scores).items() if row in tokens}
+        for seq, token in zip(self._seqs, np.array(drawn).tolist(), strict=True):
+            seq.token_ids.append(token)
+            if not seq.is_reported:
+                tokens[seq.id] = token
+            seq.is_reported = False
+        return tokens, {seq: score for seq, score in _read(scores).items() if seq in tokens}
 
-    def _state_of(self, i: int, row: _Row) -> tuple[PromptKey, SequenceState]:
-        answer = np.array(row.token_ids, dtype=np.int32)
-        token_ids = np.concatenate([row.prompt.token_ids, answer])
-        now = snapshot(self._cache, i if len(self._rows) > 1 else None)
+    def _state_of(self, i: int, seq: _Sequence) -> tuple[PromptKey, SequenceState]:
+        answer = np.array(seq.token_ids, dtype=np.int32)
+        token_ids = np.concatenate([seq.prompt.token_ids, answer])
+        now = snapshot(self._cache, i if len(self._seqs) > 1 else None)
         state = SequenceState(self._cache, {len(token_ids): now}, i)
-        return PromptKey(token_ids, row.prompt.spans), state
+        return PromptKey(token_ids, seq.prompt.spans), state
 
-    def _new_rows(self, request_id: str, prefill: Prefill, vocabulary_size: int) -> list[_Row]:
+    def _new_seqs(self, request_id: str, prefill: Prefill, vocabulary_size: int) -> list[_Sequence]:
         samplers = [
             SequenceSampler(
                 choice_params(prefill.sampling, choice),
@@ -148,7 +157,7 @@ class DecodeBatch:
             for choice in range(prefill.sampling.n)
         ]
         return [
-            _Row(SeqId(request_id, choice), sampler, prefill.prompt, prefill.prompt.num_tokens)
+            _Sequence(SeqId(request_id, choice), sampler, prefill.prompt, prefill.prompt.num_tokens)
             for choice, sampler in enumerate(samplers)
         ]
 
@@ -157,40 +166,40 @@ class DecodeBatch:
         output = self._language_model(tokens[:, None], cache=self._cache, **kwargs)
         logits = output.logits[:, -1]
         self._follow_grammars(tokens, logits)
-        following, scores = _draw(logits, self._rows)
-        behind = _counters(self._cache)
-        behind += [array for row in self._rows for array in row.sampler.state]
-        behind += [array for each in scores for array in each.arrays]
-        mx.async_eval(following, behind)  # type: ignore[no-untyped-call]
-        for row in self._rows:
-            row.position += 1
+        following, scores = _draw(logits, self._seqs)
+        state = _counters(self._cache)
+        state += [array for seq in self._seqs for array in seq.sampler.state]
+        state += [array for each in scores for array in each.arrays]
+        mx.async_eval(following, state)  # type: ignore[no-untyped-call]
+        for seq in self._seqs:
+            seq.position += 1
         return following, scores
 
     def _follow_grammars(self, tokens: mx.array, logits: mx.array) -> None:
         """Find what may be drawn after `tokens`, while the device works on `logits`."""
-        guided = [(i, row) for i, row in enumerate(self._rows) if row.sampler.follows_grammar]
+        guided = [(i, seq) for i, seq in enumerate(self._seqs) if seq.sampler.follows_grammar]
         if not guided:
             return
         mx.async_eval(logits)  # type: ignore[no-untyped-call]
         drawn = np.array(tokens).tolist()
-        for i, row in guided:
-            row.sampler.follow(drawn[i])
+        for i, seq in guided:
+            seq.sampler.follow(drawn[i])
 
     def _position_ids(self) -> mx.array:
-        """Where each row's next token stands: (3, rows, 1), or (rows, 1) for `SharedMRope`."""
-        places = mx.array([[row.position + row.prompt.rope_delta] for row in self._rows])
+        """Of each sequence's next token: (3, rows, 1), or (rows, 1) for `SharedMRope`."""
+        positions = mx.array([[seq.position + seq.prompt.rope_delta] for seq in self._seqs])
         if self._has_shared_mrope:
-            return places
-        return mx.broadcast_to(places[None], (3, *places.shape))
+            return positions
+        return mx.broadcast_to(positions[None], (3, *positions.shape))
 
 
-def _draw(logits: mx.array, rows: list[_Row]) -> tuple[mx.array, list[Scores]]:
-    """The next token of each row, and the scores of those that ask."""
-    tokens = sample(logits, [row.sampler for row in rows])
+def _draw(logits: mx.array, seqs: list[_Sequence]) -> tuple[mx.array, list[Scores]]:
+    """The next token of each sequence, and the scores of those that ask."""
+    tokens = sample(logits, [seq.sampler for seq in seqs])
     asking = [
-        (i, row.id, count)
-        for i, row in enumerate(rows)
-        if (count := row.sampler.params.logprobs) is not None
+        (i, seq.id, count)
+        for i, seq in enumerate(seqs)
+        if (count := seq.sampler.params.logprobs) is not None
     ]
     return tokens, score(logits, tokens, asking)
 

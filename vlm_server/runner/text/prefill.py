@@ -1,8 +1,7 @@
-"""One prompt on its way through the model, chunk by chunk. Knows embeddings and one KV cache."""
+"""One prompt on its way through the model, chunk by chunk, with a KV cache of its own."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -20,59 +19,52 @@ from vlm_server.runner.vision.encoder import ImageFeatures
 
 
 class Prefill:
-    """A request from the first prompt token that no cache had to its last.
+    """A request from the first prompt token that was not cached to its last.
 
-    `snapshots` are taken where the prompt has a border, by the number of tokens before it.
+    `snapshots` are taken at the prompt's snapshot points, by the number of tokens they follow.
     """
 
     def __init__(self, model: Any, request: NewRequest) -> None:
         self._model = model
-        self._prompt = request.prompt
+        self.prompt = request.prompt
         self.sampling = request.sampling
-        self._features: tuple[Any, ...] = request.images
-        self._inputs: _PromptInputs | None = None
         self.cache: list[Any] = make_prompt_cache(model.language_model)
         for layer in self.cache:
-            if type(layer) is KVCache:  # so that chunks do not grow it: made once, for all of them
+            if type(layer) is KVCache:  # made once for all chunks, which then do not grow it
                 layer.step = room_for(request.prompt.num_tokens)
-        self._padding_multiple = padding_multiple() if self._can_be_framed() else 1
+        self._padding_multiple = padding_multiple() if self._can_be_padded() else 1
         self.snapshots: dict[int, LayerStates] = {}
-        if request.prompt.prefix and request.prompt.prefix.length:
-            restore(self.cache, request.prompt.prefix, request.prompt.num_tokens)
-
-    @property
-    def prompt(self) -> PreparedPrompt:
-        return self._prompt
+        if request.prefix.length:
+            restore(self.cache, request.prefix, request.prompt.num_tokens)
+        start, features = request.prefix.length, tuple[Any, ...](request.features)
+        self._inputs: _PromptInputs | None = _PromptInputs(model, request.prompt, start, features)
 
     @property
     def grammar(self) -> Grammar | None:
         """What the answer must follow."""
-        grammar: Grammar | None = self._prompt.grammar
+        grammar: Grammar | None = self.prompt.grammar
         return grammar
 
-    def run(self, start: int, end: int) -> mx.array:
-        """Prefill tokens `start` to `end`. Returns the last one's logits, (1, vocabulary), lazy."""
-        if self._inputs is None:
-            self._inputs = _PromptInputs(self._model, self._prompt, start, self._features)
-            self._features = ()
-            self._prompt = replace(
-                self._prompt, images=(), positions=None, token_types=None, prefix=None
-            )
-        language_model = self._model.language_model
+    def launch(self, start: int, end: int) -> mx.array:
+        """Begin tokens `start` to `end`. Returns the last one's logits, (1, vocabulary), lazy."""
+        assert self._inputs is not None
+        language_model, is_last = self._model.language_model, end == self.prompt.num_tokens
         output = self._read(PaddedChunk.around(start, end, self._padding_multiple), self._inputs)
-        launched = [output.logits] if end == self._prompt.num_tokens else []
+        launched = [output.logits] if is_last else []
         mx.async_eval(launched, [layer.state for layer in self.cache])  # type: ignore[no-untyped-call]
         forget_positions(language_model)
-        if end in self._prompt.snapshot_points:
+        if end in self.prompt.snapshot_points:
             self.snapshots[end] = snapshot(self.cache)
-        if end == self._prompt.num_tokens:
+        if is_last:
             self._inputs = None
             for layer in self.cache:
                 vars(layer).pop("step", None)
-        else:
-            mx.eval([layer.state for layer in self.cache])
         logits: mx.array = output.logits[:, -1]
         return logits
+
+    def wait(self) -> None:
+        """Wait for the chunk that was launched last."""
+        mx.eval([layer.state for layer in self.cache])
 
     def _read(self, frame: PaddedChunk, inputs: _PromptInputs) -> Any:
         """What the model makes of the tokens of `frame`, lazy; its logits are of the last one."""
@@ -87,10 +79,10 @@ class Prefill:
                 frame.filled_up(token_ids, 1), cache=layers, **frame.filled_up_inputs(chunk)
             )
 
-    def _can_be_framed(self) -> bool:
-        """Whether no token and no layer sees what comes behind, and logits are of one token."""
+    def _can_be_padded(self) -> bool:
+        """Whether no token and no layer attends to later ones, and logits are of one token."""
         is_plain = all(type(layer) is KVCache for layer in self.cache)
-        is_causal = not self._prompt.atomic_prefill_tokens
+        is_causal = not self.prompt.atomic_prefill_tokens
         return is_plain and is_causal and has_last_token_head(self._model.language_model)
 
 
@@ -106,7 +98,8 @@ class _PromptInputs:
         self._token_ids = mx.array(prompt.token_ids[start:])[None]
         made = model.get_input_embeddings(self._token_ids, None, mask=mx.ones_like(self._token_ids))
         forget_positions(model.language_model)
-        spans = [(span.start - start, span.end - start) for span in prompt.images]
+        later = (span for span in prompt.spans if span.start >= start)
+        spans = [(span.start - start, span.end - start) for span in later]
         self._per_layer_inputs: mx.array | None = made.per_layer_inputs
         self._embeds = _splice(made.inputs_embeds, spans, features)
         self._visual_mask = _visual_mask(prompt.num_tokens - start, spans, features)

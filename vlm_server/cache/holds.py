@@ -1,0 +1,112 @@
+"""What one request holds in the caches, so that it is not evicted while the request needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vlm_server.cache.caches import Caches, EncodedImage, Prefix
+from vlm_server.cache.lru import Lease
+from vlm_server.cache.prompt_key import PromptKey
+
+
+class CacheHolds:
+    """A prompt's longest cached prefix, and the features of the media after it.
+
+    Made by the thread that prepares the request, and then owned by the request alone: whoever drops
+    the request releases it, once. Not thread-safe.
+    """
+
+    def __init__(
+        self, caches: Caches, key: PromptKey, salt: str, atomic_prefill_tokens: int
+    ) -> None:
+        """Looks on disk too, which may take long.
+
+        A prefix of fewer than `atomic_prefill_tokens` is of no use; the last token is always
+        computed, since no cache has its logits.
+        """
+        self._caches = caches
+        self._key = key
+        self._salt = salt
+        self._least = atomic_prefill_tokens
+        self._limit = len(key) - 1
+        self._features: dict[int, Lease[EncodedImage]] = {}
+        self._is_released = False
+        self._prefix = caches.match_prefix(key, self._limit, salt, self._least)
+
+    @property
+    def prefix(self) -> Prefix:
+        return self._prefix
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return self._prefix.length
+
+    @property
+    def features(self) -> tuple[EncodedImage, ...]:
+        """Of all spans after the prefix, in order."""
+        return tuple(self._features[index].value for index in self._spans_after_prefix())
+
+    @property
+    def has_first_features(self) -> bool:
+        """Whether the features of the first media after the prefix are held."""
+        return next(self._spans_after_prefix(), None) in self._features
+
+    @property
+    def num_media_tokens(self) -> int:
+        """Of all media after the prefix."""
+        spans = self._key.spans
+        return sum(spans[index].end - spans[index].start for index in self._spans_after_prefix())
+
+    def missing(self) -> Iterator[int]:
+        """The spans after the prefix whose features are not held, in order."""
+        return (index for index in self._spans_after_prefix() if index not in self._features)
+
+    def improve_prefix(self) -> bool:
+        """Look again for a longer prefix in memory; whether there is one.
+
+        The features of spans inside it are not needed any more.
+        """
+        better = self._caches.prefixes.improve(
+            self._prefix, self._key, self._limit, self._salt, self._least
+        )
+        if better is self._prefix:
+            return False
+        self._prefix = better
+        after = set(self._spans_after_prefix())
+        for index in self._features.keys() - after:
+            self._features.pop(index).release()
+        return True
+
+    def lease_features(self, index: int, *, from_disk: bool) -> bool:
+        """Hold the features of a span if a cache has them; whether one has."""
+        mm_hash = self._key.spans[index].key
+        if from_disk:
+            lease = self._caches.lease_features(mm_hash)
+        elif mm_hash in self._caches.features:  # what is not there is no second miss
+            lease = self._caches.features.lease(mm_hash)
+        else:
+            return False
+        if lease is not None:
+            self._features[index] = lease
+        return lease is not None
+
+    def add_features(self, index: int, lease: Lease[EncodedImage]) -> None:
+        """Take over `lease`, the features of a span that was just encoded."""
+        if index in self._features or index not in self._spans_after_prefix():
+            lease.release()
+        else:
+            self._features[index] = lease
+
+    def release(self) -> None:
+        """Let the caches evict all of it. Raises RuntimeError the second time."""
+        if self._is_released:
+            raise RuntimeError("the holds of a request are released twice")
+        self._is_released = True
+        for lease in self._features.values():
+            lease.release()
+        self._features.clear()
+        self._prefix.release()
+
+    def _spans_after_prefix(self) -> Iterator[int]:
+        length = self._prefix.length
+        return (index for index, span in enumerate(self._key.spans) if span.start >= length)

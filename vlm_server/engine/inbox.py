@@ -1,0 +1,31 @@
+"""All that the engine's loop hears, from any thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+from vlm_server.cache.caches import EncodedImage
+from vlm_server.errors import RequestError
+from vlm_server.ports import EncodeWork, Prepared
+from vlm_server.protocol import Abort, Drain, Submit
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareDone:
+    """A preparer thread is done with a request."""
+
+    request_id: str
+    outcome: Prepared | RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeDone:
+    """The encoder thread is done with `work`."""
+
+    work: EncodeWork
+    outcome: EncodedImage | RequestError
+
+
+Message = Submit | Abort | Drain | PrepareDone | EncodeDone
+Inbox = SimpleQueue[Message]

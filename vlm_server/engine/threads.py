@@ -1,0 +1,83 @@
+"""The threads beside the inference thread: preparers, and the encoder.
+
+They take work from a plan, and post exactly one outcome for each to the loop's inbox.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from vlm_server.cache.caches import EncodedImage
+from vlm_server.engine.inbox import EncodeDone, Inbox, PrepareDone
+from vlm_server.errors import InternalError, RequestError
+from vlm_server.ports import Encoder, EncodeWork, Prepared, Preparer, PrepareWork
+
+logger = logging.getLogger(__name__)
+
+
+class PreparerThreads:
+    """Prepares requests: `num_threads` for those with media, and as many for texts."""
+
+    def __init__(self, preparer: Preparer, inbox: Inbox, num_threads: int) -> None:
+        self._preparer = preparer
+        self._inbox = inbox
+        self._media = ThreadPoolExecutor(num_threads, "preparer")
+        self._texts = ThreadPoolExecutor(num_threads, "tokenizer")
+        self._lock = threading.Lock()
+        self._num_started = 0
+
+    @property
+    def num_tracked(self) -> int:
+        """Requests and media that are being prepared."""
+        with self._lock:
+            return self._num_started + self._preparer.num_tracked
+
+    def start(self, work: PrepareWork) -> None:
+        with self._lock:
+            self._num_started += 1
+        threads = self._media if work.submit.has_media else self._texts
+        threads.submit(self._prepare, work)
+
+    def _prepare(self, work: PrepareWork) -> None:
+        outcome: Prepared | RequestError
+        request_id, started = work.submit.request_id, time.perf_counter()
+        try:
+            outcome = self._preparer.prepare(work.submit, work.cancellation)
+        except RequestError as error:
+            outcome = error
+        except BaseException:  # so that the request ends whatever happens; a Rust panic is one
+            logger.exception("preparing a request failed")
+            outcome = InternalError("The request could not be prepared.")
+        logger.debug("prepared %s in %.1f ms", request_id, 1000 * (time.perf_counter() - started))
+        with self._lock:
+            self._num_started -= 1
+        self._inbox.put(PrepareDone(request_id, outcome))
+
+
+class EncoderThread:
+    """Encodes media, one after the other."""
+
+    def __init__(self, encoder: Encoder, inbox: Inbox) -> None:
+        self._encoder = encoder
+        self._inbox = inbox
+        self._thread = ThreadPoolExecutor(1, "encoder")
+
+    def start(self, work: EncodeWork) -> None:
+        self._thread.submit(self._encode, work)
+
+    def _encode(self, work: EncodeWork) -> None:
+        outcome: EncodedImage | RequestError
+        started = time.perf_counter()
+        try:
+            outcome = self._encoder.encode(work)
+        except RequestError as error:
+            outcome = error
+        except BaseException:
+            logger.exception("encoding a picture failed")
+            outcome = InternalError("The model failed while encoding a picture.")
+        milliseconds = 1000 * (time.perf_counter() - started)
+        logger.debug("encoded %d of %s in %.1f ms", work.span_index, work.request_id, milliseconds)
+        self._inbox.put(EncodeDone(work, outcome))
