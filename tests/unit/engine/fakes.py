@@ -1,15 +1,14 @@
 """A runner, a preparer and a decoder that obey the ports, without a model.
 
 What the fake model answers depends on the prompt and the choice alone, so that a test can tell
-what a request must get whatever runs beside it. The runner checks every plan and is one step
-behind, like the real one: a row's token is reported by the step after the one that drew it.
+what a request must get whatever runs beside it. The runner checks every plan and reports one step
+late, like the real one: a token is reported by the step after the one that drew it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,14 +16,17 @@ import numpy as np
 from tests.unit.cache.fakes import FakeSource, parts_in
 from tests.unit.cache.prompts import is_boundary, parts_of
 from vlm_server.cache.caches import Caches
-from vlm_server.cache.prompt_key import PromptKey
+from vlm_server.cache.holds import CacheHolds
+from vlm_server.cache.prompt_key import MediaSpan, PromptKey
 from vlm_server.engine.scheduling.limits import SchedulerConfig
-from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.errors import InternalError, InvalidRequest, RequestError
 from vlm_server.ports import (
-    ImageSpan,
+    Cancellation,
+    EncodeWork,
+    MediaInputs,
     MemoryReading,
     NewRequest,
+    Prepared,
     PreparedPrompt,
     SchedulerOutput,
     SeqId,
@@ -75,10 +77,6 @@ def config(**changes: object) -> SchedulerConfig:
     return SchedulerConfig(**(values | changes))  # type: ignore[arg-type]
 
 
-def scheduler(caches: Caches | None = None, **changes: object) -> Scheduler:
-    return Scheduler(config(**changes), ByteDecoder(), caches)
-
-
 def submit(request_id: str, text: str = "hello", images: int = 0, **sampling: object) -> Submit:
     """A user's message: `images` pictures, then `text`."""
     pictures = tuple(
@@ -94,22 +92,32 @@ def prompt(text: str = "hello", images: int = 0) -> PreparedPrompt:
     """What `FakePreparer` makes of `submit(..., text, images)`."""
     size = TOKENS_PER_IMAGE
     ids = [IMAGE_TOKEN] * (size * images) + list(text.encode())
-    pixels = {"pixel_values": np.zeros((1, 2), np.float32)}
-    spans = [ImageSpan(size * n, size * (n + 1), f"{n}", pixels) for n in range(images)]
-    return PreparedPrompt(np.array(ids, dtype=np.int32), tuple(spans))
+    spans = tuple(MediaSpan(size * n, size * (n + 1), f"{n}") for n in range(images))
+    return PreparedPrompt(np.array(ids, dtype=np.int32), spans)
 
 
-def answer_tokens(prepared: PreparedPrompt, choice: int = 0) -> list[int]:
+def prepared(made: PreparedPrompt, caches: Caches | None = None) -> Prepared:
+    """`made` with what `caches` have of it, and pixels for the rest."""
+    caches = Caches.of() if caches is None else caches
+    holds = CacheHolds(caches, made.key, made.cache_salt, made.atomic_prefill_tokens)
+    inputs: dict[int, MediaInputs] = {}
+    for index in list(holds.missing()):
+        if not holds.lease_features(index, from_disk=True):
+            inputs[index] = {"pixel_values": np.zeros((1, 2), np.float32)}
+    return Prepared(made, holds, inputs)
+
+
+def answer_tokens(made: PreparedPrompt, choice: int = 0) -> list[int]:
     """What the fake model says to a prompt: up to 12 characters of 1 to 4 bytes, then EOS."""
-    shown = "".join(span.key for span in prepared.spans).encode()
-    digest = hashlib.sha256(prepared.token_ids.tobytes() + shown + bytes(choice)).digest()
+    shown = "".join(span.key for span in made.spans).encode()
+    digest = hashlib.sha256(made.token_ids.tobytes() + shown + bytes(choice)).digest()
     characters = ["abcdefghijklmnop é€😀"[byte % 19] for byte in digest[1 : 2 + digest[0] % 12]]
     return [*"".join(characters).encode(), EOS]
 
 
-def answer_text(prepared: PreparedPrompt, max_tokens: int = 1000, choice: int = 0) -> str:
+def answer_text(made: PreparedPrompt, max_tokens: int = 1000, choice: int = 0) -> str:
     """The text of the first `max_tokens` tokens of the answer."""
-    return ByteDecoder().decode(answer_tokens(prepared, choice)[:max_tokens])
+    return ByteDecoder().decode(answer_tokens(made, choice)[:max_tokens])
 
 
 @dataclass
@@ -117,21 +125,32 @@ class _Prefill:
     request: NewRequest
     num_prefilled: int
     snapshots: set[int] = field(default_factory=set)
-    """The snapshot points that it came by."""
+    """The snapshot points that it passed."""
 
 
 @dataclass
-class _Row:
+class _Sequence:
     prompt: PreparedPrompt
     answer: list[int]
     told: list[int] = field(default_factory=list)
-    """The first token is drawn when the row joins, and told with the next step."""
+    """The first token is drawn when the sequence joins, and reported with the next step."""
 
     def next_token(self) -> int:
         """The token drawn last, once the next one is launched."""
         past = len(self.told)
         self.told.append(self.answer[past] if past < len(self.answer) else ord("!"))
         return self.told[-1]
+
+
+@dataclass
+class FakeStep:
+    runner: FakeRunner
+    brings: StepResult
+
+    def result(self) -> StepResult:
+        assert self.runner.is_launched, "a result is read once"
+        self.runner.is_launched = False
+        return self.brings
 
 
 @dataclass
@@ -142,66 +161,68 @@ class FakeRunner:
     chunk_tokens: int
     failing_prefills: set[str] = field(default_factory=set)
     """Requests whose next chunk fails."""
+    failures: dict[str, RequestError] = field(default_factory=dict)
+    """Requests whose sequences fail in the next step."""
     seconds_per_token: float = 0.0
     """What prefilling is said to take."""
     fails_decode: bool = False
     """Whether the next decode step fails."""
     plans: list[SchedulerOutput] = field(default_factory=list)
     prefills: dict[str, _Prefill] = field(default_factory=dict)
-    rows: dict[SeqId, _Row] = field(default_factory=dict)
+    seqs: dict[SeqId, _Sequence] = field(default_factory=dict)
     caches: Caches = field(default_factory=Caches.of)
     joined: dict[str, _Prefill] = field(default_factory=dict)
     """Whose first token is not told yet."""
     num_cached_tokens: dict[str, int] = field(default_factory=dict)
     """What each request that it met did not have to prefill."""
+    is_launched: bool = False
 
     @property
     def num_tracked(self) -> int:
-        return len(self.prefills) + len(self.rows)
+        return len(self.prefills) + len(self.seqs)
 
     def kv_bytes(self, num_tokens: int) -> int:
         return num_tokens
 
-    def execute(
-        self, plan: SchedulerOutput, launched: Callable[[], None] = lambda: None
-    ) -> StepResult:
-        assert not plan.is_empty
+    def launch(self, plan: SchedulerOutput) -> FakeStep:
+        assert plan.has_runner_work
+        assert not self.is_launched, "a step was launched before the last one's result was read"
+        self.is_launched = True
         self.plans.append(plan)
-        for row in plan.released:
-            self.prefills.pop(row.request_id, None)
-            self._store_answer(row)
-            self.rows.pop(row, None)
-        for row in plan.released:
-            self.joined.pop(row.request_id, None)
+        for seq in plan.released:
+            self.prefills.pop(seq.request_id, None)
+            self._store_answer(seq)
+            self.seqs.pop(seq, None)
+        for seq in plan.released:
+            self.joined.pop(seq.request_id, None)
         for new in plan.new:
             assert new.request_id not in self.prefills
-            assert new.request_id not in {row.request_id for row in self.rows}
+            assert new.request_id not in {seq.request_id for seq in self.seqs}
             self._meet(new)
-        failures: dict[str, RequestError] = {}
+        failures, self.failures = self.failures, {}
         tokens = self._decode(plan, failures)
         self._prefill(plan, failures)
-        launched()
-        assert len(self.rows) <= self.max_num_seqs
+        assert len(self.seqs) <= self.max_num_seqs
         work = plan.prefill
         seconds = (work.end - work.start) * self.seconds_per_token if work else 0.0
         error = next((failure.message for failure in failures.values()), None)
-        return StepResult(tokens, failures, prefill_seconds=seconds, error=error)
+        return FakeStep(self, StepResult(tokens, failures, prefill_seconds=seconds, error=error))
 
     def _decode(self, plan: SchedulerOutput, failures: dict[str, RequestError]) -> dict[SeqId, int]:
-        assert set(plan.decode) == set(self.rows), "scheduler and runner disagree on the rows"
+        assert set(plan.decode) == set(self.seqs), "scheduler and runner disagree on the sequences"
         assert len(set(plan.decode)) == len(plan.decode)
-        if self.fails_decode and self.rows:
+        if self.fails_decode and self.seqs:
             self.fails_decode = False
-            failures.update({row.request_id: InternalError("decode failed") for row in plan.decode})
-            self.rows.clear()
+            failures.update({seq.request_id: InternalError("decode failed") for seq in plan.decode})
+            self.seqs.clear()
             self.joined.clear()
-        tokens = {row_id: row.next_token() for row_id, row in self.rows.items()}
+        tokens = {seq_id: seq.next_token() for seq_id, seq in self.seqs.items()}
         for prefill in self.joined.values():
             made = prefill.request.prompt
             if made.is_atomic:
                 continue
-            source = FakeSource(made.elements, frozenset(prefill.snapshots))
-            self.caches.prefixes.insert(made.elements, source, made.cache_salt)
+            source = FakeSource(made.key, frozenset(prefill.snapshots))
+            self.caches.prefixes.insert(made.key, source, made.cache_salt)
         self.joined.clear()
         return tokens
 
@@ -214,45 +235,44 @@ class FakeRunner:
             failures[work.request_id] = InternalError("the chunk failed")
             return
         prefill = self.prefills[work.request_id]
-        prepared = prefill.request.prompt
+        made = prefill.request.prompt
         assert work.start == prefill.num_prefilled, "chunks join without a gap"
-        uncut = prepared.atomic_prefill_tokens
-        assert work.start >= uncut or (work.start, work.end >= uncut) == (0, True), "a cut"
-        assert 0 < work.end - work.start <= max(self.chunk_tokens, uncut - work.start)
-        assert work.is_last == (work.end == prepared.num_tokens)
-        assert not any(work.start < border < work.end for border in prepared.snapshot_points)
+        atomic = made.atomic_prefill_tokens
+        assert work.start >= atomic or (work.start, work.end >= atomic) == (0, True), "a cut"
+        assert 0 < work.end - work.start <= max(self.chunk_tokens, atomic - work.start)
+        assert work.is_last == (work.end == made.num_tokens)
+        assert not any(work.start < point < work.end for point in made.snapshot_points)
         prefill.num_prefilled = work.end
-        prefill.snapshots |= {work.end} & set(prepared.snapshot_points)
+        prefill.snapshots |= {work.end} & set(made.snapshot_points)
         if work.is_last:
             self.joined[work.request_id] = self.prefills.pop(work.request_id)
             for choice in range(prefill.request.sampling.n):
-                row = _Row(prepared, answer_tokens(prepared, choice))
-                self.rows[SeqId(work.request_id, choice)] = row
+                seq = _Sequence(made, answer_tokens(made, choice))
+                self.seqs[SeqId(work.request_id, choice)] = seq
 
     def _meet(self, new: NewRequest) -> None:
-        prompt, length = new.prompt, new.prompt.num_cached_tokens
-        assert new.images == tuple(map(features_of, prompt.images)), "another's pictures"
-        later = [span.key for span in prompt.spans if span.start >= length]
-        assert not prompt.spans or [span.mm_hash for span in prompt.images] == later
-        if prompt.prefix and length:
-            wanted = parts_of(prompt.elements)[:length]
+        prompt, length = new.prompt, new.prefix.length
+        later = [span for span in prompt.spans if span.start >= length]
+        assert new.features == tuple(map(features_of, later)), "another's pictures"
+        if length:
+            wanted = parts_of(prompt.key)[:length]
             assert length < prompt.num_tokens, "the last token's scores are in no cache"
-            assert is_boundary(parts_of(prompt.elements), length)
-            assert length >= prompt.atomic_prefill_tokens, "it saw other tokens behind it"
-            assert parts_in(prompt.prefix) == wanted, "another's beginning"
+            assert is_boundary(parts_of(prompt.key), length)
+            assert length >= prompt.atomic_prefill_tokens, "it attended to later tokens"
+            assert parts_in(new.prefix) == wanted, "another's beginning"
             if self.caches.prefixes.needs_snapshots:
-                assert prompt.prefix.snapshot.parts == wanted, "another's state"
+                assert new.prefix.snapshot.parts == wanted, "another's state"
         self.num_cached_tokens[new.request_id] = length
         self.prefills[new.request_id] = _Prefill(new, length)
 
-    def _store_answer(self, row_id: SeqId) -> None:
-        row = self.rows.get(row_id)
-        if row is None or row_id.request_id in self.joined or row.prompt.is_atomic:
+    def _store_answer(self, seq_id: SeqId) -> None:
+        seq = self.seqs.get(seq_id)
+        if seq is None or seq_id.request_id in self.joined or seq.prompt.is_atomic:
             return
-        token_ids = np.concatenate([row.prompt.token_ids, np.array(row.told, dtype=np.int32)])
-        elements = PromptKey(token_ids, row.prompt.spans)
-        source = FakeSource(elements, frozenset([len(elements)]))
-        self.caches.prefixes.insert(elements, source, row.prompt.cache_salt)
+        token_ids = np.concatenate([seq.prompt.token_ids, np.array(seq.told, dtype=np.int32)])
+        key = PromptKey(token_ids, seq.prompt.spans)
+        source = FakeSource(key, frozenset([len(key)]))
+        self.caches.prefixes.insert(key, source, seq.prompt.cache_salt)
 
 
 class FakeFeatures(str):
@@ -261,9 +281,9 @@ class FakeFeatures(str):
     size_bytes = 8
 
 
-def features_of(span: ImageSpan) -> FakeFeatures:
+def features_of(span: MediaSpan) -> FakeFeatures:
     """What the fake encoder makes of a picture."""
-    return FakeFeatures(f"features of {span.mm_hash}")
+    return FakeFeatures(f"features of {span.key}")
 
 
 @dataclass
@@ -276,11 +296,12 @@ class FakeEncoder:
     def __post_init__(self) -> None:
         self.gate.set()
 
-    def encode(self, prompt: PreparedPrompt, image_index: int) -> FakeFeatures:
+    def encode(self, work: EncodeWork) -> FakeFeatures:
         self.gate.wait(10)
         if self.fails:
             raise RuntimeError("a bug of the encoder")
-        return features_of(prompt.images[image_index])
+        assert work.inputs, "its pixels are not there"
+        return features_of(work.span)
 
 
 @dataclass
@@ -291,13 +312,14 @@ class FakePreparer:
     num_running: int = 0
     most_running: int = 0
     prepared_ids: list[str] = field(default_factory=list)
-    abandoned_ids: list[str] = field(default_factory=list)
+    cancelled_ids: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.gate.set()
         self._lock = threading.Lock()
 
-    def prepare(self, submit: Submit) -> PreparedPrompt:
+    def prepare(self, submit: Submit, cancellation: Cancellation) -> Prepared:
+        cancellation.on_cancel(lambda: self.cancelled_ids.append(submit.request_id))
         with self._lock:
             self.num_running += 1
             self.most_running = max(self.most_running, self.num_running)
@@ -309,22 +331,19 @@ class FakePreparer:
 
     @property
     def num_tracked(self) -> int:
-        return self.num_running
-
-    def abandon(self, request_id: str) -> None:
-        self.abandoned_ids.append(request_id)
+        return 0
 
 
 class Panic(BaseException):
     """As libraries in Rust raise it: no Exception."""
 
 
-def outcome_of(submit: Submit) -> PreparedPrompt:
+def outcome_of(submit: Submit) -> Prepared:
     """What `prompt` makes of it; raises like `refuse`."""
     parts = submit.messages[0].content
     text = "".join(part.text for part in parts if isinstance(part, TextPart))
     refuse(text)
-    return prompt(text, sum(isinstance(part, ImagePart) for part in parts))
+    return prepared(prompt(text, sum(isinstance(part, ImagePart) for part in parts)))
 
 
 def refuse(text: str) -> None:
@@ -347,7 +366,6 @@ class FakeMemory:
     pool_limit_bytes: int = 100
     peak_bytes: int = 3
     num_clears: int = 0
-    num_trims: int = 0
     trims_own_pool: bool = False
     unsettled_bytes: int = 0
     """Of `active_bytes`: what was let go, and is held by what is under way."""
@@ -367,27 +385,34 @@ class FakeMemory:
         self.pool_bytes = 0
         self.num_clears += 1
 
+    def device_used_bytes(self) -> int:
+        return 5
+
+
+@dataclass
+class FakeProcess:
+    """A `ProcessMemory`."""
+
+    num_trims: int = 0
+
     def trim(self) -> None:
         self.num_trims += 1
 
     def footprint_bytes(self) -> int:
         return 4
 
-    def device_used_bytes(self) -> int:
-        return 5
-
 
 def texts(events: list[Event]) -> dict[str, str]:
     """All the text of first choices that `events` bring, by request."""
-    return {row.request_id: text for row, text in seq_texts(events).items() if not row.choice}
+    return {seq.request_id: text for seq, text in seq_texts(events).items() if not seq.choice}
 
 
 def seq_texts(events: list[Event]) -> dict[SeqId, str]:
     """All the text that `events` bring, by choice."""
     found: dict[SeqId, str] = {}
     for delta in deltas(events):
-        row = SeqId(delta.request_id, delta.choice)
-        found[row] = found.get(row, "") + delta.text
+        seq = SeqId(delta.request_id, delta.choice)
+        found[seq] = found.get(seq, "") + delta.text
     return found
 
 

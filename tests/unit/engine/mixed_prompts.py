@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
 
-import numpy as np
-
 from tests.unit.cache.prompts import KVBlock, elements_of
-from tests.unit.engine.fakes import IMAGE_TOKEN, TOKENS_PER_IMAGE, refuse
+from tests.unit.engine.fakes import IMAGE_TOKEN, TOKENS_PER_IMAGE, prepared, refuse
 from vlm_server.cache.caches import Caches
-from vlm_server.ports import ImageSpan, PreparedPrompt
+from vlm_server.ports import Prepared, PreparedPrompt
 from vlm_server.protocol import Image, ImagePart, Message, SamplingParams, Submit, TextPart
 
 Parts = tuple[str | int, ...]
@@ -39,13 +36,10 @@ Seen = Literal["before", "in media", "all"]
 """Which tokens the model's attend to: those before them, those of one picture too, or all."""
 
 
-def prepare_mixed(
-    submit: Submit, caches: Caches | None = None, seen: Seen = "before"
+def prompt_mixed(
+    submit: Submit, seen: Seen = "before", *, has_snapshots: bool = False
 ) -> PreparedPrompt:
-    """What a preparer makes of `submit_mixed(...)` with these caches; raises like `refuse`.
-
-    Without any, it has no images: it is what is asked, not what there is to do.
-    """
+    """The prompt of `submit_mixed(...)`; raises like `refuse`."""
     pieces: list[KVBlock] = []
     for part in submit.messages[0].content:
         match part:
@@ -55,27 +49,21 @@ def prepare_mixed(
             case ImagePart(index):
                 key = f"{submit.images[index].mm_hash} {submit.cache_salt}"
                 pieces.append((key, TOKENS_PER_IMAGE, IMAGE_TOKEN))
-    elements = elements_of(pieces)
-    made = PreparedPrompt(elements.token_ids, spans=elements.spans, cache_salt=submit.cache_salt)
-    return made if caches is None else _with_caches(_uncut(made, seen), caches)
+    key = elements_of(pieces)
+    num_tokens, last = len(key), len(key) - 1
+    ends = {"before": 0, "in media": max((s.end for s in key.spans), default=0)}
+    atomic = ends.get(seen, num_tokens)
+    points = ({span.end for span in key.spans} | ({last} - {0})) if has_snapshots else set[int]()
+    return PreparedPrompt(
+        key.token_ids,
+        key.spans,
+        snapshot_points=tuple(sorted(point for point in points if point >= atomic)),
+        atomic_prefill_tokens=atomic,
+        cache_salt=submit.cache_salt,
+    )
 
 
-def _uncut(made: PreparedPrompt, seen: Seen) -> PreparedPrompt:
-    ends = {"before": 0, "in media": max((s.end for s in made.spans), default=0)}
-    return replace(made, atomic_prefill_tokens=ends.get(seen, made.num_tokens))
-
-
-def _with_caches(made: PreparedPrompt, caches: Caches) -> PreparedPrompt:
-    last = made.num_tokens - 1
-    if caches.prefixes.needs_snapshots:
-        snapshot_points = {span.end for span in made.spans} | ({last} - {0})
-        after = {border for border in snapshot_points if border >= made.atomic_prefill_tokens}
-        made = replace(made, snapshot_points=tuple(sorted(after)))
-    prefix = caches.prefixes.match(made.elements, last, made.cache_salt, made.atomic_prefill_tokens)
-    images = []
-    for span in made.spans:
-        if span.start >= prefix.length:
-            known = caches.features.lease(span.key)
-            pixels = {} if known else {"pixel_values": np.zeros((1, 2), np.float32)}
-            images.append(ImageSpan(span.start, span.end, span.key, pixels, known))
-    return replace(made, images=tuple(images), prefix=prefix)
+def prepare_mixed(submit: Submit, caches: Caches, seen: Seen) -> Prepared:
+    """What a preparer makes of `submit_mixed(...)` with these caches; raises like `refuse`."""
+    has_snapshots = caches.prefixes.needs_snapshots
+    return prepared(prompt_mixed(submit, seen, has_snapshots=has_snapshots), caches)

@@ -1,12 +1,10 @@
-"""The inference thread's loop: inbox, preparers, events; with a fake model."""
+"""The inference thread's loop with its real threads beside it, and a fake model."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Iterator
-from queue import SimpleQueue
-from typing import Any
 
 import pytest
 
@@ -16,7 +14,9 @@ from tests.unit.engine.fakes import (
     FakeFeatures,
     FakeMemory,
     FakePreparer,
+    FakeProcess,
     FakeRunner,
+    FakeStep,
     answer_text,
     config,
     outcome_of,
@@ -25,11 +25,21 @@ from tests.unit.engine.fakes import (
     texts,
 )
 from vlm_server.cache.caches import Caches
+from vlm_server.engine.inbox import Inbox
 from vlm_server.engine.loop import EngineLoop
+from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.scheduling.scheduler import Scheduler
+from vlm_server.engine.threads import EncoderThread, PreparerThreads
 from vlm_server.errors import EngineBroken
-from vlm_server.ports import PreparedPrompt, SchedulerOutput, SeqId, StepResult
+from vlm_server.ports import (
+    Cancellation,
+    EncodeWork,
+    Prepared,
+    SchedulerOutput,
+    SeqId,
+    StepResult,
+)
 from vlm_server.protocol import (
     Abort,
     Accepted,
@@ -47,25 +57,36 @@ from vlm_server.settings import Memory
 class Engine:
     """A loop around fakes, and everything that it sent."""
 
-    def __init__(self, threads: int = 2) -> None:
+    def __init__(
+        self,
+        threads: int = 2,
+        preparer: FakePreparer | None = None,
+        encoder: FakeEncoder | None = None,
+        runner: FakeRunner | None = None,
+    ) -> None:
         limits = config(max_preparing=threads)
-        self.preparer = FakePreparer()
-        self.encoder = FakeEncoder()
-        self.scheduler = Scheduler(limits, ByteDecoder())
-        self.runner = FakeRunner(limits.max_num_seqs, limits.prefill_chunk_tokens)
-        self.events: list[Event] = []
+        self.preparer = preparer or FakePreparer()
+        self.encoder = encoder or FakeEncoder()
+        self.runner = runner or FakeRunner(limits.max_num_seqs, limits.prefill_chunk_tokens)
+        caches, self.inbox, self.events = Caches.of(), Inbox(), list[Event]()
+        governor = Governor(Memory(), FakeMemory(), FakeProcess(), caches)
+        admission = Admission(governor, self.runner.kv_bytes, limits.prefill_chunk_tokens)
+        self.scheduler = Scheduler(limits, ByteDecoder(), caches, admission)
         self.loop = EngineLoop(
-            SimpleQueue(),
+            self.inbox,
             self.scheduler,
             self.runner,
-            self.preparer,
-            self.encoder,
-            Governor(Memory(), FakeMemory(), Caches.of()),
+            PreparerThreads(self.preparer, self.inbox, threads),
+            EncoderThread(self.encoder, self.inbox),
+            governor,
             self.events.append,
-            preparer_threads=threads,
             max_failed_steps=3,
         )
         self.thread = threading.Thread(target=self.loop.run, daemon=True)
+
+    @property
+    def num_tracked(self) -> int:
+        return self.scheduler.read().num_tracked + self.runner.num_tracked
 
     def wait_for(self, kind: type[Event], request_id: str | None = None) -> Event:
         deadline = time.monotonic() + 10
@@ -77,7 +98,7 @@ class Engine:
         raise AssertionError(f"no {kind.__name__} of {request_id} in {self.events}")
 
     def drain(self) -> None:
-        self.loop.post(Drain())
+        self.inbox.put(Drain())
         self.thread.join(10)
         assert not self.thread.is_alive()
 
@@ -91,16 +112,16 @@ def engine() -> Iterator[Engine]:
 
 def test_requests_posted_together_all_get_their_answers(engine: Engine):
     for n in range(10):
-        engine.loop.post(submit(f"r{n}", f"text {n}", n % 3))
+        engine.inbox.put(submit(f"r{n}", f"text {n}", n % 3))
     engine.loop.run_until_idle()
     expected = {f"r{n}": answer_text(prompt(f"text {n}", n % 3)) for n in range(10)}
     assert texts(engine.events) == expected
     assert engine.preparer.most_running <= 2
-    assert engine.scheduler.num_tracked == engine.runner.num_tracked == 0
+    assert engine.num_tracked == 0
 
 
 def test_accepted_comes_first_and_the_end_comes_last(engine: Engine):
-    engine.loop.post(submit("a"))
+    engine.inbox.put(submit("a"))
     engine.loop.run_until_idle()
     kinds = [type(event) for event in engine.events if not isinstance(event, Stats)]
     assert kinds[0] is Accepted
@@ -109,15 +130,15 @@ def test_accepted_comes_first_and_the_end_comes_last(engine: Engine):
 
 
 def test_a_refused_preparation_tells_why(engine: Engine):
-    engine.loop.post(submit("a", "refuse this"))
+    engine.inbox.put(submit("a", "refuse this"))
     engine.loop.run_until_idle()
     assert engine.wait_for(Failed, "a") == Failed("a", "invalid_value", "refused", "messages[0]")
 
 
 @pytest.mark.parametrize("text", ["crash here", "panic here"])
 def test_a_preparer_that_crashes_fails_that_request_alone(engine: Engine, text: str):
-    engine.loop.post(submit("a", text))
-    engine.loop.post(submit("b"))
+    engine.inbox.put(submit("a", text))
+    engine.inbox.put(submit("b"))
     engine.loop.run_until_idle()
     failed = engine.wait_for(Failed, "a")
     assert isinstance(failed, Failed)
@@ -129,14 +150,14 @@ def test_a_preparer_that_crashes_fails_that_request_alone(engine: Engine, text: 
 def test_a_slow_preparation_does_not_hold_up_the_others():
     engine = Engine(threads=1)
     engine.thread.start()
-    engine.loop.post(submit("a"))
+    engine.inbox.put(submit("a"))
     engine.wait_for(Finished, "a")
     engine.preparer.gate.clear()
-    engine.loop.post(submit("slow"))
+    engine.inbox.put(submit("slow"))
     engine.wait_for(Accepted, "slow")
-    engine.loop.post(submit("later"))
+    engine.inbox.put(submit("later"))
     engine.wait_for(Accepted, "later")
-    engine.loop.post(Abort("later"))
+    engine.inbox.put(Abort("later"))
     engine.wait_for(Finished, "later")
     engine.preparer.gate.set()
     engine.wait_for(Finished, "slow")
@@ -145,17 +166,16 @@ def test_a_slow_preparation_does_not_hold_up_the_others():
 
 def test_a_text_is_prepared_while_pictures_keep_all_preparers_busy():
     class SlowWithPictures(FakePreparer):
-        def prepare(self, submit: Submit) -> PreparedPrompt:
+        def prepare(self, submit: Submit, cancellation: Cancellation) -> Prepared:
             if submit.has_media:
-                return super().prepare(submit)
+                return super().prepare(submit, cancellation)
             return outcome_of(submit)
 
-    engine = Engine(threads=1)
-    engine.preparer = engine.loop._preparer = SlowWithPictures()
+    engine = Engine(threads=1, preparer=SlowWithPictures())
     engine.preparer.gate.clear()
     engine.thread.start()
-    engine.loop.post(submit("picture", images=1))
-    engine.loop.post(submit("text"))
+    engine.inbox.put(submit("picture", images=1))
+    engine.inbox.put(submit("text"))
     engine.wait_for(Finished, "text")
     engine.preparer.gate.set()
     engine.wait_for(Finished, "picture")
@@ -166,15 +186,15 @@ def test_an_abort_while_preparing_is_answered_at_once_and_its_outcome_dropped():
     engine = Engine()
     engine.thread.start()
     engine.preparer.gate.clear()
-    engine.loop.post(submit("a"))
+    engine.inbox.put(submit("a"))
     engine.wait_for(Accepted, "a")
-    engine.loop.post(Abort("a"))
+    engine.inbox.put(Abort("a"))
     finished = engine.wait_for(Finished, "a")
     assert isinstance(finished, Finished)
     assert finished.is_aborted
-    assert engine.preparer.abandoned_ids == ["a"]
+    assert engine.preparer.cancelled_ids == ["a"]
     engine.preparer.gate.set()
-    engine.loop.post(submit("b"))
+    engine.inbox.put(submit("b"))
     engine.wait_for(Finished, "b")
     engine.drain()
     assert "a" not in texts(engine.events)
@@ -185,10 +205,10 @@ def test_aborted_preparations_do_not_pile_up_before_the_next():
     engine.thread.start()
     engine.preparer.gate.clear()
     for n in range(20):
-        engine.loop.post(submit(f"r{n}"))
-        engine.loop.post(Abort(f"r{n}"))
+        engine.inbox.put(submit(f"r{n}"))
+        engine.inbox.put(Abort(f"r{n}"))
         engine.wait_for(Finished, f"r{n}")
-    engine.loop.post(submit("good"))
+    engine.inbox.put(submit("good"))
     engine.wait_for(Accepted, "good")
     engine.preparer.gate.set()
     engine.wait_for(Finished, "good")
@@ -200,10 +220,10 @@ def test_drain_finishes_what_runs_refuses_newcomers_and_ends():
     engine = Engine()
     engine.thread.start()
     engine.preparer.gate.clear()
-    engine.loop.post(submit("a", images=2))
+    engine.inbox.put(submit("a", images=2))
     engine.wait_for(Accepted, "a")
-    engine.loop.post(Drain())
-    engine.loop.post(submit("late"))
+    engine.inbox.put(Drain())
+    engine.inbox.put(submit("late"))
     refused = engine.wait_for(Failed, "late")
     assert isinstance(refused, Failed)
     assert refused.code == "engine_unavailable"
@@ -217,8 +237,8 @@ def test_an_encoder_that_crashes_fails_its_request_alone():
     engine = Engine()
     engine.encoder.fails = True
     engine.thread.start()
-    engine.loop.post(submit("a", images=1))
-    engine.loop.post(submit("b"))
+    engine.inbox.put(submit("a", images=1))
+    engine.inbox.put(submit("b"))
     failed = engine.wait_for(Failed, "a")
     assert isinstance(failed, Failed)
     assert failed.code == "internal_error"
@@ -230,8 +250,8 @@ def test_text_runs_on_while_a_picture_is_encoded():
     engine = Engine()
     engine.encoder.gate.clear()
     engine.thread.start()
-    engine.loop.post(submit("a", images=1))
-    engine.loop.post(submit("b"))
+    engine.inbox.put(submit("a", images=1))
+    engine.inbox.put(submit("b"))
     engine.wait_for(Finished, "b")
     engine.encoder.gate.set()
     engine.wait_for(Finished, "a")
@@ -249,23 +269,23 @@ def draining() -> Engine:
     engine = Engine()
     engine.thread.start()
     engine.preparer.gate.clear()
-    engine.loop.post(submit("a"))
+    engine.inbox.put(submit("a"))
     engine.wait_for(Accepted, "a")
-    engine.loop.post(Drain())
+    engine.inbox.put(Drain())
     return engine
 
 
-def test_drain_lets_the_runner_keep_the_last_answer():
+def test_drain_lets_the_runner_store_the_last_answer():
     engine = draining()
     engine.preparer.gate.set()
     engine.thread.join(10)
     assert engine.runner.plans[-1].released == (SeqId("a"),)
-    assert engine.runner.num_tracked == engine.scheduler.num_tracked == 0
+    assert engine.num_tracked == 0
 
 
 def test_drain_ends_when_the_last_request_is_aborted():
     engine = draining()
-    engine.loop.post(Abort("a"))
+    engine.inbox.put(Abort("a"))
     engine.thread.join(10)
     assert not engine.thread.is_alive()
     engine.preparer.gate.set()
@@ -274,7 +294,7 @@ def test_drain_ends_when_the_last_request_is_aborted():
 def test_stats_return_to_nothing_when_idle():
     engine = Engine()
     engine.thread.start()
-    engine.loop.post(submit("a", images=1))
+    engine.inbox.put(submit("a", images=1))
     engine.wait_for(Finished, "a")
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:
@@ -283,7 +303,10 @@ def test_stats_return_to_nothing_when_idle():
             break
         time.sleep(0.001)
     last = stats[-1]
-    assert (last.waiting, last.preparing, last.prefilling, last.decoding) == (0, 0, 0, 0)
+    assert set(last.requests) == {
+        *("waiting", "preparing", "waiting_for_memory", "encoding", "prefill", "decode")
+    }
+    assert not any(last.requests.values())
     assert last.tracked == 0
     assert last.generated_tokens == 1 + len(answer_text(prompt(images=1)).encode())
     engine.drain()
@@ -292,20 +315,20 @@ def test_stats_return_to_nothing_when_idle():
 def test_an_idle_engine_says_nothing_twice():
     engine = Engine()
     engine.thread.start()
-    engine.loop.post(Abort("nobody"))
-    engine.loop.post(Abort("nobody"))
+    engine.inbox.put(Abort("nobody"))
+    engine.inbox.put(Abort("nobody"))
     time.sleep(0.05)
     engine.drain()
     assert len(engine.events) <= 1
 
 
-def test_what_the_runner_raises_ends_the_loop(engine: Engine):
+def test_what_the_runner_raises_ends_the_loop():
     class Broken(FakeRunner):
-        def execute(self, plan: object, launched: object) -> object:  # type: ignore[override]
+        def launch(self, plan: SchedulerOutput) -> FakeStep:
             raise RuntimeError("the device is gone")
 
-    engine.loop._runner = Broken(1, 1)  # type: ignore[assignment]
-    engine.loop.post(submit("a"))
+    engine = Engine(runner=Broken(1, 1))
+    engine.inbox.put(submit("a"))
     with pytest.raises(RuntimeError, match="the device is gone"):
         engine.loop.run()
 
@@ -319,62 +342,76 @@ def announced(engine: Engine) -> list[set[str]]:
 
 
 def test_that_the_device_has_nobodys_work_is_announced_too(engine: Engine):
-    engine.loop.post(submit("a", images=1))
+    engine.inbox.put(submit("a", images=1))
     engine.loop.run_until_idle()
-    engine.loop.post(Abort("nobody"))
-    engine.loop.turn()
+    engine.inbox.put(Abort("nobody"))
+    engine.loop.step()
     assert [event.request_ids for event in engine.events if isinstance(event, Working)] == [
         ("a",),
         (),
     ]
 
 
-def test_a_picture_behind_a_chunk_is_announced_when_the_chunk_is_launched(engine: Engine):
-    seen: list[tuple[list[set[str]], list[set[str]]]] = []
+class WatchedRunner(FakeRunner):
+    """Notes what was announced when a chunk was launched, and when its result was read."""
 
-    class Watched(FakeRunner):
-        def execute(self, plan: SchedulerOutput, launched: Any) -> StepResult:
-            before = announced(engine)
-            launched()
-            seen.append((before, announced(engine)))
-            return super().execute(plan)
+    def __init__(self, max_num_seqs: int, chunk_tokens: int) -> None:
+        super().__init__(max_num_seqs, chunk_tokens)
+        self.engine: Engine
+        self.at_launch: list[list[set[str]]] = []
+        self.at_result: list[list[set[str]]] = []
 
-    engine.runner = engine.loop._runner = Watched(3, 512)
-    engine.loop.post(submit("a", images=1))
-    engine.loop.post(submit("b", images=1))
+    def launch(self, plan: SchedulerOutput) -> FakeStep:
+        step = super().launch(plan)
+        if not plan.prefill:
+            return step
+        self.at_launch.append(announced(self.engine))
+        result = step.result
+
+        def watched() -> StepResult:
+            self.at_result.append(announced(self.engine))
+            return result()
+
+        step.result = watched  # type: ignore[method-assign]
+        return step
+
+
+def watched_engine(chunk_tokens: int) -> tuple[Engine, WatchedRunner]:
+    runner = WatchedRunner(3, chunk_tokens)
+    runner.engine = Engine(runner=runner)
+    return runner.engine, runner
+
+
+def test_a_picture_beside_a_chunk_is_announced_once_the_chunk_is_launched():
+    engine, runner = watched_engine(512)
+    engine.inbox.put(submit("a", images=1))
+    engine.inbox.put(submit("b", images=1))
     engine.loop.run_until_idle()
-    before, after = next(one for one in seen if one[0] != one[1])
-    assert before == [{"a"}]
-    assert after == [{"a"}, {"a", "b"}]
+    both = zip(runner.at_launch, runner.at_result, strict=True)
+    at_launch, at_result = next(one for one in both if one[0] != one[1])
+    assert at_launch == [{"a"}]
+    assert at_result == [{"a"}, {"a", "b"}]
 
 
-def test_a_prompt_is_announced_once_before_its_first_chunk(engine: Engine):
-    plans: list[list[set[str]]] = []
-
-    class Watched(FakeRunner):
-        def execute(self, plan: SchedulerOutput, launched: Any) -> StepResult:
-            if plan.prefill:
-                plans.append(announced(engine))
-            return super().execute(plan, launched)
-
-    engine.runner = engine.loop._runner = Watched(3, 5)
-    engine.loop.post(submit("a", "a prompt of several chunks"))
+def test_a_prompt_is_announced_once_before_its_first_chunk():
+    engine, runner = watched_engine(5)
+    engine.inbox.put(submit("a", "a prompt of several chunks"))
     engine.loop.run_until_idle()
-    assert len(plans) == 6
-    assert plans == [[{"a"}]] * 6
+    assert len(runner.at_launch) == 6
+    assert runner.at_launch == [[{"a"}]] * 6
     assert announced(engine) == [{"a"}]
 
 
-def test_a_picture_is_announced_before_it_is_encoded(engine: Engine):
+def test_a_picture_is_announced_before_it_is_encoded():
     seen: list[list[set[str]]] = []
 
     class Watched(FakeEncoder):
-        def encode(self, prompt: PreparedPrompt, image_index: int) -> FakeFeatures:
+        def encode(self, work: EncodeWork) -> FakeFeatures:
             seen.append(announced(engine))
-            return super().encode(prompt, image_index)
+            return super().encode(work)
 
-    engine.encoder = engine.loop._encoder = Watched()
-    engine.loop.post(submit("a", images=2))
+    engine = Engine(encoder=Watched())
+    engine.inbox.put(submit("a", images=2))
     engine.loop.run_until_idle()
     assert seen == [[{"a"}]] * 2
     assert announced(engine) == [{"a"}]
@@ -384,17 +421,17 @@ def test_an_announcement_names_all_that_the_device_has_and_nobody_else():
     engine = Engine()
     engine.encoder.gate.clear()
     engine.thread.start()
-    engine.loop.post(submit("a", images=1))
+    engine.inbox.put(submit("a", images=1))
     engine.wait_for(Accepted, "a")
     while not announced(engine):
         time.sleep(0.001)
-    engine.loop.post(submit("b"))
+    engine.inbox.put(submit("b"))
     engine.wait_for(Finished, "b")
     while announced(engine)[-1] != {"a"}:  # one step more, of a row that leaves
         time.sleep(0.001)
     engine.encoder.gate.set()
     engine.wait_for(Finished, "a")
-    engine.loop.post(submit("c"))
+    engine.inbox.put(submit("c"))
     engine.wait_for(Finished, "c")
     engine.drain()
     assert announced(engine) == [{"a"}, {"a", "b"}, {"a"}, {"c"}]
@@ -404,12 +441,12 @@ def test_who_waits_for_the_encoder_is_not_announced():
     engine = Engine()
     engine.encoder.gate.clear()
     engine.thread.start()
-    engine.loop.post(submit("a", images=1))
+    engine.inbox.put(submit("a", images=1))
     engine.wait_for(Accepted, "a")
     while not announced(engine):
         time.sleep(0.001)
-    engine.loop.post(submit("b", images=1))
-    engine.loop.post(submit("c"))
+    engine.inbox.put(submit("b", images=1))
+    engine.inbox.put(submit("c"))
     engine.wait_for(Finished, "c")
     assert {"a", "c"} in announced(engine)
     assert "b" not in set.union(*announced(engine))
@@ -427,7 +464,7 @@ def run_in_turn(engine: Engine, *names: str) -> None:
     for name in names:
         if name.startswith("bad"):
             engine.runner.failing_prefills.add(name)
-        engine.loop.post(submit(name))
+        engine.inbox.put(submit(name))
         engine.loop.run_until_idle()
 
 
@@ -446,21 +483,21 @@ def test_a_step_that_succeeds_makes_up_for_those_that_failed(engine: Engine):
     assert texts(engine.events) == {"good": answer_text(prompt()), "fine": answer_text(prompt())}
 
 
-def test_bad_requests_do_not_end_a_loop_that_answers_others(engine: Engine):
-    """Their chunks fail, one a step; the row that decodes beside them shows that all is well."""
+def test_bad_requests_do_not_end_a_loop_that_answers_others():
+    """Their chunks fail, one a step; a sequence that decodes beside them shows that all is well."""
 
-    class Slow(FakeRunner):  # the row must not end before the others are prepared
-        def execute(self, plan: SchedulerOutput, launched: Any) -> StepResult:
+    class Slow(FakeRunner):  # the sequence must not end before the others are prepared
+        def launch(self, plan: SchedulerOutput) -> FakeStep:
             time.sleep(0.002)
-            return super().execute(plan, launched)
+            return super().launch(plan)
 
-    engine.runner = engine.loop._runner = Slow(3, 5)
-    engine.loop.post(submit("good", max_tokens=150, ignore_eos=True))
-    while not engine.runner.rows:
-        engine.loop.turn()
+    engine = Engine(runner=Slow(3, 5))
+    engine.inbox.put(submit("good", max_tokens=150, ignore_eos=True))
+    while not engine.runner.seqs:
+        engine.loop.step()
     engine.runner.failing_prefills.update(f"bad {n}" for n in range(9))
     for n in range(9):
-        engine.loop.post(submit(f"bad {n}"))
+        engine.inbox.put(submit(f"bad {n}"))
     engine.loop.run_until_idle()
     good = engine.wait_for(Finished, "good")
     assert isinstance(good, Finished)
@@ -469,9 +506,9 @@ def test_bad_requests_do_not_end_a_loop_that_answers_others(engine: Engine):
 
 def test_a_model_that_reads_prompts_but_can_not_decode_ends_the_loop(engine: Engine):
     def fail_the_first_decode(name: str) -> None:
-        engine.loop.post(submit(name))
-        while not engine.runner.rows:
-            engine.loop.turn()
+        engine.inbox.put(submit(name))
+        while not engine.runner.seqs:
+            engine.loop.step()
         engine.runner.fails_decode = True
         engine.loop.run_until_idle()
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from tests.unit.engine.fakes import FakeMemory
+from tests.unit.engine.fakes import FakeMemory, FakeProcess
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.memory.estimator import MemoryEstimator
 from vlm_server.engine.memory.governor import Decision, Demand, Governor, Keep, Refuse, Wait
@@ -26,12 +26,14 @@ class Ground:
 
     def __init__(self, **settings: object) -> None:
         self.memory = FakeMemory(WEIGHTS * MIB, 0, 1000 * MIB, 200 * MIB, peak_bytes=0)
+        self.process = FakeProcess()
         self.caches = Caches.of(encoder_bytes=500 * MIB)
         self.seconds = 0.0
         settings = {"idle_clear_seconds": 1.0, **settings}
         self.governor = Governor(
             Memory(**settings),  # type: ignore[arg-type]
             self.memory,
+            self.process,
             self.caches,
             lambda: self.seconds,
         )
@@ -49,9 +51,9 @@ class Ground:
         self.caches.features.put(name, _Features(), size * MIB).release()
         self._settle()
 
-    def admit(self, lasting: int, transient: int = 0, reserved: int = 0, **who: bool) -> Decision:
+    def admit(self, resident: int, transient: int = 0, reserved: int = 0, **who: bool) -> Decision:
         """By default nobody else runs."""
-        demand = Demand(lasting * MIB, transient * MIB, lasting * MIB)
+        demand = Demand(resident * MIB, transient * MIB, resident * MIB)
         who = {"others_run": False, **who}
         return self.governor.admit(demand, reserved * MIB, **who)
 
@@ -76,12 +78,12 @@ def ground() -> Ground:
 # ---- admission ---------------------------------------------------------------------------
 
 
-def test_what_fits_is_let_in(ground: Ground):
+def test_what_fits_is_admitted(ground: Ground):
     assert ground.admit(800, 100) == Keep()
     assert ground.decisions == {}
 
 
-def test_what_fits_but_for_promises_waits(ground: Ground):
+def test_what_fits_but_for_what_is_reserved_waits(ground: Ground):
     ground.hold(active=300)
     assert ground.admit(300, 100, reserved=200, others_run=True) == Keep()
     assert ground.admit(300, 101, reserved=200, others_run=True) == Wait()
@@ -137,7 +139,7 @@ def test_what_a_step_under_way_still_holds_costs_no_cache(ground: Ground):
     assert ground.decisions == {}
 
 
-def test_caches_give_way_to_what_was_promised_before(ground: Ground):
+def test_caches_make_room_for_what_was_reserved_before(ground: Ground):
     """What was cached since then lies where a row will grow."""
     ground.cache("old", 150)
     ground.cache("new", 150)
@@ -148,6 +150,37 @@ def test_caches_give_way_to_what_was_promised_before(ground: Ground):
     ground.governor.make_room_for_reserved(400 * MIB)
     assert (ground.cached, "old" in ground.caches.features) == (150, False)
     assert ground.decisions == {"evict": 1}
+
+
+def test_memory_of_work_under_way_is_waited_for_once_and_not_in_every_step(ground: Ground):
+    """A decode step holds memory while it runs: settling in each would cost all their overlap."""
+    ground.cache("a", 100)
+    ground.hold(active=700)
+    settled = 0
+
+    def step() -> None:
+        nonlocal settled
+        ground.memory.active_bytes += 60 * MIB
+        ground.memory.unsettled_bytes = 60 * MIB
+        ground.governor.make_room_for_reserved(90 * MIB)
+        settled += not ground.memory.unsettled_bytes
+        ground.memory.settle()
+
+    for _ in range(60):
+        step()
+    assert settled == 1
+    assert ground.cached == 100
+    assert ground.decisions == {}
+
+
+def test_what_work_under_way_does_not_explain_is_made_room_for_at_once(ground: Ground):
+    ground.cache("a", 100)
+    ground.hold(active=740)
+    ground.memory.unsettled_bytes = 10 * MIB
+    ground.governor.make_room_for_reserved(65 * MIB)
+    assert ground.cached == 100
+    ground.governor.make_room_for_reserved(90 * MIB)
+    assert ground.cached == 0
 
 
 def test_an_eviction_of_nothing_is_none(ground: Ground):
@@ -173,7 +206,7 @@ def test_the_pool_goes_where_it_is_in_the_way(ground: Ground):
     assert ground.decisions == {"clear_admission": 1}
 
 
-def test_an_allocator_that_gives_way_is_cleared_for_pictures_alone():
+def test_an_allocator_that_trims_its_own_pool_is_cleared_for_pictures_alone():
     ground = Ground(prefill_keep_alloc="auto")
     ground.memory.trims_own_pool = True
     learn(ground, "prefill", 512, 100)
@@ -233,15 +266,15 @@ def test_after_the_last_chunk_by_the_same_rule():
     assert ground.decisions == {"clear_prefill": 1}
 
 
-@pytest.mark.parametrize("num_rows", [1, 16])
+@pytest.mark.parametrize("num_seqs", [1, 16])
 def test_a_long_decode_looks_at_the_pool_more_often_the_more_rows_there_are(
-    ground: Ground, num_rows: int
+    ground: Ground, num_seqs: int
 ):
     ground.hold(pool=101)
-    for _ in range(2048 // num_rows - 1):
-        ground.governor.after_decode(num_rows, somebody_waits=False)
+    for _ in range(2048 // num_seqs - 1):
+        ground.governor.after_decode(num_seqs, somebody_waits=False)
     assert ground.decisions == {}
-    ground.governor.after_decode(num_rows, somebody_waits=False)
+    ground.governor.after_decode(num_seqs, somebody_waits=False)
     assert ground.decisions == {"clear_decode": 1}
 
 
@@ -255,7 +288,7 @@ def test_a_long_decode_leaves_a_small_pool_and_waits_for_first_tokens(ground: Gr
     assert ground.decisions == {"clear_decode": 1}
 
 
-def test_after_a_failed_allocation_nothing_is_kept_that_nobody_uses(ground: Ground):
+def test_after_a_failed_allocation_everything_that_nobody_uses_is_freed(ground: Ground):
     ground.cache("a", 100)
     ground.hold(pool=50)
     ground.governor.relieve()
@@ -293,7 +326,7 @@ def test_a_small_pool_is_left(ground: Ground):
     ground.governor.note_work()
     ground.governor.idle()
     assert ground.decisions == {}
-    assert ground.memory.num_trims == 1
+    assert ground.process.num_trims == 1
 
 
 # ---- costs -------------------------------------------------------------------------------
@@ -336,7 +369,7 @@ def test_of_what_overlaps_nothing_is_learned():
     assert estimator.peak_bytes == 90_000
 
 
-def test_what_stays_did_not_pass(ground: Ground):
+def test_what_stays_is_not_transient(ground: Ground):
     """A long prompt's buffers, or those of a prefix that was found."""
     estimator = ground.governor.estimator
     estimator.begin("prefill")

@@ -2,10 +2,20 @@
 
 import pytest
 
-from tests.unit.engine.fakes import EOS, SPECIAL, ByteDecoder, prompt, submit
+from tests.unit.engine.fakes import (
+    EOS,
+    SPECIAL,
+    ByteDecoder,
+    FakeFeatures,
+    prepared,
+    prompt,
+    submit,
+)
+from vlm_server.cache.caches import Caches
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import IllegalTransition, State
 from vlm_server.ports import SeqId
+from vlm_server.protocol import SamplingParams
 
 EOS_IDS = frozenset({EOS})
 
@@ -17,7 +27,8 @@ def decoding(max_tokens: int = 100, stop: tuple[str, ...] = ()) -> Request:
 
 def in_decode(request: Request, max_tokens: int) -> Request:
     request.move_to(State.PREPARING)
-    request.take_prompt(prompt(), max_tokens)
+    request.take_prepared(prepared(prompt()), max_tokens)
+    request.admit(transient_bytes=0)
     request.move_to(State.DECODE)
     return request
 
@@ -115,12 +126,27 @@ def test_each_choice_has_its_own_text_and_end_and_the_last_to_end_finishes_the_r
     assert feed(request, [*b"the E"], 2) == "the "
     assert feed(request, [*"é".encode()][:1], 0) == ""
     assert feed(request, [*b"hi", EOS], 1) == "hi"
-    assert request.rows == [SeqId("a", 0), SeqId("a", 2)]
+    assert request.seqs == [SeqId("a", 0), SeqId("a", 2)]
     assert feed(request, [*[*"é".encode()][1:], EOS], 0) == "é"
     assert not request.state.is_finished
     assert feed(request, [*b"N"], 2) == "EN"
     assert [end_of(request, choice) for choice in range(3)] == ["stop", "stop", "length"]
-    assert request.rows == []
+    assert request.seqs == []
     assert request.state is State.FINISHED_ANSWERED
     assert request.usage.completion_tokens == 3 + 3 + 6
     assert request.usage.prompt_tokens == 5
+
+
+def test_what_it_holds_in_caches_is_released_once():
+    caches = Caches.of(encoder_bytes=100)
+    caches.store_features("0", FakeFeatures("features of 0")).release()
+    made = prepared(prompt(images=1), caches)
+    request = Request(submit("a", images=1), SamplingParams(), ByteDecoder())
+    request.move_to(State.PREPARING)
+    request.take_prepared(made, 1)
+    assert caches.features.read().pinned_bytes == 8
+    request.release()
+    assert caches.features.read().pinned_bytes == 0
+    request.release()  # the request itself may be released at its first chunk, and at its end
+    with pytest.raises(RuntimeError, match="released twice"):
+        made.holds.release()

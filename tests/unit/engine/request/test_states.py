@@ -4,18 +4,19 @@ import itertools
 
 import pytest
 
-from vlm_server.engine.request.states import IllegalTransition, State, check_transition
+from vlm_server.engine.request.states import LIVE, IllegalTransition, State, check_transition
 
-W, P, F, D = State.WAITING, State.PREPARING, State.PREFILL, State.DECODE
-ANSWERED, ABORTED = State.FINISHED_ANSWERED, State.FINISHED_ABORTED
-FAILED = State.FINISHED_FAILED
+ABORTED, FAILED = State.FINISHED_ABORTED, State.FINISHED_FAILED
 
 LEGAL = {
-    (W, P),
-    (P, F),
-    (F, D),
-    (D, ANSWERED),
-    *itertools.product((W, P, F, D), (ABORTED, FAILED)),
+    (State.WAITING, State.PREPARING),
+    (State.PREPARING, State.WAITING_FOR_MEMORY),
+    (State.WAITING_FOR_MEMORY, State.ENCODING),
+    (State.WAITING_FOR_MEMORY, State.PREFILL),
+    (State.ENCODING, State.PREFILL),
+    (State.PREFILL, State.DECODE),
+    (State.DECODE, State.FINISHED_ANSWERED),
+    *itertools.product(LIVE, (ABORTED, FAILED)),
 }
 
 
@@ -30,4 +31,4 @@ def test_every_pair_is_legal_or_raises(old: State, new: State):
 
 def test_a_state_is_finished_when_nothing_follows():
     finished = {state for state in State if state.is_finished}
-    assert finished == {ANSWERED, ABORTED, FAILED}
+    assert finished == {State.FINISHED_ANSWERED, ABORTED, FAILED}

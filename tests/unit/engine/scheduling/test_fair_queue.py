@@ -16,7 +16,7 @@ class Job:
     name: str
     left: int
     is_begun: bool = False
-    num_rows: int = 1
+    num_seqs: int = 1
 
 
 class Queue:
@@ -27,11 +27,11 @@ class Queue:
         self.jobs: list[Job] = []
         self.done: list[str] = []
 
-    def add(self, name: str, left: int, num_rows: int = 1) -> None:
-        self.jobs.append(Job(name, left, num_rows=num_rows))
+    def add(self, name: str, left: int, num_seqs: int = 1) -> None:
+        self.jobs.append(Job(name, left, num_seqs=num_seqs))
 
     def turn(self, room: int = 2) -> str | None:
-        waiting = [Waiting(job.name, job.left, job.is_begun, job.num_rows) for job in self.jobs]
+        waiting = [Waiting(job.name, job.left, job.is_begun, job.num_seqs) for job in self.jobs]
         name = self.turns.next(waiting, room)
         if name:
             self.turns.took(name)
@@ -40,7 +40,7 @@ class Queue:
             if not job.left:
                 self.jobs.remove(job)
                 self.done.append(job.name)
-        begun = [job.num_rows for job in self.jobs if job.is_begun]
+        begun = [job.num_seqs for job in self.jobs if job.is_begun]
         assert len(begun) <= 2
         assert sum(begun) <= room
         return name
@@ -79,9 +79,9 @@ def test_the_shortest_goes_first_but_what_was_begun_is_finished():
 
 def test_who_could_not_go_on_for_a_while_is_still_the_oldest():
     turns = FairQueue()
-    young = [Waiting("b", 500, is_begun=True, num_rows=1), Waiting("c", 400, True, num_rows=1)]
+    young = [Waiting("b", 500, is_begun=True, num_seqs=1), Waiting("c", 400, True, num_seqs=1)]
     turns.took("b")
-    old = Waiting("a", 900, is_begun=False, num_rows=1)
+    old = Waiting("a", 900, is_begun=False, num_seqs=1)
     assert turns.next(young, room=4) == "c"
     assert turns.next([old, *young], room=4) == "a"
     turns.took("a")
@@ -92,7 +92,7 @@ def test_who_could_not_go_on_for_a_while_is_still_the_oldest():
 def test_asking_takes_no_turn():
     made = queue(a=5, b=1)
     made.turn()
-    waiting = [Waiting("a", 4, is_begun=True, num_rows=1), Waiting("b", 1, False, num_rows=1)]
+    waiting = [Waiting("a", 4, is_begun=True, num_seqs=1), Waiting("b", 1, False, num_seqs=1)]
     assert {made.turns.next(waiting, room=2) for _ in range(5)} == {"b"}
 
 
@@ -108,7 +108,7 @@ def test_nobody_begins_without_room():
 
 def test_what_waits_for_much_room_is_not_passed_by_what_needs_little():
     made = queue()
-    made.add("wide", 3, num_rows=4)
+    made.add("wide", 3, num_seqs=4)
     made.add("b", 1)
     assert [made.turn(room) for room in (0, 1, 3)] == [None] * 3
     assert [made.turn(room=4) for _ in range(4)] == ["wide"] * 3 + ["b"]
@@ -117,8 +117,8 @@ def test_what_waits_for_much_room_is_not_passed_by_what_needs_little():
 @pytest.mark.parametrize(("room", "course"), [(4, "aaaaaabbc"), (5, "acaaaaabb"), (6, "acababaaa")])
 def test_a_short_one_goes_beside_if_its_rows_fit_beside_those_of_the_oldest(room: int, course: str):
     made = queue()
-    made.add("a", 6, num_rows=4)
-    made.add("b", 2, num_rows=2)
+    made.add("a", 6, num_seqs=4)
+    made.add("b", 2, num_seqs=2)
     made.add("c", 1)
     assert made.run(room) == course
 

@@ -1,10 +1,10 @@
-"""Random lives: arrivals, aborts and failures in any order, against a runner that checks plans.
+"""Random lives: arrivals, aborts and failures in any order, in the real loop.
 
-The invariants: exactly one terminal event for each accepted request, nothing remembered of
-what has ended, no row lost between scheduler and runner, nobody waits for ever, and what a
-request says is what it would have said alone. Requests share pictures and beginnings, in caches
-of any size, and tokens may see later ones: nothing stays pinned that nobody waits for, and no
-picture is encoded that is there.
+The invariants: exactly one terminal event for each accepted request, nothing remembered of what has
+ended, no sequence lost between scheduler and runner, nobody waits for ever, and what a request says
+is what it would have said alone. Requests share pictures and beginnings, in caches of any size, and
+tokens may attend to later ones: nothing stays pinned that nobody waits for, and no picture is
+encoded that is cached.
 """
 
 from __future__ import annotations
@@ -22,25 +22,32 @@ from hypothesis.stateful import (
     rule,
 )
 
-from tests.unit.engine.fakes import (
-    FakeEncoder,
-    FakeRunner,
-    answer_text,
-    answer_tokens,
-    scheduler,
-)
+from tests.unit.engine.driver import Engine
+from tests.unit.engine.fakes import answer_text, answer_tokens, features_of
 from tests.unit.engine.mixed_prompts import (
     Parts,
     Seen,
     num_tokens_of,
     prepare_mixed,
+    prompt_mixed,
     submit_mixed,
 )
 from vlm_server.cache.caches import Caches
+from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
+from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.errors import InternalError, RequestError
-from vlm_server.ports import EncodeWork, PreparedPrompt, SeqId
-from vlm_server.protocol import Accepted, Event, Failed, Finished, FinishReason, Submit, Tokens
+from vlm_server.ports import Prepared, PreparedPrompt, SchedulerOutput, SeqId
+from vlm_server.protocol import (
+    Abort,
+    Accepted,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Submit,
+    Tokens,
+)
 
 MAX_NUM_SEQS, CHUNK, MAX_PREPARING = 3, 4, 2
 ROUNDS_PER_REQUEST = 150
@@ -55,16 +62,33 @@ LONGEST = 60
 ENOUGH = 10**6
 
 
+class Watched(Scheduler):
+    """A prompt that could be prefilled is, if and only if there is room for its sequences."""
+
+    def schedule(self) -> SchedulerOutput:
+        plan = super().schedule()
+        is_encoding = self._arbiter.encoding is not None and plan.encode_next is None
+        prompts = [r for r in self._requests.values() if r.state is State.PREFILL]
+        ready = [r for r in prompts if not (r.has_uncached_media and is_encoding)]
+        if ready:
+            begun = {r.request_id for r in prompts if r.is_known_to_runner}
+            reserved = begun | {plan.prefill.request_id if plan.prefill else ready[0].request_id}
+            num_seqs = len(plan.decode)
+            num_seqs += sum(r.sampling.n for r in prompts if r.request_id in reserved)
+            assert bool(plan.prefill) == (num_seqs <= MAX_NUM_SEQS)
+        return plan
+
+
 class Lives(RuleBasedStateMachine):
     requests = Bundle("requests")
 
     def __init__(self) -> None:
         super().__init__()
-        self.preparing: dict[str, Submit] = {}
-        self.outcomes: dict[str, PreparedPrompt | RequestError] = {}
-        """What preparers made and the scheduler has not heard of."""
+        self.outcomes: dict[str, Prepared | RequestError] = {}
+        """What preparers made and have not handed in."""
         self.encoded: Counter[str] = Counter()
-        self.encoding: EncodeWork | None = None
+        self.num_taken = 0
+        """Of the engine's events."""
         self.asked: dict[str, Submit] = {}
         self.parts: dict[str, Parts] = {}
         self.accepted: Counter[str] = Counter()
@@ -85,14 +109,17 @@ class Lives(RuleBasedStateMachine):
         self.caches = Caches.of(
             encoder_bytes=encoder_bytes, prefix_bytes=prefix_bytes, needs_snapshots=needs_snapshots
         )
-        self.keeps_all_pictures = encoder_bytes == ENOUGH
-        self.scheduler = scheduler(
+        self.stores_all_pictures = encoder_bytes == ENOUGH
+        self.engine = Engine(
             self.caches,
+            scheduler=Watched,
             max_num_seqs=MAX_NUM_SEQS,
             prefill_chunk_tokens=CHUNK,
             max_preparing=MAX_PREPARING,
         )
-        self.runner = FakeRunner(MAX_NUM_SEQS, CHUNK, caches=self.caches)
+        self.runner = self.engine.runner
+        self.engine.preparers.outcome = None
+        self.engine.encoder.is_fast = False
 
     # ---- what may happen -------------------------------------------------------------
 
@@ -109,7 +136,7 @@ class Lives(RuleBasedStateMachine):
         parts = (*kind, *parts)
         self.asked[name] = submit_mixed(name, parts, salt, max_tokens=max_tokens, n=n)
         self.parts[name] = parts
-        self.take(self.scheduler.add(self.asked[name]))
+        self.engine.inbox.put(self.asked[name])
         return name
 
     @rule(target=requests, before=requests, parts=PARTS)
@@ -122,16 +149,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule(name=requests)
     def abort(self, name: str) -> None:
-        self.take(self.scheduler.abort(name))
-        assert name in self.ended
-
-    @rule()
-    def start_preparing(self) -> None:
-        for started in self.scheduler.start_preparing():
-            self.preparing[started.request_id] = started
-        with_media = [submit for submit in self.preparing.values() if submit.has_media]
-        assert len(with_media) <= MAX_PREPARING
-        assert len(self.preparing) - len(with_media) <= MAX_PREPARING
+        self.engine.inbox.put(Abort(name))
 
     @precondition(lambda self: self.preparing)
     @rule(data=st.data())
@@ -143,21 +161,14 @@ class Lives(RuleBasedStateMachine):
     def finish_preparing(self, data: st.DataObject) -> None:
         self.hand_in(data.draw(st.sampled_from(sorted(self.outcomes))))
 
-    @rule()
-    def start_encoding(self) -> None:
-        self.encode(self.scheduler.start_encoding())
-
-    @precondition(lambda self: self.encoding)
+    @precondition(lambda self: self.engine.encoder.work)
     @rule(fails=st.sampled_from([False, False, False, True]))
     def finish_encoding(self, fails: bool) -> None:
-        work, self.encoding = self.encoding, None
+        work = self.engine.encoder.work
         assert work
-        span = work.prompt.images[work.image_index]
-        assert span.inputs, "its pixels are not there"
-        features = FakeEncoder().encode(work.prompt, work.image_index)
-        outcome = InternalError("not encoded") if fails else features
-        self.encoded[span.mm_hash] += not fails
-        self.take(self.scheduler.encoded(work.request_id, outcome))
+        self.encoded[work.span.key] += not fails
+        made = InternalError("not encoded") if fails else features_of(work.span)
+        self.engine.encoder.finish(made)
 
     @rule(steps=st.integers(1, 5))
     def step(self, steps: int) -> None:
@@ -169,9 +180,10 @@ class Lives(RuleBasedStateMachine):
     def fail_a_chunk_soon(self, data: st.DataObject) -> None:
         self.runner.failing_prefills.add(data.draw(st.sampled_from(sorted(self.runner.prefills))))
 
-    @precondition(lambda self: self.runner.rows)
+    @precondition(lambda self: self.runner.seqs)
     @rule()
     def fail_the_next_decode(self) -> None:
+        self.beat()  # what came before may end them all
         self.runner.fails_decode = True
         self.beat()
         self.runner.fails_decode = False
@@ -196,21 +208,18 @@ class Lives(RuleBasedStateMachine):
     def forget_nothing(self) -> None:
         """Let everything end, and look at what is left."""
         for _ in range(2000):
-            if not (self.scheduler.num_tracked or self.preparing or self.outcomes):
+            if self.ended.keys() == self.asked.keys() and self.engine.is_clean():
                 break
             self.round()
-        assert self.scheduler.num_tracked == 0
-        assert self.runner.num_tracked == 0
         assert self.ended.keys() == self.asked.keys()
-        assert not any(reading.pinned_bytes for reading in self.caches.ledger.read())
+        assert self.engine.is_clean()
 
     # ---- how it is carried out -------------------------------------------------------
 
     def round(self) -> None:
-        """What may be prepared is, one picture is encoded, and one step is done."""
-        self.start_preparing()
-        self.start_encoding()
-        if self.encoding:
+        """What may be prepared is, one picture is encoded, and two steps are done."""
+        self.beat()
+        if self.engine.encoder.work:
             self.finish_encoding(False)
         for name in list(self.preparing):
             self.prepare_one(name)
@@ -218,37 +227,34 @@ class Lives(RuleBasedStateMachine):
             self.hand_in(name)
         self.beat()
 
+    @property
+    def preparing(self) -> dict[str, Submit]:
+        """What preparers have, and are not done with."""
+        works = self.engine.preparers.works
+        return {name: work.submit for name, work in works.items() if name not in self.outcomes}
+
     def prepare_one(self, name: str) -> None:
         try:
-            self.outcomes[name] = prepare_mixed(self.preparing.pop(name), self.caches, self.seen)
+            self.outcomes[name] = prepare_mixed(self.preparing[name], self.caches, self.seen)
         except RequestError as error:
             self.outcomes[name] = error
         except RuntimeError:
             self.outcomes[name] = InternalError("the request could not be prepared")
 
     def hand_in(self, name: str) -> None:
-        self.take(self.scheduler.prepared(name, self.outcomes.pop(name)))
+        self.engine.preparers.finish(name, self.outcomes.pop(name))
 
     def beat(self) -> None:
-        encoded = [r for r in self.scheduler._requests.values() if r.can_prefill]
-        begun = [r.request_id for r in encoded if r.request_id in self.runner.prefills]
-        ready = [r.request_id for r in encoded if not (r.has_media_left and self.encoding)]
-        plan = self.scheduler.schedule()
-        if ready:
-            reserved = {*begun, plan.prefill.request_id} if plan.prefill else {*begun, ready[0]}
-            num_rows = len(plan.decode) + sum(self.asked[name].sampling.n for name in reserved)
-            assert bool(plan.prefill) == (num_rows <= MAX_NUM_SEQS), "room is neither more nor less"
-        self.encode(self.scheduler.start_encoding_behind(plan))
-        if plan.is_empty:
-            return
-        self.take(self.scheduler.update(plan, self.runner.execute(plan)))
-
-    def encode(self, work: EncodeWork | None) -> None:
-        if work:
-            assert self.encoding is None, "one picture at a time"
-            key = work.prompt.images[work.image_index].mm_hash
-            assert key not in self.caches.features, "it is there"
-            self.encoding = work
+        plan = self.engine.step()
+        works = [work for work in (plan.encode, plan.encode_next) if work]
+        assert len(works) <= 1
+        assert not [work for work in works if work.span.key in self.caches.features], "it is there"
+        submits = [work.submit for work in self.engine.preparers.works.values()]
+        with_media = [submit for submit in submits if submit.has_media]
+        assert len(with_media) <= MAX_PREPARING
+        assert len(submits) - len(with_media) <= MAX_PREPARING
+        events, self.num_taken = self.engine.events[self.num_taken :], len(self.engine.events)
+        self.take(events)
 
     def take(self, events: list[Event]) -> None:
         for event in events:
@@ -258,11 +264,11 @@ class Lives(RuleBasedStateMachine):
                 case Tokens(deltas):
                     for delta in deltas:
                         assert delta.request_id not in self.ended, "text after the end"
-                        row = SeqId(delta.request_id, delta.choice)
-                        assert row not in self.reasons, "text after the choice's end"
-                        self.said[row] = self.said.get(row, "") + delta.text
+                        seq = SeqId(delta.request_id, delta.choice)
+                        assert seq not in self.reasons, "text after the choice's end"
+                        self.said[seq] = self.said.get(seq, "") + delta.text
                         if delta.finish_reason:
-                            self.reasons[row] = delta.finish_reason
+                            self.reasons[seq] = delta.finish_reason
                 case Finished() | Failed():
                     assert event.request_id not in self.ended, "two ends"
                     self.ended[event.request_id] = event
@@ -270,56 +276,61 @@ class Lives(RuleBasedStateMachine):
 
     def check_answer(self, event: Finished | Failed) -> None:
         asked = self.asked[event.request_id]
-        rows = [SeqId(event.request_id, choice) for choice in range(asked.sampling.n)]
+        seqs = [SeqId(event.request_id, choice) for choice in range(asked.sampling.n)]
         try:
-            made = prepare_mixed(asked)
+            made = prompt_mixed(asked)
         except (RequestError, RuntimeError):
-            assert not [row for row in rows if row in self.said]
+            assert not [seq for seq in seqs if seq in self.said]
             return
         is_whole = isinstance(event, Finished) and not event.is_aborted
         limit = asked.sampling.max_tokens or 1000
-        for row in rows:
-            self.check_choice(row, made, limit, is_whole or row in self.reasons)
+        for seq in seqs:
+            self.check_choice(seq, made, limit, is_whole or seq in self.reasons)
         if isinstance(event, Finished) and is_whole:
-            lengths = [len(answer_tokens(made, row.choice)[:limit]) for row in rows]
+            lengths = [len(answer_tokens(made, seq.choice)[:limit]) for seq in seqs]
             assert event.usage.completion_tokens == sum(lengths)
             assert event.usage.prompt_tokens == made.num_tokens
             cached = self.runner.num_cached_tokens[event.request_id]
             assert event.usage.cached_tokens == cached
 
-    def check_choice(self, row: SeqId, made: PreparedPrompt, limit: int, is_whole: bool) -> None:
-        told, whole = self.said.get(row, ""), answer_text(made, limit, row.choice)
+    def check_choice(self, seq: SeqId, made: PreparedPrompt, limit: int, is_whole: bool) -> None:
+        told, whole = self.said.get(seq, ""), answer_text(made, limit, seq.choice)
         if not is_whole:
             assert whole.startswith(told)
             return
         assert told == whole
-        is_stop = len(answer_tokens(made, row.choice)) <= limit
-        assert self.reasons[row] == ("stop" if is_stop else "length")
+        is_stop = len(answer_tokens(made, seq.choice)) <= limit
+        assert self.reasons[seq] == ("stop" if is_stop else "length")
 
     # ---- what always holds -----------------------------------------------------------
 
+    @property
+    def tracked(self) -> dict[str, Request]:
+        return self.engine.scheduler._requests
+
     @invariant()
     def each_is_accepted_once(self) -> None:
-        assert all(self.accepted[name] == 1 for name in self.asked)
+        assert set(self.accepted.values()) <= {1}
+        assert self.ended.keys() | self.tracked.keys() == self.accepted.keys()
 
     @invariant()
-    def rows_and_prefills_agree(self) -> None:
-        live = self.asked.keys() - self.ended.keys()
-        held = {row.request_id for row in self.runner.rows}
-        if not self.scheduler._released:
+    def sequences_and_prefills_agree(self) -> None:
+        held = {seq.request_id for seq in self.runner.seqs}
+        if not self.engine.scheduler._released:
+            live = self.tracked.keys()
             assert held | self.runner.prefills.keys() <= live, "the runner holds what has ended"
-        assert self.scheduler.count(State.DECODE) == len(held & live)
-        for request in self.scheduler._requests.values():
+        assert self.engine.count(State.DECODE) == len(held & self.tracked.keys())
+        for request in self.tracked.values():
             if request.state is State.DECODE:
-                assert set(request.rows) <= self.runner.rows.keys()
+                assert set(request.seqs) <= self.runner.seqs.keys()
 
     @invariant()
-    def nothing_is_tracked_when_idle(self) -> None:
-        live = self.asked.keys() - self.ended.keys()
-        released = len(self.scheduler._released)
-        encoding = {self.encoding.request_id} if self.encoding else set()
-        elsewhere = self.preparing.keys() | self.outcomes.keys() | encoding
-        assert self.scheduler.num_tracked == len(live | elsewhere) + released
+    def everything_is_tracked_once(self) -> None:
+        released = len(self.engine.scheduler._released)
+        work = self.engine.scheduler._arbiter.encoding
+        elsewhere = self.engine.scheduler._preparer_queue.request_ids
+        elsewhere |= {work.request_id} if work else set()
+        assert self.engine.num_tracked == len(self.tracked.keys() | elsewhere) + released
 
     @invariant()
     def caches_hold_what_they_count(self) -> None:
@@ -327,14 +338,16 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def only_who_waits_for_the_runner_pins(self) -> None:
-        waiting = [r for r in self.scheduler._requests.values() if r.state is State.PREFILL]
-        if self.outcomes or any(not r.is_known_to_runner for r in waiting):
+        holders = (State.WAITING_FOR_MEMORY, State.ENCODING, State.PREFILL)
+        waiting = [r for r in self.tracked.values() if r.state in holders]
+        is_handed_in = not self.engine.inbox.empty()
+        if self.outcomes or is_handed_in or any(not r.is_known_to_runner for r in waiting):
             return
         assert not any(reading.pinned_bytes for reading in self.caches.ledger.read())
 
     @invariant()
     def no_picture_is_encoded_twice(self) -> None:
-        if self.keeps_all_pictures:
+        if self.stores_all_pictures:
             assert all(count <= 1 for count in self.encoded.values())
 
 

@@ -1,0 +1,242 @@
+"""The real loop around a scripted runner, preparers and encoder: a test says who is done when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+from tests.unit.engine.fakes import (
+    ByteDecoder,
+    FakeMemory,
+    FakeProcess,
+    FakeRunner,
+    config,
+    features_of,
+    outcome_of,
+    prepared,
+    submit,
+)
+from vlm_server.cache.caches import Caches, EncodedImage
+from vlm_server.engine.inbox import EncodeDone, Message, PrepareDone
+from vlm_server.engine.loop import EngineLoop
+from vlm_server.engine.memory.admission import Admission
+from vlm_server.engine.memory.governor import Governor
+from vlm_server.engine.request.request import Request
+from vlm_server.engine.request.states import State
+from vlm_server.engine.scheduling.scheduler import Scheduler
+from vlm_server.errors import InternalError, RequestError
+from vlm_server.ports import (
+    EncodeWork,
+    Prepared,
+    PreparedPrompt,
+    PrepareWork,
+    SchedulerOutput,
+)
+from vlm_server.protocol import Abort, Drain, Event, Failed, Finished, Submit
+from vlm_server.settings import Memory
+
+
+class ImpatientQueue(SimpleQueue[Message]):
+    """An inbox that is empty instead of waiting: nobody else would put anything into it."""
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Message:
+        return super().get(block=False)
+
+
+@dataclass
+class ScriptedPreparers:
+    """Preparer threads that are done when a test says so."""
+
+    inbox: SimpleQueue[Message]
+    works: dict[str, PrepareWork] = field(default_factory=dict)
+    outcome: Callable[[Submit], Prepared] | None = outcome_of
+    """What is made of each at once; None if the test says."""
+
+    @property
+    def num_tracked(self) -> int:
+        return len(self.works)
+
+    def start(self, work: PrepareWork) -> None:
+        self.works[work.submit.request_id] = work
+        if self.outcome is not None:
+            self.finish(work.submit.request_id)
+
+    def finish(self, request_id: str, outcome: Prepared | RequestError | None = None) -> None:
+        work = self.works.pop(request_id)
+        if outcome is None:
+            try:
+                outcome = (self.outcome or outcome_of)(work.submit)
+            except RequestError as error:
+                outcome = error
+            except RuntimeError:
+                outcome = InternalError("The request could not be prepared.")
+        self.inbox.put(PrepareDone(request_id, outcome))
+
+
+@dataclass
+class ScriptedEncoder:
+    """An encoder thread that is done when a test says so; at once if `is_fast`."""
+
+    inbox: SimpleQueue[Message]
+    is_fast: bool = True
+    work: EncodeWork | None = None
+    done: list[EncodeWork] = field(default_factory=list)
+
+    def start(self, work: EncodeWork) -> None:
+        assert self.work is None, "one picture at a time"
+        assert work.inputs, "its pixels are not there"
+        self.work = work
+        if self.is_fast:
+            self.finish()
+
+    def finish(self, outcome: EncodedImage | RequestError | None = None) -> None:
+        work, self.work = self.work, None
+        assert work is not None
+        self.done.append(work)
+        made = features_of(work.span) if outcome is None else outcome
+        self.inbox.put(EncodeDone(work, made))
+
+
+class Engine:
+    """A loop, everything that it sent, and everything that it planned.
+
+    `memory` is ample unless it is given.
+    """
+
+    def __init__(
+        self,
+        caches: Caches | None = None,
+        memory: FakeMemory | None = None,
+        scheduler: type[Scheduler] = Scheduler,
+        **limits: object,
+    ) -> None:
+        self.config = config(**{"max_preparing": 9, **limits})
+        self.caches = Caches.of() if caches is None else caches
+        self.memory = FakeMemory() if memory is None else memory
+        self.process = FakeProcess()
+        self.runner = FakeRunner(
+            self.config.max_num_seqs, self.config.prefill_chunk_tokens, caches=self.caches
+        )
+        self.governor = Governor(Memory(), self.memory, self.process, self.caches)
+        self.admission = Admission(
+            self.governor, self.runner.kv_bytes, self.config.prefill_chunk_tokens
+        )
+        self.scheduler = scheduler(self.config, ByteDecoder(), self.caches, self.admission)
+        self.inbox = ImpatientQueue()
+        self.preparers = ScriptedPreparers(self.inbox)
+        self.encoder = ScriptedEncoder(self.inbox)
+        self.events: list[Event] = []
+        self.plans: list[SchedulerOutput] = []
+        self.loop = self.new_loop()
+
+    def new_loop(self) -> EngineLoop:
+        return EngineLoop(
+            self.inbox,
+            self.scheduler,
+            self.runner,
+            self.preparers,
+            self.encoder,
+            self.governor,
+            self.events.append,
+            max_failed_steps=1000,
+        )
+
+    # ---- what comes in ---------------------------------------------------------------
+
+    def add(self, *names: str, text: str = "hello", images: int = 0, **sampling: object) -> None:
+        """Requests that come before the next step."""
+        for name in names:
+            self.inbox.put(submit(name, text, images, **sampling))
+
+    def ready(self, *names: str, text: str = "hello", images: int = 0, **sampling: object) -> None:
+        """Requests whose preparations all end before the next step, the last of them first."""
+        usual, self.preparers.outcome = self.preparers.outcome, None
+        self.add(*names, text=text, images=images, **sampling)
+        self.step()
+        for name in reversed(names):
+            self.preparers.finish(name)
+        self.preparers.outcome = usual
+
+    def add_prepared(self, name: str, made: PreparedPrompt) -> None:
+        """A request that `made` is the prompt of."""
+        usual, self.preparers.outcome = self.preparers.outcome, None
+        self.inbox.put(submit(name, images=len(made.spans)))
+        self.step()
+        self.preparers.finish(name, prepared(made, self.caches))
+        self.preparers.outcome = usual
+
+    def abort(self, name: str) -> None:
+        self.inbox.put(Abort(name))
+
+    def drain(self) -> None:
+        self.inbox.put(Drain())
+
+    # ---- the beat --------------------------------------------------------------------
+
+    def step(self) -> SchedulerOutput:
+        """One turn of the loop; its plan."""
+        plan = self.loop.step()
+        self.plans.append(plan)
+        return plan
+
+    def take_in(self) -> list[Event]:
+        """What a step sends that brings in what came, and no more than that."""
+        before = len(self.events)
+        self.step()
+        return self.events[before:]
+
+    def run(self, steps: int = 1000) -> list[Event]:
+        """To the end of all that can end; the events meanwhile."""
+        before, idle = len(self.events), 0
+        while idle < 2 or not self.inbox.empty():
+            plan = self.step()
+            has_work = plan.has_runner_work or plan.prepare or plan.encode or plan.refused
+            idle = 0 if has_work else idle + 1
+            steps -= 1
+            assert steps, "no end"
+        return self.events[before:]
+
+    def step_until(self, condition: Callable[[], bool]) -> None:
+        for _ in range(1000):
+            if condition():
+                return
+            self.step()
+        raise AssertionError("it never came to that")
+
+    # ---- what can be seen ------------------------------------------------------------
+
+    def count(self, state: State) -> int:
+        return self.scheduler.read().requests[state.value]
+
+    def state_of(self, name: str) -> State | None:
+        """None if it has not come, or has ended."""
+        request = self.scheduler._requests.get(name)
+        return request.state if request else None
+
+    def request(self, name: str) -> Request:
+        return self.scheduler._requests[name]
+
+    @property
+    def num_tracked(self) -> int:
+        return self.scheduler.read().num_tracked
+
+    @property
+    def chunks(self) -> list[tuple[str, int, int]]:
+        """(request, start, end) of every chunk so far."""
+        works = [plan.prefill for plan in self.plans if plan.prefill]
+        return [(work.request_id, work.start, work.end) for work in works]
+
+    @property
+    def ended(self) -> list[str]:
+        """Whose terminal events came, in order."""
+        return ends_in(self.events)
+
+    def is_clean(self) -> bool:
+        """Whether nothing is remembered of any request."""
+        pinned = sum(reading.pinned_bytes for reading in self.caches.ledger.read())
+        return not (self.num_tracked or self.runner.num_tracked or pinned)
+
+
+def ends_in(events: list[Event]) -> list[str]:
+    return [event.request_id for event in events if isinstance(event, Finished | Failed)]
