@@ -1,4 +1,4 @@
-"""A real engine on a tiny model, driven beat by beat: the test says what runs beside what."""
+"""A real engine on a tiny model, driven step by step: the test says what runs beside what."""
 
 from __future__ import annotations
 
@@ -6,18 +6,30 @@ import hashlib
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from queue import SimpleQueue
 
 from mlx_vlm.utils import should_add_special_tokens
 from PIL import Image as PillowImage
 
 from vlm_server.cache.caches import Caches, EncodedImage
+from vlm_server.engine.inbox import EncodeDone, Message, PrepareDone
+from vlm_server.engine.loop import EngineLoop
+from vlm_server.engine.memory.admission import Admission
+from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.scheduling.limits import SchedulerConfig
 from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.errors import InternalError, RequestError
-from vlm_server.ports import EncodeWork, PreparedPrompt, SeqId
+from vlm_server.ports import (
+    EncodeWork,
+    Prepared,
+    PreparedPrompt,
+    PrepareWork,
+    SeqId,
+    StepResult,
+)
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import (
+    Abort,
     ContentPart,
     Event,
     Failed,
@@ -25,7 +37,6 @@ from vlm_server.protocol import (
     FinishReason,
     Image,
     ImagePart,
-    Message,
     SamplingParams,
     Submit,
     TextPart,
@@ -34,9 +45,14 @@ from vlm_server.protocol import (
     Video,
     VideoPart,
 )
+from vlm_server.protocol import (
+    Message as ChatMessage,
+)
+from vlm_server.runner.device.memory import MlxMemory
 from vlm_server.runner.model.load import LoadedModel
-from vlm_server.runner.model_runner import ModelRunner
+from vlm_server.runner.model_runner import LaunchedStep, ModelRunner
 from vlm_server.runner.vision.encoder import ImageEncoder
+from vlm_server.settings import Memory
 
 Part = str | PillowImage.Image | Image | Video
 GREEDY = SamplingParams(max_tokens=10, temperature=0.0)
@@ -80,7 +96,7 @@ def conversation(
         return ImagePart(len(images) - 1)
 
     messages = tuple(
-        Message(role, tuple(map(part_of, parts)))  # type: ignore[arg-type]
+        ChatMessage(role, tuple(map(part_of, parts)))  # type: ignore[arg-type]
         for role, parts in turns
     )
     return Submit(request_id, messages, tuple(images), sampling, tuple(videos))
@@ -92,30 +108,97 @@ def for_mlx_vlm(loaded: LoadedModel, rendered: str, *, has_pictures: bool) -> st
     return rendered.removeprefix(loaded.tokenizer.bos_token or "") if adds_bos else rendered
 
 
+class ImpatientQueue(SimpleQueue[Message]):
+    """An inbox that is empty instead of waiting: nobody else would put anything into it."""
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Message:
+        return super().get(block=False)
+
+
+@dataclass
+class InlinePreparers:
+    """Prepares requests on the loop's own thread."""
+
+    preparer: MultimodalPreparer
+    inbox: SimpleQueue[Message]
+    num_tracked = 0
+    prompts: dict[str, PreparedPrompt] = field(default_factory=dict)
+    inputs: dict[str, set[int]] = field(default_factory=dict)
+    """Which spans of each prompt were in no cache."""
+
+    def start(self, work: PrepareWork) -> None:
+        outcome: Prepared | RequestError
+        name = work.submit.request_id
+        try:
+            outcome = self.preparer.prepare(work.submit, work.cancellation)
+        except RequestError as error:
+            outcome = error
+        else:
+            self.prompts[name], self.inputs[name] = outcome.prompt, set(outcome.inputs)
+        self.inbox.put(PrepareDone(name, outcome))
+
+
+@dataclass
+class InlineEncoder:
+    """Encodes on the loop's own thread; the real encoder has one of its own."""
+
+    encoder: ImageEncoder
+    inbox: SimpleQueue[Message]
+
+    def start(self, work: EncodeWork) -> None:
+        outcome: EncodedImage | RequestError
+        try:
+            outcome = self.encoder.encode(work)
+        except RequestError as error:
+            outcome = error
+        except Exception:  # noqa: BLE001 - as the real thread does
+            outcome = InternalError("encoding failed")
+        self.inbox.put(EncodeDone(work, outcome))
+
+
+class RecordingRunner(ModelRunner):
+    """Notes all tokens of each sequence in `tokens`."""
+
+    def __init__(self, loaded: LoadedModel, caches: Caches) -> None:
+        super().__init__(loaded, caches)
+        self.tokens: dict[SeqId, list[int]] = {}
+
+    def finish(self, step: LaunchedStep) -> StepResult:
+        result = super().finish(step)
+        for seq, token in result.tokens.items():
+            self.tokens.setdefault(seq, []).append(token)
+        return result
+
+
+class AmpleProcess:
+    """The `ProcessMemory` of tests."""
+
+    def footprint_bytes(self) -> int:
+        return 0
+
+    def trim(self) -> None:
+        pass
+
+
 @dataclass
 class Engine:
-    """Scheduler, runner and preparer of one model; requests are prepared when they come."""
+    """The real loop on one thread: scheduler, runner, encoder and preparer of one model."""
 
     loaded: LoadedModel
     preparer: MultimodalPreparer
     chunk_tokens: int = 512
     max_num_seqs: int = 8
     caches: Caches = field(default_factory=Caches.of)
-    """Those that keep anything are in use by scheduler, runner and a preparer of their own."""
-    rows: dict[SeqId, list[int]] = field(default_factory=dict)
-    """All tokens of each choice."""
+    """Those that store anything are in use by scheduler, runner and a preparer of their own."""
     seq_texts: dict[SeqId, str] = field(default_factory=dict)
     logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
     finish_reasons: dict[SeqId, FinishReason] = field(default_factory=dict)
     ends: dict[str, Finished | Failed] = field(default_factory=dict)
-    prompts: dict[str, PreparedPrompt] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if any(reading.limit_bytes for reading in self.caches.ledger.read()):
-            self.preparer = MultimodalPreparer(self.loaded, caches=self.caches)
-        self.runner = ModelRunner(self.loaded, self.caches)
-        self.encoder = ImageEncoder(self.loaded.model)
-        self._outcome: tuple[str, EncodedImage | RequestError] | None = None
+            self.preparer = new_preparer(self.loaded, self.caches)
+        self.runner = RecordingRunner(self.loaded, self.caches)
         config = SchedulerConfig(
             max_num_seqs=self.max_num_seqs,
             prefill_chunk_tokens=self.chunk_tokens,
@@ -127,62 +210,56 @@ class Engine:
             default_temperature=self.loaded.default_temperature,
             default_top_p=self.loaded.default_top_p,
         )
-        self.scheduler = Scheduler(config, self.loaded.backend, self.caches)
+        governor = Governor(Memory(), MlxMemory(Memory()), AmpleProcess(), self.caches)
+        admission = Admission(governor, self.runner.kv_bytes, self.chunk_tokens)
+        self.scheduler = Scheduler(config, self.loaded.backend, self.caches, admission)
+        self.inbox = ImpatientQueue()
+        self.preparers = InlinePreparers(self.preparer, self.inbox)
+        self.encoder = ImageEncoder(self.loaded.model)
+        self.loop = EngineLoop(
+            self.inbox,
+            self.scheduler,
+            self.runner,
+            self.preparers,
+            InlineEncoder(self.encoder, self.inbox),
+            governor,
+            self._take,
+            max_failed_steps=1000,
+        )
+
+    @property
+    def prompts(self) -> dict[str, PreparedPrompt]:
+        return self.preparers.prompts
+
+    @property
+    def seqs(self) -> dict[SeqId, list[int]]:
+        """All tokens of each choice."""
+        return self.runner.tokens
 
     @property
     def tokens(self) -> dict[str, list[int]]:
         """All tokens of each request's first choice."""
-        return {row.request_id: tokens for row, tokens in self.rows.items() if not row.choice}
+        return {seq.request_id: tokens for seq, tokens in self.seqs.items() if not seq.choice}
 
     @property
     def texts(self) -> dict[str, str]:
         """All the text of each request's first choice."""
-        return {row.request_id: text for row, text in self.seq_texts.items() if not row.choice}
+        return {seq.request_id: text for seq, text in self.seq_texts.items() if not seq.choice}
+
+    @property
+    def num_tracked(self) -> int:
+        return self.scheduler.read().num_tracked + self.runner.num_tracked
 
     def add(self, submit: Submit) -> None:
-        self._take(self.scheduler.add(submit))
-        for started in self.scheduler.start_preparing():
-            outcome: PreparedPrompt | RequestError
-            try:
-                outcome = self.prompts[started.request_id] = self.preparer.prepare(started)
-            except RequestError as error:
-                outcome = error
-            self._take(self.scheduler.prepared(started.request_id, outcome))
+        """It is prepared with the next step."""
+        self.inbox.put(submit)
 
     def abort(self, request_id: str) -> None:
-        self._take(self.scheduler.abort(request_id))
+        self.inbox.put(Abort(request_id))
 
     def step(self, count: int = 1) -> None:
         for _ in range(count):
-            self._encode(self.scheduler.start_encoding())
-            self._take_encoded()
-            plan = self.scheduler.schedule()
-            following = self.scheduler.start_encoding_behind(plan)
-            if plan.is_empty:
-                continue
-            result = self.runner.execute(plan, partial(self._encode, following))
-            for row, token in result.tokens.items():
-                self.rows.setdefault(row, []).append(token)
-            self._take(self.scheduler.update(plan, result))
-            self._take_encoded()
-
-    def _encode(self, work: EncodeWork | None) -> None:
-        """The real encoder has a thread of its own."""
-        if work is None:
-            return
-        outcome: EncodedImage | RequestError
-        try:
-            outcome = self.encoder.encode(work.prompt, work.image_index)
-        except RequestError as error:
-            outcome = error
-        except Exception:  # noqa: BLE001 - as the loop does
-            outcome = InternalError("encoding failed")
-        self._outcome = work.request_id, outcome
-
-    def _take_encoded(self) -> None:
-        if self._outcome:
-            outcome, self._outcome = self._outcome, None
-            self._take(self.scheduler.encoded(*outcome))
+            self.loop.step()
 
     def step_until(self, condition: Callable[[], bool]) -> None:
         for _ in range(1000):
@@ -193,8 +270,8 @@ class Engine:
 
     def run(self) -> None:
         """To the end of every request, the last of which leaves nothing."""
-        self.step_until(lambda: not self.scheduler.num_tracked)
-        assert self.scheduler.num_tracked == self.runner.num_tracked == 0
+        self.loop.run_until_idle()
+        assert self.num_tracked == 0
 
     def answer(self, submit: Submit) -> list[int]:
         """All tokens of a request that runs with whatever else is there."""
@@ -204,21 +281,24 @@ class Engine:
         assert isinstance(end, Finished), end
         return self.tokens[submit.request_id]
 
-    def _take(self, events: list[Event]) -> None:
-        for event in events:
-            match event:
-                case Tokens(deltas):
-                    for delta in deltas:
-                        row = SeqId(delta.request_id, delta.choice)
-                        self.seq_texts[row] = self.seq_texts.get(row, "") + delta.text
-                        if delta.finish_reason:
-                            self.finish_reasons[row] = delta.finish_reason
-                        self.logprobs.setdefault(delta.request_id, []).extend(delta.logprobs)
-                case Finished() | Failed():
-                    assert event.request_id not in self.ends
-                    self.ends[event.request_id] = event
-                case _:
-                    pass
+    def _take(self, event: Event) -> None:
+        match event:
+            case Tokens(deltas):
+                for delta in deltas:
+                    seq = SeqId(delta.request_id, delta.choice)
+                    self.seq_texts[seq] = self.seq_texts.get(seq, "") + delta.text
+                    if delta.finish_reason:
+                        self.finish_reasons[seq] = delta.finish_reason
+                    self.logprobs.setdefault(delta.request_id, []).extend(delta.logprobs)
+            case Finished() | Failed():
+                assert event.request_id not in self.ends
+                self.ends[event.request_id] = event
+            case _:
+                pass
+
+
+def new_preparer(loaded: LoadedModel, caches: Caches) -> MultimodalPreparer:
+    return MultimodalPreparer(loaded, caches=caches)
 
 
 NewEngine = Callable[..., Engine]

@@ -144,7 +144,7 @@ def test_rows_that_share_a_beginning_leave_it_as_it_was(served: Served):
     engine.run()
     for name, parts in asked.items():
         assert cached_tokens(engine, name) >= engine.prompts[name].spans[0].end
-        assert engine.rows[SeqId(name, 0)] == engine.rows[SeqId(name, 1)] == alone[name]
+        assert engine.seqs[SeqId(name, 0)] == engine.seqs[SeqId(name, 1)] == alone[name]
         again = with_system(f"{name} again", *parts, sampling=long)
         assert engine.answer(again) == alone[name]
     settle(engine)
@@ -252,7 +252,7 @@ def test_what_is_drawn_does_not_tell_a_hit(served: Served):
     assert cached_tokens(engine, "hit") > engine.prompts["hit"].spans[0].end - 1
     for choice in range(3):
         wanted = plain.rows[SeqId("miss", choice)]
-        assert engine.rows[SeqId("miss", choice)] == engine.rows[SeqId("hit", choice)] == wanted
+        assert engine.seqs[SeqId("miss", choice)] == engine.seqs[SeqId("hit", choice)] == wanted
     for name in ("miss", "hit"):
         assert scores(engine.logprobs[name]) == pytest.approx(
             scores(plain.logprobs["miss"]), abs=1e-3

@@ -90,8 +90,8 @@ def test_a_conversation_goes_on_behind_its_answer(served: Served, engine: Engine
         assert engine.answer(submit) == plain.answer(submit), number
         prompt = engine.prompts[submit.request_id]
         if number:
-            before = engine.prompts[f"turn {number - 1}"].elements
-            known = prompt.elements.num_common(0, before)
+            before = engine.prompts[f"turn {number - 1}"].key
+            known = prompt.key.num_common(0, before)
             if known < prompt.atomic_prefill_tokens:
                 known = 0
             spans = [span for span in prompt.spans if span.end <= known]

@@ -32,7 +32,7 @@ def drawn(seed: int | None, n: int = 1, **changes: Any) -> SamplingParams:
 
 
 def tokens_of(engine: Engine, name: str, n: int) -> list[list[int]]:
-    return [engine.rows[SeqId(name, choice)] for choice in range(n)]
+    return [engine.seqs[SeqId(name, choice)] for choice in range(n)]
 
 
 # ---- every family's caches -----------------------------------------------------------
