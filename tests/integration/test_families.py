@@ -122,9 +122,10 @@ def test_an_abort_leaves_the_others_as_they_were(
     engine.step_until(lambda: len(engine.tokens.get("long", [])) >= 3)
     engine.add(asked("pictures"))
     engine.add(asked("picture"))
+    engine.step()
     request = engine.scheduler._requests["pictures"]
     reached = {
-        "encoding": lambda: len(request.features) == 1,
+        "encoding": lambda: request.state is State.ENCODING and request.is_begun,
         "prefill": lambda: request.num_prefilled > 0,
         "decode": lambda: request.usage.completion_tokens == 4,
         "first token": lambda: request.state is State.DECODE,

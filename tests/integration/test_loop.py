@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from queue import SimpleQueue
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 import pytest
@@ -11,25 +11,31 @@ import pytest
 from tests.integration.harness import GREEDY, Engine, ask
 from tests.integration.test_families import PROMPTS
 from vlm_server import settings
-from vlm_server.engine.loop import EngineLoop, Inbox
+from vlm_server.engine.inbox import Inbox
+from vlm_server.engine.memory.governor import Governor
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Abort, Event, Failed, Finished, Start, Stats, Tokens
 from vlm_server.runner.device.memory import MlxMemory, make_caches
 from vlm_server.runner.model.load import LoadedModel
-from vlm_server.worker.start import build_loop
+from vlm_server.worker.process_memory import SystemProcessMemory
+from vlm_server.worker.start import build_engine
 
-Served = tuple[LoadedModel, MultimodalPreparer]
 
+@dataclass
+class Served:
+    """The engine of one model with its threads, and everything that it sent."""
 
-class Outbox:
-    """In the place of the socket to the front."""
+    loaded: LoadedModel
+    start: Start
+    events: list[Event] = field(default_factory=list)
 
-    def __init__(self) -> None:
-        self.inbox: Inbox = SimpleQueue()
-        self.events: list[Event] = []
-
-    def send(self, event: Event) -> None:
-        self.events.append(event)
+    def __post_init__(self) -> None:
+        memory = MlxMemory(self.start.memory)
+        self.caches = make_caches(self.start.cache, memory, self.loaded.language_model)
+        self.inbox = Inbox()
+        governor = Governor(self.start.memory, memory, SystemProcessMemory(), self.caches)
+        self.engine = build_engine(self.start, self.loaded, governor, self.caches, self.inbox)
+        self.loop = self.engine.loop(self.events.append)
 
     @property
     def texts(self) -> dict[str, str]:
@@ -45,49 +51,45 @@ class Outbox:
 
 
 @pytest.fixture
-def outbox() -> Outbox:
-    return Outbox()
-
-
-@pytest.fixture
-def loop(served: Served, outbox: Outbox) -> EngineLoop:
+def crowded(served: tuple[LoadedModel, MultimodalPreparer]) -> Served:
     start = Start(
         model=settings.Model(),
         scheduler=settings.Scheduler(prefill_chunk_tokens=24, max_num_seqs=4, preparer_threads=3),
         engine=settings.Engine(),
         log=settings.Log(),
     )
-    memory = MlxMemory(start.memory)
-    caches = make_caches(start.cache, memory, served[0].language_model)
-    return build_loop(start, served[0], memory, caches, outbox)  # type: ignore[arg-type]
+    return Served(served[0], start)
 
 
-def test_a_crowd_gets_what_each_would_get_alone(served: Served, loop: EngineLoop, outbox: Outbox):
+def test_a_crowd_gets_what_each_would_get_alone(
+    served: tuple[LoadedModel, MultimodalPreparer], crowded: Served
+):
     alone = Engine(*served)
     for name, parts in PROMPTS.items():
         alone.answer(ask(name, *parts))
     for number in range(4):
         for name, parts in PROMPTS.items():
-            loop.post(ask(f"{name} {number}", *parts, sampling=GREEDY))
+            crowded.inbox.put(ask(f"{name} {number}", *parts, sampling=GREEDY))
     for _ in range(6):
-        loop.turn()
+        crowded.loop.step()
     for name in PROMPTS:
-        loop.post(Abort(f"{name} 1"))
-    loop.run_until_idle()
-    told = {name: {outbox.texts[f"{name} {number}"] for number in (0, 2, 3)} for name in PROMPTS}
+        crowded.inbox.put(Abort(f"{name} 1"))
+    crowded.loop.run_until_idle()
+    texts = crowded.texts
+    told = {name: {texts[f"{name} {number}"] for number in (0, 2, 3)} for name in PROMPTS}
     assert told == {name: {alone.texts[name]} for name in PROMPTS}
-    assert len(outbox.ends) == 4 * len(PROMPTS)
-    assert all(isinstance(end, Finished) for end in outbox.ends.values())
+    assert len(crowded.ends) == 4 * len(PROMPTS)
+    assert all(isinstance(end, Finished) for end in crowded.ends.values())
 
 
-def test_a_crowd_leaves_no_memory(loop: EngineLoop, outbox: Outbox):
+def test_a_crowd_leaves_no_memory(crowded: Served):
     def crowd(name: str) -> int:
         for number in range(6):
-            loop.post(ask(f"{name} {number}", *PROMPTS["pictures"], sampling=GREEDY))
-        loop.run_until_idle()
+            crowded.inbox.put(ask(f"{name} {number}", *PROMPTS["pictures"], sampling=GREEDY))
+        crowded.loop.run_until_idle()
         mx.synchronize()
         return mx.get_active_memory()
 
     baseline = crowd("first")
     assert crowd("second") <= baseline * 1.01
-    assert not [event for event in outbox.events if isinstance(event, Stats) and event.tracked > 6]
+    assert not [e for e in crowded.events if isinstance(e, Stats) and e.tracked > 6]

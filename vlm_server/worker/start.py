@@ -38,6 +38,7 @@ class Engine:
     preparers: PreparerThreads
     encoder: EncoderThread
     governor: Governor
+    caches: Caches
     max_failed_steps: int
 
     def loop(self, send: Callable[[Event], None]) -> EngineLoop:
@@ -53,6 +54,12 @@ class Engine:
             max_failed_steps=self.max_failed_steps,
         )
 
+    def end_warm_up(self) -> None:
+        """Leave nothing of what ran so far in caches, counters and the pool."""
+        self.scheduler.reset_stats()
+        self.caches.ledger.clear()
+        self.governor.reset_stats()
+
 
 def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     """Load, warm up and say `Ready`. Raises ModelLoadError."""
@@ -60,13 +67,12 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     loaded = load(start.model)
     memory = MlxMemory(start.memory)
     caches = make_caches(start.cache, memory, loaded.language_model)
-    engine = build_engine(start, loaded, memory, caches, channel.inbox)
+    governor = Governor(start.memory, memory, SystemProcessMemory(), caches)
+    engine = build_engine(start, loaded, governor, caches, channel.inbox)
     for number, stage in enumerate(stages(with_video=loaded.video_token_id is not None)):
         channel.send(Loading(f"warming up on {stage.name}", 0.5 + 0.1 * number))
         warm_up(engine.loop, engine.inbox, stage)
-    engine.scheduler.reset_stats()
-    caches.ledger.clear()
-    engine.governor.reset_stats()
+    engine.end_warm_up()
     caches.disk = open_disk_cache(start.cache, loaded.fingerprint, caches.prefixes)
     warn_of_slow_products()
     gc.collect()
@@ -76,7 +82,7 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
 
 
 def build_engine(
-    start: Start, loaded: LoadedModel, memory: MlxMemory, caches: Caches, inbox: Inbox
+    start: Start, loaded: LoadedModel, governor: Governor, caches: Caches, inbox: Inbox
 ) -> Engine:
     """The engine around a loaded model, with its threads."""
     config = SchedulerConfig(
@@ -91,7 +97,6 @@ def build_engine(
         default_top_p=loaded.default_top_p,
     )
     grammars = Grammars(loaded, start.engine.schema_timeout_seconds)
-    governor = Governor(start.memory, memory, SystemProcessMemory(), caches)
     runner = ModelRunner(loaded, caches)
     admission = Admission(governor, runner.kv_bytes, config.prefill_chunk_tokens)
     preparer = MultimodalPreparer(loaded, start.video, grammars, caches)
@@ -102,5 +107,6 @@ def build_engine(
         preparers=PreparerThreads(preparer, inbox, start.scheduler.preparer_threads),
         encoder=EncoderThread(ImageEncoder(loaded.model), inbox),
         governor=governor,
+        caches=caches,
         max_failed_steps=start.engine.max_failed_steps,
     )
