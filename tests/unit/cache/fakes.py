@@ -17,17 +17,17 @@ class TakeFailed(Exception):
 
 
 @dataclass(frozen=True)
-class FakeStretch:
+class FakeSegment:
     parts: Parts
 
     @property
     def size_bytes(self) -> int:
         return len(self.parts)
 
-    def split(self, at: int) -> tuple[FakeStretch, FakeStretch]:
+    def split(self, at: int) -> tuple[FakeSegment, FakeSegment]:
         assert 0 < at < len(self.parts)
         assert is_boundary(self.parts, at)
-        return FakeStretch(self.parts[:at]), FakeStretch(self.parts[at:])
+        return FakeSegment(self.parts[:at]), FakeSegment(self.parts[at:])
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class FakeSource:
     def size_bytes(self, start: int, end: int) -> int:
         return end - start
 
-    def take(self, start: int, end: int) -> FakeStretch:
+    def take(self, start: int, end: int) -> FakeSegment:
         if self.failing == len(self.takes):
             raise TakeFailed
         self.takes.append((start, end))
@@ -64,9 +64,9 @@ class FakeSource:
         assert 0 <= start < end <= len(parts)
         assert is_boundary(parts, start)
         assert is_boundary(parts, end)
-        return FakeStretch(parts[start:end])
+        return FakeSegment(parts[start:end])
 
 
-def parts_in(match: PrefixMatch[FakeStretch, FakeSnapshot]) -> Parts:
+def parts_in(match: PrefixMatch[FakeSegment, FakeSnapshot]) -> Parts:
     """The elements that the match's segments stand for."""
-    return tuple(part for stretch, count in match.segments for part in stretch.parts[:count])
+    return tuple(part for segment, count in match.segments for part in segment.parts[:count])

@@ -1,6 +1,6 @@
 """Prompts small enough to write down, and what each of their elements is.
 
-A piece is a token id, or a span: key, length and the id that all its elements have.
+A item is a token id, or a span: key, length and the id that all its elements have.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import numpy as np
 
 from vlm_server.cache.prompt_key import MediaSpan, PromptKey
 
-KVBlock = int | tuple[str, int, int]
+Item = int | tuple[str, int, int]
 Part = int | tuple[str, int, int]
 """What an element is: a token id, or key, index and length of a span."""
 Parts = tuple[Part, ...]
 
 
-def elements_of(pieces: Iterable[KVBlock]) -> PromptKey:
+def prompt_of(items: Iterable[Item]) -> PromptKey:
     ids, spans = list[int](), list[MediaSpan]()
-    for piece in pieces:
-        if isinstance(piece, int):
-            ids.append(piece)
+    for item in items:
+        if isinstance(item, int):
+            ids.append(item)
             continue
-        key, length, token_id = piece
+        key, length, token_id = item
         spans.append(MediaSpan(len(ids), len(ids) + length, key))
         ids += [token_id] * length
     return PromptKey(np.array(ids, dtype=np.int32), tuple(spans))

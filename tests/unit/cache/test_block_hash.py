@@ -5,12 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.cache.prompts import KVBlock as Word
-from tests.unit.cache.prompts import elements_of, is_boundary, num_common, parts_of
+from tests.unit.cache.prompts import Item, is_boundary, num_common, parts_of, prompt_of
 from vlm_server.cache.block_hash import BlockHashChain, BlockWalk, KVBlockIndex, block_after
 from vlm_server.cache.prompt_key import PromptKey
 
-SPANS: list[Word] = [("red", 2, 9), ("red", 3, 9), ("blue", 2, 9)]
+SPANS: list[Item] = [("red", 2, 9), ("red", 3, 9), ("blue", 2, 9)]
 words = st.lists(st.one_of(st.integers(0, 2), st.sampled_from(SPANS)), min_size=1, max_size=8)
 salts = st.sampled_from(["", "mine"])
 
@@ -32,9 +31,9 @@ def keep(
 
 @given(words, salts, st.data())
 def test_the_digest_does_not_depend_on_the_parts(
-    prompt: list[Word], salt: str, data: st.DataObject
+    prompt: list[Item], salt: str, data: st.DataObject
 ) -> None:
-    elements = elements_of(prompt)
+    elements = prompt_of(prompt)
     parts = parts_of(elements)
     cut = data.draw(st.sampled_from([n for n in range(len(parts)) if is_boundary(parts, n)]))
     whole, cut_up = BlockHashChain(salt), BlockHashChain(salt)
@@ -46,25 +45,25 @@ def test_the_digest_does_not_depend_on_the_parts(
 
 @given(words, salts, words, salts)
 def test_other_elements_and_salts_have_other_digests(
-    one: list[Word], salt: str, other: list[Word], other_salt: str
+    one: list[Item], salt: str, other: list[Item], other_salt: str
 ) -> None:
     chains = BlockHashChain(salt), BlockHashChain(other_salt)
     for chain, prompt in zip(chains, (one, other), strict=True):
-        chain.add(elements_of(prompt))
+        chain.add(prompt_of(prompt))
     assert (chains[0].digest == chains[1].digest) == ((one, salt) == (other, other_salt))
 
 
 @given(st.lists(st.tuples(words, salts), max_size=6), words, salts, st.integers(0, 20))
 def test_a_walk_reaches_as_far_as_any_prompt_that_was_kept(
-    kept: list[tuple[list[Word], str]], prompt: list[Word], salt: str, limit: int
+    kept: list[tuple[list[Item], str]], prompt: list[Item], salt: str, limit: int
 ) -> None:
     blocks = KVBlockIndex(whole=False)
     for words_, salt_ in kept:
-        keep(blocks, elements_of(words_), salt_)
-    elements = elements_of(prompt)
+        keep(blocks, prompt_of(words_), salt_)
+    elements = prompt_of(prompt)
     walk = blocks.walk(elements, limit, salt, everything)
     limit = min(limit, len(elements))
-    alike = [parts_of(elements_of(words_)) for words_, salt_ in kept if salt_ == salt]
+    alike = [parts_of(prompt_of(words_)) for words_, salt_ in kept if salt_ == salt]
     assert walk.length == max(
         [0, *(num_common(parts, parts_of(elements), limit) for parts in alike)]
     )
@@ -75,17 +74,17 @@ def test_a_walk_reaches_as_far_as_any_prompt_that_was_kept(
 
 def test_whole_pieces_are_used_as_a_whole_or_not() -> None:
     blocks = KVBlockIndex(whole=True)
-    keep(blocks, elements_of([1, 2, 3]), end=2)
-    keep(blocks, elements_of([1, 2, 3]))
+    keep(blocks, prompt_of([1, 2, 3]), end=2)
+    keep(blocks, prompt_of([1, 2, 3]))
     lengths = [
-        blocks.walk(elements_of(prompt), limit, "", everything).length
+        blocks.walk(prompt_of(prompt), limit, "", everything).length
         for prompt, limit in [([1, 2, 3, 4], 9), ([1, 2, 3], 2), ([1, 2, 4], 9), ([1, 4], 9)]
     ]
     assert lengths == [3, 2, 2, 0]
 
 
 def test_what_is_not_usable_or_dropped_ends_the_walk() -> None:
-    blocks, elements = KVBlockIndex(whole=False), elements_of([1, 2, 3])
+    blocks, elements = KVBlockIndex(whole=False), prompt_of([1, 2, 3])
     keep(blocks, elements, end=1)
     keep(blocks, elements, end=2)
     walk = keep(blocks, elements)

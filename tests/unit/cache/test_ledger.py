@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.unit.cache.fakes import FakeSnapshot, FakeStretch
+from tests.unit.cache.fakes import FakeSegment, FakeSnapshot
 from vlm_server.cache.ledger import Ledger
 from vlm_server.cache.lru import LruCache
 from vlm_server.cache.prefix import PrefixCache
@@ -26,7 +26,7 @@ class WrongCache:
 
 def test_caches_are_read_in_the_order_that_they_were_given() -> None:
     pixels = LruCache[bytes]("pixel", 10)
-    prefixes = PrefixCache[FakeStretch, FakeSnapshot]("prefix", 20)
+    prefixes = PrefixCache[FakeSegment, FakeSnapshot]("prefix", 20)
     ledger = Ledger(pixels, prefixes)
     pixels.put("a", b"1234", 4).release()
     readings = ledger.read()

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import (
     Bundle,
@@ -22,31 +23,31 @@ from hypothesis.stateful import (
 
 from tests.unit.cache.fakes import (
     SNAPSHOT_BYTES,
+    FakeSegment,
     FakeSnapshot,
     FakeSource,
-    FakeStretch,
     TakeFailed,
     parts_in,
 )
 from tests.unit.cache.prompts import (
-    KVBlock,
+    Item,
     Parts,
-    elements_of,
     is_boundary,
     num_common,
     parts_of,
+    prompt_of,
 )
 from vlm_server.cache.prefix import PrefixCache, PrefixMatch
 
 UNBOUNDED = 10**6
-Match = PrefixMatch[FakeStretch, FakeSnapshot]
-Prompt = tuple[KVBlock, ...]
+Match = PrefixMatch[FakeSegment, FakeSnapshot]
+Prompt = tuple[Item, ...]
 
-SPANS: list[KVBlock] = [("a", 2, 0), ("a", 2, 1), ("b", 2, 0)]
-SPANS_OF_ONE_KEY: list[KVBlock] = [("x", 2, 0), ("x", 3, 0)]
+SPANS: list[Item] = [("a", 2, 0), ("a", 2, 1), ("b", 2, 0)]
+SPANS_OF_ONE_KEY: list[Item] = [("x", 2, 0), ("x", 3, 0)]
 """Where one is, the other can't be kept."""
-PIECES = st.sampled_from([0, 1, *SPANS, *SPANS_OF_ONE_KEY])
-TAILS = st.lists(PIECES, max_size=3)
+ITEMS = st.sampled_from([0, 1, *SPANS, *SPANS_OF_ONE_KEY])
+TAILS = st.lists(ITEMS, max_size=3)
 SALTS = st.sampled_from(["", "", "other"])
 LIMITS = st.integers(0, 14)
 
@@ -71,7 +72,7 @@ class Leased:
     def known(self) -> Known:
         """What the tree can't lose meanwhile."""
         length = self.match.length
-        return Known(self.salt, parts_of(elements_of(self.prompt))[:length], frozenset([length]))
+        return Known(self.salt, parts_of(prompt_of(self.prompt))[:length], frozenset([length]))
 
 
 @dataclass
@@ -126,7 +127,7 @@ class Prefixes(RuleBasedStateMachine):
     @initialize(target=prompts, data=st.data())
     def start(self, data: st.DataObject) -> Prompt:
         self.limit_bytes = data.draw(self.limits)
-        self.cache = PrefixCache[FakeStretch, FakeSnapshot](
+        self.cache = PrefixCache[FakeSegment, FakeSnapshot](
             "prefix", self.limit_bytes, needs_snapshots=self.needs_snapshots
         )
         return ()
@@ -146,13 +147,13 @@ class Prefixes(RuleBasedStateMachine):
         self,
         base: Prompt,
         cut: int,
-        tail: list[KVBlock],
+        tail: list[Item],
         salt: str,
         places: set[int],
         failing: int | None,
     ) -> Prompt:
         prompt = (*base[:cut], *tail)
-        elements = elements_of(prompt)
+        elements = prompt_of(prompt)
         parts = parts_of(elements)
         known = Known(
             salt, parts, frozenset(n for n in places if n <= len(parts) and is_boundary(parts, n))
@@ -169,9 +170,9 @@ class Prefixes(RuleBasedStateMachine):
         return prompt
 
     @rule(target=leases, base=prompts, cut=st.integers(0, 6), tail=TAILS, limit=LIMITS, salt=SALTS)
-    def match(self, base: Prompt, cut: int, tail: list[KVBlock], limit: int, salt: str) -> Leased:
+    def match(self, base: Prompt, cut: int, tail: list[Item], limit: int, salt: str) -> Leased:
         prompt = (*base[:cut], *tail)
-        lease = Leased(prompt, limit, salt, self.cache.match(elements_of(prompt), limit, salt))
+        lease = Leased(prompt, limit, salt, self.cache.match(prompt_of(prompt), limit, salt))
         self.found += lease.match.length > 0
         self.missed += lease.match.length == 0
         self.check(lease)
@@ -180,7 +181,7 @@ class Prefixes(RuleBasedStateMachine):
 
     @rule(lease=leases)
     def match_again(self, lease: Leased) -> None:
-        again = self.cache.match(elements_of(lease.prompt), lease.limit, lease.salt)
+        again = self.cache.match(prompt_of(lease.prompt), lease.limit, lease.salt)
         self.found += again.length > 0
         self.missed += again.length == 0
         assert again.length >= lease.match.length or lease not in self.leased
@@ -191,17 +192,18 @@ class Prefixes(RuleBasedStateMachine):
         if lease not in self.leased:
             return
         old = lease.match
-        elements = elements_of(lease.prompt)
+        elements = prompt_of(lease.prompt)
         lease.match = self.cache.improve(old, elements, limit, lease.salt)
         assert lease.match is old or lease.match.length > old.length
         assert lease.match is old or not old.segments
         lease.limit = max(lease.limit, limit)
         self.check(lease, at_least=self.must.longest(parts_of(elements), limit, lease.salt))
 
-    @rule(lease=consumes(leases), times=st.integers(1, 2))
-    def release(self, lease: Leased, times: int) -> None:
+    @rule(lease=consumes(leases))
+    def release(self, lease: Leased) -> None:
         assert parts_in(lease.match) == lease.known.parts
-        for _ in range(times):
+        lease.match.release()
+        with pytest.raises(RuntimeError, match="twice"):
             lease.match.release()
         self.leased.remove(lease)
         assert lease.match.segments == ()
@@ -209,7 +211,7 @@ class Prefixes(RuleBasedStateMachine):
     # ---- what must hold --------------------------------------------------------------
 
     def check(self, lease: Leased, at_least: int | None = None) -> None:
-        match, parts = lease.match, parts_of(elements_of(lease.prompt))
+        match, parts = lease.match, parts_of(prompt_of(lease.prompt))
         assert match.length <= lease.limit
         assert is_boundary(parts, match.length)
         assert parts_in(match) == parts[: match.length]
@@ -229,6 +231,7 @@ class Prefixes(RuleBasedStateMachine):
         reading = self.cache.read()
         assert reading.size_bytes <= self.limit_bytes
         assert (reading.hits, reading.misses) == (self.found, self.missed)
+        assert self.cache.num_holds == len(self.leased)
         assert bool(reading.pinned_bytes) == any(lease.match.length for lease in self.leased)
 
     @invariant()
@@ -245,7 +248,7 @@ class Prefixes(RuleBasedStateMachine):
             assert parts_in(lease.match) == lease.known.parts
             lease.match.release()
         self.cache.check_integrity()
-        assert self.cache.read().pinned_bytes == 0
+        assert self.cache.read().pinned_bytes == self.cache.num_holds == 0
 
 
 class FullPrefixes(Prefixes):

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from tests.unit.cache.prompts import KVBlock, elements_of
+from tests.unit.cache.prompts import Item, prompt_of
 from tests.unit.engine.fakes import IMAGE_TOKEN, TOKENS_PER_IMAGE, refuse
 from vlm_server.cache.caches import Caches
 from vlm_server.ports import ImageSpan, PreparedPrompt
@@ -46,16 +46,16 @@ def prepare_mixed(
 
     Without any, it has no images: it is what is asked, not what there is to do.
     """
-    pieces: list[KVBlock] = []
+    items: list[Item] = []
     for part in submit.messages[0].content:
         match part:
             case TextPart(text):
                 refuse(text)
-                pieces += text.encode()
+                items += text.encode()
             case ImagePart(index):
                 key = f"{submit.images[index].mm_hash} {submit.cache_salt}"
-                pieces.append((key, TOKENS_PER_IMAGE, IMAGE_TOKEN))
-    elements = elements_of(pieces)
+                items.append((key, TOKENS_PER_IMAGE, IMAGE_TOKEN))
+    elements = prompt_of(items)
     made = PreparedPrompt(elements.token_ids, spans=elements.spans, cache_salt=submit.cache_salt)
     return made if caches is None else _with_caches(_uncut(made, seen), caches)
 
