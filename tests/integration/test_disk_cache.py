@@ -296,7 +296,7 @@ def test_records_come_back_as_they_were(dtype: mx.Dtype, tmp_path: Path):
     other = block_after(BlockHashChain("other salt"), elements)
     assert not read.header.is_of("f", other)
     assert not read.header.is_of("other", piece)
-    assert_same([read.stretch.arrays], [(array, array * 2)])
+    assert_same([read.segment.arrays], [(array, array * 2)])
     assert read.snapshot.counters == states.counters
     assert_same(read.snapshot.arrays, states.arrays)
     with safe_open(path, framework="numpy") as file:

@@ -128,18 +128,29 @@ def test_nothing_goes_for_what_finds_no_room_beside_the_leases() -> None:
     assert held(cache) == "d"
 
 
-def test_releasing_twice_releases_no_other_lease() -> None:
+def test_releasing_twice_raises_and_releases_no_other_lease() -> None:
     cache = cache_of("a")
     one, other = cache.lease("a"), cache.lease("a")
     assert one is not None
     assert other is not None
     one.release()
-    one.release()
-    assert cache.read().pinned_bytes == 1
+    with pytest.raises(RuntimeError, match="twice"):
+        one.release()
+    assert (cache.read().pinned_bytes, cache.num_holds) == (1, 1)
     cache.put("b", "b", 3).release()
     assert held(cache) == "a"
     other.release()
-    assert cache.read().pinned_bytes == 0
+    assert cache.read().pinned_bytes == cache.num_holds == 0
+
+
+def test_a_lease_of_what_is_not_stored_is_a_hold_too() -> None:
+    cache = cache_of("a")
+    lease = cache.put("b", "b", 4)
+    assert cache.num_holds == 1
+    lease.release()
+    assert cache.num_holds == 0
+    with pytest.raises(RuntimeError, match="twice"):
+        lease.release()
 
 
 def test_a_reading_counts() -> None:
@@ -209,15 +220,17 @@ class Uses(RuleBasedStateMachine):
             kept.leases.append(lease)
 
     @precondition(lambda self: any(each.leases for each in self.kept))
-    @rule(times=st.integers(1, 2), choice=st.randoms(use_true_random=False))
-    def release(self, times: int, choice: random.Random) -> None:
+    @rule(choice=st.randoms(use_true_random=False))
+    def release(self, choice: random.Random) -> None:
         lease = choice.choice([each for each in self.kept if each.leases]).leases.pop()
-        for _ in range(times):
+        lease.release()
+        with pytest.raises(RuntimeError, match="twice"):
             lease.release()
 
     @invariant()
     def holds_what_it_should(self) -> None:
         self.cache.check_integrity()
+        assert self.cache.num_holds == sum(len(each.leases) for each in self.kept)
         assert {key for key in "abcdef" if key in self.cache} == {k.key for k in self.kept}
         assert self.cache.read() == CacheStats(
             name="letters",
@@ -270,5 +283,5 @@ def test_threads_break_nothing() -> None:
         asked = sum(threads.map(use, range(4)))
     cache.check_integrity()
     reading = cache.read()
-    assert reading.pinned_bytes == 0
+    assert reading.pinned_bytes == cache.num_holds == 0
     assert reading.hits + reading.misses == asked

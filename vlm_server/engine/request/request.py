@@ -90,9 +90,10 @@ class Request:
         """Let go of what the runner does not need any more, or never will: pixels, features, KV."""
         for lease in self.features:
             lease.release()
-        self.features = []
+        num_taken, self.features = len(self.features), []
         if self.prompt:
-            self.prompt.release()
+            # Leases of the first images are in `features`, and released.
+            replace(self.prompt, images=self.prompt.images[num_taken:]).release()
             self.prompt = replace(
                 self.prompt, images=(), positions=None, token_types=None, prefix=None
             )
