@@ -18,7 +18,8 @@ import mlx.core as mx
 
 from vlm_server.cache.block_hash import BlockWalk, KVBlock, KVBlockIndex, block_after
 from vlm_server.cache.caches import DiskTier, EncodedImage, NoDisk
-from vlm_server.cache.disk import DiskStore, default_folder
+from vlm_server.cache.disk import DiskStore
+from vlm_server.cache.disk_files import default_folder
 from vlm_server.cache.ledger import Cache
 from vlm_server.cache.prefix import PrefixCache, Source
 from vlm_server.cache.prompt_key import PromptKey
