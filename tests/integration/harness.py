@@ -111,7 +111,7 @@ class Engine:
     prompts: dict[str, PreparedPrompt] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if any(reading.limit_bytes for reading in self.caches.ledger.read()):
+        if any(reading.limit_bytes for reading in self.caches.read()):
             self.preparer = MultimodalPreparer(self.loaded, caches=self.caches)
         self.runner = ModelRunner(self.loaded, self.caches)
         self.encoder = ImageEncoder(self.loaded.model)

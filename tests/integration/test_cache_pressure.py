@@ -89,7 +89,7 @@ def test_caches_of_any_size_change_nothing(
     for name, seed, num_turns in (("first", 10, 6), ("other", 20, 3), ("again", 10, 6)):
         assert talk(engine, name, 3, seed) == plain("a", num_turns, seed)[:3]
     settle(engine)
-    readings = engine.caches.ledger.read()
+    readings = engine.caches.read()
     if size == "one picture of each":
         assert all(reading.evictions for reading in readings[:3]), readings
 

@@ -81,10 +81,11 @@ def decodes(monkeypatch: pytest.MonkeyPatch) -> Counted:
 
 
 def settle(engine: Engine) -> None:
-    """Nothing runs: nothing is pinned, and all is counted."""
+    """Nothing runs: nothing is held, and all is counted."""
     engine.run()
-    engine.caches.ledger.check_integrity()
-    assert not any(reading.pinned_bytes for reading in engine.caches.ledger.read())
+    engine.caches.check_integrity()
+    assert engine.caches.num_holds == 0
+    assert not any(reading.pinned_bytes for reading in engine.caches.read())
 
 
 def alone(served: Served, *parts: Part) -> list[int]:

@@ -54,8 +54,9 @@ def alone(served: Served) -> Callable[[str], list[int]]:
 def engine(served: Served):
     engine = Engine(*served, caches=caches_of(served))
     yield engine
-    engine.caches.ledger.check_integrity()
-    assert not any(reading.pinned_bytes for reading in engine.caches.ledger.read())
+    engine.caches.check_integrity()
+    assert engine.caches.num_holds == 0
+    assert not any(reading.pinned_bytes for reading in engine.caches.read())
 
 
 def cached_tokens(engine: Engine, request_id: str) -> int:

@@ -19,13 +19,13 @@ from safetensors import safe_open
 from tests.integration.harness import Engine, ask, conversation
 from tests.tiny_models.pictures import picture
 from vlm_server.cache.block_hash import BlockHashChain, block_after
-from vlm_server.cache.caches import Caches, NoDisk
 from vlm_server.cache.prompt_key import MediaSpan, PromptKey
+from vlm_server.ports import MemoryReading
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import LAST_WRITES_SECONDS, CacheStats, SamplingParams, Submit
-from vlm_server.runner.kv.disk_tier import open_disk_cache
+from vlm_server.runner.kv.build import build_caches
 from vlm_server.runner.kv.records import Record, features_record, prefix_record, read_header
-from vlm_server.runner.kv.segments import KVSegment, LayerStates, needs_snapshots
+from vlm_server.runner.kv.segments import KVSegment, LayerStates
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.vision.encoder import ImageFeatures
 from vlm_server.settings import Cache
@@ -52,23 +52,24 @@ def engine_on(
     served: Served, folder: Path, limit_bytes: int = LOTS, is_checked: bool = True
 ) -> Iterator[Engine]:
     """An engine that was just started, with what lies in `folder`."""
-    loaded, _ = served
-    caches = Caches.of(
+    settings = Cache(
         token_layout_bytes=LOTS,
         pixel_bytes=LOTS,
         encoder_bytes=LOTS,
         prefix_bytes=LOTS,
-        needs_snapshots=needs_snapshots(loaded.language_model),
+        disk_bytes=limit_bytes,
+        disk_path=str(folder),
     )
-    settings = Cache(disk_bytes=limit_bytes, disk_path=str(folder))
+    caches = build_caches(settings, MemoryReading(0, 0, 0), served[0])
     engine = Engine(*served, caches=caches)
-    caches.disk = open_disk_cache(settings, loaded.fingerprint, caches.prefixes)
+    caches.begin_serving()
     try:
         yield engine
     finally:
-        caches.disk.close(LAST_WRITES_SECONDS)
+        caches.close(LAST_WRITES_SECONDS)
     if is_checked:
-        caches.ledger.check_integrity()
+        caches.check_integrity()
+    assert caches.num_holds == 0
 
 
 def cached_tokens(engine: Engine, submit: Submit) -> int:
@@ -76,7 +77,7 @@ def cached_tokens(engine: Engine, submit: Submit) -> int:
 
 
 def disk_of(engine: Engine) -> CacheStats:
-    (reading,) = (each for each in engine.caches.ledger.read() if each.name == "disk")
+    (reading,) = (each for each in engine.caches.read() if each.name == "disk")
     return reading
 
 
@@ -246,7 +247,7 @@ def test_nothing_is_kept_that_never_fits(qwen: Served, tmp_path: Path):
 
 def test_a_folder_that_another_engine_has_is_left_alone(qwen: Served, tmp_path: Path):
     with engine_on(qwen, tmp_path), engine_on(qwen, tmp_path) as second:
-        assert isinstance(second.caches.disk, NoDisk)
+        assert "disk" not in [reading.name for reading in second.caches.read()]
         second.answer(talk(2))
 
 

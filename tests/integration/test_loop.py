@@ -14,7 +14,8 @@ from vlm_server import settings
 from vlm_server.engine.loop import EngineLoop, Inbox
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Abort, Event, Failed, Finished, Start, Stats, Tokens
-from vlm_server.runner.device.memory import MlxMemory, make_caches
+from vlm_server.runner.device.memory import MlxMemory
+from vlm_server.runner.kv.build import build_caches
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.worker.start import build_loop
 
@@ -58,7 +59,7 @@ def loop(served: Served, outbox: Outbox) -> EngineLoop:
         log=settings.Log(),
     )
     memory = MlxMemory(start.memory)
-    caches = make_caches(start.cache, memory, served[0].language_model)
+    caches = build_caches(start.cache, memory.read(), served[0])
     return build_loop(start, served[0], memory, caches, outbox)  # type: ignore[arg-type]
 
 

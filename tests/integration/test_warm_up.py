@@ -16,7 +16,8 @@ from vlm_server.engine.loop import EngineLoop
 from vlm_server.errors import EngineBroken, ModelLoadError
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Start
-from vlm_server.runner.device.memory import MlxMemory, make_caches
+from vlm_server.runner.device.memory import MlxMemory
+from vlm_server.runner.kv.build import build_caches
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.worker.start import build_loop
 from vlm_server.worker.warm_up import Stage, stages, warm_up
@@ -33,7 +34,7 @@ def loaded(request: pytest.FixtureRequest, load_tiny: Callable[[str], Served]) -
 
 def new_loop(loaded: LoadedModel, start: Start = START) -> tuple[EngineLoop, Caches]:
     memory = MlxMemory(start.memory)
-    caches = make_caches(start.cache, memory, loaded.language_model)
+    caches = build_caches(start.cache, memory.read(), loaded)
     return build_loop(start, loaded, memory, caches, Outbox()), caches  # type: ignore[arg-type]
 
 

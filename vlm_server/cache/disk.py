@@ -141,11 +141,6 @@ class DiskStore:
         if path is not None:
             self._discard(key, path)
 
-    def clear(self) -> None:
-        """Count from zero; the files are there to stay."""
-        with self._lock:
-            self._hits = self._misses = self._evictions = self._damaged = 0
-
     def read(self) -> CacheStats:
         with self._lock:
             return CacheStats(

@@ -13,9 +13,9 @@ from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.prompt.grammar import Grammars
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Loading, Ready, Start
-from vlm_server.runner.device.memory import MlxMemory, device_name, make_caches
+from vlm_server.runner.device.memory import MlxMemory, device_name
 from vlm_server.runner.device.speed import warn_of_slow_products
-from vlm_server.runner.kv.disk_tier import open_disk_cache
+from vlm_server.runner.kv.build import build_caches
 from vlm_server.runner.model.load import LoadedModel, load
 from vlm_server.runner.model_runner import ModelRunner
 from vlm_server.runner.vision.encoder import ImageEncoder
@@ -28,13 +28,12 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     channel.send(Loading("loading the weights", 0.1))
     loaded = load(start.model)
     memory = MlxMemory(start.memory)
-    caches = make_caches(start.cache, memory, loaded.language_model)
+    caches = build_caches(start.cache, memory.read(), loaded)
     loop = build_loop(start, loaded, memory, caches, channel)
     for number, stage in enumerate(stages(with_video=loaded.video_token_id is not None)):
         channel.send(Loading(f"warming up on {stage.name}", 0.5 + 0.1 * number))
         warm_up(loop, stage)
     loop.reset_stats()
-    caches.disk = open_disk_cache(start.cache, loaded.fingerprint, caches.prefixes)
     loop.send = channel.send
     warn_of_slow_products()
     gc.collect()

@@ -79,12 +79,12 @@ class Scheduler:
         self._preparer_queue = PreparerQueue(config.max_preparing, config.max_num_seqs)
         self._released: list[SeqId] = []
         self.is_draining = False
-        self.reset_stats()
+        self.num_generated_tokens = self.num_prompt_tokens = self.num_cached_tokens = 0
 
     def reset_stats(self) -> None:
         """Count from zero, and forget what is cached: what ran so far was no user's."""
         self.num_generated_tokens = self.num_prompt_tokens = self.num_cached_tokens = 0
-        self._caches.ledger.clear()
+        self._caches.begin_serving()
 
     # ---- what comes in -------------------------------------------------------------
 
@@ -246,7 +246,7 @@ class Scheduler:
 
     @property
     def cache_stats(self) -> tuple[CacheStats, ...]:
-        return self._caches.ledger.read()
+        return self._caches.read()
 
     @property
     def is_short_of_memory(self) -> bool:

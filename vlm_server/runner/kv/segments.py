@@ -148,7 +148,7 @@ def room_for(num_tokens: int) -> int:
     return int((num_tokens // KVCache.step + 1) * KVCache.step)
 
 
-def can_keep(language_model: Any) -> bool:
+def can_store(language_model: Any) -> bool:
     """Whether all layers of this model are of kinds that are known here."""
     return all(type(layer) in _KNOWN for layer in make_prompt_cache(language_model))
 

@@ -202,7 +202,7 @@ class Lives(RuleBasedStateMachine):
         assert self.scheduler.num_tracked == 0
         assert self.runner.num_tracked == 0
         assert self.ended.keys() == self.asked.keys()
-        assert not any(reading.pinned_bytes for reading in self.caches.ledger.read())
+        assert not any(reading.pinned_bytes for reading in self.caches.read())
 
     # ---- how it is carried out -------------------------------------------------------
 
@@ -323,14 +323,14 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def caches_hold_what_they_count(self) -> None:
-        self.caches.ledger.check_integrity()
+        self.caches.check_integrity()
 
     @invariant()
     def only_who_waits_for_the_runner_pins(self) -> None:
         waiting = [r for r in self.scheduler._requests.values() if r.state is State.PREFILL]
         if self.outcomes or any(not r.is_known_to_runner for r in waiting):
             return
-        assert not any(reading.pinned_bytes for reading in self.caches.ledger.read())
+        assert not any(reading.pinned_bytes for reading in self.caches.read())
 
     @invariant()
     def no_picture_is_encoded_twice(self) -> None:
