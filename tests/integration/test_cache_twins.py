@@ -174,7 +174,7 @@ AROUND: list[Asked] = [
 
 
 def test_beginnings_that_end_around_a_picture(served: Served):
-    """Each parts from those before it at another place: before, behind or in the picture."""
+    """Each parts from those before it at another position: before, after or in the image."""
     engine, encoder = new_engine(served)
     for number, parts in enumerate(AROUND):
         tokens = engine.answer(ask(f"{number}", *parts, sampling=SHORT))

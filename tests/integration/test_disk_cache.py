@@ -1,4 +1,4 @@
-"""What outlives the engine is what was computed, or nothing at all."""
+"""What is on disk after a restart is what was computed, or nothing at all."""
 
 from __future__ import annotations
 
@@ -136,8 +136,8 @@ def test_salts_share_nothing(qwen: Served, tmp_path: Path):
         assert disk_of(engine).hits == 0
 
 
-def flip(data: bytes, place: int) -> bytes:
-    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+def flip(data: bytes, index: int) -> bytes:
+    return data[:index] + bytes([data[index] ^ 1]) + data[index + 1 :]
 
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
@@ -238,7 +238,7 @@ def test_the_end_of_a_conversation_makes_room_first(qwen: Served, tmp_path: Path
         assert engine.prompts["again"].num_tokens > cached_tokens(engine, again) + 1
 
 
-def test_nothing_is_kept_that_never_fits(qwen: Served, tmp_path: Path):
+def test_nothing_is_stored_that_never_fits(qwen: Served, tmp_path: Path):
     with engine_on(qwen, tmp_path, 1000) as engine:
         engine.answer(talk(4))
         assert engine.answer(talk(4, "again")) == Engine(*qwen).answer(talk(4))
@@ -277,26 +277,26 @@ def test_files_that_vanish_cost_no_request(qwen: Served, tmp_path: Path):
         assert engine.answer(talk(4)) == Engine(*qwen).answer(talk(4))
     with engine_on(qwen, tmp_path) as engine:
         assert engine.answer(talk(4)) == Engine(*qwen).answer(talk(4))
-        assert cached_tokens(engine, talk(4)) > 0, "it is kept as before"
+        assert cached_tokens(engine, talk(4)) > 0, "it is stored as before"
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32])
 def test_records_come_back_as_they_were(dtype: mx.Dtype, tmp_path: Path):
     array = mx.random.normal((1, 2, 3, 8)).astype(dtype)
     states = LayerStates(((array, None), (array + 1,)), (("4", "8"), ()))
-    elements = PromptKey(np.arange(3, dtype=np.int32), (MediaSpan(1, 3, "a picture"),))
-    piece = block_after(BlockHashChain("salt"), elements)
-    written = prefix_record("f", piece, KVSegment((array, array * 2)), states)
+    prompt_key = PromptKey(np.arange(3, dtype=np.int32), (MediaSpan(1, 3, "a picture"),))
+    block = block_after(BlockHashChain("salt"), prompt_key)
+    written = prefix_record("f", block, KVSegment((array, array * 2)), states)
     path = tmp_path / "file.safetensors"
     written.write(path)
     assert path.stat().st_size <= written.size_bytes
     assert read_header(path) == written.header
     read = Record.read(path.read_bytes())
     assert read.header == written.header
-    assert read.header.is_of("f", piece)
-    other = block_after(BlockHashChain("other salt"), elements)
+    assert read.header.is_of("f", block)
+    other = block_after(BlockHashChain("other salt"), prompt_key)
     assert not read.header.is_of("f", other)
-    assert not read.header.is_of("other", piece)
+    assert not read.header.is_of("other", block)
     assert_same([read.segment.arrays], [(array, array * 2)])
     assert read.snapshot.counters == states.counters
     assert_same(read.snapshot.arrays, states.arrays)

@@ -25,7 +25,7 @@ _TEMPORARY = re.compile(r"tmp-.*\.safetensors")
 
 
 def default_folder() -> Path:
-    """Where the system wants caches of this person's programs."""
+    """The system's folder for caches of the current user."""
     if sys.platform == "darwin":
         return Path.home() / "Library/Caches/vlm-server"
     caches = os.environ.get("XDG_CACHE_HOME", "")
@@ -51,7 +51,7 @@ def sweep(folder: Path) -> list[tuple[Path, int]]:
 
     Deletes files that were not written to their end, and the folders of owners that have none.
     """
-    found = []
+    files = []
     for owner in folder.iterdir():
         if not _OWNER.fullmatch(owner.name) or not stat.S_ISDIR(owner.lstat().st_mode):
             continue
@@ -62,10 +62,10 @@ def sweep(folder: Path) -> list[tuple[Path, int]]:
             if _TEMPORARY.fullmatch(path.name):
                 path.unlink()
             elif _NAME.fullmatch(path.name):
-                found.append((entry.st_mtime_ns, path, entry.st_size))
+                files.append((entry.st_mtime_ns, path, entry.st_size))
         with suppress(OSError):  # it is not empty
             owner.rmdir()
-    return [(path, size_bytes) for _, path, size_bytes in sorted(found)]
+    return [(path, size_bytes) for _, path, size_bytes in sorted(files)]
 
 
 def key_and_digest(path: Path) -> tuple[str, str]:

@@ -29,7 +29,7 @@ class LoadedSource(FakeSource):
 
     @property
     def length(self) -> int:
-        return len(self.elements)
+        return len(self.prompt_key)
 
 
 @dataclass

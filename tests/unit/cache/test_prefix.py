@@ -1,4 +1,4 @@
-"""Single cases of the prefix tree: what is kept, what goes first, what is counted."""
+"""Single cases of the prefix cache: what is stored, what is evicted first, what is counted."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def cache_of(*prompts: list[Item], limit_bytes: int = 1000) -> Cache:
     return cache
 
 
-def insert(cache: Cache, prompt: list[Item], *places: int, salt: str = "") -> FakeSource:
+def insert(cache: Cache, prompt: list[Item], *positions: int, salt: str = "") -> FakeSource:
     """The source, which knows what was taken from it."""
-    source = FakeSource(prompt_of(prompt), frozenset(places))
-    cache.insert(source.elements, source, salt)
+    source = FakeSource(prompt_of(prompt), frozenset(positions))
+    cache.insert(source.prompt_key, source, salt)
     cache.check_integrity()
     return source
 
@@ -50,11 +50,11 @@ def num_known(cache: Cache, prompt: list[Item], limit: int = 1000, salt: str = "
 @pytest.mark.parametrize(("least", "length"), [(0, 3), (3, 3), (4, 0)])
 def test_a_beginning_that_is_too_short_is_none(least: int, length: int) -> None:
     cache = cache_of([1, 2, 3])
-    elements = prompt_of([1, 2, 3, 4, 5])
-    nothing = cache.match(elements, 0)
+    prompt_key = prompt_of([1, 2, 3, 4, 5])
+    nothing = cache.match(prompt_key, 0)
     for match in (
-        cache.match(elements, 4, "", least),
-        cache.improve(nothing, elements, 4, "", least),
+        cache.match(prompt_key, 4, "", least),
+        cache.improve(nothing, prompt_key, 4, "", least),
     ):
         assert match.length == length
         match.release()
@@ -182,9 +182,9 @@ def test_a_better_match_takes_the_place_of_a_worse() -> None:
 
 def test_a_failed_take_leaves_the_tree_whole() -> None:
     cache = cache_of([1, 2, 3])
-    elements = prompt_of([1, 4])
+    prompt_key = prompt_of([1, 4])
     with pytest.raises(TakeFailed):
-        cache.insert(elements, FakeSource(elements, failing=0))
+        cache.insert(prompt_key, FakeSource(prompt_key, failing=0))
     cache.check_integrity()
     assert (num_known(cache, [1, 2, 3]), num_known(cache, [1, 4])) == (3, 1)
     assert cache.read().pinned_bytes == 0
@@ -215,7 +215,7 @@ def test_a_later_snapshot_cuts_an_edge_and_takes_nothing() -> None:
     assert cache.read().size_bytes == 4 + 2 * SNAPSHOT_BYTES
 
 
-def test_a_snapshot_before_all_elements_is_of_no_use() -> None:
+def test_a_snapshot_before_all_positions_is_of_no_use() -> None:
     cache = Cache("prefix", 1000, needs_snapshots=True)
     insert(cache, [1, 2], 0)
     assert cache.read().size_bytes == 0
@@ -237,9 +237,9 @@ class NoLayersSource(FakeSource):
 
 def test_an_empty_segment_is_still_one() -> None:
     cache = PrefixCache[LayersOf, FakeSnapshot]("prefix", 1000, needs_snapshots=True)
-    elements = prompt_of([1, 2])
-    cache.insert(elements, NoLayersSource(elements, frozenset([1, 2])))  # type: ignore[arg-type]
-    assert cache.match(elements, 2).segments == (((), 1), ((), 1))
+    prompt_key = prompt_of([1, 2])
+    cache.insert(prompt_key, NoLayersSource(prompt_key, frozenset([1, 2])))  # type: ignore[arg-type]
+    assert cache.match(prompt_key, 2).segments == (((), 1), ((), 1))
 
 
 def test_a_reading_counts() -> None:
@@ -268,12 +268,12 @@ def test_threads_break_nothing(needs_snapshots: bool) -> None:
     def use(seed: int) -> int:
         choice = random.Random(seed)
         for _ in range(300):
-            elements = prompt_of(choice.choices([1, 2, CAT, DOG], k=4))
-            source = FakeSource(elements, frozenset([elements.floor(3), len(elements)]))
-            match = cache.match(elements, 8)
-            cache.insert(elements, source)
-            match = cache.improve(match, elements, 8)
-            assert parts_in(match) == parts_of(elements)[: match.length]
+            prompt_key = prompt_of(choice.choices([1, 2, CAT, DOG], k=4))
+            source = FakeSource(prompt_key, frozenset([prompt_key.floor(3), len(prompt_key)]))
+            match = cache.match(prompt_key, 8)
+            cache.insert(prompt_key, source)
+            match = cache.improve(match, prompt_key, 8)
+            assert parts_in(match) == parts_of(prompt_key)[: match.length]
             if choice.random() < 0.1:
                 cache.check_integrity()
             match.release()

@@ -42,7 +42,7 @@ class BusySource(FakeSource):
 
 def insert(cache: Cache, prompt: list[Item], *meanwhile: Callable[[], object]) -> BusySource:
     source = BusySource(prompt_of(prompt), meanwhile=list(meanwhile))
-    cache.insert(source.elements, source)
+    cache.insert(source.prompt_key, source)
     cache.check_integrity()
     return source
 
@@ -127,11 +127,11 @@ def test_a_salt_that_is_forgotten_meanwhile_is_known_again() -> None:
 
 def test_room_that_others_take_meanwhile_is_theirs() -> None:
     cache = Cache("prefix", 3)
-    kept = list[object]()
+    held = list[object]()
 
     def store_and_keep() -> None:
         insert(cache, [7, 8])
-        kept.append(cache.match(prompt_of([7, 8]), 2))
+        held.append(cache.match(prompt_of([7, 8]), 2))
 
     source = insert(cache, [1, 2], store_and_keep)
     assert source.takes == [(0, 2)]
@@ -163,11 +163,11 @@ def test_threads_that_store_match_evict_and_clear_break_nothing(
         start.wait(SECONDS)
         for _ in range(250):
             prompt, salt = prompt_of(choice.choices([1, 2, CAT, DOG], k=4)), choice.choice("abc")
-            places = frozenset([prompt.floor(3), len(prompt)])
+            positions = frozenset([prompt.floor(3), len(prompt)])
             match = cache.match(prompt, 8, salt)
             try:
                 failing = choice.choice([None, None, 0, 1])
-                cache.insert(prompt, FakeSource(prompt, places, failing), salt)
+                cache.insert(prompt, FakeSource(prompt, positions, failing), salt)
             except TakeFailed:
                 pass
             match = cache.improve(match, prompt, 8, salt)

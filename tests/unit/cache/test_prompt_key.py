@@ -1,4 +1,4 @@
-"""What prompts have in common, told exactly: against a comparison of element by element."""
+"""What prompts have in common, told exactly: against a comparison of position by position."""
 
 from __future__ import annotations
 
@@ -90,24 +90,24 @@ def test_nothing_has_nothing_in_common() -> None:
 def test_in_common_is_what_is_equal_one_by_one(
     shared: list[Item], own: list[Item], others: list[Item], data: st.DataObject
 ) -> None:
-    elements, other = prompt_of(shared + own), prompt_of(shared + others)
-    parts = parts_of(elements)
+    prompt_key, other = prompt_of(shared + own), prompt_of(shared + others)
+    parts = parts_of(prompt_key)
     start = data.draw(st.sampled_from([n for n in range(len(parts) + 1) if is_boundary(parts, n)]))
     for edge in (other, other.part(min(start, other.floor(start)), len(other))):
-        common = elements.num_common(start, edge)
+        common = prompt_key.num_common(start, edge)
         assert common == num_common(parts[start:], parts_of(edge), len(parts))
 
 
 @settings(max_examples=200, deadline=None)
 @given(prompt=PROMPTS)
 def test_parts_and_floors_are_what_they_are_one_by_one(prompt: list[Item]) -> None:
-    elements = prompt_of(prompt)
-    parts = parts_of(elements)
-    places = range(len(parts) + 1)
-    boundaries = [n for n in places if is_boundary(parts, n)]
-    assert [elements.floor(n) for n in places] == [
-        max(b for b in boundaries if b <= n) for n in places
+    prompt_key = prompt_of(prompt)
+    parts = parts_of(prompt_key)
+    positions = range(len(parts) + 1)
+    boundaries = [n for n in positions if is_boundary(parts, n)]
+    assert [prompt_key.floor(n) for n in positions] == [
+        max(b for b in boundaries if b <= n) for n in positions
     ]
     for start in boundaries:
         for end in (n for n in boundaries if n >= start):
-            assert parts_of(elements.part(start, end)) == parts[start:end]
+            assert parts_of(prompt_key.part(start, end)) == parts[start:end]
