@@ -47,7 +47,8 @@ from vlm_server.protocol import (
     TextPart,
     Tokens,
 )
-from vlm_server.runner.device.memory import MlxMemory, make_caches
+from vlm_server.runner.device.memory import MlxMemory
+from vlm_server.runner.kv.build import build_caches
 from vlm_server.runner.model.load import LoadedModel, load
 from vlm_server.runner.rope import is_cpu
 from vlm_server.supervisor.openblas import find_preload
@@ -89,7 +90,7 @@ class Engine:
         )
         channel: Any = SimpleNamespace(inbox=SimpleQueue(), send=self._take)
         device = MlxMemory(memory)
-        caches = make_caches(cache, device, loaded.language_model)
+        caches = build_caches(cache, device.read(), loaded)
         self.loop: EngineLoop = worker.build_loop(start, loaded, device, caches, channel)
         self.times: dict[str, list[float]] = {}
         self._num_ended = self._number = 0

@@ -54,8 +54,8 @@ def stop(daemon: Daemon) -> None:
 
 
 def disk(daemon: Daemon) -> dict[str, Any]:
-    (found,) = (c for c in daemon.status()["engine"]["stats"]["caches"] if c["name"] == "disk")
-    return found
+    (reading,) = (c for c in daemon.status()["engine"]["stats"]["caches"] if c["name"] == "disk")
+    return reading
 
 
 def wait_written(daemon: Daemon, folder: Path, count: int) -> None:

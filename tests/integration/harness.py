@@ -196,7 +196,7 @@ class Engine:
     ends: dict[str, Finished | Failed] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if any(reading.limit_bytes for reading in self.caches.ledger.read()):
+        if any(reading.limit_bytes for reading in self.caches.read()):
             self.preparer = new_preparer(self.loaded, self.caches)
         self.runner = RecordingRunner(self.loaded, self.caches)
         config = SchedulerConfig(

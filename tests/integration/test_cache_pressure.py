@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.harness import GREEDY, Engine, Part, ask, conversation
 from tests.integration.test_cache_twins import settle
-from tests.integration.test_caches import FairQueue, Served, cached_tokens, caches_of
+from tests.integration.test_caches import Served, Turns, cached_tokens, caches_of
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import InvalidImage
 from vlm_server.ports import SeqId
@@ -26,7 +26,7 @@ FAMILIES = ("qwen3_vl", "qwen3_5", "gemma3")
 SYSTEM = "You are a helpful assistant that looks at screenshots and answers with a short text."
 A, B = picture(1), picture(2)
 SIZES: dict[str, dict[str, int]] = {
-    "no token_layouts": {"token_layout_bytes": 0},
+    "no token layouts": {"token_layout_bytes": 0},
     "no pixels": {"pixel_bytes": 0},
     "no features": {"encoder_bytes": 0},
     "no prefixes": {"prefix_bytes": 0},
@@ -57,7 +57,7 @@ def new_engine(served: Served, **sizes: int) -> Engine:
 
 def talk(engine: Engine, name: str, num_turns: int, seed: int) -> list[list[int]]:
     """A conversation with a picture in each turn; the answers' tokens."""
-    turns: FairQueue = (("system", (SYSTEM,)),)
+    turns: Turns = (("system", (SYSTEM,)),)
     answers = []
     for number in range(num_turns):
         turns += (("user", (f"Step {number}", picture(seed + number), "what changed?")),)
@@ -89,7 +89,7 @@ def test_caches_of_any_size_change_nothing(
     for name, seed, num_turns in (("first", 10, 6), ("other", 20, 3), ("again", 10, 6)):
         assert talk(engine, name, 3, seed) == plain("a", num_turns, seed)[:3]
     settle(engine)
-    readings = engine.caches.ledger.read()
+    readings = engine.caches.read()
     if size == "one picture of each":
         assert all(reading.evictions for reading in readings[:3]), readings
 
@@ -177,7 +177,7 @@ def test_an_aborted_answer_goes_on(served: Served):
     engine.abort("aborted")
     engine.run()
     told = engine.texts["aborted"]
-    turns: FairQueue = (("system", (SYSTEM,)), ("user", (A, "what?")), ("assistant", (told,)))
+    turns: Turns = (("system", (SYSTEM,)), ("user", (A, "what?")), ("assistant", (told,)))
     turns += (("user", ("go on",)),)
     submit = conversation("after", *turns)
     assert engine.answer(submit) == Engine(*served).answer(submit)
@@ -218,7 +218,7 @@ def test_a_failure_between_leases_leaves_no_pins(served: Served, monkeypatch: py
     settle(engine)
 
 
-def test_a_prompt_whose_scores_are_no_numbers_is_not_kept(load_tiny: Callable[[str], Served]):
+def test_a_prompt_whose_scores_are_no_numbers_is_not_stored(load_tiny: Callable[[str], Served]):
     """Of none of its choices, though they leave one after the other."""
     served = load_tiny("qwen3_vl")
     engine = new_engine(served)

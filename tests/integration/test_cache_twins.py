@@ -81,10 +81,11 @@ def decodes(monkeypatch: pytest.MonkeyPatch) -> Counted:
 
 
 def settle(engine: Engine) -> None:
-    """Nothing runs: nothing is pinned, and all is counted."""
+    """Nothing runs: nothing is held, and all is counted."""
     engine.run()
-    engine.caches.ledger.check_integrity()
-    assert not any(reading.pinned_bytes for reading in engine.caches.ledger.read())
+    engine.caches.check_integrity()
+    assert engine.caches.num_holds == 0
+    assert not any(reading.pinned_bytes for reading in engine.caches.read())
 
 
 def alone(served: Served, *parts: Part) -> list[int]:
@@ -173,7 +174,7 @@ AROUND: list[Asked] = [
 
 
 def test_beginnings_that_end_around_a_picture(served: Served):
-    """Each parts from those before it at another place: before, behind or in the picture."""
+    """Each parts from those before it at another position: before, after or in the image."""
     engine, encoder = new_engine(served)
     for number, parts in enumerate(AROUND):
         tokens = engine.answer(ask(f"{number}", *parts, sampling=SHORT))

@@ -1,4 +1,4 @@
-"""What every family must keep with caches: a hit is a miss, only sooner."""
+"""With caches every family answers as without: a hit is a miss, only sooner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vlm_server.runner.kv.segments import SequenceState, needs_snapshots
 from vlm_server.runner.model.load import LoadedModel
 
 Served = tuple[LoadedModel, MultimodalPreparer]
-FairQueue = tuple[tuple[str, tuple[Part, ...]], ...]
+Turns = tuple[tuple[str, tuple[Part, ...]], ...]
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
 LOTS = 64 << 20
@@ -54,8 +54,9 @@ def alone(served: Served) -> Callable[[str], list[int]]:
 def engine(served: Served):
     engine = Engine(*served, caches=caches_of(served))
     yield engine
-    engine.caches.ledger.check_integrity()
-    assert not any(reading.pinned_bytes for reading in engine.caches.ledger.read())
+    engine.caches.check_integrity()
+    assert engine.caches.num_holds == 0
+    assert not any(reading.pinned_bytes for reading in engine.caches.read())
 
 
 def cached_tokens(engine: Engine, request_id: str) -> int:
@@ -81,8 +82,8 @@ def test_at_once_is_equal(engine: Engine, alone: Callable[[str], list[int]]):
     assert [engine.tokens[f"{n}"] for n in range(len(names))] == [alone(name) for name in names]
 
 
-def test_a_conversation_goes_on_behind_its_answer(served: Served, engine: Engine):
-    turns: FairQueue = (("system", ("Answer in short words.",)),)
+def test_a_conversation_goes_on_after_its_answer(served: Served, engine: Engine):
+    turns: Turns = (("system", ("Answer in short words.",)),)
     plain = Engine(*served)
     for number in range(4):
         turns += (("user", (f"Step {number}", picture(10 + number), "what changed?")),)
@@ -102,7 +103,7 @@ def test_a_conversation_goes_on_behind_its_answer(served: Served, engine: Engine
         turns += (("assistant", (engine.texts[submit.request_id],)),)
 
 
-def test_what_can_not_be_kept_fails_nobody(
+def test_what_can_not_be_stored_fails_nobody(
     engine: Engine, alone: Callable[[str], list[int]], monkeypatch: pytest.MonkeyPatch
 ):
     """As when the device has no memory for the copies."""

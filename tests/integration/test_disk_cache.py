@@ -1,4 +1,4 @@
-"""What outlives the engine is what was computed, or nothing at all."""
+"""What is on disk after a restart is what was computed, or nothing at all."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from safetensors import safe_open
 from tests.integration.harness import Engine, ask, conversation
 from tests.tiny_models.pictures import picture
 from vlm_server.cache.block_hash import BlockHashChain, block_after
-from vlm_server.cache.caches import Caches, NoDisk
 from vlm_server.cache.prompt_key import MediaSpan, PromptKey
+from vlm_server.ports import MemoryReading
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import LAST_WRITES_SECONDS, CacheStats, SamplingParams, Submit
-from vlm_server.runner.kv.disk_tier import open_disk_cache
+from vlm_server.runner.kv.build import build_caches
 from vlm_server.runner.kv.records import Record, features_record, prefix_record, read_header
-from vlm_server.runner.kv.segments import KVSegment, LayerStates, needs_snapshots
+from vlm_server.runner.kv.segments import KVSegment, LayerStates
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.vision.encoder import ImageFeatures
 from vlm_server.settings import Cache
@@ -52,23 +52,24 @@ def engine_on(
     served: Served, folder: Path, limit_bytes: int = LOTS, is_checked: bool = True
 ) -> Iterator[Engine]:
     """An engine that was just started, with what lies in `folder`."""
-    loaded, _ = served
-    caches = Caches.of(
+    settings = Cache(
         token_layout_bytes=LOTS,
         pixel_bytes=LOTS,
         encoder_bytes=LOTS,
         prefix_bytes=LOTS,
-        needs_snapshots=needs_snapshots(loaded.language_model),
+        disk_bytes=limit_bytes,
+        disk_path=str(folder),
     )
-    settings = Cache(disk_bytes=limit_bytes, disk_path=str(folder))
+    caches = build_caches(settings, MemoryReading(0, 0, 0), served[0])
     engine = Engine(*served, caches=caches)
-    caches.disk = open_disk_cache(settings, loaded.fingerprint, caches.prefixes)
+    caches.begin_serving()
     try:
         yield engine
     finally:
-        caches.disk.close(LAST_WRITES_SECONDS)
+        caches.close(LAST_WRITES_SECONDS)
     if is_checked:
-        caches.ledger.check_integrity()
+        caches.check_integrity()
+    assert caches.num_holds == 0
 
 
 def cached_tokens(engine: Engine, submit: Submit) -> int:
@@ -76,7 +77,7 @@ def cached_tokens(engine: Engine, submit: Submit) -> int:
 
 
 def disk_of(engine: Engine) -> CacheStats:
-    (reading,) = (each for each in engine.caches.ledger.read() if each.name == "disk")
+    (reading,) = (each for each in engine.caches.read() if each.name == "disk")
     return reading
 
 
@@ -135,8 +136,8 @@ def test_salts_share_nothing(qwen: Served, tmp_path: Path):
         assert disk_of(engine).hits == 0
 
 
-def flip(data: bytes, place: int) -> bytes:
-    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+def flip(data: bytes, index: int) -> bytes:
+    return data[:index] + bytes([data[index] ^ 1]) + data[index + 1 :]
 
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
@@ -237,7 +238,7 @@ def test_the_end_of_a_conversation_makes_room_first(qwen: Served, tmp_path: Path
         assert engine.prompts["again"].num_tokens > cached_tokens(engine, again) + 1
 
 
-def test_nothing_is_kept_that_never_fits(qwen: Served, tmp_path: Path):
+def test_nothing_is_stored_that_never_fits(qwen: Served, tmp_path: Path):
     with engine_on(qwen, tmp_path, 1000) as engine:
         engine.answer(talk(4))
         assert engine.answer(talk(4, "again")) == Engine(*qwen).answer(talk(4))
@@ -246,7 +247,7 @@ def test_nothing_is_kept_that_never_fits(qwen: Served, tmp_path: Path):
 
 def test_a_folder_that_another_engine_has_is_left_alone(qwen: Served, tmp_path: Path):
     with engine_on(qwen, tmp_path), engine_on(qwen, tmp_path) as second:
-        assert isinstance(second.caches.disk, NoDisk)
+        assert "disk" not in [reading.name for reading in second.caches.read()]
         second.answer(talk(2))
 
 
@@ -276,27 +277,27 @@ def test_files_that_vanish_cost_no_request(qwen: Served, tmp_path: Path):
         assert engine.answer(talk(4)) == Engine(*qwen).answer(talk(4))
     with engine_on(qwen, tmp_path) as engine:
         assert engine.answer(talk(4)) == Engine(*qwen).answer(talk(4))
-        assert cached_tokens(engine, talk(4)) > 0, "it is kept as before"
+        assert cached_tokens(engine, talk(4)) > 0, "it is stored as before"
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32])
 def test_records_come_back_as_they_were(dtype: mx.Dtype, tmp_path: Path):
     array = mx.random.normal((1, 2, 3, 8)).astype(dtype)
     states = LayerStates(((array, None), (array + 1,)), (("4", "8"), ()))
-    elements = PromptKey(np.arange(3, dtype=np.int32), (MediaSpan(1, 3, "a picture"),))
-    piece = block_after(BlockHashChain("salt"), elements)
-    written = prefix_record("f", piece, KVSegment((array, array * 2)), states)
+    prompt_key = PromptKey(np.arange(3, dtype=np.int32), (MediaSpan(1, 3, "a picture"),))
+    block = block_after(BlockHashChain("salt"), prompt_key)
+    written = prefix_record("f", block, KVSegment((array, array * 2)), states)
     path = tmp_path / "file.safetensors"
     written.write(path)
     assert path.stat().st_size <= written.size_bytes
     assert read_header(path) == written.header
     read = Record.read(path.read_bytes())
     assert read.header == written.header
-    assert read.header.is_of("f", piece)
-    other = block_after(BlockHashChain("other salt"), elements)
+    assert read.header.is_of("f", block)
+    other = block_after(BlockHashChain("other salt"), prompt_key)
     assert not read.header.is_of("f", other)
-    assert not read.header.is_of("other", piece)
-    assert_same([read.stretch.arrays], [(array, array * 2)])
+    assert not read.header.is_of("other", block)
+    assert_same([read.segment.arrays], [(array, array * 2)])
     assert read.snapshot.counters == states.counters
     assert_same(read.snapshot.arrays, states.arrays)
     with safe_open(path, framework="numpy") as file:

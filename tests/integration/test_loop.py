@@ -15,7 +15,8 @@ from vlm_server.engine.inbox import Inbox
 from vlm_server.engine.memory.governor import Governor
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Abort, Event, Failed, Finished, Start, Stats, Tokens
-from vlm_server.runner.device.memory import MlxMemory, make_caches
+from vlm_server.runner.device.memory import MlxMemory
+from vlm_server.runner.kv.build import build_caches
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.worker.process_memory import SystemProcessMemory
 from vlm_server.worker.start import build_engine
@@ -31,7 +32,7 @@ class Served:
 
     def __post_init__(self) -> None:
         memory = MlxMemory(self.start.memory)
-        self.caches = make_caches(self.start.cache, memory, self.loaded.language_model)
+        self.caches = build_caches(self.start.cache, memory.read(), self.loaded)
         self.inbox = Inbox()
         governor = Governor(self.start.memory, memory, SystemProcessMemory(), self.caches)
         self.engine = build_engine(self.start, self.loaded, governor, self.caches, self.inbox)

@@ -86,8 +86,8 @@ def test_a_video_that_ends_the_loop_refuses_nobody(load_tiny: Callable[[str], Lo
 def test_what_is_needed_and_fails_refuses_the_model(load_tiny: Callable[[str], Loaded]):
     served = Served(load_tiny("qwen3_vl")[0], START)
     broken = image_of(b"\x89PNG\r\n\x1a\n nothing", "PNG", 8, 8)
+    stage = Stage("a picture", (ask("a picture", broken),))
     with pytest.raises(ModelLoadError, match="can't answer a picture: "):
-        stage = Stage("a picture", (ask("a picture", broken),))
         warm_up(served.engine.loop, served.inbox, stage)
 
 

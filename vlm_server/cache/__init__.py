@@ -1,1 +1,1 @@
-"""Caches bounded in bytes, pure and generic. Know keys, sizes and pins; know no mlx, no HTTP."""
+"""Caches bounded in bytes, in memory and on disk, generic in what they store. See `caches`."""

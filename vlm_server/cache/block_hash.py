@@ -1,7 +1,7 @@
-"""Which stored blocks of prompts follow which. Knows elements and digests; knows no file.
+"""Which stored blocks of prompts follow which, by the hashes of all that comes before.
 
-A prompt's blocks form a chain: each names, by a digest, all elements before its own. The digest
-finds blocks; their own elements are compared.
+A block is looked up by the digest of the whole prompt before it, as in vLLM; then its own positions
+are compared.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vlm_server.cache.prompt_key import PromptKey
 
 
 class BlockHashChain:
-    """SHA-256 over elements from a prompt's first on, however they are cut into parts."""
+    """SHA-256 over a prompt from its first position on, in whatever parts it is added."""
 
     def __init__(self, salt: str = "") -> None:
         self._hash = hashlib.sha256(hashlib.sha256(salt.encode()).digest())
@@ -27,7 +27,7 @@ class BlockHashChain:
         return self._hash.hexdigest()
 
     def add(self, part: PromptKey) -> None:
-        """Go on behind `part`."""
+        """Continue with `part`."""
         cursor = 0
         for span in part.spans:
             self._add_ids(part.token_ids[cursor : span.start])
@@ -42,18 +42,18 @@ class BlockHashChain:
 
 @dataclass(frozen=True, slots=True)
 class KVBlock:
-    """`elements` that follow those whose digest is `parent`; `key` names them all."""
+    """A `part` of a prompt, after what has the digest `parent`; `key` names both."""
 
     parent: str
     key: str
-    elements: PromptKey
+    part: PromptKey
 
 
 @dataclass(frozen=True, slots=True)
 class BlockWalk:
-    """KVBlockIndex one behind the other, each with how many of its elements are meant.
+    """Blocks that follow each other, each with how many of its positions match.
 
-    `length` is that of all, and `chain` is behind them.
+    `length` is that of all, and `chain` has the digest after them.
     """
 
     blocks: tuple[tuple[KVBlock, int], ...]
@@ -65,65 +65,65 @@ class BlockWalk:
         return tuple(block.key for block, _ in self.blocks)
 
 
-def block_after(chain: BlockHashChain, elements: PromptKey) -> KVBlock:
-    """The block of `elements` behind `chain`, which moves on behind them."""
+def block_after(chain: BlockHashChain, part: PromptKey) -> KVBlock:
+    """The block of `part` after `chain`, which `part` is added to."""
     parent = chain.digest
-    chain.add(elements)
+    chain.add(part)
     both = hashlib.sha256((parent + chain.digest).encode()).hexdigest()
-    return KVBlock(parent, f"prefix-{both}", elements)
+    return KVBlock(parent, f"prefix-{both}", part)
 
 
 class KVBlockIndex:
-    """An index of blocks; those that are `whole` are of use as a whole or not at all."""
+    """An index of blocks. If they are `whole`, a block matches as a whole or not at all."""
 
     def __init__(self, *, whole: bool) -> None:
         self._whole = whole
         self._by_key: dict[str, KVBlock] = {}
-        self._behind: dict[tuple[str, int | str], dict[str, KVBlock]] = {}
-        """By their parent and their first element."""
+        self._children: dict[tuple[str, int | str], dict[str, KVBlock]] = {}
+        """By their parent and their first position."""
 
     def __len__(self) -> int:
         return len(self._by_key)
 
     def add(self, block: KVBlock) -> None:
         self._by_key[block.key] = block
-        self._behind.setdefault(_place(block), {})[block.key] = block
+        self._children.setdefault(_edge(block), {})[block.key] = block
 
     def drop(self, keys: Iterable[str]) -> None:
-        """Those that are not here are no error."""
+        """Unknown keys are no error."""
         for key in keys:
             if block := self._by_key.pop(key, None):
-                siblings = self._behind[_place(block)]
+                siblings = self._children[_edge(block)]
                 del siblings[key]
                 if not siblings:
-                    del self._behind[_place(block)]
+                    del self._children[_edge(block)]
 
     def walk(
-        self, elements: PromptKey, limit: int, salt: str, is_usable: Callable[[str], bool]
+        self, prompt: PromptKey, limit: int, salt: str, is_usable: Callable[[str], bool]
     ) -> BlockWalk:
-        """The blocks of the first `limit` elements at most, of those whose key is usable.
+        """The blocks that `prompt` begins with, of those whose key is usable.
 
-        Of several that could come next the longest is taken.
+        At most `limit` positions in all. Of several blocks that could be next, the longest match.
         """
-        chain, found, at = BlockHashChain(salt), list[tuple[KVBlock, int]](), 0
-        limit = min(limit, len(elements))
+        chain, matched, at = BlockHashChain(salt), list[tuple[KVBlock, int]](), 0
+        limit = min(limit, len(prompt))
         while at < limit:
-            behind = self._behind.get((chain.digest, elements.key_at(at)), {})
-            usable = [block for key, block in behind.items() if is_usable(key)]
-            counts = [self._num_common(elements, at, limit, block.elements) for block in usable]
+            children = self._children.get((chain.digest, prompt.key_at(at)), {})
+            usable = [block for key, block in children.items() if is_usable(key)]
+            counts = [self._num_common(prompt, at, limit, block.part) for block in usable]
             count = max(counts, default=0)
             if not count:
                 break
-            found.append((usable[counts.index(count)], count))
-            chain.add(elements.part(at, at + count))
+            matched.append((usable[counts.index(count)], count))
+            chain.add(prompt.part(at, at + count))
             at += count
-        return BlockWalk(tuple(found), at, chain)
+        return BlockWalk(tuple(matched), at, chain)
 
-    def _num_common(self, elements: PromptKey, at: int, limit: int, own: PromptKey) -> int:
-        count = elements.num_common(at, own)
-        count = elements.floor(min(at + count, limit)) - at
-        return 0 if self._whole and count < len(own) else count
+    def _num_common(self, prompt: PromptKey, at: int, limit: int, part: PromptKey) -> int:
+        count = prompt.num_common(at, part)
+        count = prompt.floor(min(at + count, limit)) - at
+        return 0 if self._whole and count < len(part) else count
 
 
-def _place(block: KVBlock) -> tuple[str, int | str]:
-    return block.parent, block.elements.first
+def _edge(block: KVBlock) -> tuple[str, int | str]:
+    return block.parent, block.part.first

@@ -1,102 +1,44 @@
-"""All that is kept of what was read, encoded and computed: what engine and runner share.
-
-Knows which cache is for what, and the tier on disk beneath them; knows no tensor and no policy.
-"""
+"""The one door to all caches of an engine: each in memory, and the tier on disk beneath them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from vlm_server.cache.ledger import Cache, Ledger
+from vlm_server.cache.disk_tier import Cache, DiskTier, EncodedImage, NoDisk
 from vlm_server.cache.lru import Lease, LruCache
 from vlm_server.cache.prefix import PrefixCache, PrefixMatch, Source
 from vlm_server.cache.prompt_key import PromptKey
+from vlm_server.protocol import CacheStats
+
+__all__ = ["Caches", "EncodedImage", "Prefix"]
 
 Prefix = PrefixMatch[Any, Any]
 """A prompt's beginning, as KV that only `runner` can read."""
 
 
-class EncodedImage(Protocol):
-    """What an `Encoder` made of one picture: device arrays that only `runner` can read."""
-
-    @property
-    def size_bytes(self) -> int: ...
-
-
-class DiskTier(Protocol):
-    """Features and KV that outlive the process. What can't be kept or found is no error.
-
-    What is kept is noted by the engine's thread and written later; what is found is read at
-    once, by the thread that asks.
-    """
-
-    @property
-    def caches(self) -> tuple[Cache, ...]:
-        """For the ledger."""
-        ...
-
-    def store_features(self, key: str, features: EncodedImage) -> None: ...
-
-    def lease_features(self, key: str) -> EncodedImage | None: ...
-
-    def store_prefix(self, elements: PromptKey, source: Source[Any, Any], salt: str) -> None: ...
-
-    def match_prefix(
-        self, elements: PromptKey, known: int, limit: int, salt: str, least: int
-    ) -> StoredPrefixSource | None:
-        """What reaches further than the first `known` elements, to `least` to `limit` of them."""
-        ...
-
-    def close(self, seconds: float) -> None:
-        """Write what waits, for so long at most. Nothing can be kept or found any more."""
-        ...
-
-
-class StoredPrefixSource(Source[Any, Any], Protocol):
-    """A prompt's first `length` elements, as far as they were asked for."""
-
-    @property
-    def length(self) -> int: ...
-
-
-class NoDisk:
-    """The `DiskTier` that has nothing."""
-
-    caches = ()
-
-    def store_features(self, key: str, features: EncodedImage) -> None:
-        pass
-
-    def lease_features(self, key: str) -> None:
-        return None
-
-    def store_prefix(self, elements: PromptKey, source: Source[Any, Any], salt: str) -> None:
-        pass
-
-    def match_prefix(
-        self, elements: PromptKey, known: int, limit: int, salt: str, least: int
-    ) -> None:
-        return None
-
-    def close(self, seconds: float) -> None:
-        pass
-
-
-@dataclass(slots=True)
 class Caches:
-    """What engine and runner share, by what the caches are of; sizes are in `settings.Cache`.
+    """What engine, preparers and runner share; sizes are in `settings.Cache`. Thread-safe.
 
-    token_layouts: the tokens of pictures and videos, small, by which they can be left undecoded.
+    token_layouts: how many tokens images and videos have, and where; saves decoding them.
     pixels: what the processor made of them. features: what the encoder did. prefixes: KV.
-    disk: beneath the latter two; it is put here once, before the first request of a user.
+    The tier on disk holds features and KV. It is not used until `begin_serving`.
     """
 
-    token_layouts: LruCache[Any]
-    pixels: LruCache[Any]
-    features: LruCache[EncodedImage]
-    prefixes: PrefixCache[Any, Any]
-    disk: DiskTier = field(default_factory=NoDisk)
+    def __init__(
+        self,
+        *,
+        token_layouts: LruCache[Any],
+        pixels: LruCache[Any],
+        features: LruCache[EncodedImage],
+        prefixes: PrefixCache[Any, Any],
+        disk: DiskTier,
+    ) -> None:
+        self.token_layouts = token_layouts
+        self.pixels = pixels
+        self.features = features
+        self.prefixes = prefixes
+        self._opened_disk = disk
+        self._disk: DiskTier = NoDisk()
 
     @classmethod
     def of(
@@ -107,54 +49,101 @@ class Caches:
         encoder_bytes: int = 0,
         prefix_bytes: int = 0,
         needs_snapshots: bool = False,
+        disk: DiskTier | None = None,
     ) -> Caches:
-        """Caches of these sizes; those of none keep nothing."""
+        """Caches of these sizes; one of 0 bytes stores nothing."""
         return cls(
-            token_layouts=LruCache("layout", token_layout_bytes),
+            token_layouts=LruCache("token_layout", token_layout_bytes),
             pixels=LruCache("pixel", pixel_bytes),
             features=LruCache("encoder", encoder_bytes),
             prefixes=PrefixCache("prefix", prefix_bytes, needs_snapshots=needs_snapshots),
+            disk=disk or NoDisk(),
         )
 
+    # ---- all of them -----------------------------------------------------------------
+
+    def begin_serving(self) -> None:
+        """Drop what the warm-up left, count from zero, and use the disk from now on."""
+        self.clear()
+        self._disk = self._opened_disk
+
+    def read(self) -> tuple[CacheStats, ...]:
+        return tuple(cache.read() for cache in self._all)
+
+    def clear(self) -> None:
+        """Drop what is in memory and not held, and count from zero there."""
+        for cache in self._memory:
+            cache.clear()
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError, see `Cache.check_integrity`."""
+        for cache in self._all:
+            cache.check_integrity()
+
     @property
-    def ledger(self) -> Ledger:
-        return Ledger(
-            self.token_layouts, self.pixels, self.features, self.prefixes, *self.disk.caches
-        )
+    def num_holds(self) -> int:
+        """Leases and matches that were given out and not released."""
+        return sum(cache.num_holds for cache in self._memory)
+
+    def close(self, seconds: float) -> None:
+        """Write to disk what waits to be, for `seconds` at most; the disk is not used any more."""
+        self._disk = NoDisk()
+        self._opened_disk.close(seconds)
+
+    @property
+    def _memory(self) -> tuple[LruCache[Any] | PrefixCache[Any, Any], ...]:
+        return self.token_layouts, self.pixels, self.features, self.prefixes
+
+    @property
+    def _all(self) -> tuple[Cache, ...]:
+        return (*self._memory, *self._opened_disk.caches)
+
+    # ---- device memory ---------------------------------------------------------------
 
     @property
     def evictable_bytes(self) -> int:
-        """Device memory of what no request uses."""
+        """Device memory of what no request holds."""
         return self.features.evictable_bytes + self.prefixes.evictable_bytes
 
     def evict(self, num_bytes: int) -> int:
-        """Free so much device memory, if it can be; prefixes first, which take most. What went."""
+        """Free so much device memory, if there is so much; prefixes first. Returns the bytes."""
         freed = self.prefixes.evict(num_bytes)
         return freed + self.features.evict(num_bytes - freed)
 
+    # ---- features --------------------------------------------------------------------
+
     def store_features(self, key: str, features: EncodedImage) -> Lease[EncodedImage]:
-        """What was just encoded, or what is known as `key` by now."""
-        self.disk.store_features(key, features)
+        """What was just encoded, or what was stored as `key` meanwhile."""
+        self._disk.store_features(key, features)
         return self.features.put(key, features, features.size_bytes)
 
     def lease_features(self, key: str) -> Lease[EncodedImage] | None:
         """From memory or disk; may take long."""
-        if known := self.features.lease(key):
-            return known
-        found = self.disk.lease_features(key)
-        return None if found is None else self.features.put(key, found, found.size_bytes)
+        if lease := self.features.lease(key):
+            return lease
+        loaded = self._disk.load_features(key)
+        return None if loaded is None else self.features.put(key, loaded, loaded.size_bytes)
 
-    def store_prefix(self, elements: PromptKey, source: Source[Any, Any], salt: str) -> None:
-        """What was just computed of `elements`."""
+    # ---- prefixes --------------------------------------------------------------------
+
+    def store_prefix(self, prompt: PromptKey, source: Source[Any, Any], salt: str) -> None:
+        """What was just computed of `prompt`."""
         if self.prefixes.limit_bytes:
-            self.prefixes.insert(elements, source, salt)
-            self.disk.store_prefix(elements, source, salt)
+            self.prefixes.insert(prompt, source, salt)
+            self._disk.store_prefix(prompt, source, salt)
 
-    def match_prefix(self, elements: PromptKey, limit: int, salt: str, least: int = 0) -> Prefix:
-        """`PrefixCache.match`, of what is in memory or on disk; may take long."""
-        match = self.prefixes.match(elements, limit, salt, least)
-        found = self.disk.match_prefix(elements, match.length, limit, salt, least)
-        if found is None:
-            return match
-        self.prefixes.insert(elements.part(0, found.length), found, salt)
-        return self.prefixes.improve(match, elements, limit, salt, least)
+    def match_prefix(self, prompt: PromptKey, limit: int, salt: str, least: int = 0) -> Prefix:
+        """`PrefixCache.match` of what is in memory or on disk; may take long.
+
+        Raises what copying to memory raises; then nothing is held.
+        """
+        match = self.prefixes.match(prompt, limit, salt, least)
+        try:
+            loaded = self._disk.load_prefix(prompt, match.length, limit, salt, least)
+            if loaded is None:
+                return match
+            self.prefixes.insert(prompt.part(0, loaded.length), loaded, salt)
+        except BaseException:
+            match.release()
+            raise
+        return self.prefixes.improve(match, prompt, limit, salt, least)

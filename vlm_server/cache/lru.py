@@ -1,4 +1,4 @@
-"""Values by key, bounded in bytes. Knows pins and who was used last; knows no value."""
+"""Values by key, bounded in bytes: what was least recently used goes first, leases stay."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ class _Entry(Generic[V]):
 
 
 class Lease(Generic[V]):
-    """A value that is not evicted until it is released. Releasing twice is no error."""
+    """A value that is not evicted until it is released, once."""
 
     def __init__(self, cache: LruCache[V], value: V, entry: _Entry[V] | None) -> None:
-        """`entry` is None for a value that is not kept."""
+        """`entry` is None for a value that is not stored."""
         self._cache = cache
         self._entry = entry
+        self._is_released = False
         self.value = value
 
     def release(self) -> None:
-        entry, self._entry = self._entry, None
-        if entry is not None:
-            self._cache._unpin(entry)
+        """Raises RuntimeError if it was released before."""
+        self._cache._release(self)
 
 
 class LruCache(Generic[V]):
-    """Evicts what was used longest ago and is not leased. Thread-safe."""
+    """Evicts the least recently used of what is not leased. Thread-safe."""
 
     def __init__(self, name: str, limit_bytes: int) -> None:
         self._name = name
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, _Entry[V]] = OrderedDict()
-        """The one used longest ago comes first."""
+        """Least recently used first."""
         self._size_bytes = self._pinned_bytes = 0
-        self._hits = self._misses = self._evictions = 0
+        self._hits = self._misses = self._evictions = self._num_holds = 0
 
     def lease(self, key: str) -> Lease[V] | None:
-        """The value of `key`, pinned; None if it is not here."""
+        """The value of `key`, pinned; None if it is not stored."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is None:
@@ -57,7 +57,7 @@ class LruCache(Generic[V]):
             return self._lease(key, entry)
 
     def get(self, key: str) -> V | None:
-        """The value of `key`; None if it is not here."""
+        """The value of `key`; None if it is not stored."""
         lease = self.lease(key)
         if lease is None:
             return None
@@ -65,18 +65,19 @@ class LruCache(Generic[V]):
         return lease.value
 
     def __contains__(self, key: str) -> bool:
-        """Whether `key` is here; counts as no use of it."""
+        """Whether `key` is stored; counts as no use of it."""
         with self._lock:
             return key in self._entries
 
     def put(self, key: str, value: V, size_bytes: int) -> Lease[V]:
-        """Keep `value`, if there is room that can be made; what is here under `key` stays.
+        """Store `value`, if room can be made; what is stored under `key` already stays.
 
-        The lease is of what is here, or else of `value`, which is not kept.
+        The lease is of what is stored, or else of `value`, which then is nobody's but the lease's.
         """
         with self._lock:
             if key not in self._entries:
                 if size_bytes > self._limit_bytes - self._pinned_bytes:
+                    self._num_holds += 1
                     return Lease(self, value, None)
                 self._make_room(size_bytes)
                 self._entries[key] = _Entry(value, size_bytes)
@@ -87,6 +88,12 @@ class LruCache(Generic[V]):
     def evictable_bytes(self) -> int:
         with self._lock:
             return self._size_bytes - self._pinned_bytes
+
+    @property
+    def num_holds(self) -> int:
+        """Leases that were given out and not released."""
+        with self._lock:
+            return self._num_holds
 
     def evict(self, num_bytes: int) -> int:
         """Drop so much, if that is not leased; returns what went."""
@@ -115,12 +122,13 @@ class LruCache(Generic[V]):
             )
 
     def check_integrity(self) -> None:
-        """Raises AssertionError if the sums are not those of the entries, or over the limit."""
+        """Raises AssertionError if sums, entries and holds disagree, or it is over the limit."""
         with self._lock:
             entries = self._entries.values()
             assert self._size_bytes == sum(entry.size_bytes for entry in entries)
             assert self._pinned_bytes == sum(e.size_bytes for e in entries if e.pins)
             assert all(entry.pins >= 0 for entry in entries)
+            assert sum(entry.pins for entry in entries) <= self._num_holds
             assert self._size_bytes <= self._limit_bytes
 
     def _make_room(self, size_bytes: int) -> None:
@@ -136,10 +144,18 @@ class LruCache(Generic[V]):
         if not entry.pins:
             self._pinned_bytes += entry.size_bytes
         entry.pins += 1
+        self._num_holds += 1
         return Lease(self, entry.value, entry)
 
-    def _unpin(self, entry: _Entry[V]) -> None:
+    def _release(self, lease: Lease[V]) -> None:
         with self._lock:
+            if lease._is_released:
+                raise RuntimeError("a lease was released twice")
+            lease._is_released = True
+            self._num_holds -= 1
+            entry = lease._entry
+            if entry is None:
+                return
             entry.pins -= 1
             if not entry.pins:
                 self._pinned_bytes -= entry.size_bytes

@@ -1,42 +1,16 @@
-"""What was computed of prompts, found again by their beginnings. Knows elements; knows no tensor.
-
-A radix tree: each node stands for a segment of elements after its parent's, and holds what was
-computed of them. PromptKey are compared, not hashed, so that no other prompt's state can be
-found. No edge ends inside a span.
-"""
+"""What was computed of prompts, matched by how they begin: a `RadixTree` with a lock and counts."""
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Generic, Protocol, Self, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
-from vlm_server.cache.prompt_key import NOTHING, PromptKey
+from vlm_server.cache.prompt_key import PromptKey
+from vlm_server.cache.radix_tree import Node, RadixTree, S, Segment, Snapshot, T
 from vlm_server.protocol import CacheStats
 
-
-class Segment(Protocol):
-    """What was computed of a segment of elements."""
-
-    @property
-    def size_bytes(self) -> int: ...
-
-    def split(self, at: int) -> tuple[Self, Self]:
-        """The first `at` elements', and the rest's."""
-        ...
-
-
-class Snapshot(Protocol):
-    """A state that can't be cut: that of all elements up to one place."""
-
-    @property
-    def size_bytes(self) -> int: ...
-
-
-T = TypeVar("T", bound=Segment)
-S = TypeVar("S", bound=Snapshot)
 T_co = TypeVar("T_co", bound=Segment, covariant=True)
 S_co = TypeVar("S_co", bound=Snapshot, covariant=True)
 
@@ -46,69 +20,61 @@ class Source(Protocol[T_co, S_co]):
 
     @property
     def snapshots(self) -> Mapping[int, S_co]:
-        """States by the number of elements that they follow."""
+        """States by the number of positions before them."""
         ...
 
     def size_bytes(self, start: int, end: int) -> int:
-        """Size of what `take` would give."""
+        """Size of what `take` would return."""
         ...
 
-    def take(self, start: int, end: int) -> T_co: ...
-
-
-@dataclass(eq=False, slots=True)
-class _Node(Generic[T, S]):
-    edge: PromptKey
-    segment: T | None
-    parent: _Node[T, S] | None
-    snapshot: S | None = None
-    children: dict[int | str, _Node[T, S]] = field(default_factory=dict)
-    pins: int = 0
-
-    @property
-    def size_bytes(self) -> int:
-        own = 0 if self.segment is None else self.segment.size_bytes
-        return own + (0 if self.snapshot is None else self.snapshot.size_bytes)
-
-    @property
-    def path(self) -> Iterator[_Node[T, S]]:
-        """This node and those above it, but for the root."""
-        node = self
-        while node.parent is not None:
-            yield node
-            node = node.parent
+    def take(self, start: int, end: int) -> T_co:
+        """What was computed of positions `start` to `end`. May take long."""
+        ...
 
 
 class PrefixMatch(Generic[T, S]):
-    """What the tree has of a prompt's first `length` elements; pinned until released.
+    """What is stored of a prompt's first `length` positions; pinned until it is released, once.
 
-    `segments` follow each other, each with how many of its first elements are meant.
-    Releasing twice is no error.
+    `segments` follow each other, each with how many of its first positions match.
     """
 
     def __init__(
-        self, cache: PrefixCache[T, S], found: list[tuple[_Node[T, S], int]], snapshot: S | None
+        self, cache: PrefixCache[T, S], matched: list[tuple[Node[T, S], int]], snapshot: S | None
     ) -> None:
         self._cache = cache
-        self._node = found[-1][0] if found else None
-        self.length = sum(count for _, count in found)
+        self._node = matched[-1][0] if matched else None
+        self._is_released = False
+        self.length = sum(count for _, count in matched)
         self.segments = tuple(
-            (node.segment, count) for node, count in found if node.segment is not None
+            (node.segment, count) for node, count in matched if node.segment is not None
         )
         self.snapshot = snapshot
 
     def release(self) -> None:
-        node, self._node = self._node, None
-        self.segments, self.snapshot = (), None
-        if node is not None:
-            self._cache._release(node)
+        """Raises RuntimeError if it was released before."""
+        self._cache._release(self)
+
+
+@dataclass(slots=True)
+class _Gap(Generic[T, S]):
+    """What keeps a prompt from being stored, and how to `fill` it, in the tree with its lock.
+
+    `make` gives what is filled in, without the lock. `node` is pinned meanwhile. Without room
+    there is nothing to make.
+    """
+
+    node: Node[T, S]
+    has_room: bool
+    make: Callable[[], tuple[T, ...]]
+    fill: Callable[[tuple[T, ...]], None]
 
 
 class PrefixCache(Generic[T, S]):
-    """Bounded in bytes; evicts what was used longest ago, the ends first. Thread-safe.
+    """Bounded in bytes; evicts the least recently used, the ends of prompts first. Thread-safe.
 
-    With `needs_snapshots` a prompt can go on only where a snapshot was taken, else anywhere
-    outside a span. A `salt` keeps prompts apart that shall share nothing.
+    With `needs_snapshots` a prompt can only be continued after a position that has a snapshot,
+    else anywhere outside a media span. Prompts of different `salt` share nothing. Segments are
+    taken and split without the lock: that may wait for a device.
     """
 
     def __init__(self, name: str, limit_bytes: int, *, needs_snapshots: bool = False) -> None:
@@ -116,22 +82,20 @@ class PrefixCache(Generic[T, S]):
         self.limit_bytes = limit_bytes
         self.needs_snapshots = needs_snapshots
         self._lock = threading.Lock()
-        self._roots: dict[str, _Node[T, S]] = {}
-        self._nodes: OrderedDict[_Node[T, S], None] = OrderedDict()
-        """The one used longest ago comes first. Who uses a node uses those above it after it, so
-        that none comes before one below it."""
-        self._size_bytes = self._pinned_bytes = 0
-        self._hits = self._misses = self._evictions = 0
+        self._tree = RadixTree[T, S](limit_bytes)
+        self._hits = self._misses = self._num_holds = 0
+
+    # ---- lookup ----------------------------------------------------------------------
 
     def match(
-        self, elements: PromptKey, limit: int, salt: str = "", least: int = 0
+        self, prompt: PromptKey, limit: int, salt: str = "", least: int = 0
     ) -> PrefixMatch[T, S]:
-        """The longest known beginning of `elements`, of `limit` of them at most.
+        """The longest stored beginning of `prompt`, of at most `limit` positions.
 
-        One of fewer than `least` is of no use: then there is none.
+        One of fewer than `least` positions is useless: then the match is empty.
         """
         with self._lock:
-            match = self._find(elements, limit, salt, least)
+            match = self._match(prompt, limit, salt, least)
             self._hits += bool(match.length)
             self._misses += not match.length
             return match
@@ -139,231 +103,188 @@ class PrefixCache(Generic[T, S]):
     def improve(
         self,
         match: PrefixMatch[T, S],
-        elements: PromptKey,
+        prompt: PromptKey,
         limit: int,
         salt: str = "",
         least: int = 0,
     ) -> PrefixMatch[T, S]:
-        """`match`, or a longer one in its place, of the same prompt. Counts as no other use."""
+        """`match`, or a longer one of the same prompt in its place; the other one is released.
+
+        Counts neither as hit nor as miss.
+        """
         with self._lock:
-            better = self._find(elements, limit, salt, least)
+            better = self._match(prompt, limit, salt, least)
         worse = match if better.length > match.length else better
         worse.release()
         return match if worse is better else better
 
-    def insert(self, elements: PromptKey, source: Source[T, S], salt: str = "") -> None:
-        """Keep what `source` has of `elements`, as far as it is not here and finds room."""
+    def _match(self, prompt: PromptKey, limit: int, salt: str, least: int) -> PrefixMatch[T, S]:
+        matched = self._tree.walk(prompt, limit, salt)
+        if self.needs_snapshots:
+            while matched and not _has_snapshot(*matched[-1]):
+                matched.pop()
+        if sum(count for _, count in matched) < least:
+            matched = []
+        for last, _ in matched[-1:]:
+            self._tree.pin(last)
+            self._tree.touch(last)
+        self._num_holds += 1
+        snapshot = matched[-1][0].snapshot if matched and self.needs_snapshots else None
+        return PrefixMatch(self, matched, snapshot)
+
+    def _release(self, match: PrefixMatch[T, S]) -> None:
+        with self._lock:
+            if match._is_released:
+                raise RuntimeError("a prefix match was released twice")
+            match._is_released = True
+            self._num_holds -= 1
+            if match._node is not None:
+                self._tree.unpin(match._node)
+            match._node, match.segments, match.snapshot = None, (), None
+
+    # ---- insertion -------------------------------------------------------------------
+
+    def insert(self, prompt: PromptKey, source: Source[T, S], salt: str = "") -> None:
+        """Store what `source` has of `prompt`, as far as it is not stored and there is room.
+
+        Raises what `source` raises; what was stored before that stays.
+        """
         if not self.limit_bytes:
             return
-        with self._lock:
-            node, start = self._root(salt), 0
-            for end in self._ends(elements, source):
-                grown = self._grow(node, elements, start, end, source)
-                if grown is None:
+        for end in self._ends(prompt, source):
+            while gap := self._next_gap(prompt, end, source, salt):
+                if not gap.has_room:
                     return
-                node, start = grown, end
-                self._touch(node)
+                self._fill(gap)
+
+    def _ends(self, prompt: PromptKey, source: Source[T, S]) -> list[int]:
+        """Where nodes shall end."""
+        if not self.needs_snapshots:
+            return [len(prompt)]
+        return sorted(position for position in source.snapshots if position)
+
+    def _next_gap(
+        self, prompt: PromptKey, end: int, source: Source[T, S], salt: str
+    ) -> _Gap[T, S] | None:
+        """What is missing of `prompt` up to `end`; None if nothing is, which counts as a use.
+
+        Stores the snapshot after `end`, if there is one and all before it is there.
+        """
+        snapshot = source.snapshots.get(end) if self.needs_snapshots else None
+        with self._lock:
+            node, start = self._tree.root(salt), 0
+            for node, count in self._tree.walk(prompt, end, salt):
+                start += count
+                if count < len(node.edge) and (start < end or snapshot is not None):
+                    return self._gap_inside(node, count)
+            if start < end:
+                return self._gap_after(node, prompt.part(start, end), start, source, snapshot)
+            self._set_snapshot(node, snapshot)
+            self._tree.touch(node)
+            return None
+
+    def _set_snapshot(self, node: Node[T, S], snapshot: S | None) -> None:
+        if snapshot is None or node.snapshot is not None:
+            return
+        if self._tree.make_room(node, snapshot.size_bytes):
+            self._tree.set_snapshot(node, snapshot)
+
+    def _gap_inside(self, node: Node[T, S], at: int) -> _Gap[T, S]:
+        """An edge that has to be split before the prompt can go on."""
+        edge, segment = node.edge, node.segment
+        assert segment is not None
+
+        def split(halves: tuple[T, ...]) -> None:
+            if node.edge is edge:
+                first, rest = halves
+                self._tree.split(node, at, (first, rest))
+
+        return self._hold(_Gap(node, True, lambda: segment.split(at), split))
+
+    def _gap_after(
+        self,
+        node: Node[T, S],
+        edge: PromptKey,
+        start: int,
+        source: Source[T, S],
+        snapshot: S | None,
+    ) -> _Gap[T, S]:
+        """A part of the prompt, from `start` on, that is missing after `node`."""
+        end = start + len(edge)
+        size_bytes = source.size_bytes(start, end)
+        size_bytes += 0 if snapshot is None else snapshot.size_bytes
+
+        def append(taken: tuple[T, ...]) -> None:
+            is_open = self._tree.contains(node) and edge.first not in node.children
+            if is_open and self._tree.make_room(node, size_bytes):
+                self._tree.append(node, edge, taken[0], snapshot)
+
+        # One key that names two lengths: what is stored stays.
+        is_open = edge.first not in node.children
+        has_room = is_open and self._tree.make_room(node, size_bytes)
+        return self._hold(_Gap(node, has_room, lambda: (source.take(start, end),), append))
+
+    def _hold(self, gap: _Gap[T, S]) -> _Gap[T, S]:
+        if gap.has_room:
+            self._tree.pin(gap.node)
+            self._num_holds += 1
+        return gap
+
+    def _fill(self, gap: _Gap[T, S]) -> None:
+        """Fill `gap`, unless others changed the tree meanwhile: then nothing happens."""
+        made: tuple[T, ...] | None = None
+        try:
+            made = gap.make()
+        finally:
+            with self._lock:
+                self._tree.unpin(gap.node)
+                self._num_holds -= 1
+                if made is not None:
+                    gap.fill(made)
+
+    # ---- room and counts -------------------------------------------------------------
 
     @property
     def evictable_bytes(self) -> int:
         with self._lock:
-            return self._size_bytes - self._pinned_bytes
+            return self._tree.size_bytes - self._tree.pinned_bytes
+
+    @property
+    def num_holds(self) -> int:
+        """Matches that were given out and not released; an insertion at work counts as one."""
+        with self._lock:
+            return self._num_holds
 
     def evict(self, num_bytes: int) -> int:
         """Drop so much, if that is not pinned; returns what went."""
         with self._lock:
-            before = self._size_bytes
-            for node in [node for node in self._nodes if not node.pins]:
-                if before - self._size_bytes >= num_bytes:
-                    break
-                self._evict(node)
-            return before - self._size_bytes
+            return self._tree.evict(num_bytes)
 
     def clear(self) -> None:
         """Drop what is not pinned, and count from zero."""
         with self._lock:
-            for node in [node for node in self._nodes if not node.pins]:
-                self._evict(node)
-            self._hits = self._misses = self._evictions = 0
+            self._tree.evict(self.limit_bytes + 1)
+            self._hits = self._misses = self._tree.num_evictions = 0
 
     def read(self) -> CacheStats:
         with self._lock:
             return CacheStats(
                 name=self._name,
-                entries=len(self._nodes),
-                size_bytes=self._size_bytes,
-                pinned_bytes=self._pinned_bytes,
+                entries=len(self._tree),
+                size_bytes=self._tree.size_bytes,
+                pinned_bytes=self._tree.pinned_bytes,
                 limit_bytes=self.limit_bytes,
                 hits=self._hits,
                 misses=self._misses,
-                evictions=self._evictions,
+                evictions=self._tree.num_evictions,
             )
 
     def check_integrity(self) -> None:
-        """Raises AssertionError if the tree, the order of use and the sums are not one."""
+        """Raises AssertionError if tree, order of use, sums and holds disagree."""
         with self._lock:
-            in_tree = set[_Node[T, S]]()
-            waiting = list(self._roots.values())
-            while waiting:
-                node = waiting.pop()
-                for first, child in node.children.items():
-                    assert child.parent is node
-                    assert len(child.edge)
-                    assert child.edge.first == first
-                    assert child.pins >= sum(below.pins for below in child.children.values())
-                in_tree.update(node.children.values())
-                waiting += node.children.values()
-            assert in_tree == set(self._nodes)
-            order = {node: number for number, node in enumerate(self._nodes)}
-            assert all(order[n] < order[n.parent] for n in order if n.parent in order)
-            assert self._size_bytes == sum(node.size_bytes for node in order)
-            assert self._pinned_bytes == sum(node.size_bytes for node in order if node.pins)
-            assert self._size_bytes <= self.limit_bytes
+            assert self._tree.check_integrity() <= self._num_holds
 
-    # ---- finding -------------------------------------------------------------------
 
-    def _find(self, elements: PromptKey, limit: int, salt: str, least: int) -> PrefixMatch[T, S]:
-        found, at = list[tuple[_Node[T, S], int]](), 0
-        limit = min(limit, len(elements))
-        node = self._roots.get(salt)
-        while node is not None and at < limit:
-            child = node.children.get(elements.key_at(at))
-            if child is None:
-                break
-            count = elements.num_common(at, child.edge)
-            count = elements.floor(min(at + count, limit)) - at
-            if not count:
-                break
-            found.append((child, count))
-            at += count
-            node = child if count == len(child.edge) else None
-        if self.needs_snapshots:
-            while found and not self._has_snapshot(*found[-1]):
-                found.pop()
-        if sum(count for _, count in found) < least:
-            found = []
-        for last, _ in found[-1:]:
-            self._pin(last)
-            self._touch(last)
-        snapshot = found[-1][0].snapshot if found and self.needs_snapshots else None
-        return PrefixMatch(self, found, snapshot)
-
-    @staticmethod
-    def _has_snapshot(node: _Node[T, S], count: int) -> bool:
-        """Whether `node` has the state after the first `count` of its elements."""
-        return node.snapshot is not None and count == len(node.edge)
-
-    # ---- growing -------------------------------------------------------------------
-
-    def _root(self, salt: str) -> _Node[T, S]:
-        """Where prompts of `salt` begin. Salts of which nothing is left are forgotten."""
-        if salt not in self._roots:
-            self._roots = {known: root for known, root in self._roots.items() if root.children}
-            self._roots[salt] = _Node(NOTHING, None, None)
-        return self._roots[salt]
-
-    def _ends(self, elements: PromptKey, source: Source[T, S]) -> list[int]:
-        """Where nodes shall end."""
-        if not self.needs_snapshots:
-            return [len(elements)]
-        return sorted(place for place in source.snapshots if place)
-
-    def _grow(
-        self, node: _Node[T, S], elements: PromptKey, start: int, end: int, source: Source[T, S]
-    ) -> _Node[T, S] | None:
-        """The node at `end`, where `node` is at `start`; None if there is no room for it."""
-        snapshot = source.snapshots.get(end) if self.needs_snapshots else None
-        while start < end:
-            child = node.children.get(elements.key_at(start))
-            if child is None:
-                return self._add(node, elements, start, end, source)
-            count = min(elements.num_common(start, child.edge), end - start)
-            if not count:  # one key names two lengths: what is here stays
-                return None
-            if count < len(child.edge):
-                if start + count == end and snapshot is None:
-                    return child
-                child = self._cut(child, count)
-            node, start = child, start + count
-        if (
-            snapshot is not None
-            and node.snapshot is None
-            and self._make_room(node, snapshot.size_bytes)
-        ):
-            node.snapshot = snapshot
-            self._grew(node, snapshot.size_bytes)
-        return node
-
-    def _add(
-        self, node: _Node[T, S], elements: PromptKey, start: int, end: int, source: Source[T, S]
-    ) -> _Node[T, S] | None:
-        snapshot = source.snapshots.get(end) if self.needs_snapshots else None
-        size_bytes = source.size_bytes(start, end) + (
-            0 if snapshot is None else snapshot.size_bytes
-        )
-        if not self._make_room(node, size_bytes):
-            return None
-        edge = elements.part(start, end)
-        new = _Node[T, S](edge, source.take(start, end), node, snapshot)
-        node.children[edge.first] = new
-        self._nodes[new] = None
-        self._grew(new, new.size_bytes)
-        return new
-
-    def _cut(self, node: _Node[T, S], at: int) -> _Node[T, S]:
-        """Put a new node above `node`, which takes over the first `at` of its elements."""
-        assert node.segment is not None
-        assert node.parent is not None
-        size_bytes = node.size_bytes
-        first, rest = node.segment.split(at)
-        upper = _Node[T, S](node.edge.part(0, at), first, node.parent, pins=node.pins)
-        node.parent.children[upper.edge.first] = upper
-        node.edge, node.segment, node.parent = node.edge.part(at, len(node.edge)), rest, upper
-        upper.children[node.edge.first] = node
-        self._nodes[upper] = None
-        self._touch(upper)
-        self._grew(node, upper.size_bytes + node.size_bytes - size_bytes)
-        return upper
-
-    def _make_room(self, keep: _Node[T, S], size_bytes: int) -> bool:
-        """Evict until `size_bytes` more fit; `keep` and those above it stay."""
-        self._pin(keep)
-        if has_room := self._pinned_bytes + size_bytes <= self.limit_bytes:
-            for node in [node for node in self._nodes if not node.pins]:
-                if self._size_bytes + size_bytes <= self.limit_bytes:
-                    break
-                self._evict(node)
-        self._unpin(keep)
-        return has_room
-
-    def _evict(self, node: _Node[T, S]) -> None:
-        assert not node.children
-        assert node.parent is not None
-        del node.parent.children[node.edge.first]
-        del self._nodes[node]
-        self._size_bytes -= node.size_bytes
-        self._evictions += 1
-
-    # ---- counting ------------------------------------------------------------------
-
-    def _grew(self, node: _Node[T, S], size_bytes: int) -> None:
-        self._size_bytes += size_bytes
-        self._pinned_bytes += size_bytes if node.pins else 0
-
-    def _touch(self, node: _Node[T, S]) -> None:
-        for each in node.path:
-            self._nodes.move_to_end(each)
-
-    def _pin(self, node: _Node[T, S]) -> None:
-        for each in node.path:
-            self._pinned_bytes += 0 if each.pins else each.size_bytes
-            each.pins += 1
-
-    def _unpin(self, node: _Node[T, S]) -> None:
-        for each in node.path:
-            each.pins -= 1
-            self._pinned_bytes -= 0 if each.pins else each.size_bytes
-
-    def _release(self, node: _Node[T, S]) -> None:
-        with self._lock:
-            self._unpin(node)
+def _has_snapshot(node: Node[T, S], count: int) -> bool:
+    """Whether `node` has the state after the first `count` of its positions."""
+    return node.snapshot is not None and count == len(node.edge)

@@ -1,4 +1,7 @@
-"""What a prefix is made of, compared exactly. Knows token ids and keys; knows no model."""
+"""What a prompt is compared by, exactly: token ids, and media by their hashes.
+
+A position of a prompt is a token of text or one of the tokens that stand for an image or video.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class MediaSpan:
-    """PromptKey `start` to `end` (exclusive), which stand for what `key` names, whatever their ids.
+    """Positions `start` to `end` (exclusive) stand for the media item of that hash.
 
-    Two spans are the same if their keys and lengths are.
+    Two spans are equal if hashes and lengths are, whatever the token ids.
     """
 
     start: int
@@ -23,7 +26,7 @@ class MediaSpan:
 
 @dataclass(frozen=True, slots=True)
 class PromptKey:
-    """A stretch of a prompt: token ids (elements,) int32, and the spans in it, in order."""
+    """A prompt or a part of one: token ids (positions,) int32, and its media spans in order."""
 
     token_ids: NDArray[np.int32]
     spans: tuple[MediaSpan, ...] = ()
@@ -36,13 +39,13 @@ class PromptKey:
         """See `key_at`."""
         return self.key_at(0)
 
-    def key_at(self, place: int) -> int | str:
-        """What tells an element that is not inside a span from others: a key or a token id."""
-        keys = (span.key for span in self.spans if span.start == place)
-        return next(keys, int(self.token_ids[place]))
+    def key_at(self, position: int) -> int | str:
+        """The hash of the media span that starts at `position`, else the token id there."""
+        keys = (span.key for span in self.spans if span.start == position)
+        return next(keys, int(self.token_ids[position]))
 
     def part(self, start: int, end: int) -> PromptKey:
-        """PromptKey `start` to `end`, neither of which is inside a span."""
+        """Positions `start` to `end`, neither of which is inside a span."""
         spans = tuple(
             MediaSpan(span.start - start, span.end - start, span.key)
             for span in self._spans_in(start, end)
@@ -50,22 +53,22 @@ class PromptKey:
         return PromptKey(self.token_ids[start:end], spans)
 
     def floor(self, end: int) -> int:
-        """`end`, or where the span begins that `end` is inside of."""
+        """`end`, or the start of the span that `end` is inside of."""
         return next((span.start for span in self.spans if span.start < end < span.end), end)
 
     def num_common(self, start: int, edge: PromptKey) -> int:
-        """How many elements of `edge` those from `start` on begin with; never part of a span."""
+        """How many positions of `edge` equal those from `start` on; never part of a span."""
         length = min(len(edge), len(self) - start)
         unequal = self.token_ids[start : start + length] != edge.token_ids[:length]
         own = {span.start - start: span for span in self._spans_in(start, start + length)}
         theirs = {span.start: span for span in edge.spans if span.start < length}
-        for place in own.keys() | theirs.keys():
-            if _are_same(own.get(place), theirs.get(place)):
-                unequal[place : place + _length(own[place])] = False
+        for at in own.keys() | theirs.keys():
+            if _are_equal(own.get(at), theirs.get(at)):
+                unequal[at : at + _length(own[at])] = False
             else:
-                unequal[place] = True
-        places = np.flatnonzero(unequal)
-        return int(places[0]) if len(places) else length
+                unequal[at] = True
+        differing = np.flatnonzero(unequal)
+        return int(differing[0]) if len(differing) else length
 
     def _spans_in(self, start: int, end: int) -> Iterator[MediaSpan]:
         return (span for span in self.spans if start <= span.start < end)
@@ -74,7 +77,7 @@ class PromptKey:
 NOTHING = PromptKey(np.zeros(0, dtype=np.int32))
 
 
-def _are_same(one: MediaSpan | None, other: MediaSpan | None) -> bool:
+def _are_equal(one: MediaSpan | None, other: MediaSpan | None) -> bool:
     if one is None or other is None:
         return False
     return one.key == other.key and _length(one) == _length(other)

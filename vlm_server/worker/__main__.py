@@ -45,7 +45,7 @@ def main() -> NoReturn:
     except BaseException:
         logger.critical("the engine can't go on", exc_info=True)
         channel.end(1)
-    caches.disk.close(LAST_WRITES_SECONDS)
+    caches.close(LAST_WRITES_SECONDS)
     channel.end(0)
 
 

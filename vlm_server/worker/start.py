@@ -17,9 +17,9 @@ from vlm_server.engine.threads import EncoderThread, PreparerThreads
 from vlm_server.prompt.grammar import Grammars
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Event, Loading, Ready, Start
-from vlm_server.runner.device.memory import MlxMemory, device_name, make_caches
+from vlm_server.runner.device.memory import MlxMemory, device_name
 from vlm_server.runner.device.speed import warn_of_slow_products
-from vlm_server.runner.kv.disk_tier import open_disk_cache
+from vlm_server.runner.kv.build import build_caches
 from vlm_server.runner.model.load import LoadedModel, load
 from vlm_server.runner.model_runner import ModelRunner
 from vlm_server.runner.vision.encoder import ImageEncoder
@@ -57,7 +57,7 @@ class Engine:
     def end_warm_up(self) -> None:
         """Leave nothing of what ran so far in caches, counters and the pool."""
         self.scheduler.reset_stats()
-        self.caches.ledger.clear()
+        self.caches.begin_serving()
         self.governor.reset_stats()
 
 
@@ -66,14 +66,13 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     channel.send(Loading("loading the weights", 0.1))
     loaded = load(start.model)
     memory = MlxMemory(start.memory)
-    caches = make_caches(start.cache, memory, loaded.language_model)
+    caches = build_caches(start.cache, memory.read(), loaded)
     governor = Governor(start.memory, memory, SystemProcessMemory(), caches)
     engine = build_engine(start, loaded, governor, caches, channel.inbox)
     for number, stage in enumerate(stages(with_video=loaded.video_token_id is not None)):
         channel.send(Loading(f"warming up on {stage.name}", 0.5 + 0.1 * number))
         warm_up(engine.loop, engine.inbox, stage)
     engine.end_warm_up()
-    caches.disk = open_disk_cache(start.cache, loaded.fingerprint, caches.prefixes)
     warn_of_slow_products()
     gc.collect()
     gc.freeze()  # else each full collection goes through all of it: 30 ms in somebody's answer

@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def eager_switches() -> Iterator[None]:
-    """Threads take turns as often as they can."""
+    """Threads switch as often as they can."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

@@ -1,4 +1,4 @@
-"""What the prefix cache holds, in the tests: the very elements that it should stand for."""
+"""What the prefix cache stores, in the tests: the very positions that it should stand for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vlm_server.cache.prefix import PrefixMatch
 from vlm_server.cache.prompt_key import PromptKey
 
 SNAPSHOT_BYTES = 3
-"""An element has 1."""
+"""A position has 1."""
 
 
 class TakeFailed(Exception):
@@ -17,17 +17,17 @@ class TakeFailed(Exception):
 
 
 @dataclass(frozen=True)
-class FakeStretch:
+class FakeSegment:
     parts: Parts
 
     @property
     def size_bytes(self) -> int:
         return len(self.parts)
 
-    def split(self, at: int) -> tuple[FakeStretch, FakeStretch]:
+    def split(self, at: int) -> tuple[FakeSegment, FakeSegment]:
         assert 0 < at < len(self.parts)
         assert is_boundary(self.parts, at)
-        return FakeStretch(self.parts[:at]), FakeStretch(self.parts[at:])
+        return FakeSegment(self.parts[:at]), FakeSegment(self.parts[at:])
 
 
 @dataclass(frozen=True)
@@ -41,32 +41,32 @@ class FakeSnapshot:
 
 @dataclass
 class FakeSource:
-    """Has snapshots at `places`; fails in the take number `failing`, from 0 on."""
+    """Has snapshots after `positions`; fails in the take number `failing`, from 0 on."""
 
-    elements: PromptKey
-    places: frozenset[int] = frozenset()
+    prompt_key: PromptKey
+    positions: frozenset[int] = frozenset()
     failing: int | None = None
     takes: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def snapshots(self) -> dict[int, FakeSnapshot]:
-        parts = parts_of(self.elements)
-        return {place: FakeSnapshot(parts[:place]) for place in self.places}
+        parts = parts_of(self.prompt_key)
+        return {position: FakeSnapshot(parts[:position]) for position in self.positions}
 
     def size_bytes(self, start: int, end: int) -> int:
         return end - start
 
-    def take(self, start: int, end: int) -> FakeStretch:
+    def take(self, start: int, end: int) -> FakeSegment:
         if self.failing == len(self.takes):
             raise TakeFailed
         self.takes.append((start, end))
-        parts = parts_of(self.elements)
+        parts = parts_of(self.prompt_key)
         assert 0 <= start < end <= len(parts)
         assert is_boundary(parts, start)
         assert is_boundary(parts, end)
-        return FakeStretch(parts[start:end])
+        return FakeSegment(parts[start:end])
 
 
-def parts_in(match: PrefixMatch[FakeStretch, FakeSnapshot]) -> Parts:
-    """The elements that the match's segments stand for."""
-    return tuple(part for stretch, count in match.segments for part in stretch.parts[:count])
+def parts_in(match: PrefixMatch[FakeSegment, FakeSnapshot]) -> Parts:
+    """The positions that the match's segments stand for."""
+    return tuple(part for segment, count in match.segments for part in segment.parts[:count])

@@ -1,6 +1,6 @@
-"""Prompts small enough to write down, and what each of their elements is.
+"""Prompts small enough to write down, and what each of their positions is.
 
-A piece is a token id, or a span: key, length and the id that all its elements have.
+An item is a token id, or a media span: key, length and the id that all its tokens have.
 """
 
 from __future__ import annotations
@@ -11,39 +11,39 @@ import numpy as np
 
 from vlm_server.cache.prompt_key import MediaSpan, PromptKey
 
-KVBlock = int | tuple[str, int, int]
+Item = int | tuple[str, int, int]
 Part = int | tuple[str, int, int]
-"""What an element is: a token id, or key, index and length of a span."""
+"""What a position is: a token id, or key, index and length of a media span."""
 Parts = tuple[Part, ...]
 
 
-def elements_of(pieces: Iterable[KVBlock]) -> PromptKey:
+def prompt_of(items: Iterable[Item]) -> PromptKey:
     ids, spans = list[int](), list[MediaSpan]()
-    for piece in pieces:
-        if isinstance(piece, int):
-            ids.append(piece)
+    for item in items:
+        if isinstance(item, int):
+            ids.append(item)
             continue
-        key, length, token_id = piece
+        key, length, token_id = item
         spans.append(MediaSpan(len(ids), len(ids) + length, key))
         ids += [token_id] * length
     return PromptKey(np.array(ids, dtype=np.int32), tuple(spans))
 
 
-def parts_of(elements: PromptKey) -> Parts:
-    parts: list[Part] = [int(token_id) for token_id in elements.token_ids]
-    for span in elements.spans:
+def parts_of(prompt_key: PromptKey) -> Parts:
+    parts: list[Part] = [int(token_id) for token_id in prompt_key.token_ids]
+    for span in prompt_key.spans:
         length = span.end - span.start
         parts[span.start : span.end] = [(span.key, index, length) for index in range(length)]
     return tuple(parts)
 
 
-def is_boundary(parts: Parts, place: int) -> bool:
-    """Whether `place` is not inside a span."""
-    after = parts[place] if place < len(parts) else 0
+def is_boundary(parts: Parts, position: int) -> bool:
+    """Whether `position` is not inside a span."""
+    after = parts[position] if position < len(parts) else 0
     return isinstance(after, int) or after[1] == 0
 
 
 def num_common(one: Parts, other: Parts, limit: int) -> int:
-    """How many elements both begin with, of `limit` at most; never part of a span."""
+    """How many positions both begin with, of `limit` at most; never part of a span."""
     longest = min(len(one), len(other), limit)
     return max(n for n in range(longest + 1) if one[:n] == other[:n] and is_boundary(one, n))

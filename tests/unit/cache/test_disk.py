@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.cache.disk import DiskStore, default_folder
+from vlm_server.cache.disk import DiskStore
+from vlm_server.cache.disk_files import default_folder
 
 OWNER, OTHER = "a" * 64, "b" * 64
 

@@ -1,4 +1,4 @@
-"""Values by key: which are kept, which go, and what leases keep from going."""
+"""Values by key: which are stored, which go, and what leases keep from going."""
 
 from __future__ import annotations
 
@@ -128,18 +128,29 @@ def test_nothing_goes_for_what_finds_no_room_beside_the_leases() -> None:
     assert held(cache) == "d"
 
 
-def test_releasing_twice_releases_no_other_lease() -> None:
+def test_releasing_twice_raises_and_releases_no_other_lease() -> None:
     cache = cache_of("a")
     one, other = cache.lease("a"), cache.lease("a")
     assert one is not None
     assert other is not None
     one.release()
-    one.release()
-    assert cache.read().pinned_bytes == 1
+    with pytest.raises(RuntimeError, match="twice"):
+        one.release()
+    assert (cache.read().pinned_bytes, cache.num_holds) == (1, 1)
     cache.put("b", "b", 3).release()
     assert held(cache) == "a"
     other.release()
-    assert cache.read().pinned_bytes == 0
+    assert cache.read().pinned_bytes == cache.num_holds == 0
+
+
+def test_a_lease_of_what_is_not_stored_is_a_hold_too() -> None:
+    cache = cache_of("a")
+    lease = cache.put("b", "b", 4)
+    assert cache.num_holds == 1
+    lease.release()
+    assert cache.num_holds == 0
+    with pytest.raises(RuntimeError, match="twice"):
+        lease.release()
 
 
 def test_a_reading_counts() -> None:
@@ -161,7 +172,7 @@ def test_a_reading_counts() -> None:
 
 
 @dataclass
-class Kept:
+class Stored:
     key: str
     size_bytes: int
     leases: list[Lease[str]] = field(default_factory=list)
@@ -175,25 +186,25 @@ class Uses(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.cache = LruCache[str]("letters", self.LIMIT)
-        self.kept: list[Kept] = []
+        self.stored: list[Stored] = []
         self.hits = self.misses = self.evictions = 0
 
     @rule(key=st.sampled_from("abcdef"), size_bytes=st.integers(0, LIMIT + 1))
     def put(self, key: str, size_bytes: int) -> None:
         lease = self.cache.put(key, key, size_bytes)
         assert lease.value == key
-        kept = self._last(key)
-        if kept is None:
-            pinned = sum(each.size_bytes for each in self.kept if each.leases)
+        stored = self._last(key)
+        if stored is None:
+            pinned = sum(each.size_bytes for each in self.stored if each.leases)
             if size_bytes + pinned > self.LIMIT:
                 lease.release()
                 return
-            while size_bytes + sum(each.size_bytes for each in self.kept) > self.LIMIT:
-                self.kept.remove(next(each for each in self.kept if not each.leases))
+            while size_bytes + sum(each.size_bytes for each in self.stored) > self.LIMIT:
+                self.stored.remove(next(each for each in self.stored if not each.leases))
                 self.evictions += 1
-            kept = Kept(key, size_bytes)
-            self.kept.append(kept)
-        kept.leases.append(lease)
+            stored = Stored(key, size_bytes)
+            self.stored.append(stored)
+        stored.leases.append(lease)
 
     @rule(key=st.sampled_from("abcdef"))
     def get(self, key: str) -> None:
@@ -202,47 +213,49 @@ class Uses(RuleBasedStateMachine):
     @rule(key=st.sampled_from("abcdef"))
     def lease(self, key: str) -> None:
         lease = self.cache.lease(key)
-        kept = self._used(key)
-        assert (lease is None) == (kept is None)
-        if lease is not None and kept is not None:
+        stored = self._used(key)
+        assert (lease is None) == (stored is None)
+        if lease is not None and stored is not None:
             assert lease.value == key
-            kept.leases.append(lease)
+            stored.leases.append(lease)
 
-    @precondition(lambda self: any(each.leases for each in self.kept))
-    @rule(times=st.integers(1, 2), choice=st.randoms(use_true_random=False))
-    def release(self, times: int, choice: random.Random) -> None:
-        lease = choice.choice([each for each in self.kept if each.leases]).leases.pop()
-        for _ in range(times):
+    @precondition(lambda self: any(each.leases for each in self.stored))
+    @rule(choice=st.randoms(use_true_random=False))
+    def release(self, choice: random.Random) -> None:
+        lease = choice.choice([each for each in self.stored if each.leases]).leases.pop()
+        lease.release()
+        with pytest.raises(RuntimeError, match="twice"):
             lease.release()
 
     @invariant()
     def holds_what_it_should(self) -> None:
         self.cache.check_integrity()
-        assert {key for key in "abcdef" if key in self.cache} == {k.key for k in self.kept}
+        assert self.cache.num_holds == sum(len(each.leases) for each in self.stored)
+        assert {key for key in "abcdef" if key in self.cache} == {k.key for k in self.stored}
         assert self.cache.read() == CacheStats(
             name="letters",
-            entries=len(self.kept),
-            size_bytes=sum(each.size_bytes for each in self.kept),
-            pinned_bytes=sum(each.size_bytes for each in self.kept if each.leases),
+            entries=len(self.stored),
+            size_bytes=sum(each.size_bytes for each in self.stored),
+            pinned_bytes=sum(each.size_bytes for each in self.stored if each.leases),
             limit_bytes=self.LIMIT,
             hits=self.hits,
             misses=self.misses,
             evictions=self.evictions,
         )
 
-    def _used(self, key: str) -> Kept | None:
-        found = self._last(key)
-        self.hits += found is not None
-        self.misses += found is None
-        return found
+    def _used(self, key: str) -> Stored | None:
+        stored = self._last(key)
+        self.hits += stored is not None
+        self.misses += stored is None
+        return stored
 
-    def _last(self, key: str) -> Kept | None:
-        """What is kept of `key`, now the last in the list."""
-        found = next((each for each in self.kept if each.key == key), None)
-        if found is not None:
-            self.kept.remove(found)
-            self.kept.append(found)
-        return found
+    def _last(self, key: str) -> Stored | None:
+        """What is stored of `key`, now the last in the list."""
+        stored = next((each for each in self.stored if each.key == key), None)
+        if stored is not None:
+            self.stored.remove(stored)
+            self.stored.append(stored)
+        return stored
 
 
 TestUses = Uses.TestCase
@@ -270,5 +283,5 @@ def test_threads_break_nothing() -> None:
         asked = sum(threads.map(use, range(4)))
     cache.check_integrity()
     reading = cache.read()
-    assert reading.pinned_bytes == 0
+    assert reading.pinned_bytes == cache.num_holds == 0
     assert reading.hits + reading.misses == asked

@@ -1,4 +1,4 @@
-"""Single cases of the prefix tree: what is kept, what goes first, what is counted."""
+"""Single cases of the prefix cache: what is stored, what is evicted first, what is counted."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ import pytest
 
 from tests.unit.cache.fakes import (
     SNAPSHOT_BYTES,
+    FakeSegment,
     FakeSnapshot,
     FakeSource,
-    FakeStretch,
     TakeFailed,
     parts_in,
 )
-from tests.unit.cache.prompts import KVBlock, elements_of, parts_of
+from tests.unit.cache.prompts import Item, parts_of, prompt_of
 from vlm_server.cache.prefix import PrefixCache
 from vlm_server.protocol import CacheStats
 
 CAT, DOG = ("cat", 3, 9), ("dog", 3, 9)
 LONG_CAT = ("cat", 4, 9)
-Cache = PrefixCache[FakeStretch, FakeSnapshot]
+Cache = PrefixCache[FakeSegment, FakeSnapshot]
 
 
-def cache_of(*prompts: list[KVBlock], limit_bytes: int = 1000) -> Cache:
+def cache_of(*prompts: list[Item], limit_bytes: int = 1000) -> Cache:
     cache = Cache("prefix", limit_bytes)
     for prompt in prompts:
         insert(cache, prompt)
     return cache
 
 
-def insert(cache: Cache, prompt: list[KVBlock], *places: int, salt: str = "") -> FakeSource:
+def insert(cache: Cache, prompt: list[Item], *positions: int, salt: str = "") -> FakeSource:
     """The source, which knows what was taken from it."""
-    source = FakeSource(elements_of(prompt), frozenset(places))
-    cache.insert(source.elements, source, salt)
+    source = FakeSource(prompt_of(prompt), frozenset(positions))
+    cache.insert(source.prompt_key, source, salt)
     cache.check_integrity()
     return source
 
 
-def num_known(cache: Cache, prompt: list[KVBlock], limit: int = 1000, salt: str = "") -> int:
-    match = cache.match(elements_of(prompt), limit, salt)
-    assert parts_in(match) == parts_of(elements_of(prompt))[: match.length]
+def num_known(cache: Cache, prompt: list[Item], limit: int = 1000, salt: str = "") -> int:
+    match = cache.match(prompt_of(prompt), limit, salt)
+    assert parts_in(match) == parts_of(prompt_of(prompt))[: match.length]
     match.release()
     cache.check_integrity()
     return match.length
@@ -50,11 +50,11 @@ def num_known(cache: Cache, prompt: list[KVBlock], limit: int = 1000, salt: str 
 @pytest.mark.parametrize(("least", "length"), [(0, 3), (3, 3), (4, 0)])
 def test_a_beginning_that_is_too_short_is_none(least: int, length: int) -> None:
     cache = cache_of([1, 2, 3])
-    elements = elements_of([1, 2, 3, 4, 5])
-    nothing = cache.match(elements, 0)
+    prompt_key = prompt_of([1, 2, 3, 4, 5])
+    nothing = cache.match(prompt_key, 0)
     for match in (
-        cache.match(elements, 4, "", least),
-        cache.improve(nothing, elements, 4, "", least),
+        cache.match(prompt_key, 4, "", least),
+        cache.improve(nothing, prompt_key, 4, "", least),
     ):
         assert match.length == length
         match.release()
@@ -108,7 +108,7 @@ def test_salts_of_which_nothing_is_left_are_forgotten() -> None:
         insert(cache, [1, 2], salt=str(number))
     insert(cache, [1, 2, 3], salt="larger than the room")
     assert num_known(cache, [1, 2], salt="99") == 2
-    assert len(cache._roots) <= 3
+    assert cache._tree.num_roots <= 3
 
 
 def test_ends_go_before_what_they_follow() -> None:
@@ -129,13 +129,12 @@ def test_what_was_found_lately_goes_later() -> None:
 
 def test_what_is_leased_stays_and_nothing_goes_in_vain() -> None:
     cache = cache_of([1, 2, 3], [4], limit_bytes=4)
-    match = cache.match(elements_of([1, 2, 3]), 2)
+    match = cache.match(prompt_of([1, 2, 3]), 2)
     assert cache.read().pinned_bytes == 3
     insert(cache, [5, 6])
     assert (num_known(cache, [1, 2, 3]), num_known(cache, [4])) == (3, 1)
     insert(cache, [5])
     assert (num_known(cache, [1, 2, 3]), num_known(cache, [4])) == (3, 0)
-    match.release()
     match.release()
     assert cache.read().pinned_bytes == 0
     insert(cache, [5, 6, 7, 8])
@@ -144,7 +143,7 @@ def test_what_is_leased_stays_and_nothing_goes_in_vain() -> None:
 
 def test_what_is_leased_stays_though_its_edge_is_cut() -> None:
     cache = cache_of([1, 2, 3, 4], limit_bytes=6)
-    match = cache.match(elements_of([1, 2, 3, 4]), 4)
+    match = cache.match(prompt_of([1, 2, 3, 4]), 4)
     for prompt in ([1, 2, 5], [1, 6], [7, 8], [9]):
         insert(cache, list(prompt))
     assert num_known(cache, [1, 2, 3, 4]) == 4
@@ -154,9 +153,23 @@ def test_what_is_leased_stays_though_its_edge_is_cut() -> None:
     assert cache.read().pinned_bytes == 0
 
 
+def test_releasing_twice_raises_and_releases_no_other_match() -> None:
+    cache = cache_of([1, 2])
+    one, other = (cache.match(prompt_of([1, 2]), 2) for _ in range(2))
+    nothing = cache.match(prompt_of([3]), 1)
+    assert cache.num_holds == 3
+    for match in (one, nothing):
+        match.release()
+        with pytest.raises(RuntimeError, match="twice"):
+            match.release()
+    assert (cache.read().pinned_bytes, cache.num_holds) == (2, 1)
+    other.release()
+    assert cache.read().pinned_bytes == cache.num_holds == 0
+
+
 def test_a_better_match_takes_the_place_of_a_worse() -> None:
     cache = cache_of([1, 2], [3])
-    prompt = elements_of([1, 2, 3, 4])
+    prompt = prompt_of([1, 2, 3, 4])
     worse = cache.match(prompt, 4)
     assert cache.improve(worse, prompt, 4) is worse
     insert(cache, [1, 2, 3])
@@ -169,9 +182,9 @@ def test_a_better_match_takes_the_place_of_a_worse() -> None:
 
 def test_a_failed_take_leaves_the_tree_whole() -> None:
     cache = cache_of([1, 2, 3])
-    elements = elements_of([1, 4])
+    prompt_key = prompt_of([1, 4])
     with pytest.raises(TakeFailed):
-        cache.insert(elements, FakeSource(elements, failing=0))
+        cache.insert(prompt_key, FakeSource(prompt_key, failing=0))
     cache.check_integrity()
     assert (num_known(cache, [1, 2, 3]), num_known(cache, [1, 4])) == (3, 1)
     assert cache.read().pinned_bytes == 0
@@ -188,8 +201,8 @@ def test_with_snapshots_prompts_go_on_where_one_was_taken() -> None:
     assert num_known(cache, [1, CAT, 2, 3]) == 5
     assert num_known(cache, [1, CAT, 2, 3], limit=4) == 4
     assert num_known(cache, [1, CAT, 2, 3], limit=3) == 0
-    match = cache.match(elements_of([1, CAT, 4]), 5)
-    assert match.snapshot == FakeSnapshot(parts_of(elements_of([1, CAT])))
+    match = cache.match(prompt_of([1, CAT, 4]), 5)
+    assert match.snapshot == FakeSnapshot(parts_of(prompt_of([1, CAT])))
     match.release()
 
 
@@ -202,13 +215,13 @@ def test_a_later_snapshot_cuts_an_edge_and_takes_nothing() -> None:
     assert cache.read().size_bytes == 4 + 2 * SNAPSHOT_BYTES
 
 
-def test_a_snapshot_before_all_elements_is_of_no_use() -> None:
+def test_a_snapshot_before_all_positions_is_of_no_use() -> None:
     cache = Cache("prefix", 1000, needs_snapshots=True)
     insert(cache, [1, 2], 0)
     assert cache.read().size_bytes == 0
 
 
-class LayersOf(tuple[FakeStretch, ...]):
+class LayersOf(tuple[FakeSegment, ...]):
     """As of a model of which no layer can be cut."""
 
     size_bytes = 0
@@ -222,18 +235,18 @@ class NoLayersSource(FakeSource):
         return LayersOf()
 
 
-def test_an_empty_stretch_is_still_one() -> None:
+def test_an_empty_segment_is_still_one() -> None:
     cache = PrefixCache[LayersOf, FakeSnapshot]("prefix", 1000, needs_snapshots=True)
-    elements = elements_of([1, 2])
-    cache.insert(elements, NoLayersSource(elements, frozenset([1, 2])))  # type: ignore[arg-type]
-    assert cache.match(elements, 2).segments == (((), 1), ((), 1))
+    prompt_key = prompt_of([1, 2])
+    cache.insert(prompt_key, NoLayersSource(prompt_key, frozenset([1, 2])))  # type: ignore[arg-type]
+    assert cache.match(prompt_key, 2).segments == (((), 1), ((), 1))
 
 
 def test_a_reading_counts() -> None:
     cache = cache_of([1, 2], [3, 4], [5, 6], limit_bytes=4)
     num_known(cache, [1])
     num_known(cache, [3])
-    match = cache.match(elements_of([5, 6]), 1)
+    match = cache.match(prompt_of([5, 6]), 1)
     assert match.length == 1
     assert cache.read() == CacheStats(
         name="prefix",
@@ -255,12 +268,12 @@ def test_threads_break_nothing(needs_snapshots: bool) -> None:
     def use(seed: int) -> int:
         choice = random.Random(seed)
         for _ in range(300):
-            elements = elements_of(choice.choices([1, 2, CAT, DOG], k=4))
-            source = FakeSource(elements, frozenset([elements.floor(3), len(elements)]))
-            match = cache.match(elements, 8)
-            cache.insert(elements, source)
-            match = cache.improve(match, elements, 8)
-            assert parts_in(match) == parts_of(elements)[: match.length]
+            prompt_key = prompt_of(choice.choices([1, 2, CAT, DOG], k=4))
+            source = FakeSource(prompt_key, frozenset([prompt_key.floor(3), len(prompt_key)]))
+            match = cache.match(prompt_key, 8)
+            cache.insert(prompt_key, source)
+            match = cache.improve(match, prompt_key, 8)
+            assert parts_in(match) == parts_of(prompt_key)[: match.length]
             if choice.random() < 0.1:
                 cache.check_integrity()
             match.release()

@@ -1,6 +1,6 @@
-"""Random prompts that begin alike, come, are found and go, in a tree of any size.
+"""Random prompts that begin alike are stored, matched and evicted, in a cache of any size.
 
-The invariants: what is found is what was inserted, element for element, and no more than was
+The invariants: what is matched is what was inserted, position for position, and no more than was
 asked for; what is leased stays; where nothing must go, nothing is missing or held twice.
 """
 
@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import (
     Bundle,
@@ -22,31 +23,31 @@ from hypothesis.stateful import (
 
 from tests.unit.cache.fakes import (
     SNAPSHOT_BYTES,
+    FakeSegment,
     FakeSnapshot,
     FakeSource,
-    FakeStretch,
     TakeFailed,
     parts_in,
 )
 from tests.unit.cache.prompts import (
-    KVBlock,
+    Item,
     Parts,
-    elements_of,
     is_boundary,
     num_common,
     parts_of,
+    prompt_of,
 )
 from vlm_server.cache.prefix import PrefixCache, PrefixMatch
 
 UNBOUNDED = 10**6
-Match = PrefixMatch[FakeStretch, FakeSnapshot]
-Prompt = tuple[KVBlock, ...]
+Match = PrefixMatch[FakeSegment, FakeSnapshot]
+Prompt = tuple[Item, ...]
 
-SPANS: list[KVBlock] = [("a", 2, 0), ("a", 2, 1), ("b", 2, 0)]
-SPANS_OF_ONE_KEY: list[KVBlock] = [("x", 2, 0), ("x", 3, 0)]
-"""Where one is, the other can't be kept."""
-PIECES = st.sampled_from([0, 1, *SPANS, *SPANS_OF_ONE_KEY])
-TAILS = st.lists(PIECES, max_size=3)
+SPANS: list[Item] = [("a", 2, 0), ("a", 2, 1), ("b", 2, 0)]
+SPANS_OF_ONE_KEY: list[Item] = [("x", 2, 0), ("x", 3, 0)]
+"""Where one is, the other can't be stored."""
+ITEMS = st.sampled_from([0, 1, *SPANS, *SPANS_OF_ONE_KEY])
+TAILS = st.lists(ITEMS, max_size=3)
 SALTS = st.sampled_from(["", "", "other"])
 LIMITS = st.integers(0, 14)
 
@@ -57,7 +58,7 @@ class Known:
 
     salt: str
     parts: Parts
-    places: frozenset[int]
+    positions: frozenset[int]
 
 
 @dataclass(eq=False)
@@ -71,12 +72,12 @@ class Leased:
     def known(self) -> Known:
         """What the tree can't lose meanwhile."""
         length = self.match.length
-        return Known(self.salt, parts_of(elements_of(self.prompt))[:length], frozenset([length]))
+        return Known(self.salt, parts_of(prompt_of(self.prompt))[:length], frozenset([length]))
 
 
 @dataclass
 class Oracle:
-    """What should be found, from a list of all that was inserted."""
+    """What should match, from a list of all that was inserted."""
 
     needs_snapshots: bool
     knowns: list[Known] = field(default_factory=list)
@@ -92,17 +93,17 @@ class Oracle:
     @property
     def size_bytes(self) -> int:
         """Size of what was inserted, if nothing is held twice."""
-        elements, snapshots = set[tuple[str, Parts]](), set[tuple[str, Parts]]()
+        positions, snapshots = set[tuple[str, Parts]](), set[tuple[str, Parts]]()
         for known in self.knowns:
-            end = max(known.places, default=0) if self.needs_snapshots else len(known.parts)
-            elements |= {(known.salt, known.parts[: n + 1]) for n in range(end)}
-            snapshots |= {(known.salt, known.parts[:n]) for n in known.places if n}
-        return len(elements) + self.needs_snapshots * len(snapshots) * SNAPSHOT_BYTES
+            end = max(known.positions, default=0) if self.needs_snapshots else len(known.parts)
+            positions |= {(known.salt, known.parts[: n + 1]) for n in range(end)}
+            snapshots |= {(known.salt, known.parts[:n]) for n in known.positions if n}
+        return len(positions) + self.needs_snapshots * len(snapshots) * SNAPSHOT_BYTES
 
     def _common(self, known: Known, parts: Parts, limit: int) -> int:
         common = num_common(known.parts, parts, limit)
         if self.needs_snapshots:
-            return max((place for place in known.places if place <= common), default=0)
+            return max((position for position in known.positions if position <= common), default=0)
         return common
 
 
@@ -121,12 +122,12 @@ class Prefixes(RuleBasedStateMachine):
         self.may = Oracle(self.needs_snapshots)
         """All that was ever inserted."""
         self.leased = list[Leased]()
-        self.found = self.missed = 0
+        self.hits = self.misses = 0
 
     @initialize(target=prompts, data=st.data())
     def start(self, data: st.DataObject) -> Prompt:
         self.limit_bytes = data.draw(self.limits)
-        self.cache = PrefixCache[FakeStretch, FakeSnapshot](
+        self.cache = PrefixCache[FakeSegment, FakeSnapshot](
             "prefix", self.limit_bytes, needs_snapshots=self.needs_snapshots
         )
         return ()
@@ -139,28 +140,30 @@ class Prefixes(RuleBasedStateMachine):
         cut=st.integers(0, 6),
         tail=TAILS,
         salt=SALTS,
-        places=st.sets(st.integers(0, 14), max_size=4),
+        positions=st.sets(st.integers(0, 14), max_size=4),
         failing=st.none() | st.none() | st.integers(0, 2),
     )
     def insert(
         self,
         base: Prompt,
         cut: int,
-        tail: list[KVBlock],
+        tail: list[Item],
         salt: str,
-        places: set[int],
+        positions: set[int],
         failing: int | None,
     ) -> Prompt:
         prompt = (*base[:cut], *tail)
-        elements = elements_of(prompt)
-        parts = parts_of(elements)
+        prompt_key = prompt_of(prompt)
+        parts = parts_of(prompt_key)
         known = Known(
-            salt, parts, frozenset(n for n in places if n <= len(parts) and is_boundary(parts, n))
+            salt,
+            parts,
+            frozenset(n for n in positions if n <= len(parts) and is_boundary(parts, n)),
         )
-        source = FakeSource(elements, known.places, failing)
+        source = FakeSource(prompt_key, known.positions, failing)
         failed = False
         try:
-            self.cache.insert(elements, source, salt)
+            self.cache.insert(prompt_key, source, salt)
         except TakeFailed:
             failed = True
         self.may.knowns.append(known)
@@ -169,20 +172,20 @@ class Prefixes(RuleBasedStateMachine):
         return prompt
 
     @rule(target=leases, base=prompts, cut=st.integers(0, 6), tail=TAILS, limit=LIMITS, salt=SALTS)
-    def match(self, base: Prompt, cut: int, tail: list[KVBlock], limit: int, salt: str) -> Leased:
+    def match(self, base: Prompt, cut: int, tail: list[Item], limit: int, salt: str) -> Leased:
         prompt = (*base[:cut], *tail)
-        lease = Leased(prompt, limit, salt, self.cache.match(elements_of(prompt), limit, salt))
-        self.found += lease.match.length > 0
-        self.missed += lease.match.length == 0
+        lease = Leased(prompt, limit, salt, self.cache.match(prompt_of(prompt), limit, salt))
+        self.hits += lease.match.length > 0
+        self.misses += lease.match.length == 0
         self.check(lease)
         self.leased.append(lease)
         return lease
 
     @rule(lease=leases)
     def match_again(self, lease: Leased) -> None:
-        again = self.cache.match(elements_of(lease.prompt), lease.limit, lease.salt)
-        self.found += again.length > 0
-        self.missed += again.length == 0
+        again = self.cache.match(prompt_of(lease.prompt), lease.limit, lease.salt)
+        self.hits += again.length > 0
+        self.misses += again.length == 0
         assert again.length >= lease.match.length or lease not in self.leased
         again.release()
 
@@ -191,17 +194,18 @@ class Prefixes(RuleBasedStateMachine):
         if lease not in self.leased:
             return
         old = lease.match
-        elements = elements_of(lease.prompt)
-        lease.match = self.cache.improve(old, elements, limit, lease.salt)
+        prompt_key = prompt_of(lease.prompt)
+        lease.match = self.cache.improve(old, prompt_key, limit, lease.salt)
         assert lease.match is old or lease.match.length > old.length
         assert lease.match is old or not old.segments
         lease.limit = max(lease.limit, limit)
-        self.check(lease, at_least=self.must.longest(parts_of(elements), limit, lease.salt))
+        self.check(lease, at_least=self.must.longest(parts_of(prompt_key), limit, lease.salt))
 
-    @rule(lease=consumes(leases), times=st.integers(1, 2))
-    def release(self, lease: Leased, times: int) -> None:
+    @rule(lease=consumes(leases))
+    def release(self, lease: Leased) -> None:
         assert parts_in(lease.match) == lease.known.parts
-        for _ in range(times):
+        lease.match.release()
+        with pytest.raises(RuntimeError, match="twice"):
             lease.match.release()
         self.leased.remove(lease)
         assert lease.match.segments == ()
@@ -209,7 +213,7 @@ class Prefixes(RuleBasedStateMachine):
     # ---- what must hold --------------------------------------------------------------
 
     def check(self, lease: Leased, at_least: int | None = None) -> None:
-        match, parts = lease.match, parts_of(elements_of(lease.prompt))
+        match, parts = lease.match, parts_of(prompt_of(lease.prompt))
         assert match.length <= lease.limit
         assert is_boundary(parts, match.length)
         assert parts_in(match) == parts[: match.length]
@@ -228,7 +232,8 @@ class Prefixes(RuleBasedStateMachine):
         self.cache.check_integrity()
         reading = self.cache.read()
         assert reading.size_bytes <= self.limit_bytes
-        assert (reading.hits, reading.misses) == (self.found, self.missed)
+        assert (reading.hits, reading.misses) == (self.hits, self.misses)
+        assert self.cache.num_holds == len(self.leased)
         assert bool(reading.pinned_bytes) == any(lease.match.length for lease in self.leased)
 
     @invariant()
@@ -245,7 +250,7 @@ class Prefixes(RuleBasedStateMachine):
             assert parts_in(lease.match) == lease.known.parts
             lease.match.release()
         self.cache.check_integrity()
-        assert self.cache.read().pinned_bytes == 0
+        assert self.cache.read().pinned_bytes == self.cache.num_holds == 0
 
 
 class FullPrefixes(Prefixes):

@@ -1,4 +1,4 @@
-"""What prompts have in common, told exactly: against a comparison of element by element."""
+"""What prompts have in common, told exactly: against a comparison of position by position."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import pytest
 from hypothesis import given, settings
 
 from tests.unit.cache.prompts import (
-    KVBlock,
-    elements_of,
+    Item,
     is_boundary,
     num_common,
     parts_of,
+    prompt_of,
 )
 from vlm_server.cache.prompt_key import NOTHING, MediaSpan
 
 CAT, DOG = ("cat", 3, 9), ("dog", 3, 9)
 LONG_CAT = ("cat", 4, 9)
 CAT_OF_OTHER_IDS = ("cat", 3, 8)
-PIECES = st.integers(0, 2) | st.tuples(
+ITEMS = st.integers(0, 2) | st.tuples(
     st.sampled_from(["a", "b"]), st.integers(1, 3), st.integers(0, 2)
 )
-PROMPTS = st.lists(PIECES, max_size=6)
+PROMPTS = st.lists(ITEMS, max_size=6)
 
 
 @pytest.mark.parametrize(
@@ -49,65 +49,65 @@ PROMPTS = st.lists(PIECES, max_size=6)
         ([9, 9, CAT], [9, CAT, 9], 1),
     ],
 )
-def test_beginnings_in_common(own: list[KVBlock], others: list[KVBlock], common: int) -> None:
-    assert elements_of(own).num_common(0, elements_of(others)) == common
+def test_beginnings_in_common(own: list[Item], others: list[Item], common: int) -> None:
+    assert prompt_of(own).num_common(0, prompt_of(others)) == common
 
 
 def test_spans_count_from_where_the_comparison_starts() -> None:
-    own = elements_of([1, CAT, 2, DOG, 3])
-    assert own.num_common(4, elements_of([2, DOG, 3, 4])) == 5
-    assert own.num_common(4, elements_of([2, CAT, 3])) == 1
-    assert own.num_common(1, elements_of([CAT, 2, DOG, 3])) == 8
+    own = prompt_of([1, CAT, 2, DOG, 3])
+    assert own.num_common(4, prompt_of([2, DOG, 3, 4])) == 5
+    assert own.num_common(4, prompt_of([2, CAT, 3])) == 1
+    assert own.num_common(1, prompt_of([CAT, 2, DOG, 3])) == 8
 
 
 def test_a_part_has_its_own_spans_from_its_start_on() -> None:
-    part = elements_of([1, CAT, 2, DOG, 3]).part(4, 8)
+    part = prompt_of([1, CAT, 2, DOG, 3]).part(4, 8)
     assert part.token_ids.tolist() == [2, 9, 9, 9]
     assert part.spans == (MediaSpan(1, 4, "dog"),)
     assert (part.first, part.key_at(1)) == (2, "dog")
 
 
 def test_a_key_is_no_token_id() -> None:
-    assert elements_of([("1", 1, 1)]).first == "1"
-    assert elements_of([1]).first == 1
+    assert prompt_of([("1", 1, 1)]).first == "1"
+    assert prompt_of([1]).first == 1
 
 
 @pytest.mark.parametrize(
     ("end", "floor"), [(0, 0), (1, 1), (2, 1), (3, 1), (4, 4), (5, 4), (6, 4), (7, 7), (8, 8)]
 )
 def test_a_floor_is_outside_of_spans(end: int, floor: int) -> None:
-    assert elements_of([1, CAT, DOG, 2]).floor(end) == floor
+    assert prompt_of([1, CAT, DOG, 2]).floor(end) == floor
 
 
 def test_nothing_has_nothing_in_common() -> None:
     assert len(NOTHING) == 0
-    assert NOTHING.num_common(0, elements_of([1])) == 0
+    assert NOTHING.num_common(0, prompt_of([1])) == 0
     assert NOTHING.token_ids.dtype == np.int32
 
 
 @settings(max_examples=400, deadline=None)
 @given(shared=PROMPTS, own=PROMPTS, others=PROMPTS, data=st.data())
 def test_in_common_is_what_is_equal_one_by_one(
-    shared: list[KVBlock], own: list[KVBlock], others: list[KVBlock], data: st.DataObject
+    shared: list[Item], own: list[Item], others: list[Item], data: st.DataObject
 ) -> None:
-    elements, other = elements_of(shared + own), elements_of(shared + others)
-    parts = parts_of(elements)
+    prompt_key, other = prompt_of(shared + own), prompt_of(shared + others)
+    parts = parts_of(prompt_key)
     start = data.draw(st.sampled_from([n for n in range(len(parts) + 1) if is_boundary(parts, n)]))
     for edge in (other, other.part(min(start, other.floor(start)), len(other))):
-        common = elements.num_common(start, edge)
+        common = prompt_key.num_common(start, edge)
         assert common == num_common(parts[start:], parts_of(edge), len(parts))
 
 
 @settings(max_examples=200, deadline=None)
 @given(prompt=PROMPTS)
-def test_parts_and_floors_are_what_they_are_one_by_one(prompt: list[KVBlock]) -> None:
-    elements = elements_of(prompt)
-    parts = parts_of(elements)
-    places = range(len(parts) + 1)
-    boundaries = [n for n in places if is_boundary(parts, n)]
-    assert [elements.floor(n) for n in places] == [
-        max(b for b in boundaries if b <= n) for n in places
+def test_parts_and_floors_are_what_they_are_one_by_one(prompt: list[Item]) -> None:
+    prompt_key = prompt_of(prompt)
+    parts = parts_of(prompt_key)
+    positions = range(len(parts) + 1)
+    boundaries = [n for n in positions if is_boundary(parts, n)]
+    assert [prompt_key.floor(n) for n in positions] == [
+        max(b for b in boundaries if b <= n) for n in positions
     ]
     for start in boundaries:
         for end in (n for n in boundaries if n >= start):
-            assert parts_of(elements.part(start, end)) == parts[start:end]
+            assert parts_of(prompt_key.part(start, end)) == parts[start:end]

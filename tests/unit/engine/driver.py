@@ -234,7 +234,7 @@ class Engine:
 
     def is_clean(self) -> bool:
         """Whether nothing is remembered of any request."""
-        pinned = sum(reading.pinned_bytes for reading in self.caches.ledger.read())
+        pinned = sum(reading.pinned_bytes for reading in self.caches.read())
         return not (self.num_tracked or self.runner.num_tracked or pinned)
 
 

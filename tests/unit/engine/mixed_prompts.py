@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from tests.unit.cache.prompts import KVBlock, elements_of
+from tests.unit.cache.prompts import Item, prompt_of
 from tests.unit.engine.fakes import IMAGE_TOKEN, TOKENS_PER_IMAGE, prepared, refuse
 from vlm_server.cache.caches import Caches
 from vlm_server.ports import Prepared, PreparedPrompt
@@ -40,16 +40,16 @@ def prompt_mixed(
     submit: Submit, seen: Seen = "before", *, has_snapshots: bool = False
 ) -> PreparedPrompt:
     """The prompt of `submit_mixed(...)`; raises like `refuse`."""
-    pieces: list[KVBlock] = []
+    items: list[Item] = []
     for part in submit.messages[0].content:
         match part:
             case TextPart(text):
                 refuse(text)
-                pieces += text.encode()
+                items += text.encode()
             case ImagePart(index):
                 key = f"{submit.images[index].mm_hash} {submit.cache_salt}"
-                pieces.append((key, TOKENS_PER_IMAGE, IMAGE_TOKEN))
-    key = elements_of(pieces)
+                items.append((key, TOKENS_PER_IMAGE, IMAGE_TOKEN))
+    key = prompt_of(items)
     num_tokens, last = len(key), len(key) - 1
     ends = {"before": 0, "in media": max((s.end for s in key.spans), default=0)}
     atomic = ends.get(seen, num_tokens)

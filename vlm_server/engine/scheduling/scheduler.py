@@ -225,7 +225,7 @@ class Scheduler:
             num_generated_tokens=self._num_generated_tokens,
             num_prompt_tokens=self._num_prompt_tokens,
             num_cached_tokens=self._num_cached_tokens,
-            caches=self._caches.ledger.read(),
+            caches=self._caches.read(),
         )
 
     def reset_stats(self) -> None:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from typing import Any
 
 import mlx.core as mx
 
-from vlm_server.cache.caches import Caches
 from vlm_server.ports import MemoryReading
-from vlm_server.runner.kv.segments import can_keep, needs_snapshots
 from vlm_server.runner.rope import is_cpu
-from vlm_server.settings import Cache, Memory
-
-logger = logging.getLogger(__name__)
+from vlm_server.settings import Memory
 
 NO_MEMORY = "the device ran out of memory; please ask again"
 _ALLOCATIONS = ("malloc]", "out of memory", "unable to allocate", "cudamalloc")
@@ -86,29 +80,6 @@ def suitable_limit_bytes() -> int:
 def _suitable_pool_bytes(limit_bytes: int) -> int:
     """A CPU's memory is everybody's, and the system hands it out fast; a GPU's is MLX's own."""
     return 256 << 20 if is_cpu() else limit_bytes // 8
-
-
-def make_caches(settings: Cache, memory: MlxMemory, language_model: Any) -> Caches:
-    """The caches of a model whose weights are loaded, as large as `settings` or memory say."""
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    reading = memory.read()
-    free = max(0, reading.limit_bytes - reading.active_bytes)
-    prefix_bytes = _size(settings.prefix_bytes, free // 4)
-    if prefix_bytes and not can_keep(language_model):
-        logger.warning("this model keeps its state in ways that prefixes can't be kept of")
-        prefix_bytes = 0
-    pixel_bytes = _size(settings.pixel_bytes, total // 32)
-    return Caches.of(
-        token_layout_bytes=min(settings.token_layout_bytes, pixel_bytes),
-        pixel_bytes=pixel_bytes,
-        encoder_bytes=_size(settings.encoder_bytes, free // 16),
-        prefix_bytes=prefix_bytes,
-        needs_snapshots=needs_snapshots(language_model),
-    )
-
-
-def _size(wanted: int, suitable: int) -> int:
-    return suitable if wanted < 0 else wanted
 
 
 def device_name() -> str:

@@ -1,9 +1,9 @@
-"""The caches of rows that decode together. Knows mlx-vlm's batched caches, and their costs.
+"""The KV caches of sequences that decode together.
 
-A row alone keeps the plain cache of its prompt: no copy, no mask, and each family's shortest
-way. mlx-vlm's batched KV cache asks the device for the paddings of every layer when a row
-leaves, counts an offset on the device in every layer, and masks rows that have no padding; here
-paddings are known on the host.
+A sequence that decodes alone stays on the plain cache of its prompt: no copy, no mask, and each
+family's fastest path. mlx-vlm's batched KV cache reads the paddings of every layer from the device
+when a sequence leaves, counts an offset on the device in every layer, and masks rows that have no
+padding. Here the host knows the paddings.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from mlx_vlm.models.cache import BatchKVCache, KVCache
 
 
 def joined(running: list[Any], num_running: int, prompt: list[Any], count: int) -> list[Any]:
-    """The layers of `num_running` rows and, after them, `count` rows of one prompt's layers.
+    """The layers of `num_running` rows followed by `count` rows of one prompt's layers.
 
-    What is passed in stays as it was, but for a prompt that joins nobody.
+    The arguments are not changed, except that a prompt that joins no other is returned itself.
     """
     if num_running == 0 and count == 1:
         return prompt
@@ -34,7 +34,7 @@ def joined(running: list[Any], num_running: int, prompt: list[Any], count: int) 
 
 
 def kept(running: list[Any], rows: list[int]) -> list[Any]:
-    """The layers of those `rows`, one or more, of the two or more that `running` holds."""
+    """The layers of only those `rows`, at least one, of the two or more in `running`."""
     if len(rows) == 1:
         return [layer.extract(rows[0]) for layer in running]
     indices = mx.array(rows)
@@ -47,18 +47,18 @@ def kept(running: list[Any], rows: list[int]) -> list[Any]:
 
 
 def _as_rows(layer: Any, count: int) -> Any:
-    """`count` equal rows of one row's plain cache."""
+    """`count` equal rows of one sequence's plain cache."""
     if type(layer) is KVCache:
         return RowsKVCache.copies(layer, count)
     return type(layer).merge([layer] * count)
 
 
 class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
-    """One layer's rows, padded on the left so that all end at the same place.
+    """One layer of a batch, a row for each sequence, padded on the left so that all rows end alike.
 
     Has what models and `DecodeBatch` call; `merge`, `prepare` and `trim` of the base don't fit it.
-    keys, values: (rows, heads, capacity, head size), of which the first `_idx` places are
-    used; row i's own begin at `paddings[i]`. Capacity grows by `step` places at a time.
+    keys, values: (rows, heads, capacity, head size), of which the first `_idx` columns are in use;
+    row i's tokens begin at column `paddings[i]`. Capacity grows by `step` columns at a time.
     """
 
     def __init__(self, keys: mx.array, values: mx.array, length: int, paddings: list[int]) -> None:
@@ -69,7 +69,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
 
     @classmethod
     def copies(cls, cache: KVCache, count: int) -> RowsKVCache:
-        """`count` rows, each with what `cache` holds, (1, heads, tokens, head size)."""
+        """`count` copies of `cache`, (1, heads, tokens, head size), as rows."""
         length = cache.offset
         sides = (cache.keys, cache.values)
         keys, values = (_resized(array, length, 0, cls._capacity(length)) for array in sides)
@@ -79,18 +79,18 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
 
     @property
     def offset(self) -> mx.array:
-        """(rows,) int32: each row's own length."""
+        """(rows,) int32: the number of tokens of each row."""
         return self._idx - self.left_padding
 
     def make_mask(self, N: int, **kwargs: Any) -> mx.array | None:
-        """None, which is cheaper, where every row's one new token may see the whole buffer."""
+        """None, which is cheaper, if one new token of each row attends to all columns."""
         if N == 1 and kwargs.get("window_size") is None and not any(self.paddings):
             return None
         mask: mx.array = super().make_mask(N, **kwargs)
         return mask
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append `keys` and `values`, (rows, heads, tokens, head size); all there are now."""
+        """Append `keys` and `values`, (rows, heads, tokens, head size). Returns all there are."""
         start, end = self._idx, self._idx + keys.shape[2]
         if end > self.keys.shape[2]:
             capacity = self._capacity(end)
@@ -103,17 +103,17 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
 
     @property
     def state(self) -> tuple[mx.array, mx.array]:
-        """Keys and values of the places that are used."""
+        """Keys and values of the columns in use."""
         return self.keys[..., : self._idx, :], self.values[..., : self._idx, :]
 
     def filter(self, batch_indices: mx.array) -> None:
-        """As mlx-vlm's caches are asked, to `keep` rows."""
+        """`keep`, as mlx-vlm's caches name it."""
         self.keep(np.array(batch_indices).tolist())
 
     def keep(self, rows: list[int]) -> None:
-        """Keep `rows`, in that order, and no padding that all of them have.
+        """Keep `rows`, in that order, and drop padding that all of them have.
 
-        In few copies, of neighbours together: gathering rows one by one is slower on a GPU.
+        Neighbouring rows are copied at once: gathering rows one by one is slower on a GPU.
         """
         paddings = [self.paddings[row] for row in rows]
         surplus = min(paddings)
@@ -151,12 +151,12 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
 
     @classmethod
     def _capacity(cls, length: int) -> int:
-        """Places for `length` tokens and at least one more."""
+        """Columns for `length` tokens and at least one more."""
         return int((length // cls.step + 1) * cls.step)
 
 
 def _runs(rows: list[int]) -> list[tuple[int, int]]:
-    """`rows` as runs of neighbours, (first, behind the last) each."""
+    """`rows` as runs of neighbours, each (first, last + 1)."""
     runs: list[tuple[int, int]] = []
     for row in rows:
         if runs and runs[-1][1] == row:
@@ -167,9 +167,9 @@ def _runs(rows: list[int]) -> list[tuple[int, int]]:
 
 
 def _resized(array: mx.array, length: int, padding: int, capacity: int) -> mx.array:
-    """The first `length` places of axis 2 behind `padding` empty ones; `capacity` in all.
+    """The first `length` columns of axis 2 after `padding` empty ones; `capacity` in all.
 
-    What comes after them is never read.
+    The columns after them are never read.
     """
     if padding == 0 and array.shape[2] == capacity:
         return array

@@ -1,6 +1,6 @@
-"""Features and KV as safetensors, and back. Knows their arrays; knows no folder.
+"""Features and KV as safetensors, and back.
 
-What is stored says in its header what it is of, exactly: the digests in files' names only find it.
+A record's header says exactly what it is of: the digests in files' names only serve to look it up.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Arrays = dict[str, mx.array]
 
 _HEADER = "vlm_server"
 UNREADABLE = (OSError, RuntimeError, ValueError, KeyError, msgspec.MsgspecError, SafetensorError)
-"""What reading something else than a record raises."""
+"""What reading something that is no record raises."""
 
 
 class _Layer(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ class _Layer(msgspec.Struct, frozen=True):
 
 
 class FeaturesHeader(msgspec.Struct, frozen=True, tag="features"):
-    """Of the picture that `key` names."""
+    """Of the image that `key` names."""
 
     fingerprint: str
     key: str
@@ -53,7 +53,7 @@ class PrefixHeader(msgspec.Struct, frozen=True, tag="prefix"):
     token_ids: bytes
     spans: tuple[MediaSpan, ...]
     layers: tuple[_Layer, ...] | None
-    """Of the snapshot behind it, if there is one."""
+    """Of the snapshot after it, if there is one."""
 
     @property
     def block(self) -> KVBlock:
@@ -64,11 +64,11 @@ class PrefixHeader(msgspec.Struct, frozen=True, tag="prefix"):
         if not isinstance(subject, KVBlock):
             return False
         own = (self.fingerprint, self.parent, self.key, self.token_ids, self.spans)
-        elements = subject.elements
-        return own == (fingerprint, subject.parent, subject.key, _ids(elements), elements.spans)
+        part = subject.part
+        return own == (fingerprint, subject.parent, subject.key, _ids(part), part.spans)
 
     def is_sound(self, fingerprint: str, key: str) -> bool:
-        """Whether it may be that of `key`, and has elements."""
+        """Whether it can be the header of `key`: consistent, and not of an empty part."""
         length, odd = divmod(len(self.token_ids), 4)
         cursor = 0
         for span in self.spans:
@@ -83,7 +83,7 @@ _decoder: msgspec.json.Decoder[Header] = msgspec.json.Decoder(Header)
 
 
 class Record:
-    """What one file holds."""
+    """What one file contains."""
 
     def __init__(self, header: Header, arrays: Mapping[str, mx.array]) -> None:
         self.header = header
@@ -91,12 +91,12 @@ class Record:
 
     @property
     def size_bytes(self) -> int:
-        """At most what the file will have."""
+        """No less than the file will have."""
         of_each = sum(array.nbytes + 256 for array in self._arrays.values())
         return of_each + 2 * len(self._encoded) + 256
 
     def write(self, path: Path) -> None:
-        """The arrays may have been asked for on another thread."""
+        """Evaluates the arrays, which another thread may have launched."""
         mx.eval(self._arrays)
         mx.save_safetensors(str(path), self._arrays, {_HEADER: self._encoded})
 
@@ -111,8 +111,8 @@ class Record:
 
     @property
     def features(self) -> ImageFeatures:
-        found = self._arrays
-        return ImageFeatures(found["rows"], found.get("visual_mask"), found.get("deepstack"))
+        arrays = self._arrays
+        return ImageFeatures(arrays["rows"], arrays.get("visual_mask"), arrays.get("deepstack"))
 
     @property
     def segment(self) -> KVSegment:
@@ -126,8 +126,8 @@ class Record:
             return None
         arrays = tuple(
             tuple(
-                self._arrays[f"state.{number}.{place}"] if is_there else None
-                for place, is_there in enumerate(layer.arrays)
+                self._arrays[f"state.{number}.{index}"] if is_there else None
+                for index, is_there in enumerate(layer.arrays)
             )
             for number, layer in enumerate(self.header.layers)
         )
@@ -163,25 +163,23 @@ def prefix_record(
             _Layer(tuple(counters), tuple(array is not None for array in layer))
             for layer, counters in zip(snapshot.arrays, snapshot.counters, strict=True)
         )
-    elements = block.elements
-    header = PrefixHeader(
-        fingerprint, block.parent, block.key, _ids(elements), elements.spans, layers
-    )
+    part = block.part
+    header = PrefixHeader(fingerprint, block.parent, block.key, _ids(part), part.spans, layers)
     return Record(header, arrays)
 
 
 class StoredPrefix:
-    """The `Source` of what was read of a prompt, from token `start` on."""
+    """The `Source` of what was read of a prompt, from position `start` on."""
 
     def __init__(
         self, start: int, segments: list[tuple[KVSegment, int]], snapshot: LayerStates | None
     ) -> None:
-        """Stretches, each with how many of its first tokens are meant; `snapshot` is behind all."""
+        """Segments, each with how many of its first positions match; `snapshot` is after all."""
         self._start = start
         self.length = start + sum(count for _, count in segments)
         self.snapshots = {} if snapshot is None else {self.length: snapshot}
-        pieces = [[array[:, :, :count] for array in segment.arrays] for segment, count in segments]
-        sides = zip(*pieces, strict=True)
+        cut = [[array[:, :, :count] for array in segment.arrays] for segment, count in segments]
+        sides = zip(*cut, strict=True)
         self._arrays = [mx.concatenate(list(parts), axis=2) for parts in sides]
 
     def size_bytes(self, start: int, end: int) -> int:
@@ -190,11 +188,11 @@ class StoredPrefix:
 
     def take(self, start: int, end: int) -> KVSegment:
         """Evaluated: whoever uses it is on another thread."""
-        places = slice(start - self._start, end - self._start)
-        taken = tuple(mx.contiguous(array[:, :, places]) for array in self._arrays)
+        positions = slice(start - self._start, end - self._start)
+        taken = tuple(mx.contiguous(array[:, :, positions]) for array in self._arrays)
         mx.eval(taken)
         return KVSegment(taken)
 
 
-def _ids(elements: PromptKey) -> bytes:
-    return elements.token_ids.astype("<i4").tobytes()
+def _ids(part: PromptKey) -> bytes:
+    return part.token_ids.astype("<i4").tobytes()

@@ -1,9 +1,10 @@
-"""What the prefix cache keeps of a model's layers. Knows mlx-vlm's caches; knows no tree.
+"""What the prefix cache stores of a model's layers, and how a new sequence starts from it.
 
-A layer that only appends (`KVCache`) can be cut at any token: its keys and values are kept as
-segments. Others, with a window or a recurrent state, are kept as a snapshot of one place.
-All is copied when it is used, and when it is kept too unless nobody else has it, so that nothing is
-shared with a row that runs, and what is kept holds no more memory than it says.
+A layer that only appends (`KVCache`) can be cut after any token: its keys and values are stored as
+segments. Other layers, with a window or a recurrent state, are stored as a snapshot after one
+token. Both are copied when they are used. They are copied when they are stored, too, unless no
+sequence runs on the buffers any more: nothing stored is shared with a running sequence, and it
+takes no more memory than its `size_bytes`.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from vlm_server.cache.caches import Prefix
 from vlm_server.runner.kv.batch_cache import RowsKVCache
 
 _MOST = 0.75
-"""Of a buffer: so much of it must be worth keeping for the whole of it to be kept."""
+"""The part of a buffer that must be worth storing for all of it to be stored without a copy."""
 _KNOWN = (KVCache, RotatingKVCache, ArraysCache)
 
 
 @dataclass(frozen=True, slots=True)
 class KVSegment:
-    """Of some tokens: keys and values, each (1, heads, tokens, head size), of each `KVCache`.
+    """Keys and values of some tokens, each (1, heads, tokens, head size), of each `KVCache`.
 
-    `buffer_bytes` are those of the buffers that the arrays are part of; 0 if they are their own.
+    `buffer_bytes`: the size of the larger buffers that the arrays are views of; 0 if they are none.
     """
 
     arrays: tuple[mx.array, ...]
@@ -48,7 +49,7 @@ class KVSegment:
 
 @dataclass(frozen=True, slots=True)
 class LayerStates:
-    """After some token: what each layer that is no `KVCache` holds, and its counters."""
+    """The state after some token of each layer that is no `KVCache`, and the layer's counters."""
 
     arrays: tuple[tuple[mx.array | None, ...], ...]
     counters: tuple[tuple[str, ...], ...]
@@ -59,10 +60,11 @@ class LayerStates:
 
 
 class SequenceState:
-    """The `Source` of one row: its layers, alone or as row `row` of a batch.
+    """The `Source` of one sequence: its own layers, or row `row` of a batch's.
 
-    `snapshots` are those that were taken on the way, by the tokens before them. Layers that
-    nobody runs on any more (`are_free`) are kept as they are, if most of them is kept.
+    `snapshots` are those that were taken on the way, by the number of tokens before them. If no
+    sequence runs on the layers any more (`are_free`), their buffers are stored without a copy where
+    most of a buffer is worth it.
     """
 
     def __init__(
@@ -93,9 +95,9 @@ class SequenceState:
         sides = []
         for layer in self._layers:
             padding = layer.paddings[self._row] if isinstance(layer, RowsKVCache) else 0
-            places = slice(padding + start, padding + end)
+            columns = slice(padding + start, padding + end)
             both = (layer.keys, layer.values)
-            sides += [side[self._row : self._row + 1, :, places] for side in both]
+            sides += [side[self._row : self._row + 1, :, columns] for side in both]
         return KVSegment(_copied(sides))
 
     def _num_bytes(self, num_tokens: int) -> int:
@@ -104,7 +106,7 @@ class SequenceState:
         return int(per_token * num_tokens)
 
     def _buffer_bytes(self, start: int, end: int) -> int:
-        """Size of the whole buffers, if those shall be kept; else 0."""
+        """Size of the whole buffers, if those are stored without a copy; else 0."""
         if not self._are_free or not self._layers:
             return 0
         capacity = self._layers[0].keys.shape[2]
@@ -112,12 +114,12 @@ class SequenceState:
 
 
 class StateSize:
-    """What the layers of a row hold, by its tokens; as those of its first prompt say."""
+    """Bytes of the layers of one sequence, by its number of tokens; learned from one prompt."""
 
     def __init__(self, layers: Sequence[Any], num_tokens: int) -> None:
         self._fixed_bytes = 0
         self._token_bytes: Counter[int | None] = Counter()
-        """Bytes of a token, of all layers that hold so many tokens at most; None for all."""
+        """Bytes of a token, by the most tokens that those layers hold; None: of any number."""
         for layer in layers:
             if isinstance(layer, KVCache | RotatingKVCache):
                 if layer.keys is not None:  # else it takes another layer's
@@ -130,7 +132,7 @@ class StateSize:
                 self._token_bytes[None] += _num_bytes(layer.state) // num_tokens
 
     def of(self, num_tokens: int) -> int:
-        """Bytes of a row, with the room that buffers have beyond its tokens."""
+        """Bytes of a sequence, with the room that buffers have beyond its tokens."""
         capacity = room_for(num_tokens)
         return self._fixed_bytes + sum(
             num_bytes * min(capacity, most or capacity)
@@ -144,12 +146,12 @@ def _num_bytes(tree: Any) -> int:
 
 
 def room_for(num_tokens: int) -> int:
-    """Places of the buffer of a row: for its tokens and at least one more."""
+    """Capacity of a sequence's buffers: for its tokens and at least one more."""
     return int((num_tokens // KVCache.step + 1) * KVCache.step)
 
 
-def can_keep(language_model: Any) -> bool:
-    """Whether all layers of this model are of kinds that are known here."""
+def can_store(language_model: Any) -> bool:
+    """Whether all layers of this model are of types that can be stored."""
     return all(type(layer) in _KNOWN for layer in make_prompt_cache(language_model))
 
 
@@ -159,7 +161,7 @@ def needs_snapshots(language_model: Any) -> bool:
 
 
 def snapshot(layers: Sequence[Any], row: int | None = None) -> LayerStates:
-    """The states now of those layers that can't be cut: of a row alone, or of one of a batch."""
+    """The current states of the layers that can't be cut, of one sequence or of a batch's `row`."""
     arrays, counters = [], []
     for layer in layers:
         if _can_be_cut(layer):
@@ -172,16 +174,16 @@ def snapshot(layers: Sequence[Any], row: int | None = None) -> LayerStates:
 
 
 def restore(layers: Sequence[Any], prefix: Prefix, num_tokens: int) -> None:
-    """Put what was found of a prompt of `num_tokens` into its new `layers`.
+    """Copy what is stored of a prompt of `num_tokens` into its new `layers`.
 
     They get room for the rest of it and for some of its answer.
     """
     capacity = room_for(num_tokens)
     cut = [layer for layer in layers if _can_be_cut(layer)]
-    pieces = [
+    matched = [
         [array[:, :, :count] for array in segment.arrays] for segment, count in prefix.segments
     ]
-    sides = list(zip(*pieces, strict=True))
+    sides = list(zip(*matched, strict=True))
     rooms = _Rooms(capacity - prefix.length)
     for number, layer in enumerate(cut):
         keys, values = sides[2 * number : 2 * number + 2]
@@ -201,7 +203,7 @@ def _can_be_cut(layer: Any) -> bool:
 
 
 class _Rooms:
-    """Empty places for `num_tokens`, one array for all layers of one shape."""
+    """Zeros for `num_tokens`, one array for all layers of one shape."""
 
     def __init__(self, num_tokens: int) -> None:
         self._num_tokens = num_tokens

@@ -334,7 +334,7 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def caches_hold_what_they_count(self) -> None:
-        self.caches.ledger.check_integrity()
+        self.caches.check_integrity()
 
     @invariant()
     def only_who_waits_for_the_runner_pins(self) -> None:
@@ -343,7 +343,7 @@ class Lives(RuleBasedStateMachine):
         is_handed_in = not self.engine.inbox.empty()
         if self.outcomes or is_handed_in or any(not r.is_known_to_runner for r in waiting):
             return
-        assert not any(reading.pinned_bytes for reading in self.caches.ledger.read())
+        assert not any(reading.pinned_bytes for reading in self.caches.read())
 
     @invariant()
     def no_picture_is_encoded_twice(self) -> None:

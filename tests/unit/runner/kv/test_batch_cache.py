@@ -57,7 +57,7 @@ class Model:
             np.testing.assert_array_equal(keys[number, :, start:], row)
             np.testing.assert_array_equal(values[number, :, start:], row + 1)
             if mask is not None:
-                # The mask is for the step to come, which adds a place at the end.
+                # The mask is for the step to come, which adds a column at the end.
                 assert np.array(mask)[number].ravel().tolist() == [False] * start + [True] * (
                     row.shape[1] + 1
                 )

@@ -1,4 +1,4 @@
-"""What is kept of a prompt is its own, or buffers that nobody runs on."""
+"""What is stored of a prompt is a copy, or buffers that no sequence runs on."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def layers() -> list[KVCache]:
 def held_by(make: object) -> int:
     """Bytes that come alive by `make`."""
     before = mx.get_active_memory()
-    kept = make()  # type: ignore[operator]
-    mx.eval(kept.arrays)
+    stored = make()  # type: ignore[operator]
+    mx.eval(stored.arrays)
     grown = mx.get_active_memory() - before
-    del kept
+    del stored
     return grown
 
 
-def test_free_buffers_are_kept_as_they_are():
+def test_free_buffers_are_stored_as_they_are():
     source = layers()
     state = SequenceState(source, {}, are_free=True)
     assert held_by(lambda: state.take(0, NUM_TOKENS)) == 0
@@ -51,7 +51,7 @@ def test_else_it_is_a_copy(are_free: bool, start: int, end: int):
     assert held_by(lambda: state.take(start, end)) >= num_bytes
 
 
-def test_halves_of_what_is_kept_hold_what_they_say():
-    stretch = SequenceState(layers(), {}, are_free=True).take(0, NUM_TOKENS)
-    halves = stretch.split(100)
+def test_halves_of_what_is_stored_hold_what_they_say():
+    segment = SequenceState(layers(), {}, are_free=True).take(0, NUM_TOKENS)
+    halves = segment.split(100)
     assert [half.size_bytes for half in halves] == [4 * 2 * n * 4 * 4 for n in (100, 140)]

@@ -1,7 +1,7 @@
-"""Features and KV on disk, beneath the caches in memory. Knows records and threads; decides little.
+"""Features and KV on disk, beneath the caches in memory.
 
-The inference thread only notes what is new; one thread of its own writes it, and threads that
-prepare requests read. What can't be written or read is missed, and costs no request.
+The inference thread only notes what is new; a writer thread writes it, and the threads that
+prepare requests read. What can't be written or read is a miss, and fails no request.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from queue import SimpleQueue
 import mlx.core as mx
 
 from vlm_server.cache.block_hash import BlockWalk, KVBlock, KVBlockIndex, block_after
-from vlm_server.cache.caches import DiskTier, EncodedImage, NoDisk
-from vlm_server.cache.disk import DiskStore, default_folder
-from vlm_server.cache.ledger import Cache
-from vlm_server.cache.prefix import PrefixCache, Source
+from vlm_server.cache.disk import DiskStore
+from vlm_server.cache.disk_files import default_folder
+from vlm_server.cache.disk_tier import Cache, DiskTier, EncodedImage, NoDisk
+from vlm_server.cache.prefix import Source
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.runner.device.memory import device_name
 from vlm_server.runner.kv.records import (
@@ -40,16 +40,16 @@ from vlm_server.settings import Cache as CacheSettings
 logger = logging.getLogger(__name__)
 
 _MAX_QUEUED_BYTES = 256 << 20
-"""Of arrays that wait to be written: what is more is not kept, or the next time."""
+"""Of arrays that wait to be written: what is more is not stored, or the next time."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A record to write, and the keys of those that it is of no use without, the first first."""
+    """A record to write, and the keys of the blocks before it, without which it is useless."""
 
     key: str
     record: Record
-    behind: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
 
 
 class DiskCache:
@@ -63,7 +63,7 @@ class DiskCache:
         *,
         needs_snapshots: bool,
     ) -> None:
-        """`prefix_bytes`: the most that is read of a prompt. See `PrefixCache.needs_snapshots`."""
+        """`prefix_bytes`: the most that is loaded of a prompt. See `PrefixCache` for snapshots."""
         self._store = store
         self._fingerprint = fingerprint
         self._prefix_bytes = prefix_bytes
@@ -94,7 +94,7 @@ class DiskCache:
         if not is_known and features.size_bytes <= self._room:
             self._add(_Job(stored, features_record(self._fingerprint, key, features)))
 
-    def lease_features(self, key: str) -> ImageFeatures | None:
+    def load_features(self, key: str) -> ImageFeatures | None:
         stored = _features_key(key)
         record = self._load(stored, key)
         if record is None:
@@ -103,40 +103,40 @@ class DiskCache:
         return record.features
 
     def store_prefix(
-        self, elements: PromptKey, source: Source[KVSegment, LayerStates], salt: str
+        self, prompt: PromptKey, source: Source[KVSegment, LayerStates], salt: str
     ) -> None:
         with self._lock:
-            walk = self._blocks.walk(elements, len(elements), salt, self._is_known)
-        start, behind = walk.length, walk.keys
-        for end in self._ends(elements, source, start):
+            walk = self._blocks.walk(prompt, len(prompt), salt, self._is_known)
+        start, after = walk.length, walk.keys
+        for end in self._ends(prompt, source, start):
             snapshot = source.snapshots[end] if self._needs_snapshots else None
             size_bytes = source.size_bytes(start, end) + (snapshot.size_bytes if snapshot else 0)
             if end <= start or size_bytes > self._room:
                 return
-            block = block_after(walk.chain, elements.part(start, end))
+            block = block_after(walk.chain, prompt.part(start, end))
             segment = source.take(start, end)
             with self._lock:
                 self._blocks.add(block)
             record = prefix_record(self._fingerprint, block, segment, snapshot)
-            self._add(_Job(block.key, record, behind))
-            start, behind = end, (*behind, block.key)
+            self._add(_Job(block.key, record, after))
+            start, after = end, (*after, block.key)
 
-    def match_prefix(
-        self, elements: PromptKey, known: int, limit: int, salt: str, least: int
+    def load_prefix(
+        self, prompt: PromptKey, known: int, limit: int, salt: str, least: int
     ) -> StoredPrefix | None:
         with self._lock:
-            walk = self._blocks.walk(elements, limit, salt, self._store.__contains__)
+            walk = self._blocks.walk(prompt, limit, salt, self._store.__contains__)
         if walk.length <= known or walk.length < least:
             self._store.count_miss()
             return None
-        found = self._load_behind(known, walk)
+        loaded = self._load_after(known, walk)
         self._store.touch(reversed(walk.keys))
-        return found
+        return loaded
 
     # ---- reading -------------------------------------------------------------------
 
-    def _load_behind(self, known: int, walk: BlockWalk) -> StoredPrefix | None:
-        """What can be read of the blocks that reach further than `known` elements."""
+    def _load_after(self, known: int, walk: BlockWalk) -> StoredPrefix | None:
+        """What can be read of the blocks that end after the first `known` positions."""
         start = at = size_bytes = 0
         segments, snapshot = list[tuple[KVSegment, int]](), None
         for block, count in walk.blocks:
@@ -155,25 +155,25 @@ class DiskCache:
         return StoredPrefix(start, segments, snapshot) if segments else None
 
     def _load(self, key: str, subject: str | KVBlock) -> Record | None:
-        """What is stored of `subject`; None if it is not here, or is of no use and so deleted."""
+        """What is stored of `subject`; None if nothing is, or it is unusable and so deleted."""
         data = self._store.get(key)
         if data is not None:
-            record = self._understood(data)
+            record = self._parse(data)
             if record and record.header.is_of(self._fingerprint, subject):
                 return record
             self._store.discard(key)
         self._drop([key])
         return None
 
-    def _understood(self, data: bytes) -> Record | None:
+    def _parse(self, data: bytes) -> Record | None:
         try:
             return Record.read(data)
         except UNREADABLE:
-            logger.debug("a cache file can't be understood", exc_info=True)
+            logger.debug("a cache file can't be parsed", exc_info=True)
             return None
 
     def _read_headers(self) -> None:
-        """Find out which blocks of prompts there are."""
+        """Index the blocks of prompts that are stored."""
         for key, path in self._store.paths.items():
             if not key.startswith("prefix-"):
                 continue
@@ -194,17 +194,17 @@ class DiskCache:
             return _MAX_QUEUED_BYTES - sum(self._queued.values())
 
     def _is_known(self, key: str) -> bool:
-        """With the lock: whether it is here or will be."""
+        """With the lock: whether it is stored or will be."""
         return key in self._queued or key in self._store
 
     def _ends(
-        self, elements: PromptKey, source: Source[KVSegment, LayerStates], start: int
+        self, prompt: PromptKey, source: Source[KVSegment, LayerStates], start: int
     ) -> list[int]:
-        """Where blocks shall end that begin with the one at `start`."""
+        """Where blocks shall end, the first of which begins at `start`."""
         if self._needs_snapshots:
-            return sorted(place for place in source.snapshots if place > start)
+            return sorted(position for position in source.snapshots if position > start)
         most = self._room // source.size_bytes(0, 1)
-        return [elements.floor(min(start + most, len(elements)))]
+        return [prompt.floor(min(start + most, len(prompt)))]
 
     def _add(self, job: _Job) -> None:
         with self._lock:
@@ -212,7 +212,7 @@ class DiskCache:
         self._queue.put(job)
 
     def _write_all(self) -> None:
-        """On the writer's thread, until it is told to end."""
+        """The writer thread, until `close`."""
         while (job := self._queue.get()) is not None:
             try:
                 is_written = self._write(job)
@@ -226,17 +226,18 @@ class DiskCache:
         mx.clear_streams()
 
     def _write(self, job: _Job) -> bool:
-        """Whether it found room. Blocks are used before those after them: the ends go first."""
-        if not all(key in self._store for key in job.behind):
+        """Whether there was room. Blocks are used after those that follow them, so that the ends of
+        prompts are evicted first."""
+        if not all(key in self._store for key in job.after):
             return False
-        gone = self._store.make_room(job.record.size_bytes, keep=job.behind)
+        gone = self._store.make_room(job.record.size_bytes, keep=job.after)
         if gone is None:
             return False
         self._drop(gone)
-        if job.key in self._store:  # though nothing was found there
+        if job.key in self._store:  # though nothing usable was there
             self._store.discard(job.key)
         self._store.put(job.key, job.record.write)
-        self._store.touch((job.key, *reversed(job.behind)))
+        self._store.touch((job.key, *reversed(job.after)))
         return True
 
     def _drop(self, keys: Iterable[str]) -> None:
@@ -245,9 +246,9 @@ class DiskCache:
 
 
 def open_disk_cache(
-    settings: CacheSettings, checkpoint: str, prefixes: PrefixCache[KVSegment, LayerStates]
+    settings: CacheSettings, checkpoint: str, prefix_bytes: int, *, needs_snapshots: bool
 ) -> DiskTier:
-    """What `settings` say; nothing, with a warning, if the folder is no good or another has it.
+    """As `settings` say; `NoDisk`, with a warning, if the folder can't be used or is in use.
 
     `checkpoint` is its fingerprint.
     """
@@ -258,11 +259,9 @@ def open_disk_cache(
     try:
         store = DiskStore("disk", folder, fingerprint, settings.disk_bytes)
     except OSError as error:
-        logger.warning("nothing is kept on disk: %s can't be used: %s", folder, error.strerror)
+        logger.warning("nothing is stored on disk: %s can't be used: %s", folder, error.strerror)
         return NoDisk()
-    return DiskCache(
-        store, fingerprint, prefixes.limit_bytes, needs_snapshots=prefixes.needs_snapshots
-    )
+    return DiskCache(store, fingerprint, prefix_bytes, needs_snapshots=needs_snapshots)
 
 
 def _features_key(key: str) -> str:

@@ -1,0 +1,191 @@
+"""What threads do to a prefix cache while one of them computes what it stores."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.unit.cache.fakes import FakeSegment, FakeSnapshot, FakeSource, TakeFailed, parts_in
+from tests.unit.cache.prompts import Item, parts_of, prompt_of
+from vlm_server.cache.prefix import PrefixCache
+
+CAT, DOG = ("cat", 3, 9), ("dog", 3, 9)
+SECONDS = 20.0
+Cache = PrefixCache[FakeSegment, FakeSnapshot]
+
+
+def elsewhere(work: Callable[[], object]) -> None:
+    """Do `work` on another thread. Raises TimeoutError if it does not end."""
+    threads = ThreadPoolExecutor(1)
+    try:
+        threads.submit(work).result(SECONDS)
+    finally:
+        threads.shutdown(wait=False)
+
+
+@dataclass
+class BusySource(FakeSource):
+    """Other threads do `meanwhile` while it takes, each of them once."""
+
+    meanwhile: list[Callable[[], object]] = field(default_factory=list)
+
+    def take(self, start: int, end: int) -> FakeSegment:
+        while self.meanwhile:
+            elsewhere(self.meanwhile.pop(0))
+        return super().take(start, end)
+
+
+def insert(cache: Cache, prompt: list[Item], *meanwhile: Callable[[], object]) -> BusySource:
+    source = BusySource(prompt_of(prompt), meanwhile=list(meanwhile))
+    cache.insert(source.prompt_key, source)
+    cache.check_integrity()
+    return source
+
+
+def num_stored(cache: Cache, prompt: list[Item], salt: str = "") -> int:
+    match = cache.match(prompt_of(prompt), 1000, salt)
+    assert parts_in(match) == parts_of(prompt_of(prompt))[: match.length]
+    match.release()
+    return match.length
+
+
+def test_others_use_the_cache_while_a_segment_is_taken() -> None:
+    cache = Cache("prefix", 1000)
+    readings = list[object]()
+    insert(cache, [1, 2, 3], lambda: readings.append(cache.read()))
+    assert len(readings) == 1
+    assert num_stored(cache, [1, 2, 3]) == 3
+
+
+class BusySegment(FakeSegment):
+    """Another thread reads `cache` while it is split."""
+
+    cache: Cache
+
+    def split(self, at: int) -> tuple[FakeSegment, FakeSegment]:
+        elsewhere(self.cache.read)
+        return super().split(at)
+
+
+class BusySegmentSource(FakeSource):
+    def take(self, start: int, end: int) -> FakeSegment:
+        return BusySegment(super().take(start, end).parts)
+
+
+def test_others_use_the_cache_while_a_segment_is_split() -> None:
+    BusySegment.cache = cache = Cache("prefix", 1000)
+    for prompt in (prompt_of([1, 2, 3, 4]), prompt_of([1, 2, 5])):
+        cache.insert(prompt, BusySegmentSource(prompt))
+    assert num_stored(cache, [1, 2, 3, 4]) == 4
+    assert num_stored(cache, [1, 2, 5]) == 3
+    cache.check_integrity()
+
+
+@pytest.mark.parametrize(
+    ("others", "takes", "size_bytes"),
+    [
+        ([1, 2, 3], [(0, 3)], 3),
+        ([1, 2, 3, 4], [(0, 3)], 4),
+        ([1, 2], [(0, 3), (2, 3)], 3),
+        ([1, 2, 4], [(0, 3), (2, 3)], 4),
+        ([5], [(0, 3)], 4),
+    ],
+)
+def test_what_another_thread_stored_meanwhile_is_not_stored_twice(
+    others: list[Item], takes: list[tuple[int, int]], size_bytes: int
+) -> None:
+    cache = Cache("prefix", 1000)
+    source = insert(cache, [1, 2, 3], lambda: insert(cache, others))
+    assert source.takes == takes
+    assert (num_stored(cache, [1, 2, 3]), num_stored(cache, others)) == (3, len(others))
+    assert cache.read().size_bytes == size_bytes
+    assert cache.num_holds == 0
+
+
+def test_what_a_prompt_is_added_to_stays_meanwhile() -> None:
+    cache = Cache("prefix", 1000)
+    insert(cache, [1, 2])
+    insert(cache, [3])
+    source = insert(cache, [1, 2, 4], cache.clear, lambda: insert(cache, [1, 5]))
+    assert source.takes == [(2, 3)]
+    assert num_stored(cache, [1, 2, 4]) == 3
+    assert (num_stored(cache, [3]), num_stored(cache, [1, 5])) == (0, 2)
+
+
+def test_a_salt_that_is_forgotten_meanwhile_is_known_again() -> None:
+    cache = Cache("prefix", 1000)
+    other = prompt_of([7])
+    insert(cache, [1], lambda: cache.insert(other, FakeSource(other), "other"))
+    assert num_stored(cache, [1]) == 1
+    assert num_stored(cache, [7], "other") == 1
+
+
+def test_room_that_others_take_meanwhile_is_theirs() -> None:
+    cache = Cache("prefix", 3)
+    held = list[object]()
+
+    def store_and_keep() -> None:
+        insert(cache, [7, 8])
+        held.append(cache.match(prompt_of([7, 8]), 2))
+
+    source = insert(cache, [1, 2], store_and_keep)
+    assert source.takes == [(0, 2)]
+    assert (num_stored(cache, [1, 2]), num_stored(cache, [7, 8])) == (0, 2)
+    assert (cache.read().size_bytes, cache.num_holds) == (2, 1)
+
+
+def test_a_failed_take_gives_back_what_it_held() -> None:
+    cache = Cache("prefix", 1000)
+    insert(cache, [1, 2])
+    prompt = prompt_of([1, 2, 3])
+    with pytest.raises(TakeFailed):
+        cache.insert(prompt, FakeSource(prompt, failing=0))
+    assert cache.num_holds == cache.read().pinned_bytes == 0
+    cache.check_integrity()
+
+
+@pytest.mark.usefixtures("eager_switches")
+@pytest.mark.parametrize("needs_snapshots", [False, True])
+@pytest.mark.parametrize("limit_bytes", [30, 1000])
+def test_threads_that_store_match_evict_and_clear_break_nothing(
+    limit_bytes: int, needs_snapshots: bool
+) -> None:
+    cache = Cache("prefix", limit_bytes, needs_snapshots=needs_snapshots)
+    start = threading.Barrier(4)
+
+    def use(seed: int) -> None:
+        choice = random.Random(seed)
+        start.wait(SECONDS)
+        for _ in range(250):
+            prompt, salt = prompt_of(choice.choices([1, 2, CAT, DOG], k=4)), choice.choice("abc")
+            positions = frozenset([prompt.floor(3), len(prompt)])
+            match = cache.match(prompt, 8, salt)
+            try:
+                failing = choice.choice([None, None, 0, 1])
+                cache.insert(prompt, FakeSource(prompt, positions, failing), salt)
+            except TakeFailed:
+                pass
+            match = cache.improve(match, prompt, 8, salt)
+            assert parts_in(match) == parts_of(prompt)[: match.length]
+            match choice.randrange(10):
+                case 0:
+                    cache.clear()
+                case 1 | 2:
+                    cache.evict(choice.randrange(20))
+                case _:
+                    pass
+            cache.check_integrity()
+            assert parts_in(match) == parts_of(prompt)[: match.length]
+            match.release()
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(use, range(4)))
+    cache.check_integrity()
+    assert cache.read().pinned_bytes == cache.num_holds == 0
+    cache.clear()
+    assert (cache.read().size_bytes, cache.read().entries) == (0, 0)

@@ -1,0 +1,83 @@
+"""What `Caches` ask of a tier on disk, and the tier that stores nothing."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from vlm_server.cache.prefix import Source
+from vlm_server.cache.prompt_key import PromptKey
+from vlm_server.protocol import CacheStats
+
+
+class Cache(Protocol):
+    """What every cache can be asked, from any thread."""
+
+    def read(self) -> CacheStats: ...
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError if what it counts is not what it stores."""
+        ...
+
+
+class EncodedImage(Protocol):
+    """What an `Encoder` made of one image: device arrays that only `runner` can read."""
+
+    @property
+    def size_bytes(self) -> int: ...
+
+
+class StoredPrefixSource(Source[Any, Any], Protocol):
+    """The first `length` positions of a prompt, as far as they were asked for."""
+
+    @property
+    def length(self) -> int: ...
+
+
+class DiskTier(Protocol):
+    """Features and KV that outlive the process. What can't be written or read is a miss.
+
+    `store_*` return at once and are called by the inference thread; what they are given is written
+    later. `load_*` read on the thread that asks.
+    """
+
+    @property
+    def caches(self) -> tuple[Cache, ...]:
+        """What there is to read and check."""
+        ...
+
+    def store_features(self, key: str, features: EncodedImage) -> None: ...
+
+    def load_features(self, key: str) -> EncodedImage | None: ...
+
+    def store_prefix(self, prompt: PromptKey, source: Source[Any, Any], salt: str) -> None: ...
+
+    def load_prefix(
+        self, prompt: PromptKey, known: int, limit: int, salt: str, least: int
+    ) -> StoredPrefixSource | None:
+        """A longer beginning than the first `known` positions, of `least` to `limit` of them."""
+        ...
+
+    def close(self, seconds: float) -> None:
+        """Write what waits, for `seconds` at most. After that nothing can be stored or loaded."""
+        ...
+
+
+class NoDisk:
+    """The `DiskTier` that stores nothing."""
+
+    caches = ()
+
+    def store_features(self, key: str, features: EncodedImage) -> None:
+        pass
+
+    def load_features(self, key: str) -> None:
+        return None
+
+    def store_prefix(self, prompt: PromptKey, source: Source[Any, Any], salt: str) -> None:
+        pass
+
+    def load_prefix(self, prompt: PromptKey, known: int, limit: int, salt: str, least: int) -> None:
+        return None
+
+    def close(self, seconds: float) -> None:
+        pass

@@ -1,0 +1,225 @@
+"""A radix tree of prompts: what was computed of them, by how they begin. Not thread-safe.
+
+Each node stands for a part of a prompt that follows its parent's, and holds what was computed of
+it. Prompts are compared, not hashed, so that no other prompt's state can match. No edge ends
+inside a media span.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, Self, TypeVar
+
+from vlm_server.cache.prompt_key import NOTHING, PromptKey
+
+
+class Segment(Protocol):
+    """What was computed of consecutive positions of a prompt."""
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    def split(self, at: int) -> tuple[Self, Self]:
+        """The first `at` positions', and the rest's."""
+        ...
+
+
+class Snapshot(Protocol):
+    """A state that can't be cut: the one after some position of a prompt."""
+
+    @property
+    def size_bytes(self) -> int: ...
+
+
+T = TypeVar("T", bound=Segment)
+S = TypeVar("S", bound=Snapshot)
+
+
+@dataclass(eq=False, slots=True)
+class Node(Generic[T, S]):
+    """`pins` counts the holds on this node and on all below it; a root has neither segment nor
+    pins."""
+
+    edge: PromptKey
+    segment: T | None
+    parent: Node[T, S] | None
+    snapshot: S | None = None
+    children: dict[int | str, Node[T, S]] = field(default_factory=dict)
+    pins: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        own = 0 if self.segment is None else self.segment.size_bytes
+        return own + (0 if self.snapshot is None else self.snapshot.size_bytes)
+
+    @property
+    def path(self) -> Iterator[Node[T, S]]:
+        """This node and those above it, without the root."""
+        node = self
+        while node.parent is not None:
+            yield node
+            node = node.parent
+
+
+class RadixTree(Generic[T, S]):
+    """Bounded in bytes; evicts the least recently used, leaves first. A root for each salt."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.size_bytes = self.pinned_bytes = self.num_evictions = 0
+        self._roots: dict[str, Node[T, S]] = {}
+        self._nodes: OrderedDict[Node[T, S], None] = OrderedDict()
+        """Least recently used first. Using a node uses those above it right after it, so that no
+        node comes before one below it."""
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    @property
+    def num_roots(self) -> int:
+        return len(self._roots)
+
+    def contains(self, node: Node[T, S]) -> bool:
+        """Whether `node`, a root perhaps, is still part of the tree."""
+        return node in self._nodes or any(node is root for root in self._roots.values())
+
+    # ---- lookup ----------------------------------------------------------------------
+
+    def root(self, salt: str) -> Node[T, S]:
+        """Where prompts of `salt` begin; made if missing. Forgets roots with nothing below."""
+        if salt not in self._roots:
+            self._roots = {known: root for known, root in self._roots.items() if root.children}
+            self._roots[salt] = Node(NOTHING, None, None)
+        return self._roots[salt]
+
+    def walk(self, prompt: PromptKey, limit: int, salt: str) -> list[tuple[Node[T, S], int]]:
+        """The nodes that `prompt` begins with, each with how many of its positions match.
+
+        At most `limit` positions in all, and never part of a media span.
+        """
+        matched, at = list[tuple[Node[T, S], int]](), 0
+        limit = min(limit, len(prompt))
+        node = self._roots.get(salt)
+        while node is not None and at < limit:
+            child = node.children.get(prompt.key_at(at))
+            if child is None:
+                break
+            count = prompt.num_common(at, child.edge)
+            count = prompt.floor(min(at + count, limit)) - at
+            if not count:
+                break
+            matched.append((child, count))
+            at += count
+            node = child if count == len(child.edge) else None
+        return matched
+
+    def touch(self, node: Node[T, S]) -> None:
+        """Note a use of `node`."""
+        for each in node.path:
+            self._nodes.move_to_end(each)
+
+    def pin(self, node: Node[T, S]) -> None:
+        """Keep `node` and those above it from eviction until `unpin`."""
+        for each in node.path:
+            self.pinned_bytes += 0 if each.pins else each.size_bytes
+            each.pins += 1
+
+    def unpin(self, node: Node[T, S]) -> None:
+        for each in node.path:
+            each.pins -= 1
+            self.pinned_bytes -= 0 if each.pins else each.size_bytes
+
+    # ---- growth ----------------------------------------------------------------------
+
+    def append(
+        self, parent: Node[T, S], edge: PromptKey, segment: T, snapshot: S | None
+    ) -> Node[T, S]:
+        """A new node after `parent`, which has no child that begins like `edge`."""
+        node = Node(edge, segment, parent, snapshot)
+        parent.children[edge.first] = node
+        self._nodes[node] = None
+        self.touch(node)
+        self._grew(node, node.size_bytes)
+        return node
+
+    def set_snapshot(self, node: Node[T, S], snapshot: S) -> None:
+        """Add the state after `node`, which had none."""
+        node.snapshot = snapshot
+        self._grew(node, snapshot.size_bytes)
+
+    def split(self, node: Node[T, S], at: int, halves: tuple[T, T]) -> Node[T, S]:
+        """Put a new node above `node` for its first `at` positions, and return it.
+
+        `halves` are those of `node.segment`.
+        """
+        assert node.parent is not None
+        size_bytes = node.size_bytes
+        upper = Node[T, S](node.edge.part(0, at), halves[0], node.parent, pins=node.pins)
+        node.parent.children[upper.edge.first] = upper
+        node.edge, node.segment, node.parent = node.edge.part(at, len(node.edge)), halves[1], upper
+        upper.children[node.edge.first] = node
+        self._nodes[upper] = None
+        self.touch(upper)
+        self._grew(node, upper.size_bytes + node.size_bytes - size_bytes)
+        return upper
+
+    def _grew(self, node: Node[T, S], size_bytes: int) -> None:
+        self.size_bytes += size_bytes
+        self.pinned_bytes += size_bytes if node.pins else 0
+
+    # ---- eviction --------------------------------------------------------------------
+
+    def make_room(self, after: Node[T, S], size_bytes: int) -> bool:
+        """Evict until `size_bytes` more fit; `after` and those above it stay.
+
+        Returns whether there is room. Evicts nothing if there can be none.
+        """
+        self.pin(after)
+        if has_room := self.pinned_bytes + size_bytes <= self.limit_bytes:
+            self.evict(self.size_bytes + size_bytes - self.limit_bytes)
+        self.unpin(after)
+        return has_room
+
+    def evict(self, num_bytes: int) -> int:
+        """Evict at least so much of what is not pinned, if there is so much; returns the bytes."""
+        before = self.size_bytes
+        for node in [node for node in self._nodes if not node.pins]:
+            if before - self.size_bytes >= num_bytes:
+                break
+            self._remove(node)
+        return before - self.size_bytes
+
+    def _remove(self, node: Node[T, S]) -> None:
+        assert not node.children
+        assert node.parent is not None
+        del node.parent.children[node.edge.first]
+        del self._nodes[node]
+        self.size_bytes -= node.size_bytes
+        self.num_evictions += 1
+
+    # ---- integrity -------------------------------------------------------------------
+
+    def check_integrity(self) -> int:
+        """Raises AssertionError if tree, order and sums disagree. Returns the number of pins."""
+        in_tree, num_pins = set[Node[T, S]](), 0
+        waiting = list(self._roots.values())
+        while waiting:
+            node = waiting.pop()
+            own_pins = node.pins - sum(child.pins for child in node.children.values())
+            assert node.parent is None or own_pins >= 0
+            num_pins += own_pins if node.parent is not None else 0
+            for first, child in node.children.items():
+                assert child.parent is node
+                assert len(child.edge)
+                assert child.edge.first == first
+            in_tree.update(node.children.values())
+            waiting += node.children.values()
+        assert in_tree == set(self._nodes)
+        order = {node: number for number, node in enumerate(self._nodes)}
+        assert all(order[n] < order[n.parent] for n in order if n.parent in order)
+        assert self.size_bytes == sum(node.size_bytes for node in order)
+        assert self.pinned_bytes == sum(node.size_bytes for node in order if node.pins)
+        assert self.size_bytes <= self.limit_bytes
+        return num_pins
