@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -24,12 +25,6 @@ _AT_PATH = re.compile(
 _UNKNOWN = re.compile(r"^Object contains unknown field `(.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(.*)`$")
 _ONLY_EMPTY = re.compile(r"^Expected (`null`, got|`array` of length <= 0)")
-_RULES = {
-    "role": "must be 'system', 'developer', 'user' or 'assistant'",
-    "type": "must be 'text', 'image_url' or 'video_url'",
-    "detail": "must be 'auto', 'low' or 'high'",
-    "response_format.type": "must be 'text', 'json_object' or 'json_schema'",
-}
 
 
 def parse_object(body: bytes | bytearray) -> dict[str, Any]:
@@ -47,12 +42,15 @@ def parse_object(body: bytes | bytearray) -> dict[str, Any]:
     return value
 
 
-def convert(fields: dict[str, Any], schema: type[T]) -> T:
-    """`fields` as a `schema`. Raises InvalidRequest, or UnsupportedField for unknown names."""
+def convert(fields: dict[str, Any], schema: type[T], rules: Mapping[str, str]) -> T:
+    """`fields` as a `schema`. Raises InvalidRequest, or UnsupportedField for unknown names.
+
+    `rules` says what a field's value must be, by the field's path or its name alone.
+    """
     try:
         return msgspec.convert(fields, schema)
     except msgspec.ValidationError as error:
-        raise _explain(str(error)) from None
+        raise _explain(str(error), rules) from None
     except UnicodeEncodeError:
         raise InvalidRequest("A name or choice holds half a surrogate pair.") from None
 
@@ -65,7 +63,7 @@ def utf8_length(text: str, param: str) -> int:
         raise InvalidRequest(f"`{param}` holds half a surrogate pair.", param) from None
 
 
-def _explain(message: str) -> InvalidRequest:
+def _explain(message: str, rules: Mapping[str, str]) -> InvalidRequest:
     """msgspec's message as ours: `Expected ... - at `$.a[0].b`` becomes param `a[0].b`."""
     found = _AT_PATH.match(message)
     text, path = (found["text"], found["path"] or "") if found else (message, "")
@@ -79,7 +77,7 @@ def _explain(message: str) -> InvalidRequest:
         return UnsupportedField(f"`{path}` is not supported; leave it out.", path)
     if text.startswith("Invalid"):  # it quotes the value
         name = path.rpartition(".")[2]
-        rule = _RULES.get(path) or _RULES.get(name, "has a value that is not allowed")
+        rule = rules.get(path) or rules.get(name, "has a value that is not allowed")
         return InvalidRequest(f"`{path}` {rule}.", path)
     return InvalidRequest(f"`{path}`: {text[:1].lower()}{text[1:]}.", path or None)
 

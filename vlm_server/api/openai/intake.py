@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from vlm_server.api.http import json_body
-from vlm_server.api.openai import schema as chat_schema
+from vlm_server.api.openai import schema
 from vlm_server.api.openai.sampling import read_sampling
 from vlm_server.api.openai.schema import ChatMessage, ContentPart, ImageUrlPart, VideoUrlPart
 from vlm_server.errors import InvalidRequest, ModelNotFound
-from vlm_server.media import intake
+from vlm_server.media.intake import take_image, take_video
 from vlm_server.protocol import (
     Image,
     ImagePart,
@@ -43,7 +43,7 @@ def read_chat(
     body: bytes | bytearray, limits: Limits, model: str, request_id: str, cache_salt: str
 ) -> ChatCall:
     """The call that `body` makes to the model served as `model`. Raises RequestError."""
-    request = chat_schema.parse(body)
+    request = schema.parse(body)
     if request.model not in (model, "default"):
         raise ModelNotFound(f"This server has one model: `{model}`.", "model")
     stream = bool(request.stream)
@@ -131,7 +131,7 @@ class _Conversation:
             raise InvalidRequest(f"A picture can't be in a message of role '{role}'.", param)
         picture = part.image_url
         url, detail = (picture, None) if isinstance(picture, str) else (picture.url, picture.detail)
-        image = intake.take_image(url, param, self.limits)
+        image = take_image(url, param, self.limits)
         if detail == "low":
             image = msgspec.structs.replace(image, max_side_pixels=_LOW_DETAIL_SIDE_PIXELS)
         self.images.append(image)
@@ -142,5 +142,5 @@ class _Conversation:
             raise InvalidRequest(f"A video can't be in a message of role '{role}'.", param)
         video = part.video_url
         url = video if isinstance(video, str) else video.url
-        self.videos.append(intake.take_video(url, param, self.limits))
+        self.videos.append(take_video(url, param, self.limits))
         return VideoPart(len(self.videos) - 1)

@@ -42,6 +42,14 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Fields of OpenAI's that are not supported, and the values that ask for nothing."""
 
+RULES = {
+    "role": "must be 'system', 'developer', 'user' or 'assistant'",
+    "type": "must be 'text', 'image_url' or 'video_url'",
+    "detail": "must be 'auto', 'low' or 'high'",
+    "response_format.type": "must be 'text', 'json_object' or 'json_schema'",
+}
+"""What the value of a field must be, for errors."""
+
 
 class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
     text: str
@@ -123,7 +131,7 @@ def parse(body: bytes | bytearray) -> ChatRequest:
     """The request in `body`. Raises InvalidRequest, naming the field at fault."""
     fields = json_body.parse_object(body)
     obeyed = {name: value for name, value in fields.items() if not _is_ignored(name, value)}
-    return json_body.convert(obeyed, ChatRequest)
+    return json_body.convert(obeyed, ChatRequest, RULES)
 
 
 def _is_ignored(name: str, value: Any) -> bool:

@@ -6,7 +6,6 @@ What the engine says of itself is left out while no engine has said anything.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -14,12 +13,10 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from starlette.requests import Request
 from starlette.responses import Response
 
+from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.places import Places
 from vlm_server.protocol import CacheStats, MemoryStats, Stats
 from vlm_server.supervisor.client import EngineClient, EngineStatus
-
-AnsweredRequests = Counter[tuple[str, int]]
-"""How many requests ended, by route as it is declared (never a path) and status."""
 
 
 class Metrics:
