@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Self
@@ -12,12 +11,11 @@ import httpx
 import msgspec
 
 from tests.soak.request import Ending, Outcome, Patience, Request
-from vlm_server.cli.bench.answer import read_answer
+from vlm_server.cli.client.answer import read_answer
+from vlm_server.cli.client.chat import ChatClient
 
 TIMEOUT_SECONDS = 120.0
 """A request that takes longer has failed."""
-_KEEPALIVE_SECONDS = 2.0
-"""Shorter than the server's: no request meets a connection being closed."""
 _UPLOAD_PAUSE_SECONDS = 0.05
 _MAX_ERROR_CHARS = 300
 
@@ -48,32 +46,27 @@ class _Completion(msgspec.Struct):
 
 
 class _Reply(msgspec.Struct, frozen=True):
-    """`pieces` with the seconds since the request was sent."""
+    """`received`: (seconds since the request was sent, bytes)."""
 
     status: int
-    pieces: list[tuple[float, bytes]]
+    received: list[tuple[float, bytes]]
     retry_after_seconds: float
 
     @property
     def body(self) -> bytes:
-        return b"".join(piece for _, piece in self.pieces)
+        return b"".join(data for _, data in self.received)
 
 
 class Client:
     """Asks the server at `url`, without `/v1`. Every request ends in an `Outcome`."""
 
     def __init__(self, url: str) -> None:
-        self._url = f"{url}/v1/chat/completions"
-        self._http = httpx.AsyncClient(
-            timeout=None,
-            trust_env=False,
-            headers={"Content-Type": "application/json"},
-            limits=httpx.Limits(max_connections=None, keepalive_expiry=_KEEPALIVE_SECONDS),
-        )
+        self._chat = ChatClient(f"{url}/v1", api_key=None, timeout=None, trust_env=False)
         self.waits = 0
         """How often a full queue made a request wait."""
 
     async def __aenter__(self) -> Self:
+        await self._chat.__aenter__()
         return self
 
     async def __aexit__(
@@ -82,7 +75,7 @@ class Client:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._http.aclose()
+        await self._chat.__aexit__(kind, error, trace)
 
     async def send(self, request: Request) -> Outcome:
         """Where the queue is full, send again when the server says."""
@@ -101,28 +94,23 @@ class Client:
     async def _reply(self, request: Request) -> _Reply:
         """Raises _Left, TimeoutError, httpx.HTTPError."""
         patience = request.patience
-        pieces: list[tuple[float, bytes]] = []
-        sent = time.perf_counter()
+        received: list[tuple[float, bytes]] = []
+        body = request.body
         try:
             async with (
                 asyncio.timeout(min(patience.seconds, TIMEOUT_SECONDS)),
-                self._http.stream(
-                    "POST",
-                    self._url,
-                    content=_upload(request.body, patience),
-                    headers={"Content-Length": str(len(request.body))},
-                ) as response,
+                self._chat.post(_upload(body, patience), len(body)) as response,
             ):
-                async for piece in response.aiter_raw():
-                    pieces.append((time.perf_counter() - sent, piece))
-                    if len(pieces) >= patience.pieces:
+                async for each in response.received():
+                    received.append(each)
+                    if len(received) >= patience.reads:
                         raise _Left
         except TimeoutError:
             if patience.seconds < TIMEOUT_SECONDS:
                 raise _Left from None
             raise
         retry_after_seconds = float(response.headers.get("Retry-After", 1))
-        return _Reply(response.status_code, pieces, retry_after_seconds)
+        return _Reply(response.status, received, retry_after_seconds)
 
 
 async def _upload(body: bytes, patience: Patience) -> AsyncIterator[bytes]:
@@ -139,7 +127,7 @@ def _judge(request: Request, reply: _Reply) -> Outcome:
     if reply.status != 200:
         return _failure(request, reply.status, reply.body.decode(errors="replace"))
     if request.is_stream:
-        answer = read_answer(reply.pieces, reply.pieces[-1][0] if reply.pieces else 0.0)
+        answer = read_answer(reply.received, reply.received[-1][0] if reply.received else 0.0)
         if answer.error is not None:
             return _failure(request, 200, answer.error)
         return _answered(request, answer.text, answer.ttft)

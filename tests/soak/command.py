@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.soak import plot, report
 from tests.soak.run import Plan, Result, soak
 from tests.soak.verdict import is_passed, judge
-from vlm_server.cli.client import Client
+from vlm_server.cli.client.daemon import Daemon
 from vlm_server.cli.own_daemon import running_daemon
 from vlm_server.errors import VlmServerError
 
@@ -67,8 +67,8 @@ def _daemon(url: str | None) -> Iterator[str]:
     """The daemon at `url`, or one of our own with the embedded model; ready, without `/v1`."""
     started = running_daemon(DAEMON, _STOP_SECONDS) if url is None else contextlib.nullcontext(url)
     with started as found:
-        with Client(found) as client:
-            client.wait_ready(_START_SECONDS)
+        with Daemon(found) as daemon:
+            daemon.wait_ready(_START_SECONDS)
         yield found.rstrip("/").removesuffix("/v1")
 
 

@@ -29,11 +29,11 @@ class Crowd:
 
     async def run(self, is_over: Callable[[], bool]) -> None:
         """Let users ask until `is_over`; their last requests have ended when this returns."""
-        pacing = asyncio.create_task(self._chunk_sizer())
+        varying = asyncio.create_task(self._vary_size())
         try:
             await asyncio.gather(*(self._ask_on(user, is_over) for user in self._users))
         finally:
-            pacing.cancel()
+            varying.cancel()
             self.size = 0
 
     async def ask_in_turn(self, requests: Sequence[Request]) -> None:
@@ -41,7 +41,7 @@ class Crowd:
         for request in requests:
             self.outcomes.append(await self._send(request))
 
-    async def _chunk_sizer(self) -> None:
+    async def _vary_size(self) -> None:
         while True:
             self.size = self._rng.randint(1, len(self._users))
             await asyncio.sleep(self._rng.uniform(*_STAGE_SECONDS))

@@ -147,7 +147,7 @@ class User:
                 return Patience(seconds=self._rng.uniform(0.0, 0.5)), {}
             case _:
                 long = {"max_tokens": 200, "ignore_eos": kind is not Kind.JSON}
-                return Patience(pieces=self._rng.randint(1, 30)), {"stream": True} | long
+                return Patience(reads=self._rng.randint(1, 30)), {"stream": True} | long
 
 
 def refills(seed: int) -> list[Request]:

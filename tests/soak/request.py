@@ -37,12 +37,12 @@ class Patience(msgspec.Struct, frozen=True):
     """When the client closes the connection: whatever of these comes first.
 
     After `upload_share` of the body (1.0 is all of it, and no reason to leave), so many `seconds`
-    after it began to send, or so many `pieces` of the answer.
+    after it began to send, or so many `reads` of the answer's bytes.
     """
 
     upload_share: float = 1.0
     seconds: float = math.inf
-    pieces: float = math.inf
+    reads: float = math.inf
 
 
 class Refusal(msgspec.Struct, frozen=True):

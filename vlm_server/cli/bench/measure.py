@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 
 import msgspec
 
-from vlm_server.cli.bench.answer import Answer
 from vlm_server.cli.bench.client import Client
 from vlm_server.cli.bench.figures import Figure
 from vlm_server.cli.bench.material import Material
 from vlm_server.cli.bench.scenarios import SCENARIOS, warm_up
+from vlm_server.cli.client.answer import Answer
 
 
 class Plan(msgspec.Struct, frozen=True):

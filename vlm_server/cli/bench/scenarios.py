@@ -11,7 +11,6 @@ import time
 from collections.abc import Awaitable, Callable
 from itertools import chain
 
-from vlm_server.cli.bench.answer import Answer
 from vlm_server.cli.bench.client import Client
 from vlm_server.cli.bench.figures import (
     Figure,
@@ -24,6 +23,7 @@ from vlm_server.cli.bench.figures import (
     throughput,
 )
 from vlm_server.cli.bench.material import DESCRIBE, QUESTIONS, Material, Message, assistant, user
+from vlm_server.cli.client.answer import Answer
 
 Scenario = Callable[[Client, Material], Awaitable[list[Figure]]]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlm_server.cli import options
-from vlm_server.cli.client import Client
+from vlm_server.cli.client.daemon import Daemon
 from vlm_server.cli.failure import CommandFailed
 from vlm_server.cli.serve import url_of
 from vlm_server.cli.service.files import ServiceCommand
@@ -120,8 +120,8 @@ def _settings_of(words: list[str]) -> Settings:
 
 
 def _is_ready(url: str) -> bool:
-    with Client(url) as client:
-        return client.is_there() and client.is_ready()
+    with Daemon(url) as daemon:
+        return daemon.is_there() and daemon.is_ready()
 
 
 def _url(settings: Settings) -> str:

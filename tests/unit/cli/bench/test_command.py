@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.cli.bench.scripted_server import ScriptedServer, echo, listening
+from tests.unit.cli.scripted_server import ScriptedServer, echo, listening
 from vlm_server.cli.bench import command
 from vlm_server.cli.bench.client import Target
 from vlm_server.cli.bench.servers import Kind, ServerUnusable, find_model, parse_url, started

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.cli.bench.scripted_server import ScriptedServer, echo, ending, listening, text
+from tests.unit.cli.scripted_server import ScriptedServer, echo, ending, listening, text
 from vlm_server.cli.bench.client import Client, Target
 from vlm_server.cli.bench.figures import Unit
 from vlm_server.cli.bench.measure import Plan, Run, measure
