@@ -71,7 +71,7 @@ def asked(name: str, sampling: SamplingParams = LONGER) -> Any:
 
 
 def shown(video: Video, **limits: Any) -> clip.Clip:
-    return clip.decode(video, Limits(**limits))
+    return clip.decode(video, Limits(**limits), clip.Stop())
 
 
 # ---- equal whatever runs beside ------------------------------------------------------

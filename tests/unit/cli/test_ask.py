@@ -142,7 +142,7 @@ def test_a_video_that_is_cut_short_is_refused_before_it_is_sent(
     video = tmp_path / "clip.mp4"
     video.write_bytes(clips.encode(clips.noise(1, 3))[:-1])
     assert main(["ask", str(video), "Which way?", "--url", url]) != 0
-    assert "ends before" in capsys.readouterr().err
+    assert "is truncated" in capsys.readouterr().err
     assert script.asked == []
 
 

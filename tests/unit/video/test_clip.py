@@ -29,7 +29,7 @@ FORMATS = {"mp4": "MP4", "mov": "MP4", "webm": "WEBM", "matroska": "WEBM", "gif"
 
 
 def decode(data: bytes, name: str = "MP4", **limits: object) -> Clip:
-    return clip.decode(Video(data, "key", name, PARAM), replace(Limits(), **limits))
+    return clip.decode(Video(data, "key", name, PARAM), replace(Limits(), **limits), clip.Stop())
 
 
 def refusal(data: bytes, name: str = "MP4", **limits: object) -> str:
@@ -196,7 +196,7 @@ def test_a_decoder_that_hangs_is_killed_at_its_deadline() -> None:
     command = (sys.executable, "-c", "import time; time.sleep(60)")
     started = time.monotonic()
     with pytest.raises(InvalidVideo, match=r"over 0\.5 seconds"):
-        clip.decode(video, Limits(decode_timeout_seconds=0.5), command=command)
+        clip.decode(video, Limits(decode_timeout_seconds=0.5), clip.Stop(), command)
     assert time.monotonic() - started < 10
 
 
@@ -227,8 +227,8 @@ def test_a_decoder_that_dies_fails_the_request(
 ) -> None:
     video = Video(b"x" * (1 << 20), "key", "MP4", PARAM)
     with pytest.raises(InvalidVideo, match="can't be decoded"):
-        clip.decode(video, Limits(), command=(sys.executable, "-c", program))
-    assert "ended early" in caplog.text
+        clip.decode(video, Limits(), clip.Stop(), (sys.executable, "-c", program))
+    assert "died" in caplog.text
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS has no such limit")

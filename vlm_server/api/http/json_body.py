@@ -1,7 +1,7 @@
-"""JSON into structs, with errors that name the field. Knows msgspec; knows no schema.
+"""Parses JSON into structs, with errors that name the field at fault.
 
-Stricter than most readers: a repeated name, NaN and Infinity are errors, and no message
-repeats what the client sent, but for the name of an unknown field.
+Stricter than most parsers: duplicate names, NaN and Infinity are errors. No message repeats what
+the client sent, except for the name of an unknown field.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_NAME_CHARS = 64
 _AT_PATH = re.compile(
     r"^(?P<text>.*?)(?: - at `\$\.?(?P<path>[^`]*?)(?:\[\.\.\.\])?`)?$", re.DOTALL
 )
-"""A value of a map is at `map[...]`, whatever its name."""
+"""msgspec writes `map[...]` for any value of a map."""
 _UNKNOWN = re.compile(r"^Object contains unknown field `(.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(.*)`$")
 _ONLY_EMPTY = re.compile(r"^Expected (`null`, got|`array` of length <= 0)")
@@ -52,21 +52,21 @@ def convert(fields: dict[str, Any], schema: type[T], rules: Mapping[str, str]) -
     except msgspec.ValidationError as error:
         raise _explain(str(error), rules) from None
     except UnicodeEncodeError:
-        raise InvalidRequest("A name or choice holds half a surrogate pair.") from None
+        raise InvalidRequest("A string contains a lone surrogate.") from None
 
 
 def utf8_length(text: str, param: str) -> int:
-    """The bytes of `text`. Raises InvalidRequest for half a surrogate pair."""
+    """Length of `text` in bytes of UTF-8. Raises InvalidRequest for a lone surrogate."""
     try:
         return len(text.encode("utf-8"))
     except UnicodeEncodeError:
-        raise InvalidRequest(f"`{param}` holds half a surrogate pair.", param) from None
+        raise InvalidRequest(f"`{param}` contains a lone surrogate.", param) from None
 
 
 def _explain(message: str, rules: Mapping[str, str]) -> InvalidRequest:
-    """msgspec's message as ours: `Expected ... - at `$.a[0].b`` becomes param `a[0].b`."""
-    found = _AT_PATH.match(message)
-    text, path = (found["text"], found["path"] or "") if found else (message, "")
+    """msgspec's message as our error: `Expected ... - at `$.a[0].b`` gives param `a[0].b`."""
+    match = _AT_PATH.match(message)
+    text, path = (match["text"], match["path"] or "") if match else (message, "")
     if unknown := _UNKNOWN.match(text):
         param = _join(path, _shown(unknown[1]))
         return UnsupportedField(f"`{param}` is not a field of this request.", param)
@@ -87,7 +87,7 @@ def _join(path: str, name: str) -> str:
 
 
 def _shown(name: str) -> str:
-    """A name that the client made up, fit for a message."""
+    """A name from the client, made safe for a message."""
     printable = "".join(c if c.isprintable() and c != "`" else "?" for c in name)
     return printable if len(printable) <= _MAX_NAME_CHARS else printable[:_MAX_NAME_CHARS] + "..."
 
@@ -95,12 +95,12 @@ def _shown(name: str) -> str:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise InvalidRequest("The request's JSON repeats a name within one object.")
+        raise InvalidRequest("The request's JSON has a duplicate name in an object.")
     return fields
 
 
 def _refuse_constant(_: str) -> NoReturn:
-    raise InvalidRequest("The request's JSON holds NaN or Infinity, which JSON does not know.")
+    raise InvalidRequest("The request's JSON contains NaN or Infinity, which are not valid JSON.")
 
 
 _decoder = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_refuse_constant)

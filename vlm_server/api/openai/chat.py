@@ -1,7 +1,4 @@
-"""`POST /v1/chat/completions`, from the queue place to the last byte.
-
-Knows the order of things; the schema, the pictures and the shapes are known elsewhere.
-"""
+"""`POST /v1/chat/completions`: the order of the steps, from the queue place to the last byte."""
 
 from __future__ import annotations
 
@@ -36,8 +33,8 @@ Answer = AsyncGenerator[Delta | Finished, None]
 class ChatCompletions:
     """The endpoint, as an ASGI application.
 
-    Whatever happens, the engine's events are closed and the place is given back: a client
-    that leaves cancels the work wherever it is, and the work's clean-up does the rest.
+    The engine's events are always closed and the queue place released: if the client
+    disconnects, the work is cancelled wherever it is, and its clean-up does both.
     """
 
     def __init__(self, engine: EngineClient, places: Places, limits: Limits) -> None:
@@ -64,7 +61,7 @@ class ChatCompletions:
         render = Renderer(call.submit.request_id, model, call.include_usage)
         is_stream, events = call.stream, self._engine.stream(call.submit)
         num_choices = call.submit.sampling.n
-        del call  # the pictures are the engine's now
+        del call  # frees the images while the engine answers
         async with aclosing(_events(events, entry)) as answer:
             if is_stream:
                 await _stream(answer, render, sse.EventStream(send), entry)
@@ -81,11 +78,11 @@ class ChatCompletions:
 
 
 async def _events(events: AsyncGenerator[RequestEvent, None], entry: Entry) -> Answer:
-    """The request's texts and its choices' ends, then its `Finished`. Raises RequestError.
+    """The deltas with text or a finish reason, then `Finished`. Raises RequestError.
 
-    Log probabilities of tokens without text come with the choice's next text, or with its end.
-    The engine's events are over before the ending is passed on: a client that closes its
-    connection as soon as it has its answer aborts nothing.
+    Logprobs of tokens without text are added to the choice's next delta. The engine's events
+    are closed before `Finished` is passed on, so that a client that disconnects as soon as it
+    has its answer aborts nothing.
     """
     ending: Finished | Failed | None = None
     held: dict[int, tuple[TokenLogprob, ...]] = {}
@@ -106,13 +103,13 @@ async def _events(events: AsyncGenerator[RequestEvent, None], entry: Entry) -> A
 
 
 def _checked(ending: Finished | Failed | None, entry: Entry) -> Finished:
-    """The `Finished` of a complete answer. Raises RequestError for any other ending."""
+    """The `Finished` of a complete answer. Raises RequestError for anything else."""
     if ending is None:
-        raise InternalError("The engine's answer has no end.")
+        raise InternalError("The engine's answer is incomplete.")
     if isinstance(ending, Failed):
         raise RequestError.from_code(ending.code, ending.message, ending.param)
     if ending.is_aborted:
-        raise EngineUnavailable("The engine gave this request up.")
+        raise EngineUnavailable("The engine aborted this request.")
     entry.completion_tokens = ending.usage.completion_tokens
     return ending
 
@@ -123,14 +120,14 @@ async def _whole(answer: Answer, render: Renderer, num_choices: int) -> bytes:
         if isinstance(event, Finished):
             return render.completion(choices, event)
         choices[event.choice].append(event)
-    raise InternalError("The engine's answer has no end.")
+    raise InternalError("The engine's answer is incomplete.")
 
 
 async def _stream(answer: Answer, render: Renderer, stream: sse.EventStream, entry: Entry) -> None:
-    """Until its first event, a stream fails with a status; after it, with an error event.
+    """Send the answer as events. Errors are raised until the first event, sent as one after it.
 
-    A choice's end goes out with whatever comes next: the last one's with the stream's own, so
-    that a client that leaves at the sight of it has left nothing undone.
+    The chunk with a choice's finish reason is sent together with what comes next, the last one
+    with `[DONE]`: a client that disconnects when it sees it interrupts nothing.
     """
     chunks: list[bytes] = []
     begun: set[int] = set()
