@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from tests.soak.request import Kind, Refusal, Request
+from vlm_server.cli.bench.images import data_url
 from vlm_server.cli.bench.material import DESCRIBE, user
-from vlm_server.cli.bench.pictures import data_url
 
 Fields = dict[str, Any]
 
@@ -38,15 +38,15 @@ def _broken_base64(png: bytes) -> Fields:
     return {"messages": [user(DESCRIBE, data_url(png)[:-40] + "*" * 40)]}
 
 
-def _truncated_picture(png: bytes) -> Fields:
+def _truncated_image(png: bytes) -> Fields:
     return {"messages": [user(DESCRIBE, data_url(png[: len(png) // 2]))]}
 
 
-def _no_picture(png: bytes) -> Fields:
+def _no_image(png: bytes) -> Fields:
     return {"messages": [user(DESCRIBE, data_url(png[len(png) // 2 :]))]}
 
 
-def _too_many_pictures(png: bytes) -> Fields:
+def _too_many_images(png: bytes) -> Fields:
     return {"messages": [user(DESCRIBE, *[data_url(png)] * _TOO_MANY)]}
 
 
@@ -72,9 +72,9 @@ MALFORMED: dict[Callable[[bytes], Fields], Refusal] = {
     _no_messages: Refusal(400, "invalid_value"),
     _other_model: Refusal(404, "model_not_found"),
     _broken_base64: Refusal(400, "invalid_image"),
-    _truncated_picture: Refusal(400, "invalid_image"),
-    _no_picture: Refusal(400, "invalid_image"),
-    _too_many_pictures: Refusal(400, "invalid_value"),
+    _truncated_image: Refusal(400, "invalid_image"),
+    _no_image: Refusal(400, "invalid_image"),
+    _too_many_images: Refusal(400, "invalid_value"),
     _no_video: Refusal(400, "invalid_video"),
     _too_long: Refusal(400, "context_length_exceeded"),
     _impossible_schema: Refusal(400, "invalid_value"),
@@ -91,7 +91,7 @@ def malformed(png: bytes) -> list[Request]:
 
 def refused_by_engine(png: bytes) -> Request:
     """One that the front takes, and that ends before the device has anything to do."""
-    return _request(_truncated_picture, png)
+    return _request(_truncated_image, png)
 
 
 def _request(make: Callable[[bytes], Fields], png: bytes) -> Request:

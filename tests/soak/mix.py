@@ -10,14 +10,14 @@ import msgspec
 from tests.soak.clips import random_gif, video_part
 from tests.soak.malformed import malformed
 from tests.soak.request import Kind, Patience, Request
+from vlm_server.cli.bench.images import data_url, random_png
 from vlm_server.cli.bench.material import DESCRIBE, QUESTIONS, Message, assistant, user
-from vlm_server.cli.bench.pictures import data_url, random_png
 
 WEIGHTS = {
-    Kind.NEW_PICTURE: 14,
+    Kind.NEW_IMAGE: 14,
     Kind.SAME_AGAIN: 18,
     Kind.OTHER_QUESTION: 14,
-    Kind.TWO_PICTURES: 5,
+    Kind.TWO_IMAGES: 5,
     Kind.CONVERSATION: 14,
     Kind.SHORT_TEXT: 16,
     Kind.LONG_TEXT: 5,
@@ -50,7 +50,7 @@ class Gallery:
 
     def __init__(self, seed: int) -> None:
         rng = random.Random(f"{seed}/gallery")
-        self.pictures = [random_picture(rng) for _ in range(_GALLERY)]
+        self.images = [random_image(rng) for _ in range(_GALLERY)]
         self.clips = [random_gif(rng) for _ in range(_CLIPS)]
 
 
@@ -70,7 +70,7 @@ class User:
     def next(self) -> Request:
         kind = self._rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
         if kind is Kind.MALFORMED:
-            return self._rng.choice(malformed(random_picture(self._rng)))
+            return self._rng.choice(malformed(random_image(self._rng)))
         fields = self._sampling() | self._fields(kind)
         patience = Patience()
         if self._rng.random() < LEAVERS:
@@ -97,14 +97,14 @@ class User:
         """The messages, and what else makes a request one of `kind`."""
         rng = self._rng
         match kind:
-            case Kind.NEW_PICTURE:
-                return _ask(DESCRIBE, random_picture(rng))
+            case Kind.NEW_IMAGE:
+                return _ask(DESCRIBE, random_image(rng))
             case Kind.SAME_AGAIN:
                 return _ask(DESCRIBE, self._known())
             case Kind.OTHER_QUESTION:
                 return _ask(f"{rng.choice(QUESTIONS)} {rng.randrange(10**6)}", self._known())
-            case Kind.TWO_PICTURES:
-                return _ask("Which picture has a star?", self._known(), random_picture(rng))
+            case Kind.TWO_IMAGES:
+                return _ask("Which picture has a star?", self._known(), random_image(rng))
             case Kind.CONVERSATION:
                 return {"messages": self._conversation()}
             case Kind.SHORT_TEXT:
@@ -131,12 +131,12 @@ class User:
             self._history = []
         pictures = []
         if not self._history or self._rng.random() < 0.3:
-            pictures.append(data_url(random_picture(self._rng)))
+            pictures.append(data_url(random_image(self._rng)))
         self._turn = user(self._rng.choice(QUESTIONS), *pictures)
         return [*self._history, self._turn]
 
     def _known(self) -> bytes:
-        return self._rng.choice(self._gallery.pictures)
+        return self._rng.choice(self._gallery.images)
 
     def _leaving(self, kind: Kind) -> tuple[Patience, dict[str, Any]]:
         """When to leave, and the fields that make sure that there is something to leave."""
@@ -171,7 +171,7 @@ def _refill(body: dict[str, Any]) -> Request:
     return Request(Kind.REFILL, msgspec.json.encode(body))
 
 
-def random_picture(rng: random.Random) -> bytes:
+def random_image(rng: random.Random) -> bytes:
     return random_png((rng.choice(_SIDES), rng.choice(_SIDES)), rng)
 
 

@@ -11,10 +11,10 @@ import msgspec
 class Kind(Enum):
     """What a request asks; the value names it in reports."""
 
-    NEW_PICTURE = "new picture"
+    NEW_IMAGE = "new picture"
     SAME_AGAIN = "known picture, same question"
     OTHER_QUESTION = "known picture, new question"
-    TWO_PICTURES = "two pictures"
+    TWO_IMAGES = "two pictures"
     CONVERSATION = "turn of a conversation"
     SHORT_TEXT = "short text"
     LONG_TEXT = "long text"

@@ -12,7 +12,7 @@ import msgspec
 from tests.soak.client import Client
 from tests.soak.crowd import Crowd
 from tests.soak.malformed import refused_by_engine
-from tests.soak.mix import random_picture, refills, schemas
+from tests.soak.mix import random_image, refills, schemas
 from tests.soak.readings import Reading, Readings
 from tests.soak.request import Outcome
 
@@ -105,6 +105,6 @@ async def _at_rest(crowd: Crowd, readings: Readings, seed: int) -> Reading | Non
     """
     await crowd.ask_in_turn(refills(seed))
     await asyncio.sleep(_REST_SECONDS)
-    await crowd.ask_in_turn([refused_by_engine(random_picture(random.Random(seed)))])
+    await crowd.ask_in_turn([refused_by_engine(random_image(random.Random(seed)))])
     await asyncio.sleep(_NEWS_SECONDS)
     return await readings.read()

@@ -85,7 +85,7 @@ def test_known_pictures_come_again_and_new_ones_do_not(requests: list[Request]):
         bodies = [json.loads(request.body) for request in requests if request.kind is kind]
         return [b["messages"][0]["content"][0]["image_url"]["url"] for b in bodies]
 
-    assert len(set(urls(Kind.NEW_PICTURE))) == len(urls(Kind.NEW_PICTURE))
+    assert len(set(urls(Kind.NEW_IMAGE))) == len(urls(Kind.NEW_IMAGE))
     assert len(set(urls(Kind.SAME_AGAIN))) < 10 < len(urls(Kind.SAME_AGAIN))
 
 

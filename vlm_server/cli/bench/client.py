@@ -1,4 +1,4 @@
-"""Asks one server what a scenario says and collects the answers with their times.
+"""Sends a scenario's requests to one server and collects the answers with their times.
 
 While an answer arrives, only the time of each read is noted; it is parsed when it is complete,
 so that parsing one answer does not delay the times of another.
@@ -28,7 +28,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Client:
-    """Asks one target. Every request ends in an `Answer`, kept in `answers` until taken."""
+    """Asks one target. Every request gives an `Answer`, stored until `take_answers`."""
 
     def __init__(self, target: Target, timeout_seconds: float) -> None:
         self.target = target

@@ -58,7 +58,7 @@ def test_table_of_one_round_where_nothing_was_measured():
 
 def test_document_holds_everything():
     document = json.loads(report.document(TARGETS, PLAN, runs()))
-    assert document["plan"]["picture_size"] == [560, 420]
+    assert document["plan"]["image_size"] == [560, 420]
     assert document["servers"]["peer"] == {"url": "http://b/v1", "model": "m"}
     assert document["figures"][0] == {
         "scenario": "repeat",

@@ -106,7 +106,7 @@ async def test_failures_are_kept_and_figures_unknown():
     assert all(figure.value is None for run in runs for figure in run.figures)
 
 
-async def test_rounds_share_no_picture_and_no_story():
+async def test_rounds_share_no_image_and_no_story():
     app = ScriptedServer()
     await run(app, "conc", "text", rounds=2)
     messages = [json.dumps(request["messages"]) for request in app.requests]
