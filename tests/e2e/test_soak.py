@@ -1,4 +1,4 @@
-"""A soak of some seconds: the mix is obeyed, and nothing is left behind."""
+"""A soak of a few seconds against the real daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sends one request as its user would, and judges what came. Knows HTTP; knows no mix."""
+"""Sends one request as its user would, and checks the response."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_ERROR_CHARS = 300
 
 
 class _Left(Exception):
-    """The user closes the connection."""
+    """The user closed the connection."""
 
 
 class _Error(msgspec.Struct):
@@ -58,12 +58,12 @@ class _Reply(msgspec.Struct, frozen=True):
 
 
 class Client:
-    """Asks the server at `url`, without `/v1`. Every request ends in an `Outcome`."""
+    """Asks the server at `url`, which does not end in `/v1`. Every request gives an `Outcome`."""
 
     def __init__(self, url: str) -> None:
         self._chat = ChatClient(f"{url}/v1", api_key=None, timeout=None, trust_env=False)
         self.waits = 0
-        """How often a full queue made a request wait."""
+        """How often a request had to wait because the queue was full."""
 
     async def __aenter__(self) -> Self:
         await self._chat.__aenter__()
@@ -78,7 +78,7 @@ class Client:
         await self._chat.__aexit__(kind, error, trace)
 
     async def send(self, request: Request) -> Outcome:
-        """Where the queue is full, send again when the server says."""
+        """Send `request`, again after Retry-After while the queue is full."""
         try:
             while (reply := await self._reply(request)).status == 429:
                 self.waits += 1
@@ -114,7 +114,7 @@ class Client:
 
 
 async def _upload(body: bytes, patience: Patience) -> AsyncIterator[bytes]:
-    """Raises _Left after the share that is sent, if it is not all."""
+    """Raises _Left after `upload_share` of the body, unless that is all of it."""
     yield body[: int(len(body) * patience.upload_share)]
     if patience.upload_share < 1:
         await asyncio.sleep(_UPLOAD_PAUSE_SECONDS)
@@ -134,7 +134,7 @@ def _judge(request: Request, reply: _Reply) -> Outcome:
     try:
         completion = msgspec.json.decode(reply.body, type=_Completion)
     except msgspec.DecodeError as error:
-        return _failure(request, 200, f"no chat completion: {error}")
+        return _failure(request, 200, f"not a chat completion: {error}")
     return _answered(request, completion.choices[0].message.content if completion.choices else "")
 
 
@@ -147,7 +147,9 @@ def _judge_refusal(request: Request, reply: _Reply) -> Outcome:
     except msgspec.DecodeError:
         code = ""
     if (reply.status, code) != (wanted.status, wanted.code):
-        return _failure(request, reply.status, f"not {wanted.status} {wanted.code}, but: {said}")
+        return _failure(
+            request, reply.status, f"expected {wanted.status} {wanted.code}, got: {said}"
+        )
     return Outcome(kind=request.kind, ending=Ending.REFUSED, status=reply.status)
 
 

@@ -1,4 +1,4 @@
-"""Requests that have to be refused, and how. Knows the API's rules; knows no server."""
+"""Malformed requests, and how each must be refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vlm_server.cli.bench.material import DESCRIBE, user
 Fields = dict[str, Any]
 
 _TOO_MANY = 65
-"""Pictures; `limits.max_images` is 64."""
+"""Images; `limits.max_images` is 64."""
 
 
 def _unknown_field(png: bytes) -> Fields:
@@ -79,18 +79,18 @@ MALFORMED: dict[Callable[[bytes], Fields], Refusal] = {
     _too_long: Refusal(400, "context_length_exceeded"),
     _impossible_schema: Refusal(400, "invalid_value"),
 }
-"""Each makes the fields of a request out of a picture."""
+"""From the function that makes a request's fields from an image to the expected refusal."""
 
 
 def malformed(png: bytes) -> list[Request]:
-    """One request of each kind, about `png`; the last one is no JSON at all."""
+    """One request of each kind, about `png`; the last one is not JSON."""
     requests = [_request(make, png) for make in MALFORMED]
     half = requests[0].body[: len(requests[0].body) // 2]
     return [*requests, Request(Kind.MALFORMED, half, refusal=Refusal(400, "invalid_value"))]
 
 
 def refused_by_engine(png: bytes) -> Request:
-    """One that the front takes, and that ends before the device has anything to do."""
+    """A request that the front accepts and the engine refuses before it uses the device."""
     return _request(_truncated_image, png)
 
 

@@ -69,7 +69,7 @@ def add_to(commands: Commands) -> None:
         type=float,
         default=600,
         metavar="S",
-        help="seconds per request (default: %(default)s)",
+        help="per request (default: %(default)s)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements")
     parser.set_defaults(run=run)
