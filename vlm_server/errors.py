@@ -1,10 +1,10 @@
-"""The one error tree. Knows HTTP status numbers and OpenAI error codes; knows no transport.
+"""All errors, in one tree, with their HTTP status and error code.
 
     VlmServerError
-    ├── ConfigError               the settings can't be used               (no HTTP)
-    ├── ModelLoadError            the checkpoint can't be served           (no HTTP)
-    ├── EngineBroken              step after step fails: end the process   (no HTTP)
-    └── RequestError              one request fails, and it alone
+    ├── ConfigError               the settings are invalid                 (no HTTP)
+    ├── ModelLoadError            the checkpoint can't be loaded           (no HTTP)
+    ├── EngineBroken              too many steps failed: end the process   (no HTTP)
+    └── RequestError              one request fails, the others go on
         ├── InvalidRequest        400  invalid_value
         │   ├── UnsupportedField  400  unsupported_parameter
         │   ├── InvalidImage      400  invalid_image
@@ -26,8 +26,8 @@
         ├── OutOfMemory           503  out_of_memory
         └── EngineUnavailable     503  engine_unavailable
 
-A `RequestError` crosses the process border as its `code`, `message` and `param`;
-`RequestError.from_code` rebuilds the same class on the other side.
+A `RequestError` is sent between processes as its `code`, `message` and `param`;
+`RequestError.from_code` rebuilds it on the other side.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ from typing import ClassVar
 
 
 class VlmServerError(Exception):
-    """Root of all errors that this project raises on purpose."""
+    """Base class of all errors that this project raises on purpose."""
 
 
 class ConfigError(VlmServerError):
-    """The settings are unknown, of the wrong type, or contradict one another."""
+    """A setting is unknown, of the wrong type, or contradicts another."""
 
 
 class ModelLoadError(VlmServerError):
-    """The checkpoint is missing, unsafe or of a family that can't be served."""
+    """The checkpoint is missing, unsafe or of an unsupported family."""
 
 
 class EngineBroken(VlmServerError):
-    """Too many steps in a row failed: what the device holds can't be trusted any more."""
+    """Too many steps in a row failed: the state of the device can't be trusted any more."""
 
 
 class RequestError(VlmServerError):
     """One request can't be answered.
 
-    `message` is shown to the client: it names what is wrong and never echoes the payload,
-    a path or an address. `param` is the part at fault, such as `messages[2].content[1]`.
-    `retry_after_seconds` is set where the error itself knows when to try again; it stays on
-    this side of the process border.
+    `message` is shown to the client: it says what is wrong and never contains the payload,
+    a path or an address. `param` is the field at fault, such as `messages[2].content[1]`.
+    `retry_after_seconds` is set where the error knows when to try again; it is not sent between
+    processes.
     """
 
     status: ClassVar[int] = 500
@@ -125,13 +125,13 @@ class PayloadTooLarge(RequestError):
 
 
 class MemoryExceeded(PayloadTooLarge):
-    """It takes more device memory than there is without anybody else."""
+    """The request needs more device memory than there is, even if it ran alone."""
 
     code = "memory_exceeded"
 
 
 class RequestTooCostly(PayloadTooLarge):
-    """Engines died of requests of this size; another try may succeed after a while."""
+    """Engines crashed on requests of this size; another try may succeed later."""
 
     code = "request_too_costly"
 
@@ -161,7 +161,7 @@ class EngineDied(RequestError):
 
 
 class OutOfMemory(RequestError):
-    """Device memory ran out while this request ran; it may fit another time."""
+    """Device memory ran out while this request ran; another try may succeed."""
 
     status, code, type = 503, "out_of_memory", "server_error"
 

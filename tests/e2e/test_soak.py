@@ -1,4 +1,4 @@
-"""A soak of some seconds: the mix is obeyed, and nothing is left behind."""
+"""A soak of a few seconds against the real daemon."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.daemon import Daemon
 from tests.soak.client import Client
 from tests.soak.malformed import malformed
-from tests.soak.mix import random_picture
+from tests.soak.mix import random_image
 from tests.soak.request import Ending
 
 pytestmark = pytest.mark.e2e
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.e2e
 
 async def test_what_is_malformed_is_refused_as_expected(daemon: Daemon):
     async with Client(daemon.url) as client:
-        for request in malformed(random_picture(random.Random(1))):
+        for request in malformed(random_image(random.Random(1))):
             outcome = await client.send(request)
             assert outcome.ending is Ending.REFUSED, outcome
 

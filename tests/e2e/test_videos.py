@@ -82,7 +82,7 @@ async def test_many_at_once_each_get_their_own_answer(daemon: Daemon) -> None:
     ("data", "words"),
     [
         (b"#EXTM3U\nfile:///etc/passwd", "not a readable"),
-        (clips.encode(clips.moving("up"))[:-1], "ends before"),
+        (clips.encode(clips.moving("up"))[:-1], "is truncated"),
         (clips.encode(clips.greys([9] * 4, (4096, 2304))), "pixels"),
         (
             clips.encode(clips.greys([9, 9]), "matroska", "mpeg4", times_ms=[0, 36_000_000]),

@@ -43,6 +43,10 @@ LONG = SamplingParams(max_tokens=4000, temperature=0.0)
 ROOT = Path(__file__).parents[2]
 
 
+def supervisor_for(settings: Settings) -> Supervisor:
+    return Supervisor(settings, on_progress=lambda _stage, _fraction: None)
+
+
 def settings_for(folder: Path) -> Settings:
     return Settings(
         server=Server(drain_seconds=20),
@@ -54,7 +58,7 @@ def settings_for(folder: Path) -> Settings:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def supervisor(tiny_model: TinyModel) -> AsyncIterator[Supervisor]:
     """One engine for most tests; those that kill it wait until it is back."""
-    made = Supervisor(settings_for(tiny_model("qwen2_5_vl")))
+    made = supervisor_for(settings_for(tiny_model("qwen2_5_vl")))
     await made.start()
     await asyncio.wait_for(made.wait_ready(), START_SECONDS)
     yield made
@@ -224,7 +228,7 @@ async def test_an_engine_whose_steps_fail_in_a_row_is_replaced(supervisor: Super
 
 async def started(tiny_model: TinyModel) -> tuple[Supervisor, int]:
     """One that is ready, for a test that stops it, and its engine's process."""
-    made = Supervisor(settings_for(tiny_model("qwen3_vl")))
+    made = supervisor_for(settings_for(tiny_model("qwen3_vl")))
     await made.start()
     await asyncio.wait_for(made.wait_ready(), START_SECONDS)
     assert made.status.pid is not None
@@ -265,7 +269,7 @@ async def test_stop_ends_an_engine_that_does_not_listen(tiny_model: TinyModel):
 
 
 async def test_stop_while_it_loads_leaves_no_process(tiny_model: TinyModel):
-    made = Supervisor(settings_for(tiny_model("qwen3_vl")))
+    made = supervisor_for(settings_for(tiny_model("qwen3_vl")))
     await made.start()
     await wait_until(lambda: made.status.pid is not None)
     pid = made.status.pid
@@ -277,7 +281,7 @@ async def test_stop_while_it_loads_leaves_no_process(tiny_model: TinyModel):
 
 
 async def test_a_checkpoint_that_can_not_be_served_is_not_tried_again(tmp_path: Path):
-    made = Supervisor(settings_for(tmp_path))
+    made = supervisor_for(settings_for(tmp_path))
     await made.start()
     with pytest.raises(ModelLoadError, match=r"config\.json"):
         await asyncio.wait_for(made.wait_ready(), START_SECONDS)
@@ -294,7 +298,7 @@ async def test_a_model_that_ran_is_tried_again_until_it_loads(
     """Whatever ailed the restart may be over soon: a disk that is back, memory that is free."""
     folder = tmp_path / "model"
     shutil.copytree(tiny_model("qwen3_vl"), folder)
-    made = Supervisor(settings_for(folder))
+    made = supervisor_for(settings_for(folder))
     await made.start()
     await asyncio.wait_for(made.wait_ready(), START_SECONDS)
     whole = (folder / damage).read_text()
@@ -312,7 +316,7 @@ async def test_a_model_that_ran_is_tried_again_until_it_loads(
 async def test_an_engine_that_hangs_is_replaced(tiny_model: TinyModel):
     settings = settings_for(tiny_model("qwen3_vl"))
     impatient = replace(settings.engine, silence_timeout_seconds=2.0)
-    made = Supervisor(replace(settings, engine=impatient))
+    made = supervisor_for(replace(settings, engine=impatient))
     await made.start()
     await asyncio.wait_for(made.wait_ready(), START_SECONDS)
     pid = made.status.pid
@@ -332,7 +336,7 @@ async def test_an_engine_that_hangs_is_replaced(tiny_model: TinyModel):
 
 
 async def test_engines_that_get_ready_are_replaced_without_a_growing_pause(tiny_model: TinyModel):
-    made = Supervisor(settings_for(tiny_model("qwen3_vl")))
+    made = supervisor_for(settings_for(tiny_model("qwen3_vl")))
     await made.start()
     await asyncio.wait_for(made.wait_ready(), START_SECONDS)
     told: set[float] = set()
@@ -357,7 +361,7 @@ async def test_who_comes_while_the_engine_restarts_is_told_what_a_start_takes(
     tiny_model: TinyModel,
 ):
     """A client that comes again too soon gives up before the engine is back."""
-    made = Supervisor(settings_for(tiny_model("qwen3_vl")))
+    made = supervisor_for(settings_for(tiny_model("qwen3_vl")))
     started = time.monotonic()
     await made.start()
     await asyncio.wait_for(made.wait_ready(), START_SECONDS)
@@ -373,7 +377,7 @@ async def test_whatever_is_wrong_with_a_checkpoint_is_said(tiny_model: TinyModel
     folder = tmp_path / "model"
     shutil.copytree(tiny_model("qwen3_vl"), folder)
     (folder / "generation_config.json").write_text('{"top_p": "x"}')
-    made = Supervisor(settings_for(folder))
+    made = supervisor_for(settings_for(folder))
     await made.start()
     with pytest.raises(ModelLoadError, match="could not convert string to float"):
         await asyncio.wait_for(made.wait_ready(), START_SECONDS)
@@ -492,12 +496,11 @@ FRONT = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from tests.integration.harness import ask, encoded, image_of
-from tests.integration.test_supervisor import LONG, settings_for
+from tests.integration.test_supervisor import LONG, settings_for, supervisor_for
 from vlm_server.protocol import FRAME_HEADER
-from vlm_server.supervisor.supervisor import Supervisor
 
 async def front(moment):
-    supervisor = Supervisor(settings_for(Path(sys.argv[1])))
+    supervisor = supervisor_for(settings_for(Path(sys.argv[1])))
     await supervisor.start()
     while supervisor.status.pid is None:
         await asyncio.sleep(0.01)

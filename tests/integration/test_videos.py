@@ -20,6 +20,7 @@ from tests import clips
 from tests.integration.harness import Engine, NewEngine, Part, ask, video_of
 from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
+from vlm_server.ports import Cancellation
 from vlm_server.prompt import processing
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, SamplingParams, Video
@@ -71,7 +72,7 @@ def asked(name: str, sampling: SamplingParams = LONGER) -> Any:
 
 
 def shown(video: Video, **limits: Any) -> clip.Clip:
-    return clip.decode(video, Limits(**limits))
+    return clip.decode(video, Limits(**limits), Cancellation())
 
 
 # ---- equal whatever runs beside ------------------------------------------------------

@@ -1,1 +1,1 @@
-"""`scripts/soak`: minutes of everything that clients do, and what memory does meanwhile. No mlx."""
+"""The soak test (`scripts/soak`): everything that clients do, for minutes, watching memory."""

@@ -1,4 +1,4 @@
-"""Where `scripts/soak` begins."""
+"""`python -m tests.soak`, which `scripts/soak` runs."""
 
 import sys
 

@@ -1,9 +1,8 @@
-"""Sends one request as its user would, and judges what came. Knows HTTP; knows no mix."""
+"""Sends one request as its user would, and checks the response."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Self
@@ -12,18 +11,17 @@ import httpx
 import msgspec
 
 from tests.soak.request import Ending, Outcome, Patience, Request
-from vlm_server.cli.bench.answer import read_answer
+from vlm_server.cli.client.answer import read_answer
+from vlm_server.cli.client.chat import ChatClient
 
 TIMEOUT_SECONDS = 120.0
 """A request that takes longer has failed."""
-_KEEPALIVE_SECONDS = 2.0
-"""Shorter than the server's: no request meets a connection being closed."""
 _UPLOAD_PAUSE_SECONDS = 0.05
 _MAX_ERROR_CHARS = 300
 
 
 class _Left(Exception):
-    """The user closes the connection."""
+    """The user closed the connection."""
 
 
 class _Error(msgspec.Struct):
@@ -48,32 +46,27 @@ class _Completion(msgspec.Struct):
 
 
 class _Reply(msgspec.Struct, frozen=True):
-    """`pieces` with the seconds since the request was sent."""
+    """`received`: (seconds since the request was sent, bytes)."""
 
     status: int
-    pieces: list[tuple[float, bytes]]
+    received: list[tuple[float, bytes]]
     retry_after_seconds: float
 
     @property
     def body(self) -> bytes:
-        return b"".join(piece for _, piece in self.pieces)
+        return b"".join(data for _, data in self.received)
 
 
 class Client:
-    """Asks the server at `url`, without `/v1`. Every request ends in an `Outcome`."""
+    """Asks the server at `url`, which does not end in `/v1`. Every request gives an `Outcome`."""
 
     def __init__(self, url: str) -> None:
-        self._url = f"{url}/v1/chat/completions"
-        self._http = httpx.AsyncClient(
-            timeout=None,
-            trust_env=False,
-            headers={"Content-Type": "application/json"},
-            limits=httpx.Limits(max_connections=None, keepalive_expiry=_KEEPALIVE_SECONDS),
-        )
+        self._chat = ChatClient(f"{url}/v1", api_key=None, timeout=None, trust_env=False)
         self.waits = 0
-        """How often a full queue made a request wait."""
+        """How often a request had to wait because the queue was full."""
 
     async def __aenter__(self) -> Self:
+        await self._chat.__aenter__()
         return self
 
     async def __aexit__(
@@ -82,10 +75,10 @@ class Client:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._http.aclose()
+        await self._chat.__aexit__(kind, error, trace)
 
     async def send(self, request: Request) -> Outcome:
-        """Where the queue is full, send again when the server says."""
+        """Send `request`, again after Retry-After while the queue is full."""
         try:
             while (reply := await self._reply(request)).status == 429:
                 self.waits += 1
@@ -101,32 +94,27 @@ class Client:
     async def _reply(self, request: Request) -> _Reply:
         """Raises _Left, TimeoutError, httpx.HTTPError."""
         patience = request.patience
-        pieces: list[tuple[float, bytes]] = []
-        sent = time.perf_counter()
+        received: list[tuple[float, bytes]] = []
+        body = request.body
         try:
             async with (
                 asyncio.timeout(min(patience.seconds, TIMEOUT_SECONDS)),
-                self._http.stream(
-                    "POST",
-                    self._url,
-                    content=_upload(request.body, patience),
-                    headers={"Content-Length": str(len(request.body))},
-                ) as response,
+                self._chat.post(_upload(body, patience), len(body)) as response,
             ):
-                async for piece in response.aiter_raw():
-                    pieces.append((time.perf_counter() - sent, piece))
-                    if len(pieces) >= patience.pieces:
+                async for each in response.received():
+                    received.append(each)
+                    if len(received) >= patience.reads:
                         raise _Left
         except TimeoutError:
             if patience.seconds < TIMEOUT_SECONDS:
                 raise _Left from None
             raise
         retry_after_seconds = float(response.headers.get("Retry-After", 1))
-        return _Reply(response.status_code, pieces, retry_after_seconds)
+        return _Reply(response.status, received, retry_after_seconds)
 
 
 async def _upload(body: bytes, patience: Patience) -> AsyncIterator[bytes]:
-    """Raises _Left after the share that is sent, if it is not all."""
+    """Raises _Left after `upload_share` of the body, unless that is all of it."""
     yield body[: int(len(body) * patience.upload_share)]
     if patience.upload_share < 1:
         await asyncio.sleep(_UPLOAD_PAUSE_SECONDS)
@@ -139,14 +127,14 @@ def _judge(request: Request, reply: _Reply) -> Outcome:
     if reply.status != 200:
         return _failure(request, reply.status, reply.body.decode(errors="replace"))
     if request.is_stream:
-        answer = read_answer(reply.pieces, reply.pieces[-1][0] if reply.pieces else 0.0)
+        answer = read_answer(reply.received, reply.received[-1][0] if reply.received else 0.0)
         if answer.error is not None:
             return _failure(request, 200, answer.error)
         return _answered(request, answer.text, answer.ttft)
     try:
         completion = msgspec.json.decode(reply.body, type=_Completion)
     except msgspec.DecodeError as error:
-        return _failure(request, 200, f"no chat completion: {error}")
+        return _failure(request, 200, f"not a chat completion: {error}")
     return _answered(request, completion.choices[0].message.content if completion.choices else "")
 
 
@@ -159,7 +147,9 @@ def _judge_refusal(request: Request, reply: _Reply) -> Outcome:
     except msgspec.DecodeError:
         code = ""
     if (reply.status, code) != (wanted.status, wanted.code):
-        return _failure(request, reply.status, f"not {wanted.status} {wanted.code}, but: {said}")
+        return _failure(
+            request, reply.status, f"expected {wanted.status} {wanted.code}, got: {said}"
+        )
     return Outcome(kind=request.kind, ending=Ending.REFUSED, status=reply.status)
 
 

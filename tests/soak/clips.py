@@ -1,4 +1,4 @@
-"""Makes small videos that no server has seen. Knows GIF and random numbers."""
+"""Makes small random videos, which no server has cached."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from vlm_server.cli.bench.pictures import random_png
+from vlm_server.cli.bench.images import random_png
 
 _FRAMES = 6
 _FRAME_MILLISECONDS = 200
@@ -17,7 +17,7 @@ _SIZE = (128, 96)
 
 
 def random_gif(rng: random.Random) -> bytes:
-    """A second of random blocks; the same `rng`, the same bytes."""
+    """A second of random blocks; determined by `rng`."""
     first, *others = (Image.open(io.BytesIO(random_png(_SIZE, rng))) for _ in range(_FRAMES))
     file = io.BytesIO()
     first.save(file, "GIF", save_all=True, append_images=others, duration=_FRAME_MILLISECONDS)
@@ -25,6 +25,6 @@ def random_gif(rng: random.Random) -> bytes:
 
 
 def video_part(gif: bytes) -> dict[str, Any]:
-    """`gif` as a part of a message."""
+    """`gif` as a content part of a message."""
     url = "data:video/gif;base64," + base64.b64encode(gif).decode()
     return {"type": "video_url", "video_url": {"url": url}}

@@ -1,4 +1,4 @@
-"""`scripts/soak`: its options, and the daemon that it asks. Knows the terminal."""
+"""The command: its options, the daemon it asks, and its report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.soak import plot, report
 from tests.soak.run import Plan, Result, soak
 from tests.soak.verdict import is_passed, judge
-from vlm_server.cli.client import Client
+from vlm_server.cli.client.daemon import Daemon
 from vlm_server.cli.own_daemon import running_daemon
 from vlm_server.errors import VlmServerError
 
@@ -24,13 +24,13 @@ DAEMON = (
     *("--set", "cache.prefix_bytes=24000000"),
     *("--set", "memory.idle_clear_seconds=1"),
 )
-"""Caches that fill within the first minute, and that `mix.refills` fills anew; rests are short."""
+"""Caches that fill within the first minute, and that `mix.refills` can fill again; short rests."""
 _START_SECONDS = 300.0
 _STOP_SECONDS = 60.0
 
 
 def main() -> int:
-    """The exit status: 0 if all criteria that could be judged are met, else 1."""
+    """Returns 0 if all criteria that could be judged are met, else 1."""
     args = _parser().parse_args()
     try:
         return run(args)
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """See `main`. Raises VlmServerError where there is no daemon to ask."""
+    """See `main`. Raises VlmServerError if there is no daemon to ask."""
     seed = secrets.randbelow(10**6) if args.seed is None else args.seed
     plan = Plan(args.minutes, seed, args.users)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def conclude(result: Result, out: Path) -> int:
-    """Write and print the report; the exit status."""
+    """Write and print the report. Returns the exit status."""
     criteria = judge(result)
     text = report.markdown(result, criteria)
     (out / "report.md").write_text(text)
@@ -64,18 +64,20 @@ def conclude(result: Result, out: Path) -> int:
 
 @contextlib.contextmanager
 def _daemon(url: str | None) -> Iterator[str]:
-    """The daemon at `url`, or one of our own with the embedded model; ready, without `/v1`."""
+    """The URL, without `/v1`, of a ready daemon: at `url`, or started here with the demo model."""
     started = running_daemon(DAEMON, _STOP_SECONDS) if url is None else contextlib.nullcontext(url)
     with started as found:
-        with Client(found) as client:
-            client.wait_ready(_START_SECONDS)
+        with Daemon(found) as daemon:
+            daemon.wait_ready(_START_SECONDS)
         yield found.rstrip("/").removesuffix("/v1")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="soak", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="scripts/soak", description="Load a daemon with mixed requests and check its memory."
+    )
     parser.add_argument("--minutes", type=_positive, default=2.0, help="default: %(default)s")
-    parser.add_argument("--seed", type=int, help="of all that is asked (default: a new one)")
+    parser.add_argument("--seed", type=int, help="of all requests (default: a new one)")
     parser.add_argument("--users", type=int, default=16, choices=range(1, 65), metavar="N")
     parser.add_argument(
         "--out", type=Path, required=True, help="folder for report.md, report.json and memory.png"
@@ -83,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--url",
         metavar="http://HOST:PORT/v1",
-        help="a daemon that runs on this machine (default: one of our own, with small caches)",
+        help="a daemon running on this machine (default: start one with small caches)",
     )
     return parser
 

@@ -1,4 +1,4 @@
-"""Users who ask at the same time, now more, now fewer. Knows users; knows no HTTP."""
+"""A varying number of users who send requests at the same time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FAILURE_PAUSE_SECONDS = 0.5
 
 
 class Crowd:
-    """1 to `most` users; how many is drawn from `seed` every few seconds."""
+    """1 to `most` users; the number is drawn from `seed` every few seconds."""
 
     def __init__(self, send: Send, seed: int, most: int) -> None:
         gallery = Gallery(seed)
@@ -28,20 +28,20 @@ class Crowd:
         self.outcomes: list[Outcome] = []
 
     async def run(self, is_over: Callable[[], bool]) -> None:
-        """Let users ask until `is_over`; their last requests have ended when this returns."""
-        pacing = asyncio.create_task(self._chunk_sizer())
+        """Let users ask until `is_over()`; all requests have ended when this returns."""
+        varying = asyncio.create_task(self._vary_size())
         try:
             await asyncio.gather(*(self._ask_on(user, is_over) for user in self._users))
         finally:
-            pacing.cancel()
+            varying.cancel()
             self.size = 0
 
     async def ask_in_turn(self, requests: Sequence[Request]) -> None:
-        """One after the other, by nobody of the crowd."""
+        """Send `requests` one after another, outside of the crowd."""
         for request in requests:
             self.outcomes.append(await self._send(request))
 
-    async def _chunk_sizer(self) -> None:
+    async def _vary_size(self) -> None:
         while True:
             self.size = self._rng.randint(1, len(self._users))
             await asyncio.sleep(self._rng.uniform(*_STAGE_SECONDS))

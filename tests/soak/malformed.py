@@ -1,4 +1,4 @@
-"""Requests that have to be refused, and how. Knows the API's rules; knows no server."""
+"""Malformed requests, and how each must be refused."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 
 from tests.soak.request import Kind, Refusal, Request
+from vlm_server.cli.bench.images import data_url
 from vlm_server.cli.bench.material import DESCRIBE, user
-from vlm_server.cli.bench.pictures import data_url
 
 Fields = dict[str, Any]
 
 _TOO_MANY = 65
-"""Pictures; `limits.max_images` is 64."""
+"""Images; `limits.max_images` is 64."""
 
 
 def _unknown_field(png: bytes) -> Fields:
@@ -38,15 +38,15 @@ def _broken_base64(png: bytes) -> Fields:
     return {"messages": [user(DESCRIBE, data_url(png)[:-40] + "*" * 40)]}
 
 
-def _truncated_picture(png: bytes) -> Fields:
+def _truncated_image(png: bytes) -> Fields:
     return {"messages": [user(DESCRIBE, data_url(png[: len(png) // 2]))]}
 
 
-def _no_picture(png: bytes) -> Fields:
+def _no_image(png: bytes) -> Fields:
     return {"messages": [user(DESCRIBE, data_url(png[len(png) // 2 :]))]}
 
 
-def _too_many_pictures(png: bytes) -> Fields:
+def _too_many_images(png: bytes) -> Fields:
     return {"messages": [user(DESCRIBE, *[data_url(png)] * _TOO_MANY)]}
 
 
@@ -72,26 +72,26 @@ MALFORMED: dict[Callable[[bytes], Fields], Refusal] = {
     _no_messages: Refusal(400, "invalid_value"),
     _other_model: Refusal(404, "model_not_found"),
     _broken_base64: Refusal(400, "invalid_image"),
-    _truncated_picture: Refusal(400, "invalid_image"),
-    _no_picture: Refusal(400, "invalid_image"),
-    _too_many_pictures: Refusal(400, "invalid_value"),
+    _truncated_image: Refusal(400, "invalid_image"),
+    _no_image: Refusal(400, "invalid_image"),
+    _too_many_images: Refusal(400, "invalid_value"),
     _no_video: Refusal(400, "invalid_video"),
     _too_long: Refusal(400, "context_length_exceeded"),
     _impossible_schema: Refusal(400, "invalid_value"),
 }
-"""Each makes the fields of a request out of a picture."""
+"""From the function that makes a request's fields from an image to the expected refusal."""
 
 
 def malformed(png: bytes) -> list[Request]:
-    """One request of each kind, about `png`; the last one is no JSON at all."""
+    """One request of each kind, about `png`; the last one is not JSON."""
     requests = [_request(make, png) for make in MALFORMED]
     half = requests[0].body[: len(requests[0].body) // 2]
     return [*requests, Request(Kind.MALFORMED, half, refusal=Refusal(400, "invalid_value"))]
 
 
 def refused_by_engine(png: bytes) -> Request:
-    """One that the front takes, and that ends before the device has anything to do."""
-    return _request(_truncated_picture, png)
+    """A request that the front accepts and the engine refuses before it uses the device."""
+    return _request(_truncated_image, png)
 
 
 def _request(make: Callable[[bytes], Fields], png: bytes) -> Request:

@@ -1,4 +1,4 @@
-"""What users ask, drawn from a seed. Knows requests; knows no server and no clock."""
+"""What users ask, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import msgspec
 from tests.soak.clips import random_gif, video_part
 from tests.soak.malformed import malformed
 from tests.soak.request import Kind, Patience, Request
+from vlm_server.cli.bench.images import data_url, random_png
 from vlm_server.cli.bench.material import DESCRIBE, QUESTIONS, Message, assistant, user
-from vlm_server.cli.bench.pictures import data_url, random_png
 
 WEIGHTS = {
-    Kind.NEW_PICTURE: 14,
+    Kind.NEW_IMAGE: 14,
     Kind.SAME_AGAIN: 18,
     Kind.OTHER_QUESTION: 14,
-    Kind.TWO_PICTURES: 5,
+    Kind.TWO_IMAGES: 5,
     Kind.CONVERSATION: 14,
     Kind.SHORT_TEXT: 16,
     Kind.LONG_TEXT: 5,
@@ -26,10 +26,10 @@ WEIGHTS = {
     Kind.JSON: 2,
     Kind.MALFORMED: 7,
 }
-"""How often each kind is drawn, out of their sum."""
+"""Relative frequency of each kind."""
 
 LEAVERS = 0.12
-"""The share of requests whose client leaves early, if it can."""
+"""Share of requests whose client disconnects early."""
 STREAMS = 0.7
 _SIDES = (64, 128, 224, 224, 320, 448)
 _GALLERY = 8
@@ -39,25 +39,25 @@ _LONG_WORDS = (150, 1200)
 _WORDS = ("red", "circle", "blue", "square", "left", "of", "the", "star", "and", "two", "what")
 _SCHEMAS = 400
 _GRAMMARS = 64
-"""That the engine keeps."""
+"""How many the engine caches."""
 _REFILLS = 20
 _REFILL_SIZE = (416, 416)
 _REFILL_WORDS = 80
 
 
 class Gallery:
-    """The pictures and videos that all users know."""
+    """Images and videos that all users share."""
 
     def __init__(self, seed: int) -> None:
         rng = random.Random(f"{seed}/gallery")
-        self.pictures = [random_picture(rng) for _ in range(_GALLERY)]
+        self.images = [random_image(rng) for _ in range(_GALLERY)]
         self.clips = [random_gif(rng) for _ in range(_CLIPS)]
 
 
 class User:
-    """One who asks one request after the other; the same (seed, number), the same requests.
+    """Asks one request after another, determined by (seed, number).
 
-    Only the history of a conversation depends on what was answered.
+    Only the history of a conversation depends on the answers.
     """
 
     def __init__(self, gallery: Gallery, seed: int, number: int) -> None:
@@ -68,9 +68,10 @@ class User:
         self._turn: Message = {}
 
     def next(self) -> Request:
+        """Draw the next request."""
         kind = self._rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
         if kind is Kind.MALFORMED:
-            return self._rng.choice(malformed(random_picture(self._rng)))
+            return self._rng.choice(malformed(random_image(self._rng)))
         fields = self._sampling() | self._fields(kind)
         patience = Patience()
         if self._rng.random() < LEAVERS:
@@ -80,7 +81,7 @@ class User:
         return Request(kind, body, fields["stream"], patience)
 
     def hear(self, request: Request, text: str) -> None:
-        """Go on with a conversation after its last turn was answered with `text`."""
+        """Continue a conversation whose last turn was answered with `text`."""
         if request.kind is Kind.CONVERSATION:
             self._history += [self._turn, assistant(text)]
 
@@ -94,17 +95,17 @@ class User:
         }
 
     def _fields(self, kind: Kind) -> dict[str, Any]:
-        """The messages, and what else makes a request one of `kind`."""
+        """The messages and other fields of a request of `kind`."""
         rng = self._rng
         match kind:
-            case Kind.NEW_PICTURE:
-                return _ask(DESCRIBE, random_picture(rng))
+            case Kind.NEW_IMAGE:
+                return _ask(DESCRIBE, random_image(rng))
             case Kind.SAME_AGAIN:
                 return _ask(DESCRIBE, self._known())
             case Kind.OTHER_QUESTION:
                 return _ask(f"{rng.choice(QUESTIONS)} {rng.randrange(10**6)}", self._known())
-            case Kind.TWO_PICTURES:
-                return _ask("Which picture has a star?", self._known(), random_picture(rng))
+            case Kind.TWO_IMAGES:
+                return _ask("Which picture has a star?", self._known(), random_image(rng))
             case Kind.CONVERSATION:
                 return {"messages": self._conversation()}
             case Kind.SHORT_TEXT:
@@ -126,20 +127,20 @@ class User:
                 )
 
     def _conversation(self) -> list[Message]:
-        """All turns so far and the next one, which brings a new picture now and then."""
+        """All turns so far and the next one, which sometimes has a new image."""
         if len(self._history) >= 2 * _TURNS:
             self._history = []
-        pictures = []
+        images = []
         if not self._history or self._rng.random() < 0.3:
-            pictures.append(data_url(random_picture(self._rng)))
-        self._turn = user(self._rng.choice(QUESTIONS), *pictures)
+            images.append(data_url(random_image(self._rng)))
+        self._turn = user(self._rng.choice(QUESTIONS), *images)
         return [*self._history, self._turn]
 
     def _known(self) -> bytes:
-        return self._rng.choice(self._gallery.pictures)
+        return self._rng.choice(self._gallery.images)
 
     def _leaving(self, kind: Kind) -> tuple[Patience, dict[str, Any]]:
-        """When to leave, and the fields that make sure that there is something to leave."""
+        """When to disconnect, and the fields that make the answer last until then."""
         match self._rng.randrange(3):
             case 0:
                 return Patience(upload_share=self._rng.random()), {}
@@ -147,11 +148,11 @@ class User:
                 return Patience(seconds=self._rng.uniform(0.0, 0.5)), {}
             case _:
                 long = {"max_tokens": 200, "ignore_eos": kind is not Kind.JSON}
-                return Patience(pieces=self._rng.randint(1, 30)), {"stream": True} | long
+                return Patience(reads=self._rng.randint(1, 30)), {"stream": True} | long
 
 
 def refills(seed: int) -> list[Request]:
-    """The same every time: enough to leave nothing else in caches of the size that we set."""
+    """The same for one seed: enough to replace everything in the caches of the soak's daemon."""
     rng = random.Random(f"{seed}/refills")
     bodies = (
         {"model": "default", "max_tokens": 1, "temperature": 0}
@@ -162,7 +163,7 @@ def refills(seed: int) -> list[Request]:
 
 
 def schemas() -> list[Request]:
-    """As many as the engine keeps grammars of: from then on each new one puts out an old one."""
+    """As many schemas as the engine caches grammars: each later one evicts an old one."""
     asked = {"model": "default", "max_tokens": 1} | _ask("Hello")
     return [_refill(asked | _schema(number)) for number in range(_GRAMMARS)]
 
@@ -171,12 +172,12 @@ def _refill(body: dict[str, Any]) -> Request:
     return Request(Kind.REFILL, msgspec.json.encode(body))
 
 
-def random_picture(rng: random.Random) -> bytes:
+def random_image(rng: random.Random) -> bytes:
     return random_png((rng.choice(_SIDES), rng.choice(_SIDES)), rng)
 
 
-def _ask(text: str, *pictures: bytes) -> dict[str, Any]:
-    return {"messages": [user(text, *map(data_url, pictures))]}
+def _ask(text: str, *images: bytes) -> dict[str, Any]:
+    return {"messages": [user(text, *map(data_url, images))]}
 
 
 def _words(rng: random.Random, count: int) -> str:
@@ -184,7 +185,7 @@ def _words(rng: random.Random, count: int) -> str:
 
 
 def _schema(number: int) -> dict[str, Any]:
-    """Answers by different schemas have the same form."""
+    """A schema; answers to all of them have the same form."""
     properties = {
         "colour": {"enum": ["red", "green", "blue"]},
         "count": {"type": "integer", "maximum": 6},

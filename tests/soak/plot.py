@@ -1,4 +1,4 @@
-"""Memory over time as a picture. The only one that knows matplotlib, a dependency of `dev`."""
+"""Plots memory over time with matplotlib, a dependency of `dev`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LINES: dict[str, tuple[str, Callable[[Reading], int | None]]] = {
 
 
 def draw(result: Result, file: Path) -> None:
-    """Write a PNG: memory in MB, and on the right the requests that had ended."""
+    """Write a PNG: memory in MB on the left axis, requests that ended on the right."""
     figure = Figure(figsize=_INCHES, dpi=_DOTS_PER_INCH, layout="constrained")
     memory = figure.subplots()
     _memory(memory, result)

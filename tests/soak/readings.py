@@ -1,4 +1,4 @@
-"""What the daemon holds, second by second. Knows `/v1/status` and `/proc`; knows no mix."""
+"""Reads the daemon's memory once a second, from `/v1/status` and `/proc`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _PERIOD_SECONDS = 1.0
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """One moment: `seconds` since the first reading, `requests` that had ended, `users` asking.
+    """One moment: `seconds` since the start, `requests` that had ended, `users` asking.
 
-    `active_bytes`, `pool_bytes` and `peak_bytes` are the engine's device memory, `caches` what
-    its caches hold in bytes, by name. The footprints are what the system counts for the engine
-    and for the front; None where it does not say.
+    `active_bytes`, `pool_bytes` and `peak_bytes` are the engine's device memory, `caches` the
+    sizes of its caches in bytes, by name. The footprints are the memory of the engine process
+    and of the front as the system counts it; None if it does not say.
     """
 
     seconds: float
@@ -39,7 +39,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def footprint_bytes(self) -> int | None:
-        """Of both processes; of the engine alone where the front's is not known."""
+        """Of both processes; of the engine only if the front's is unknown."""
         if self.engine_footprint_bytes is None:
             return None
         return self.engine_footprint_bytes + (self.front_footprint_bytes or 0)
@@ -55,13 +55,13 @@ class Readings:
         self.all: list[Reading] = []
 
     async def watch(self) -> None:
-        """Until it is cancelled."""
+        """Read until cancelled."""
         while True:
             await self.read()
             await asyncio.sleep(_PERIOD_SECONDS)
 
     async def read(self) -> Reading | None:
-        """One more; None if the daemon or its engine says nothing now."""
+        """Take one reading; None if the daemon or its engine does not answer."""
         seconds = time.perf_counter() - self._start
         try:
             async with httpx.AsyncClient(trust_env=False, timeout=10) as http:
@@ -77,7 +77,7 @@ class Readings:
 
 
 def read_status(status: Any, seconds: float, requests: int, users: int) -> Reading:
-    """A reading out of the answer of `/v1/status`, of an engine that has said something."""
+    """A reading from the JSON of `/v1/status`, which must have the engine's stats."""
     engine, stats = status["engine"], status["engine"]["stats"]
     memory = stats["memory"]
     return Reading(
@@ -97,7 +97,7 @@ def read_status(status: Any, seconds: float, requests: int, users: int) -> Readi
 
 
 def resident_bytes(pid: int | None) -> int | None:
-    """What a process has in memory (Linux); None if the system does not say."""
+    """Resident memory of a process (Linux); None if the system does not say."""
     with contextlib.suppress(OSError):
         pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
@@ -105,7 +105,7 @@ def resident_bytes(pid: int | None) -> int | None:
 
 
 def parent(pid: int) -> int | None:
-    """The process that started it (Linux); None if the system does not say."""
+    """The parent process (Linux); None if the system does not say."""
     with contextlib.suppress(OSError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return None

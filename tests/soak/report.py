@@ -1,4 +1,4 @@
-"""A soak as text and as JSON. Knows what was seen; asks nobody."""
+"""Renders a soak's result as Markdown and as JSON."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ _DEVICE_CACHES = ("encoder", "prefix")
 
 
 def markdown(result: Result, criteria: Sequence[Criterion]) -> str:
+    """The report for people."""
     plan = result.plan
     rows = [(c.name, c.bound, c.value, _VERDICTS[c.is_met]) for c in criteria]
     return "\n".join(
@@ -51,7 +52,7 @@ def markdown(result: Result, criteria: Sequence[Criterion]) -> str:
 
 
 def document(result: Result, criteria: Sequence[Criterion]) -> bytes:
-    """All readings and failures, and the outcomes counted."""
+    """The JSON report: all readings and failures, and the number of outcomes of each kind."""
     counts: Counter[tuple[str, str]] = Counter(
         (outcome.kind.value, outcome.ending.value) for outcome in result.outcomes
     )
@@ -122,7 +123,7 @@ def _statuses(outcomes: Sequence[Outcome]) -> str:
 
 
 def _failures(outcomes: Sequence[Outcome]) -> list[str]:
-    """Each way to fail once, with how often it came."""
+    """Each different failure with its count."""
     counts = Counter(
         (outcome.kind.value, outcome.status, outcome.error)
         for outcome in outcomes

@@ -1,4 +1,4 @@
-"""One request and how it ended. Knows no server, and nothing of how requests are drawn."""
+"""One request and how it ended."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import msgspec
 
 
 class Kind(Enum):
-    """What a request asks; the value names it in reports."""
+    """What a request asks; the value is its name in reports."""
 
-    NEW_PICTURE = "new picture"
+    NEW_IMAGE = "new picture"
     SAME_AGAIN = "known picture, same question"
     OTHER_QUESTION = "known picture, new question"
-    TWO_PICTURES = "two pictures"
+    TWO_IMAGES = "two pictures"
     CONVERSATION = "turn of a conversation"
     SHORT_TEXT = "short text"
     LONG_TEXT = "long text"
@@ -23,7 +23,7 @@ class Kind(Enum):
     JSON = "JSON by schema"
     MALFORMED = "malformed"
     REFILL = "refill of the caches"
-    """Not part of the mix: asked before memory is compared."""
+    """Not part of the mix: sent before memory is compared."""
 
 
 class Ending(Enum):
@@ -34,26 +34,26 @@ class Ending(Enum):
 
 
 class Patience(msgspec.Struct, frozen=True):
-    """When the client closes the connection: whatever of these comes first.
+    """When the client closes the connection, whichever comes first.
 
-    After `upload_share` of the body (1.0 is all of it, and no reason to leave), so many `seconds`
-    after it began to send, or so many `pieces` of the answer.
+    After `upload_share` of the body (1.0 is all of it: never), `seconds` after it began to send,
+    or after that many `reads` of the answer's bytes.
     """
 
     upload_share: float = 1.0
     seconds: float = math.inf
-    pieces: float = math.inf
+    reads: float = math.inf
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """How a malformed request has to be answered."""
+    """How a malformed request must be answered."""
 
     status: int
     code: str
 
 
 class Request(msgspec.Struct, frozen=True):
-    """`body` is for `POST /v1/chat/completions`; without a `refusal` it has to be answered."""
+    """`body` is for `POST /v1/chat/completions`; must be answered, or refused as `refusal` says."""
 
     kind: Kind
     body: bytes
@@ -63,7 +63,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """`status` is None where none came. `ttft` is in seconds, of streams that were answered."""
+    """`status` is None if no response came. `ttft` is in seconds, for answered streams."""
 
     kind: Kind
     ending: Ending

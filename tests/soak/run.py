@@ -1,4 +1,4 @@
-"""The order of a soak: warm up, then load and rest in turn. Knows no thresholds."""
+"""The order of a soak: warm-up, then load and rest in turn."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import msgspec
 from tests.soak.client import Client
 from tests.soak.crowd import Crowd
 from tests.soak.malformed import refused_by_engine
-from tests.soak.mix import random_picture, refills, schemas
+from tests.soak.mix import random_image, refills, schemas
 from tests.soak.readings import Reading, Readings
 from tests.soak.request import Outcome
 
 _WARM_UP_SHARE = 0.1
 _WARM_UP_REQUESTS = 200
 _WARM_UP_MOST = 0.5
-_STRETCH_REQUESTS = 500
-"""From one rest to the next."""
+_LOAD_REQUESTS = 500
+"""Between two rests."""
 _REST_SECONDS = 3.0
-_NEWS_SECONDS = 1.0
-"""Within which what the engine says is heard."""
+_STATS_SECONDS = 1.0
+"""Time for the engine's stats to arrive at the front."""
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """How long to ask, without the rests; what is drawn; how many users there are at most."""
+    """Minutes of load, without the rests; the seed; the maximum number of users."""
 
     minutes: float
     seed: int
@@ -35,9 +35,9 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """All that was seen. `rests` are readings with the same in the caches and nobody asking.
+    """All observations. `rests` are readings without load and with the same cache contents.
 
-    They are None where the daemon said nothing; there are two at least.
+    A rest is None if the daemon did not answer; there are at least two.
     """
 
     plan: Plan
@@ -56,7 +56,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 async def soak(url: str, plan: Plan) -> Result:
-    """Ask the daemon at `url`, without `/v1`, for `plan.minutes`."""
+    """Run `plan` against the daemon at `url`, which does not end in `/v1`."""
     async with Client(url) as client:
         crowd = Crowd(client.send, plan.seed, plan.users)
         readings = Readings(url, lambda: (len(crowd.outcomes), crowd.size))
@@ -66,7 +66,7 @@ async def soak(url: str, plan: Plan) -> Result:
             await crowd.ask_in_turn(schemas())
             rests = [await _at_rest(crowd, readings, plan.seed)]
             while len(rests) < 2 or left > 0:
-                left = await _load(crowd, left, _has_more(crowd, _STRETCH_REQUESTS))
+                left = await _load(crowd, left, _has_more(crowd, _LOAD_REQUESTS))
                 rests.append(await _at_rest(crowd, readings, plan.seed))
         finally:
             watching.cancel()
@@ -74,14 +74,14 @@ async def soak(url: str, plan: Plan) -> Result:
 
 
 async def _load(crowd: Crowd, seconds: float, is_enough: Callable[[], bool]) -> float:
-    """Let the crowd ask for `seconds` or until it is enough; how many of them are left."""
+    """Let the crowd ask for `seconds` or until `is_enough()`. Returns the seconds left."""
     until = time.perf_counter() + seconds
     await crowd.run(lambda: time.perf_counter() >= until or is_enough())
     return until - time.perf_counter()
 
 
 def _is_warm(crowd: Crowd, seconds: float) -> Callable[[], bool]:
-    """After a share of the time and some requests, whatever is later, but at half-time."""
+    """After a share of the time and some requests, whichever is later; at most half the time."""
     begin = time.perf_counter()
 
     def is_warm() -> bool:
@@ -98,13 +98,13 @@ def _has_more(crowd: Crowd, requests: int) -> Callable[[], bool]:
 
 
 async def _at_rest(crowd: Crowd, readings: Readings, seed: int) -> Reading | None:
-    """A reading with the refills in the caches and nobody asking.
+    """A reading with the refills in the caches and no load.
 
-    The engine reads its memory when something happens, and MLX frees the last of a step a moment
-    after it: so a request that brings the device nothing to do makes it read again.
+    The engine reports its memory when something happens, and MLX frees the last arrays of a step
+    a moment after it. So one more request, which does not use the device, makes it report again.
     """
     await crowd.ask_in_turn(refills(seed))
     await asyncio.sleep(_REST_SECONDS)
-    await crowd.ask_in_turn([refused_by_engine(random_picture(random.Random(seed)))])
-    await asyncio.sleep(_NEWS_SECONDS)
+    await crowd.ask_in_turn([refused_by_engine(random_image(random.Random(seed)))])
+    await asyncio.sleep(_STATS_SECONDS)
     return await readings.read()

@@ -1,4 +1,4 @@
-"""What a soak must show. Knows the thresholds; knows neither HTTP nor how to print."""
+"""The criteria of a soak and their thresholds."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tests.soak.run import Result
 MB = 10**6
 MOST_ACTIVE_CHANGE = 0.01
 MOST_SLOPE = 1.0
-"""MB of footprint in 1,000 requests."""
+"""MB of footprint per 1,000 requests."""
 SETTLING_REQUESTS = 1000
-"""What the footprint does before so many is not judged."""
+"""The footprint before this many requests is not judged."""
 SLOPE_REQUESTS = 2000
-"""With fewer, the footprint is not judged at all."""
+"""With fewer requests, the footprint is not judged at all."""
 
 
 class Criterion(msgspec.Struct, frozen=True):
-    """`is_met` is None where there is nothing to judge."""
+    """`is_met` is None if there is nothing to judge."""
 
     name: str
     bound: str
@@ -45,9 +45,9 @@ def is_passed(criteria: Sequence[Criterion]) -> bool:
 
 
 def slope(rests: Sequence[Reading | None]) -> float | None:
-    """MB of footprint (both processes) for 1,000 requests, by least squares.
+    """MB of footprint (both processes) per 1,000 requests, by least squares.
 
-    Of those after the first `SETTLING_REQUESTS`; None if there are too few.
+    Over the rests after the first `SETTLING_REQUESTS`; None if there are too few.
     """
     points = [
         (rest.requests, rest.footprint_bytes)
@@ -63,7 +63,7 @@ def slope(rests: Sequence[Reading | None]) -> float | None:
 
 
 def active_change(start: Reading, end: Reading) -> float:
-    """How much more device memory is in use at the end, as a share of that at the start."""
+    """The growth of device memory in use from start to end, as a share of the start."""
     return end.active_bytes / start.active_bytes - 1
 
 

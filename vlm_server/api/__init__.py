@@ -1,1 +1,1 @@
-"""The HTTP front: OpenAI's shapes, limits, streams. Knows starlette; knows no mlx."""
+"""The HTTP server: dialects, operations endpoints, and what they share."""

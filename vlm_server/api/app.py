@@ -1,4 +1,4 @@
-"""Puts the front together: routes, layers, errors. Knows who is who; decides nothing."""
+"""The ASGI application: routes, middleware, and which dialect's errors they answer with."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from vlm_server.api.http import record
+from vlm_server.api.http import access_log, errors
+from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.middleware import Errors, Gate, RequestLog
 from vlm_server.api.http.places import Places
-from vlm_server.api.openai import errors as openai_errors
 from vlm_server.api.openai.chat import ChatCompletions
+from vlm_server.api.openai.errors import encode
 from vlm_server.api.operations.health import Health
-from vlm_server.api.operations.metrics import AnsweredRequests, Metrics
+from vlm_server.api.operations.metrics import Metrics
 from vlm_server.api.operations.models import Models
 from vlm_server.errors import MethodNotAllowed, NotFound, RequestError
 from vlm_server.settings import Settings
@@ -29,7 +30,7 @@ def create_app(settings: Settings, engine: EngineClient) -> Starlette:
         routes=_routes(settings, engine, answered),
         middleware=[
             Middleware(RequestLog, answered=answered),
-            Middleware(Errors, engine=engine),
+            Middleware(Errors, engine=engine, encode=encode),
             Middleware(Gate, server=settings.server, cache=settings.cache),
         ],
         exception_handlers={HTTPException: _routing_error},
@@ -57,12 +58,12 @@ def _routes(settings: Settings, engine: EngineClient, answered: AnsweredRequests
 
 
 async def _routing_error(request: Request, error: Exception) -> Response:
-    """Starlette's own 404 and 405, as ours."""
+    """Starlette's own 404 and 405 in the dialect's shape."""
     assert isinstance(error, HTTPException)
     ours: RequestError
     if error.status_code == 405:
-        ours = MethodNotAllowed(f"{request.method} is not a method of this route.")
+        ours = MethodNotAllowed(f"The method {request.method} is not allowed on this route.")
     else:
-        ours = NotFound("There is no such route; see GET /v1/models and docs/api.md.")
-    record.of(request.scope).error_code = ours.code
-    return openai_errors.response(ours, 1, error.headers)
+        ours = NotFound("No such route. The routes are listed in docs/api.md.")
+    access_log.of(request.scope).error_code = ours.code
+    return errors.response(ours, encode, 1, error.headers)

@@ -1,1 +1,1 @@
-"""The command line: from arguments to settings to a run. Nothing below imports it."""
+"""The command line: one module per command."""

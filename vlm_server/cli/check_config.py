@@ -1,6 +1,6 @@
-"""`vlm-server check-config`: says whether the settings can be used, or what they are.
+"""`vlm-server check-config`: validates the settings, or prints all of them with their defaults.
 
-Knows the structs of `settings`; renders `configs/default.toml` from them.
+`configs/default.toml` is what it prints.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
 
 _WIDTH = 88
 _HEADING = """\
-# Every setting with its default. Copy what you change into a file of your own and name it:
+# All settings with their defaults. Copy those you change to a file of your own and pass it:
 # vlm-server serve --config FILE
 """
 
 
 def add_to(commands: Commands) -> None:
     """Add the command to the command line."""
-    parser = commands.add_parser("check-config", help="check the settings without starting")
+    parser = commands.add_parser("check-config", help="validate the settings without starting")
     options.add_config_options(parser)
     options.add_model_option(parser)
     parser.add_argument(
-        "--print-defaults", action="store_true", help="print every setting with its default"
+        "--print-defaults", action="store_true", help="print all settings with their defaults"
     )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Raises ConfigError if the settings can't be used."""
+    """Raises ConfigError if the settings are invalid."""
     if arguments.print_defaults:
         print(render_defaults(), end="")
         return 0
     options.load_settings(arguments)
-    print("The settings are fine.")
+    print("The settings are valid.")
     return 0
 
 
@@ -57,7 +57,7 @@ def render_defaults() -> str:
 
 
 def describe(section: type[msgspec.Struct], name: str) -> str:
-    """The help of one setting, with its choices where it has some."""
+    """The description of one setting, with its choices if it has any."""
     hint = get_type_hints(section, include_extras=True)[name]
     kind, meta = get_args(hint)
     text = str(meta.description)

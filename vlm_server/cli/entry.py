@@ -1,4 +1,4 @@
-"""Where the program begins. Knows nothing but how to be interrupted while it is imported."""
+"""The program's entry point. It handles a Ctrl-C while the commands are being imported."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 
 
 def main() -> int:
-    """`vlm-server`: a Ctrl-C before the commands are there ends it without a word."""
+    """Run `vlm-server`; a Ctrl-C during the imports ends it without a traceback."""
     is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_heard:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Failures of a command. Knows exit codes; knows no command."""
+"""The error that a command raises to end with exit code 1."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from vlm_server.errors import VlmServerError
 
 
 class CommandFailed(VlmServerError):
-    """A command could not do its work: the message goes to stderr, the exit code is 1."""
+    """A command failed: the message is printed to stderr and the exit code is 1."""

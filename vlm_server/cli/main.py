@@ -1,7 +1,6 @@
-"""The program `vlm-server`. Knows its commands and exit codes; each command has a module.
+"""The program `vlm-server`: its commands and exit codes.
 
-Exit codes: 0 done, 1 the work failed, 2 the arguments or the settings are wrong,
-130 interrupted.
+Exit codes: 0 success, 1 failure, 2 wrong arguments or settings, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from vlm_server.errors import ConfigError, VlmServerError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; `arguments` are those of the process unless given."""
+    """Run one command and return its exit code; `arguments` default to `sys.argv`."""
     options = build_parser().parse_args(arguments)
     try:
         return int(options.run(options))
@@ -31,18 +30,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line; `run` holds the chosen command's function."""
+    """The parser of the whole command line; it sets `run` to the command's function."""
     parser = argparse.ArgumentParser(
         prog="vlm-server",
-        description="Keeps a vision-language model ready and answers questions about pictures.",
+        description="Serves a vision-language model over HTTP, and asks it questions.",
     )
     parser.add_argument("--version", action="version", version=f"vlm-server {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (serve, ask, check_config, service):
+    for command in (serve, ask, check_config, service, bench):
         command.add_to(commands)
-    bench_parser = commands.add_parser("bench", help="compare servers by asking them the same")
-    bench.add_arguments(bench_parser)
-    bench_parser.set_defaults(run=bench.run)
     return parser
 
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the settings they make. Runs no command."""
+"""Options that several commands share, and the settings made from them."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 def add_config_options(parser: argparse.ArgumentParser) -> None:
     """`--config` and `--set`."""
-    parser.add_argument("--config", metavar="FILE", type=Path, help="settings in TOML")
+    parser.add_argument("--config", metavar="FILE", type=Path, help="TOML file with settings")
     parser.add_argument(
         "--set",
         metavar="SECTION.KEY=VALUE",
         action="append",
         default=[],
-        help="one setting; may be repeated, and wins over --config",
+        help="one setting; overrides --config; may be repeated",
     )
 
 
 def add_model_option(parser: argparse.ArgumentParser) -> None:
     """`--model`."""
-    parser.add_argument("--model", metavar="PATH", type=Path, help="folder of a checkpoint")
+    parser.add_argument("--model", metavar="PATH", type=Path, help="folder of the checkpoint")
 
 
 def load_settings(options: argparse.Namespace) -> Settings:
-    """Settings from `--config`, then `--set`, then options of their own name.
+    """Settings from `--config`, then `--set`, then `--model`, `--host` and `--port`.
 
-    Raises ConfigError, also for a model's folder that is none.
+    Raises ConfigError, also if `model.path` is not the folder of a checkpoint.
     """
     loaded = settings.load(options.config, tuple(_overrides(options)))
     path = loaded.model.path
@@ -46,7 +46,7 @@ def load_settings(options: argparse.Namespace) -> Settings:
 
 
 def settings_arguments(options: argparse.Namespace) -> list[str]:
-    """`options` as arguments of `serve` that mean the same from any folder."""
+    """`options` as arguments for `serve`, with absolute paths."""
     arguments: list[str] = []
     if options.config is not None:
         arguments += ["--config", str(options.config.absolute())]

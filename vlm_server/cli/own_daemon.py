@@ -1,4 +1,4 @@
-"""A daemon that one command starts for itself. Knows child processes; knows no requests."""
+"""Starts a daemon for the duration of one command."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _LISTENING = re.compile(r"Listening on (http://\S+)")
 
 @contextmanager
 def running_daemon(arguments: Sequence[str], stop_seconds: float) -> Iterator[str]:
-    """The URL of a daemon of our own on a free port, which has ended when this returns.
+    """The URL of a daemon on a free port, started here and ended when the block is left.
 
-    It may still be loading. It ends too if this process is killed: it holds the other end of
-    its standard input. Raises CommandFailed if it does not start; it has then said why.
+    It may still be loading its model. If this process is killed, the daemon sees its standard
+    input close and ends too. Raises CommandFailed if it does not start; its own message has then
+    been printed.
     """
     command = [sys.executable, "-m", "vlm_server.cli", "serve", "--set", "log.level=warning"]
     command += [*arguments, "--host", "127.0.0.1", "--port", "0", "--stop-at-eof"]
@@ -40,7 +41,7 @@ def _read_url(process: subprocess.Popen[str]) -> str:
 
 
 def _end(process: subprocess.Popen[str], seconds: float) -> None:
-    """Ask `process` to stop; kill it if it has not within `seconds`, or at a second Ctrl-C."""
+    """Terminate `process`; kill it after `seconds`, or at a second Ctrl-C."""
     process.terminate()
     try:
         process.wait(seconds)

@@ -1,7 +1,7 @@
-"""`vlm-server serve`: one process that answers HTTP and keeps an engine running.
+"""`vlm-server serve`: the front process, which serves HTTP and keeps an engine running.
 
-Knows the order of starting and stopping; what is served is the business of `api`, and the
-engine's that of `supervisor`.
+The order of starting and stopping is here; requests are handled in `api`, the engine process in
+`supervisor`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 MAX_HEADER_BYTES = 64 * 1024
 SLOW_READER_SECONDS = 5
-"""After the drain, what clients get to read the last bytes of their answers."""
+"""Time for clients to read the last bytes of their answers after the drain."""
 
 _EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  shown, not listened on
 
@@ -51,7 +51,7 @@ def add_to(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a signal comes. Raises ConfigError or ModelLoadError."""
+    """Serve until a signal arrives. Raises ConfigError or ModelLoadError."""
     settings = options.load_settings(arguments)
     terminal.set_up_logging(settings.log.level)
     heap.keep_large_blocks_apart()
@@ -61,10 +61,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def bind(server: Server) -> socket.socket:
-    """A listening socket. Raises ConfigError if the address can't be had.
+    """A listening socket. Raises ConfigError if the address can't be used.
 
-    It says that it is TCP, as `socket.create_server` does not: asyncio sends small pieces at
-    once on such sockets alone, and on others a stream's deltas wait for up to 40 ms.
+    The protocol is set to TCP explicitly, unlike in `socket.create_server`: only then does
+    asyncio set TCP_NODELAY. Without it the deltas of a stream are delayed by up to 40 ms.
     """
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -82,7 +82,7 @@ def bind(server: Server) -> socket.socket:
 
 
 def url_of(host: str, port: int) -> str:
-    """Where a client on this machine finds a daemon that listens on `host` and `port`."""
+    """The URL for a client on this machine of a daemon that listens on `host` and `port`."""
     host = _EVERY_ADDRESS.get(host, host)
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
@@ -105,7 +105,7 @@ async def serve(settings: Settings, listener: socket.socket, *, stop_at_eof: boo
     http.add_done_callback(lambda _: stop.set())
     await stop.wait()
     announcement.cancel()
-    server.should_exit = True  # no new connections; what runs is finished or failed below
+    server.should_exit = True  # no new connections; running requests finish or fail below
     await supervisor.stop()
     await http
     with contextlib.suppress(asyncio.CancelledError):
@@ -115,7 +115,7 @@ async def serve(settings: Settings, listener: socket.socket, *, stop_at_eof: boo
 async def announce(
     supervisor: Supervisor, progress: terminal.ProgressLine, url: str, settings: Settings
 ) -> None:
-    """Say that the model is ready, once it is. Raises ModelLoadError if it never will be."""
+    """Print the address once the model is ready. Raises ModelLoadError if it can't be loaded."""
     try:
         await supervisor.wait_ready()
     finally:
@@ -128,7 +128,7 @@ def _has_failed(task: asyncio.Task[None]) -> bool:
 
 
 def http_config(settings: Settings, supervisor: Supervisor) -> uvicorn.Config:
-    """How HTTP is spoken. h11 bounds the size of headers; limits of bodies are the app's."""
+    """The HTTP server's configuration. h11 limits the size of headers, the app that of bodies."""
     return uvicorn.Config(
         create_app(settings, supervisor),
         http="h11",
@@ -144,7 +144,7 @@ def http_config(settings: Settings, supervisor: Supervisor) -> uvicorn.Config:
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's server, with signals left to us: the engine must be stopped after it."""
+    """uvicorn's server without its signal handlers: the engine must be stopped too."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -167,13 +167,13 @@ def stop_on_signals(stop: Callable[[], None]) -> None:
 
 
 def stop_when_input_ends(stop: Callable[[], None]) -> None:
-    """Call `stop` when stdin is closed: a child then ends with its parent, however that ends."""
+    """Call `stop` when stdin is closed, so that a child ends with its parent, even a killed one."""
     loop = asyncio.get_running_loop()
 
     def wait() -> None:
         while os.read(sys.stdin.fileno(), 4096):
             pass
-        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+        with contextlib.suppress(RuntimeError):  # the loop has already ended
             loop.call_soon_threadsafe(stop)
 
     threading.Thread(target=wait, name="stdin", daemon=True).start()

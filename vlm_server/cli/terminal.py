@@ -1,7 +1,4 @@
-"""What a person who starts the daemon sees: log lines, progress, a request to try.
-
-Knows the terminal; knows neither HTTP servers nor engines.
-"""
+"""What `vlm-server serve` prints: log lines, loading progress, an example request."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ _CLEAR_LINE = "\r\x1b[K"
 
 
 def set_up_logging(level: str) -> None:
-    """Send log lines to stderr; on a terminal they take the place of the progress line."""
+    """Send log lines to stderr; on a terminal they replace the progress line."""
     start = _CLEAR_LINE if sys.stderr.isatty() else ""
     line = f"{start}%(asctime)s front %(levelname)s %(message)s"
     logging.basicConfig(level=level.upper(), format=line, stream=sys.stderr)
@@ -31,7 +28,7 @@ def set_up_logging(level: str) -> None:
 
 
 class ProgressLine:
-    """How far loading is: one line that changes on a terminal, log lines elsewhere."""
+    """Loading progress: one updated line on a terminal, log lines elsewhere."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -46,7 +43,7 @@ class ProgressLine:
             logger.info("%s", text)
 
     def clear(self) -> None:
-        """Leave no trace of the line on a terminal."""
+        """Remove the line from the terminal."""
         if self._is_terminal:
             self._write(_CLEAR_LINE)
 
@@ -56,19 +53,19 @@ class ProgressLine:
 
 
 def greeting(url: str, model_name: str, settings: Settings) -> str:
-    """What is said once the model is ready: the address, and one request to paste."""
+    """The text for when the model is ready: the address, and an example request."""
     return (
-        f"Ready: the model {model_name} answers at {url}\n\n"
-        f"Try it, with a small picture of a red circle:\n\n"
+        f"Ready: {model_name} is served at {url}\n\n"
+        f"Try it with a small image of a red circle:\n\n"
         f"{example_request(url, model_name, with_key=bool(settings.server.api_keys))}\n"
     )
 
 
 def example_request(url: str, model_name: str, *, with_key: bool) -> str:
-    """A `curl` command with a picture in it. Keys are never printed: a placeholder is."""
-    picture = {"type": "image_url", "image_url": {"url": red_circle_url()}}
+    """A `curl` command with an image. API keys are never printed, only a placeholder."""
+    image = {"type": "image_url", "image_url": {"url": red_circle_url()}}
     text = {"type": "text", "text": "What shape is this?"}
-    messages = [{"role": "user", "content": [picture, text]}]
+    messages = [{"role": "user", "content": [image, text]}]
     body = {"model": model_name, "max_tokens": 64, "messages": messages}
     headers = ["Content-Type: application/json"]
     if with_key:

@@ -1,1 +1,1 @@
-"""What a client sends as picture or video, made into checked bytes. Knows no model, no HTTP."""
+"""Decodes and checks the images and videos that a client sends, by their headers alone."""

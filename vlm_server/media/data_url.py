@@ -1,8 +1,8 @@
-"""Base64 data URLs. Knows RFC 2397 and RFC 4648; knows nothing of what they carry.
+"""Decodes base64 data URLs (RFC 2397, RFC 4648).
 
-The scheme and `base64` may be written in any case, parameters such as `charset` may stand
-before `base64`, and white space inside the base64 is skipped. The MIME type is not read: the
-bytes say what they are. The URL-safe alphabet, percent escapes and missing padding are refused.
+The scheme and `base64` are case-insensitive, parameters such as `charset` may precede `base64`,
+and whitespace inside the base64 is skipped. The MIME type is ignored: the format is read from
+the bytes. The URL-safe alphabet, percent escapes and missing padding are refused.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ _WHITE_SPACE = " \t\r\n\f"
 
 @dataclass(frozen=True, slots=True)
 class MediaKind:
-    """What a URL should carry, in words, and the error for one that can't be read."""
+    """What a URL should contain, for messages, and the error for one that can't be decoded."""
 
     noun: str
     error: type[InvalidRequest]
 
 
-PICTURE = MediaKind("picture", InvalidImage)
+IMAGE = MediaKind("image", InvalidImage)
 VIDEO = MediaKind("video", InvalidVideo)
 
 
-def decode(url: str, param: str, max_bytes: int, medium: MediaKind) -> bytes:
-    """The bytes that `url` carries.
+def decode(url: str, param: str, max_bytes: int, kind: MediaKind) -> bytes:
+    """The bytes in `url`.
 
-    `param` names the part in errors. Raises `medium.error` if `url` is not a base64 data URL,
+    `param` names the content part in errors. Raises `kind.error` if `url` is not a base64 data URL,
     and PayloadTooLarge, before decoding, if it holds more than `max_bytes`.
     """
     try:
-        return _decode_base64(_payload(url, medium), max_bytes)
+        return _decode_base64(_payload(url, kind), max_bytes)
     except _NotDecodable as error:
-        raise medium.error(str(error), param) from None
+        raise kind.error(str(error), param) from None
     except _TooLarge:
-        message = f"The {medium.noun} is larger than {max_bytes} bytes."
+        message = f"The {kind.noun} is larger than {max_bytes} bytes."
         raise PayloadTooLarge(message, param) from None
 
 
@@ -50,13 +50,13 @@ class _NotDecodable(Exception):
 
 
 class _TooLarge(Exception):
-    """It holds more than it may."""
+    """The URL contains more bytes than allowed."""
 
 
-def _payload(url: str, medium: MediaKind) -> str:
+def _payload(url: str, kind: MediaKind) -> str:
     if url[:5].lower() != "data:":
         raise _NotDecodable(
-            f"A {medium.noun} must be a base64 data URL; files and remote addresses are not read."
+            f"The {kind.noun} must be a base64 data URL; files and remote URLs are not supported."
         )
     comma = url.find(",", 0, MAX_HEADER_CHARS)
     if comma < 0:
@@ -83,7 +83,7 @@ def _decode_base64(payload: str, max_bytes: int) -> bytes:
 
 
 def _without_white_space(payload: str) -> str:
-    """The search is much faster than the copy, which most payloads do not need."""
+    """Searches first: that is much faster than a copy, which most payloads don't need."""
     if any(character in payload for character in _WHITE_SPACE):
         return payload.translate(dict.fromkeys(map(ord, _WHITE_SPACE)))
     return payload
@@ -94,11 +94,11 @@ def _padding(data: str) -> int:
     first = data.find("=")
     padding = 0 if first < 0 else len(data) - first
     if len(data) % 4 or padding > 2:
-        raise _NotDecodable("The base64 data is cut short or wrongly padded.")
+        raise _NotDecodable("The base64 data is truncated or wrongly padded.")
     return padding
 
 
 def _bad_alphabet(data: str) -> _NotDecodable:
     if "-" in data or "_" in data:
-        return _NotDecodable("The URL-safe base64 alphabet is not taken; use '+' and '/'.")
-    return _NotDecodable("The data URL holds characters that are not base64.")
+        return _NotDecodable("The URL-safe base64 alphabet is not supported; use '+' and '/'.")
+    return _NotDecodable("The data URL contains characters that are not base64.")

@@ -1,7 +1,6 @@
-"""What a picture's header says. Knows four formats; decodes no pixel.
+"""Reads the format and size from an image's header; decodes no pixels.
 
-Pillow is given an explicit list of formats, so the bytes alone decide what a picture is,
-and no other decoder is ever tried on them.
+Pillow gets an explicit list of formats, so that no other decoder is ever tried on the bytes.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ _FORMATS = (
     WebPImagePlugin.WebPImageFile.format,
     GifImagePlugin.GifImageFile.format,
 )
-Image.MAX_IMAGE_PIXELS = None  # the limit is the settings', held against the header below
-_NOT_READABLE = "The picture is not a readable PNG, JPEG, WebP or GIF."
+Image.MAX_IMAGE_PIXELS = None  # `limits.max_image_pixels` is checked below instead
+_NOT_READABLE = "The image is not a readable PNG, JPEG, WebP or GIF."
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +32,21 @@ class ImageHeader:
 
 
 def read(data: bytes, param: str, max_pixels: int) -> ImageHeader:
-    """What the header of `data` says. `param` names the part in errors.
+    """The header of `data`. `param` names the content part in errors.
 
-    Raises InvalidImage for another format, a header that can't be read, and more than
+    Raises InvalidImage for another format, a header that can't be read, or more than
     `max_pixels`.
     """
     header = _open(data, param)
     if header.width * header.height > max_pixels:
-        raise InvalidImage(f"The picture has more than {max_pixels} pixels.", param)
+        raise InvalidImage(f"The image has more than {max_pixels} pixels.", param)
     return header
 
 
 def _open(data: bytes, param: str) -> ImageHeader:
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-            # A JPEG with a second picture in its tail (many phones) is an MPO to Pillow.
+            # Pillow calls a JPEG with a second image appended (many phones) an MPO.
             name = "JPEG" if image.format == "MPO" else str(image.format)
             return ImageHeader(name, image.width, image.height)
     except Exception:  # noqa: BLE001  Pillow's parsers raise almost anything on hostile bytes

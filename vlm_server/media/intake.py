@@ -1,7 +1,7 @@
-"""From a part of a request to a `protocol.Image` or `Video`. Knows limits and keys; knows no HTTP.
+"""Makes a `protocol.Image` or `Video` of a data URL: decoded, checked and hashed.
 
-Runs in a worker thread: decoding base64 and hashing a large picture takes tens of
-milliseconds, which the event loop must not wait for.
+Runs in a worker thread: decoding and hashing a large image takes tens of milliseconds, which
+would block the event loop.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from vlm_server.settings import Limits
 
 
 def take_image(url: str, param: str, limits: Limits) -> Image:
-    """The picture in `url`, checked by its header and keyed by the SHA-256 of its bytes.
+    """The image in `url`, checked by its header; `mm_hash` is the SHA-256 of its bytes.
 
     Raises InvalidImage or PayloadTooLarge, both naming `param`.
     """
-    data = data_url.decode(url, param, limits.max_image_bytes, data_url.PICTURE)
+    data = data_url.decode(url, param, limits.max_image_bytes, data_url.IMAGE)
     header = image_header.read(data, param, limits.max_image_pixels)
     return Image(
         data=data,
@@ -31,7 +31,7 @@ def take_image(url: str, param: str, limits: Limits) -> Image:
 
 
 def take_video(url: str, param: str, limits: Limits) -> Video:
-    """The video in `url`, checked to be whole and keyed by the SHA-256 of its bytes.
+    """The video in `url`, checked to be complete; `mm_hash` is the SHA-256 of its bytes.
 
     Raises InvalidVideo or PayloadTooLarge, both naming `param`.
     """

@@ -1,7 +1,7 @@
-"""Which container a video is in, and whether it is whole. Knows three formats; decodes nothing.
+"""Reads a video's container format and checks that the file is complete; decodes nothing.
 
-The bytes alone decide. A file that was cut short is refused here, by the sizes that its own
-parts declare: decoders show what is left of it as if that were all.
+A truncated file is refused here, by the sizes that its own boxes declare: decoders would show
+what is left of it as if it were the whole video.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _MAX_BOXES = 100_000
 
 
 def read(data: bytes, param: str) -> str:
-    """MP4 (or MOV), WEBM (or Matroska) or GIF. `param` names the part in errors.
+    """MP4 (or MOV), WEBM (or Matroska) or GIF. `param` names the content part in errors.
 
-    Raises InvalidVideo for another format and for a file that ends before its time.
+    Raises InvalidVideo for another format and for a truncated file.
     """
     if data[:6] in _GIF_SIGNATURES:
         name, whole = "GIF", data.rstrip(b"\0").endswith(_GIF_TRAILER)
@@ -31,7 +31,7 @@ def read(data: bytes, param: str) -> str:
     else:
         raise InvalidVideo("The video is not a readable MP4, MOV, WebM, Matroska or GIF.", param)
     if not whole:
-        raise InvalidVideo(f"The {name} video ends before the end that it declares.", param)
+        raise InvalidVideo(f"The {name} video is truncated.", param)
     return name
 
 
@@ -54,7 +54,7 @@ def _boxes_fit(data: bytes) -> bool:
 
 
 def _segment_fits(data: bytes) -> bool:
-    """Whether a WebM file holds the segment that it declares; a live one declares no size."""
+    """Whether a WebM file contains the whole segment it declares; a live stream has no size."""
     start = data.find(_SEGMENT, 0, _HEADER_BYTES)
     if start < 0 or start + 4 >= len(data):
         return False

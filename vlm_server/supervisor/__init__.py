@@ -1,1 +1,1 @@
-"""Starts, watches, restarts and drains the engine process. Knows no HTTP and no mlx."""
+"""Starts, watches, restarts and drains the engine process."""

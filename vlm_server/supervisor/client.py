@@ -1,4 +1,4 @@
-"""What the front sees of an engine process. Knows the protocol; knows no process, no HTTP."""
+"""The front's view of the engine process: its status, and one stream of events per request."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ RequestEvent = Accepted | Tokens | Finished | Failed
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """What the front knows of the engine process. `progress` is (stage, fraction) while loading.
+    """The state of the engine process. `progress` is (stage, fraction) while the model loads.
 
-    `quarantined_shapes` are the sizes of requests that engines died of, and that are refused for
-    now; `quarantine_refusals` is how many requests were.
+    `quarantined_shapes` counts the request sizes that are refused because engines crashed on
+    them, `quarantine_refusals` the requests refused for that.
     """
 
     state: str
@@ -35,18 +35,19 @@ class EngineStatus:
 
 
 class EngineClient(Protocol):
-    """The front's view of an engine process, whichever incarnation of it runs."""
+    """Sends requests to the engine process, across its restarts."""
 
     @property
     def status(self) -> EngineStatus: ...
 
     def stream(self, submit: Submit) -> AsyncGenerator[RequestEvent, None]:
-        """All events of one request, in order, the last of them terminal.
+        """All events of one request in order; the last one is `Finished` or `Failed`.
 
-        `Tokens` events hold this request's delta alone. Closing the iterator early
-        (`aclose`) aborts the request in the engine. Never raises RequestError while the
-        engine lives; raises EngineUnavailable before anything was sent if it isn't ready, or
-        RequestTooCostly if engines died of requests of this size,
-        and yields `Failed(code="engine_died")` if it dies while the request is in flight.
+        Each `Tokens` event holds one delta, of this request. Closing the iterator early
+        (`aclose`) aborts the request in the engine. If the engine dies while the request is in
+        flight, the last event is `Failed(code="engine_died")`.
+
+        Raises EngineUnavailable if the engine is not ready, and RequestTooCostly if engines
+        crashed on requests of this size; in both cases nothing was sent.
         """
         ...

@@ -1,8 +1,8 @@
-"""Finds an OpenBLAS to preload into the engine on Linux CPUs. Knows files and processes.
+"""Finds an OpenBLAS to preload into the engine on Linux CPUs.
 
-MLX's CPU wheel links a reference BLAS; a preloaded OpenBLAS makes float32 products about 50
-times faster. A library that loads may still die of an instruction that this processor lacks,
-so each candidate multiplies in a child process before the engine gets it.
+MLX's CPU wheel links a reference BLAS; a preloaded OpenBLAS makes float32 matrix products about
+50 times faster. A library that loads may still crash on an instruction that this processor
+lacks, so each candidate first multiplies two matrices in a child process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PROBE_SECONDS = 20.0
 def find_preload() -> dict[str, str]:
     """Environment variables that preload a working OpenBLAS; empty if there is none.
 
-    What the environment preloads already stays, behind it.
+    Libraries that `LD_PRELOAD` already names are loaded after it.
     """
     if platform.system() != "Linux":
         return {}
@@ -43,7 +43,7 @@ def find_preload() -> dict[str, str]:
         if _works(environment):
             logger.info("preloading %s into the engine", candidate["LD_PRELOAD"])
             return environment
-    logger.warning("no OpenBLAS works here: the model will run about 50 times slower on CPU")
+    logger.warning("no usable OpenBLAS found: the model will run about 50 times slower on the CPU")
     return {}
 
 
@@ -66,7 +66,7 @@ def _candidates() -> Iterator[dict[str, str]]:
 
 
 def _fortran_folder(packages: Path) -> Path | None:
-    """A folder that gives the Fortran run time inside MLX's wheel its plain names."""
+    """A folder of links that give the Fortran runtime in MLX's wheel its usual file names."""
     folders = packages / "mlx_cpu.libs"
     bundled = [*folders.glob("libgfortran-*.so.*"), *folders.glob("libquadmath-*.so.*")]
     if not bundled:
@@ -75,20 +75,20 @@ def _fortran_folder(packages: Path) -> Path | None:
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-            return None  # somebody else's doing
+            return None  # made by another user
         for library in bundled:
             name = library.name.partition("-")[0] + ".so." + library.name.partition(".so.")[2][:1]
             for link in (folder / library.name, folder / name):
                 link.unlink(missing_ok=True)
                 link.symlink_to(library)
     except OSError:
-        logger.debug("no folder for the Fortran run time", exc_info=True)
+        logger.debug("can't link the Fortran runtime", exc_info=True)
         return None
     return folder
 
 
 def _works(environment: dict[str, str]) -> bool:
-    """Whether a child process with `environment` starts and multiplies right."""
+    """Whether a child process with `environment` starts and multiplies correctly."""
     try:
         probe = subprocess.run(
             [sys.executable, "-c", _PROBE],

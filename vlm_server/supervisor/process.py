@@ -1,4 +1,4 @@
-"""One engine process and the socket to it. Knows how to start, talk to and end it; no more."""
+"""One engine process and the socket to it: start, send, receive, end."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ logger = logging.getLogger(__name__)
 
 _END_SECONDS = 2.0
 _DEFAULTS = {"OPENBLAS_THREAD_TIMEOUT": "14"}
-"""OpenBLAS's threads sleep 2**14 cycles after a product. By default they spin for 2**26, some
-20 ms, on cores that the front and the preparers wait for."""
+"""OpenBLAS's threads spin for 2**14 cycles after a product, then sleep. The default of 2**26, about
+20 ms, takes cores from the front and the preparer threads."""
 
 
 class EngineProcess:
-    """A running engine. It ends by itself when this side of the socket is closed."""
+    """A running engine process. It exits when our end of the socket is closed."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class EngineProcess:
 
     @classmethod
     async def start(cls, environment: Mapping[str, str]) -> EngineProcess:
-        """Start an engine that waits for its `Start` command; `environment` adds to ours."""
+        """Start an engine that waits for its `Start` command; `environment` is added to ours."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
@@ -59,28 +59,28 @@ class EngineProcess:
         return self._process.pid
 
     async def send(self, command: Command) -> None:
-        """Send a command; a dead engine shows in `events`, not here."""
+        """Send a command. Does nothing if the engine is dead: `events` ends then."""
         try:
             self._writer.write(encode_frame(command))
             await self._writer.drain()
         except ConnectionError:
-            logger.debug("the engine is gone")
+            logger.debug("can't send: the engine process has ended")
 
     async def events(self) -> AsyncIterator[Event]:
-        """Everything the engine says, until it ends."""
+        """The engine's events, until its process ends."""
         while True:
             try:
                 header = await self._reader.readexactly(FRAME_HEADER.size)
                 (length,) = FRAME_HEADER.unpack(header)
                 if length > MAX_FRAME_BYTES:
-                    logger.error("the engine sent a frame of %d bytes", length)
+                    logger.error("the engine sent a message of %d bytes, over the limit", length)
                     return
                 yield decode_event(await self._reader.readexactly(length))
             except (asyncio.IncompleteReadError, ConnectionError):
                 return
 
     async def wait(self, seconds: float) -> bool:
-        """Whether the engine ends by itself within `seconds`."""
+        """Wait for the engine to exit; whether it did within `seconds`."""
         try:
             await asyncio.wait_for(self._process.wait(), seconds)
         except TimeoutError:
@@ -88,7 +88,7 @@ class EngineProcess:
         return True
 
     async def end(self) -> int:
-        """Make sure that it is gone. Returns its exit status, negative for a signal."""
+        """End the process, by force if needed. Returns its exit status, negative for a signal."""
         self._writer.close()
         if not await self.wait(_END_SECONDS):
             self._process.kill()

@@ -1,15 +1,15 @@
-"""Which requests engines died of, by their size. Knows sizes and times; knows no process.
+"""Refuses requests of a size that crashed the engine twice.
 
-An engine may die of what a request makes it allocate: a GPU out of memory ends the process, and
-no code can catch that. Whoever asks again kills the next engine. So the size of what was on the
-device is noted, and after the second death within a while, requests of that size are refused.
+A request can crash the engine by what it allocates: a GPU out of memory ends the process, and no
+code can catch that. If the client retries, it crashes the next engine too. So the sizes of the
+requests on the device are recorded at each crash; after the second one within
+`engine.quarantine_seconds`, requests of that size are refused.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
@@ -20,21 +20,21 @@ from vlm_server.protocol import Image, Submit, TextPart
 logger = logging.getLogger(__name__)
 
 _DEATHS = 2
-"""One may be chance, or somebody else's doing."""
+"""A single crash may have another cause."""
 _MAX_NOTES = 64
 _SMALL_TEXT_CHARACTERS = 16_384
-"""Of all choices together. A text of up to so much, some 4,000 English tokens, is no cause of a
-death, and ordinary chat must not be refused for being there when it happened."""
+"""Summed over all choices. Text up to this size, about 4,000 English tokens, does not crash an
+engine, and ordinary chat must not be refused because it was running during a crash."""
 
 
 class Shape(NamedTuple):
-    """What a request's cost follows from, each as the nearest power of two; 0 stands for none.
+    """What determines a request's memory, each rounded to a power of two; 0 means none.
 
-    So a screenshot that is one pixel wider has the same shape. Text that is small counts as none.
+    Rounding gives a screenshot that is one pixel wider the same shape. Small text counts as none.
     """
 
-    largest_picture_pixels: int
-    all_pictures_pixels: int
+    largest_image_pixels: int
+    total_image_pixels: int
     video_bytes: int
     text_characters: int
     choices: int
@@ -44,15 +44,15 @@ class Shape(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """What a client can do to have another shape."""
+        """What a client can reduce."""
         return ", ".join(remedy for _, remedy in self._measures())
 
     def _measures(self) -> Iterator[tuple[str, str]]:
-        if self.all_pictures_pixels:
-            total, largest = self.all_pictures_pixels, self.largest_picture_pixels
+        if self.total_image_pixels:
+            total, largest = self.total_image_pixels, self.largest_image_pixels
             yield (
-                f"pictures of about {total:,} pixels, the largest of {largest:,}",
-                "smaller or fewer pictures",
+                f"images of about {total:,} pixels, the largest of {largest:,}",
+                "smaller or fewer images",
             )
         if self.video_bytes:
             yield f"videos of about {self.video_bytes:,} bytes", "a shorter video"
@@ -63,7 +63,7 @@ class Shape(NamedTuple):
 
 
 def shape_of(submit: Submit) -> Shape | None:
-    """None for a small request of text alone."""
+    """The shape of a request; None for a small one with only text."""
     texts = (p for m in submit.messages for p in m.content if isinstance(p, TextPart))
     num_characters = sum(len(part.text) for part in texts)
     is_small = num_characters * submit.sampling.n <= _SMALL_TEXT_CHARACTERS
@@ -71,8 +71,8 @@ def shape_of(submit: Submit) -> Shape | None:
         return None
     pixels = [_pixels(image) for image in submit.images]
     return Shape(
-        largest_picture_pixels=_rounded(max(pixels, default=0)),
-        all_pictures_pixels=_rounded(sum(pixels)),
+        largest_image_pixels=_rounded(max(pixels, default=0)),
+        total_image_pixels=_rounded(sum(pixels)),
         video_bytes=_rounded(sum(len(video.data) for video in submit.videos)),
         text_characters=0 if is_small else _rounded(num_characters),
         choices=_rounded(submit.sampling.n),
@@ -80,26 +80,26 @@ def shape_of(submit: Submit) -> Shape | None:
 
 
 class Quarantine:
-    """Refuses the shapes that two engines died of within `seconds`; notes expire.
+    """Refuses the shapes that two engines crashed on within `seconds`.
 
-    A request is suspected while the device has it, from `working` to its first token. `clock`
-    gives seconds.
+    A request is suspected while the device works on it, from `working` to its first token.
+    `clock` gives seconds.
     """
 
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
         self.num_refused = 0
         self._seconds = seconds
         self._clock = clock
         self._shapes: dict[str, Shape] = {}
-        """Of requests without a token or an end, by id."""
+        """Of requests that have neither a token nor ended, by id."""
         self._working: dict[str, Shape] = {}
-        """Of those that the device has; they may have been aborted since."""
+        """Of those on the device, by id; some may have been aborted since."""
         self._notes: deque[tuple[float, Shape]] = deque(maxlen=_MAX_NOTES)
-        """When an engine died, and of what; each shape once for a death."""
+        """(time of a crash, shape on the device), once per crash and shape."""
 
     @property
     def num_shapes(self) -> int:
-        """Those that are refused now."""
+        """Number of shapes that are refused now."""
         return sum(self._seconds_left(shape) > 0 for shape in {shape for _, shape in self._notes})
 
     @property
@@ -107,7 +107,7 @@ class Quarantine:
         return len(self._shapes)
 
     def admit(self, submit: Submit) -> None:
-        """Let a request in. Raises RequestTooCostly for a shape that killed engines."""
+        """Admit a request. Raises RequestTooCostly for a shape in quarantine."""
         shape = shape_of(submit)
         if shape is None:
             return
@@ -115,33 +115,33 @@ class Quarantine:
         if seconds > 0:
             self.num_refused += 1
             raise RequestTooCostly(
-                f"The engine died {_DEATHS} times of requests of this size ({shape}). "
-                f"Make it smaller ({shape.advice}), or try again in {math.ceil(seconds)} seconds.",
+                f"The engine crashed {_DEATHS} times on requests of this size ({shape}). "
+                f"Reduce it ({shape.advice}), or try again in {math.ceil(seconds)} seconds.",
                 retry_after_seconds=seconds,
             )
         self._shapes[submit.request_id] = shape
 
     def working(self, request_ids: Iterable[str]) -> None:
-        """The device has these now, and no others."""
+        """The device works on these requests now, and on no others."""
         known = self._working | self._shapes
         self._working = {one: known[one] for one in request_ids if one in known}
 
     def acquit(self, request_id: str) -> None:
-        """It has a token or has failed: it is not what an engine may die of any more."""
+        """The request has a token or has failed: it can't be blamed for a crash any more."""
         self._shapes.pop(request_id, None)
         self._working.pop(request_id, None)
 
     def finish(self, request_id: str) -> None:
-        """Nothing will be heard of it. If it was aborted, the device may have its picture yet."""
+        """The request is over. If it was aborted, the device may still work on its images."""
         self._shapes.pop(request_id, None)
 
     def engine_ended(self, *, is_death: bool) -> None:
-        """No request is left; after a death, the shapes that the device had are noted."""
+        """Forget all requests; after a crash, record the shapes that were on the device."""
         shapes = set(self._working.values())
         self._shapes.clear()
         self._working.clear()
         for shape in shapes if is_death else ():
-            logger.warning("the engine died while it worked on a request with %s", shape)
+            logger.warning("the engine crashed while it worked on a request with %s", shape)
             self._notes.append((self._clock(), shape))
 
     def _seconds_left(self, shape: Shape) -> float:
@@ -153,7 +153,7 @@ class Quarantine:
 
 
 def _pixels(image: Image) -> int:
-    """As the model is shown it."""
+    """At the size the model gets it."""
     longest = max(image.width, image.height, 1)
     scale = min(1.0, (image.max_side_pixels or longest) / longest)
     return math.ceil(image.width * image.height * scale**2)
@@ -162,6 +162,6 @@ def _pixels(image: Image) -> int:
 def _rounded(value: int) -> int:
     """The nearest power of two on a logarithmic scale.
 
-    Sizes that are common, themselves powers of two, lie in the middle of what is rounded alike.
+    Common sizes are powers of two themselves, so they lie in the middle of a rounding interval.
     """
     return 1 << round(math.log2(value)) if value else 0

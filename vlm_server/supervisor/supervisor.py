@@ -1,8 +1,8 @@
-"""Keeps one engine running, and carries requests to it. Knows the protocol; no HTTP, no mlx.
+"""Keeps one engine process running and passes requests to it.
 
-The engine may die at any moment: requests in flight then get `Failed("engine_died")`, a new
-engine is started after a pause that doubles, and newcomers are told to come back. What two
-engines died of is not tried on a third: see `quarantine`.
+The engine may die at any moment. Requests in flight then end with `Failed("engine_died")`, new
+ones are answered 503 with Retry-After, and another engine is started after a pause that doubles
+each time. Requests of a size that crashed two engines are refused: see `quarantine`.
 """
 
 from __future__ import annotations
@@ -47,13 +47,16 @@ logger = logging.getLogger(__name__)
 ProgressCallback = Callable[[str, float], None]
 
 _LAST_SECONDS = LAST_WRITES_SECONDS + 1.0
-"""What an engine may take to end by itself when no request is left."""
+"""Time for an engine without requests to exit by itself."""
 
 
 class Supervisor:
-    """The `EngineClient` of one model. Use from one event loop."""
+    """The `EngineClient` of one model. Use from one event loop.
 
-    def __init__(self, settings: Settings, on_progress: ProgressCallback | None = None) -> None:
+    `on_progress(stage, fraction)` is called while the model loads.
+    """
+
+    def __init__(self, settings: Settings, on_progress: ProgressCallback) -> None:
         path = Path(settings.model.path) if settings.model.path else EMBEDDED
         self._settings = settings
         self._start = Start(
@@ -70,13 +73,13 @@ class Supervisor:
         self._process: EngineProcess | None = None
         self._task: asyncio.Task[None] | None = None
         self._streams: dict[str, asyncio.Queue[RequestEvent]] = {}
-        self._quarantine = Quarantine(settings.engine.quarantine_seconds)
+        self._quarantine = Quarantine(settings.engine.quarantine_seconds, time.monotonic)
         self._settled = asyncio.Event()
         self._unloadable: str | None = None
         self._was_ready = False
         self._heard_at = self._asked_at = self._started_at = 0.0
         self._start_seconds = 0.0
-        """What the last engine took from its start to its first answer."""
+        """How long the last engine took to start."""
 
     @property
     def status(self) -> EngineStatus:
@@ -88,7 +91,7 @@ class Supervisor:
 
     @property
     def num_in_flight(self) -> int:
-        """Requests whose terminal event has not come yet."""
+        """Number of requests that have neither finished nor failed."""
         return len(self._streams)
 
     async def start(self) -> None:
@@ -97,7 +100,7 @@ class Supervisor:
         self._task = asyncio.create_task(self._keep_running(), name="supervisor")
 
     async def wait_ready(self) -> None:
-        """Wait until requests are taken. Raises ModelLoadError if they never will be."""
+        """Wait until the engine is ready. Raises ModelLoadError if the model can't be loaded."""
         await self._settled.wait()
         if self._unloadable is not None:
             raise ModelLoadError(self._unloadable)
@@ -105,7 +108,7 @@ class Supervisor:
     async def stop(self) -> None:
         """Let running requests finish within `server.drain_seconds`, then end the engine.
 
-        One that is idle by then gets some seconds to write what waits for the disk.
+        An engine that is idle by then gets some seconds to finish its writes to disk.
         """
         self._set(state="stopping")
         if self._process is not None and self._was_ready:
@@ -117,10 +120,10 @@ class Supervisor:
         self._set(state="stopped", pid=None)
 
     async def stream(self, submit: Submit) -> AsyncGenerator[RequestEvent, None]:
-        """See `ports.EngineClient.stream`."""
+        """See `EngineClient.stream`."""
         process = self._process
         if process is None or not self._status.is_ready:
-            raise EngineUnavailable(f"the model is not ready: {self._status.state}")
+            raise EngineUnavailable(f"The engine is not ready: {self._status.state}.")
         self._quarantine.admit(submit)
         request_id = submit.request_id
         queue: asyncio.Queue[RequestEvent] = asyncio.Queue()
@@ -129,7 +132,7 @@ class Supervisor:
         event: RequestEvent | None = None
         try:
             await process.send(submit)
-            del submit  # its pictures need not stay here while it is answered
+            del submit  # its images are not needed here while it is answered
             while not isinstance(event, Finished | Failed):
                 event = await queue.get()
                 yield event
@@ -144,11 +147,12 @@ class Supervisor:
         try:
             await asyncio.wait_for(process.send(Drain()), _LAST_SECONDS)
         except TimeoutError:
-            logger.warning("the engine does not listen, and is ended")
+            logger.warning("the engine does not respond: ending it")
             return
         if self._streams:
             seconds = self._settings.server.drain_seconds
-            logger.info("stopping: %d running, up to %.0f s", len(self._streams), seconds)
+            count = len(self._streams)
+            logger.info("stopping: waiting up to %.0f s for %d requests", seconds, count)
             await process.wait(seconds)
         if not self._streams:
             await process.wait(_LAST_SECONDS)
@@ -173,7 +177,7 @@ class Supervisor:
             pause = min(2 * pause, engine.restart_backoff_max_seconds)
 
     async def _run_once(self, environment: dict[str, str]) -> None:
-        """One engine from its start to its end; afterwards no request is in flight."""
+        """Run one engine from start to end; afterwards no request is in flight."""
         self._was_ready = False
         self._started_at = time.monotonic()
         process = self._process = await EngineProcess.start(environment)
@@ -193,7 +197,7 @@ class Supervisor:
             logger.info("the engine process %d ended with status %d", process.pid, status)
 
     async def _watch(self, process: EngineProcess) -> None:
-        """End an engine that never gets ready, or falls silent while it has requests."""
+        """End an engine that does not get ready, or sends nothing while it has requests."""
         engine = self._settings.engine
         started = time.monotonic()
         while True:
@@ -205,7 +209,7 @@ class Supervisor:
                 silence = time.monotonic() - since if self._streams else 0.0
                 is_late = silence > engine.silence_timeout_seconds
             if is_late:
-                logger.error("the engine does not answer: ending it")
+                logger.error("the engine does not respond: ending it")
                 await process.end()
                 return
 
@@ -224,14 +228,13 @@ class Supervisor:
                 self._quarantine.acquit(event.request_id)
                 self._deliver(event.request_id, event)
             case Working(request_ids):
-                logger.debug("the device works on %s", " and ".join(request_ids))
+                logger.debug("the device works on %s", ", ".join(request_ids))
                 self._quarantine.working(request_ids)
             case Stats():
                 self._set(stats=event)
             case Loading(stage, fraction):
                 self._set(progress=(stage, fraction))
-                if self._on_progress:
-                    self._on_progress(stage, fraction)
+                self._on_progress(stage, fraction)
             case Ready():
                 self._take_ready(event)
             case Unloadable(reason):
@@ -246,7 +249,7 @@ class Supervisor:
         self._settled.set()
 
     def _take_unloadable(self, reason: str) -> None:
-        """Final for a model that never ran; one that did may again, once what ails it is over."""
+        """The model can't be loaded: final for one that never was, retried for one that was."""
         logger.error("the model can't be loaded: %s", reason)
         if not self._settled.is_set() and self._status.state != "stopping":
             self._unloadable = reason
@@ -258,16 +261,16 @@ class Supervisor:
             queue.put_nowait(event)
 
     def _lose(self, process: EngineProcess) -> None:
-        """The engine is gone, wanted or not: newcomers must know, and those in flight."""
+        """The engine process has ended: fail the requests in flight, refuse new ones."""
         is_death = self._status.state not in ("failed", "stopping")
         self._quarantine.engine_ended(is_death=is_death)
         if is_death:
-            logger.error("the engine process %d is gone", process.pid)
+            logger.error("the engine process %d ended unexpectedly", process.pid)
             self._set(
                 state="restarting", stats=None, retry_after_seconds=max(1.0, self._start_seconds)
             )
         self._set(pid=None)
-        error = EngineDied("the engine process ended while answering; please ask again")
+        error = EngineDied("The engine process ended during this request; please try again.")
         for request_id, queue in self._streams.items():
             queue.put_nowait(Failed(request_id, error.code, error.message))
         self._streams.clear()

@@ -1,7 +1,7 @@
-"""An encoded video to frames in memory, by way of a process of its own. Knows no codec.
+"""Decodes a video to frames in memory, in a child process of its own.
 
-What decodes hostile bytes may hang, crash or ask for all memory: it is a process that lives
-for one video and is killed at its deadline. Its death costs that request alone.
+A decoder that is given hostile bytes may hang, crash or allocate all memory. So each video gets
+its own process, which is killed at a deadline; if it dies, only that request fails.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _COMMAND = (sys.executable, "-m", "vlm_server.video.process")
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """What the model is shown of a video.
+    """The frames of a video that the model sees.
 
-    frames: (count, height, width, 3) uint8 RGB, upright. seconds: when each of them is seen,
+    frames: (count, height, width, 3) uint8 RGB, upright. seconds: the time of each of them,
     counted from the first.
     """
 
@@ -46,9 +46,9 @@ class Clip:
 def decode(
     video: Video, limits: Limits, cancellation: Cancellation, command: tuple[str, ...] = _COMMAND
 ) -> Clip:
-    """The frames of `video` that `limits` choose; `command` starts the process that decodes.
+    """The frames of `video` at the rate and size of `limits`; `command` starts the decoder.
 
-    Raises InvalidVideo for one that can't be read, is over a limit, takes too long or is stopped.
+    Raises InvalidVideo if it can't be decoded, is over a limit, takes too long or is cancelled.
     """
     with _process(command, limits.decode_timeout_seconds) as (process, is_late):
         cancellation.on_cancel(process.kill)
@@ -56,14 +56,15 @@ def decode(
             frames = _ask(process, Job(video.data, video.format, limits))
             pixels = np.stack([_upright(frame) for frame in frames])
         except ValueError:
-            raise InvalidVideo("the video's frames have several sizes", video.param) from None
+            raise InvalidVideo("The video's frames differ in size.", video.param) from None
         except (EOFError, OSError, msgspec.DecodeError) as error:
             if not cancellation.is_cancelled:
-                logger.warning("the decoder of a %s video ended early: %r", video.format, error)
-            took_long = f"decoding the video takes over {limits.decode_timeout_seconds:g} seconds"
-            reason = took_long if is_late.is_set() else "the video can't be decoded"
+                logger.warning("the process that decodes a %s video died: %r", video.format, error)
+            seconds = limits.decode_timeout_seconds
+            took_long = f"Decoding the video takes over {seconds:g} seconds."
+            reason = took_long if is_late.is_set() else "The video can't be decoded."
             raise InvalidVideo(reason, video.param) from None
-        except _NotShown as error:
+        except _NotDecoded as error:
             raise InvalidVideo(str(error), video.param) from None
     return Clip(
         frames=pixels,
@@ -71,15 +72,15 @@ def decode(
     )
 
 
-class _NotShown(Exception):
-    """The process refused the video; the message is for the client."""
+class _NotDecoded(Exception):
+    """The decoder refused the video; the message is for the client."""
 
 
 @contextmanager
 def _process(
     command: tuple[str, ...], timeout_seconds: float
 ) -> Iterator[tuple[subprocess.Popen[bytes], threading.Event]]:
-    """A process that is gone afterwards, and whether the deadline ended it."""
+    """A process, killed afterwards, and whether the deadline killed it."""
     is_late = threading.Event()
     process = subprocess.Popen(
         command,
@@ -101,13 +102,13 @@ def _process(
         timer.cancel()
         process.kill()
         for pipe in (process.stdin, process.stdout):
-            with suppress(OSError):  # what was not written yet can't be any more
+            with suppress(OSError):  # the rest of the job can't be written any more
                 pipe.close()  # type: ignore[union-attr]
         process.wait()
 
 
 def _ask(process: subprocess.Popen[bytes], job: Job) -> list[Frame]:
-    """All frames. Raises EOFError or OSError if the process dies, _NotShown if it refuses."""
+    """All frames. Raises EOFError or OSError if the process dies, _NotDecoded if it refuses."""
     stdin: Any = process.stdin
     stdout: Any = process.stdout
     write(stdin, job)
@@ -117,7 +118,7 @@ def _ask(process: subprocess.Popen[bytes], job: Job) -> list[Frame]:
             case Frame() as frame:
                 frames.append(frame)
             case Refused(reason):
-                raise _NotShown(reason)
+                raise _NotDecoded(reason)
             case Done():
                 return frames
 

@@ -1,8 +1,8 @@
-"""Sampled frames of an encoded video. Knows PyAV; runs where it may hang, crash or be killed.
+"""Decodes sampled frames with PyAV. Runs in a process that may hang, crash or be killed.
 
-All packets are read first, which decodes nothing: they say when each frame is seen, whatever
-rate and length the header claims. Only what lies between a key frame and a sampled frame
-are decoded.
+All packets are read first, which decodes nothing: their timestamps say when each frame is shown,
+whatever rate and length the header claims. Then only the packets between a key frame and a
+sampled frame are decoded.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from vlm_server.video.sampling import Sample, sample
 _DEMUXERS = {"MP4": "mov", "WEBM": "matroska", "GIF": "gif"}
 CODECS = frozenset({"h264", "hevc", "av1", "mpeg4", "vp8", "vp9", "gif"})
 _OPTIONS = {"protocol_whitelist": "none", "enable_drefs": "0"}
-"""A file may not make the demuxer open another."""
+"""A file must not make the demuxer open another one."""
 _THREADS = 2
 
 
 class Unreadable(Exception):
-    """The video can't be shown; the message is for the client."""
+    """The video can't be decoded; the message is for the client."""
 
 
 def decode(job: Job) -> Iterator[Frame]:
-    """The frames of `job` that its limits choose, in the order of time.
+    """The sampled frames of `job` in order of time.
 
     Raises Unreadable, and what PyAV raises for broken data.
     """
@@ -49,18 +49,18 @@ def decode(job: Job) -> Iterator[Frame]:
         stream.codec_context.options = {"max_pixels": str(job.limits.max_pixels)}
         timeline = _read_timeline(container, stream)
         if timeline.duration > job.limits.max_seconds:
-            raise Unreadable(f"the video is longer than {job.limits.max_seconds:g} seconds")
+            raise Unreadable(f"The video is longer than {job.limits.max_seconds:g} seconds.")
         samples = sample(timeline.times, timeline.duration, job.limits.fps, job.limits.max_frames)
         yield from _frames(stream, timeline, samples, job.limits)
 
 
 @dataclass(frozen=True, slots=True)
 class _Timeline:
-    """All packets in the order of decoding, and the times of their frames in that of showing.
+    """All packets in decoding order, and the times of their frames in presentation order.
 
-    keys: (time shown, packet's number) of those where decoding can begin. shown: ascending
-    times in the stream's unit. times: the same in seconds, from 0 on. duration: in seconds,
-    that of the last frame included.
+    keys: (time, packet index) of the key frames. shown: the frames' times, ascending, in the
+    stream's time base. times: the same in seconds, from 0 on. duration: in seconds, including
+    the last frame's own.
     """
 
     packets: list[Packet[VideoStream]]
@@ -70,9 +70,9 @@ class _Timeline:
     duration: float
 
     def start_for(self, time: int) -> int:
-        """The number of the packet to begin with for the frame shown at `time`.
+        """The index of the packet to start from to decode the frame shown at `time`.
 
-        A frame that is decoded after a key frame but shown before it needs the one before.
+        A frame that is decoded after a key frame but shown before it needs the key frame before.
         """
         return next((number for shown, number in reversed(self.keys) if shown <= time), 0)
 
@@ -80,28 +80,28 @@ class _Timeline:
 def _video_stream(container: InputContainer) -> VideoStream:
     streams = [s for s in container.streams.video if s.codec_context is not None]
     if not streams:
-        raise Unreadable("the file has no video in it")
+        raise Unreadable("The file has no video stream.")
     stream = streams[0]
     if stream.codec_context.codec.canonical_name not in CODECS:
-        raise Unreadable(f"the video's codec is none of {', '.join(sorted(CODECS))}")
+        raise Unreadable(f"The video's codec is not one of {', '.join(sorted(CODECS))}.")
     return stream
 
 
 def _check_size(width: int, height: int, limits: Limits) -> None:
     if width * height > limits.max_pixels:
-        raise Unreadable(f"the video's frames have more than {limits.max_pixels} pixels")
+        raise Unreadable(f"The video's frames have more than {limits.max_pixels} pixels.")
     if width * height <= 0:
-        raise Unreadable("the video's frames have no pixels")
+        raise Unreadable("The video's frames have no pixels.")
 
 
 def _read_timeline(container: InputContainer, stream: VideoStream) -> _Timeline:
     packets = [packet for packet in container.demux(stream) if packet.size]
     if any(packet.is_corrupt for packet in packets):
-        raise Unreadable("the video is damaged")
+        raise Unreadable("The video is damaged.")
     seen = [packet for packet in packets if packet.pts is not None and not packet.is_discard]
     unit = stream.time_base
     if not seen or unit is None:
-        raise Unreadable("the video has no frames")
+        raise Unreadable("The video has no frames.")
     last = max(seen, key=_pts)
     shown = sorted({_pts(packet) for packet in seen})
     return _Timeline(
@@ -139,7 +139,7 @@ def _frames(
 
 
 class _Decoder:
-    """Gives the frame that is shown at a time, for times that never descend."""
+    """Decodes the frames shown at given times, which must not descend."""
 
     def __init__(self, stream: VideoStream, timeline: _Timeline) -> None:
         self._context = stream.codec_context
@@ -149,7 +149,7 @@ class _Decoder:
         self._newest: VideoFrame | None = None
 
     def frame_at(self, time: int) -> VideoFrame:
-        """Raises Unreadable if nothing is shown at `time`, in the stream's unit, or later."""
+        """The frame shown at `time` (in the stream's time base). Raises Unreadable."""
         start = self._timeline.start_for(time)
         if start > self._next_packet:
             self._context.flush_buffers()
@@ -159,15 +159,15 @@ class _Decoder:
             self._newest = self._following()
         assert self._newest is not None
         if self._newest.is_corrupt:
-            raise Unreadable("the video is damaged")
+            raise Unreadable("The video is damaged.")
         return self._newest
 
     def _following(self) -> VideoFrame:
-        """The next frame in the order of showing."""
+        """The next frame in presentation order."""
         packets = self._timeline.packets
         while not self._pending:
             if self._next_packet > len(packets):
-                raise Unreadable("not all frames of the video can be decoded")
+                raise Unreadable("Not all frames of the video can be decoded.")
             at_end = self._next_packet == len(packets)
             packet = None if at_end else packets[self._next_packet]
             self._pending += self._context.decode(packet)
@@ -180,7 +180,7 @@ def _is_shown_by(frame: VideoFrame | None, time: int) -> bool:
 
 
 def _fitted(frame: VideoFrame, limits: Limits) -> tuple[int, int]:
-    """The (width, height) at which to show a frame."""
+    """The (width, height) to scale a frame to."""
     scale = min(1.0, limits.max_side_pixels / max(frame.width, frame.height))
     return max(1, round(frame.width * scale)), max(1, round(frame.height * scale))
 

@@ -1,7 +1,7 @@
-"""What the decoding process is told, and what it answers. Knows bytes; decodes nothing.
+"""The messages between a preparer thread and the process that decodes a video.
 
-A message is a 4-byte big-endian length and that many bytes of msgpack. One `Job` goes down;
-up come `Frame`s in the order of time, then `Done`, or `Refused` in place of what is missing.
+A message is a 4-byte big-endian length and that many bytes of msgpack. The process reads one
+`Job` and writes `Frame`s in order of time, then `Done`, or `Refused` instead of the rest.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
 
 
 class Frame(msgspec.Struct, frozen=True, tag="frame"):
-    """What is seen `seconds` after the first frame: `rgb` is (height, width, 3) bytes.
+    """The frame shown `seconds` after the first one: `rgb` is (height, width, 3) bytes.
 
-    To be shown turned counterclockwise by `quarter_turns` times 90 degrees.
+    To be rotated counterclockwise by `quarter_turns` times 90 degrees.
     """
 
     seconds: float
@@ -42,7 +42,7 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """The video can't be shown; `reason` is for the client."""
+    """The video can't be decoded; `reason` is for the client."""
 
     reason: str
 

@@ -1,7 +1,7 @@
-"""The process that decodes one video: `python -m vlm_server.video.process`. Knows its pipes.
+"""The process that decodes one video: `python -m vlm_server.video.process`.
 
-Reads a `Job` from its standard input, writes the answers to its standard output, and ends. It
-ends at once when its standard input is closed: whoever asked is gone.
+Reads a `Job` from its standard input, writes the answers to its standard output, and exits. It
+exits at once when its standard input is closed, since nobody waits for the answer then.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vlm_server.settings import Video as Limits
 from vlm_server.video.decoding import Unreadable, decode
 from vlm_server.video.messages import Done, Job, Refused, read_job, write
 
-_NICENESS = 5  # the answers that are running come first
+_NICENESS = 5  # requests that are decoding tokens come first
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def _answer(job: Job, pipe: BinaryIO) -> None:
         write(pipe, Refused(str(error)))
     except Exception:  # hostile bytes raise almost anything
         logging.getLogger(__name__).debug("decoding failed", exc_info=True)
-        write(pipe, Refused("the video can't be decoded"))
+        write(pipe, Refused("The video can't be decoded."))
 
 
 def _end_with(pipe: BinaryIO) -> None:
@@ -49,7 +49,7 @@ def _end_with(pipe: BinaryIO) -> None:
 
 
 def _limit_resources(limits: Limits) -> None:
-    """Bounds that hold even if nobody is left to kill this process."""
+    """Limits that hold even if nobody is left to kill this process."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     cpu_seconds = 2 * int(limits.decode_timeout_seconds) + 2
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))

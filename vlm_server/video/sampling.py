@@ -1,4 +1,4 @@
-"""Which moments of a video are shown. Knows times; knows no pixels."""
+"""Chooses which frames of a video the model sees."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MIN_FRAMES = 4
-"""Of a video that has so many: fewer would not show how something moves."""
+"""Fewer would not show motion. Applies to videos that have as many."""
 _SAME_TIME_SECONDS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """At `seconds` the frame numbered `index` is seen."""
+    """The frame `index` is shown at `seconds`."""
 
     seconds: float
     index: int
@@ -22,11 +22,11 @@ class Sample:
 def sample(
     times: Sequence[float], duration: float, fps: float, max_frames: int
 ) -> tuple[Sample, ...]:
-    """Moments at equal distances from the first frame on, `fps` of them a second.
+    """Samples at equal intervals from the first frame on, `fps` per second.
 
-    `times` are the frames' own, in seconds, ascending from 0; `duration` holds the last frame's
-    too. Time counts, not frames: one that is shown for long is sampled more than once. At most
-    `max_frames`, and an even number, since models take frames in pairs; one for a still.
+    `times` are the frames' own, in seconds, ascending from 0; `duration` includes the last
+    frame's. A frame that is shown for a long time is sampled more than once. There are at most
+    `max_frames` samples, an even number since models take frames in pairs, or one for a still.
     """
     wanted = max(round(duration * fps), min(MIN_FRAMES, len(times)))
     count = min(wanted, max_frames)

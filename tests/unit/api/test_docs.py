@@ -57,7 +57,7 @@ async def test_every_metric_is_documented_with_its_labels(
 ) -> None:
     caches = (CacheStats("prefix", 1, 10, 5, 50, 2, 3, 4),)
     memory = MemoryStats(1, 2, 3, 4, 5, 6, 7, {"evict": 7}, 0.5)
-    stats = Stats(1, 2, 3, 4, 5, {"runner": 5}, memory, 5000, caches=caches)
+    stats = Stats({"prefill": 3}, 5, {"runner": 5}, memory, 5000, caches=caches)
     engine.status = replace(engine.status, stats=stats)
     await client.get("/health/live")
     families = text_string_to_metric_families((await client.get("/metrics")).text)

@@ -59,16 +59,15 @@ async def test_not_ready_is_503_but_alive(
 async def test_the_status(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
     cache = CacheStats("prefix", 1, 10, 5, 50, 2, 3, 4)
     memory = MemoryStats(100, 200, 300, 400, 50, 600, 700, {"clear_idle": 7}, 0.5)
-    stats = Stats(1, 2, 3, 4, 10, {"runner": 10}, memory, 5000, 7000, 600, (cache,))
+    stats = Stats(
+        {"prefill": 3, "decode": 4}, 10, {"runner": 10}, memory, 5000, 7000, 600, (cache,)
+    )
     engine.status = replace(engine.status, stats=stats, pid=77, restarts=2)
     engine.status = replace(engine.status, quarantined_shapes=8, quarantine_refusals=9)
     body = (await client.get("/v1/status")).json()
     assert body["requests"] == {"in_flight": 0, "limit": 64}
     assert body["engine"]["stats"] == {
-        "waiting": 1,
-        "preparing": 2,
-        "prefilling": 3,
-        "decoding": 4,
+        "requests": {"prefill": 3, "decode": 4},
         "tracked": 10,
         "tracked_by": {"runner": 10},
         "memory": {

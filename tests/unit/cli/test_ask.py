@@ -16,8 +16,8 @@ import pytest
 from PIL import Image
 
 from tests import clips
-from vlm_server.cli.ask import serves_wanted_model
-from vlm_server.cli.client import Client, data_url, is_local
+from vlm_server.cli.ask import data_url, serves_wanted_model
+from vlm_server.cli.client.daemon import Daemon, is_local
 from vlm_server.cli.failure import CommandFailed
 from vlm_server.cli.main import main
 from vlm_server.cli.own_daemon import running_daemon
@@ -37,7 +37,8 @@ PNG = tiny("PNG")
 class Script:
     """What the daemon answers, and what it was asked."""
 
-    pieces: list[dict[str, Any]] = field(default_factory=list)
+    chunks: list[dict[str, Any]] = field(default_factory=list)
+    is_cut: bool = False
     status: int = 200
     not_ready_times: int = 0
     asked: list[dict[str, Any]] = field(default_factory=list)
@@ -67,8 +68,9 @@ class Handler(BaseHTTPRequestHandler):
         if self.script.status != 200:
             self.answer(self.script.status, json.dumps({"error": {"message": "Too large."}}))
             return
-        events = [f"data: {json.dumps(piece)}\n\n" for piece in self.script.pieces]
-        self.answer(200, "".join([*events, "data: [DONE]\n\n"]))
+        events = [f"data: {json.dumps(chunk)}\n\n" for chunk in self.script.chunks]
+        end = [] if self.script.is_cut else ["data: [DONE]\n\n"]
+        self.answer(200, "".join([": a comment\n\n", *events, *end]))
 
     def answer(self, status: int, body: str) -> None:
         self.send_response(status)
@@ -81,7 +83,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def script() -> Script:
-    return Script(pieces=[delta(""), delta("a red "), delta("circle")])
+    return Script(chunks=[delta(""), delta("a red "), delta("circle")])
 
 
 @pytest.fixture
@@ -140,7 +142,7 @@ def test_a_video_that_is_cut_short_is_refused_before_it_is_sent(
     video = tmp_path / "clip.mp4"
     video.write_bytes(clips.encode(clips.noise(1, 3))[:-1])
     assert main(["ask", str(video), "Which way?", "--url", url]) != 0
-    assert "ends before" in capsys.readouterr().err
+    assert "is truncated" in capsys.readouterr().err
     assert script.asked == []
 
 
@@ -166,11 +168,21 @@ def test_an_error_before_the_answer_is_told(
 def test_an_error_within_the_answer_is_told(
     url: str, script: Script, picture: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script.pieces = [delta("a re"), {"error": {"message": "the engine process ended"}}]
+    script.chunks = [delta("a re"), {"error": {"message": "the engine process ended"}}]
     assert main(["ask", str(picture), "What?", "--url", url]) == 1
     out, err = capsys.readouterr()
     assert out.startswith("a re")
     assert "the engine process ended" in err
+
+
+def test_an_answer_that_is_cut_off_is_an_error(
+    url: str, script: Script, picture: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.is_cut = True
+    assert main(["ask", str(picture), "What?", "--url", url]) == 1
+    out, err = capsys.readouterr()
+    assert out.startswith("a red circle")
+    assert "before it was complete" in err
 
 
 def test_a_missing_picture_is_named_before_anything_starts(
@@ -186,8 +198,8 @@ def test_a_model_that_is_named_by_a_dot_is_the_folder_that_it_stands_for(
 ) -> None:
     (tmp_path / folder).mkdir()
     monkeypatch.chdir(tmp_path / folder)
-    with Client(url) as client:
-        assert serves_wanted_model(client, Settings(model=Model(path="."))) is serves
+    with Daemon(url) as daemon:
+        assert serves_wanted_model(daemon, Settings(model=Model(path="."))) is serves
 
 
 def test_a_daemon_elsewhere_is_never_replaced_by_one_here(
@@ -216,8 +228,8 @@ def test_a_picture_is_named_by_its_bytes(tmp_path: Path, data: bytes, kind: str)
 def test_where_nothing_answers_there_is_no_daemon() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-    with Client(url) as client:
-        assert not client.is_there()
+    with Daemon(url) as daemon:
+        assert not daemon.is_there()
 
 
 def test_local_addresses() -> None:
@@ -243,8 +255,8 @@ def test_a_daemon_of_our_own_is_gone_after_an_interrupt() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    with Client(urls[0]) as client:
-        assert not client.is_there()
+    with Daemon(urls[0]) as daemon:
+        assert not daemon.is_there()
 
 
 @pytest.mark.parametrize("content", [None, b"# no picture"])

@@ -24,7 +24,7 @@ def test_without_a_command_the_usage_is_shown(capsys: pytest.CaptureFixture[str]
 
 def test_check_config_says_that_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-config", "--set", "server.port=9000"]) == 0
-    assert capsys.readouterr().out == "The settings are fine.\n"
+    assert capsys.readouterr().out == "The settings are valid.\n"
 
 
 def test_check_config_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,4 +128,4 @@ def test_an_interrupt_that_is_ignored_stays_so() -> None:
         text=True,
         timeout=60,
     )
-    assert (ended.returncode, ended.stdout) == (0, "The settings are fine.\n")
+    assert (ended.returncode, ended.stdout) == (0, "The settings are valid.\n")

@@ -12,7 +12,7 @@ PARAM = "messages[2].content[1]"
 
 
 def decode(url: str, max_bytes: int = 1 << 20) -> bytes:
-    return data_url.decode(url, PARAM, max_bytes, data_url.PICTURE)
+    return data_url.decode(url, PARAM, max_bytes, data_url.IMAGE)
 
 
 @pytest.mark.parametrize(

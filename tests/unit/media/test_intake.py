@@ -49,8 +49,8 @@ def test_a_video_is_keyed_by_its_bytes() -> None:
 @pytest.mark.parametrize(
     ("url", "limits", "error", "words"),
     [
-        ("file:///etc/passwd", Limits(), InvalidVideo, "A video must be a base64 data URL"),
-        ("https://127.0.0.1/a.mp4", Limits(), InvalidVideo, "remote addresses are not read"),
+        ("file:///etc/passwd", Limits(), InvalidVideo, "The video must be a base64 data URL"),
+        ("https://127.0.0.1/a.mp4", Limits(), InvalidVideo, "remote URLs are not supported"),
         ("data:video/mp4;base64,AAAA", Limits(), InvalidVideo, "not a readable MP4"),
         ("data:video/mp4;base64,AAAAAAAA", Limits(max_video_bytes=5), PayloadTooLarge, "The video"),
     ],

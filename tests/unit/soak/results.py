@@ -31,7 +31,7 @@ def reading(requests: int = 0, **changes: Any) -> Reading:
 
 
 def answered(ttft: float | None = 0.1) -> Outcome:
-    return Outcome(kind=Kind.NEW_PICTURE, ending=Ending.ANSWERED, status=200, ttft=ttft)
+    return Outcome(kind=Kind.NEW_IMAGE, ending=Ending.ANSWERED, status=200, ttft=ttft)
 
 
 FAILURE = Outcome(kind=Kind.JSON, ending=Ending.FAILED, status=500, error="it broke")

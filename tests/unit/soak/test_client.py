@@ -9,7 +9,7 @@ import pytest
 
 from tests.soak.client import Client
 from tests.soak.request import Ending, Kind, Outcome, Patience, Refusal, Request
-from tests.unit.cli.bench.scripted_server import ScriptedServer, echo, event, listening, text
+from tests.unit.cli.scripted_server import ScriptedServer, echo, event, listening, text
 
 FIELDS = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
 BODY = json.dumps(FIELDS).encode()
@@ -99,7 +99,7 @@ async def test_full_queue_is_waited_for():
     assert (outcome.ending, len(server.requests)) == (Ending.ANSWERED, 2)
 
 
-@pytest.mark.parametrize("patience", [Patience(seconds=0.2), Patience(pieces=3)])
+@pytest.mark.parametrize("patience", [Patience(seconds=0.2), Patience(reads=3)])
 async def test_leaves(patience: Patience):
     server = ScriptedServer(lambda _: [(0.02, text("more"))] * 50)
     outcome = await sent(server, request(is_stream=True, patience=patience))

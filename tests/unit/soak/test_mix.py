@@ -55,10 +55,10 @@ def test_every_kind_comes_about_as_often_as_it_should(requests: list[Request]):
 def test_some_leave_at_every_stage(requests: list[Request]):
     leaving = [r.patience for r in requests if r.patience != Patience()]
     assert 0.05 * COUNT < len(leaving) < 0.2 * COUNT
-    for stage in ("upload_share", "seconds", "pieces"):
+    for stage in ("upload_share", "seconds", "reads"):
         assert any(getattr(p, stage) != getattr(Patience(), stage) for p in leaving)
     for request in requests:
-        if request.patience.pieces < 100:
+        if request.patience.reads < 100:
             assert json.loads(request.body)["stream"]
 
 
@@ -85,7 +85,7 @@ def test_known_pictures_come_again_and_new_ones_do_not(requests: list[Request]):
         bodies = [json.loads(request.body) for request in requests if request.kind is kind]
         return [b["messages"][0]["content"][0]["image_url"]["url"] for b in bodies]
 
-    assert len(set(urls(Kind.NEW_PICTURE))) == len(urls(Kind.NEW_PICTURE))
+    assert len(set(urls(Kind.NEW_IMAGE))) == len(urls(Kind.NEW_IMAGE))
     assert len(set(urls(Kind.SAME_AGAIN))) < 10 < len(urls(Kind.SAME_AGAIN))
 
 

@@ -143,7 +143,7 @@ def test_the_third_of_a_shape_is_refused_and_told_what_to_do(
     assert caught.value.retry_after_seconds == SECONDS - 100
     assert "2 times" in caught.value.message
     assert "2,097,152 pixels" in caught.value.message
-    assert "smaller or fewer pictures" in caught.value.message
+    assert "smaller or fewer images" in caught.value.message
     assert "500 seconds" in caught.value.message
     assert "video" not in caught.value.message
     assert quarantine.num_refused == 1

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from tests import clips
 from vlm_server.errors import InvalidVideo
+from vlm_server.ports import Cancellation
 from vlm_server.protocol import Video
 from vlm_server.settings import Video as Limits
 from vlm_server.video import clip
@@ -29,7 +30,7 @@ FORMATS = {"mp4": "MP4", "mov": "MP4", "webm": "WEBM", "matroska": "WEBM", "gif"
 
 
 def decode(data: bytes, name: str = "MP4", **limits: object) -> Clip:
-    return clip.decode(Video(data, "key", name, PARAM), replace(Limits(), **limits))
+    return clip.decode(Video(data, "key", name, PARAM), replace(Limits(), **limits), Cancellation())
 
 
 def refusal(data: bytes, name: str = "MP4", **limits: object) -> str:
@@ -196,7 +197,7 @@ def test_a_decoder_that_hangs_is_killed_at_its_deadline() -> None:
     command = (sys.executable, "-c", "import time; time.sleep(60)")
     started = time.monotonic()
     with pytest.raises(InvalidVideo, match=r"over 0\.5 seconds"):
-        clip.decode(video, Limits(decode_timeout_seconds=0.5), command=command)
+        clip.decode(video, Limits(decode_timeout_seconds=0.5), Cancellation(), command)
     assert time.monotonic() - started < 10
 
 
@@ -206,14 +207,14 @@ def test_a_decoder_is_killed_when_nobody_waits(
 ) -> None:
     video = Video(b"x" * (1 << 20), "key", "MP4", PARAM)
     command = (sys.executable, "-c", "import time; time.sleep(60)")
-    stop = clip.Stop()
+    cancellation = Cancellation()
     if delay_seconds:
-        threading.Timer(delay_seconds, stop.set).start()
+        threading.Timer(delay_seconds, cancellation.cancel).start()
     else:
-        stop.set()
+        cancellation.cancel()
     started = time.monotonic()
     with pytest.raises(InvalidVideo):
-        clip.decode(video, Limits(), stop, command)
+        clip.decode(video, Limits(), cancellation, command)
     assert time.monotonic() - started < 10
     assert not caplog.records, "nothing is wrong with the video"
 
@@ -227,8 +228,8 @@ def test_a_decoder_that_dies_fails_the_request(
 ) -> None:
     video = Video(b"x" * (1 << 20), "key", "MP4", PARAM)
     with pytest.raises(InvalidVideo, match="can't be decoded"):
-        clip.decode(video, Limits(), command=(sys.executable, "-c", program))
-    assert "ended early" in caplog.text
+        clip.decode(video, Limits(), Cancellation(), (sys.executable, "-c", program))
+    assert "died" in caplog.text
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS has no such limit")

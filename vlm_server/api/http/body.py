@@ -1,4 +1,4 @@
-"""Reads a request's body within its limits. Knows ASGI and headers; knows no schema."""
+"""Reads a request's body within the limits on type, size and time."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from vlm_server.settings import Limits
 
 
 def check_headers(headers: Headers, limits: Limits) -> None:
-    """Refuses what isn't plain JSON, or says itself that it is too large, before reading."""
+    """Refuse by its headers a body that is not plain JSON, or too large.
+
+    Raises UnsupportedMediaType or PayloadTooLarge.
+    """
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise UnsupportedMediaType("The Content-Type must be application/json.")
     if headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise UnsupportedMediaType("A Content-Encoding is not taken; send the JSON as it is.")
+        raise UnsupportedMediaType("Content-Encoding is not supported; send the JSON uncompressed.")
     declared = headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > limits.max_body_bytes:
         raise _too_large(limits)
 
 
 async def read(receive: Receive, limits: Limits) -> bytearray:
-    """The whole body, counted while it arrives, whatever its Content-Length says.
+    """The whole body, its size checked while it arrives, whatever Content-Length says.
 
     Raises PayloadTooLarge, RequestTimeout or ClientGone.
     """

@@ -1,4 +1,4 @@
-"""Keeps what different API keys ask apart in the caches. Knows keys; passes none on."""
+"""A salt per API key, so that requests with different keys share no cache entries."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ _PREFIX = b"vlm_server cache salt\0"
 
 
 def attach(scope: Scope, api_key: str | None) -> None:
-    """Sets the salt of the request of `scope`; None is for requests that share their entries."""
+    """Set the salt of the request of `scope`; requests with `api_key` None share their entries."""
     scope[_SCOPE_KEY] = "" if api_key is None else _salt(api_key)
 
 
 def of(scope: Scope) -> str:
+    """The salt that `attach` set; empty for requests that share their entries."""
     salt = scope[_SCOPE_KEY]
     assert isinstance(salt, str)
     return salt

@@ -1,4 +1,4 @@
-"""Notices that a client left. Knows ASGI's `receive`; knows nothing of what is being done."""
+"""Cancels the work on a request when its client disconnects."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 class ClientGone(Exception):
-    """The client closed its connection before its answer was complete."""
+    """The client closed the connection before the response was complete."""
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns. Cancels it and raises ClientGone if the client leaves first.
+    """The result of `work`. Cancels it and raises ClientGone if the client disconnects first.
 
-    The request's body must have been read. `work` is over, its clean-up included, when this
-    returns or raises, also when this is cancelled itself.
+    The request's body must have been read. `work` has ended, including its clean-up, when this
+    returns or raises, even if this is cancelled itself.
     """
     working = asyncio.create_task(work)
     watching = asyncio.create_task(_disconnect(receive))

@@ -1,7 +1,7 @@
-"""Who may ask. Knows three headers and the settings; knows no routes.
+"""Who may send requests: checks of the Host, Origin and Authorization headers.
 
-The Host check stops DNS rebinding: a page whose name was made to resolve to this machine
-still sends its own name. The Origin check stops other pages that a browser has open.
+The Host check stops DNS rebinding: a web page whose name resolves to this machine still sends
+its own name. The Origin check stops requests from other web pages in a browser.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ _HOST = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-
 
 
 def check_host(headers: Headers, server: Server) -> None:
-    """Raises Forbidden unless the one Host header names this server."""
+    """Raises Forbidden unless there is one Host header and it names this server."""
     hosts = headers.getlist("host")
     if len(hosts) != 1 or not _is_ours(_name(hosts[0]), server):
         raise Forbidden("The Host header does not name this server; see server.allowed_hosts.")
 
 
 def check_origin(headers: Headers) -> None:
-    """Raises Forbidden for a page that this server did not send itself."""
+    """Raises Forbidden for a request from a web page of another origin."""
     origin = headers.get("origin")
     if origin is None:
         return
-    scheme, _, place = origin.lower().partition("://")
-    if scheme not in ("http", "https") or place != headers["host"].lower():
-        raise Forbidden("Requests from web pages of another origin are not answered.")
+    scheme, _, authority = origin.lower().partition("://")
+    if scheme not in ("http", "https") or authority != headers["host"].lower():
+        raise Forbidden("Requests from web pages of another origin are not allowed.")
 
 
 def check_key(headers: Headers, server: Server) -> str | None:
-    """The key that the Authorization header carries; None if none is asked for.
+    """The API key in the Authorization header; None if `server.api_keys` is empty.
 
-    Raises Unauthorized if keys are set and the header carries none of them.
+    Raises Unauthorized if keys are set and the header has none of them.
     """
     if not server.api_keys:
         return None
@@ -46,7 +46,7 @@ def check_key(headers: Headers, server: Server) -> str | None:
     given = credentials.strip().encode("latin-1")
     matches = [key for key in server.api_keys if hmac.compare_digest(given, key.encode())]
     if scheme.lower() != "bearer" or not matches:
-        raise Unauthorized("A valid API key is needed: 'Authorization: Bearer <key>'.")
+        raise Unauthorized("A valid API key is required: 'Authorization: Bearer <key>'.")
     return matches[0]
 
 
@@ -62,5 +62,5 @@ def _is_ours(name: str | None, server: Server) -> bool:
 
 def _name(host: str) -> str | None:
     """The host name without its port, in lower case; None if it is not one."""
-    found = _HOST.fullmatch(host.lower())
-    return found and (found["ipv6"] or found["name"].removesuffix("."))
+    match = _HOST.fullmatch(host.lower())
+    return match and (match["ipv6"] or match["name"].removesuffix("."))

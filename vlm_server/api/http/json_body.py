@@ -1,13 +1,14 @@
-"""JSON into structs, with errors that name the field. Knows msgspec; knows no schema.
+"""Parses JSON into structs, with errors that name the field at fault.
 
-Stricter than most readers: a repeated name, NaN and Infinity are errors, and no message
-repeats what the client sent, but for the name of an unknown field.
+Stricter than most parsers: duplicate names, NaN and Infinity are errors. No message repeats what
+the client sent, except for the name of an unknown field.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -20,16 +21,10 @@ _MAX_NAME_CHARS = 64
 _AT_PATH = re.compile(
     r"^(?P<text>.*?)(?: - at `\$\.?(?P<path>[^`]*?)(?:\[\.\.\.\])?`)?$", re.DOTALL
 )
-"""A value of a map is at `map[...]`, whatever its name."""
+"""msgspec writes `map[...]` for any value of a map."""
 _UNKNOWN = re.compile(r"^Object contains unknown field `(.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(.*)`$")
 _ONLY_EMPTY = re.compile(r"^Expected (`null`, got|`array` of length <= 0)")
-_RULES = {
-    "role": "must be 'system', 'developer', 'user' or 'assistant'",
-    "type": "must be 'text', 'image_url' or 'video_url'",
-    "detail": "must be 'auto', 'low' or 'high'",
-    "response_format.type": "must be 'text', 'json_object' or 'json_schema'",
-}
 
 
 def parse_object(body: bytes | bytearray) -> dict[str, Any]:
@@ -47,28 +42,31 @@ def parse_object(body: bytes | bytearray) -> dict[str, Any]:
     return value
 
 
-def convert(fields: dict[str, Any], schema: type[T]) -> T:
-    """`fields` as a `schema`. Raises InvalidRequest, or UnsupportedField for unknown names."""
+def convert(fields: dict[str, Any], schema: type[T], rules: Mapping[str, str]) -> T:
+    """`fields` as a `schema`. Raises InvalidRequest, or UnsupportedField for unknown names.
+
+    `rules` says what a field's value must be, by the field's path or its name alone.
+    """
     try:
         return msgspec.convert(fields, schema)
     except msgspec.ValidationError as error:
-        raise _explain(str(error)) from None
+        raise _explain(str(error), rules) from None
     except UnicodeEncodeError:
-        raise InvalidRequest("A name or choice holds half a surrogate pair.") from None
+        raise InvalidRequest("A string contains a lone surrogate.") from None
 
 
 def utf8_length(text: str, param: str) -> int:
-    """The bytes of `text`. Raises InvalidRequest for half a surrogate pair."""
+    """Length of `text` in bytes of UTF-8. Raises InvalidRequest for a lone surrogate."""
     try:
         return len(text.encode("utf-8"))
     except UnicodeEncodeError:
-        raise InvalidRequest(f"`{param}` holds half a surrogate pair.", param) from None
+        raise InvalidRequest(f"`{param}` contains a lone surrogate.", param) from None
 
 
-def _explain(message: str) -> InvalidRequest:
-    """msgspec's message as ours: `Expected ... - at `$.a[0].b`` becomes param `a[0].b`."""
-    found = _AT_PATH.match(message)
-    text, path = (found["text"], found["path"] or "") if found else (message, "")
+def _explain(message: str, rules: Mapping[str, str]) -> InvalidRequest:
+    """msgspec's message as our error: `Expected ... - at `$.a[0].b`` gives param `a[0].b`."""
+    match = _AT_PATH.match(message)
+    text, path = (match["text"], match["path"] or "") if match else (message, "")
     if unknown := _UNKNOWN.match(text):
         param = _join(path, _shown(unknown[1]))
         return UnsupportedField(f"`{param}` is not a field of this request.", param)
@@ -79,7 +77,7 @@ def _explain(message: str) -> InvalidRequest:
         return UnsupportedField(f"`{path}` is not supported; leave it out.", path)
     if text.startswith("Invalid"):  # it quotes the value
         name = path.rpartition(".")[2]
-        rule = _RULES.get(path) or _RULES.get(name, "has a value that is not allowed")
+        rule = rules.get(path) or rules.get(name, "has a value that is not allowed")
         return InvalidRequest(f"`{path}` {rule}.", path)
     return InvalidRequest(f"`{path}`: {text[:1].lower()}{text[1:]}.", path or None)
 
@@ -89,7 +87,7 @@ def _join(path: str, name: str) -> str:
 
 
 def _shown(name: str) -> str:
-    """A name that the client made up, fit for a message."""
+    """A name from the client, made safe for a message."""
     printable = "".join(c if c.isprintable() and c != "`" else "?" for c in name)
     return printable if len(printable) <= _MAX_NAME_CHARS else printable[:_MAX_NAME_CHARS] + "..."
 
@@ -97,12 +95,12 @@ def _shown(name: str) -> str:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise InvalidRequest("The request's JSON repeats a name within one object.")
+        raise InvalidRequest("The request's JSON has a duplicate name in an object.")
     return fields
 
 
 def _refuse_constant(_: str) -> NoReturn:
-    raise InvalidRequest("The request's JSON holds NaN or Infinity, which JSON does not know.")
+    raise InvalidRequest("The request's JSON contains NaN or Infinity, which are not valid JSON.")
 
 
 _decoder = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_refuse_constant)

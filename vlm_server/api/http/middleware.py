@@ -1,7 +1,6 @@
-"""The layers around every route: the log line and its count, errors as JSON, and the gate.
+"""The layers around every route: access log, errors as JSON, access checks.
 
-Knows ASGI, headers and the error tree; knows nothing of what a route does. Each layer is
-plain ASGI, so that streams and disconnects pass through untouched.
+Each layer is plain ASGI, so that streams and disconnects pass through untouched.
 """
 
 from __future__ import annotations
@@ -10,17 +9,17 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vlm_server.api.http import cache_salt, gate, record
+from vlm_server.api.http import access_log, cache_salt, errors, gate
+from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.disconnect import ClientGone
-from vlm_server.api.openai import errors as openai_errors
-from vlm_server.api.operations.metrics import AnsweredRequests
+from vlm_server.api.http.errors import EncodeError
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.settings import Cache, Server
 from vlm_server.supervisor.client import EngineClient
 
 
 class RequestLog:
-    """Names each request, in the log and in `X-Request-Id`, and counts it when it ends."""
+    """Gives each request an id (`X-Request-Id`), then logs and counts it when it ends."""
 
     def __init__(self, app: ASGIApp, answered: AnsweredRequests) -> None:
         self.app = app
@@ -30,58 +29,60 @@ class RequestLog:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        line = record.attach(scope)
+        entry = access_log.attach(scope)
 
-        async def send_named(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                line.status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = line.request_id
+                entry.status = message["status"]
+                MutableHeaders(scope=message)["X-Request-Id"] = entry.request_id
             await send(message)
 
         try:
-            await self.app(scope, receive, send_named)
+            await self.app(scope, receive, send_with_id)
         finally:
             route = _route(scope)
-            line.log(scope["method"], route)
-            self.answered[route, line.status] += 1
+            entry.log(scope["method"], route)
+            self.answered[route, entry.status] += 1
 
 
 class Errors:
-    """FairQueue what a request raises into OpenAI's shape; a client never sees a traceback."""
+    """Answers what a request raises with a status and JSON; a client never sees a traceback."""
 
-    def __init__(self, app: ASGIApp, engine: EngineClient) -> None:
+    def __init__(self, app: ASGIApp, engine: EngineClient, encode: EncodeError) -> None:
         self.app = app
         self.engine = engine
+        self.encode = encode
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        line = record.of(scope)
+        entry = access_log.of(scope)
         try:
             await self.app(scope, receive, send)
         except ClientGone:
-            line.status = record.CLIENT_GONE
+            entry.status = access_log.CLIENT_GONE
         except RequestError as error:
             await self._answer(error, scope, receive, send)
         except Exception:
-            record.logger.exception("id=%s failed unexpectedly", line.request_id)
-            if line.status:  # the response has begun: only closing the connection is left
+            access_log.logger.exception("id=%s failed unexpectedly", entry.request_id)
+            if entry.status:  # the response has begun: all we can do is close the connection
                 raise
             await self._answer(InternalError("The server failed."), scope, receive, send)
 
     async def _answer(
         self, error: RequestError, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        record.of(scope).error_code = error.code
-        response = openai_errors.response(error, self.engine.status.retry_after_seconds)
+        access_log.of(scope).error_code = error.code
+        retry_after_seconds = self.engine.status.retry_after_seconds
+        response = errors.response(error, self.encode, retry_after_seconds)
         await response(scope, receive, send)
 
 
 class Gate:
-    """Lets in who may ask: a Host of ours, no foreign Origin, a valid key.
+    """Refuses a Host that is not ours, a foreign Origin and a missing or wrong API key.
 
-    Requests with different keys get different cache salts, if the settings say so.
+    With `cache.separate_api_keys`, requests with different keys get different cache salts.
     """
 
     def __init__(self, app: ASGIApp, server: Server, cache: Cache) -> None:
@@ -101,6 +102,6 @@ class Gate:
 
 
 def _route(scope: Scope) -> str:
-    """The route as it is declared, so that no path that a client made up gets anywhere."""
+    """The route as declared, never the path: a client could make up any number of paths."""
     route = scope.get("route")
     return route.path if isinstance(route, Route) else "(no route)"

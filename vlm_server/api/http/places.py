@@ -1,4 +1,4 @@
-"""The queue's places. Knows a number; knows nothing of requests."""
+"""Queue places: how many requests may be in flight at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vlm_server.errors import QueueFull
 
 
 class Places:
-    """At most `limit` holders at a time. Used on the event loop alone, so it needs no lock."""
+    """At most `limit` holders at a time. Used from the event loop only, so it needs no lock."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -17,7 +17,7 @@ class Places:
 
     @contextmanager
     def take(self) -> Iterator[None]:
-        """Holds one place for the block. Raises QueueFull if there is none."""
+        """Hold a place for the `with` block. Raises QueueFull if all are taken."""
         if self.taken >= self.limit:
             raise QueueFull(f"{self.limit} requests are in flight; try again in a moment.")
         self.taken += 1

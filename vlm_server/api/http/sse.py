@@ -1,4 +1,4 @@
-"""Server-sent events. Knows the wire format; knows nothing of what is sent."""
+"""Sends server-sent events."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _HEADERS = [
 
 
 def event(data: bytes) -> bytes:
-    """One event. `data` is JSON on one line."""
+    """One event on the wire. `data` is JSON on one line."""
     return b"data: " + data + b"\n\n"
 
 
 class EventStream:
-    """A response whose status line leaves with its first events, not before."""
+    """A streaming response. Its status line is sent with the first events, not before."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self.started = False
 
     async def write(self, *events: bytes) -> None:
-        """Sends `events` in one piece; waits while the client reads slower than we write."""
+        """Send `events` together; waits while the client reads more slowly than we write."""
         await self._body(events, more_body=True)
 
     async def end(self, *events: bytes) -> None:
-        """Sends the last `events` and closes the response."""
+        """Send the last `events` and end the response."""
         await self._body(events, more_body=False)
 
     async def _body(self, events: tuple[bytes, ...], *, more_body: bool) -> None:

@@ -1,7 +1,4 @@
-"""`POST /v1/chat/completions`, from the queue place to the last byte.
-
-Knows the order of things; the schema, the pictures and the shapes are known elsewhere.
-"""
+"""`POST /v1/chat/completions`: the order of the steps, from the queue place to the last byte."""
 
 from __future__ import annotations
 
@@ -16,13 +13,12 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from vlm_server.api.http import body, cache_salt, record, sse
+from vlm_server.api.http import access_log, body, cache_salt, sse
+from vlm_server.api.http.access_log import Entry
 from vlm_server.api.http.disconnect import until_disconnect
 from vlm_server.api.http.places import Places
-from vlm_server.api.http.record import Record
-from vlm_server.api.openai import errors as openai_errors
-from vlm_server.api.openai import intake as chat_intake
-from vlm_server.api.openai.intake import ChatCall
+from vlm_server.api.openai import errors
+from vlm_server.api.openai.intake import ChatCall, read_chat
 from vlm_server.api.openai.render import Renderer
 from vlm_server.errors import EngineUnavailable, InternalError, RequestError
 from vlm_server.protocol import Delta, Failed, Finished, TokenLogprob, Tokens
@@ -37,8 +33,8 @@ Answer = AsyncGenerator[Delta | Finished, None]
 class ChatCompletions:
     """The endpoint, as an ASGI application.
 
-    Whatever happens, the engine's events are closed and the place is given back: a client
-    that leaves cancels the work wherever it is, and the work's clean-up does the rest.
+    The engine's events are always closed and the queue place released: if the client
+    disconnects, the work is cancelled wherever it is, and its clean-up does both.
     """
 
     def __init__(self, engine: EngineClient, places: Places, limits: Limits) -> None:
@@ -57,18 +53,18 @@ class ChatCompletions:
             await until_disconnect(receive, self._answer(data, scope, receive, send))
 
     async def _answer(self, data: bytearray, scope: Scope, receive: Receive, send: Send) -> None:
-        line = record.of(scope)
-        call = await self._read_call(data, f"chatcmpl-{line.request_id}", cache_salt.of(scope))
+        entry = access_log.of(scope)
+        call = await self._read_call(data, f"chatcmpl-{entry.request_id}", cache_salt.of(scope))
         data.clear()  # the caller still holds it, and the answer may take minutes
-        line.images, line.videos = len(call.submit.images), len(call.submit.videos)
+        entry.images, entry.videos = len(call.submit.images), len(call.submit.videos)
         model = self._engine.status.model_name
         render = Renderer(call.submit.request_id, model, call.include_usage)
         is_stream, events = call.stream, self._engine.stream(call.submit)
         num_choices = call.submit.sampling.n
-        del call  # the pictures are the engine's now
-        async with aclosing(_events(events, line)) as answer:
+        del call  # frees the images while the engine answers
+        async with aclosing(_events(events, entry)) as answer:
             if is_stream:
-                await _stream(answer, render, sse.EventStream(send), line)
+                await _stream(answer, render, sse.EventStream(send), entry)
             else:
                 response = Response(
                     await _whole(answer, render, num_choices), media_type="application/json"
@@ -77,16 +73,16 @@ class ChatCompletions:
 
     async def _read_call(self, data: bytearray, request_id: str, salt: str) -> ChatCall:
         model = self._engine.status.model_name
-        read = partial(chat_intake.read_chat, data, self._limits, model, request_id, salt)
+        read = partial(read_chat, data, self._limits, model, request_id, salt)
         return await anyio.to_thread.run_sync(read, limiter=self._intake)
 
 
-async def _events(events: AsyncGenerator[RequestEvent, None], line: Record) -> Answer:
-    """The request's texts and its choices' ends, then its `Finished`. Raises RequestError.
+async def _events(events: AsyncGenerator[RequestEvent, None], entry: Entry) -> Answer:
+    """The deltas with text or a finish reason, then `Finished`. Raises RequestError.
 
-    Log probabilities of tokens without text come with the choice's next text, or with its end.
-    The engine's events are over before the ending is passed on: a client that closes its
-    connection as soon as it has its answer aborts nothing.
+    Logprobs of tokens without text are added to the choice's next delta. The engine's events
+    are closed before `Finished` is passed on, so that a client that disconnects as soon as it
+    has its answer aborts nothing.
     """
     ending: Finished | Failed | None = None
     held: dict[int, tuple[TokenLogprob, ...]] = {}
@@ -99,22 +95,22 @@ async def _events(events: AsyncGenerator[RequestEvent, None], line: Record) -> A
                         held[delta.choice] = logprobs
                         continue
                     if delta.text:
-                        line.first_text()
+                        entry.first_text()
                     yield msgspec.structs.replace(delta, logprobs=logprobs)
             elif isinstance(event, Finished | Failed):
                 ending = event
-    yield _checked(ending, line)
+    yield _checked(ending, entry)
 
 
-def _checked(ending: Finished | Failed | None, line: Record) -> Finished:
-    """The `Finished` of a complete answer. Raises RequestError for any other ending."""
+def _checked(ending: Finished | Failed | None, entry: Entry) -> Finished:
+    """The `Finished` of a complete answer. Raises RequestError for anything else."""
     if ending is None:
-        raise InternalError("The engine's answer has no end.")
+        raise InternalError("The engine's answer is incomplete.")
     if isinstance(ending, Failed):
         raise RequestError.from_code(ending.code, ending.message, ending.param)
     if ending.is_aborted:
-        raise EngineUnavailable("The engine gave this request up.")
-    line.completion_tokens = ending.usage.completion_tokens
+        raise EngineUnavailable("The engine aborted this request.")
+    entry.completion_tokens = ending.usage.completion_tokens
     return ending
 
 
@@ -124,14 +120,14 @@ async def _whole(answer: Answer, render: Renderer, num_choices: int) -> bytes:
         if isinstance(event, Finished):
             return render.completion(choices, event)
         choices[event.choice].append(event)
-    raise InternalError("The engine's answer has no end.")
+    raise InternalError("The engine's answer is incomplete.")
 
 
-async def _stream(answer: Answer, render: Renderer, stream: sse.EventStream, line: Record) -> None:
-    """Until its first event, a stream fails with a status; after it, with an error event.
+async def _stream(answer: Answer, render: Renderer, stream: sse.EventStream, entry: Entry) -> None:
+    """Send the answer as events. Errors are raised until the first event, sent as one after it.
 
-    A choice's end goes out with whatever comes next: the last one's with the stream's own, so
-    that a client that leaves at the sight of it has left nothing undone.
+    The chunk with a choice's finish reason is sent together with what comes next, the last one
+    with `[DONE]`: a client that disconnects when it sees it interrupts nothing.
     """
     chunks: list[bytes] = []
     begun: set[int] = set()
@@ -152,12 +148,12 @@ async def _stream(answer: Answer, render: Renderer, stream: sse.EventStream, lin
     except Exception as error:
         if not stream.started:
             raise
-        await stream.end(sse.event(openai_errors.encode(_as_request_error(error, line))))
+        await stream.end(sse.event(errors.encode(_as_request_error(error, entry))))
 
 
-def _as_request_error(error: Exception, line: Record) -> RequestError:
+def _as_request_error(error: Exception, entry: Entry) -> RequestError:
     if not isinstance(error, RequestError):
-        record.logger.error("id=%s failed unexpectedly", line.request_id, exc_info=error)
+        access_log.logger.error("id=%s failed unexpectedly", entry.request_id, exc_info=error)
         error = InternalError("The server failed.")
-    line.error_code = error.code
+    entry.error_code = error.code
     return error

@@ -1,6 +1,6 @@
-"""From a chat request's body to a `Submit`. Knows limits, pictures and videos; knows no HTTP.
+"""From the body of a chat request to a `Submit`, with all limits checked.
 
-Runs in a worker thread, off the event loop, from the first byte of JSON to the last picture.
+Runs in a worker thread, since parsing JSON and decoding images would block the event loop.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from vlm_server.api.http import json_body
-from vlm_server.api.openai import schema as chat_schema
+from vlm_server.api.openai import schema
 from vlm_server.api.openai.sampling import read_sampling
 from vlm_server.api.openai.schema import ChatMessage, ContentPart, ImageUrlPart, VideoUrlPart
 from vlm_server.errors import InvalidRequest, ModelNotFound
-from vlm_server.media import intake
+from vlm_server.media.intake import take_image, take_video
 from vlm_server.protocol import (
     Image,
     ImagePart,
@@ -32,7 +32,7 @@ _LOW_DETAIL_SIDE_PIXELS = 512
 
 @dataclass(frozen=True, slots=True)
 class ChatCall:
-    """What to ask of the engine, and how the client wants to hear the answer."""
+    """The engine's request, and how the client wants the answer."""
 
     submit: Submit
     stream: bool
@@ -42,13 +42,13 @@ class ChatCall:
 def read_chat(
     body: bytes | bytearray, limits: Limits, model: str, request_id: str, cache_salt: str
 ) -> ChatCall:
-    """The call that `body` makes to the model served as `model`. Raises RequestError."""
-    request = chat_schema.parse(body)
+    """Parse `body`, a request to the model served as `model`. Raises RequestError."""
+    request = schema.parse(body)
     if request.model not in (model, "default"):
         raise ModelNotFound(f"This server has one model: `{model}`.", "model")
     stream = bool(request.stream)
     if request.stream_options is not None and not stream:
-        raise InvalidRequest("`stream_options` is for streams only.", "stream_options")
+        raise InvalidRequest("`stream_options` requires `stream`.", "stream_options")
     options = request.stream_options
     sampling = read_sampling(request, limits)
     conversation = _Conversation(limits)
@@ -66,7 +66,7 @@ def read_chat(
 
 @dataclass(slots=True)
 class _Conversation:
-    """Collects messages, pictures and videos while it counts them against the limits."""
+    """Collects messages, images and videos, and checks the limits on them."""
 
     limits: Limits
     messages: list[Message] = field(default_factory=list)
@@ -80,21 +80,21 @@ class _Conversation:
             self.messages.append(self._message(message, f"messages[{i}]"))
 
     def _check_counts(self, messages: list[ChatMessage]) -> None:
-        """All counts come before the first picture is decoded."""
+        """Checked before the first image is decoded."""
         limits = self.limits
         if len(messages) > limits.max_messages:
-            raise InvalidRequest(f"At most {limits.max_messages} messages are taken.", "messages")
+            raise InvalidRequest(f"At most {limits.max_messages} messages are allowed.", "messages")
         if not any(message.role == "user" for message in messages):
-            raise InvalidRequest("At least one message must be the user's.", "messages")
+            raise InvalidRequest("At least one message must have the role 'user'.", "messages")
         contents = [m.content for m in messages if not isinstance(m.content, str)]
         num_parts = len(messages) - len(contents) + sum(map(len, contents))
         if num_parts > limits.max_parts:
-            raise InvalidRequest(f"At most {limits.max_parts} parts are taken.", "messages")
+            raise InvalidRequest(f"At most {limits.max_parts} parts are allowed.", "messages")
         parts = [part for content in contents for part in content]
         if sum(isinstance(part, ImageUrlPart) for part in parts) > limits.max_images:
-            raise InvalidRequest(f"At most {limits.max_images} pictures are taken.", "messages")
+            raise InvalidRequest(f"At most {limits.max_images} images are allowed.", "messages")
         if sum(isinstance(part, VideoUrlPart) for part in parts) > limits.max_videos:
-            raise InvalidRequest(f"At most {limits.max_videos} videos are taken.", "messages")
+            raise InvalidRequest(f"At most {limits.max_videos} videos are allowed.", "messages")
 
     def _message(self, message: ChatMessage, param: str) -> Message:
         role = "system" if message.role == "developer" else message.role
@@ -102,7 +102,7 @@ class _Conversation:
         if isinstance(message.content, str):
             return Message(role, (self._text(message.content, param),))
         if not message.content:
-            raise InvalidRequest(f"`{param}` has no parts.", param)
+            raise InvalidRequest(f"`{param}` is empty.", param)
         return Message(
             role,
             tuple(
@@ -123,15 +123,15 @@ class _Conversation:
         self.num_text_bytes += json_body.utf8_length(text, param)
         if self.num_text_bytes > self.limits.max_text_bytes:
             limit = self.limits.max_text_bytes
-            raise InvalidRequest(f"At most {limit} bytes of text are taken.", "messages")
+            raise InvalidRequest(f"At most {limit} bytes of text are allowed.", "messages")
         return TextPart(text)
 
     def _image(self, part: ImageUrlPart, role: str, param: str) -> ImagePart:
         if role != "user":
-            raise InvalidRequest(f"A picture can't be in a message of role '{role}'.", param)
-        picture = part.image_url
-        url, detail = (picture, None) if isinstance(picture, str) else (picture.url, picture.detail)
-        image = intake.take_image(url, param, self.limits)
+            raise InvalidRequest(f"Images are not allowed in messages of role '{role}'.", param)
+        given = part.image_url
+        url, detail = (given, None) if isinstance(given, str) else (given.url, given.detail)
+        image = take_image(url, param, self.limits)
         if detail == "low":
             image = msgspec.structs.replace(image, max_side_pixels=_LOW_DETAIL_SIDE_PIXELS)
         self.images.append(image)
@@ -139,8 +139,8 @@ class _Conversation:
 
     def _video(self, part: VideoUrlPart, role: str, param: str) -> VideoPart:
         if role != "user":
-            raise InvalidRequest(f"A video can't be in a message of role '{role}'.", param)
+            raise InvalidRequest(f"Videos are not allowed in messages of role '{role}'.", param)
         video = part.video_url
         url = video if isinstance(video, str) else video.url
-        self.videos.append(intake.take_video(url, param, self.limits))
+        self.videos.append(take_video(url, param, self.limits))
         return VideoPart(len(self.videos) - 1)

@@ -1,4 +1,4 @@
-"""Answers in OpenAI's shapes. Knows text, counts and a finish; knows no HTTP, no stream."""
+"""Renders the engine's events as OpenAI's chat completions and chunks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
-    """`bytes` are those of `token` as UTF-8."""
+    """`bytes` is `token` in UTF-8."""
 
     token: str
     logprob: float
@@ -84,17 +84,17 @@ class Completion(msgspec.Struct, frozen=True, tag_field="object", tag="chat.comp
 
 @dataclass(frozen=True, slots=True)
 class Renderer:
-    """One answer's JSON: whole, or chunk by chunk."""
+    """The JSON of one answer: a whole completion, or its chunks."""
 
     id: str
     model: str
-    include_usage: bool = False
+    include_usage: bool
     created: int = field(default_factory=lambda: int(time.time()))
 
     def completion(
         self, choices: Sequence[Sequence[protocol.Delta]], finished: protocol.Finished
     ) -> bytes:
-        """`choices` holds all deltas of each choice."""
+        """The whole answer; `choices` has all deltas of each choice."""
         answers = tuple(_choice(index, deltas) for index, deltas in enumerate(choices))
         usage = _usage(finished.usage)
         return _encode(Completion(self.id, self.created, self.model, answers, usage))
@@ -122,11 +122,11 @@ class Renderer:
 _encode = msgspec.json.Encoder().encode
 
 _IMPOSSIBLE = -9999.0
-"""OpenAI's number for a logarithm that JSON cannot hold."""
+"""OpenAI's value for minus infinity, which JSON does not have."""
 
 
 def _choice(index: int, deltas: Sequence[protocol.Delta]) -> Choice:
-    """A whole answer; its last delta says how it ended."""
+    """A whole choice; its last delta has the finish reason."""
     finish_reason = deltas[-1].finish_reason
     assert finish_reason is not None
     text = "".join(delta.text for delta in deltas)
@@ -135,7 +135,7 @@ def _choice(index: int, deltas: Sequence[protocol.Delta]) -> Choice:
 
 
 def _logprobs(entries: Sequence[protocol.TokenLogprob]) -> Logprobs | None:
-    """None without entries: nobody asked for them."""
+    """None without entries, that is, if they were not requested."""
     if not entries:
         return None
     return Logprobs(

@@ -1,7 +1,6 @@
-"""What an answer shall look like: `response_format` to the JSON schema that binds the answer.
+"""`response_format`: from the request's field to the JSON schema that constrains the answer.
 
-Knows the field's shapes and how large a schema may be; whether a schema can be obeyed, the
-engine finds out.
+Checks the schema's size and depth; the engine finds out whether it can be compiled.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class JsonObjectFormat(Struct, tag_field="type", tag="json_object", forbid_unkno
 
 
 class NamedSchema(Struct, forbid_unknown_fields=True):
-    """`name` and `description` are the client's own; a schema is obeyed, `strict` or not."""
+    """`name` and `description` have no effect; the schema is enforced, `strict` or not."""
 
     name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
     schema: dict[str, Any]
@@ -46,7 +45,7 @@ ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 
 
 def read_schema(wanted: ResponseFormat | None, limits: Limits) -> str | None:
-    """The schema that the answer must conform to; None for free text. Raises InvalidRequest."""
+    """The JSON schema that the answer must match; None for free text. Raises InvalidRequest."""
     match wanted:
         case JsonObjectFormat():
             return _ANY_OBJECT
@@ -56,7 +55,7 @@ def read_schema(wanted: ResponseFormat | None, limits: Limits) -> str | None:
 
 
 def _text(schema: dict[str, Any], max_bytes: int) -> str:
-    """`schema` as JSON, its names in the client's order: answers have them in that order."""
+    """`schema` as JSON with its names in the client's order, which is the order in answers."""
     if _is_deeper(schema, MAX_SCHEMA_DEPTH):
         raise InvalidRequest(
             f"The schema is nested more than {MAX_SCHEMA_DEPTH} levels deep.", _PARAM
@@ -64,9 +63,9 @@ def _text(schema: dict[str, Any], max_bytes: int) -> str:
     try:
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except ValueError:
-        raise InvalidRequest("The schema holds a number that is too large.", _PARAM) from None
+        raise InvalidRequest("The schema contains a number that is too large.", _PARAM) from None
     if json_body.utf8_length(text, _PARAM) > max_bytes:
-        raise InvalidRequest(f"At most {max_bytes} bytes of schema are taken.", _PARAM)
+        raise InvalidRequest(f"At most {max_bytes} bytes of schema are allowed.", _PARAM)
     return text
 
 
@@ -81,6 +80,6 @@ def _is_deeper(value: Any, depth: int) -> bool:
 
 
 def _children(value: Any) -> list[Any]:
-    """The objects and lists right inside `value`."""
+    """The objects and lists directly inside `value`."""
     inner = value.values() if isinstance(value, dict) else value
     return [each for each in inner if isinstance(each, dict | list)]

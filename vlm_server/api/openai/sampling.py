@@ -1,4 +1,4 @@
-"""How a chat request wants its tokens drawn. Knows the fields and how they bear on each other."""
+"""The sampling parameters of a chat request, and which of them exclude each other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vlm_server.protocol import SamplingParams
 from vlm_server.settings import Limits
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
-"""One spelling for each id. Which ids there are, the engine knows."""
+"""One spelling for each id. The engine checks that the id exists."""
 
 
 def read_sampling(request: ChatRequest, limits: Limits) -> SamplingParams:
@@ -42,17 +42,17 @@ def read_sampling(request: ChatRequest, limits: Limits) -> SamplingParams:
 
 
 def _check_ends(request: ChatRequest) -> None:
-    """JSON ends where it is complete: no sooner and no later."""
+    """JSON ends where it is complete, so its length can't be set."""
     for name in ("min_tokens", "ignore_eos"):
         if getattr(request, name):
-            raise InvalidRequest(f"`{name}` and a JSON `response_format` exclude each other.", name)
+            raise InvalidRequest(f"`{name}` can't be combined with a JSON `response_format`.", name)
 
 
 def _max_tokens(request: ChatRequest) -> int | None:
     given = {request.max_tokens, request.max_completion_tokens} - {None}
     if len(given) > 1:
         raise InvalidRequest(
-            "`max_tokens` and `max_completion_tokens` differ; give one.", "max_tokens"
+            "`max_tokens` and `max_completion_tokens` differ; send only one.", "max_tokens"
         )
     return given.pop() if given else None
 
@@ -66,7 +66,7 @@ def _min_tokens(min_tokens: int, max_tokens: int | None) -> int:
 def _stop(stop: str | list[str] | None, limits: Limits) -> tuple[str, ...]:
     strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(strings) > limits.max_stop_strings:
-        raise InvalidRequest(f"At most {limits.max_stop_strings} stop strings are taken.", "stop")
+        raise InvalidRequest(f"At most {limits.max_stop_strings} stop strings are allowed.", "stop")
     for string in strings:
         json_body.utf8_length(string, "stop")
     return strings
@@ -74,11 +74,11 @@ def _stop(stop: str | list[str] | None, limits: Limits) -> tuple[str, ...]:
 
 def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
     if not all(map(_TOKEN_ID.fullmatch, bias)):
-        raise InvalidRequest("`logit_bias` has a name that is no token id.", "logit_bias")
+        raise InvalidRequest("`logit_bias` has a key that is not a token id.", "logit_bias")
     return {int(token_id): value for token_id, value in bias.items()}
 
 
 def _logprobs(wanted: bool, num_top: int) -> int | None:
     if num_top and not wanted:
-        raise InvalidRequest("`top_logprobs` is for requests with `logprobs`.", "top_logprobs")
+        raise InvalidRequest("`top_logprobs` requires `logprobs`.", "top_logprobs")
     return num_top if wanted else None

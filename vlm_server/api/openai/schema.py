@@ -1,6 +1,6 @@
-"""The body of a chat request. Knows its JSON, fields and bounds; knows no pictures, no engine.
+"""The JSON of a chat request: its fields and their bounds.
 
-A field is obeyed, or it is on the allow-list below, or it is refused by name.
+A field either takes effect, or is on one of the two lists below, or is refused by name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_CHOICES = 8
 HARMLESS = frozenset(
     {"metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "user"}
 )
-"""Fields that ask for nothing which changes an answer: any value is taken."""
+"""Fields that do not change the answer: accepted with any value and ignored."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
@@ -40,7 +40,15 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "verbosity": (None,),
     "web_search_options": (None,),
 }
-"""Fields of OpenAI's that are not supported, and the values that ask for nothing."""
+"""OpenAI's fields that are not supported, and the values of them that have no effect."""
+
+RULES = {
+    "role": "must be 'system', 'developer', 'user' or 'assistant'",
+    "type": "must be 'text', 'image_url' or 'video_url'",
+    "detail": "must be 'auto', 'low' or 'high'",
+    "response_format.type": "must be 'text', 'json_object' or 'json_schema'",
+}
+"""What a field must be, by its path or name; completes the message of an error."""
 
 
 class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
@@ -48,7 +56,7 @@ class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True)
 
 
 class ImageUrl(Struct, forbid_unknown_fields=True):
-    """`detail` low shows the model a smaller picture; the others show it whole."""
+    """With `detail` low the image is scaled down; the other values have no effect."""
 
     url: str
     detail: Literal["auto", "low", "high"] | None = None
@@ -72,7 +80,7 @@ Nothing = Annotated[list[Any], Meta(max_length=0)] | None
 
 
 class ChatMessage(Struct, forbid_unknown_fields=True):
-    """The fields after `content` are what clients echo of an answer; only empty ones are taken."""
+    """The fields after `content` come from answers that clients send back; they must be empty."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[ContentPart]
@@ -123,7 +131,7 @@ def parse(body: bytes | bytearray) -> ChatRequest:
     """The request in `body`. Raises InvalidRequest, naming the field at fault."""
     fields = json_body.parse_object(body)
     obeyed = {name: value for name, value in fields.items() if not _is_ignored(name, value)}
-    return json_body.convert(obeyed, ChatRequest)
+    return json_body.convert(obeyed, ChatRequest, RULES)
 
 
 def _is_ignored(name: str, value: Any) -> bool:
@@ -137,5 +145,5 @@ def _is_ignored(name: str, value: Any) -> bool:
 
 
 def _same(value: Any, neutral: Any) -> bool:
-    """Equality that tells booleans from numbers."""
+    """Equality where True is not 1."""
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)

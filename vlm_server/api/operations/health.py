@@ -1,4 +1,4 @@
-"""How the daemon is. Knows the engine's status; asks nothing of the engine."""
+"""`/health/live`, `/health/ready` and `/v1/status`. Never sends the engine a request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vlm_server.supervisor.client import EngineClient, EngineStatus
 
 
 class Health:
-    """The endpoints for probes and for people who wonder what it is doing."""
+    """The endpoints for probes and operators."""
 
     def __init__(self, engine: EngineClient, places: Places) -> None:
         self._engine = engine

@@ -1,12 +1,11 @@
-"""`GET /metrics`: what Prometheus scrapes. Knows counts and sizes; asks nothing of the engine.
+"""`GET /metrics`, for Prometheus. Never sends the engine a request.
 
-All is read when it is asked for, so there is no global registry and nothing to keep in step.
-What the engine says of itself is left out while no engine has said anything.
+Values are collected at each scrape, so there is no registry to keep up to date. Metrics of the
+engine are left out until it has reported its stats.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -14,16 +13,14 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from starlette.requests import Request
 from starlette.responses import Response
 
+from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.places import Places
 from vlm_server.protocol import CacheStats, MemoryStats, Stats
 from vlm_server.supervisor.client import EngineClient, EngineStatus
 
-AnsweredRequests = Counter[tuple[str, int]]
-"""How many requests ended, by route as it is declared (never a path) and status."""
-
 
 class Metrics:
-    """The endpoint, and the collector that it reads."""
+    """The endpoint, and the collector it scrapes."""
 
     def __init__(self, engine: EngineClient, places: Places, answered: AnsweredRequests) -> None:
         self._engine = engine
@@ -56,16 +53,18 @@ def _of_front(places: Places, answered: AnsweredRequests) -> Iterator[Metric]:
 
 
 def _of_engine(status: EngineStatus) -> Iterator[Metric]:
-    yield _gauge("engine_up", "Whether an engine process runs.", status.pid is not None)
-    yield _gauge("engine_ready", "Whether requests are taken.", status.is_ready)
+    yield _gauge("engine_up", "Whether an engine process is running.", status.pid is not None)
+    yield _gauge("engine_ready", "Whether requests are accepted.", status.is_ready)
     yield _counter("engine_restarts", "Restarts of the engine process.", status.restarts)
     yield _gauge(
         "quarantined_shapes",
-        "Sizes of requests that are refused because engines died of them.",
+        "Sizes of requests that are refused because engines crashed on them.",
         status.quarantined_shapes,
     )
     yield _counter(
-        "quarantine_refusals", "Requests refused for their size.", status.quarantine_refusals
+        "quarantine_refusals",
+        "Requests refused because engines crashed on their size.",
+        status.quarantine_refusals,
     )
 
 
@@ -76,60 +75,62 @@ def _of_stats(stats: Stats) -> Iterator[Metric]:
     for state, count in stats.requests.items():
         states.add_metric([state], count)
     yield states
-    yield _gauge("engine_tracked_requests", "Requests that the engine knows of.", stats.tracked)
+    yield _gauge("engine_tracked_requests", "Requests in the engine.", stats.tracked)
     trackers = GaugeMetricFamily(
         "vlm_server_engine_tracked",
-        "What is remembered of requests, by who remembers it; 0 when idle.",
+        "Requests that a part of the engine keeps state for; 0 when idle.",
         labels=["who"],
     )
     for who, count in stats.tracked_by.items():
         trackers.add_metric([who], count)
     yield trackers
     yield from _of_memory(stats.memory)
-    yield _counter("generated_tokens", "Tokens of answers.", stats.generated_tokens)
-    yield _counter("prompt_tokens", "Tokens of prompts.", stats.prompt_tokens)
+    yield _counter("generated_tokens", "Generated tokens.", stats.generated_tokens)
+    yield _counter("prompt_tokens", "Prompt tokens.", stats.prompt_tokens)
     yield _counter(
-        "cached_prompt_tokens", "Tokens of prompts that the prefix cache had.", stats.cached_tokens
+        "cached_prompt_tokens", "Prompt tokens found in the prefix cache.", stats.cached_tokens
     )
 
 
 def _of_memory(memory: MemoryStats) -> Iterator[Metric]:
-    yield _gauge("memory_active_bytes", "Device memory that arrays hold.", memory.active_bytes)
+    yield _gauge("memory_active_bytes", "Device memory in use by arrays.", memory.active_bytes)
     yield _gauge("memory_pool_bytes", "Freed device memory kept for reuse.", memory.pool_bytes)
-    yield _gauge("memory_peak_bytes", "Most device memory ever held.", memory.peak_bytes)
-    yield _gauge("memory_limit_bytes", "Device memory that may be used.", memory.limit_bytes)
+    yield _gauge("memory_peak_bytes", "Peak device memory.", memory.peak_bytes)
+    yield _gauge("memory_limit_bytes", "Limit on device memory.", memory.limit_bytes)
     yield _gauge(
-        "memory_baseline_bytes", "Held without any request: weights.", memory.baseline_bytes
+        "memory_baseline_bytes",
+        "Device memory in use without requests: the weights.",
+        memory.baseline_bytes,
     )
     yield _gauge(
         "memory_footprint_bytes",
-        "What the system counts for the engine process.",
+        "Memory of the engine process as the operating system counts it.",
         memory.footprint_bytes,
     )
     yield _gauge(
         "memory_device_used_bytes",
-        "What the GPU's driver counts for all programs; 0 without a GPU of its own memory.",
+        "GPU memory in use by all programs; 0 without dedicated GPU memory.",
         memory.device_used_bytes,
     )
     decisions = CounterMetricFamily(
-        "vlm_server_memory_decisions", "What was done about memory, by kind.", labels=["kind"]
+        "vlm_server_memory_decisions", "Actions of the memory governor, by kind.", labels=["kind"]
     )
     for kind, count in memory.decisions.items():
         decisions.add_metric([kind], count)
     yield decisions
-    yield _counter("memory_clear_seconds", "Time that clearing took.", memory.clear_seconds)
+    yield _counter("memory_clear_seconds", "Time spent releasing the pool.", memory.clear_seconds)
 
 
 def _of_caches(caches: Iterable[CacheStats]) -> Iterator[Metric]:
-    """Each family has a sample for each cache."""
-    size = _cache_gauge("size_bytes", "What a cache holds.")
-    pinned = _cache_gauge("pinned_bytes", "Of that, what requests use.")
-    limit = _cache_gauge("limit_bytes", "The most that a cache may hold.")
+    """One sample per cache in each metric family."""
+    size = _cache_gauge("size_bytes", "Size of a cache.")
+    pinned = _cache_gauge("pinned_bytes", "Bytes in use by requests.")
+    limit = _cache_gauge("limit_bytes", "Largest size of a cache.")
     entries = _cache_gauge("entries", "Entries of a cache.")
-    hits = _cache_counter("hits", "Look-ups that found something.")
-    misses = _cache_counter("misses", "Look-ups that found nothing.")
-    evictions = _cache_counter("evictions", "Entries that made room for others.")
-    damaged = _cache_counter("damaged", "Entries that were found damaged, and deleted.")
+    hits = _cache_counter("hits", "Lookups that hit.")
+    misses = _cache_counter("misses", "Lookups that missed.")
+    evictions = _cache_counter("evictions", "Evicted entries.")
+    damaged = _cache_counter("damaged", "Damaged entries, which were deleted.")
     for cache in caches:
         label = [cache.name]
         size.add_metric(label, cache.size_bytes)

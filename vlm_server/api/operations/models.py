@@ -1,4 +1,4 @@
-"""The list of models, which is one, and the page that says what this is."""
+"""`/v1/models` with the one model, and a start page for browsers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from vlm_server.errors import ModelNotFound
 from vlm_server.supervisor.client import EngineClient
 
 _PAGE = """\
-vlm_server: a vision-language model on this machine, behind OpenAI's API.
+vlm_server: a vision-language model on this machine, served over OpenAI's API.
 
 model     {model}
 state     {state}
 base URL  {url}/v1
 
-Ask it about a picture:
+Ask about an image:
 
 curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d @- <<END
 {{"model": "default", "messages": [{{"role": "user", "content": [
   {{"type": "image_url", "image_url":
     {{"url": "data:image/png;base64,$(base64 < picture.png | tr -d '\\n')"}}}},
-  {{"type": "text", "text": "What is in this picture?"}}]}}]}}
+  {{"type": "text", "text": "What is in this image?"}}]}}]}}
 END
 
 Also: {url}/v1/models  {url}/v1/status  {url}/metrics  {url}/health/ready
@@ -32,7 +32,7 @@ Also: {url}/v1/models  {url}/v1/status  {url}/metrics  {url}/health/ready
 
 
 class Models:
-    """Everything that is served under the model's own name."""
+    """The endpoints about the model."""
 
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine

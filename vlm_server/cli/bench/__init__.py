@@ -1,1 +1,1 @@
-""""""
+"""`vlm-server bench`: compares servers by sending them the same requests."""

@@ -1,7 +1,7 @@
-"""Asks one server over HTTP and notes when bytes come. Knows httpx; knows no scenario.
+"""Sends a scenario's requests to one server and collects the answers with their times.
 
-While an answer comes, nothing but the time of each piece of bytes is noted; they are read
-when it is complete, so that one answer's reading hardly delays another's time.
+While an answer arrives, only the time of each read is noted; it is parsed when it is complete,
+so that parsing one answer does not delay the times of another.
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ from typing import Self
 import httpx
 import msgspec
 
-from vlm_server.cli.bench.answer import Answer, failed, read_answer
 from vlm_server.cli.bench.material import Message
-
-_KEEPALIVE_SECONDS = 2.0
-"""Shorter than the 5 seconds of common servers: no request meets a connection being closed."""
+from vlm_server.cli.client.answer import Answer, failed, read_answer
+from vlm_server.cli.client.chat import ChatClient
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A server to ask: `base_url` ends in `/v1`; `model` is what its requests name."""
+    """A server to ask: `base_url` ends in `/v1`; `model` is the name that requests carry."""
 
     name: str
     base_url: str
@@ -30,24 +28,16 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Client:
-    """Asks one target. Every request ends in an `Answer`, kept in `answers` until taken."""
+    """Asks one target. Every request gives an `Answer`, stored until `take_answers`."""
 
     def __init__(self, target: Target, timeout_seconds: float) -> None:
         self.target = target
         self._timeout_seconds = timeout_seconds
         self._answers: list[Answer] = []
-        self._http = httpx.AsyncClient(
-            timeout=None,  # noqa: S113  the whole request has one
-            trust_env=False,
-            headers={"Content-Type": "application/json"},
-            limits=httpx.Limits(
-                max_connections=None,
-                max_keepalive_connections=None,
-                keepalive_expiry=_KEEPALIVE_SECONDS,
-            ),
-        )
+        self._chat = ChatClient(target.base_url, api_key=None, timeout=None, trust_env=False)
 
     async def __aenter__(self) -> Self:
+        await self._chat.__aenter__()
         return self
 
     async def __aexit__(
@@ -56,7 +46,7 @@ class Client:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._http.aclose()
+        await self._chat.__aexit__(kind, error, trace)
 
     async def ask(self, messages: list[Message], max_tokens: int) -> Answer:
         """Stream one greedy answer of at most `max_tokens`; failures are answers too."""
@@ -80,23 +70,20 @@ class Client:
         return taken
 
     async def _send(self, body: bytes) -> Answer:
-        pieces: list[tuple[float, bytes]] = []
-        url = f"{self.target.base_url}/chat/completions"
         clock = time.perf_counter
         sent = clock()
         try:
             async with (
                 asyncio.timeout(self._timeout_seconds),
-                self._http.stream("POST", url, content=body) as response,
+                self._chat.post(body, len(body)) as response,
             ):
-                async for piece in response.aiter_raw():
-                    pieces.append((clock() - sent, piece))  # noqa: PERF401  kept when it breaks off
+                received = [each async for each in response.received()]
         except TimeoutError:
             return failed(f"no end within {self._timeout_seconds:g} seconds", clock() - sent)
         except httpx.HTTPError as error:
             return failed(f"{type(error).__name__}: {error}", clock() - sent)
         seconds = clock() - sent
-        if response.status_code != 200:
-            said = b"".join(piece for _, piece in pieces).decode(errors="replace")
-            return failed(f"HTTP {response.status_code}: {said}", seconds)
-        return read_answer(pieces, seconds)
+        if response.status != 200:
+            said = b"".join(data for _, data in received).decode(errors="replace")
+            return failed(f"HTTP {response.status}: {said}", seconds)
+        return read_answer(received, seconds)

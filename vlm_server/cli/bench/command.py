@@ -1,4 +1,4 @@
-"""`vlm-server bench`: its options, and what happens in which order. Knows the terminal."""
+"""`vlm-server bench`: its options and its order of work."""
 
 from __future__ import annotations
 
@@ -11,22 +11,28 @@ import signal
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vlm_server.cli.bench import report
 from vlm_server.cli.bench.client import Client, Target
+from vlm_server.cli.bench.images import parse_size
 from vlm_server.cli.bench.measure import Plan, Run, measure
-from vlm_server.cli.bench.pictures import parse_size
 from vlm_server.cli.bench.scenarios import SCENARIOS
 from vlm_server.cli.bench.servers import KINDS, find_model, parse_url, started
 from vlm_server.errors import ConfigError
 from vlm_server.supervisor.openblas import find_preload
 
+if TYPE_CHECKING:
+    from vlm_server.cli.options import Commands
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the command to `parser`."""
-    parser.description = (
-        "Ask several servers the same over HTTP, in turns, and compare. "
-        "The first one is what the others are compared with."
+
+def add_to(commands: Commands) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser(
+        "bench",
+        help="compare the speed of servers",
+        description="Sends the same requests to several servers in turn and compares their times. "
+        "The first server is the baseline.",
     )
     parser.add_argument(
         "--start",
@@ -41,29 +47,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=URL[,MODEL]",
-        help="ask a server that runs: ours=http://127.0.0.1:8000/v1; may be repeated",
+        help="a running server, such as ours=http://127.0.0.1:8000/v1; may be repeated",
     )
     parser.add_argument(
         "--scenarios",
         default=",".join(SCENARIOS),
         metavar="A,B",
-        help="which to run, in this order (default: %(default)s)",
+        help="scenarios to run, in this order (default: %(default)s)",
     )
     parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
     parser.add_argument(
-        "--size", default="560x420", metavar="WxH", help="of the pictures (default: %(default)s)"
+        "--size", default="560x420", metavar="WxH", help="image size (default: %(default)s)"
     )
     parser.add_argument(
-        "--seed", type=int, help="of the pictures and words (default: a new one, so none was seen)"
+        "--seed",
+        type=int,
+        help="of images and words (default: a new one, unknown to caches)",
     )
     parser.add_argument(
-        "--timeout", type=float, default=600, metavar="S", help="per request (default: %(default)s)"
+        "--timeout",
+        type=float,
+        default=600,
+        metavar="S",
+        help="per request (default: %(default)s)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements")
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """The exit status: 0 if every server answered, else 1. Raises VlmServerError."""
+    """Returns 0 if every server answered a request, else 1. Raises VlmServerError."""
     try:
         return asyncio.run(_until_told_to_stop(args))
     except asyncio.CancelledError:
@@ -71,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _until_told_to_stop(args: argparse.Namespace) -> int:
-    """Ends like on Ctrl-C when asked to terminate, so that no server is left behind."""
+    """Treat SIGTERM like Ctrl-C, so that no started server is left running."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -79,7 +92,7 @@ async def _until_told_to_stop(args: argparse.Namespace) -> int:
 
 
 async def bench(args: argparse.Namespace) -> int:
-    """See `run`. What was measured is written also if it ends early."""
+    """See `run`. Measurements are written even if it ends early."""
     plan = _plan(args)
     _warn_if_busy()
     runs: list[Run] = []
@@ -112,7 +125,7 @@ def _plan(args: argparse.Namespace) -> Plan:
 
 
 async def _targets(args: argparse.Namespace, stack: contextlib.AsyncExitStack) -> list[Target]:
-    """The servers to ask: those to be started, then those that run."""
+    """The servers to ask: those started here, then the running ones."""
     targets = [parse_url(text) for text in args.url]
     names = [*_numbered(args.start), *(target.name for target in targets)]
     _check(args, names, targets)
@@ -129,9 +142,9 @@ def _check(args: argparse.Namespace, names: list[str], targets: list[Target]) ->
     if not names:
         raise ConfigError("name a server: --start ours --model FOLDER, or --url NAME=URL")
     if len(set(names)) < len(names):
-        raise ConfigError("two servers have one name")
+        raise ConfigError("two servers have the same name")
     if len({(target.base_url, target.model) for target in targets}) < len(targets):
-        raise ConfigError("one server under two names would find each other's pictures cached")
+        raise ConfigError("the same server twice: its second run would find the images cached")
     if args.start and (args.model is None or not args.model.is_dir()):
         raise ConfigError("--start needs --model, the folder of a checkpoint")
 
@@ -154,7 +167,7 @@ def _answered(target: Target, runs: list[Run]) -> bool:
 def _warn_if_busy() -> None:
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > cores / 2:
-        _say(f"this machine is busy (load {load:.1f}, {cores} cores): times will be too long")
+        _say(f"this machine is busy (load {load:.1f}, {cores} cores): times will be too high")
 
 
 def _say(line: str) -> None:

@@ -1,4 +1,4 @@
-"""Numbers out of many answers. Knows how to sum them up; knows nothing of who gave them."""
+"""Figures computed from many answers: medians, percentiles, throughput."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 
 class Unit(Enum):
-    """What a figure's value is counted in, and how it is written."""
+    """The unit of a figure, as it is printed."""
 
     MILLISECONDS = "ms"
     TOKENS_PER_SECOND = "tokens/s"
@@ -21,7 +21,7 @@ class Unit(Enum):
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """One measured value; None where the answers did not allow one."""
+    """One measured value; None if it can't be computed from the answers."""
 
     name: str
     value: float | None
@@ -29,18 +29,18 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 def known(values: Iterable[float | None]) -> list[float]:
-    """Those that are there."""
+    """The values that are not None."""
     return [value for value in values if value is not None]
 
 
 def median(values: Iterable[float | None]) -> float | None:
-    """The median of those that are there; None of none."""
+    """The median of the values that are not None; None if there are none."""
     present = known(values)
     return statistics.median(present) if present else None
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """The smallest value that `percent` of all do not exceed (nearest rank); None of none."""
+    """The smallest value that `percent` of all do not exceed (nearest rank); None if empty."""
     if not values:
         return None
     rank = max(1, math.ceil(percent / 100 * len(values)))
@@ -64,14 +64,14 @@ def ratio(name: str, above: float | None, below: float | None) -> Figure:
 
 
 def throughput(name: str, tokens: Sequence[int | None], seconds: float) -> Figure:
-    """All `tokens` in `seconds`; unknown if one answer's count is."""
+    """The sum of `tokens` over `seconds`; unknown if one count is unknown."""
     counts = known(tokens)
     total = sum(counts) if counts and len(counts) == len(tokens) else None
     return Figure(name, quotient(total, seconds), Unit.TOKENS_PER_SECOND)
 
 
 def equality(name: str, pairs: Iterable[tuple[str | None, str | None]]) -> Figure:
-    """Whether each pair's texts are equal; unknown if one is missing."""
+    """Whether the texts of each pair are equal; unknown if one is missing."""
     compared = list(pairs)
     if any(text is None for pair in compared for text in pair):
         return Figure(name, None, Unit.EQUAL)

@@ -1,11 +1,11 @@
-"""What the servers are asked. Knows words, pictures and messages; knows no server and no clock."""
+"""The images and messages that servers are asked about, drawn from a seed."""
 
 from __future__ import annotations
 
 import random
 from typing import Any
 
-from vlm_server.cli.bench.pictures import data_url, random_png
+from vlm_server.cli.bench.images import data_url, random_png
 
 Message = dict[str, Any]
 """One message of a chat request, as JSON."""
@@ -27,18 +27,18 @@ _ENDS = ("first", "with care", "one by one", "before you act", "at every step", 
 
 
 class Material:
-    """The pictures and words of one scenario in one round.
+    """The images and words of one scenario in one round.
 
-    The same (seed, round, scenario) gives the same in the same order, so that every server is
-    asked the same; another round gives others, so that no cache has seen them.
+    The same (seed, round, scenario) gives the same sequence, so that every server gets the same
+    requests. Every round has its own, so that nothing is cached from an earlier one.
     """
 
     def __init__(self, size: tuple[int, int], seed: int, scenario: str, round_: int) -> None:
         self._size = size
         self._rng = random.Random(f"{seed}/{scenario}/{round_}")  # noqa: S311
 
-    def picture(self) -> str:
-        """A new picture's data URL."""
+    def image(self) -> str:
+        """The data URL of a new image."""
         return data_url(random_png(self._size, self._rng))
 
     def story(self) -> list[Message]:
@@ -58,11 +58,11 @@ class Material:
         return self._rng.choice(_ENDS)
 
 
-def user(text: str, *pictures: str) -> Message:
-    """A user's message: `pictures` (data URLs), then `text`."""
-    if not pictures:
+def user(text: str, *urls: str) -> Message:
+    """A user's message: the images at `urls`, then `text`."""
+    if not urls:
         return {"role": "user", "content": text}
-    images = [{"type": "image_url", "image_url": {"url": url}} for url in pictures]
+    images = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
     return {"role": "user", "content": [*images, {"type": "text", "text": text}]}
 
 

@@ -1,4 +1,4 @@
-"""Runs scenarios in rounds over several servers. Knows their order; knows no HTTP."""
+"""Runs scenarios in rounds over several servers, and says in which order."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 
 import msgspec
 
-from vlm_server.cli.bench.answer import Answer
 from vlm_server.cli.bench.client import Client
 from vlm_server.cli.bench.figures import Figure
 from vlm_server.cli.bench.material import Material
 from vlm_server.cli.bench.scenarios import SCENARIOS, warm_up
+from vlm_server.cli.client.answer import Answer
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What to run: names of `SCENARIOS`, and pictures of `picture_size` (width, height)."""
+    """What to run: names of `SCENARIOS`, and the size of images (width, height)."""
 
     scenarios: tuple[str, ...]
     rounds: int
-    picture_size: tuple[int, int]
+    image_size: tuple[int, int]
     seed: int
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One scenario in one round on one server. Round 0 is the warming up."""
+    """One scenario in one round on one server. Round 0 is the warm-up."""
 
     scenario: str
     round: int
@@ -37,7 +37,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 async def measure(clients: Sequence[Client], plan: Plan) -> AsyncIterator[Run]:
-    """All runs of `plan`. Servers take turns within each scenario, and in who goes first."""
+    """All runs of `plan`. Servers alternate within each scenario, and in which one is first."""
     for client in clients:
         yield await _run("warm-up", 0, client, plan)
     for round_ in range(1, plan.rounds + 1):
@@ -48,7 +48,7 @@ async def measure(clients: Sequence[Client], plan: Plan) -> AsyncIterator[Run]:
 
 
 async def _run(scenario: str, round_: int, client: Client, plan: Plan) -> Run:
-    material = Material(plan.picture_size, plan.seed, scenario, round_)
+    material = Material(plan.image_size, plan.seed, scenario, round_)
     figures: list[Figure] = []
     start = time.perf_counter()
     with _no_collection():
@@ -62,7 +62,7 @@ async def _run(scenario: str, round_: int, client: Client, plan: Plan) -> Run:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Keeps the collector's pauses out of the times."""
+    """Keep pauses of the garbage collector out of the times."""
     gc.collect()
     gc.disable()
     try:

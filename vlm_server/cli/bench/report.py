@@ -1,4 +1,4 @@
-"""A table and a JSON document out of runs. Knows how they read; measures nothing."""
+"""Renders runs as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def table(targets: Sequence[Target], plan: Plan, runs: Sequence[Run]) -> str:
         scenario = key[0]
         rows.append([shown, key[1], "" if key[2] is Unit.EQUAL else key[2].value])
         rows[-1] += _cells(key[2], [values.get(name, []) for name in names])
-    width, height = plan.picture_size
+    width, height = plan.image_size
     head = (
         f"median [least - most] of {max((run.round for run in runs), default=0)} rounds; "
         f"pictures of {width}x{height}; seed {plan.seed}"
@@ -103,7 +103,7 @@ def _cell(unit: Unit, values: Sequence[float | None]) -> str:
 
 
 def _number(value: float | None) -> str:
-    """Three digits that count, as far as decimals go."""
+    """Three significant digits, with at most two decimals."""
     assert value is not None
     decimals = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
     return f"{value:.{decimals}f}"
@@ -118,7 +118,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _troubles(names: Sequence[str], runs: Sequence[Run]) -> list[str]:
-    """One line per server: how many requests it answered, and how it failed the others."""
+    """One line per server with its numbers of requests and failures, then one per error."""
     lines = []
     for name in names:
         answers = [answer for run in runs if run.server == name for answer in run.answers]

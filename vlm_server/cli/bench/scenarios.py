@@ -1,7 +1,7 @@
-"""The scenarios. Knows what is asked, when, and which figures follow; knows no server.
+"""The scenarios: what is asked, when, and which figures are computed from the answers.
 
-Each asks through a `Client` with what its `Material` gives, and returns the figures of one
-round. Times to the first token (TTFT) run from sending a request to its first text.
+Each one runs for one round. Time to first token (TTFT) is from sending a request to its first
+text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import time
 from collections.abc import Awaitable, Callable
 from itertools import chain
 
-from vlm_server.cli.bench.answer import Answer
 from vlm_server.cli.bench.client import Client
 from vlm_server.cli.bench.figures import (
     Figure,
@@ -24,6 +23,7 @@ from vlm_server.cli.bench.figures import (
     throughput,
 )
 from vlm_server.cli.bench.material import DESCRIBE, QUESTIONS, Material, Message, assistant, user
+from vlm_server.cli.client.answer import Answer
 
 Scenario = Callable[[Client, Material], Awaitable[list[Figure]]]
 
@@ -31,20 +31,20 @@ _REPEATS = 24
 _REPEAT_PAUSE_SECONDS = 0.02
 _TURNS = 8
 _STALL_SECONDS = 0.4
-_STALL_PICTURES = 6
+_STALL_IMAGES = 6
 _USERS = 8
 _STORY_TOKENS = 300
 
 
 async def warm_up(client: Client, material: Material) -> None:
-    """Once per server: a text and a picture that do not come again."""
+    """Once per server: a text and an image that are not used again."""
     await client.ask(material.story(), 16)
-    await client.ask([user(DESCRIBE, material.picture())], 16)
+    await client.ask([user(DESCRIBE, material.image())], 16)
 
 
 async def repeat(client: Client, material: Material) -> list[Figure]:
-    """One picture and question again and again, a short pause between."""
-    messages = [user(DESCRIBE, material.picture())]
+    """The same image and question repeated, with a short pause between."""
+    messages = [user(DESCRIBE, material.image())]
     answers = []
     for _ in range(_REPEATS):
         answers.append(await client.ask(messages, 16))
@@ -58,19 +58,19 @@ async def repeat(client: Client, material: Material) -> list[Figure]:
 
 
 async def question(client: Client, material: Material) -> list[Figure]:
-    """One picture, eight different questions one after another."""
-    picture = material.picture()
-    answers = [await client.ask([user(text, picture)], 16) for text in QUESTIONS]
+    """Eight different questions about one image, one after another."""
+    image = material.image()
+    answers = [await client.ask([user(text, image)], 16) for text in QUESTIONS]
     later = [answer.ttft for answer in answers[1:]]
     return [milliseconds("TTFT, from the second on", median(later))]
 
 
 async def agent(client: Client, material: Material) -> list[Figure]:
-    """A conversation that grows by a new picture every turn."""
+    """A conversation with a new image in every turn."""
     messages: list[Message] = [material.system()]
     ttfts = []
     for turn in range(1, _TURNS + 1):
-        messages.append(user(f"Step {turn}: what changed?", material.picture()))
+        messages.append(user(f"Step {turn}: what changed?", material.image()))
         answer = await client.ask(messages, 12)
         messages.append(assistant(answer.text))
         ttfts.append(answer.ttft)
@@ -82,8 +82,8 @@ async def agent(client: Client, material: Material) -> list[Figure]:
 
 
 async def stall(client: Client, material: Material) -> list[Figure]:
-    """A text stream; while it runs, six new pictures at once."""
-    requests = [[user(DESCRIBE, material.picture())] for _ in range(_STALL_PICTURES)]
+    """A text stream; while it runs, six requests with new images at once."""
+    requests = [[user(DESCRIBE, material.image())] for _ in range(_STALL_IMAGES)]
     story = asyncio.create_task(client.ask(material.story(), _STORY_TOKENS))
     await asyncio.sleep(_STALL_SECONDS)
     was_running = not story.done()
@@ -97,8 +97,8 @@ async def stall(client: Client, material: Material) -> list[Figure]:
 
 
 async def conc(client: Client, material: Material) -> list[Figure]:
-    """Eight users at once, each two requests one after another, every picture new."""
-    users = [[[user(DESCRIBE, material.picture())] for _ in range(2)] for _ in range(_USERS)]
+    """Eight users at once, each with two requests one after another, every image new."""
+    users = [[[user(DESCRIBE, material.image())] for _ in range(2)] for _ in range(_USERS)]
 
     async def one(requests: list[list[Message]]) -> list[Answer]:
         return [await client.ask(messages, 48) for messages in requests]
@@ -130,9 +130,9 @@ async def _stories(client: Client, stories: list[list[Message]], name: str) -> F
 
 
 async def right(client: Client, material: Material) -> list[Figure]:
-    """Two pictures, alone and at once, and both in one message in either order."""
-    a, b = material.picture(), material.picture()
-    requests = [[user(DESCRIBE, *pictures)] for pictures in ((a,), (b,), (a, b), (b, a))]
+    """Two images, one request at a time and at once, and both in one message in either order."""
+    a, b = material.image(), material.image()
+    requests = [[user(DESCRIBE, *images)] for images in ((a,), (b,), (a, b), (b, a))]
     alone = [_words(await client.ask(messages, 16)) for messages in requests]
     order = [0, 1, 0, 1, 2, 3]
     several = await asyncio.gather(*(client.ask(requests[i], 16) for i in order[:4]))

@@ -1,4 +1,4 @@
-"""Finds or starts the servers to ask. Knows processes, ports and command lines; no scenario."""
+"""Finds or starts the servers to ask."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _LOG_TAIL_LINES = 20
 
 
 class ServerUnusable(VlmServerError):
-    """A server that should be asked can't be reached, or did not start."""
+    """A server can't be reached, or did not start."""
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """A server that this machine can start: its command after `python -m`, and how to ask it.
+    """A server that this command can start: its arguments after `python -m`, and how to ask it.
 
     `{model}` and `{port}` are filled in.
     """
@@ -65,7 +65,7 @@ def parse_url(text: str) -> Target:
 
 
 async def find_model(target: Target) -> Target:
-    """`target` with the first model that its server lists, if it names none itself."""
+    """`target` with the first model that its server lists, unless it names one itself."""
     try:
         async with httpx.AsyncClient(trust_env=False, timeout=30) as http:
             response = await http.get(f"{target.base_url}/models")
@@ -85,7 +85,7 @@ async def find_model(target: Target) -> Target:
 async def started(
     name: str, kind: Kind, model: Path, environment: Mapping[str, str]
 ) -> AsyncIterator[Target]:
-    """A server of `kind` on a free port, ready; it is ended afterwards."""
+    """A ready server of `kind` on a free port; it is ended afterwards."""
     port = _free_port()
     fill = _fill(model, port)
     command = [sys.executable, "-m", *(word.format(**fill) for word in kind.command)]
@@ -98,7 +98,7 @@ async def started(
         if not ready:
             log.seek(0)
             tail = "".join(log.readlines()[-_LOG_TAIL_LINES:])
-            raise ServerUnusable(f"{name} did not become ready; its last words:\n{tail}")
+            raise ServerUnusable(f"{name} did not become ready; the end of its log:\n{tail}")
         yield Target(name, f"{url}/v1", kind.model.format(**fill))
 
 
@@ -126,7 +126,7 @@ def _running(
 
 
 async def _wait_ready(process: subprocess.Popen[bytes], url: str) -> bool:
-    """Whether `url` answers 200 before the process ends or the time is over."""
+    """Whether `url` answers 200 before the process ends or the time is up."""
     deadline = time.monotonic() + _START_SECONDS
     async with httpx.AsyncClient(trust_env=False, timeout=10) as http:
         while process.poll() is None and time.monotonic() < deadline:

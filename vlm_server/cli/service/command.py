@@ -1,8 +1,4 @@
-"""`vlm-server service`: installs, removes and looks at the daemon as a service of one person.
-
-Knows what a person asks for; the formats are in `service_files`, the system's commands in
-`service_manager`.
-"""
+"""`vlm-server service`: installs, removes and checks the daemon as a user's service."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlm_server.cli import options
-from vlm_server.cli.client import Client
+from vlm_server.cli.client.daemon import Daemon
 from vlm_server.cli.failure import CommandFailed
 from vlm_server.cli.serve import url_of
 from vlm_server.cli.service.files import ServiceCommand
@@ -26,18 +22,18 @@ if TYPE_CHECKING:
 
 def add_to(commands: Commands) -> None:
     """Add the command and its three actions to the command line."""
-    parser = commands.add_parser("service", help="run the daemon at login, in the background")
+    parser = commands.add_parser("service", help="run the daemon in the background from login on")
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     install_parser = actions.add_parser("install", help="install the service and start it")
     options.add_model_option(install_parser)
     options.add_config_options(install_parser)
     install_parser.add_argument(
-        "--dry-run", action="store_true", help="print the file; change nothing"
+        "--dry-run", action="store_true", help="print the file without installing it"
     )
     install_parser.set_defaults(run=lambda arguments: install(arguments, _manager()))
     uninstall_parser = actions.add_parser("uninstall", help="stop the service and remove it")
     uninstall_parser.set_defaults(run=lambda _: uninstall(_manager()))
-    status_parser = actions.add_parser("status", help="say whether it is installed and ready")
+    status_parser = actions.add_parser("status", help="show whether it is installed and ready")
     status_parser.set_defaults(run=lambda _: status(_manager()))
 
 
@@ -55,12 +51,12 @@ def install(arguments: argparse.Namespace, manager: ServiceManager) -> int:
     write_privately(manager.path, manager.render(command))
     print(f"Installed {manager.path}")
     manager.load()
-    print(f"Started. 'vlm-server service status' says when {_url(settings)} is ready.")
+    print(f"Started. 'vlm-server service status' shows when {_url(settings)} is ready.")
     return 0
 
 
 def uninstall(manager: ServiceManager) -> int:
-    """Stop the service and remove its file; does no harm where there is none."""
+    """Stop the service and remove its file; does nothing if it is not installed."""
     manager.unload()
     try:
         manager.path.unlink()
@@ -72,7 +68,7 @@ def uninstall(manager: ServiceManager) -> int:
 
 
 def status(manager: ServiceManager) -> int:
-    """Say how the service is; 0 means that it is ready. Raises ConfigError."""
+    """Print the service's state; returns 0 if it is ready. Raises ConfigError."""
     try:
         words = manager.read_words()
     except FileNotFoundError:
@@ -90,9 +86,9 @@ def status(manager: ServiceManager) -> int:
 
 
 def write_privately(path: Path, content: bytes) -> None:
-    """Replace `path` in one step by `content`, readable by its owner alone.
+    """Replace `path` atomically by `content`, readable by its owner only.
 
-    A service's file may hold an API key, given with `--set`.
+    The file may contain an API key, given with `--set`.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +101,7 @@ def write_privately(path: Path, content: bytes) -> None:
 
 
 def _program() -> Path:
-    """This installation's `vlm-server`, which lies beside its Python."""
+    """This installation's `vlm-server`, next to its Python."""
     program = Path(sys.executable).absolute().with_name("vlm-server")
     if not program.is_file():
         raise CommandFailed(f"{program} is missing: install the project with pip first")
@@ -120,8 +116,8 @@ def _settings_of(words: list[str]) -> Settings:
 
 
 def _is_ready(url: str) -> bool:
-    with Client(url) as client:
-        return client.is_there() and client.is_ready()
+    with Daemon(url) as daemon:
+        return daemon.is_there() and daemon.is_ready()
 
 
 def _url(settings: Settings) -> str:

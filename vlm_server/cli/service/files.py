@@ -1,4 +1,4 @@
-"""The files that make the daemon a service. Knows launchd's and systemd's formats; runs nothing."""
+"""The service's files in launchd's and systemd's formats."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ServiceCommand:
 
     @property
     def stop_seconds(self) -> int:
-        """Longer than draining, the last bytes to slow readers and the engine's end can take."""
+        """Longer than draining, slow readers and the engine's exit take together."""
         return math.ceil(self.drain_seconds) + 20
 
 
@@ -43,7 +43,7 @@ def launchd_plist(command: ServiceCommand, log: Path) -> bytes:
             "KeepAlive": {"SuccessfulExit": False},
             "ThrottleInterval": _RESTART_PAUSE_SECONDS,
             "ExitTimeOut": command.stop_seconds,
-            "ProcessType": "Interactive",  # a model that answers people is not throttled
+            "ProcessType": "Interactive",  # otherwise macOS throttles it
             "StandardOutPath": str(log),
             "StandardErrorPath": str(log),
             "Umask": 0o077,
@@ -52,14 +52,14 @@ def launchd_plist(command: ServiceCommand, log: Path) -> bytes:
 
 
 def words_of_plist(text: bytes) -> list[str]:
-    """The program and arguments in a file that `launchd_plist` made."""
+    """The program and arguments in a file made by `launchd_plist`."""
     return [str(word) for word in plistlib.loads(text)["ProgramArguments"]]
 
 
 def systemd_unit(command: ServiceCommand) -> bytes:
-    """A user unit: restarted after a crash, given up after five in five minutes.
+    """A user unit: restarted after a crash, at most five times in five minutes.
 
-    Exit code 2 means wrong settings, where another start would not help. The protections are
+    Exit code 2 means wrong settings, where a restart would not help. The sandboxing options are
     those that an unprivileged manager can apply.
     """
     return f"""\
@@ -90,7 +90,7 @@ WantedBy=default.target
 
 
 def words_of_unit(text: bytes) -> list[str]:
-    """The program and arguments in a file that `systemd_unit` made."""
+    """The program and arguments in a file made by `systemd_unit`."""
     for line in text.decode().splitlines():
         if line.startswith("ExecStart="):
             words = shlex.split(line.removeprefix("ExecStart="))
@@ -99,6 +99,6 @@ def words_of_unit(text: bytes) -> list[str]:
 
 
 def _quote(word: str) -> str:
-    """`word` for ExecStart: quoted, with nothing left for systemd to expand."""
+    """`word` quoted for ExecStart, with everything escaped that systemd expands."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + escaped.replace("%", "%%").replace("$", "$$") + '"'

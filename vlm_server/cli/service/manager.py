@@ -1,6 +1,6 @@
-"""The two managers of a person's services, launchd and systemd. Knows their commands and folders.
+"""The two managers of a user's services, launchd and systemd.
 
-What runs a command is handed in, so that a test can see what would be run.
+The function that runs a command is an argument, so that tests can see what would be run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from vlm_server.cli.failure import CommandFailed
-from vlm_server.cli.service import files as service_files
+from vlm_server.cli.service import files
 from vlm_server.cli.service.files import LABEL, UNIT, ServiceCommand
 
 Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
@@ -25,14 +25,14 @@ _BOOTSTRAP_PAUSE_SECONDS = 0.5
 
 
 def run_command(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run `words`; a program that is missing counts as one that failed."""
+    """Run `words`; a missing program counts as one that failed."""
     if shutil.which(words[0]) is None:
         return subprocess.CompletedProcess(words, 127, "", f"{words[0]} is not installed")
     return subprocess.run(words, capture_output=True, text=True, check=False)
 
 
 class ServiceManager(Protocol):
-    """Where the service's file lies, what is in it, and how it is loaded."""
+    """Where the service's file is, what is in it, and how it is loaded."""
 
     @property
     def path(self) -> Path: ...
@@ -40,7 +40,7 @@ class ServiceManager(Protocol):
     def render(self, command: ServiceCommand) -> bytes: ...
 
     def read_words(self) -> list[str]:
-        """The command line in the installed file. Raises OSError if there is none."""
+        """The command line in the installed file. Raises OSError if there is no file."""
         ...
 
     def load(self) -> None:
@@ -48,7 +48,7 @@ class ServiceManager(Protocol):
         ...
 
     def unload(self) -> None:
-        """Stop the service, if it runs, and start it no more."""
+        """Stop the service, if it runs, and do not start it again."""
         ...
 
     def is_running(self) -> bool: ...
@@ -56,7 +56,7 @@ class ServiceManager(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Launchd:
-    """A LaunchAgent of the person who is logged in."""
+    """A LaunchAgent of the current user."""
 
     home: Path
     run: Run = run_command
@@ -66,10 +66,10 @@ class Launchd:
         return self.home / "Library" / "LaunchAgents" / f"{LABEL}.plist"
 
     def render(self, command: ServiceCommand) -> bytes:
-        return service_files.launchd_plist(command, self.home / "Library/Logs/vlm-server.log")
+        return files.launchd_plist(command, self.home / "Library/Logs/vlm-server.log")
 
     def read_words(self) -> list[str]:
-        return service_files.words_of_plist(self.path.read_bytes())
+        return files.words_of_plist(self.path.read_bytes())
 
     def load(self) -> None:
         (self.home / "Library" / "Logs").mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ class Launchd:
 
 @dataclass(frozen=True, slots=True)
 class SystemdUser:
-    """A unit of the person's own systemd manager."""
+    """A unit of the user's systemd manager."""
 
     home: Path
     run: Run = run_command
@@ -106,10 +106,10 @@ class SystemdUser:
         return self.home / ".config" / "systemd" / "user" / UNIT
 
     def render(self, command: ServiceCommand) -> bytes:
-        return service_files.systemd_unit(command)
+        return files.systemd_unit(command)
 
     def read_words(self) -> list[str]:
-        return service_files.words_of_unit(self.path.read_bytes())
+        return files.words_of_unit(self.path.read_bytes())
 
     def load(self) -> None:
         for words in (("daemon-reload",), ("enable", UNIT), ("restart", UNIT)):
@@ -133,5 +133,5 @@ def _check(result: subprocess.CompletedProcess[str], command: Sequence[str]) -> 
         reason = (result.stderr or result.stdout).strip() or f"status {result.returncode}"
         raise CommandFailed(
             f"the file is written, but '{' '.join(command)}' failed: {reason}\n"
-            "Run 'vlm-server service install' again where that command works."
+            "Run 'vlm-server service install' again when that command works."
         )

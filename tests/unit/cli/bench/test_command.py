@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.cli.bench.scripted_server import ScriptedServer, echo, listening
+from tests.unit.cli.scripted_server import ScriptedServer, echo, listening
 from vlm_server.cli.bench import command
 from vlm_server.cli.bench.client import Target
 from vlm_server.cli.bench.servers import Kind, ServerUnusable, find_model, parse_url, started
@@ -19,8 +19,8 @@ from vlm_server.errors import ConfigError
 
 def parse(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    return parser.parse_args(arguments)
+    command.add_to(parser.add_subparsers())
+    return parser.parse_args(["bench", *arguments])
 
 
 URL = "--url=a=http://127.0.0.1:9/v1"
@@ -36,8 +36,8 @@ URL = "--url=a=http://127.0.0.1:9/v1"
         ((URL, "--rounds", "0"), "--rounds"),
         ((URL, "--size", "big"), "WIDTHxHEIGHT"),
         (("--url", "127.0.0.1:8000"), "NAME="),
-        ((URL, URL), "one name"),
-        ((URL, "--url=b=http://127.0.0.1:9/v1"), "two names"),
+        ((URL, URL), "same name"),
+        ((URL, "--url=b=http://127.0.0.1:9/v1"), "same server twice"),
     ],
 )
 def test_what_is_refused(arguments: tuple[str, ...], said: str):

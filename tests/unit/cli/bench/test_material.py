@@ -9,8 +9,8 @@ import random
 import pytest
 from PIL import Image
 
+from vlm_server.cli.bench.images import BLOCK_PIXELS, parse_size, random_png
 from vlm_server.cli.bench.material import Material, user
-from vlm_server.cli.bench.pictures import BLOCK_PIXELS, parse_size, random_png
 from vlm_server.errors import ConfigError
 
 SIZE = (110, 45)
@@ -28,7 +28,7 @@ def test_picture_is_made_of_blocks():
 def test_same_round_gives_the_same_in_the_same_order():
     one, two = (Material(SIZE, 7, "repeat", 1) for _ in range(2))
     for _ in range(3):
-        assert one.picture() == two.picture()
+        assert one.image() == two.image()
         assert one.story() == two.story()
         assert one.system() == two.system()
 
@@ -40,7 +40,7 @@ def test_nothing_repeats_over_pictures_scenarios_rounds_and_seeds():
         for scenario in ("repeat", "agent")
         for round_ in (0, 1, 2)
     ]
-    pictures = [material.picture() for material in materials for _ in range(3)]
+    pictures = [material.image() for material in materials for _ in range(3)]
     systems = [material.system()["content"] for material in materials]
     assert len(set(pictures)) == len(pictures)
     assert len(set(systems)) == len(systems)
@@ -51,7 +51,7 @@ def test_system_prompt_has_twenty_sentences():
 
 
 def test_message_carries_pictures_before_text():
-    url = Material(SIZE, 1, "agent", 1).picture()
+    url = Material(SIZE, 1, "agent", 1).image()
     first, second = user("What?", url)["content"]
     data = first["image_url"]["url"].removeprefix("data:image/png;base64,")
     assert Image.open(io.BytesIO(base64.b64decode(data))).size == SIZE

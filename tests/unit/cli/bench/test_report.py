@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 
 from vlm_server.cli.bench import report
-from vlm_server.cli.bench.answer import Answer, failed
 from vlm_server.cli.bench.client import Target
 from vlm_server.cli.bench.figures import Figure, Unit
 from vlm_server.cli.bench.measure import Plan, Run
+from vlm_server.cli.client.answer import Answer, failed
 
 TARGETS = [Target("ours", "http://a/v1", "m"), Target("peer", "http://b/v1", "m")]
 PLAN = Plan(("repeat", "right"), 3, (560, 420), seed=5)
 GOOD = Answer(text="a", arrivals=(0.1,), completion_tokens=1)
+BUSY = failed("busy", 0.0)
 
 
 def ms(value: float | None) -> Figure:
@@ -31,7 +32,7 @@ def runs() -> list[Run]:
         for name in ("ours", "peer"):
             made.append(Run("repeat", round_ + 1, name, 1.0, [ms(values[name][round_])], [GOOD]))
             made.append(Run("right", round_ + 1, name, 1.0, [same(equal[name][round_])], [GOOD]))
-    made.append(Run("warm-up", 0, "peer", 1.0, [], [failed("busy"), failed("busy"), Answer()]))
+    made.append(Run("warm-up", 0, "peer", 1.0, [], [BUSY, BUSY, Answer()]))
     return made
 
 
@@ -51,13 +52,13 @@ def test_table():
 
 def test_table_of_one_round_where_nothing_was_measured():
     nothing = [Run("repeat", 1, "ours", 1.0, [ms(4.0)], [GOOD])]
-    nothing.append(Run("repeat", 1, "peer", 1.0, [ms(None)], [failed("no")]))
+    nothing.append(Run("repeat", 1, "peer", 1.0, [ms(None)], [failed("no", 0.0)]))
     assert "repeat    TTFT    ms  4.00  -     -" in report.table(TARGETS, PLAN, nothing)
 
 
 def test_document_holds_everything():
     document = json.loads(report.document(TARGETS, PLAN, runs()))
-    assert document["plan"]["picture_size"] == [560, 420]
+    assert document["plan"]["image_size"] == [560, 420]
     assert document["servers"]["peer"] == {"url": "http://b/v1", "model": "m"}
     assert document["figures"][0] == {
         "scenario": "repeat",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.cli.bench.scripted_server import ScriptedServer, echo, ending, listening, text
+from tests.unit.cli.scripted_server import ScriptedServer, echo, ending, listening, text
 from vlm_server.cli.bench.client import Client, Target
 from vlm_server.cli.bench.figures import Unit
 from vlm_server.cli.bench.measure import Plan, Run, measure
@@ -106,7 +106,7 @@ async def test_failures_are_kept_and_figures_unknown():
     assert all(figure.value is None for run in runs for figure in run.figures)
 
 
-async def test_rounds_share_no_picture_and_no_story():
+async def test_rounds_share_no_image_and_no_story():
     app = ScriptedServer()
     await run(app, "conc", "text", rounds=2)
     messages = [json.dumps(request["messages"]) for request in app.requests]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.cli.service import files as service_files
+from vlm_server.cli.service import files
 from vlm_server.cli.service.files import ServiceCommand
 
 AWKWARD = [
@@ -33,32 +33,32 @@ def unit_of(text: bytes) -> configparser.ConfigParser:
 
 
 def test_the_plist_starts_the_daemon_at_login() -> None:
-    plist = plistlib.loads(service_files.launchd_plist(command(AWKWARD), Path("/logs/x.log")))
-    assert plist["Label"] == service_files.LABEL
+    plist = plistlib.loads(files.launchd_plist(command(AWKWARD), Path("/logs/x.log")))
+    assert plist["Label"] == files.LABEL
     assert plist["ProgramArguments"] == [str(PROGRAM), *AWKWARD]
     assert plist["RunAtLoad"] is True
 
 
 def test_the_plist_restarts_after_a_crash_but_not_at_once() -> None:
-    plist = plistlib.loads(service_files.launchd_plist(command(), Path("/logs/x.log")))
+    plist = plistlib.loads(files.launchd_plist(command(), Path("/logs/x.log")))
     assert plist["KeepAlive"] == {"SuccessfulExit": False}
     assert plist["ThrottleInterval"] == 10
 
 
 def test_the_plist_keeps_logs_for_their_owner() -> None:
-    plist = plistlib.loads(service_files.launchd_plist(command(), Path("/logs/x.log")))
+    plist = plistlib.loads(files.launchd_plist(command(), Path("/logs/x.log")))
     assert plist["StandardOutPath"] == plist["StandardErrorPath"] == "/logs/x.log"
     assert plist["Umask"] == 0o077
 
 
 def test_the_unit_starts_the_daemon_at_login() -> None:
-    unit = unit_of(service_files.systemd_unit(command()))
+    unit = unit_of(files.systemd_unit(command()))
     assert unit["Service"]["ExecStart"] == f'"{PROGRAM}" "serve"'
     assert unit["Install"]["WantedBy"] == "default.target"
 
 
 def test_the_unit_restarts_after_a_crash_within_reason() -> None:
-    unit = unit_of(service_files.systemd_unit(command()))
+    unit = unit_of(files.systemd_unit(command()))
     assert unit["Service"]["Restart"] == "on-failure"
     assert unit["Service"]["RestartPreventExitStatus"] == "2"
     assert int(unit["Service"]["RestartSec"]) >= 5
@@ -68,7 +68,7 @@ def test_the_unit_restarts_after_a_crash_within_reason() -> None:
 
 
 def test_the_unit_lets_the_front_end_its_engine() -> None:
-    unit = unit_of(service_files.systemd_unit(command()))
+    unit = unit_of(files.systemd_unit(command()))
     assert unit["Service"]["KillMode"] == "mixed"
     assert unit["Service"]["NoNewPrivileges"] == "yes"
 
@@ -76,14 +76,14 @@ def test_the_unit_lets_the_front_end_its_engine() -> None:
 @pytest.mark.parametrize("drain_seconds", [0.0, 0.5, 20.0, 600.0])
 def test_a_service_may_take_longer_to_stop_than_the_drain(drain_seconds: float) -> None:
     given = command(drain_seconds=drain_seconds)
-    plist = plistlib.loads(service_files.launchd_plist(given, Path("/logs/x.log")))
-    unit = unit_of(service_files.systemd_unit(given))
+    plist = plistlib.loads(files.launchd_plist(given, Path("/logs/x.log")))
+    unit = unit_of(files.systemd_unit(given))
     assert plist["ExitTimeOut"] > drain_seconds + 5
     assert int(unit["Service"]["TimeoutStopSec"]) > drain_seconds + 5
 
 
 def test_the_unit_leaves_nothing_to_expand() -> None:
-    line = unit_of(service_files.systemd_unit(command(AWKWARD)))["Service"]["ExecStart"]
+    line = unit_of(files.systemd_unit(command(AWKWARD)))["Service"]["ExecStart"]
     assert "50%% of $$HOME" in line
     assert '\\"tings\\"' in line
     assert "back\\\\slash" in line
@@ -91,10 +91,10 @@ def test_the_unit_leaves_nothing_to_expand() -> None:
 
 def test_the_command_line_can_be_read_back() -> None:
     words = [str(PROGRAM), *AWKWARD]
-    unit = service_files.systemd_unit(command(AWKWARD))
-    plist = service_files.launchd_plist(command(AWKWARD), Path("/logs/x.log"))
-    assert service_files.words_of_unit(unit) == words
-    assert service_files.words_of_plist(plist) == words
+    unit = files.systemd_unit(command(AWKWARD))
+    plist = files.launchd_plist(command(AWKWARD), Path("/logs/x.log"))
+    assert files.words_of_unit(unit) == words
+    assert files.words_of_plist(plist) == words
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
@@ -103,8 +103,8 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     program.parent.mkdir()
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    path = tmp_path / service_files.UNIT
-    path.write_bytes(service_files.systemd_unit(ServiceCommand(program, AWKWARD, 20.0)))
+    path = tmp_path / files.UNIT
+    path.write_bytes(files.systemd_unit(ServiceCommand(program, AWKWARD, 20.0)))
     result = subprocess.run(
         ["systemd-analyze", "--user", "verify", str(path)],
         capture_output=True,
@@ -112,5 +112,5 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
         check=False,
         env={"XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path)},
     )
-    complaints = [line for line in result.stderr.splitlines() if service_files.UNIT in line]
+    complaints = [line for line in result.stderr.splitlines() if files.UNIT in line]
     assert complaints == []

@@ -253,7 +253,7 @@ async def test_counts_are_limited(connect: Connect) -> None:
     assert (await refusal(client, *[user("x")] * 4))["message"].startswith("At most 3 messages")
     assert (await refusal(client, user(*[text("x")] * 5)))["message"].startswith("At most 4 parts")
     assert (await refusal(client, user(picture(), picture())))["message"].startswith(
-        "At most 1 pictures"
+        "At most 1 images"
     )
     assert (await refusal(client, user("é" * 5), user("x")))["message"].startswith(
         "At most 10 bytes"

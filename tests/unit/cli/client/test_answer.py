@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vlm_server.cli.bench.answer import Answer, failed, read_answer
+from vlm_server.cli.client.answer import Answer, failed, read_answer
 
 DONE = b"data: [DONE]\n\n"
 
@@ -68,9 +68,9 @@ def test_missing_or_null_usage_is_unknown():
     [
         (b"", "ended before"),
         (event(error={"message": "out of luck"}) + DONE, "out of luck"),
-        (b"data: {nonsense\n\n" + DONE, "no chat chunk"),
-        (b"data: \xff\n\n" + DONE, "no chat chunk"),
-        (event(choices=[{"delta": {"content": 7}}]) + DONE, "no chat chunk"),
+        (b"data: {nonsense\n\n" + DONE, "not a chat completion chunk"),
+        (b"data: \xff\n\n" + DONE, "not a chat completion chunk"),
+        (event(choices=[{"delta": {"content": 7}}]) + DONE, "not a chat completion chunk"),
     ],
 )
 def test_broken_streams_are_errors_and_have_no_ttft(last: bytes, said: str):
@@ -81,6 +81,6 @@ def test_broken_streams_are_errors_and_have_no_ttft(last: bytes, said: str):
 
 
 def test_errors_are_cut():
-    error = failed("x" * 10_000).error
+    error = failed("x" * 10_000, 0.0).error
     assert error is not None
     assert len(error) == 300

@@ -17,10 +17,7 @@ from vlm_server.settings import Limits, Server, Settings
 
 KEY = "correct-horse-battery"
 STATS = Stats(
-    waiting=1,
-    preparing=2,
-    prefilling=3,
-    decoding=4,
+    requests={"waiting": 1, "preparing": 2, "prefill": 3, "decode": 4},
     tracked=11,
     tracked_by={"scheduler": 5, "runner": 6},
     memory=MemoryStats(100, 200, 300, 400, 50, 600, 700, {"clear_idle": 7, "wait": 8}, 0.5),
@@ -63,8 +60,8 @@ async def test_what_the_engine_says(client: httpx.AsyncClient, engine: ScriptedE
         sample("quarantine_refusals_total"): 9,
         sample("engine_requests", state="waiting"): 1,
         sample("engine_requests", state="preparing"): 2,
-        sample("engine_requests", state="prefilling"): 3,
-        sample("engine_requests", state="decoding"): 4,
+        sample("engine_requests", state="prefill"): 3,
+        sample("engine_requests", state="decode"): 4,
         sample("engine_tracked_requests"): 11,
         sample("memory_active_bytes"): 100,
         sample("memory_pool_bytes"): 200,

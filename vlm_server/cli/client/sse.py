@@ -1,18 +1,19 @@
-"""Reads server-sent events. Knows the wire format; knows nothing of what is sent."""
+"""Reads server-sent events from the bytes of a stream."""
 
 from __future__ import annotations
 
 
 class EventReader:
-    """Puts pieces of a stream, cut anywhere, together into the `data` of whole events."""
+    """Joins bytes that were split anywhere into the `data` of complete events."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._data: list[bytes] = []
 
-    def feed(self, piece: bytes) -> list[bytes]:
-        """The events that `piece` completes. Comments and all fields but `data` are dropped."""
-        lines = (self._rest + piece).split(b"\n")
+    def feed(self, received: bytes) -> list[bytes]:
+        """The events that `received` completes. Comments and fields other than `data` are
+        dropped."""
+        lines = (self._rest + received).split(b"\n")
         self._rest = lines.pop()
         events = []
         for line in lines:

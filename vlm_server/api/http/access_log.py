@@ -1,24 +1,28 @@
-"""What the log line of one request says. Knows numbers and names; knows no payload."""
+"""One log line for each request: method, route, status, times and counts. Never its content."""
 
 from __future__ import annotations
 
 import logging
 import time
 import uuid
+from collections import Counter
 from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
 logger = logging.getLogger("vlm_server.api")
 
+AnsweredRequests = Counter[tuple[str, int]]
+"""Number of requests that ended, by route as it is declared (never a path) and status."""
+
 CLIENT_GONE = 499
-_SCOPE_KEY = "vlm_server.record"
-_LOOKERS = ("/health", "/metrics", "/v1/status")
+_SCOPE_KEY = "vlm_server.access_log"
+_PROBED = ("/health", "/metrics", "/v1/status")
 
 
 @dataclass(slots=True)
-class Record:
-    """Filled in while a request is answered, logged once at its end."""
+class Entry:
+    """Filled in while a request is answered; logged once, when it ends."""
 
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     started: float = field(default_factory=time.perf_counter)
@@ -30,12 +34,13 @@ class Record:
     error_code: str | None = None
 
     def first_text(self) -> None:
+        """Note the time to first token; later calls do nothing."""
         if self.ttft_seconds is None:
             self.ttft_seconds = time.perf_counter() - self.started
 
     def log(self, method: str, route: str) -> None:
-        """One line; those who only look are not worth more than the debug level."""
-        level = logging.DEBUG if route.startswith(_LOOKERS) else logging.INFO
+        """Write the line; at debug level for probes and scrapes, which come every few seconds."""
+        level = logging.DEBUG if route.startswith(_PROBED) else logging.INFO
         ttft = "-" if self.ttft_seconds is None else f"{self.ttft_seconds * 1e3:.0f}"
         logger.log(
             level,
@@ -53,13 +58,14 @@ class Record:
         )
 
 
-def attach(scope: Scope) -> Record:
-    """A new record, for whoever answers the request of `scope`."""
-    record = scope[_SCOPE_KEY] = Record()
-    return record
+def attach(scope: Scope) -> Entry:
+    """A new entry for the request of `scope`."""
+    entry = scope[_SCOPE_KEY] = Entry()
+    return entry
 
 
-def of(scope: Scope) -> Record:
-    record = scope[_SCOPE_KEY]
-    assert isinstance(record, Record)
-    return record
+def of(scope: Scope) -> Entry:
+    """The entry that `attach` made for the request of `scope`."""
+    entry = scope[_SCOPE_KEY]
+    assert isinstance(entry, Entry)
+    return entry

@@ -1,4 +1,4 @@
-"""Makes pictures that no server has seen. Knows PNG and random numbers; knows no server."""
+"""Makes random images, which no server has cached."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def parse_size(text: str) -> tuple[int, int]:
 
 
 def random_png(size: tuple[int, int], rng: random.Random) -> bytes:
-    """A PNG of `size` (width, height) made of random blocks; the same `rng`, the same bytes."""
+    """A PNG of `size` (width, height) made of random blocks; determined by `rng`."""
     width, height = size
     columns, rows = -(-width // BLOCK_PIXELS), -(-height // BLOCK_PIXELS)
     blocks = Image.frombytes("RGB", (columns, rows), rng.randbytes(3 * columns * rows))
     large = (columns * BLOCK_PIXELS, rows * BLOCK_PIXELS)
-    picture = blocks.resize(large, Image.Resampling.NEAREST).crop((0, 0, width, height))
+    image = blocks.resize(large, Image.Resampling.NEAREST).crop((0, 0, width, height))
     file = io.BytesIO()
-    picture.save(file, "PNG")
+    image.save(file, "PNG")
     return file.getvalue()
 
 
 def data_url(png: bytes) -> str:
-    """`png` as a URL that carries it."""
+    """`png` as a data URL."""
     return "data:image/png;base64," + base64.b64encode(png).decode()

@@ -1,0 +1,148 @@
+"""Parses a streamed chat completion: its text, when it arrived, token counts and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from vlm_server.cli.client.sse import EventReader
+
+_MAX_ERROR_CHARS = 300
+
+
+class Delta(msgspec.Struct):
+    """`reasoning_content` and `reasoning` are two names that servers use for the same."""
+
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class ChunkChoice(msgspec.Struct):
+    delta: Delta | None = None
+
+
+class PromptTokensDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: PromptTokensDetails | None = None
+
+
+class Chunk(msgspec.Struct):
+    """One event of a stream. `error` is JSON of any shape; most servers send an object."""
+
+    choices: tuple[ChunkChoice, ...] = ()
+    usage: Usage | None = None
+    error: Any = None
+
+    @property
+    def content(self) -> str:
+        """The answer's text, without reasoning, of all choices."""
+        return "".join((choice.delta and choice.delta.content) or "" for choice in self.choices)
+
+    @property
+    def text(self) -> str | None:
+        """The text of the first choice, be it reasoning or the answer's."""
+        delta = self.choices[0].delta if self.choices else None
+        return (delta.content or delta.reasoning_content or delta.reasoning) if delta else None
+
+
+_decode = msgspec.json.Decoder(Chunk).decode
+
+
+class ChunkReader:
+    """Chunks from the bytes of a stream. `has_ended` is whether `[DONE]` has come."""
+
+    def __init__(self) -> None:
+        self._events = EventReader()
+        self.has_ended = False
+
+    def feed(self, received: bytes) -> list[Chunk]:
+        """The chunks that `received` completes; an event that is not a chunk is one with an
+        error."""
+        events = self._events.feed(received)
+        self.has_ended = self.has_ended or b"[DONE]" in events
+        return [_chunk(data) for data in events if data != b"[DONE]"]
+
+
+def _chunk(data: bytes) -> Chunk:
+    try:
+        return _decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return Chunk(error=f"an event is not a chat completion chunk: {error}")
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request got. All times are seconds since it was sent.
+
+    `arrivals` has one entry for each delta with text; deltas that arrived in one read share a
+    time. Token counts are the server's own, None where it gave none.
+    """
+
+    text: str = ""
+    arrivals: tuple[float, ...] = ()
+    total_seconds: float = 0.0
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    error: str | None = None
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds until the first text; None if there was none, or the answer failed."""
+        return self.arrivals[0] if self.arrivals and self.error is None else None
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between each delta with text and the next."""
+        return [after - before for before, after in pairwise(self.arrivals)]
+
+
+def failed(reason: str, total_seconds: float) -> Answer:
+    """The answer to a request that got none."""
+    return Answer(error=reason[:_MAX_ERROR_CHARS], total_seconds=total_seconds)
+
+
+def read_answer(received: Iterable[tuple[float, bytes]], total_seconds: float) -> Answer:
+    """The answer in what was `received`: (seconds, bytes). A broken stream gives an error."""
+    reader = ChunkReader()
+    texts: list[str] = []
+    arrivals: list[float] = []
+    errors: list[str] = []
+    usage = Usage()
+    for seconds, data in received:
+        for chunk in reader.feed(data):
+            if text := chunk.text:
+                texts.append(text)
+                arrivals.append(seconds)
+            usage = chunk.usage or usage
+            if chunk.error is not None:
+                errors.append(_shown(chunk.error))
+    if not reader.has_ended:
+        errors.append("the stream ended before [DONE]")
+    details = usage.prompt_tokens_details
+    return Answer(
+        text="".join(texts),
+        arrivals=tuple(arrivals),
+        total_seconds=total_seconds,
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=details.cached_tokens if details else None,
+        completion_tokens=usage.completion_tokens,
+        error=errors[0][:_MAX_ERROR_CHARS] if errors else None,
+    )
+
+
+def error_message(error: Any) -> str:
+    """The message in an error of OpenAI's shape; all of it if it has another shape."""
+    return str(error["message"]) if isinstance(error, dict) and "message" in error else str(error)
+
+
+def _shown(error: Any) -> str:
+    return error if isinstance(error, str) else msgspec.json.encode(error).decode()
