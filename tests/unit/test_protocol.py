@@ -71,7 +71,7 @@ EVENTS: list[Event] = [
     Finished("r1", Usage(10, 5, 3), is_aborted=True),
     Failed("r1", "invalid_image", "can't be read", "messages[0].content[0]"),
     Failed("r1", "internal_error", "the server failed"),
-    Stats(1, 2, 3, 4, 5, {"a": 5}, MemoryStats(1, 2, 3, 4, 5, 6, 7, {"evict": 7}, 0.5), 8, 9),
+    Stats({"decode": 4}, 5, {"a": 5}, MemoryStats(1, 2, 3, 4, 5, 6, 7, {"evict": 7}, 0.5), 8, 9),
 ]
 
 

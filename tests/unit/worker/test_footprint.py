@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from vlm_server.runner.device import footprint
+from vlm_server.worker import footprint
 
 
 @pytest.fixture
