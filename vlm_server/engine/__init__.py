@@ -1,1 +1,1 @@
-"""Policy: who runs next, when an answer ends, what text it is. Knows no mlx and no HTTP."""
+"""Policy, no mlx: `loop` is the beat; requests, their scheduling, and device memory."""

@@ -1,4 +1,4 @@
-"""One answer in the making. Knows its tokens, its text and its end; knows no request."""
+"""One of a request's answers while it is generated: its tokens, its text and its end."""
 
 from __future__ import annotations
 

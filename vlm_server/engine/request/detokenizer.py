@@ -1,4 +1,4 @@
-"""Token ids to text, piece by piece. Knows a tokenizer's `decode`; knows nothing of requests."""
+"""Token ids to text, token by token."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Decoder(Protocol):
 
 
 class Detokenizer:
-    """FairQueue one answer's token ids into text that never splits a character.
+    """Turns one answer's token ids into text that never splits a character.
 
     Decodes a short window, and emits what the newest tokens add to what the window already
     gave (the method of vLLM's and text-generation-inference's incremental detokenizers).
-    The pieces joined are the text of all ids decoded at once.
+    All that it emits, joined, is the text of all ids decoded at once.
     """
 
     def __init__(self, decoder: Decoder) -> None:

@@ -1,4 +1,4 @@
-"""Stop strings in a stream of text. Knows text; knows nothing of tokens."""
+"""Stop strings in a stream of text."""
 
 from __future__ import annotations
 

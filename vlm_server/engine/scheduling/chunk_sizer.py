@@ -1,9 +1,9 @@
-"""How much prompt fits into a step's time. Knows measured seconds; knows no requests.
+"""How many prompt tokens fit into a step's time, learned from measured chunks.
 
-Chunks have few sizes, powers of two: some backends plan anew for each shape they meet. What a
-chunk takes is part fixed, part by the token, and now and then it is slow for another reason (a
-kernel is compiled, a picture is encoded beside it), so a size is judged by the best of its
-last chunks, and by what smaller ones take. What is long ago is forgotten, and tried again.
+Chunks have few sizes, powers of two: some backends plan again for each new shape. A chunk takes a
+fixed time plus a time per token, and now and then it is slow for another reason (a kernel is
+compiled, a picture is encoded beside it). So a size is judged by the best of its last chunks, and
+by what smaller ones take. Old measurements are forgotten, and the size is tried again.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ _LEAST_TOKENS = 16
 _LAST_CHUNKS = 16
 _LAST_OF_A_SIZE = 3
 _WORTH_HALVING = 0.75
-"""Half a chunk must take less than this share of the whole one's time to be worth a step more."""
+"""A chunk is halved only if half of it takes less than this share of its time."""
 _WITH_ITS_REST = 1.25
 """A chunk may be this much larger if that leaves nothing for another one."""
 
 
 class ChunkSizer:
-    """Sizes prefill chunks so that the rows that decode wait no longer than a step may take."""
+    """Sizes prefill chunks so that decoding sequences wait no longer than a step may take."""
 
     def __init__(self, max_step_seconds: float, max_chunk_tokens: int) -> None:
         self._max_step_seconds = max_step_seconds
         self._max_chunk_tokens = max_chunk_tokens
         self._last: deque[tuple[int, float]] = deque(maxlen=_LAST_CHUNKS)
-        """(size, seconds) of the last chunks; one of another size counts as what let it through."""
+        """(size, seconds) of the last chunks, by the size that `chunk_tokens` chose."""
         self._seconds: dict[int, list[float]] = {}
         """Those seconds, by size."""
 
     def note(self, num_tokens: int, seconds: float) -> None:
-        """A chunk of `num_tokens` took `seconds`; it is no measure if it might not be cut."""
+        """A chunk of `num_tokens` took `seconds`. An atomic one, larger than allowed, is ignored."""
         if num_tokens > self._max_chunk_tokens:
             return
         self._last.append((_size_of(num_tokens), seconds))

@@ -1,4 +1,4 @@
-"""What one model on one machine allows a request. Knows numbers; knows no queue."""
+"""What one model on one machine allows a request."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class SchedulerConfig:
         """Why `sampling` can't be obeyed here, if it can't."""
         if any(not 0 <= token_id < self.vocabulary_size for token_id in sampling.logit_bias):
             last = self.vocabulary_size - 1
-            message = f"this model's token ids run from 0 to {last}; the bias has another"
+            message = f"This model's token ids run from 0 to {last}; the bias names another one."
             return InvalidRequest(message, "logit_bias")
         if sampling.n > self.max_num_seqs:
-            message = f"this server decodes {self.max_num_seqs} answers together at most"
+            message = f"This server decodes at most {self.max_num_seqs} choices together."
             return InvalidRequest(message, "n")
         return None
 
@@ -50,8 +50,8 @@ class SchedulerConfig:
         if room < 1 or (max_tokens or 0) > room:
             answer = f" and an answer of up to {max_tokens}" if max_tokens else ""
             raise ContextLengthExceeded(
-                f"the prompt has {num_prompt_tokens} tokens{answer}; "
-                f"this model's context holds {self.context_tokens}",
+                f"The prompt has {num_prompt_tokens} tokens{answer}; "
+                f"this model's context holds {self.context_tokens}.",
                 "messages",
             )
         return max_tokens or room
