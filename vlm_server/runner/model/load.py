@@ -16,6 +16,7 @@ from mlx_vlm.utils import get_model_type
 from vlm_server.errors import ModelLoadError
 from vlm_server.prompt.positions import forget_positions
 from vlm_server.runner.model.checkpoint import check_files, check_shards, read_json, reason_of
+from vlm_server.runner.model.evaluate import evaluate
 from vlm_server.runner.model.families import CHECKED, WITH_VIDEO
 from vlm_server.runner.model.fingerprint import fingerprint
 from vlm_server.runner.model.processors import mend
@@ -90,7 +91,7 @@ def load(settings: ModelSettings) -> LoadedModel:
     use_fast_patches(processor, model)
     use_last_token_head(model.language_model)
     use_shared_mrope(model.language_model, has_rope_kernel=not is_cpu())
-    mx.eval(model.parameters())
+    evaluate(model)
     tokenizer = getattr(processor, "tokenizer", processor)
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise ModelLoadError("the checkpoint has no fast tokenizer (tokenizer.json)")
