@@ -47,16 +47,17 @@ from vlm_server.protocol import (
     TextPart,
     Tokens,
 )
+from vlm_server.runner.device.device import current_device
 from vlm_server.runner.device.memory import MlxMemory, make_caches
 from vlm_server.runner.model.load import LoadedModel, load
-from vlm_server.runner.rope import is_cpu
 from vlm_server.supervisor.openblas import find_preload
 
 matplotlib.use("agg")
 from matplotlib import pyplot
 
 MIB = 1 << 20
-SIZE = (560, 420) if is_cpu() else (1092, 812)
+DEVICE = current_device()
+SIZE = (560, 420) if DEVICE.is_cpu else (1092, 812)
 NO_CACHES = settings.Cache(prefix_bytes=0, encoder_bytes=0, pixel_bytes=0)
 
 
@@ -88,7 +89,7 @@ class Engine:
             settings.Model(), settings.Scheduler(), settings.Engine(), settings.Log(), memory
         )
         channel: Any = SimpleNamespace(inbox=SimpleQueue(), send=self._take)
-        device = MlxMemory(memory)
+        device = MlxMemory(memory, DEVICE)
         caches = make_caches(cache, device, loaded.language_model)
         self.loop: EngineLoop = worker.build_loop(start, loaded, device, caches, channel)
         self.times: dict[str, list[float]] = {}
@@ -207,8 +208,8 @@ def long_prompts(loaded: LoadedModel, sizes: list[int], rounds: int) -> dict[str
     "Tight" is a memory limit 5 % above the most that `never` held. On a GPU, which plans for each
     new shape, an engine's first prompt of a size is not counted.
     """
-    num_skipped, num_counted = (0, 1) if is_cpu() else (1, 5)
-    policies = ["never", "always", "auto, tight", *([] if is_cpu() else ["always, tight"])]
+    num_skipped, num_counted = (0, 1) if DEVICE.is_cpu else (1, 5)
+    policies = ["never", "always", "auto, tight", *([] if DEVICE.is_cpu else ["always, tight"])]
     found: dict[str, Any] = {}
     for size in sizes:
         for policy in rounds * policies:
@@ -321,7 +322,7 @@ def main() -> None:
         os.execve(sys.executable, [sys.executable, *sys.argv], environment)
     heap.share_one_heap()  # as the engine's
     arguments.out.mkdir(parents=True, exist_ok=True)
-    loaded = load(settings.Model(path=str(arguments.model)))
+    loaded = load(settings.Model(path=str(arguments.model)), DEVICE)
     found: dict[str, Any] = {"device": str(mx.default_device())}
     if arguments.count:
         found["series"] = series(loaded, arguments.count)

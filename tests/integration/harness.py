@@ -7,15 +7,19 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from mlx_vlm.utils import should_add_special_tokens
 from PIL import Image as PillowImage
 
+from vlm_server import settings
 from vlm_server.cache.caches import Caches, EncodedImage
 from vlm_server.engine.scheduling.limits import SchedulerConfig
 from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.ports import EncodeWork, PreparedPrompt, SeqId
+from vlm_server.prompt.grammar import Grammars
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import (
     ContentPart,
@@ -34,7 +38,8 @@ from vlm_server.protocol import (
     Video,
     VideoPart,
 )
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.device.device import current_device
+from vlm_server.runner.model.load import LoadedModel, load
 from vlm_server.runner.model_runner import ModelRunner
 from vlm_server.runner.vision.encoder import ImageEncoder
 
@@ -88,8 +93,26 @@ def conversation(
 
 def for_mlx_vlm(loaded: LoadedModel, rendered: str, *, has_pictures: bool) -> str:
     """A rendered prompt without the BOS that mlx-vlm adds once more."""
-    adds_bos = has_pictures or should_add_special_tokens(loaded.model_type, loaded.processor)
-    return rendered.removeprefix(loaded.tokenizer.bos_token or "") if adds_bos else rendered
+    adds_bos = has_pictures or should_add_special_tokens(loaded.family.name, loaded.processor)
+    return rendered.removeprefix(loaded.host.tokenizer.bos_token or "") if adds_bos else rendered
+
+
+def load_model(folder: Path | str, **options: Any) -> LoadedModel:
+    """The checkpoint in `folder` on MLX's default device; `options` are further settings."""
+    return load(settings.Model(path=str(folder), **options), current_device())
+
+
+def new_preparer(
+    loaded: LoadedModel,
+    limits: settings.Video | None = None,
+    grammars: Grammars | None = None,
+    caches: Caches | None = None,
+) -> MultimodalPreparer:
+    """A preparer with the default settings, whose caches keep nothing unless they are given."""
+    grammars = grammars or Grammars(loaded.host, settings.Engine().schema_timeout_seconds)
+    return MultimodalPreparer(
+        loaded.host, limits or settings.Video(), grammars, caches or Caches.of()
+    )
 
 
 @dataclass
@@ -112,22 +135,22 @@ class Engine:
 
     def __post_init__(self) -> None:
         if any(reading.limit_bytes for reading in self.caches.ledger.read()):
-            self.preparer = MultimodalPreparer(self.loaded, caches=self.caches)
+            self.preparer = new_preparer(self.loaded, caches=self.caches)
         self.runner = ModelRunner(self.loaded, self.caches)
-        self.encoder = ImageEncoder(self.loaded.model)
+        self.encoder = ImageEncoder(self.loaded)
         self._outcome: tuple[str, EncodedImage | RequestError] | None = None
         config = SchedulerConfig(
             max_num_seqs=self.max_num_seqs,
             prefill_chunk_tokens=self.chunk_tokens,
             max_step_seconds=60.0,
             max_preparing=8,
-            context_tokens=self.loaded.context_tokens,
-            vocabulary_size=self.loaded.vocabulary_size,
-            eos_token_ids=self.loaded.eos_token_ids,
+            context_tokens=self.loaded.host.context_tokens,
+            vocabulary_size=self.loaded.host.vocabulary_size,
+            eos_token_ids=self.loaded.host.eos_token_ids,
             default_temperature=self.loaded.default_temperature,
             default_top_p=self.loaded.default_top_p,
         )
-        self.scheduler = Scheduler(config, self.loaded.backend, self.caches)
+        self.scheduler = Scheduler(config, self.loaded.host.backend, self.caches)
 
     @property
     def tokens(self) -> dict[str, list[int]]:

@@ -62,7 +62,7 @@ def engine_on(
     )
     settings = Cache(disk_bytes=limit_bytes, disk_path=str(folder))
     engine = Engine(*served, caches=caches)
-    caches.disk = open_disk_cache(settings, loaded.fingerprint, caches.prefixes)
+    caches.disk = open_disk_cache(settings, loaded.host.fingerprint, caches.prefixes, loaded.device)
     try:
         yield engine
     finally:

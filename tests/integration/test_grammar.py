@@ -189,47 +189,49 @@ def grammar_of(loaded: LoadedModel, schema: Any) -> Grammar:
     tokenizer = grammar_module._tokenizer(loaded)
     assert tokenizer is not None
     template = compile_schema(tokenizer, json.dumps(schema))
-    return Grammar(template, tokenizer.vocab_size, loaded.vocabulary_size)
+    return Grammar(template, tokenizer.vocab_size, loaded.host.vocabulary_size)
 
 
 def drawn_text(loaded: LoadedModel, grammar: Grammar, rng: np.random.Generator) -> str:
     """A random answer, hurried to its end after a while."""
     matcher, tokens = grammar.begin(), list[int]()
-    ends = loaded.eos_token_ids
+    ends = loaded.host.eos_token_ids
     while not tokens or tokens[-1] not in ends:
         assert len(tokens) < 2000, "no end"
         allowed = np.flatnonzero(matcher.allowed())
         assert len(allowed)
-        hurried = [i for i in allowed if i in ends or loaded.backend.decode([i]) in ('"', "}", "]")]
+        hurried = [
+            i for i in allowed if i in ends or loaded.host.backend.decode([i]) in ('"', "}", "]")
+        ]
         tokens.append(int(rng.choice(hurried if hurried and len(tokens) > 60 else allowed)))
         matcher.advance(tokens[-1])
-    return loaded.backend.decode(tokens, skip_special_tokens=True)
+    return loaded.host.backend.decode(tokens, skip_special_tokens=True)
 
 
 def test_no_other_token_than_an_end_follows_the_end(load_tiny: Load):
     loaded, _ = load_tiny("qwen3_vl")
     matcher = grammar_of(loaded, {"const": 5}).begin()
     allowed = np.flatnonzero(matcher.allowed())
-    assert [loaded.backend.decode([i]) for i in allowed] == ["5"]
+    assert [loaded.host.backend.decode([i]) for i in allowed] == ["5"]
     matcher.advance(int(allowed[0]))
-    assert set(np.flatnonzero(matcher.allowed())) <= loaded.eos_token_ids
+    assert set(np.flatnonzero(matcher.allowed())) <= loaded.host.eos_token_ids
     assert not matcher.is_stuck
 
 
 def test_control_tokens_are_never_allowed_within(load_tiny: Load):
     loaded, _ = load_tiny("qwen3_vl")
     matcher = grammar_of(loaded, {"type": "string"}).begin()
-    matcher.advance(loaded.backend.token_to_id('"'))
+    matcher.advance(loaded.host.backend.token_to_id('"'))
     allowed = np.flatnonzero(matcher.allowed()).tolist()
     assert len(allowed) > 100
-    special = loaded.tokenizer.added_tokens_decoder
-    assert not [i for i in allowed if i in special or i in loaded.eos_token_ids]
+    special = loaded.host.tokenizer.added_tokens_decoder
+    assert not [i for i in allowed if i in special or i in loaded.host.eos_token_ids]
 
 
 @pytest.mark.parametrize("change", [-5, 0, 70])
 def test_logits_and_vocabulary_may_differ_in_size(load_tiny: Load, change: int):
     loaded, _ = load_tiny("qwen3_vl")
-    num_tokens = len(loaded.backend.get_vocab())
+    num_tokens = len(loaded.host.backend.get_vocab())
     size = num_tokens + change
     end = min(size, num_tokens) - 1
     ends = frozenset({end, num_tokens, 2**40, -1})
@@ -240,14 +242,14 @@ def test_logits_and_vocabulary_may_differ_in_size(load_tiny: Load, change: int):
         assert allowed.shape == (size,)
         tokens.append(int(np.flatnonzero(allowed)[-1]))
         matcher.advance(tokens[-1])
-    assert loaded.backend.decode(tokens[:-1]) == '"é"'
+    assert loaded.host.backend.decode(tokens[:-1]) == '"é"'
 
 
 @pytest.mark.parametrize("text", ["e\u0301 \u2126 ", "<|im_end|>", "<|im_start|>\ufb01"])
 def test_a_schemas_text_is_written_as_it_stands(load_tiny: Load, text: str):
     """Also where the tokenizer would compose characters, or read control tokens."""
     loaded, _ = load_tiny("qwen3_vl")
-    normalizing = tokenizers.Tokenizer.from_str(loaded.backend.to_str())
+    normalizing = tokenizers.Tokenizer.from_str(loaded.host.backend.to_str())
     normalizing.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.NFKC()])
     changed = replace(loaded, processor=SimpleNamespace(backend_tokenizer=normalizing))
     rng = np.random.default_rng(0)
@@ -310,7 +312,7 @@ def test_bytes_and_blanks_of_sentencepiece_are_read(load_tiny: Load, seed: int):
 def test_a_wrong_token_leaves_nothing_to_draw(load_tiny: Load):
     loaded, _ = load_tiny("qwen3_vl")
     matcher = grammar_of(loaded, {"type": "null"}).begin()
-    matcher.advance(loaded.backend.token_to_id("x"))
+    matcher.advance(loaded.host.backend.token_to_id("x"))
     assert not matcher.allowed().any()
     assert matcher.is_stuck
 
@@ -319,7 +321,7 @@ def test_answers_of_one_grammar_are_apart(load_tiny: Load):
     loaded, _ = load_tiny("qwen3_vl")
     grammar = grammar_of(loaded, {"enum": ["a", "b"]})
     first, second = grammar.begin(), grammar.begin()
-    first.advance(loaded.backend.token_to_id('"'))
+    first.advance(loaded.host.backend.token_to_id('"'))
     assert (first.allowed() != second.allowed()).any()
     assert (second.allowed() == grammar.begin().allowed()).all()
 
@@ -327,7 +329,7 @@ def test_answers_of_one_grammar_are_apart(load_tiny: Load):
 def test_grammars_are_kept_by_schema_and_bounded(load_tiny: Load, monkeypatch: pytest.MonkeyPatch):
     loaded, _ = load_tiny("qwen3_vl")
     monkeypatch.setattr(grammar_module, "_MAX_GRAMMARS", 2)
-    grammars = Grammars(loaded, timeout_seconds=60.0)
+    grammars = Grammars(loaded.host, timeout_seconds=60.0)
     one, two, three = '{"const": 1}', '{"const": 2}', '{"const": 3}'
     kept = grammars.compile(one)
     other = grammars.compile(two)

@@ -14,6 +14,7 @@ from vlm_server import settings
 from vlm_server.engine.loop import EngineLoop, Inbox
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Abort, Event, Failed, Finished, Start, Stats, Tokens
+from vlm_server.runner.device.device import current_device
 from vlm_server.runner.device.memory import MlxMemory, make_caches
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.worker.start import build_loop
@@ -57,7 +58,7 @@ def loop(served: Served, outbox: Outbox) -> EngineLoop:
         engine=settings.Engine(),
         log=settings.Log(),
     )
-    memory = MlxMemory(start.memory)
+    memory = MlxMemory(start.memory, current_device())
     caches = make_caches(start.cache, memory, served[0].language_model)
     return build_loop(start, served[0], memory, caches, outbox)  # type: ignore[arg-type]
 

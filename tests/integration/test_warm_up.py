@@ -16,6 +16,7 @@ from vlm_server.engine.loop import EngineLoop
 from vlm_server.errors import EngineBroken, ModelLoadError
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Start
+from vlm_server.runner.device.device import current_device
 from vlm_server.runner.device.memory import MlxMemory, make_caches
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.worker.start import build_loop
@@ -32,7 +33,7 @@ def loaded(request: pytest.FixtureRequest, load_tiny: Callable[[str], Served]) -
 
 
 def new_loop(loaded: LoadedModel, start: Start = START) -> tuple[EngineLoop, Caches]:
-    memory = MlxMemory(start.memory)
+    memory = MlxMemory(start.memory, current_device())
     caches = make_caches(start.cache, memory, loaded.language_model)
     return build_loop(start, loaded, memory, caches, Outbox()), caches  # type: ignore[arg-type]
 

@@ -16,8 +16,14 @@ import mlx.core as mx
 
 from vlm_server.cache.caches import Caches
 from vlm_server.errors import InternalError, InvalidRequest, OutOfMemory, RequestError
-from vlm_server.ports import NewRequest, PrefillWork, SchedulerOutput, SeqId, StepResult
-from vlm_server.prompt.grammar import SCHEMA_PARAM
+from vlm_server.ports import (
+    SCHEMA_PARAM,
+    NewRequest,
+    PrefillWork,
+    SchedulerOutput,
+    SeqId,
+    StepResult,
+)
 from vlm_server.runner.device.memory import NO_MEMORY, is_out_of_memory
 from vlm_server.runner.kv.segments import SequenceState, StateSize
 from vlm_server.runner.model.load import LoadedModel
@@ -55,13 +61,15 @@ class ModelRunner:
     """Holds the KV cache of every request: prompts being prefilled, and the rows that decode."""
 
     def __init__(self, loaded: LoadedModel, caches: Caches | None = None) -> None:
-        self._model = loaded.model
+        self._loaded = loaded
         self._caches = caches or Caches.of()
         self._prefills: dict[str, Prefill] = {}
         self._joined: list[Prefill] = []
         """Prompts that the prefix cache has not been shown yet."""
         self._state_size: StateSize | None = None
-        self._batch = DecodeBatch(loaded.language_model, loaded.eos_token_ids)
+        self._batch = DecodeBatch(
+            loaded.language_model, loaded.host.eos_token_ids, loaded.decode_positions
+        )
 
     @property
     def num_tracked(self) -> int:
@@ -149,7 +157,7 @@ class ModelRunner:
         """The chunk's last logits, lazy; None if it failed."""
         try:
             for request in new:
-                self._prefills[request.request_id] = Prefill(self._model, request)
+                self._prefills[request.request_id] = Prefill(self._loaded, request)
             return self._prefills[work.request_id].run(work.start, work.end)
         except Exception as error:
             logger.exception("prefilling %d tokens failed", work.end - work.start)

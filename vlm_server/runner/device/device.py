@@ -64,7 +64,7 @@ class Device:
         if self.kind is not DeviceKind.CUDA:
             return 0
         info = mx.device_info(mx.default_device())
-        return int(info["total_memory"]) - int(info["free_memory"])
+        return int(info["total_memory"]) - int(info["free_memory"]) if "free_memory" in info else 0
 
 
 def current_device() -> Device:

@@ -22,7 +22,7 @@ from vlm_server.cache.disk import DiskStore, default_folder
 from vlm_server.cache.ledger import Cache
 from vlm_server.cache.prefix import PrefixCache, Source
 from vlm_server.cache.prompt_key import PromptKey
-from vlm_server.runner.device.memory import device_name
+from vlm_server.runner.device.device import Device
 from vlm_server.runner.kv.records import (
     UNREADABLE,
     PrefixHeader,
@@ -245,7 +245,10 @@ class DiskCache:
 
 
 def open_disk_cache(
-    settings: CacheSettings, checkpoint: str, prefixes: PrefixCache[KVSegment, LayerStates]
+    settings: CacheSettings,
+    checkpoint: str,
+    prefixes: PrefixCache[KVSegment, LayerStates],
+    device: Device,
 ) -> DiskTier:
     """What `settings` say; nothing, with a warning, if the folder is no good or another has it.
 
@@ -254,7 +257,7 @@ def open_disk_cache(
     if not settings.disk_bytes:
         return NoDisk()
     folder = Path(settings.disk_path).expanduser() if settings.disk_path else default_folder()
-    fingerprint = state_fingerprint(checkpoint, device_name())
+    fingerprint = state_fingerprint(checkpoint, device.name)
     try:
         store = DiskStore("disk", folder, fingerprint, settings.disk_bytes)
     except OSError as error:

@@ -22,7 +22,7 @@ from vlm_server.runner.kv.batch_cache import joined, kept
 from vlm_server.runner.kv.segments import SequenceState, snapshot
 from vlm_server.runner.sampling.logprobs import Scores, score
 from vlm_server.runner.sampling.sampler import SequenceSampler, choice_params, sample
-from vlm_server.runner.text.mrope import has_shared_mrope
+from vlm_server.runner.text.mrope import DecodePositions
 from vlm_server.runner.text.prefill import Prefill
 
 
@@ -49,11 +49,12 @@ Drawn = tuple[dict[SeqId, int], dict[SeqId, TokenScore]]
 class DecodeBatch:
     """Rows come with their own cache, those of one request together; each leaves at any step."""
 
-    def __init__(self, language_model: Any, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self, language_model: Any, eos_token_ids: frozenset[int], positions: DecodePositions
+    ) -> None:
         self._language_model = language_model
         self._eos_token_ids = eos_token_ids
-        self._has_rope_index = hasattr(language_model, "get_rope_index")
-        self._has_shared_mrope = has_shared_mrope(language_model)
+        self._positions = positions
         self._rows: list[_Row] = []
         self._cache: list[Any] = []
         self._tokens: mx.array | None = None
@@ -153,7 +154,8 @@ class DecodeBatch:
         ]
 
     def _launch(self, tokens: mx.array) -> tuple[mx.array, list[Scores]]:
-        kwargs = {"position_ids": self._position_ids()} if self._has_rope_index else {}
+        has_positions = self._positions is not DecodePositions.NONE
+        kwargs = {"position_ids": self._position_ids()} if has_positions else {}
         output = self._language_model(tokens[:, None], cache=self._cache, **kwargs)
         logits = output.logits[:, -1]
         self._follow_grammars(tokens, logits)
@@ -177,11 +179,11 @@ class DecodeBatch:
             row.sampler.follow(drawn[i])
 
     def _position_ids(self) -> mx.array:
-        """Where each row's next token stands: (3, rows, 1), or (rows, 1) for `SharedMRope`."""
-        places = mx.array([[row.position + row.prompt.rope_delta] for row in self._rows])
-        if self._has_shared_mrope:
-            return places
-        return mx.broadcast_to(places[None], (3, *places.shape))
+        """The M-RoPE position of each row's next token: see `DecodePositions`."""
+        positions = mx.array([[row.position + row.prompt.rope_delta] for row in self._rows])
+        if self._positions is DecodePositions.ONE:
+            return positions
+        return mx.broadcast_to(positions[None], (3, *positions.shape))
 
 
 def _draw(logits: mx.array, rows: list[_Row]) -> tuple[mx.array, list[Scores]]:
