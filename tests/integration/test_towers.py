@@ -19,13 +19,13 @@ from vlm_server.runner.device.device import current_device
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.vision.attention import attention_on_cpu, attention_on_gpu
 from vlm_server.runner.vision.encoder import encode_image
+from vlm_server.runner.vision.grids import window_layout
 from vlm_server.runner.vision.towers import (
     FrameTower,
     GlmTower,
     WindowTower,
     fast_tower_of,
     fill_up,
-    window_layout,
 )
 
 LoadTiny = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]

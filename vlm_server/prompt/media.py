@@ -81,7 +81,7 @@ class MediaProcessor:
         """Raises InvalidImage if it has to be decoded and can't be."""
         bound = image.max_side_pixels
         is_larger = bound is not None and max(image.width, image.height) > bound
-        key = self._key("picture", salt, image.mm_hash, bound if is_larger else None)
+        key = self._key("image", salt, image.mm_hash, bound if is_larger else None)
         return self._item(key, image.param, lambda: self._image(decode_rgb(image), image.param))
 
     def video(self, video: Video, salt: str, stop: clip.Stop) -> MediaItem:

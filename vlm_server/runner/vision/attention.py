@@ -27,16 +27,6 @@ _MAX_CPU_SCORES = 2_000_000
 """Attention scores that a CPU computes at once: 8 MB of them."""
 
 
-def patch_positions(height: int, width: int, merged: int) -> NDArray[np.int32]:
-    """(row, column) of each patch of a frame, (patches, 2), in the processor's order.
-
-    The patches of one token, `merged` by `merged`, follow each other.
-    """
-    positions = np.moveaxis(np.indices((height, width), dtype=np.int32), 0, -1)
-    tokens = positions.reshape(height // merged, merged, width // merged, merged, 2)
-    return tokens.transpose(0, 2, 1, 3, 4).reshape(-1, 2)
-
-
 def image_rope(positions: NDArray[np.int32], head_size: int) -> Rope:
     """RoPE at `positions` (patches, 2), for (frames, patches, any, heads, head size).
 

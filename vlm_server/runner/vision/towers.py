@@ -21,13 +21,8 @@ from numpy.typing import NDArray
 
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.rope import Rope
-from vlm_server.runner.vision.attention import (
-    Segments,
-    attend,
-    exp_in_place,
-    image_rope,
-    patch_positions,
-)
+from vlm_server.runner.vision.attention import Segments, attend, exp_in_place, image_rope
+from vlm_server.runner.vision.grids import Grid, interpolation, patch_positions, window_layout
 
 PIXEL_BYTES = "pixel_bytes"
 """What a `PatchProcessor` gives in place of an image's `pixel_values`."""
@@ -43,23 +38,6 @@ def use_fast_tower(model: Any, tower: type[FrameTower], device: Device) -> None:
 def fast_tower_of(tower: Any) -> type[FrameTower] | None:
     """Ours for a vision tower that is of exactly a known class of mlx-vlm."""
     return _TOWERS.get(type(tower))
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """Patches of one image or video."""
-
-    frames: int
-    height: int
-    width: int
-
-    @property
-    def frame_patches(self) -> int:
-        return self.height * self.width
-
-    @property
-    def patches(self) -> int:
-        return self.frames * self.frame_patches
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,62 +237,6 @@ def fill_up(mlp: Any) -> None:
         if "bias" in proj:
             proj.bias = mx.pad(proj.bias, (0, missing))
     mlp.down_proj.weight = mx.pad(mlp.down_proj.weight, [(0, 0), (0, missing)])
-
-
-@dataclass(frozen=True, slots=True)
-class WindowLayout:
-    """How one frame's tokens (merged patches) are sorted so that windows lie together.
-
-    order: (tokens,), the numbers of the tokens in that order; the processor counts them row by
-    row.
-    windows: (count, tokens) of each run of windows of one size: whole ones, those cut off by the
-    right edge, by the bottom edge, by both. No window is empty.
-    """
-
-    order: NDArray[np.int32]
-    windows: tuple[tuple[int, int], ...]
-
-
-def window_layout(rows: int, columns: int, side: int) -> WindowLayout:
-    """The windows of `side` by `side` tokens in a frame of `rows` by `columns`."""
-    tokens = np.arange(rows * columns, dtype=np.int32).reshape(rows, columns)
-    whole_rows, whole_columns = rows - rows % side, columns - columns % side
-    order, windows = [], []
-    for area in (
-        tokens[:whole_rows, :whole_columns],
-        tokens[:whole_rows, whole_columns:],
-        tokens[whole_rows:, :whole_columns],
-        tokens[whole_rows:, whole_columns:],
-    ):
-        if area.size:
-            height, width = min(side, area.shape[0]), min(side, area.shape[1])
-            cut = area.reshape(area.shape[0] // height, height, area.shape[1] // width, width)
-            order.append(cut.transpose(0, 2, 1, 3).reshape(-1))
-            windows.append((area.size // (height * width), height * width))
-    return WindowLayout(np.concatenate(order), tuple(windows))
-
-
-def interpolation(
-    grid: Grid, patches: NDArray[np.int32], side: int
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Where a frame's patches (patches, 2) lie among `side` by `side` learned positions.
-
-    Returns the indices (4, patches) of the four around each patch, and their bilinear weights;
-    the outermost patches lie on the outermost positions.
-    """
-    rows = np.linspace(0, side - 1, grid.height, dtype=np.float32)[patches[:, 0]]
-    columns = np.linspace(0, side - 1, grid.width, dtype=np.float32)[patches[:, 1]]
-    top, left = rows.astype(np.int32), columns.astype(np.int32)
-    bottom, right = np.minimum(top + 1, side - 1), np.minimum(left + 1, side - 1)
-    down, across = rows - top, columns - left
-    indices = [top * side + left, top * side + right, bottom * side + left, bottom * side + right]
-    weights = [
-        (1 - down) * (1 - across),
-        (1 - down) * across,
-        down * (1 - across),
-        down * across,
-    ]
-    return np.stack(indices), np.stack(weights)
 
 
 def _flat(x: mx.array) -> mx.array:
