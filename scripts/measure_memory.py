@@ -21,8 +21,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from queue import SimpleQueue
-from types import SimpleNamespace
 from typing import Any
 
 import matplotlib
@@ -30,8 +28,8 @@ import mlx.core as mx
 import numpy as np
 from PIL import Image as PillowImage
 
-from vlm_server import heap, settings, worker
-from vlm_server.engine.loop import EngineLoop
+from vlm_server import heap, settings
+from vlm_server.engine.inbox import Inbox
 from vlm_server.engine.memory.governor import Clear, Governor
 from vlm_server.protocol import (
     Event,
@@ -47,17 +45,20 @@ from vlm_server.protocol import (
     TextPart,
     Tokens,
 )
+from vlm_server.runner.device.device import current_device
 from vlm_server.runner.device.memory import MlxMemory
 from vlm_server.runner.kv.build import build_caches
 from vlm_server.runner.model.load import LoadedModel, load
-from vlm_server.runner.rope import is_cpu
 from vlm_server.supervisor.openblas import find_preload
+from vlm_server.worker.process_memory import SystemProcessMemory
+from vlm_server.worker.start import build_engine
 
 matplotlib.use("agg")
 from matplotlib import pyplot
 
 MIB = 1 << 20
-SIZE = (560, 420) if is_cpu() else (1092, 812)
+DEVICE = current_device()
+SIZE = (560, 420) if DEVICE.is_cpu else (1092, 812)
 NO_CACHES = settings.Cache(prefix_bytes=0, encoder_bytes=0, pixel_bytes=0)
 
 
@@ -77,21 +78,29 @@ class ClearsAtNextPrefill(NeverClears):
 
 
 class ClearsNotWhileDecoding(Governor):
-    def after_decode(self, num_rows: int, *, somebody_waits: bool) -> None:
+    def after_decode(self, num_seqs: int, *, somebody_waits: bool) -> None:
         pass
 
 
 class Engine:
     """One engine in this process, and when each request's tokens came."""
 
-    def __init__(self, loaded: LoadedModel, memory: settings.Memory, cache: settings.Cache) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        kind: type[Governor],
+        memory: settings.Memory,
+        cache: settings.Cache,
+    ) -> None:
         start = Start(
             settings.Model(), settings.Scheduler(), settings.Engine(), settings.Log(), memory
         )
-        channel: Any = SimpleNamespace(inbox=SimpleQueue(), send=self._take)
-        device = MlxMemory(memory)
+        device = MlxMemory(memory, DEVICE)
         caches = build_caches(cache, device.read(), loaded)
-        self.loop: EngineLoop = worker.build_loop(start, loaded, device, caches, channel)
+        self.governor = kind(memory, device, SystemProcessMemory(), caches)
+        self.inbox = Inbox()
+        built = build_engine(start, loaded, self.governor, caches, self.inbox)
+        self.loop = built.loop(self._take)
         self.times: dict[str, list[float]] = {}
         self._num_ended = self._number = 0
 
@@ -103,14 +112,14 @@ class Engine:
         sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
         self.times[name] = [time.perf_counter()]
         pictures = (picture,) if picture else ()
-        self.loop.post(Submit(name, (Message("user", parts),), pictures, sampling))
+        self.inbox.put(Submit(name, (Message("user", parts),), pictures, sampling))
         return name
 
     def wait(self, count: int = 1) -> None:
         """Work until `count` requests have ended."""
         wanted = self._num_ended + count
         while self._num_ended < wanted:
-            self.loop.turn()
+            self.loop.step()
 
     def rest(self, seconds: float) -> None:
         """Ask nothing for a while, in which the governor may do what it does when idle."""
@@ -118,16 +127,12 @@ class Engine:
         while (left := self.governor.idle_seconds_left()) is not None:
             if time.monotonic() + left > end:
                 break
-            self.loop.turn()
+            self.loop.step()
         time.sleep(max(0.0, end - time.monotonic()))
 
     def ttft_ms(self, name: str) -> float:
         posted, first, *_ = self.times[name]
         return 1000 * (first - posted)
-
-    @property
-    def governor(self) -> Governor:
-        return self.loop._governor
 
     @property
     def stats(self) -> MemoryStats:
@@ -149,8 +154,7 @@ def engine(
     loaded: LoadedModel, kind: type[Governor] = Governor, cache: Any = NO_CACHES, **memory: Any
 ) -> Iterator[Engine]:
     """An engine whose governor is of `kind`, warm."""
-    worker.Governor = kind  # type: ignore[misc]
-    made = Engine(loaded, settings.Memory(**memory), cache)
+    made = Engine(loaded, kind, settings.Memory(**memory), cache)
     for number in range(2):
         made.ask("warm", picture(900 + number))
         made.wait()
@@ -208,8 +212,8 @@ def long_prompts(loaded: LoadedModel, sizes: list[int], rounds: int) -> dict[str
     "Tight" is a memory limit 5 % above the most that `never` held. On a GPU, which plans for each
     new shape, an engine's first prompt of a size is not counted.
     """
-    num_skipped, num_counted = (0, 1) if is_cpu() else (1, 5)
-    policies = ["never", "always", "auto, tight", *([] if is_cpu() else ["always, tight"])]
+    num_skipped, num_counted = (0, 1) if DEVICE.is_cpu else (1, 5)
+    policies = ["never", "always", "auto, tight", *([] if DEVICE.is_cpu else ["always, tight"])]
     found: dict[str, Any] = {}
     for size in sizes:
         for policy in rounds * policies:
@@ -322,7 +326,7 @@ def main() -> None:
         os.execve(sys.executable, [sys.executable, *sys.argv], environment)
     heap.share_one_heap()  # as the engine's
     arguments.out.mkdir(parents=True, exist_ok=True)
-    loaded = load(settings.Model(path=str(arguments.model)))
+    loaded = load(settings.Model(path=str(arguments.model)), DEVICE)
     found: dict[str, Any] = {"device": str(mx.default_device())}
     if arguments.count:
         found["series"] = series(loaded, arguments.count)

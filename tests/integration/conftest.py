@@ -10,14 +10,13 @@ import mlx.core as mx
 import mlx_vlm
 import pytest
 
-from tests.integration.harness import Engine, NewEngine
+from tests.integration.harness import Engine, NewEngine, load_model, new_preparer
 from tests.tiny_models import FAMILIES
 from tests.tiny_models.fixtures import TinyModel, tiny_model
 from vlm_server.prompt.grammar import Grammars
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.runner.model.load import LoadedModel, load
-from vlm_server.runner.model.processors import mend
-from vlm_server.settings import Model
+from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.model.processors import HostProcessor
 
 __all__ = ["tiny_model"]
 
@@ -26,8 +25,8 @@ __all__ = ["tiny_model"]
 def load_tiny(tiny_model: TinyModel) -> Callable[[str], tuple[LoadedModel, MultimodalPreparer]]:
     @cache
     def loaded(family: str) -> tuple[LoadedModel, MultimodalPreparer]:
-        model = load(Model(path=str(tiny_model(family))))
-        return model, MultimodalPreparer(model, grammars=Grammars(model, timeout_seconds=60.0))
+        model = load_model(tiny_model(family))
+        return model, new_preparer(model, grammars=Grammars(model.host, timeout_seconds=60.0))
 
     return loaded
 
@@ -36,14 +35,26 @@ def load_tiny(tiny_model: TinyModel) -> Callable[[str], tuple[LoadedModel, Multi
 def load_mlx_vlms(
     tiny_model: TinyModel, load_tiny: Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 ) -> Callable[[str], LoadedModel]:
-    """The same model with every module mlx-vlm's own, to compare with; its processor too."""
+    """The same model with every module mlx-vlm's own, to compare with; its processor too.
+
+    It is encoded by its own `get_input_embeddings`.
+    """
 
     @cache
     def loaded(family: str) -> LoadedModel:
         model, processor = mlx_vlm.load(str(tiny_model(family)))
-        mend(processor)
+        ours = load_tiny(family)[0]
+        if ours.family.fix_processor:
+            ours.family.fix_processor(processor)
         model.set_dtype(mx.float32)
-        return replace(load_tiny(family)[0], model=model, processor=processor)
+        its_own = HostProcessor(processor, ours.host.image_token_id)
+        return replace(
+            ours,
+            model=model,
+            processor=processor,
+            family=replace(ours.family, tower=None),
+            host=replace(ours.host, process_image=its_own.image, process_video=its_own.video),
+        )
 
     return loaded
 

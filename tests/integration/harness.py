@@ -6,11 +6,14 @@ import hashlib
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 from mlx_vlm.utils import should_add_special_tokens
 from PIL import Image as PillowImage
 
+from vlm_server import settings
 from vlm_server.cache.caches import Caches, EncodedImage
 from vlm_server.engine.inbox import EncodeDone, Message, PrepareDone
 from vlm_server.engine.loop import EngineLoop
@@ -20,6 +23,7 @@ from vlm_server.engine.scheduling.limits import SchedulerConfig
 from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.ports import (
+    Cancellation,
     EncodeWork,
     Prepared,
     PreparedPrompt,
@@ -27,6 +31,7 @@ from vlm_server.ports import (
     SeqId,
     StepResult,
 )
+from vlm_server.prompt.grammar import Grammars
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import (
     Abort,
@@ -48,11 +53,11 @@ from vlm_server.protocol import (
 from vlm_server.protocol import (
     Message as ChatMessage,
 )
+from vlm_server.runner.device.device import current_device
 from vlm_server.runner.device.memory import MlxMemory
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.model.load import LoadedModel, load
 from vlm_server.runner.model_runner import LaunchedStep, ModelRunner
 from vlm_server.runner.vision.encoder import ImageEncoder
-from vlm_server.settings import Memory
 
 Part = str | PillowImage.Image | Image | Video
 GREEDY = SamplingParams(max_tokens=10, temperature=0.0)
@@ -104,8 +109,31 @@ def conversation(
 
 def for_mlx_vlm(loaded: LoadedModel, rendered: str, *, has_pictures: bool) -> str:
     """A rendered prompt without the BOS that mlx-vlm adds once more."""
-    adds_bos = has_pictures or should_add_special_tokens(loaded.model_type, loaded.processor)
-    return rendered.removeprefix(loaded.tokenizer.bos_token or "") if adds_bos else rendered
+    adds_bos = has_pictures or should_add_special_tokens(loaded.family.name, loaded.processor)
+    return rendered.removeprefix(loaded.host.tokenizer.bos_token or "") if adds_bos else rendered
+
+
+def load_model(folder: Path | str, **options: Any) -> LoadedModel:
+    """The checkpoint in `folder` on MLX's default device; `options` are further settings."""
+    return load(settings.Model(path=str(folder), **options), current_device())
+
+
+def new_preparer(
+    loaded: LoadedModel,
+    limits: settings.Video | None = None,
+    grammars: Grammars | None = None,
+    caches: Caches | None = None,
+) -> MultimodalPreparer:
+    """A preparer with the default settings, whose caches keep nothing unless they are given."""
+    grammars = grammars or Grammars(loaded.host, settings.Engine().schema_timeout_seconds)
+    return MultimodalPreparer(
+        loaded.host, limits or settings.Video(), grammars, caches or Caches.of()
+    )
+
+
+def prepare(preparer: MultimodalPreparer, submit: Submit) -> Prepared:
+    """What `preparer` makes of a request that nobody cancels."""
+    return preparer.prepare(submit, Cancellation())
 
 
 class ImpatientQueue(SimpleQueue[Message]):
@@ -197,25 +225,30 @@ class Engine:
 
     def __post_init__(self) -> None:
         if any(reading.limit_bytes for reading in self.caches.read()):
-            self.preparer = new_preparer(self.loaded, self.caches)
+            self.preparer = new_preparer(self.loaded, caches=self.caches)
         self.runner = RecordingRunner(self.loaded, self.caches)
         config = SchedulerConfig(
             max_num_seqs=self.max_num_seqs,
             prefill_chunk_tokens=self.chunk_tokens,
             max_step_seconds=60.0,
             max_preparing=8,
-            context_tokens=self.loaded.context_tokens,
-            vocabulary_size=self.loaded.vocabulary_size,
-            eos_token_ids=self.loaded.eos_token_ids,
+            context_tokens=self.loaded.host.context_tokens,
+            vocabulary_size=self.loaded.host.vocabulary_size,
+            eos_token_ids=self.loaded.host.eos_token_ids,
             default_temperature=self.loaded.default_temperature,
             default_top_p=self.loaded.default_top_p,
         )
-        governor = Governor(Memory(), MlxMemory(Memory()), AmpleProcess(), self.caches)
+        governor = Governor(
+            settings.Memory(),
+            MlxMemory(settings.Memory(), self.loaded.device),
+            AmpleProcess(),
+            self.caches,
+        )
         admission = Admission(governor, self.runner.kv_bytes, self.chunk_tokens)
-        self.scheduler = Scheduler(config, self.loaded.backend, self.caches, admission)
+        self.scheduler = Scheduler(config, self.loaded.host.backend, self.caches, admission)
         self.inbox = ImpatientQueue()
         self.preparers = InlinePreparers(self.preparer, self.inbox)
-        self.encoder = ImageEncoder(self.loaded.model)
+        self.encoder = ImageEncoder(self.loaded)
         self.loop = EngineLoop(
             self.inbox,
             self.scheduler,
@@ -295,10 +328,6 @@ class Engine:
                 self.ends[event.request_id] = event
             case _:
                 pass
-
-
-def new_preparer(loaded: LoadedModel, caches: Caches) -> MultimodalPreparer:
-    return MultimodalPreparer(loaded, caches=caches)
 
 
 NewEngine = Callable[..., Engine]

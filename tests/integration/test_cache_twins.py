@@ -16,13 +16,12 @@ import pytest
 from PIL import Image as PillowImage
 
 from tests import clips
-from tests.integration.harness import Engine, Part, ask, encoded, image_of, video_of
+from tests.integration.harness import Engine, Part, ask, encoded, image_of, new_preparer, video_of
 from tests.integration.test_caches import Served, cached_tokens, caches_of
 from tests.tiny_models.pictures import picture
 from vlm_server.cache.caches import EncodedImage
 from vlm_server.ports import PreparedPrompt
 from vlm_server.prompt import media, processing
-from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Image, SamplingParams, Submit
 from vlm_server.settings import Video as VideoLimits
 
@@ -273,9 +272,9 @@ def test_other_frames_of_a_clip_are_another_entry(few: Served):
     engine, _ = new_engine(few)
     answers = []
     for limits in (VideoLimits(), VideoLimits(fps=1.0), VideoLimits(max_side_pixels=64)):
-        plain = Engine(few[0], MultimodalPreparer(few[0], limits))
+        plain = Engine(few[0], new_preparer(few[0], limits))
         answers.append(plain.answer(ask("a", CLIP, "what?")))
-        engine.preparer = MultimodalPreparer(few[0], limits, caches=engine.caches)
+        engine.preparer = new_preparer(few[0], limits, caches=engine.caches)
         assert engine.answer(ask(f"{len(answers)}", CLIP, "what?")) == answers[-1]
     assert len(set(map(tuple, answers))) == 3
 

@@ -11,19 +11,20 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from tests.integration.harness import load_model
 from tests.tiny_models import FAMILIES, build
-from vlm_server.runner.model.families import CHECKED, WITH_VIDEO
-from vlm_server.runner.model.load import load
-from vlm_server.settings import Model
+from vlm_server.runner.model.families import FAMILIES as ROWS
 
 TABLE = Path(__file__).parents[2] / "docs" / "families.md"
 
 
 def test_the_table_is_what_is_checked():
     checked = TABLE.read_text().partition("## Others")[0]
-    assert set(re.findall(r"^\| `(\w+)` \|", checked, re.MULTILINE)) == CHECKED
-    assert set(re.findall(r"^\| `(\w+)` .* whole \|", checked, re.MULTILINE)) == WITH_VIDEO
-    assert set(FAMILIES) == CHECKED
+    assert set(re.findall(r"^\| `(\w+)` \|", checked, re.MULTILINE)) == set(ROWS)
+    with_video = {name for name, family in ROWS.items() if family.takes_videos}
+    assert set(re.findall(r"^\| `(\w+)` .* whole \|", checked, re.MULTILINE)) == with_video
+    assert set(FAMILIES) == set(ROWS)
+    assert all(family.is_checked for family in ROWS.values())
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "pixtral"])
@@ -31,7 +32,7 @@ def test_a_checked_family_loads_without_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, family: str
 ):
     with caplog.at_level(logging.WARNING, "vlm_server"):
-        load(Model(path=str(build(family, tmp_path))))
+        load_model(build(family, tmp_path))
     assert not caplog.records
 
 
@@ -44,6 +45,6 @@ def test_another_family_loads_with_a_warning(tmp_path: Path, caplog: pytest.LogC
     newline = np.zeros(config["text_config"]["hidden_size"], np.float32)
     save_file(weights | {"image_newline": newline}, folder / "model.safetensors", {"format": "mlx"})
     with caplog.at_level(logging.WARNING, "vlm_server"):
-        assert load(Model(path=str(folder))).model_type == "llava_next"
+        assert load_model(folder).family.name == "llava_next"
     (record,) = caplog.records
     assert "llava_next is not one of the families" in record.getMessage()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -19,7 +18,7 @@ from tokenizers import decoders, models, normalizers
 from tests.integration.harness import GREEDY, Engine, NewEngine, ask
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import InvalidRequest
-from vlm_server.ports import SeqId
+from vlm_server.ports import SCHEMA_PARAM, HostModel, SeqId
 from vlm_server.prompt import grammar as grammar_module
 from vlm_server.prompt.grammar import Grammar, Grammars
 from vlm_server.prompt.json_grammar import compile_schema
@@ -165,7 +164,7 @@ def test_a_grammar_that_gets_stuck_ends_its_request_alone(engine: Callable[[], E
     made.run()
     end = made.ends["stuck"]
     assert isinstance(end, Failed)
-    assert (end.code, end.param) == ("invalid_value", grammar_module.SCHEMA_PARAM)
+    assert (end.code, end.param) == ("invalid_value", SCHEMA_PARAM)
     assert made.tokens["free"] == alone
     conforming(made, "held", SHAPE)
 
@@ -177,79 +176,79 @@ def test_a_schema_that_is_wrong_ends_its_request_alone(engine: Callable[[], Engi
     made.run()
     end = made.ends["wrong"]
     assert isinstance(end, Failed)
-    assert (end.code, end.param) == ("invalid_value", grammar_module.SCHEMA_PARAM)
+    assert (end.code, end.param) == ("invalid_value", SCHEMA_PARAM)
     assert isinstance(made.ends["free"], Finished)
 
 
 # ---- grammars ------------------------------------------------------------------------
 
 
-def grammar_of(loaded: LoadedModel, schema: Any) -> Grammar:
+def grammar_of(host: HostModel, schema: Any) -> Grammar:
     """Compiled without the trial: schemas of tests are known to be small."""
-    tokenizer = grammar_module._tokenizer(loaded)
+    tokenizer = grammar_module._tokenizer(host)
     assert tokenizer is not None
     template = compile_schema(tokenizer, json.dumps(schema))
-    return Grammar(template, tokenizer.vocab_size, loaded.vocabulary_size)
+    return Grammar(template, tokenizer.vocab_size, host.vocabulary_size)
 
 
-def drawn_text(loaded: LoadedModel, grammar: Grammar, rng: np.random.Generator) -> str:
+def drawn_text(host: HostModel, grammar: Grammar, rng: np.random.Generator) -> str:
     """A random answer, hurried to its end after a while."""
     matcher, tokens = grammar.begin(), list[int]()
-    ends = loaded.eos_token_ids
+    ends = host.eos_token_ids
     while not tokens or tokens[-1] not in ends:
         assert len(tokens) < 2000, "no end"
         allowed = np.flatnonzero(matcher.allowed())
         assert len(allowed)
-        hurried = [i for i in allowed if i in ends or loaded.backend.decode([i]) in ('"', "}", "]")]
+        hurried = [i for i in allowed if i in ends or host.backend.decode([i]) in ('"', "}", "]")]
         tokens.append(int(rng.choice(hurried if hurried and len(tokens) > 60 else allowed)))
         matcher.advance(tokens[-1])
-    return loaded.backend.decode(tokens, skip_special_tokens=True)
+    return host.backend.decode(tokens, skip_special_tokens=True)
 
 
 def test_no_other_token_than_an_end_follows_the_end(load_tiny: Load):
-    loaded, _ = load_tiny("qwen3_vl")
-    matcher = grammar_of(loaded, {"const": 5}).begin()
+    host = load_tiny("qwen3_vl")[0].host
+    matcher = grammar_of(host, {"const": 5}).begin()
     allowed = np.flatnonzero(matcher.allowed())
-    assert [loaded.backend.decode([i]) for i in allowed] == ["5"]
+    assert [host.backend.decode([i]) for i in allowed] == ["5"]
     matcher.advance(int(allowed[0]))
-    assert set(np.flatnonzero(matcher.allowed())) <= loaded.eos_token_ids
+    assert set(np.flatnonzero(matcher.allowed())) <= host.eos_token_ids
     assert not matcher.is_stuck
 
 
 def test_control_tokens_are_never_allowed_within(load_tiny: Load):
-    loaded, _ = load_tiny("qwen3_vl")
-    matcher = grammar_of(loaded, {"type": "string"}).begin()
-    matcher.advance(loaded.backend.token_to_id('"'))
+    host = load_tiny("qwen3_vl")[0].host
+    matcher = grammar_of(host, {"type": "string"}).begin()
+    matcher.advance(host.backend.token_to_id('"'))
     allowed = np.flatnonzero(matcher.allowed()).tolist()
     assert len(allowed) > 100
-    special = loaded.tokenizer.added_tokens_decoder
-    assert not [i for i in allowed if i in special or i in loaded.eos_token_ids]
+    special = host.tokenizer.added_tokens_decoder
+    assert not [i for i in allowed if i in special or i in host.eos_token_ids]
 
 
 @pytest.mark.parametrize("change", [-5, 0, 70])
 def test_logits_and_vocabulary_may_differ_in_size(load_tiny: Load, change: int):
-    loaded, _ = load_tiny("qwen3_vl")
-    num_tokens = len(loaded.backend.get_vocab())
+    host = load_tiny("qwen3_vl")[0].host
+    num_tokens = len(host.backend.get_vocab())
     size = num_tokens + change
     end = min(size, num_tokens) - 1
     ends = frozenset({end, num_tokens, 2**40, -1})
-    grammar = grammar_of(replace(loaded, vocabulary_size=size, eos_token_ids=ends), {"const": "é"})
+    grammar = grammar_of(replace(host, vocabulary_size=size, eos_token_ids=ends), {"const": "é"})
     matcher, tokens = grammar.begin(), list[int]()
     while not tokens or tokens[-1] != end:
         allowed = matcher.allowed()
         assert allowed.shape == (size,)
         tokens.append(int(np.flatnonzero(allowed)[-1]))
         matcher.advance(tokens[-1])
-    assert loaded.backend.decode(tokens[:-1]) == '"é"'
+    assert host.backend.decode(tokens[:-1]) == '"é"'
 
 
 @pytest.mark.parametrize("text", ["e\u0301 \u2126 ", "<|im_end|>", "<|im_start|>\ufb01"])
 def test_a_schemas_text_is_written_as_it_stands(load_tiny: Load, text: str):
     """Also where the tokenizer would compose characters, or read control tokens."""
-    loaded, _ = load_tiny("qwen3_vl")
-    normalizing = tokenizers.Tokenizer.from_str(loaded.backend.to_str())
+    host = load_tiny("qwen3_vl")[0].host
+    normalizing = tokenizers.Tokenizer.from_str(host.backend.to_str())
     normalizing.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.NFKC()])
-    changed = replace(loaded, processor=SimpleNamespace(backend_tokenizer=normalizing))
+    changed = replace(host, backend=normalizing)
     rng = np.random.default_rng(0)
     for schema in ({"const": text}, {"enum": [f"{text}a", f"{text}b"]}):
         jsonschema.validate(
@@ -281,10 +280,10 @@ def sentencepiece_tokenizer(*more_pieces: str) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def with_tokenizer(loaded: LoadedModel, backend: tokenizers.Tokenizer) -> LoadedModel:
+def with_tokenizer(host: HostModel, backend: tokenizers.Tokenizer) -> HostModel:
     return replace(
-        loaded,
-        processor=SimpleNamespace(backend_tokenizer=backend),
+        host,
+        backend=backend,
         eos_token_ids=frozenset({backend.token_to_id("</s>")}),
         vocabulary_size=backend.get_vocab_size(),
     )
@@ -300,34 +299,34 @@ def wordpiece_tokenizer() -> tokenizers.Tokenizer:
 @pytest.mark.parametrize("seed", range(5))
 def test_bytes_and_blanks_of_sentencepiece_are_read(load_tiny: Load, seed: int):
     backend = sentencepiece_tokenizer()
-    loaded = with_tokenizer(load_tiny("qwen3_vl")[0], backend)
+    host = with_tokenizer(load_tiny("qwen3_vl")[0].host, backend)
     text = {"const": {"a ab": ["</s>\u00e9<s>", " a"]}}
     schema = {"type": "array", "prefixItems": [text, {"type": "string"}], "minItems": 2}
     rng = np.random.default_rng(seed)
-    jsonschema.validate(json.loads(drawn_text(loaded, grammar_of(loaded, schema), rng)), schema)
+    jsonschema.validate(json.loads(drawn_text(host, grammar_of(host, schema), rng)), schema)
 
 
 def test_a_wrong_token_leaves_nothing_to_draw(load_tiny: Load):
-    loaded, _ = load_tiny("qwen3_vl")
-    matcher = grammar_of(loaded, {"type": "null"}).begin()
-    matcher.advance(loaded.backend.token_to_id("x"))
+    host = load_tiny("qwen3_vl")[0].host
+    matcher = grammar_of(host, {"type": "null"}).begin()
+    matcher.advance(host.backend.token_to_id("x"))
     assert not matcher.allowed().any()
     assert matcher.is_stuck
 
 
 def test_answers_of_one_grammar_are_apart(load_tiny: Load):
-    loaded, _ = load_tiny("qwen3_vl")
-    grammar = grammar_of(loaded, {"enum": ["a", "b"]})
+    host = load_tiny("qwen3_vl")[0].host
+    grammar = grammar_of(host, {"enum": ["a", "b"]})
     first, second = grammar.begin(), grammar.begin()
-    first.advance(loaded.backend.token_to_id('"'))
+    first.advance(host.backend.token_to_id('"'))
     assert (first.allowed() != second.allowed()).any()
     assert (second.allowed() == grammar.begin().allowed()).all()
 
 
 def test_grammars_are_kept_by_schema_and_bounded(load_tiny: Load, monkeypatch: pytest.MonkeyPatch):
-    loaded, _ = load_tiny("qwen3_vl")
+    host = load_tiny("qwen3_vl")[0].host
     monkeypatch.setattr(grammar_module, "_MAX_GRAMMARS", 2)
-    grammars = Grammars(loaded, timeout_seconds=60.0)
+    grammars = Grammars(host, timeout_seconds=60.0)
     one, two, three = '{"const": 1}', '{"const": 2}', '{"const": 3}'
     kept = grammars.compile(one)
     other = grammars.compile(two)
@@ -341,16 +340,16 @@ def test_grammars_are_kept_by_schema_and_bounded(load_tiny: Load, monkeypatch: p
 @pytest.mark.parametrize(
     "change",
     [
-        lambda loaded: replace(loaded, eos_token_ids=frozenset()),
-        lambda loaded: with_tokenizer(loaded, sentencepiece_tokenizer("<0xZZ>")),
-        lambda loaded: with_tokenizer(loaded, wordpiece_tokenizer()),
+        lambda host: replace(host, eos_token_ids=frozenset()),
+        lambda host: with_tokenizer(host, sentencepiece_tokenizer("<0xZZ>")),
+        lambda host: with_tokenizer(host, wordpiece_tokenizer()),
     ],
     ids=["no end", "a byte that is none", "neither bytes nor characters"],
 )
 def test_a_model_that_can_not_be_held_to_json_refuses_it(
-    load_tiny: Load, change: Callable[[LoadedModel], LoadedModel]
+    load_tiny: Load, change: Callable[[HostModel], HostModel]
 ):
-    grammars = Grammars(change(load_tiny("qwen3_vl")[0]), timeout_seconds=60.0)
+    grammars = Grammars(change(load_tiny("qwen3_vl")[0].host), timeout_seconds=60.0)
     with pytest.raises(InvalidRequest) as caught:
         grammars.compile("{}")
     assert caught.value.param == "response_format"
@@ -420,6 +419,6 @@ SCHEMAS = st.recursive(
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schema=SCHEMAS, seed=st.integers(0, 2**32 - 1))
 def test_whatever_is_drawn_conforms(load_tiny: Load, schema: Any, seed: int):
-    loaded, _ = load_tiny("qwen3_vl")
-    text = drawn_text(loaded, grammar_of(loaded, schema), np.random.default_rng(seed))
+    host = load_tiny("qwen3_vl")[0].host
+    text = drawn_text(host, grammar_of(host, schema), np.random.default_rng(seed))
     jsonschema.validate(json.loads(text), schema)

@@ -12,12 +12,11 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
+from tests.integration.harness import load_model
 from tests.tiny_models import FAMILIES, build
 from vlm_server.errors import ModelLoadError
-from vlm_server.prompt.positions import forget_positions
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.runner.model.load import LoadedModel, load
-from vlm_server.settings import Model
+from vlm_server.runner.model.load import LoadedModel
 
 EVIL = "evil.Evil"
 
@@ -47,7 +46,7 @@ def edit(file: Path, **changes: Any) -> None:
 
 def refusal(folder: Path, **settings: Any) -> str:
     with pytest.raises(ModelLoadError) as caught:
-        load(Model(path=str(folder), **settings))
+        load_model(folder, **settings)
     return str(caught.value)
 
 
@@ -99,7 +98,7 @@ def test_an_auto_map_never_runs(tmp_path: Path, family: str, file: str, changes:
     (folder / "evil.py").write_text(f"open({str(mark)!r}, 'w').close()\nclass Evil:\n    pass\n")
     edit(folder / file, **changes)
     with contextlib.suppress(ModelLoadError):
-        load(Model(path=str(folder)))
+        load_model(folder)
     assert not mark.exists()
 
 
@@ -188,7 +187,7 @@ def test_weights_that_are_none(checkpoint: Path, content: bytes, reason: str):
 
 def test_a_shard_that_is_missing(checkpoint: Path):
     edit(checkpoint / "model.safetensors.index.json", weight_map={"x": "model-2-of-2.safetensors"})
-    load(Model(path=str(checkpoint)))  # the index is old: all the weights are there
+    load_model(checkpoint)  # the index is old: all the weights are there
     edit(checkpoint / "config.json", num_hidden_layers=9)
     assert "no model-2-of-2.safetensors, which its index names" in refusal(checkpoint)
 
@@ -240,13 +239,13 @@ def test_how_to_draw_comes_from_generation_config(
     checkpoint: Path, changes: dict[str, Any], temperature: float, top_p: float
 ):
     edit(checkpoint / "generation_config.json", **changes)
-    loaded = load(Model(path=str(checkpoint)))
+    loaded = load_model(checkpoint)
     assert (loaded.default_temperature, loaded.default_top_p) == (temperature, top_p)
 
 
 def test_without_generation_config_it_samples_plainly(checkpoint: Path):
     (checkpoint / "generation_config.json").unlink()
-    loaded = load(Model(path=str(checkpoint)))
+    loaded = load_model(checkpoint)
     assert (loaded.default_temperature, loaded.default_top_p) == (1.0, 1.0)
 
 
@@ -254,24 +253,24 @@ def test_without_generation_config_it_samples_plainly(checkpoint: Path):
 def test_the_context_is_the_smaller_of_the_models_and_the_settings(
     checkpoint: Path, limit: int, expected: int
 ):
-    loaded = load(Model(path=str(checkpoint), max_context_tokens=limit))
-    assert loaded.context_tokens == expected
+    loaded = load_model(checkpoint, max_context_tokens=limit)
+    assert loaded.host.context_tokens == expected
 
 
 def test_the_vocabulary_is_as_wide_as_the_logits(served: tuple[LoadedModel, MultimodalPreparer]):
     """Whatever the configuration calls it, and though nothing was computed to learn it."""
     loaded, _ = served
     output = loaded.language_model(mx.array([[1, 2]]))
-    forget_positions(loaded.language_model)
-    assert output.logits.shape[-1] == loaded.vocabulary_size
-    assert loaded.backend.get_vocab_size() <= loaded.vocabulary_size
+    loaded.forget_positions()
+    assert output.logits.shape[-1] == loaded.host.vocabulary_size
+    assert loaded.host.backend.get_vocab_size() <= loaded.host.vocabulary_size
 
 
 def test_every_end_of_the_config_files_ends_an_answer(checkpoint: Path):
     edit(checkpoint / "generation_config.json", eos_token_id=[3, 4])
     edit(checkpoint / "config.json", eos_token_id=5)
-    loaded = load(Model(path=str(checkpoint)))
-    assert {3, 4, 5, loaded.tokenizer.eos_token_id} <= loaded.eos_token_ids
+    loaded = load_model(checkpoint)
+    assert {3, 4, 5, loaded.host.tokenizer.eos_token_id} <= loaded.host.eos_token_ids
 
 
 @pytest.mark.parametrize(
@@ -279,6 +278,6 @@ def test_every_end_of_the_config_files_ends_an_answer(checkpoint: Path):
     [("auto", mx.float32), ("float32", mx.float32), ("bfloat16", mx.bfloat16)],
 )
 def test_weights_have_the_type_that_was_asked_for(checkpoint: Path, name: str, expected: mx.Dtype):
-    loaded = load(Model(path=str(checkpoint), dtype=name))  # type: ignore[arg-type]
+    loaded = load_model(checkpoint, dtype=name)  # type: ignore[arg-type]
     types = {array.dtype for _, array in tree_flatten(loaded.model.parameters())}
     assert types == {expected}

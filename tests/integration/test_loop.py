@@ -31,7 +31,7 @@ class Served:
     events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        memory = MlxMemory(self.start.memory)
+        memory = MlxMemory(self.start.memory, self.loaded.device)
         self.caches = build_caches(self.start.cache, memory.read(), self.loaded)
         self.inbox = Inbox()
         governor = Governor(self.start.memory, memory, SystemProcessMemory(), self.caches)

@@ -16,6 +16,7 @@ from vlm_server.errors import OutOfMemory
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished
 from vlm_server.runner import model_runner
+from vlm_server.runner.device.device import Device, DeviceKind, current_device
 from vlm_server.runner.device.memory import MlxMemory, is_out_of_memory
 from vlm_server.runner.kv.segments import StateSize, room_for
 from vlm_server.runner.model.load import LoadedModel
@@ -33,7 +34,7 @@ LONG = "word " * 120
 def memory():
     """The allocator's owner; its limits are taken back."""
     limits = mx.set_memory_limit(1 << 40), mx.set_cache_limit(1 << 40)
-    yield MlxMemory(Memory(limit_bytes=1 << 34, pool_limit_bytes=64 * MIB))
+    yield MlxMemory(Memory(limit_bytes=1 << 34, pool_limit_bytes=64 * MIB), current_device())
     mx.set_memory_limit(limits[0])
     mx.set_cache_limit(limits[1])
 
@@ -69,7 +70,7 @@ def test_a_peak_is_told_once(memory: MlxMemory):
 def test_the_allocator_gives_way_at_its_limit_or_is_not_said_to():
     """So much is freed that the limit holds what is allocated then, but not the pool besides."""
     mx.clear_cache()
-    memory = MlxMemory(Memory(limit_bytes=mx.get_active_memory() + 96 * MIB))
+    memory = MlxMemory(Memory(limit_bytes=mx.get_active_memory() + 96 * MIB), current_device())
     try:
         freed = [mx.ones((1 << size, MIB // 4)) for size in (4, 5)]  # 16 and 32 MiB
         mx.eval(freed)
@@ -82,7 +83,7 @@ def test_the_allocator_gives_way_at_its_limit_or_is_not_said_to():
         assert gave_way == memory.trims_own_pool
         del held
     finally:
-        MlxMemory(Memory())
+        MlxMemory(Memory(), current_device())
 
 
 def test_the_footprint_grows_with_what_is_held(memory: MlxMemory):
@@ -93,15 +94,20 @@ def test_the_footprint_grows_with_what_is_held(memory: MlxMemory):
     del array
 
 
-def test_what_a_gpus_driver_counts(memory: MlxMemory, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("kind", "info", "used"),
+    [
+        (DeviceKind.CUDA, {"total_memory": 100, "free_memory": 30}, 70),
+        (DeviceKind.METAL, {"memory_size": 100}, 0),
+        (DeviceKind.CPU, {}, 0),
+    ],
+)
+def test_what_a_gpus_driver_counts(
+    monkeypatch: pytest.MonkeyPatch, kind: DeviceKind, info: dict[str, int], used: int
+):
     """Of memory that is the machine's own nobody but the system counts."""
-    if mx.default_device().type == mx.DeviceType.cpu:
-        assert memory.device_used_bytes() == 0
-    monkeypatch.setattr("vlm_server.runner.device.memory.is_cpu", lambda: False)
-    infos = {"CUDA": {"total_memory": 100, "free_memory": 30}, "Metal": {"memory_size": 100}}
-    for info, used in zip(infos.values(), (70, 0), strict=True):
-        monkeypatch.setattr(mx, "device_info", lambda _, info=info: info)
-        assert memory.device_used_bytes() == used
+    monkeypatch.setattr(mx, "device_info", lambda _: info)
+    assert Device(kind, "a device", 100, 90).used_bytes() == used
 
 
 # ---- what a row holds --------------------------------------------------------------------

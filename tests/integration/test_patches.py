@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from mlx_vlm.models.qwen3_vl.processing_qwen3_vl import Qwen3VLImageProcessor
 
+from tests.integration.harness import load_model
 from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.runner.model.load import LoadedModel, load
+from vlm_server.runner.model.families import FAMILIES
+from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.vision.patches import PatchProcessor, PixelValues, use_fast_patches
-from vlm_server.settings import Model
 
 LoadTiny = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 
@@ -49,10 +51,10 @@ class _Processor:
 
 
 def test_settings_are_kept(tiny_model: TinyModel):
-    model = load(Model(path=str(tiny_model("qwen2_vl")))).model
+    model = load_model(tiny_model("qwen2_vl")).model
     processor = _Processor(Qwen3VLImageProcessor(**KINDS["small"]))
     before = dict(vars(processor.image_processor))
-    use_fast_patches(processor, model)
+    use_fast_patches(processor, model.vision_tower)
     assert type(processor.image_processor) is PatchProcessor
     assert vars(processor.image_processor) == before
 
@@ -67,14 +69,23 @@ class _Other(Qwen3VLImageProcessor):
         (_Other(), "qwen2_vl"),
         (Qwen3VLImageProcessor(do_normalize=False), "qwen2_vl"),
         (Qwen3VLImageProcessor(do_rescale=False), "qwen2_vl"),
-        (Qwen3VLImageProcessor(), "llava"),
     ],
-    ids=["another class", "not normalized", "not rescaled", "another tower"],
+    ids=["another class", "not normalized", "not rescaled"],
 )
 def test_others_stay(load_tiny: LoadTiny, image_processor: Qwen3VLImageProcessor, family: str):
     processor = _Processor(image_processor)
-    use_fast_patches(processor, load_tiny(family)[0].model)
+    use_fast_patches(processor, load_tiny(family)[0].model.vision_tower)
     assert processor.image_processor is image_processor
+
+
+def test_a_family_without_our_tower_keeps_its_own(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+):
+    """Nobody else could tell what the bytes mean."""
+    row = replace(FAMILIES["qwen2_vl"], tower=None)
+    monkeypatch.setitem(FAMILIES, "qwen2_vl", row)
+    loaded = load_model(tiny_model("qwen2_vl"))
+    assert type(loaded.processor.image_processor) is Qwen3VLImageProcessor
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"])

@@ -7,12 +7,11 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
-from tests.integration.harness import Engine, ask
+from tests.integration.harness import Engine, ask, load_model, new_preparer
 from tests.integration.test_families import PROMPTS
 from tests.tiny_models import FAMILIES, build
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.runner.model.load import LoadedModel, load
-from vlm_server.settings import Model
+from vlm_server.runner.model.load import LoadedModel
 
 Served = tuple[LoadedModel, MultimodalPreparer]
 
@@ -30,8 +29,8 @@ def bits(request: pytest.FixtureRequest) -> int:
 @pytest.fixture(scope="module")
 def quantized(family: str, bits: int, tmp_path_factory: pytest.TempPathFactory) -> Served:
     folder = build(family, tmp_path_factory.mktemp("quantized") / family, bits=bits)
-    loaded = load(Model(path=str(folder)))
-    return loaded, MultimodalPreparer(loaded)
+    loaded = load_model(folder)
+    return loaded, new_preparer(loaded)
 
 
 def test_the_language_model_is_quantized(quantized: Served, bits: int):

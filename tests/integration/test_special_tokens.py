@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from mlx_vlm.prompt_utils import apply_chat_template
 from mlx_vlm.utils import prepare_inputs, should_add_special_tokens
 
-from tests.integration.harness import Part, ask, conversation, for_mlx_vlm
+from tests.integration.harness import Part, ask, conversation, for_mlx_vlm, load_model, new_preparer
 from tests.tiny_models import build
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import InvalidRequest
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.runner.model.load import LoadedModel, load
-from vlm_server.settings import Model
+from vlm_server.runner.model.load import LoadedModel
 
 Served = tuple[LoadedModel, MultimodalPreparer]
 
@@ -28,12 +27,12 @@ PLAIN = "What is on the left"
 
 
 def control_ids(loaded: LoadedModel) -> set[int]:
-    added = loaded.tokenizer.added_tokens_decoder
-    return {loaded.image_token_id, *(i for i, token in added.items() if token.special)}
+    added = loaded.host.tokenizer.added_tokens_decoder
+    return {loaded.host.image_token_id, *(i for i, token in added.items() if token.special)}
 
 
 def control_strings(loaded: LoadedModel) -> list[str]:
-    return [loaded.tokenizer.convert_ids_to_tokens(i) for i in sorted(control_ids(loaded))]
+    return [loaded.host.tokenizer.convert_ids_to_tokens(i) for i in sorted(control_ids(loaded))]
 
 
 def controls_in(loaded: LoadedModel, ids: Any) -> list[int]:
@@ -41,7 +40,7 @@ def controls_in(loaded: LoadedModel, ids: Any) -> list[int]:
 
 
 def shown(loaded: LoadedModel, ids: Any) -> str:
-    return loaded.backend.decode([int(i) for i in ids], skip_special_tokens=False)
+    return loaded.host.backend.decode([int(i) for i in ids], skip_special_tokens=False)
 
 
 def mlx_vlms_ids(loaded: LoadedModel, *parts: Part) -> list[int]:
@@ -61,8 +60,8 @@ def mlx_vlms_ids(loaded: LoadedModel, *parts: Part) -> list[int]:
         loaded.processor,
         images=pictures or None,
         prompts=for_mlx_vlm(loaded, text, has_pictures=bool(pictures)),
-        image_token_index=loaded.image_token_id,
-        add_special_tokens=should_add_special_tokens(loaded.model_type, loaded.processor),
+        image_token_index=loaded.host.image_token_id,
+        add_special_tokens=should_add_special_tokens(loaded.family.name, loaded.processor),
     )
     return [int(i) for i in np.array(made["input_ids"]).reshape(-1)]
 
@@ -119,7 +118,7 @@ def test_each_picture_has_its_own_span(served: Served):
     for hostile in control_strings(loaded):
         parts = ("a", picture(1), hostile, picture(2, 60, 110), token)
         prepared = preparer.prepare(ask("a", *parts))
-        is_image = prepared.token_ids == loaded.image_token_id
+        is_image = prepared.token_ids == loaded.host.image_token_id
         inside = np.zeros_like(is_image)
         for span in prepared.images:
             assert is_image[span.start]
@@ -179,7 +178,7 @@ def test_the_ids_fit_the_vocabulary_and_are_small_integers(served: Served):
     loaded, preparer = served
     ids = preparer.prepare(ask("a", picture(1), "what?")).token_ids
     assert ids.dtype == np.int32
-    assert 0 <= ids.min() <= ids.max() < loaded.backend.get_vocab_size()
+    assert 0 <= ids.min() <= ids.max() < loaded.host.backend.get_vocab_size()
 
 
 def test_added_tokens_that_are_not_special_stay_tokens(tmp_path: Path):
@@ -187,11 +186,11 @@ def test_added_tokens_that_are_not_special_stay_tokens(tmp_path: Path):
     file = build("qwen3_5", tmp_path) / "tokenizer.json"
     content = json.loads(file.read_text())
     (think,) = [token for token in content["added_tokens"] if token["content"] == "<think>"]
-    loaded = load(Model(path=str(tmp_path)))
-    special = MultimodalPreparer(loaded).prepare(ask("a", "a <think> b")).token_ids.tolist()
+    loaded = load_model(tmp_path)
+    special = new_preparer(loaded).prepare(ask("a", "a <think> b")).token_ids.tolist()
     assert think["id"] not in special[:-4], "the template's own stands at the end"
     think["special"] = False
     file.write_text(json.dumps(content))
-    loaded = load(Model(path=str(tmp_path)))
-    plain = MultimodalPreparer(loaded).prepare(ask("a", "a <think> b")).token_ids.tolist()
+    loaded = load_model(tmp_path)
+    plain = new_preparer(loaded).prepare(ask("a", "a <think> b")).token_ids.tolist()
     assert think["id"] in plain[:-4]

@@ -9,6 +9,7 @@ import pytest
 from vlm_server.errors import InvalidRequest
 from vlm_server.prompt.templates import ChatTemplate
 from vlm_server.protocol import ImagePart, Message, TextPart
+from vlm_server.runner.model.processors import HostProcessor
 
 CONVERSATION = (
     Message("system", (TextPart("be brief"),)),
@@ -41,7 +42,8 @@ class Processor:
 
 def render(body: str) -> str:
     template = "{% for m in messages %}[{{ m.role }}]" + body + "{% endfor %}"
-    return ChatTemplate(Processor(template), "<image>").render(CONVERSATION, str)
+    processor = HostProcessor(Processor(template), image_token_id=0)
+    return ChatTemplate(processor.apply_chat_template, ("<image>",), None).render(CONVERSATION, str)
 
 
 @pytest.mark.parametrize(

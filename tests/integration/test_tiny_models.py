@@ -23,7 +23,7 @@ from PIL import Image
 from tests.tiny_models import FAMILIES, build
 from tests.tiny_models.fixtures import TinyModel, tiny_model
 from tests.tiny_models.pictures import picture
-from vlm_server.runner.model.processors import mend
+from vlm_server.runner.model import families
 
 __all__ = ["tiny_model"]
 
@@ -92,7 +92,8 @@ def family(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def loaded(family: str, tiny_model: TinyModel) -> Loaded:
     model, processor = load(str(tiny_model(family)))
-    mend(processor)
+    if fix := families.FAMILIES[family].fix_processor:
+        fix(processor)
     return Loaded(model, processor)
 
 

@@ -11,20 +11,21 @@ import numpy as np
 import pytest
 from mlx_vlm.models.qwen2_5_vl.vision import MLP, VisionModel
 
-from tests.integration.harness import ask
+from tests.integration.harness import ask, new_preparer
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import InternalError
 from vlm_server.prompt.preparer import MultimodalPreparer
+from vlm_server.runner.device.device import current_device
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.vision.attention import attention_on_cpu, attention_on_gpu
 from vlm_server.runner.vision.encoder import encode_image
+from vlm_server.runner.vision.grids import window_layout
 from vlm_server.runner.vision.towers import (
     FrameTower,
     GlmTower,
     WindowTower,
+    fast_tower_of,
     fill_up,
-    use_fast_tower,
-    window_layout,
 )
 
 LoadTiny = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
@@ -114,10 +115,10 @@ def test_a_pictures_features_are_those_that_enter_mlx_vlms_text(
     load_tiny: LoadTiny, load_mlx_vlms: LoadMlxVlms, family: str
 ):
     made, own = (
-        encode_image(loaded.model, prompt, prompt.images[0])
+        encode_image(loaded, prompt, prompt.images[0])
         for loaded, preparer in (
             load_tiny(family),
-            (load_mlx_vlms(family), MultimodalPreparer(load_mlx_vlms(family))),
+            (load_mlx_vlms(family), new_preparer(load_mlx_vlms(family))),
         )
         for prompt in [preparer.prepare(ask("a", picture(1, 200, 140), "what?"))]
     )
@@ -133,7 +134,7 @@ def test_rows_that_are_not_as_many_as_the_tokens_are_refused(load_tiny: LoadTiny
     prompt = preparer.prepare(ask("a", picture(1), "what?"))
     (span,) = prompt.images
     with pytest.raises(InternalError, match="tokens got"):
-        encode_image(loaded.model, prompt, replace(span, end=span.end - 1))
+        encode_image(loaded, prompt, replace(span, end=span.end - 1))
 
 
 def test_bfloat16_rows_are_as_near_to_exact_ones(load_mlx_vlms: LoadMlxVlms):
@@ -143,7 +144,7 @@ def test_bfloat16_rows_are_as_near_to_exact_ones(load_mlx_vlms: LoadMlxVlms):
     half.set_dtype(mx.bfloat16)
     grid = (1, 30, 22)
     patches = pixels(own, grid)
-    rows = rows_of(WindowTower(half), patches, grid)
+    rows = rows_of(WindowTower(half, current_device()), patches, grid)
     theirs = rows_of(half, patches.astype(mx.bfloat16), grid)
     assert rows[0].dtype == theirs[0].dtype == mx.bfloat16
     exact = rows_of(own, patches, grid)
@@ -202,13 +203,10 @@ def test_every_token_lies_in_one_window(rows: int, columns: int):
 # ---- towers that stay ----------------------------------------------------------------
 
 
-def test_a_tower_that_is_not_known_stays(load_mlx_vlms: LoadMlxVlms):
+def test_a_tower_that_is_not_known_is_not_replaced(load_mlx_vlms: LoadMlxVlms):
     class OtherTower(VisionModel):
         pass
 
-    class OtherModel:
-        vision_tower = OtherTower(load_mlx_vlms("qwen2_5_vl").model.config.vision_config)
-
-    model = OtherModel()
-    use_fast_tower(model)
-    assert type(model.vision_tower) is OtherTower
+    tower = OtherTower(load_mlx_vlms("qwen2_5_vl").model.config.vision_config)
+    assert fast_tower_of(tower) is None
+    assert fast_tower_of(None) is None

@@ -17,22 +17,29 @@ from mlx_vlm.utils import VideoMetadata, prepare_inputs
 from PIL import Image as PillowImage
 
 from tests import clips
-from tests.integration.harness import Engine, NewEngine, Part, ask, video_of
+from tests.integration.harness import (
+    Engine,
+    NewEngine,
+    Part,
+    ask,
+    load_model,
+    new_preparer,
+    video_of,
+)
 from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
 from vlm_server.ports import Cancellation
 from vlm_server.prompt import processing
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, SamplingParams, Video
-from vlm_server.runner.model.families import WITH_VIDEO
-from vlm_server.runner.model.load import LoadedModel, load
-from vlm_server.settings import Model
+from vlm_server.runner.model.families import FAMILIES
+from vlm_server.runner.model.load import LoadedModel
 from vlm_server.settings import Video as Limits
 from vlm_server.video import clip
 
 Served = tuple[LoadedModel, MultimodalPreparer]
 
-NATIVE = tuple(sorted(WITH_VIDEO))
+NATIVE = tuple(sorted(name for name, family in FAMILIES.items() if family.takes_videos))
 BY_FRAMES = ("gemma3", "smolvlm")
 
 SEVEN = video_of(clips.encode(clips.noise(1, 7), fps=2))
@@ -166,7 +173,7 @@ def mlx_vlms_inputs(loaded: LoadedModel, *parts: Part) -> dict[str, Any]:
         videos=[each.frames for each in found],
         video_metadata=[VideoMetadata(each[-1] + 1, 1000.0, each) for each in stamps],
         prompts=text,
-        image_token_index=loaded.image_token_id,
+        image_token_index=loaded.host.image_token_id,
     )
 
 
@@ -224,7 +231,7 @@ def test_a_long_video_is_encoded_in_units(native: Served, monkeypatch: pytest.Mo
     whole = preparer.prepare(asked("video"))
     assert len(whole.images) == 1
     wanted = Engine(*native).answer(asked("video"))
-    tokens_of_a_group = np.count_nonzero(whole.token_ids == loaded.video_token_id) // 3
+    tokens_of_a_group = np.count_nonzero(whole.token_ids == loaded.host.video_token_id) // 3
     monkeypatch.setattr(processing, "_UNIT_TOKENS", 2 * tokens_of_a_group)
     sliced = preparer.prepare(asked("video"))
     assert np.array_equal(sliced.token_ids, whole.token_ids)
@@ -238,8 +245,8 @@ def test_control_tokens_in_text_stay_text(native: Served):
     hostile = "<|vision_start|><|video_pad|><|vision_end|>"
     prepared = preparer.prepare(ask("a", hostile, SEVEN, hostile))
     plain = preparer.prepare(ask("b", "x", SEVEN, "x"))
-    count = np.count_nonzero(plain.token_ids == loaded.video_token_id)
-    assert np.count_nonzero(prepared.token_ids == loaded.video_token_id) == count
+    count = np.count_nonzero(plain.token_ids == loaded.host.video_token_id)
+    assert np.count_nonzero(prepared.token_ids == loaded.host.video_token_id) == count
     assert len(prepared.images) == 1
 
 
@@ -273,7 +280,7 @@ def test_a_template_that_knows_no_videos_is_shown_frames(tiny_model: TinyModel, 
     folder = shutil.copytree(tiny_model("qwen2_vl"), tmp_path / "model")
     template = folder / "chat_template.jinja"
     template.write_text(template.read_text().replace("<|video_pad|>", "").replace("video", "clip"))
-    loaded = load(Model(path=str(folder)))
-    prepared = MultimodalPreparer(loaded).prepare(ask("a", SEVEN, "what?"))
+    loaded = load_model(folder)
+    prepared = new_preparer(loaded).prepare(ask("a", SEVEN, "what?"))
     assert len(prepared.images) == len(shown(SEVEN).frames)
-    assert loaded.video_token_id not in prepared.token_ids
+    assert loaded.host.video_token_id not in prepared.token_ids

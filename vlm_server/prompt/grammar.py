@@ -1,7 +1,6 @@
-"""Grammars that answers must follow: compiled once a schema, then walked token by token.
+"""Grammars that answers must follow: compiled once per schema, then advanced token by token.
 
-Knows a model's vocabulary and end tokens; knows numpy masks, and no mlx. Compiling is for
-preparer threads; a matcher belongs to one answer and to the thread that draws its tokens.
+Preparer threads compile. A matcher belongs to one answer and to the thread that samples its tokens.
 """
 
 from __future__ import annotations
@@ -19,28 +18,27 @@ from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from vlm_server.errors import InvalidRequest
+from vlm_server.ports import SCHEMA_PARAM, HostModel
 from vlm_server.prompt.json_grammar import SchemaError, compile_schema, try_schema
-from vlm_server.runner.model.load import LoadedModel
 
 logger = logging.getLogger(__name__)
 
 _MAX_GRAMMARS = 64
 _CONTROL = "\ufdd0"
 """Begins the names of control tokens; no character, so that no schema has it by chance."""
-SCHEMA_PARAM = "response_format.json_schema.schema"
 
 
 class Grammars:
     """Compiles schemas for one model, and keeps the grammars used last. Thread-safe."""
 
-    def __init__(self, loaded: LoadedModel, timeout_seconds: float) -> None:
+    def __init__(self, host: HostModel, timeout_seconds: float) -> None:
         """`timeout_seconds` is what trying a new schema may take."""
         self._timeout_seconds = timeout_seconds
-        self._vocabulary_size = loaded.vocabulary_size
-        self._tokenizer = _tokenizer(loaded)
+        self._vocabulary_size = host.vocabulary_size
+        self._tokenizer = _tokenizer(host)
         self._lock = threading.Lock()
         self._grammars: OrderedDict[str, Grammar] = OrderedDict()
-        """By the exact text of the schema, the one used least lately first."""
+        """By the exact text of the schema, the least recently used first."""
 
     def compile(self, schema: str) -> Grammar:
         """The grammar of `schema`. Raises InvalidRequest if it can't be obeyed."""
@@ -67,7 +65,7 @@ class Grammars:
 
 
 class Grammar:
-    """What an answer may be. It never changes: answers begin on any thread."""
+    """The `Grammar` of a schema: what an answer may be."""
 
     def __init__(self, template: LLMatcher, num_known: int, vocabulary_size: int) -> None:
         """`num_known` tokens are the tokenizer's, the first `vocabulary_size` have a logit."""
@@ -106,18 +104,18 @@ class AnswerMatcher:
         return allowed
 
 
-def _tokenizer(loaded: LoadedModel) -> LLTokenizer | None:
+def _tokenizer(host: HostModel) -> LLTokenizer | None:
     """The model's vocabulary as llguidance takes it, whether it or the logits are wider.
 
     None if it can't be read, or has no end: such a model is served without JSON.
     """
-    num_tokens = max(loaded.backend.get_vocab().values()) + 1
-    drawable = range(min(num_tokens, loaded.vocabulary_size))
+    num_tokens = max(host.backend.get_vocab().values()) + 1
+    drawable = range(min(num_tokens, host.vocabulary_size))
     try:
         return LLTokenizer(
-            _literal(loaded.backend),
-            n_vocab=max(num_tokens, loaded.vocabulary_size),
-            eos_token=[token_id for token_id in drawable if token_id in loaded.eos_token_ids],
+            _literal(host.backend),
+            n_vocab=max(num_tokens, host.vocabulary_size),
+            eos_token=[token_id for token_id in drawable if token_id in host.eos_token_ids],
         )
     except BaseException as error:
         is_panic = type(error).__name__ == "PanicException"  # Rust's, which is no Exception

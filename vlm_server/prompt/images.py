@@ -1,4 +1,4 @@
-"""Encoded pictures to RGB. Knows Pillow; knows nothing of models."""
+"""Decodes images to upright, opaque RGB."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from vlm_server.protocol import Image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, KeyError, zlib.error, struct.error)
-"""What Pillow and zlib raise for bytes that are no picture."""
+"""What Pillow and zlib raise for bytes that are no image."""
 
 PillowImage.MAX_IMAGE_PIXELS = None  # the header was held against limits.max_image_pixels
 
-_TURNS = {
+_UPRIGHT = {
     2: PillowImage.Transpose.FLIP_LEFT_RIGHT,
     3: PillowImage.Transpose.ROTATE_180,
     4: PillowImage.Transpose.FLIP_TOP_BOTTOM,
@@ -34,7 +34,7 @@ _TURNS = {
 def decode_rgb(image: Image) -> PillowImage.Image:
     """The first frame, upright as its EXIF says, flattened on white, as RGB, no larger than asked.
 
-    Raises InvalidImage if any of it can't be read: a picture is never silently left out.
+    Raises InvalidImage if any of it can't be read: an image is never silently left out.
     """
     try:
         with PillowImage.open(io.BytesIO(image.data), formats=FORMATS) as opened:
@@ -43,35 +43,35 @@ def decode_rgb(image: Image) -> PillowImage.Image:
             if image.format == "PNG" and not has_all_rows(image.data):
                 raise InvalidImage("the PNG picture ends before its last row", image.param)
             opened.load()
-            picture = _flatten(_turn_upright(opened))
+            decoded = _flatten(_upright(opened))
     except InvalidImage:
         raise
     except _UNREADABLE:
         raise InvalidImage(f"the {image.format} picture can't be decoded", image.param) from None
     if image.max_side_pixels is not None:
-        picture.thumbnail((image.max_side_pixels, image.max_side_pixels))
-    return picture
+        decoded.thumbnail((image.max_side_pixels, image.max_side_pixels))
+    return decoded
 
 
-def _turn_upright(picture: PillowImage.Image) -> PillowImage.Image:
+def _upright(image: PillowImage.Image) -> PillowImage.Image:
     """Not `ImageOps.exif_transpose`: it writes the EXIF block anew, and a damaged one fails."""
     try:
-        orientation = picture.getexif().get(ExifTags.Base.Orientation)
+        orientation = image.getexif().get(ExifTags.Base.Orientation)
     except Exception:  # noqa: BLE001 - a corrupt EXIF block says nothing about the pixels
-        return picture
-    turn = _TURNS.get(orientation) if isinstance(orientation, int) else None
-    return picture if turn is None else picture.transpose(turn)
+        return image
+    transposition = _UPRIGHT.get(orientation) if isinstance(orientation, int) else None
+    return image if transposition is None else image.transpose(transposition)
 
 
-def _flatten(picture: PillowImage.Image) -> PillowImage.Image:
+def _flatten(image: PillowImage.Image) -> PillowImage.Image:
     """RGB, with transparency shown on white and 16-bit grey scaled down to 8."""
-    if picture.mode.startswith("I") or picture.mode == "F":
-        transparent = picture.info.get("transparency")
-        picture = picture.convert("I").point(lambda value: value / 257 + 0.5).convert("L")
+    if image.mode.startswith("I") or image.mode == "F":
+        transparent = image.info.get("transparency")
+        image = image.convert("I").point(lambda value: value / 257 + 0.5).convert("L")
         if isinstance(transparent, int):
-            picture.info["transparency"] = round(transparent / 257)
-    if "A" in picture.getbands() or "transparency" in picture.info:
-        rgba = picture.convert("RGBA")
+            image.info["transparency"] = round(transparent / 257)
+    if "A" in image.getbands() or "transparency" in image.info:
+        rgba = image.convert("RGBA")
         white = PillowImage.new("RGBA", rgba.size, "white")
         return PillowImage.alpha_composite(white, rgba).convert("RGB")
-    return picture.convert("RGB")
+    return image.convert("RGB")

@@ -1,9 +1,9 @@
-"""JSON schemas to llguidance's matchers, and a trial of that in a process of its own.
+"""Compiles JSON schemas for llguidance, and tries new ones in a process of their own.
 
 Most schemas compile in a millisecond, but some of 10 kB take minutes and 20 GB, or overflow the
 stack, and a compilation can't be stopped. So one that nobody compiled yet is tried in a process
 that may die or be killed: `python -m vlm_server.prompt.json_grammar` reads a schema and writes
-what is wrong with it. Knows llguidance; knows no tokenizer's ids, no mlx.
+what is wrong with it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _OPTIONS: JsonCompileOptions = {
     "json_allowed_escapes": None,
     "json_allow_general_unicode_escapes": False,
 }
-"""All of them: a schema could set those that are left out. Separators are those of `json.dumps`."""
+"""All options: a schema could set those left out. Separators are those of `json.dumps`."""
 _LIMITS = LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
 """A lexer's state takes 1 to 2 kB, and each answer has its own."""
 

@@ -1,8 +1,7 @@
-"""Pictures and videos as the model takes them, with no more work than the caches leave.
+"""Decodes and processes images and videos, unless a cache has the result.
 
-Knows keys, decoders and the processor; knows no prompt. Each is processed alone, so that what is
-made of it depends on nothing else in a request. Thread-safe: the processor is locked, and of
-several that want the same, one works and the others wait for it.
+Each is processed alone, so that the result depends on nothing else in a request. Thread-safe: the
+processor is locked, and of several threads that want the same item one works and the others wait.
 """
 
 from __future__ import annotations
@@ -17,27 +16,26 @@ import msgspec
 from PIL import Image as PillowImage
 
 from vlm_server.cache.caches import Caches
-from vlm_server.ports import Cancellation
+from vlm_server.ports import Cancellation, HostModel
 from vlm_server.prompt.images import decode_rgb
 from vlm_server.prompt.processing import (
     Inputs,
     Processed,
     TokenLayout,
-    process_picture,
+    process_image,
     process_video,
 )
 from vlm_server.prompt.tokenizer import PromptTokenizer
 from vlm_server.protocol import Image, Video
-from vlm_server.runner.model.load import LoadedModel
 from vlm_server.settings import Video as VideoLimits
 from vlm_server.video import clip
 
-_MAX_FRAMES_AS_PICTURES = 16
-"""Of a video: a picture has many more tokens than a frame of a family that knows videos."""
+_MAX_FRAMES_AS_IMAGES = 16
+"""Of a video: an image has many more tokens than a frame for a family that takes videos."""
 
 
 class MediaItem:
-    """A picture or a video of one request.
+    """An image or a video of one request.
 
     `mm_hashes` name its units, with all that their features follow from; `param` names what was
     sent.
@@ -52,38 +50,44 @@ class MediaItem:
         self._load = load
 
     def inputs(self, unit: int) -> Inputs:
-        """What the tower takes of a unit. Raises what reading the medium does, if it must."""
+        """What the tower takes of a unit. Decodes and processes the item if no cache has it.
+
+        Raises InvalidImage or InvalidVideo if that fails.
+        """
         return self._load().inputs[unit]
 
 
 class MediaProcessor:
-    """Makes the media of one model's requests; `salt` keeps those apart that share nothing."""
+    """Makes the media items of one model's requests.
+
+    `salt` separates requests that must not share cache entries.
+    """
 
     def __init__(
         self,
-        loaded: LoadedModel,
+        host: HostModel,
         prompts: PromptTokenizer,
         video_limits: VideoLimits,
         caches: Caches,
     ) -> None:
-        self._loaded = loaded
+        self._host = host
         self._prompts = prompts
         self._video_limits = video_limits
         self._caches = caches
         self._processor = threading.Lock()
         self._flights = _Flights()
 
-    def picture(self, image: Image, salt: str) -> MediaItem:
-        """Raises InvalidImage if it is read and can't be."""
+    def image(self, image: Image, salt: str) -> MediaItem:
+        """Raises InvalidImage if it has to be decoded and can't be."""
         bound = image.max_side_pixels
         is_larger = bound is not None and max(image.width, image.height) > bound
-        key = self._key("picture", salt, image.mm_hash, bound if is_larger else None)
-        return self._medium(key, image.param, lambda: self._picture(decode_rgb(image), image.param))
+        key = self._key("image", salt, image.mm_hash, bound if is_larger else None)
+        return self._item(key, image.param, lambda: self._image(decode_rgb(image), image.param))
 
     def video(self, video: Video, salt: str, cancellation: Cancellation) -> MediaItem:
-        """A video for a family that knows videos. Raises InvalidVideo if it can't be read."""
+        """A video for a family that takes videos. Raises InvalidVideo if it can't be read."""
         limits = self._video_limits
-        return self._medium(
+        return self._item(
             self._video_key(video, salt, limits),
             video.param,
             lambda: self._video(clip.decode(video, limits, cancellation), video.param),
@@ -92,39 +96,39 @@ class MediaProcessor:
     def frames(
         self, video: Video, salt: str, cancellation: Cancellation
     ) -> Iterator[tuple[float, MediaItem]]:
-        """A video as pictures, each with its time in seconds. Raises InvalidVideo like `video`."""
-        max_frames = min(self._video_limits.max_frames, _MAX_FRAMES_AS_PICTURES)
+        """A video as images, each with its time in seconds. Raises InvalidVideo like `video`."""
+        max_frames = min(self._video_limits.max_frames, _MAX_FRAMES_AS_IMAGES)
         limits = msgspec.structs.replace(self._video_limits, max_frames=max_frames)
         key = self._video_key(video, salt, limits)
-        shown = cache(lambda: clip.decode(video, limits, cancellation))
+        decoded = cache(lambda: clip.decode(video, limits, cancellation))
         seconds: tuple[float, ...] | None = self._caches.token_layouts.get(key)
         if seconds is None:
-            seconds = shown().seconds
+            seconds = decoded().seconds
             self._caches.token_layouts.put(key, seconds, 100 * len(seconds)).release()
 
         def frame(number: int) -> Processed:
-            return self._picture(PillowImage.fromarray(shown().frames[number]), video.param)
+            return self._image(PillowImage.fromarray(decoded().frames[number]), video.param)
 
         for number, time in enumerate(seconds):
-            yield time, self._medium(f"{key}/{number}", video.param, partial(frame, number))
+            yield time, self._item(f"{key}/{number}", video.param, partial(frame, number))
 
     @property
     def num_in_flight(self) -> int:
-        """Media that somebody works on, or waits for."""
+        """Media items that a thread works on, or waits for."""
         return len(self._flights)
 
-    def _picture(self, picture: PillowImage.Image, param: str) -> Processed:
+    def _image(self, image: PillowImage.Image, param: str) -> Processed:
         with self._processor:
-            return process_picture(self._loaded, self._prompts.placeholder, picture, param)
+            return process_image(self._host, self._prompts.placeholder, image, param)
 
-    def _video(self, shown: clip.Clip, param: str) -> Processed:
-        token_id, placeholder = self._loaded.video_token_id, self._prompts.video_placeholder
+    def _video(self, decoded: clip.Clip, param: str) -> Processed:
+        token_id, placeholder = self._host.video_token_id, self._prompts.video_placeholder
         assert token_id is not None
         assert placeholder is not None
         with self._processor:
-            return process_video(self._loaded, token_id, placeholder, shown, param)
+            return process_video(self._host, token_id, placeholder, decoded, param)
 
-    def _medium(self, key: str, param: str, load: Callable[[], Processed]) -> MediaItem:
+    def _item(self, key: str, param: str, load: Callable[[], Processed]) -> MediaItem:
         once = cache(partial(self._processed, key, load))
         layout: TokenLayout | None = self._caches.token_layouts.get(key)
         return MediaItem(key, layout or once().layout, param, once)
@@ -139,17 +143,17 @@ class MediaProcessor:
         return made
 
     def _video_key(self, video: Video, salt: str, limits: VideoLimits) -> str:
-        """Names the frames that are chosen. A video is never a picture; a GIF may be either."""
+        """Names the sampled frames. A GIF may be an image or a video, with different keys."""
         chosen = (limits.fps, limits.max_frames, limits.max_side_pixels)
         return self._key("video", salt, video.mm_hash, *chosen)
 
     def _key(self, *parts: str | float | None) -> str:
-        text = "\0".join([self._loaded.fingerprint, *map(str, parts)])
+        text = "\0".join([self._host.fingerprint, *map(str, parts)])
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 class _Flights:
-    """Lets one at a time do what has the same key."""
+    """Lets one thread at a time work on the same key."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

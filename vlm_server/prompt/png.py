@@ -1,7 +1,7 @@
-"""Whether a PNG holds all its rows. Knows chunks and zlib; shows no pixel.
+"""Checks that a PNG has all its rows.
 
-Pillow takes a PNG whose compressed data ends early, but properly, as one whose missing rows
-are black: an answer about it would be about a picture that nobody sent.
+Pillow decodes a PNG whose compressed data ends early, but properly, with black in the missing
+rows: an answer about it would be about an image that nobody sent.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _ADAM7 = (
     (1, 2, 0, 2),
     (0, 1, 1, 2),
 )
-"""First column, column step, first row, row step of each pass of an interlaced picture."""
+"""First column, column step, first row, row step of each pass of an interlaced image."""
 _STEP_BYTES = 1 << 20
 
 
 def has_all_rows(data: bytes) -> bool:
-    """Whether the compressed data of a PNG give every byte that its header promises.
+    """Whether the compressed data of a PNG give every byte that its header asks for.
 
     Raises zlib.error or struct.error for data that can't be read at all.
     """
@@ -39,10 +39,10 @@ def has_all_rows(data: bytes) -> bool:
         if columns
     )
     inflater = zlib.decompressobj()
-    for piece in _compressed(data):
-        while piece and expected > 0:
-            expected -= len(inflater.decompress(piece, _STEP_BYTES))
-            piece = inflater.unconsumed_tail
+    for part in _compressed(data):
+        while part and expected > 0:
+            expected -= len(inflater.decompress(part, _STEP_BYTES))
+            part = inflater.unconsumed_tail
     return expected <= 0
 
 

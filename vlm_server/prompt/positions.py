@@ -1,10 +1,11 @@
-"""Rotary positions of prompts with pictures and videos. Knows M-RoPE families; others need none.
+"""M-RoPE positions: three for each token of a prompt.
 
-Families with M-RoPE give every token three positions, and after a picture the positions run
-behind the token count by a delta. What a medium's tokens get follows from the medium and from
-where it begins, so mlx-vlm is asked once for each medium alone, and not for every prompt that
-shows it. mlx-vlm keeps positions on the language model between calls; here they belong to a
-request and are always passed in, and the model's own are cleared.
+A token of text has one position three times. The tokens of an image lie in a grid of its frame
+groups, rows and columns, and text goes on after the grid's largest position, so that the positions
+of later tokens differ from the token count by a delta.
+
+The rule is that of Qwen2-VL (Wang et al. 2024, section 2.1); Qwen3-VL lets each frame group of a
+video be a grid of its own, after a timestamp.
 """
 
 from __future__ import annotations
@@ -12,38 +13,44 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from vlm_server.ports import AskPositions, MRope
 
-def has_positions(language_model: Any) -> bool:
-    """Whether this family's tokens have three positions."""
-    return hasattr(language_model, "get_rope_index")
+_IMAGE_GRID, _VIDEO_GRID = "image_grid_thw", "video_grid_thw"
+GRIDS = (_IMAGE_GRID, _VIDEO_GRID)
 
 
-def medium_positions(
-    language_model: Any, token_ids: NDArray[np.int32], grids: Mapping[str, NDArray[Any]]
+def media_positions(
+    mrope: MRope | AskPositions,
+    token_ids: NDArray[np.int32],
+    token_id: int,
+    grids: Mapping[str, NDArray[Any]],
 ) -> NDArray[np.int32]:
-    """Positions of one medium's tokens, (3, tokens), from the place where they begin.
+    """Positions of one media item's tokens, (3, tokens), counted from its first token.
 
-    `grids` is its size (`image_grid_thw` or `video_grid_thw`). Leaves alone what the family
-    keeps on the module, and may be called on any thread.
+    token_ids: (tokens,), from the first `token_id`, which stands for the media, to the last.
+    grids: its patches, (grids, 3) of frame groups, rows and columns, by the processor's name.
     """
-    begin = [language_model.config.vision_start_token_id]  # by which families find media
-    arrays = {name: mx.array(rows) for name, rows in grids.items()}
-    ids = mx.array(np.concatenate([begin, token_ids]).astype(np.int32))[None]
-    found, _ = language_model.get_rope_index(ids, **arrays)
-    positions = np.array(found, dtype=np.int32).reshape(-1, len(token_ids) + 1)
-    return np.broadcast_to(positions[:, 1:] - 1, (3, len(token_ids)))
+    if not isinstance(mrope, MRope):
+        return mrope(token_ids, grids)
+    placed, cursor = [], 0
+    for grid in _token_grids(mrope, grids):
+        start = cursor + int(np.argmax(token_ids[cursor:] == token_id))
+        own = np.indices(grid, dtype=np.int32).reshape(3, -1)
+        placed.append((start, own))
+        cursor = start + own.shape[1]
+    return prompt_positions(len(token_ids), placed)[0]
 
 
 def prompt_positions(
     num_tokens: int, media: Sequence[tuple[int, NDArray[np.int32]]]
 ) -> tuple[NDArray[np.int32], int]:
-    """Positions of a prompt, (3, tokens), and how far those after it run behind the count.
+    """Positions of a prompt, (3, tokens), and what the count of tokens lacks to those after it.
 
-    `media` are the first token and the positions of each, see `medium_positions`, in order.
+    `media` are the first token and the positions of each media item, see `media_positions`, in
+    order.
     """
     positions = np.empty((3, num_tokens), dtype=np.int32)
     cursor = position = 0
@@ -55,8 +62,15 @@ def prompt_positions(
     return positions, position - num_tokens
 
 
-def forget_positions(language_model: Any) -> None:
-    """Clear what the family keeps on the module, so that no request meets another's."""
-    for name in ("_position_ids", "_rope_deltas"):
-        if hasattr(language_model, name):
-            setattr(language_model, name, None)
+def _token_grids(mrope: MRope, grids: Mapping[str, NDArray[Any]]) -> list[tuple[int, int, int]]:
+    """(frame groups, rows, columns) of tokens of each grid."""
+    merged = mrope.merge_size
+    found: list[tuple[int, int, int]] = []
+    for name in GRIDS:
+        for groups, height, width in grids[name].tolist() if name in grids else ():
+            shape = height // merged, width // merged
+            if name == _VIDEO_GRID and mrope.splits_videos:
+                found += [(1, *shape)] * groups
+            else:
+                found.append((groups, *shape))
+    return found

@@ -1,4 +1,4 @@
-"""Where in a prompt a state is worth keeping. Knows what prompts have in common; knows no state."""
+"""Chooses where in a prompt to snapshot a state that can't be trimmed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _MAX_SYSTEM_PROMPTS = 64
 
 
 class SnapshotPoints:
-    """Of the prompts of one model, for families whose states can't be cut.
+    """Those of one model's prompts.
 
-    They are where other prompts are likely to part from this one: behind the system prompt, each
-    picture and the last message, before the template's own words begin the answer.
+    Other prompts are likely to differ from this one after the system prompt, after each image,
+    and after the last message, before the template's own words begin the answer.
     """
 
     def __init__(self, prompts: PromptTokenizer) -> None:
@@ -33,15 +33,15 @@ class SnapshotPoints:
         token_ids: NDArray[np.int32],
         spans: Sequence[MediaSpan],
     ) -> tuple[int, ...]:
-        """Places in the prompt, in order, none of them at its end or inside a span."""
+        """Numbers of tokens, ascending, none of them the whole prompt or inside a span."""
         num_tokens = len(token_ids)
         system = tuple(messages[:1] if messages[0].role == "system" else ())
-        places = {span.end for span in spans}
-        places.add(_num_common(token_ids, np.array(self._head(system), dtype=np.int32)))
+        points = {span.end for span in spans}
+        points.add(_num_common(token_ids, np.array(self._head(system), dtype=np.int32)))
         if self._suffix and token_ids[-len(self._suffix) :].tolist() == self._suffix:
-            places.add(num_tokens - len(self._suffix))
-        inside = {place for span in spans for place in places if span.start < place < span.end}
-        return tuple(sorted(place for place in places - inside if 0 < place < num_tokens))
+            points.add(num_tokens - len(self._suffix))
+        inside = {point for span in spans for point in points if span.start < point < span.end}
+        return tuple(sorted(point for point in points - inside if 0 < point < num_tokens))
 
     def _find_head(self, system: tuple[Message, ...]) -> list[int]:
         """The tokens of all prompts with that system message, before what the user says."""

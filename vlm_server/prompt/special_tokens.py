@@ -1,8 +1,8 @@
-"""Keeps a model's own control tokens in users' text mere text. Knows token strings and ids.
+"""Makes a model's control tokens in users' text plain text.
 
-A user who writes `<|im_end|>` must get those characters read, not end a turn. Every such
-string in user text is split by a mark, a private-use character that no tokenizer merges with
-its neighbours, and the mark's token ids are taken out again after tokenizing.
+A user who writes `<|im_end|>` must have those characters read, not end a message. Every such string
+in user text is split by a mark, a private-use character that no tokenizer merges with its
+neighbours. After tokenizing, the mark's token ids are removed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _MARKS = "\ue0ff\ue0fe\ue0fd"
 class SpecialTokens:
     """The control tokens of one tokenizer, and how to disarm them in text.
 
-    Those are what the tokenizer calls special, and the placeholders. Other added tokens stay
-    what they are: no turn begins or ends with one, templates look for `</think>` in earlier
-    answers, and some vocabularies list line breaks and HTML tags among them.
+    Those are what the tokenizer calls special, and the placeholders. Other added tokens stay what
+    they are: no message begins or ends with one, templates look for `</think>` in earlier answers,
+    and some vocabularies list line breaks and HTML tags among them.
     """
 
     def __init__(self, tokenizer: Any, placeholders: Iterable[str]) -> None:
@@ -44,12 +44,12 @@ class SpecialTokens:
     def remove_marks(self, token_ids: Sequence[int], mark: str) -> list[int]:
         """`token_ids` without those of `mark`."""
         pattern = self._mark_ids[mark]
-        kept: list[int] = []
+        cleaned: list[int] = []
         for token_id in token_ids:
-            kept.append(token_id)
-            if kept[-len(pattern) :] == pattern:
-                del kept[-len(pattern) :]
-        return kept
+            cleaned.append(token_id)
+            if cleaned[-len(pattern) :] == pattern:
+                del cleaned[-len(pattern) :]
+        return cleaned
 
 
 def _ids_of_mark(tokenizer: Any, mark: str) -> list[int]:

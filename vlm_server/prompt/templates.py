@@ -1,18 +1,16 @@
-"""A conversation to one prompt string. Knows chat templates; knows no tokens' ids, no pixels.
+"""Renders a conversation to one prompt string with the checkpoint's chat template.
 
-Content parts keep the order in which the user gave them. Templates differ in two ways, found
-out by rendering probes: from which roles they take a list of parts, and what they write for a
-picture.
+Content parts keep the order in which the user gave them. Templates differ in two ways, which
+rendering a probe tells: for which roles they take a list of parts, and what they write for an
+image.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
-
-from mlx_vlm.prompt_utils import get_chat_template
 
 from vlm_server.errors import InvalidRequest, ModelLoadError
 from vlm_server.protocol import ContentPart, Message, TextPart, VideoPart
@@ -24,8 +22,8 @@ _PROBE_PARTS = [{"type": "text", "text": _PROBE}]
 def join_texts(messages: Sequence[Message]) -> list[Message]:
     """`messages` with neighbouring text parts as one, as the model reads them.
 
-    Templates trim parts, or take the first one alone; and a control token that is cut between
-    two parts is one again once they are rendered.
+    Templates trim parts, or take the first one alone. And a control token that is split between
+    two parts is whole again once they are rendered.
     """
     return [Message(message.role, tuple(_joined(message.content))) for message in messages]
 
@@ -41,21 +39,21 @@ def _joined(parts: Sequence[ContentPart]) -> Iterator[ContentPart]:
 class ChatTemplate:
     """Renders messages the way a checkpoint's chat template wants them."""
 
-    def __init__(self, processor: Any, image_token: str, video_token: str | None = None) -> None:
-        """`image_token` is the token whose embedding a picture replaces; so for a video."""
-        self._processor = processor
-        tokenizer = getattr(processor, "tokenizer", processor)
-        candidates = [
-            getattr(processor, "boi_token", None),
-            getattr(processor, "image_token", None),
-            getattr(tokenizer, "image_token", None),
-            image_token,
-        ]
-        names = [name for name in candidates if isinstance(name, str) and name]
+    def __init__(
+        self,
+        apply: Callable[[Sequence[Mapping[str, Any]], bool], Any],
+        image_placeholders: Sequence[str],
+        video_token: str | None,
+    ) -> None:
+        """`apply` and `image_placeholders` are as in `HostModel`.
+
+        `video_token` is the token whose embeddings a video replaces, for families that take videos.
+        """
+        self._apply_template = apply
         asked = self._probe({"role": "user", "content": [{"type": "image"}, *_PROBE_PARTS]})
-        found = next((name for name in names if name in asked), None)
-        self.placeholder = found or names[0]
-        """What stands for one picture in a rendered prompt."""
+        found = next((name for name in image_placeholders if name in asked), None)
+        self.placeholder = found or image_placeholders[0]
+        """What stands for one image in a rendered prompt."""
         self._roles_with_parts = {"user"} if found else set[str]()
         self.video_placeholder = self._find_video_placeholder(video_token)
         """What stands for one video in a rendered prompt; None if nothing does."""
@@ -112,9 +110,7 @@ class ChatTemplate:
         return marked if marked in asked else None
 
     def _apply(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        prompt = get_chat_template(
-            self._processor, messages, add_generation_prompt=add_generation_prompt
-        )
+        prompt = self._apply_template(messages, add_generation_prompt)
         if not isinstance(prompt, str):
             raise ModelLoadError("the chat template does not render text")
         return prompt

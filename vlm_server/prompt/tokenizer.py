@@ -1,7 +1,7 @@
-"""A conversation to token ids. Knows the chat template and the tokenizer; knows no pixels.
+"""Turns a conversation into token ids.
 
 Needs no lock: the tokenizer is a copy that nobody changes, while processors set padding and
-truncation on theirs. Encoding lets other Python threads run.
+truncation on theirs. Encoding releases the interpreter lock.
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tokenizers
-from mlx_vlm.utils import should_add_special_tokens
 
 from vlm_server.errors import ContextLengthExceeded, InvalidRequest
+from vlm_server.ports import HostModel
 from vlm_server.prompt.special_tokens import SpecialTokens
 from vlm_server.prompt.templates import ChatTemplate, join_texts
 from vlm_server.protocol import Message, TextPart
-from vlm_server.runner.model.load import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)
 class Placeholder:
-    """What is written for one picture or video: the token that stands for it, and text around."""
+    """What is written for one image or video: the token that stands for it, and text around."""
 
     token_id: int
     prefix: str
@@ -30,28 +29,33 @@ class Placeholder:
 
 
 class PromptTokenizer:
-    """Renders and tokenizes prompts of one model, with one token for each picture and video."""
+    """Renders and tokenizes prompts of one model, with one token for each image and video."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
-        self._tokenizer = tokenizers.Tokenizer.from_str(loaded.backend.to_str())
+    def __init__(self, host: HostModel) -> None:
+        self._tokenizer = tokenizers.Tokenizer.from_str(host.backend.to_str())
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        media_ids = [i for i in (loaded.image_token_id, loaded.video_token_id) if i is not None]
-        self._tokens = {i: str(loaded.tokenizer.convert_ids_to_tokens(i)) for i in media_ids}
-        self._template = ChatTemplate(loaded.processor, *self._tokens.values())
+        self._tokens = {
+            token_id: str(host.tokenizer.convert_ids_to_tokens(token_id))
+            for token_id in host.media_token_ids
+        }
+        video_token = None if host.video_token_id is None else self._tokens[host.video_token_id]
+        self._template = ChatTemplate(
+            host.apply_chat_template, host.image_placeholders, video_token
+        )
         placeholders = {self.placeholder, *self._tokens.values()}
-        self._special = SpecialTokens(loaded.tokenizer, placeholders)
+        self._special = SpecialTokens(host.tokenizer, placeholders)
         either = filter(None, (self.video_placeholder, self.placeholder))
         self._placeholders = re.compile("|".join(map(re.escape, either)))
-        self._bos: str | None = loaded.tokenizer.bos_token
-        self._adds_special = should_add_special_tokens(loaded.model_type, loaded.processor)
+        self._bos: str | None = host.tokenizer.bos_token
+        self._adds_special = host.adds_special_tokens
         longest = max(map(len, self._tokenizer.get_vocab()))
-        self._context_tokens = loaded.context_tokens
-        self._max_characters = loaded.context_tokens * longest
+        self._context_tokens = host.context_tokens
+        self._max_characters = host.context_tokens * longest
 
     @property
     def placeholder(self) -> str:
-        """What stands for one picture in a rendered prompt."""
+        """What stands for one image in a rendered prompt."""
         return self._template.placeholder
 
     @property
@@ -65,12 +69,14 @@ class PromptTokenizer:
         text = self._template.generation_suffix
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def tokenize(self, messages: Sequence[Message], places: Sequence[Placeholder]) -> list[int]:
+    def tokenize(
+        self, messages: Sequence[Message], placeholders: Sequence[Placeholder]
+    ) -> list[int]:
         """Ids of the prompt up to where the answer begins.
 
-        `places` are those of the pictures and videos, in order. Raises
-        InvalidRequest for a conversation that the template refuses, ContextLengthExceeded,
-        without tokenizing it, for a text that could not fit whatever its tokens are.
+        `placeholders` are those of the images and videos, in order. Raises InvalidRequest for a
+        conversation that the template refuses, and ContextLengthExceeded, without tokenizing it,
+        for a text that could not fit whatever its tokens are.
         """
         messages = join_texts(messages)
         user_text = "\n".join(
@@ -91,18 +97,18 @@ class PromptTokenizer:
         rendered = self._template.render(
             messages, lambda text: self._special.disarm(text, mark) if mark else text
         )
-        token_ids = self._encode(self._place_media(rendered, places))
+        token_ids = self._encode(self._place_media(rendered, placeholders))
         return self._special.remove_marks(token_ids, mark) if mark else token_ids
 
-    def _place_media(self, rendered: str, places: Sequence[Placeholder]) -> str:
-        text, *pieces = self._placeholders.split(rendered)
-        if len(pieces) != len(places):
+    def _place_media(self, rendered: str, placeholders: Sequence[Placeholder]) -> str:
+        text, *parts = self._placeholders.split(rendered)
+        if len(parts) != len(placeholders):
             raise InvalidRequest(
-                f"this model's chat template keeps {len(pieces)} of {len(places)} pictures",
+                f"this model's chat template keeps {len(parts)} of {len(placeholders)} pictures",
                 "messages",
             )
-        for place, piece in zip(places, pieces, strict=True):
-            text += place.prefix + self._tokens[place.token_id] + place.suffix + piece
+        for each, part in zip(placeholders, parts, strict=True):
+            text += each.prefix + self._tokens[each.token_id] + each.suffix + part
         return text
 
     def _encode(self, text: str) -> list[int]:

@@ -16,8 +16,7 @@ import mlx.core as mx
 
 from vlm_server.cache.caches import Caches
 from vlm_server.errors import InternalError, InvalidRequest, OutOfMemory, RequestError
-from vlm_server.ports import PrefillWork, SchedulerOutput, SeqId, StepResult
-from vlm_server.prompt.grammar import SCHEMA_PARAM
+from vlm_server.ports import SCHEMA_PARAM, PrefillWork, SchedulerOutput, SeqId, StepResult
 from vlm_server.runner.device.memory import NO_MEMORY, is_out_of_memory
 from vlm_server.runner.kv.segments import SequenceState, StateSize
 from vlm_server.runner.model.load import LoadedModel
@@ -71,13 +70,15 @@ class ModelRunner:
     """Holds the KV cache of every request: prompts being prefilled, and sequences that decode."""
 
     def __init__(self, loaded: LoadedModel, caches: Caches) -> None:
-        self._model = loaded.model
+        self._loaded = loaded
         self._caches = caches
         self._prefills: dict[str, Prefill] = {}
         self._joined: list[Prefill] = []
         """Prompts that are not stored in the prefix cache yet."""
         self._state_size: StateSize | None = None
-        self._batch = DecodeBatch(loaded.language_model, loaded.eos_token_ids)
+        self._batch = DecodeBatch(
+            loaded.language_model, loaded.host.eos_token_ids, loaded.decode_positions
+        )
 
     @property
     def num_tracked(self) -> int:
@@ -158,7 +159,7 @@ class ModelRunner:
             return None
         try:
             for request in plan.new:
-                self._prefills[request.request_id] = Prefill(self._model, request)
+                self._prefills[request.request_id] = Prefill(self._loaded, request)
             return self._prefills[work.request_id].launch(work.start, work.end)
         except Exception as error:
             logger.exception("prefilling tokens %d to %d failed", work.start, work.end)

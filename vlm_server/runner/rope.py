@@ -1,16 +1,12 @@
-"""Rotary embedding of heads, whatever its angles come from. Knows arrays; knows no model."""
+"""Applies rotary position embeddings (RoPE) to queries and keys, given their angles."""
 
 from __future__ import annotations
 
 import mlx.core as mx
 
 
-def is_cpu() -> bool:
-    return mx.default_device().type == mx.DeviceType.cpu
-
-
 class Rope:
-    """FairQueue the pairs (i, i + half) of heads.
+    """Rotates the pairs (i, i + half) of each head's numbers, in float32.
 
     cosines, sines: (..., half) float32, which broadcast against half a head.
     """
@@ -19,29 +15,25 @@ class Rope:
         self._cosines, self._sines = cosines, sines
         self._by_half = cosines[..., None, :], mx.stack([-sines, sines], axis=-2)
 
-    def __call__(self, x: mx.array) -> mx.array:
-        """`x` (..., size), turned in float32."""
-        return self.in_parts(x) if is_cpu() else self.in_one_kernel(x)
-
     def in_parts(self, x: mx.array) -> mx.array:
-        """For a CPU, where contiguous halves are worth more than few operations."""
+        """RoPE of `x`, (..., head size), on a CPU: contiguous halves beat few operations."""
         first, second = mx.split(x, 2, axis=-1)
-        turned = [
+        rotated = [
             first * self._cosines - second * self._sines,
             second * self._cosines + first * self._sines,
         ]
-        return mx.concatenate(turned, axis=-1).astype(x.dtype)
+        return mx.concatenate(rotated, axis=-1).astype(x.dtype)
 
     def in_one_kernel(self, x: mx.array) -> mx.array:
-        """For a GPU, where each operation reads and writes all of `x` in float32."""
+        """The same on a GPU, where each operation reads and writes all of `x` in float32."""
         halves = x.reshape(*x.shape[:-1], 2, x.shape[-1] // 2)
-        turned: mx.array = _turned(halves, halves[..., ::-1, :], *self._by_half)
-        return turned.reshape(x.shape)
+        rotated: mx.array = _compiled(halves, halves[..., ::-1, :], *self._by_half)
+        return rotated.reshape(x.shape)
 
 
-def _turn(halves: mx.array, swapped: mx.array, cosines: mx.array, sines: mx.array) -> mx.array:
-    turned = halves.astype(mx.float32) * cosines + swapped.astype(mx.float32) * sines
-    return turned.astype(halves.dtype)
+def _rotate(halves: mx.array, swapped: mx.array, cosines: mx.array, sines: mx.array) -> mx.array:
+    rotated = halves.astype(mx.float32) * cosines + swapped.astype(mx.float32) * sines
+    return rotated.astype(halves.dtype)
 
 
-_turned = mx.compile(_turn, shapeless=True)
+_compiled = mx.compile(_rotate, shapeless=True)

@@ -17,7 +17,8 @@ from vlm_server.engine.threads import EncoderThread, PreparerThreads
 from vlm_server.prompt.grammar import Grammars
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Event, Loading, Ready, Start
-from vlm_server.runner.device.memory import MlxMemory, device_name
+from vlm_server.runner.device.device import current_device
+from vlm_server.runner.device.memory import MlxMemory
 from vlm_server.runner.device.speed import warn_of_slow_products
 from vlm_server.runner.kv.build import build_caches
 from vlm_server.runner.model.load import LoadedModel, load
@@ -64,19 +65,20 @@ class Engine:
 def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     """Load, warm up and say `Ready`. Raises ModelLoadError."""
     channel.send(Loading("loading the weights", 0.1))
-    loaded = load(start.model)
-    memory = MlxMemory(start.memory)
+    device = current_device()
+    loaded = load(start.model, device)
+    memory = MlxMemory(start.memory, device)
     caches = build_caches(start.cache, memory.read(), loaded)
     governor = Governor(start.memory, memory, SystemProcessMemory(), caches)
     engine = build_engine(start, loaded, governor, caches, channel.inbox)
-    for number, stage in enumerate(stages(with_video=loaded.video_token_id is not None)):
+    for number, stage in enumerate(stages(with_video=loaded.host.video_token_id is not None)):
         channel.send(Loading(f"warming up on {stage.name}", 0.5 + 0.1 * number))
         warm_up(engine.loop, engine.inbox, stage)
     engine.end_warm_up()
-    warn_of_slow_products()
+    warn_of_slow_products(device)
     gc.collect()
     gc.freeze()  # else each full collection goes through all of it: 30 ms in somebody's answer
-    channel.send(Ready(loaded.model_type, device_name(), loaded.context_tokens))
+    channel.send(Ready(loaded.family.name, device.name, loaded.host.context_tokens))
     return engine.loop(channel.send), caches
 
 
@@ -89,22 +91,22 @@ def build_engine(
         prefill_chunk_tokens=start.scheduler.prefill_chunk_tokens,
         max_step_seconds=start.scheduler.max_step_seconds,
         max_preparing=start.scheduler.preparer_threads,
-        context_tokens=loaded.context_tokens,
-        vocabulary_size=loaded.vocabulary_size,
-        eos_token_ids=loaded.eos_token_ids,
+        context_tokens=loaded.host.context_tokens,
+        vocabulary_size=loaded.host.vocabulary_size,
+        eos_token_ids=loaded.host.eos_token_ids,
         default_temperature=loaded.default_temperature,
         default_top_p=loaded.default_top_p,
     )
-    grammars = Grammars(loaded, start.engine.schema_timeout_seconds)
+    grammars = Grammars(loaded.host, start.engine.schema_timeout_seconds)
     runner = ModelRunner(loaded, caches)
     admission = Admission(governor, runner.kv_bytes, config.prefill_chunk_tokens)
-    preparer = MultimodalPreparer(loaded, start.video, grammars, caches)
+    preparer = MultimodalPreparer(loaded.host, start.video, grammars, caches)
     return Engine(
         inbox=inbox,
-        scheduler=Scheduler(config, loaded.backend, caches, admission),
+        scheduler=Scheduler(config, loaded.host.backend, caches, admission),
         runner=runner,
         preparers=PreparerThreads(preparer, inbox, start.scheduler.preparer_threads),
-        encoder=EncoderThread(ImageEncoder(loaded.model), inbox),
+        encoder=EncoderThread(ImageEncoder(loaded), inbox),
         governor=governor,
         caches=caches,
         max_failed_steps=start.engine.max_failed_steps,

@@ -33,7 +33,7 @@ class ChunkSizer:
         """Those seconds, by size."""
 
     def note(self, num_tokens: int, seconds: float) -> None:
-        """A chunk of `num_tokens` took `seconds`. An atomic one, larger than allowed, is ignored."""
+        """A chunk of `num_tokens` took `seconds`; larger ones than allowed, atomic, are ignored."""
         if num_tokens > self._max_chunk_tokens:
             return
         self._last.append((_size_of(num_tokens), seconds))

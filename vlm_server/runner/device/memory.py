@@ -1,16 +1,14 @@
-"""MLX's device memory: reads, bounds and clears it. Knows the allocator; decides nothing."""
+"""MLX's device memory: reads, bounds and clears it; the governor decides when."""
 
 from __future__ import annotations
-
-import os
 
 import mlx.core as mx
 
 from vlm_server.ports import MemoryReading
-from vlm_server.runner.rope import is_cpu
+from vlm_server.runner.device.device import Device
 from vlm_server.settings import Memory
 
-NO_MEMORY = "the device ran out of memory; please ask again"
+NO_MEMORY = "The device ran out of memory; please try again."
 _ALLOCATIONS = ("malloc]", "out of memory", "unable to allocate", "cudamalloc")
 
 
@@ -21,15 +19,16 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 class MlxMemory:
-    """The `DeviceMemory` of MLX's default device. The only one that sets limits or clears.
+    """The `DeviceMemory` of `device`. The only one that sets limits or clears.
 
     MLX allocates beyond its limit if it must; below it, it keeps what is freed for reuse.
     """
 
-    def __init__(self, settings: Memory) -> None:
-        self._limit_bytes = settings.limit_bytes or suitable_limit_bytes()
+    def __init__(self, settings: Memory, device: Device) -> None:
+        self._device = device
+        self._limit_bytes = settings.limit_bytes or device.suitable_bytes
         self._pool_limit_bytes = settings.pool_limit_bytes or _suitable_pool_bytes(
-            self._limit_bytes
+            self._limit_bytes, device
         )
         mx.set_memory_limit(self._limit_bytes)
         mx.set_cache_limit(self._pool_limit_bytes)
@@ -40,8 +39,7 @@ class MlxMemory:
 
     @property
     def trims_own_pool(self) -> bool:
-        """MLX's allocators for GPUs do, buffer by buffer; the one for CPUs does not."""
-        return not is_cpu()
+        return self._device.trims_own_pool
 
     def read(self) -> MemoryReading:
         return MemoryReading(mx.get_active_memory(), mx.get_cache_memory(), self._limit_bytes)
@@ -62,29 +60,9 @@ class MlxMemory:
 
     def device_used_bytes(self) -> int:
         """Of a CUDA device. A CPU's and Metal's memory is the machine's: see `ProcessMemory`."""
-        info = {} if is_cpu() else mx.device_info(mx.default_device())
-        return int(info["total_memory"]) - int(info["free_memory"]) if "free_memory" in info else 0
+        return self._device.used_bytes()
 
 
-def suitable_limit_bytes() -> int:
-    """What the default device can hold without harm to the rest of the machine."""
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    device = mx.default_device()
-    if device.type == mx.DeviceType.cpu:
-        return total // 2
-    info = mx.device_info(device)
-    recommended = int(info.get("max_recommended_working_set_size", 0))  # Metal
-    return recommended or 9 * int(info.get("total_memory", total)) // 10
-
-
-def _suitable_pool_bytes(limit_bytes: int) -> int:
-    """A CPU's memory is everybody's, and the system hands it out fast; a GPU's is MLX's own."""
-    return 256 << 20 if is_cpu() else limit_bytes // 8
-
-
-def device_name() -> str:
-    """What MLX runs on, for people: `cpu`, or the GPU's name."""
-    device = mx.default_device()
-    if device.type == mx.DeviceType.cpu:
-        return "cpu"
-    return str(mx.device_info(device).get("device_name", "gpu"))
+def _suitable_pool_bytes(limit_bytes: int, device: Device) -> int:
+    """A CPU's memory is shared, and the system allocates it fast; a GPU's is MLX's own."""
+    return 256 << 20 if device.is_cpu else limit_bytes // 8

@@ -1,4 +1,4 @@
-"""Measures what the device is worth. Knows one matrix product; knows no model."""
+"""Measures how fast a CPU multiplies matrices, and warns if that is slow."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import time
 
 import mlx.core as mx
 
+from vlm_server.runner.device.device import Device
+
 logger = logging.getLogger(__name__)
 
 _SIDE = 512
 _SLOW_GFLOPS = 15.0
-"""MLX's own CPU products run at about 5, with an OpenBLAS at 100 and more."""
+"""MLX's own CPU products run at about 5 GFLOP/s, with an OpenBLAS at 100 and more."""
 
 
 def product_gflops() -> float:
@@ -26,9 +28,9 @@ def product_gflops() -> float:
     return 2 * _SIDE**3 / min(seconds) / 1e9
 
 
-def warn_of_slow_products() -> None:
-    """Log how fast a CPU multiplies, and warn if no OpenBLAS can be behind it."""
-    if mx.default_device().type != mx.DeviceType.cpu:
+def warn_of_slow_products(device: Device) -> None:
+    """Log how fast a CPU multiplies, and warn if that can't be an OpenBLAS."""
+    if not device.is_cpu:
         return
     speed = product_gflops()
     logger.info("this CPU multiplies matrices at %.0f GFLOP/s", speed)

@@ -35,7 +35,11 @@ def build_caches(settings: Cache, memory: MemoryReading, loaded: LoadedModel) ->
         prefix_bytes=prefix_bytes,
         needs_snapshots=with_snapshots,
         disk=open_disk_cache(
-            settings, loaded.fingerprint, prefix_bytes, needs_snapshots=with_snapshots
+            settings,
+            loaded.host.fingerprint,
+            loaded.device.name,
+            prefix_bytes,
+            needs_snapshots=with_snapshots,
         ),
     )
 

@@ -22,7 +22,6 @@ from vlm_server.cache.disk_files import default_folder
 from vlm_server.cache.disk_tier import Cache, DiskTier, EncodedImage, NoDisk
 from vlm_server.cache.prefix import Source
 from vlm_server.cache.prompt_key import PromptKey
-from vlm_server.runner.device.memory import device_name
 from vlm_server.runner.kv.records import (
     UNREADABLE,
     PrefixHeader,
@@ -246,7 +245,12 @@ class DiskCache:
 
 
 def open_disk_cache(
-    settings: CacheSettings, checkpoint: str, prefix_bytes: int, *, needs_snapshots: bool
+    settings: CacheSettings,
+    checkpoint: str,
+    device_name: str,
+    prefix_bytes: int,
+    *,
+    needs_snapshots: bool,
 ) -> DiskTier:
     """As `settings` say; `NoDisk`, with a warning, if the folder can't be used or is in use.
 
@@ -255,7 +259,7 @@ def open_disk_cache(
     if not settings.disk_bytes:
         return NoDisk()
     folder = Path(settings.disk_path).expanduser() if settings.disk_path else default_folder()
-    fingerprint = state_fingerprint(checkpoint, device_name())
+    fingerprint = state_fingerprint(checkpoint, device_name)
     try:
         store = DiskStore("disk", folder, fingerprint, settings.disk_bytes)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What is wrong with a checkpoint's files, in one line. Knows file formats; loads nothing."""
+"""Says in one line what is wrong with a checkpoint's files; loads nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LACKS_KEY = re.compile(r"(\w+)\.__init__\(\) missing \d+ required positional ar
 
 
 def check_files(folder: Path) -> None:
-    """Raises ModelLoadError that names the file which is missing, cut short or no JSON."""
+    """Raises ModelLoadError, naming the file that is missing, truncated or no JSON."""
     if not (folder / "config.json").is_file():
         raise ModelLoadError(f"{folder} has no config.json: not the folder of a checkpoint")
     weights = sorted(folder.glob("*.safetensors"))
@@ -34,7 +34,7 @@ def check_files(folder: Path) -> None:
 def check_shards(folder: Path) -> None:
     """Raises ModelLoadError for weights that the index names and that are not there.
 
-    Not said of a checkpoint that loads: an index may be of weights that were joined since.
+    Not called for a checkpoint that loads: its index may be older than its weights.
     """
     weight_map = read_json(folder / "model.safetensors.index.json").get("weight_map")
     if isinstance(weight_map, dict):
@@ -55,7 +55,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def reason_of(error: Exception) -> str:
-    """What a loader raised, on one line of bearable length."""
+    """What a loader raised, on one line, shortened."""
     text = " ".join(str(error).split())
     if lacks := _LACKS_KEY.search(text):
         return f"config.json lacks {lacks[2]} ({lacks[1]})"
@@ -66,7 +66,7 @@ def reason_of(error: Exception) -> str:
 
 
 def _check_weights(path: Path) -> None:
-    """The format: a length of 8 bytes, a JSON header with each tensor's place, the data."""
+    """The format: a length of 8 bytes, a JSON header with each tensor's offsets, the data."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:

@@ -1,30 +1,105 @@
-"""Which families of mlx-vlm are checked. Knows names alone; docs/families.md says of what."""
+"""What each family of mlx-vlm is: one row for each `model_type`, looked up once, at load.
+
+Nobody else names a family or asks a model what it can do. To add a family, write its row, a tiny
+checkpoint (tests/tiny_models) and its line in docs/families.md; the tests over all families do
+the rest. A family without a row is probed (`probe.py`), and served with a warning.
+"""
 
 from __future__ import annotations
 
-CHECKED = frozenset(
-    {
-        "gemma3",
-        "gemma4",
-        "glm4v",
-        "idefics3",
-        "internvl",
-        "llava",
-        "mistral3",
-        "pixtral",
-        "qwen2_5_vl",
-        "qwen2_vl",
-        "qwen3_5",
-        "qwen3_5_moe",
-        "qwen3_vl",
-        "qwen3_vl_moe",
-        "smolvlm",
-    }
-)
-"""The `model_type`s whose tiny checkpoints pass tests/integration/test_families.py."""
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
-WITH_VIDEO = frozenset(
-    {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
+from mlx_vlm.utils import get_model_type
+
+from vlm_server.errors import ModelLoadError
+from vlm_server.runner.model.processors import drop_tokenizer_options
+from vlm_server.runner.vision.towers import (
+    DeepstackTower,
+    FrameTower,
+    GlmTower,
+    WindowTower,
 )
-"""Those that take a video whole: their towers see each group of frames alone, and their
-processors need no torch. The others are shown its frames as pictures."""
+
+
+class MRopeRule(enum.Enum):
+    """How a family's M-RoPE positions are computed."""
+
+    WHOLE_VIDEOS = "one grid for each image and video"
+    SPLIT_VIDEOS = "one grid for each image and each frame group of a video"
+    ASK_MODEL = "by `get_rope_index` of its language model"
+
+
+POSITION_STATE = ("_position_ids", "_rope_deltas")
+"""Where mlx-vlm's families with M-RoPE keep a prompt's positions on the language model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One family, by its `model_type`.
+
+    is_checked: its tiny checkpoint passes tests/integration/test_families.py.
+    takes_videos: its processor takes videos without torch, and its tower lets each frame group
+    attend to itself alone. Other families are shown a video's frames as images.
+    mrope: None for a family with one position a token.
+    tower: ours, in place of mlx-vlm's vision tower; its rows stand for the media tokens as they
+    are. None for a family that is encoded by its own `get_input_embeddings`.
+    fix_processor: changes a processor that would refuse every image.
+    position_state: attributes of the language model that hold a prompt's positions between
+    calls. Ours belong to the request, so these are cleared.
+    """
+
+    name: str
+    is_checked: bool = True
+    takes_videos: bool = False
+    mrope: MRopeRule | None = None
+    tower: type[FrameTower] | None = None
+    fix_processor: Callable[[Any], None] | None = None
+    position_state: tuple[str, ...] = ()
+
+    def forget_positions(self, language_model: Any) -> None:
+        """Clear what `language_model` keeps of a prompt, so that no request meets another's."""
+        for name in self.position_state:
+            setattr(language_model, name, None)
+
+
+def _qwen(name: str, mrope: MRopeRule, tower: type[FrameTower]) -> Family:
+    return Family(name, takes_videos=True, mrope=mrope, tower=tower, position_state=POSITION_STATE)
+
+
+_ROWS = (
+    Family("gemma3"),
+    Family("gemma4"),
+    Family("glm4v", mrope=MRopeRule.WHOLE_VIDEOS, tower=GlmTower, position_state=POSITION_STATE),
+    Family("idefics3"),
+    Family("internvl"),
+    Family("llava", fix_processor=drop_tokenizer_options),
+    Family("mistral3"),
+    Family("pixtral"),
+    _qwen("qwen2_vl", MRopeRule.WHOLE_VIDEOS, FrameTower),
+    _qwen("qwen2_5_vl", MRopeRule.WHOLE_VIDEOS, WindowTower),
+    _qwen("qwen3_vl", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
+    _qwen("qwen3_vl_moe", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
+    _qwen("qwen3_5", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
+    _qwen("qwen3_5_moe", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
+    Family("smolvlm"),
+)
+FAMILIES = {family.name: family for family in _ROWS}
+
+_RUNS_CODE = frozenset({"got", "inkling", "moondream2"})
+"""Families whose processors in mlx-vlm trust the checkpoint's code, whatever the caller says."""
+_ENCODER_DECODERS = frozenset({"florence2"})
+"""Those whose configuration does not say so itself."""
+
+
+def refuse_unservable(config: dict[str, Any]) -> None:
+    """Raises ModelLoadError for a configuration that runs code, or has no causal language model."""
+    name = config["model_type"]
+    if "model_file" in config:
+        raise ModelLoadError("config.json has `model_file`, code to be run from the checkpoint")
+    if get_model_type(config) in _RUNS_CODE:
+        raise ModelLoadError(f"mlx-vlm runs code from checkpoints of {name}")
+    if config.get("is_encoder_decoder") or name in _ENCODER_DECODERS:
+        raise ModelLoadError(f"{name} is an encoder-decoder model")

@@ -1,4 +1,4 @@
-"""Names a checkpoint by its files and by what reads them. Knows files; loads nothing."""
+"""Hashes a checkpoint's files and the versions of what reads them, for cache keys."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 import vlm_server
 
 _READERS = ("mlx", "mlx-vlm", "transformers", "tokenizers", "pillow", "av")
-"""Packages whose next version may make other pixels, tokens or features of the same bytes."""
+"""Packages of which another version may make other pixels, tokens or features of the same bytes."""
 _FILES = ("*.safetensors", "*.json", "*.jinja", "*.model")
 
 
 def fingerprint(folder: Path, dtype: str) -> str:
     """SHA-256 in hex over weights, configuration, processor and template, and the readers.
 
-    The name and place of the folder play no part. Reads every byte: a second for some 1.5 GB.
+    The folder's name and location play no part. Reads every byte: a second for some 1.5 GB.
     """
     digest = hashlib.sha256(dtype.encode())
     for package in _READERS:
@@ -30,9 +30,9 @@ def fingerprint(folder: Path, dtype: str) -> str:
 
 
 def state_fingerprint(checkpoint: str, device: str) -> str:
-    """SHA-256 in hex over all that features and KV follow from, but for the prompt.
+    """SHA-256 in hex over all that features and KV depend on besides the prompt.
 
-    That is the checkpoint, by its fingerprint, what computes, and this program, by its code.
+    That is the checkpoint, by its fingerprint, the device, and this program, by its code.
     """
     digest = hashlib.sha256(f"{checkpoint}\0{device}\0{platform.machine()}\0".encode())
     package = Path(vlm_server.__path__[0])

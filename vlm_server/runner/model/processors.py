@@ -1,19 +1,69 @@
-"""Mends processors of mlx-vlm that fail on every picture. Knows their classes; no model."""
+"""mlx-vlm's processors: text and pixels in, numpy arrays out."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mlx_vlm.models.llava.processing_llava import LlavaProcessor
+import mlx.core as mx
+import numpy as np
+from mlx_vlm.prompt_utils import get_chat_template
+from mlx_vlm.utils import VideoMetadata, prepare_inputs
+from numpy.typing import NDArray
+from PIL import Image as PillowImage
+
+from vlm_server.ports import ProcessedMedia
+
+_NOT_FOR_THE_TOWER = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
+_MILLISECONDS = 1000
 
 
-def mend(processor: Any) -> None:
-    """Change `processor` so that it takes pictures; most need nothing."""
-    if isinstance(processor, LlavaProcessor):
-        processor.image_processor = _PicturesOnly(processor.image_processor)
+class HostProcessor:
+    """One model's processor and chat template, as `HostModel` has them.
+
+    Not thread-safe: mlx-vlm sets padding on the tokenizer.
+    """
+
+    def __init__(self, processor: Any, image_token_id: int) -> None:
+        self._processor = processor
+        self._image_token_id = image_token_id
+
+    def image(self, image: PillowImage.Image, placeholder: str) -> ProcessedMedia:
+        return self._process(placeholder, images=[image])
+
+    def video(
+        self, frames: NDArray[np.uint8], seconds: Sequence[float], placeholder: str
+    ) -> ProcessedMedia:
+        """Each frame is named by its millisecond, as if a second had a thousand frames."""
+        indices = [round(each * _MILLISECONDS) for each in seconds]
+        metadata = VideoMetadata(indices[-1] + 1, float(_MILLISECONDS), indices)
+        return self._process(placeholder, videos=[frames], video_metadata=[metadata])
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool
+    ) -> Any:
+        return get_chat_template(
+            self._processor, list(messages), add_generation_prompt=add_generation_prompt
+        )
+
+    def _process(self, placeholder: str, **media: Any) -> ProcessedMedia:
+        made = prepare_inputs(
+            self._processor, prompts=placeholder, image_token_index=self._image_token_id, **media
+        )
+        inputs = {
+            name: np.array(array)
+            for name, array in made.items()
+            if isinstance(array, mx.array) and name not in _NOT_FOR_THE_TOWER
+        }
+        return ProcessedMedia(np.array(made["input_ids"], dtype=np.int32).reshape(-1), inputs)
 
 
-class _PicturesOnly:
+def drop_tokenizer_options(processor: Any) -> None:
+    """Let LLaVA's processor take images: under this transformers it refuses every one."""
+    processor.image_processor = _ImagesOnly(processor.image_processor)
+
+
+class _ImagesOnly:
     """An image processor that is handed the tokenizer's options too, and would refuse them."""
 
     def __init__(self, inner: Any) -> None:

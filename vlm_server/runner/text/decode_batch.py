@@ -22,7 +22,7 @@ from vlm_server.runner.kv.batch_cache import joined, kept
 from vlm_server.runner.kv.segments import SequenceState, snapshot
 from vlm_server.runner.sampling.logprobs import Scores, score
 from vlm_server.runner.sampling.sampler import SequenceSampler, choice_params, sample
-from vlm_server.runner.text.mrope import has_shared_mrope
+from vlm_server.runner.text.mrope import DecodePositions
 from vlm_server.runner.text.prefill import Prefill
 
 
@@ -49,11 +49,12 @@ Drawn = tuple[dict[SeqId, int], dict[SeqId, TokenScore]]
 class DecodeBatch:
     """Sequences come with their own cache, those of a request together; each leaves at any step."""
 
-    def __init__(self, language_model: Any, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self, language_model: Any, eos_token_ids: frozenset[int], positions: DecodePositions
+    ) -> None:
         self._language_model = language_model
         self._eos_token_ids = eos_token_ids
-        self._has_rope_index = hasattr(language_model, "get_rope_index")
-        self._has_shared_mrope = has_shared_mrope(language_model)
+        self._positions = positions
         self._seqs: list[_Sequence] = []
         self._cache: list[Any] = []
         self._tokens: mx.array | None = None
@@ -162,7 +163,8 @@ class DecodeBatch:
         ]
 
     def _launch(self, tokens: mx.array) -> tuple[mx.array, list[Scores]]:
-        kwargs = {"position_ids": self._position_ids()} if self._has_rope_index else {}
+        has_positions = self._positions is not DecodePositions.NONE
+        kwargs = {"position_ids": self._position_ids()} if has_positions else {}
         output = self._language_model(tokens[:, None], cache=self._cache, **kwargs)
         logits = output.logits[:, -1]
         self._follow_grammars(tokens, logits)
@@ -186,9 +188,9 @@ class DecodeBatch:
             seq.sampler.follow(drawn[i])
 
     def _position_ids(self) -> mx.array:
-        """Of each sequence's next token: (3, rows, 1), or (rows, 1) for `SharedMRope`."""
+        """The M-RoPE position of each sequence's next token: see `DecodePositions`."""
         positions = mx.array([[seq.position + seq.prompt.rope_delta] for seq in self._seqs])
-        if self._has_shared_mrope:
+        if self._positions is DecodePositions.ONE:
             return positions
         return mx.broadcast_to(positions[None], (3, *positions.shape))
 

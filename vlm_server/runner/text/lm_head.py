@@ -1,7 +1,7 @@
-"""A model's last layer for the last token alone. Knows where mlx-vlm's families keep it.
+"""Computes a language model's logits of the last token alone.
 
-They make logits of every token of a prompt, which for 2,048 tokens and a vocabulary of 152,000
-are 622 MB in bfloat16. Nobody here reads those before the last.
+mlx-vlm's families compute those of every token of a prompt: 622 MB in bfloat16 for 2,048 tokens and
+a vocabulary of 152,000. Nobody here reads any but the last token's.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from mlx.nn import (  # type: ignore[attr-defined]  # mlx.nn is not typed
 
 
 class _OfLastToken:
-    num_behind = 0
-    """Places behind the last token, which are no tokens."""
+    num_padding = 0
+    """Positions after the last token, which are padding."""
 
     def _last(self, x: mx.array) -> mx.array:
         """Of (rows, tokens, hidden), the last token's."""
-        end = x.shape[1] - self.num_behind
+        end = x.shape[1] - self.num_padding
         return x[:, end - 1 : end]
 
 
@@ -60,8 +60,8 @@ _LAST: dict[type, type] = {
 def use_last_token_head(language_model: Any) -> None:
     """Let a loaded model's logits be (rows, 1, vocabulary), whatever the length of its input.
 
-    The head is a layer of its own, or the embeddings read backwards. One that is not exactly
-    of a known class stays.
+    The head is a layer of its own, or the transposed embeddings. One that is not exactly of a
+    known class stays.
     """
     for layer in _heads(language_model):
         if type(layer) in _LAST:
@@ -75,16 +75,16 @@ def has_last_token_head(language_model: Any) -> bool:
 
 
 @contextmanager
-def last_token_before(language_model: Any, num_places: int) -> Iterator[None]:
-    """Logits are those of the token before the input's last `num_places` places."""
+def last_token_before(language_model: Any, num_padding: int) -> Iterator[None]:
+    """Logits are those of the token before the input's last `num_padding` positions."""
     heads = [layer for layer in _heads(language_model) if isinstance(layer, _OfLastToken)]
     for head in heads:
-        head.num_behind = num_places
+        head.num_padding = num_padding
     try:
         yield
     finally:
         for head in heads:
-            head.num_behind = 0
+            head.num_padding = 0
 
 
 def _heads(language_model: Any) -> tuple[Any, Any]:

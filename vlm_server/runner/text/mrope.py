@@ -1,15 +1,17 @@
-"""One rotary embedding for all layers of a family with M-RoPE, but on Metal, which has its own.
+"""One M-RoPE embedding that all layers of a language model share.
 
-mlx-vlm compiles its M-RoPE for each shape that it meets, and MLX keeps every such compilation:
-24 KB for each length that a prompt ever had. Here what follows from positions is computed once
-for all layers, and heads are turned by what was compiled once for all shapes.
+mlx-vlm compiles its M-RoPE for each input shape, and MLX keeps every compilation: 24 KB for each
+prompt length that ever occurred. Here the angles of a call are computed once for all layers, and
+RoPE is applied by code that is compiled once for all shapes.
 
-On a GPU launching kernels is what a decode step of few rows waits for. A token of text has one
-position, whatever family: there M-RoPE is plain RoPE, which MLX turns in one kernel.
+On a GPU, launching kernels is what a decode step of few sequences waits for. A text token has one
+position three times, whatever the family: there M-RoPE is plain RoPE, for which MLX has one
+kernel. Metal is left out: mlx-vlm has an M-RoPE kernel for it.
 """
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 import mlx.core as mx
@@ -22,11 +24,20 @@ _STYLES = frozenset({"chunked", "interleaved"})
 """Those in which each frequency follows one of the three positions."""
 
 
+class DecodePositions(enum.Enum):
+    """Which `position_ids` a decode step passes."""
+
+    NONE = "none"
+    """The language model counts by its cache."""
+    ONE = "(rows, 1)"
+    THREE = "(3, rows, 1)"
+
+
 def use_shared_mrope(language_model: Any, *, has_rope_kernel: bool) -> bool:
     """Let all layers share one rotary embedding; False if the model's is not a known kind.
 
-    Decode steps then pass positions as (rows, 1). `has_rope_kernel` says whether `mx.fast.rope`
-    is one kernel here.
+    Decode steps may then pass one position a row. `has_rope_kernel` says whether `mx.fast.rope`
+    is one kernel on this device.
     """
     attentions = _attentions(language_model)
     embeddings: list[Any] = [getattr(attention, "rotary_emb", None) for attention in attentions]
@@ -40,12 +51,15 @@ def use_shared_mrope(language_model: Any, *, has_rope_kernel: bool) -> bool:
     return True
 
 
-def has_shared_mrope(language_model: Any) -> bool:
-    """Whether decode steps may pass positions as (rows, 1)."""
-    return any(
+def decode_positions(language_model: Any, *, has_mrope: bool) -> DecodePositions:
+    """What decode steps of this model pass, after `use_shared_mrope` was tried."""
+    if not has_mrope:
+        return DecodePositions.NONE
+    shares = any(
         isinstance(getattr(attention, "rotary_emb", None), SharedMRope)
         for attention in _attentions(language_model)
     )
+    return DecodePositions.ONE if shares else DecodePositions.THREE
 
 
 def _attentions(language_model: Any) -> list[Any]:
@@ -63,7 +77,7 @@ def _is_known(embedding: Any) -> bool:
 
 
 class SharedMRope(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not typed
-    """The M-RoPE of one model's `num_layers` layers, turned in float32."""
+    """The M-RoPE of one language model's `num_layers` layers, applied in float32."""
 
     fused_apply = True
     """Tells mlx-vlm's layers to call `apply_rotary`."""
@@ -78,7 +92,7 @@ class SharedMRope(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is no
         self._num_layers = num_layers
         self._layers_left = 0
         self._positions: mx.array | None = None
-        self._turns: Any = None
+        self._shared: Any = None
         """What all layers need of `_positions`: an offset (1,), or a `Rope`."""
 
     def apply_rotary(
@@ -90,24 +104,24 @@ class SharedMRope(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is no
         unsqueeze_dim: int = 1,
         cast_output: bool = True,
     ) -> tuple[mx.array, mx.array]:
-        """`q` and `k`, (rows, heads, tokens, head size), turned by their positions.
+        """RoPE of `q` and `k`, (rows, heads, tokens, head size), at their positions.
 
-        position_ids: (rows, 1) for one token of text a row, (3, rows, tokens) for all else.
+        position_ids: (rows, 1) for one text token a row, (3, rows, tokens) for all else.
         """
         assert unsqueeze_dim == 1
         assert cast_output
         is_one = self._has_rope_kernel and position_ids.shape == (1, 1)
         if position_ids is not self._positions:
             self._positions, self._layers_left = position_ids, self._num_layers
-            self._turns = position_ids[:, 0] if is_one else self._rotation(position_ids)
-        turn = self._turn_one if is_one else self._turn
-        turned = turn(q), turn(k)
+            self._shared = position_ids[:, 0] if is_one else self._rope(position_ids)
+        apply = self._apply_one if is_one else self._apply
+        rotated = apply(q), apply(k)
         self._layers_left -= 1
         if not self._layers_left:
-            self._positions = self._turns = None
-        return turned
+            self._positions = self._shared = None
+        return rotated
 
-    def _rotation(self, position_ids: mx.array) -> Rope:
+    def _rope(self, position_ids: mx.array) -> Rope:
         positions = position_ids[..., None]
         if position_ids.ndim == 3:
             by_frequency = mx.take(position_ids, self._embedding.position_selector, axis=0)
@@ -115,15 +129,15 @@ class SharedMRope(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is no
         angles = positions.astype(mx.float32) * self._embedding.inv_freq
         return Rope(mx.cos(angles)[:, None], mx.sin(angles)[:, None])
 
-    def _turn(self, x: mx.array) -> mx.array:
-        dim, turn = self._embedding.dim, self._turns.in_one_kernel
+    def _apply(self, x: mx.array) -> mx.array:
+        dim, apply = self._embedding.dim, self._shared.in_one_kernel
         if dim == x.shape[-1]:
-            return turn(x)  # type: ignore[no-any-return]
-        return mx.concatenate([turn(x[..., :dim]), x[..., dim:]], axis=-1)
+            return apply(x)  # type: ignore[no-any-return]
+        return mx.concatenate([apply(x[..., :dim]), x[..., dim:]], axis=-1)
 
-    def _turn_one(self, x: mx.array) -> mx.array:
-        """The least to launch. Of several rows, MLX takes four times as long for it on CUDA."""
+    def _apply_one(self, x: mx.array) -> mx.array:
+        """The fewest launches. For several rows it takes MLX four times as long on CUDA."""
         return mx.fast.rope(
             x, self._embedding.dim, traditional=False, base=None, scale=1.0,
-            offset=self._turns, freqs=self._periods,
+            offset=self._shared, freqs=self._periods,
         )  # fmt: skip

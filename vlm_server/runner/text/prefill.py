@@ -9,12 +9,11 @@ import numpy as np
 from mlx_vlm.models.cache import KVCache, make_prompt_cache
 from numpy.typing import NDArray
 
-from vlm_server.ports import NewRequest, PreparedPrompt
-from vlm_server.prompt.grammar import Grammar
-from vlm_server.prompt.positions import forget_positions
+from vlm_server.ports import Grammar, NewRequest, PreparedPrompt
 from vlm_server.runner.kv.segments import LayerStates, restore, room_for, snapshot
+from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.text.lm_head import has_last_token_head, last_token_before
-from vlm_server.runner.text.padded_chunk import PaddedChunk, PaddedChunkCache, padding_multiple
+from vlm_server.runner.text.padded_chunk import PaddedChunk, PaddedChunkCache
 from vlm_server.runner.vision.encoder import ImageFeatures
 
 
@@ -24,35 +23,35 @@ class Prefill:
     `snapshots` are taken at the prompt's snapshot points, by the number of tokens they follow.
     """
 
-    def __init__(self, model: Any, request: NewRequest) -> None:
-        self._model = model
+    def __init__(self, loaded: LoadedModel, request: NewRequest) -> None:
+        self._loaded = loaded
         self.prompt = request.prompt
         self.sampling = request.sampling
-        self.cache: list[Any] = make_prompt_cache(model.language_model)
+        self.cache: list[Any] = make_prompt_cache(loaded.language_model)
         for layer in self.cache:
             if type(layer) is KVCache:  # made once for all chunks, which then do not grow it
                 layer.step = room_for(request.prompt.num_tokens)
-        self._padding_multiple = padding_multiple() if self._can_be_padded() else 1
+        padding_tokens = loaded.device.prefill_padding_tokens
+        self._padding_multiple = padding_tokens if self._can_be_padded() else 1
         self.snapshots: dict[int, LayerStates] = {}
         if request.prefix.length:
             restore(self.cache, request.prefix, request.prompt.num_tokens)
         start, features = request.prefix.length, tuple[Any, ...](request.features)
-        self._inputs: _PromptInputs | None = _PromptInputs(model, request.prompt, start, features)
+        self._inputs: _PromptInputs | None = _PromptInputs(loaded, request.prompt, start, features)
 
     @property
     def grammar(self) -> Grammar | None:
         """What the answer must follow."""
-        grammar: Grammar | None = self.prompt.grammar
-        return grammar
+        return self.prompt.grammar
 
     def launch(self, start: int, end: int) -> mx.array:
         """Begin tokens `start` to `end`. Returns the last one's logits, (1, vocabulary), lazy."""
         assert self._inputs is not None
-        language_model, is_last = self._model.language_model, end == self.prompt.num_tokens
+        is_last = end == self.prompt.num_tokens
         output = self._read(PaddedChunk.around(start, end, self._padding_multiple), self._inputs)
         launched = [output.logits] if is_last else []
         mx.async_eval(launched, [layer.state for layer in self.cache])  # type: ignore[no-untyped-call]
-        forget_positions(language_model)
+        self._loaded.forget_positions()
         if end in self.prompt.snapshot_points:
             self.snapshots[end] = snapshot(self.cache)
         if is_last:
@@ -66,38 +65,44 @@ class Prefill:
         """Wait for the chunk that was launched last."""
         mx.eval([layer.state for layer in self.cache])
 
-    def _read(self, frame: PaddedChunk, inputs: _PromptInputs) -> Any:
-        """What the model makes of the tokens of `frame`, lazy; its logits are of the last one."""
-        language_model = self._model.language_model
-        token_ids = inputs.token_ids(frame.start, frame.end)
-        chunk = inputs.chunk(frame.start, frame.end)
-        if frame.is_exact:
-            return language_model(token_ids, cache=self.cache, **chunk)
-        layers = [PaddedChunkCache(layer, frame) for layer in self.cache]
-        with last_token_before(language_model, frame.num_behind):
+    def _read(self, chunk: PaddedChunk, inputs: _PromptInputs) -> Any:
+        """What the model makes of the tokens of `chunk`, lazy; its logits are of the last one."""
+        language_model = self._loaded.language_model
+        token_ids = inputs.token_ids(chunk.start, chunk.end)
+        kwargs = inputs.chunk(chunk.start, chunk.end)
+        if chunk.is_exact:
+            return language_model(token_ids, cache=self.cache, **kwargs)
+        layers = [PaddedChunkCache(layer, chunk) for layer in self.cache]
+        with last_token_before(language_model, chunk.num_after):
             return language_model(
-                frame.filled_up(token_ids, 1), cache=layers, **frame.filled_up_inputs(chunk)
+                chunk.padded(token_ids, 1), cache=layers, **chunk.padded_inputs(kwargs)
             )
 
     def _can_be_padded(self) -> bool:
         """Whether no token and no layer attends to later ones, and logits are of one token."""
         is_plain = all(type(layer) is KVCache for layer in self.cache)
         is_causal = not self.prompt.atomic_prefill_tokens
-        return is_plain and is_causal and has_last_token_head(self._model.language_model)
+        return is_plain and is_causal and has_last_token_head(self._loaded.language_model)
 
 
 class _PromptInputs:
     """A prompt from token `start` on, as the language model takes it; sliced for each chunk."""
 
     def __init__(
-        self, model: Any, prompt: PreparedPrompt, start: int, features: tuple[ImageFeatures, ...]
+        self,
+        loaded: LoadedModel,
+        prompt: PreparedPrompt,
+        start: int,
+        features: tuple[ImageFeatures, ...],
     ) -> None:
         self._start = start
         self._positions = prompt.positions
         self._token_types = prompt.token_types
         self._token_ids = mx.array(prompt.token_ids[start:])[None]
-        made = model.get_input_embeddings(self._token_ids, None, mask=mx.ones_like(self._token_ids))
-        forget_positions(model.language_model)
+        made = loaded.model.get_input_embeddings(
+            self._token_ids, None, mask=mx.ones_like(self._token_ids)
+        )
+        loaded.forget_positions()
         later = (span for span in prompt.spans if span.start >= start)
         spans = [(span.start - start, span.end - start) for span in later]
         self._per_layer_inputs: mx.array | None = made.per_layer_inputs

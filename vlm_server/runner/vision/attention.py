@@ -1,9 +1,9 @@
-"""Attention of a vision tower's layer, in a few large calls. Knows the modules of one layer.
+"""Attention of one layer of a vision tower, in a few large calls.
 
-No call waits for the GPU. On a CPU the exponentials are numpy's: MLX takes 14 ns for one on
-x86, numpy 2, and that is most of what a picture costs. Waiting for their argument also cuts a
-tower's work into small pieces; MLX lets no other stream's operation start while too many of
-one stream's are on their way, so that a decode step would wait for most of an encode.
+No call waits for the GPU. On a CPU the exponentials are numpy's: on x86 MLX takes 14 ns for one,
+numpy 2, and they are most of an image's cost. Waiting for their argument also splits a tower's
+work into small parts. MLX starts no operation of another stream while too many of one stream are
+queued, so a decode step would otherwise wait for most of an encode.
 """
 
 from __future__ import annotations
@@ -14,53 +14,45 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from vlm_server.runner.rope import Rope, is_cpu
+from vlm_server.runner.device.device import Device
+from vlm_server.runner.rope import Rope
 
 Segments = tuple[tuple[int, int], ...]
 """How the patches of a frame attend, in their order: runs of (count, patches of each)."""
 
 _THETA = 10000.0
 _FUSED_HEAD_SIZES = (64, 80, 128)
-"""What MLX's fused attention takes on Metal; other heads are filled up with zeros."""
+"""What MLX's fused attention takes on Metal; other head sizes are padded with zeros."""
 _MAX_CPU_SCORES = 2_000_000
-"""Attention scores that are worked on at once, on a CPU: 8 MB of them."""
+"""Attention scores that a CPU computes at once: 8 MB of them."""
 
 
-def patch_places(height: int, width: int, merged: int) -> NDArray[np.int32]:
-    """(row, column) of each patch of a frame, (patches, 2), in the processor's order.
-
-    The patches of one token, `merged` by `merged`, follow each other.
-    """
-    places = np.moveaxis(np.indices((height, width), dtype=np.int32), 0, -1)
-    tokens = places.reshape(height // merged, merged, width // merged, merged, 2)
-    return tokens.transpose(0, 2, 1, 3, 4).reshape(-1, 2)
-
-
-def picture_rotation(places: NDArray[np.int32], head_size: int) -> Rope:
-    """By `places` (patches, 2), for heads of (frames, patches, any, heads, head size).
+def image_rope(positions: NDArray[np.int32], head_size: int) -> Rope:
+    """RoPE at `positions` (patches, 2), for (frames, patches, any, heads, head size).
 
     Half of a head's angles grow with the patch's row, the other half with its column.
     """
     quarter = head_size // 4
     exponents = np.arange(quarter, dtype=np.float32) / np.float32(quarter)
     frequencies = 1.0 / np.float32(_THETA) ** exponents
-    angles = places[:, :, None].astype(np.float32) * frequencies
-    angles = angles.reshape(1, len(places), 1, 1, 2 * quarter)
+    angles = positions[:, :, None].astype(np.float32) * frequencies
+    angles = angles.reshape(1, len(positions), 1, 1, 2 * quarter)
     return Rope(mx.array(np.cos(angles)), mx.array(np.sin(angles)))
 
 
-def attend(attention: Any, x: mx.array, rotation: Rope, segments: Segments) -> mx.array:
+def attend(attention: Any, x: mx.array, rope: Rope, segments: Segments, device: Device) -> mx.array:
     """Each patch's attention to its own segment. `x`: (frames, patches, hidden)."""
     frames, patches, _ = x.shape
     qkv = attention.qkv(x).reshape(frames, patches, 3, attention.num_heads, -1)
-    turned, values = rotation(qkv[:, :, :2]), qkv[:, :, 2]
-    run = attention_on_cpu if is_cpu() else attention_on_gpu
+    apply = rope.in_parts if device.is_cpu else rope.in_one_kernel
+    rotated, values = apply(qkv[:, :, :2]), qkv[:, :, 2]
+    run = attention_on_cpu if device.is_cpu else attention_on_gpu
     outputs, start = [], 0
     for count, length in segments:
         end = start + count * length
         queries, keys, those = (
             part[:, start:end].reshape(frames * count, length, *part.shape[2:]).swapaxes(1, 2)
-            for part in (turned[:, :, 0], turned[:, :, 1], values)
+            for part in (rotated[:, :, 0], rotated[:, :, 1], values)
         )
         output = run(queries, keys, those, attention.scale)
         outputs.append(output.swapaxes(1, 2).reshape(frames, count * length, -1))
@@ -72,7 +64,7 @@ def attend(attention: Any, x: mx.array, rotation: Rope, segments: Segments) -> m
 def exp_in_place(x: mx.array) -> mx.array:
     """e to the power of each number, in float32. Waits for `x`, and writes over it.
 
-    So `x` must be nobody else's. Copies of what is 8 MB at a time would cost most of the picture.
+    So `x` must be nobody else's. Copies of 8 MB each would be most of an image's cost.
     """
     x = x.astype(mx.float32)
     mx.eval(x)

@@ -1,24 +1,24 @@
-"""One picture to the rows that stand for it in a prompt. Knows the vision tower's door."""
+"""Encodes an image, or part of a video, into the embedding rows that stand for it in a prompt."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
 from vlm_server.errors import InternalError, OutOfMemory
 from vlm_server.ports import EncodeWork, MediaInputs
 from vlm_server.runner.device.memory import NO_MEMORY, is_out_of_memory
-from vlm_server.runner.vision.patches import PIXEL_BYTES
-from vlm_server.runner.vision.towers import FrameTower
+from vlm_server.runner.model.load import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFeatures:
-    """What the model makes of one picture; it depends on that picture alone.
+    """What the model makes of one span; it depends on the span's image or frames alone.
 
-    rows: (span tokens, hidden), the picture's rows of `inputs_embeds`.
+    rows: (span tokens, hidden), the span's rows of `inputs_embeds`.
     visual_mask: (span tokens,) bool, which of them deepstack adds to; None without deepstack.
     deepstack: (layers, visual tokens, hidden); None without deepstack.
     """
@@ -38,68 +38,80 @@ class ImageFeatures:
 
 
 class ImageEncoder:
-    """The `Encoder` of one model. Works on a thread and a stream of its own."""
+    """The `Encoder` of one model. Works on a thread and a stream of its own.
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
+    Another thread runs the language model meanwhile, so nothing that they share is written.
+    """
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._loaded = loaded
 
     def encode(self, work: EncodeWork) -> ImageFeatures:
-        """The features of a span's media; the arrays are evaluated.
+        """The features of one span; the arrays are evaluated.
 
         Raises OutOfMemory if there is none for it, and what `encode_image` does.
         """
         try:
-            return encode_image(self._model, work)
+            return encode_image(self._loaded, work)
         except Exception as error:
             if is_out_of_memory(error):
                 raise OutOfMemory(NO_MEMORY) from error
             raise
 
 
-def encode_image(model: Any, work: EncodeWork) -> ImageFeatures:
+def encode_image(loaded: LoadedModel, work: EncodeWork) -> ImageFeatures:
     """Run the vision tower on the media of one span; the arrays are evaluated.
 
-    Raises InternalError if there are not as many rows as tokens, or rows that are not finite: such
-    features would be stored for everybody who shows this picture.
+    Raises InternalError if the rows are not as many as the tokens, or are not finite: such
+    features would be cached for everybody who shows this image.
     """
-    if PIXEL_BYTES in work.inputs:
-        features = _from_tower(model.vision_tower, work.inputs)
-    else:
-        features = _from_family(model, work)
-    num_rows = features.rows.shape[0]
-    if num_rows != work.num_tokens:
-        raise InternalError(
-            f"A picture's {work.num_tokens} tokens got {num_rows} rows of features."
-        )
+    token_ids = work.prompt.token_ids[work.span.start : work.span.end]
+    encode = _by_family if loaded.family.tower is None else _by_tower
+    features = encode(loaded, token_ids, work.inputs)
+    _check_count(features.rows.shape[0], len(token_ids))
     are_finite = mx.all(mx.isfinite(features.rows))
     mx.eval(are_finite, features.arrays)
     if not are_finite.item():
-        raise InternalError("The features of a picture are not finite.")
+        raise InternalError("The features of an image are not finite.")
     return features
 
 
-def _from_tower(tower: FrameTower, inputs: MediaInputs) -> ImageFeatures:
-    """A picture whose tokens are its rows alone: no text to put them into, nothing to wait for."""
-    made = tower.encode_bytes(inputs[PIXEL_BYTES], inputs["image_grid_thw"])
+def _by_tower(
+    loaded: LoadedModel, token_ids: NDArray[np.int32], inputs: MediaInputs
+) -> ImageFeatures:
+    """By our vision tower. The span's text tokens, if any, keep their own embeddings."""
+    made = loaded.model.vision_tower.encode_inputs(inputs)
+    is_visual = np.isin(token_ids, loaded.host.media_token_ids)
+    _check_count(made.rows.shape[0], int(is_visual.sum()))
+    rows = made.rows
+    if not is_visual.all():  # timestamps between the frame groups of a video
+        rows = loaded.language_model.model.embed_tokens(mx.array(token_ids))
+        rows[mx.array(np.flatnonzero(is_visual))] = made.rows.astype(rows.dtype)
     if not made.deepstack:
-        return ImageFeatures(made.rows, None, None)
-    everywhere = mx.ones(made.rows.shape[:1], dtype=mx.bool_)
-    return ImageFeatures(made.rows, everywhere, mx.stack(made.deepstack))
+        return ImageFeatures(rows, None, None)
+    return ImageFeatures(rows, mx.array(is_visual), mx.stack(made.deepstack))
 
 
-def _from_family(model: Any, work: EncodeWork) -> ImageFeatures:
-    """By `get_input_embeddings` on the picture's own tokens.
+def _by_family(
+    loaded: LoadedModel, token_ids: NDArray[np.int32], inputs: MediaInputs
+) -> ImageFeatures:
+    """By `get_input_embeddings` on the span's own tokens.
 
-    The one call that every family of mlx-vlm has, whatever it does to a picture's features
-    before they enter the text.
+    The one call that every family of mlx-vlm has, whatever it does to an image's features before
+    they enter the text.
     """
-    ids = mx.array(work.prompt.token_ids[work.span.start : work.span.end])[None]
-    inputs = {key: mx.array(value) for key, value in work.inputs.items()}
-    pixel_values = inputs.pop("pixel_values", None)  # a video's have another name
-    made = model.get_input_embeddings(ids, pixel_values, mask=mx.ones_like(ids), **inputs)
+    ids = mx.array(token_ids)[None]
+    arrays = {key: mx.array(value) for key, value in inputs.items()}
+    pixel_values = arrays.pop("pixel_values", None)  # a video's have another name
+    made = loaded.model.get_input_embeddings(ids, pixel_values, mask=mx.ones_like(ids), **arrays)
     deepstack = made.deepstack_visual_embeds
     return ImageFeatures(
         rows=made.inputs_embeds[0],
         visual_mask=None if deepstack is None else made.visual_pos_masks[0],
         deepstack=None if deepstack is None else mx.stack(list(deepstack)),
     )
+
+
+def _check_count(num_rows: int, num_tokens: int) -> None:
+    if num_rows != num_tokens:
+        raise InternalError(f"a picture's {num_tokens} tokens got {num_rows} rows of features")

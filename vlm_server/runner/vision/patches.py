@@ -1,8 +1,8 @@
-"""Qwen's pictures as bytes until they are on the device. Knows numpy and mlx-vlm's processor.
+"""Keeps Qwen's images as bytes until they are on the device.
 
-mlx-vlm's own sorts a picture into patches of float32, each pixel twice: once for each of the two
-frames that a still picture stands for. Here the bytes are sorted, an eighth of that, and made
-into numbers by the same operations where the tower runs (`PixelValues`).
+mlx-vlm's processor sorts an image into patches of float32, with each pixel twice: once for each of
+the two frames that a still image stands for. Here the bytes are sorted, an eighth of that, and
+become numbers by the same operations where the tower runs (`PixelValues`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from mlx_vlm.models.qwen3_vl.processing_qwen3_vl import Qwen3VLImageProcessor
 from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
-from vlm_server.runner.vision.towers import FrameTower
-
-PIXEL_BYTES = "pixel_bytes"
+from vlm_server.runner.vision.towers import PIXEL_BYTES, FrameTower
 
 
 class PatchProcessor(Qwen3VLImageProcessor):  # type: ignore[misc]  # mlx_vlm is not typed
@@ -53,7 +51,7 @@ class PatchProcessor(Qwen3VLImageProcessor):  # type: ignore[misc]  # mlx_vlm is
 
 
 class PixelValues:
-    """Makes of bytes what `processor` itself would have made of them, on the device."""
+    """Computes on the device what `processor` itself would have made of an image's bytes."""
 
     def __init__(self, processor: Qwen3VLImageProcessor) -> None:
         self._frames = int(processor.temporal_patch_size)
@@ -68,15 +66,12 @@ class PixelValues:
         return mx.repeat(values[:, :, None], self._frames, axis=2).reshape(len(pixel_bytes), -1)
 
 
-def use_fast_patches(processor: Any, model: Any) -> None:
+def use_fast_patches(processor: Any, tower: FrameTower) -> None:
     """Replace the image processor if it is exactly mlx-vlm's for Qwen; any other stays.
 
-    The tower must be one of ours, since it is told what the bytes mean.
+    `tower` is told how to turn the bytes into pixel values.
     """
     own: Any = getattr(processor, "image_processor", None)
-    tower = getattr(model, "vision_tower", None)
-    if type(own) is not Qwen3VLImageProcessor or not isinstance(tower, FrameTower):
-        return
-    if own.do_rescale and own.do_normalize:
+    if type(own) is Qwen3VLImageProcessor and own.do_rescale and own.do_normalize:
         tower.pixel_values = PixelValues(own)
         processor.image_processor = PatchProcessor(**vars(own))

@@ -1,15 +1,15 @@
-"""Vision towers as few large calls that never wait for the GPU. Knows their modules' names.
+"""Vision towers of Qwen and GLM as few large calls that never wait for the GPU.
 
-mlx-vlm's Qwen towers read the lengths of segments back from the device three times a layer, and
-positions before the first; each reading hands the interpreter lock to the decode loop.
-Qwen2.5-VL's also attends to one window after the other, some 70 a layer. Here all of that is
-computed on the host from a picture's grid, and windows of one size are one call. The modules
-that hold the weights stay the loaded model's own.
+mlx-vlm's towers of Qwen read segment lengths back from the device three times a layer, and
+positions before the first; each read hands the interpreter lock to the decode loop. Qwen2.5-VL's
+also attends to one window after the other, some 70 a layer. Here all of that is computed on the
+host from an image's grid, and windows of one size are one call. The modules that hold the weights
+stay the loaded model's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,43 +19,25 @@ import numpy as np
 from mlx_vlm.models import glm4v, qwen2_5_vl, qwen2_vl, qwen3_5, qwen3_5_moe, qwen3_vl, qwen3_vl_moe
 from numpy.typing import NDArray
 
-from vlm_server.runner.rope import Rope, is_cpu
-from vlm_server.runner.vision.attention import (
-    Segments,
-    attend,
-    exp_in_place,
-    patch_places,
-    picture_rotation,
-)
+from vlm_server.runner.device.device import Device
+from vlm_server.runner.rope import Rope
+from vlm_server.runner.vision.attention import Segments, attend, exp_in_place, image_rope
+from vlm_server.runner.vision.grids import Grid, interpolation, patch_positions, window_layout
+
+PIXEL_BYTES = "pixel_bytes"
+"""What a `PatchProcessor` gives in place of an image's `pixel_values`."""
 
 _ALIGNED = 64
 
 
-def use_fast_tower(model: Any) -> None:
-    """Replace the vision tower of a loaded model by one that gives the same rows sooner.
-
-    A tower that is not exactly a known one stays.
-    """
-    tower = getattr(model, "vision_tower", None)
-    if faster := _TOWERS.get(type(tower)):
-        model.vision_tower = faster(tower)
+def use_fast_tower(model: Any, tower: type[FrameTower], device: Device) -> None:
+    """Replace the vision tower of a loaded model by `tower`, which gives the same rows sooner."""
+    model.vision_tower = tower(model.vision_tower, device)
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """Patches of one picture or video."""
-
-    frames: int
-    height: int
-    width: int
-
-    @property
-    def frame_patches(self) -> int:
-        return self.height * self.width
-
-    @property
-    def patches(self) -> int:
-        return self.frames * self.frame_patches
+def fast_tower_of(tower: Any) -> type[FrameTower] | None:
+    """Ours for a vision tower that is of exactly a known class of mlx-vlm."""
+    return _TOWERS.get(type(tower))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,30 +51,33 @@ class TowerRows:
 class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not typed
     """Qwen2-VL's tower: every patch attends to its whole frame, in every layer."""
 
-    def __init__(self, tower: Any) -> None:
+    def __init__(self, tower: Any, device: Device) -> None:
         super().__init__()
+        self.device = device
         self.patch_embed = tower.patch_embed
         self.blocks = tower.blocks
         self.merger = tower.merger
         self.spatial_merge_size = int(tower.spatial_merge_size)
         self.pixel_values: Callable[[NDArray[np.uint8]], mx.array] | None = None
-        """What a picture's bytes mean, for `encode_bytes`."""
+        """Turns an image's bytes into pixel values, where its processor gives bytes."""
 
     def __call__(
         self, pixel_values: mx.array, grid_thw: mx.array, output_hidden_states: bool | None = None
     ) -> Any:
-        """As mlx-vlm's own is called: patches (patches, pixels) of grids (pictures, 3)."""
+        """As mlx-vlm calls its own: patches (patches, pixels) of grids (images, 3)."""
         return self.encode(pixel_values, np.array(grid_thw)).rows
 
-    def encode_bytes(
-        self, pixel_bytes: NDArray[np.uint8], grid_thw: NDArray[np.integer[Any]]
-    ) -> TowerRows:
-        """The rows of pictures, lazy, from what a `PatchProcessor` made of them."""
+    def encode_inputs(self, inputs: Mapping[str, NDArray[Any]]) -> TowerRows:
+        """The rows of an image or video, lazy, from what its processor made of it."""
+        if "video_grid_thw" in inputs:
+            return self.encode(mx.array(inputs["pixel_values_videos"]), inputs["video_grid_thw"])
+        if PIXEL_BYTES not in inputs:
+            return self.encode(mx.array(inputs["pixel_values"]), inputs["image_grid_thw"])
         assert self.pixel_values is not None
-        return self.encode(self.pixel_values(pixel_bytes), grid_thw)
+        return self.encode(self.pixel_values(inputs[PIXEL_BYTES]), inputs["image_grid_thw"])
 
     def encode(self, pixel_values: mx.array, grid_thw: NDArray[np.integer[Any]]) -> TowerRows:
-        """The rows of pictures or videos, lazy: `pixel_values` (patches, pixels)."""
+        """The rows of images or videos, lazy: `pixel_values` (patches, pixels)."""
         parts, start = [], 0
         for grid in (Grid(*row) for row in grid_thw.tolist()):
             patches = pixel_values[start : start + grid.patches]
@@ -107,16 +92,16 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         )
 
     def _encode_one(self, pixel_values: mx.array, grid: Grid) -> TowerRows:
-        places = patch_places(grid.height, grid.width, self.spatial_merge_size)
-        x = self._embed(pixel_values, grid, places)
-        rotation, segments = self._rotation(places), ((1, grid.frame_patches),)
+        positions = patch_positions(grid.height, grid.width, self.spatial_merge_size)
+        x = self._embed(pixel_values, grid, positions)
+        rope, segments = self._rope(positions), ((1, grid.frame_patches),)
         deepstack = []
         for number, block in enumerate(self.blocks):
-            x = self._layer(block, x, rotation, segments)
+            x = self._layer(block, x, rope, segments)
             deepstack += self._deepstack(number, x)
         return TowerRows(self._merge(_flat(x)), deepstack)
 
-    def _embed(self, pixel_values: mx.array, grid: Grid, places: NDArray[np.int32]) -> mx.array:
+    def _embed(self, pixel_values: mx.array, grid: Grid, positions: NDArray[np.int32]) -> mx.array:
         """What enters the first layer: (frames, patches, hidden)."""
         return self._patches(pixel_values).reshape(grid.frames, grid.frame_patches, -1)
 
@@ -127,11 +112,11 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         rows: mx.array = pixel_values @ weight.T
         return rows + proj.bias if "bias" in proj else rows
 
-    def _rotation(self, places: NDArray[np.int32]) -> Rope:
-        return picture_rotation(places, self.blocks[0].attn.head_dim)
+    def _rope(self, positions: NDArray[np.int32]) -> Rope:
+        return image_rope(positions, self.blocks[0].attn.head_dim)
 
-    def _layer(self, block: Any, x: mx.array, rotation: Rope, segments: Segments) -> mx.array:
-        x = x + attend(block.attn, block.norm1(x), rotation, segments)
+    def _layer(self, block: Any, x: mx.array, rope: Rope, segments: Segments) -> mx.array:
+        x = x + attend(block.attn, block.norm1(x), rope, segments, self.device)
         after: mx.array = x + block.mlp(block.norm2(x))
         return after
 
@@ -148,8 +133,8 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
 class DeepstackTower(FrameTower):
     """Qwen3-VL's tower: learned positions besides, and rows for the text's first layers."""
 
-    def __init__(self, tower: Any) -> None:
-        super().__init__(tower)
+    def __init__(self, tower: Any, device: Device) -> None:
+        super().__init__(tower, device)
         self.pos_embed = tower.pos_embed
         self.deepstack_merger_list = tower.deepstack_merger_list
         self._positions_side = int(tower.num_grid_per_side)
@@ -161,11 +146,11 @@ class DeepstackTower(FrameTower):
         made = self.encode(pixel_values, np.array(grid_thw))
         return made.rows, made.deepstack
 
-    def _embed(self, pixel_values: mx.array, grid: Grid, places: NDArray[np.int32]) -> mx.array:
-        indices, weights = interpolation(grid, places, self._positions_side)
+    def _embed(self, pixel_values: mx.array, grid: Grid, positions: NDArray[np.int32]) -> mx.array:
+        indices, weights = interpolation(grid, positions, self._positions_side)
         corners = self.pos_embed(mx.array(indices))
-        positions = (corners * mx.array(weights)[..., None].astype(corners.dtype)).sum(axis=0)
-        embedded: mx.array = super()._embed(pixel_values, grid, places) + positions
+        learned = (corners * mx.array(weights)[..., None].astype(corners.dtype)).sum(axis=0)
+        embedded: mx.array = super()._embed(pixel_values, grid, positions) + learned
         return embedded
 
     def _deepstack(self, layer: int, x: mx.array) -> list[mx.array]:
@@ -177,11 +162,11 @@ class DeepstackTower(FrameTower):
 class WindowTower(FrameTower):
     """Qwen2.5-VL's tower: attention within windows, and within whole frames in a few layers."""
 
-    def __init__(self, tower: Any) -> None:
-        super().__init__(tower)
+    def __init__(self, tower: Any, device: Device) -> None:
+        super().__init__(tower, device)
         self._frame_layers = frozenset(tower.fullatt_block_indexes)
         self._window_side = tower.window_size // tower.spatial_merge_size // tower.patch_size
-        if not is_cpu():
+        if not device.is_cpu:
             for block in self.blocks:
                 fill_up(block.mlp)
 
@@ -190,20 +175,20 @@ class WindowTower(FrameTower):
         merged, unit = self.spatial_merge_size, self.spatial_merge_size**2
         layout = window_layout(grid.height // merged, grid.width // merged, self._window_side)
         order = (layout.order[:, None] * unit + np.arange(unit, dtype=np.int32)).reshape(-1)
-        places = patch_places(grid.height, grid.width, merged)[order]
-        x = self._embed(pixel_values, grid, places)[:, mx.array(order)]
-        rotation, frame = self._rotation(places), ((1, grid.frame_patches),)
+        positions = patch_positions(grid.height, grid.width, merged)[order]
+        x = self._embed(pixel_values, grid, positions)[:, mx.array(order)]
+        rope, frame = self._rope(positions), ((1, grid.frame_patches),)
         windows = tuple((count, tokens * unit) for count, tokens in layout.windows)
         for number, block in enumerate(self.blocks):
             segments = frame if number in self._frame_layers else windows
-            x = self._layer(block, x, rotation, segments)
+            x = self._layer(block, x, rope, segments)
         rows = self.merger(_flat(x)).reshape(grid.frames, len(layout.order), -1)
         return TowerRows(_flat(rows[:, mx.array(np.argsort(layout.order))]), [])
 
-    def _layer(self, block: Any, x: mx.array, rotation: Rope, segments: Segments) -> mx.array:
-        if not is_cpu():
-            return super()._layer(block, x, rotation, segments)
-        x = x + attend(block.attn, block.norm1(x), rotation, segments)
+    def _layer(self, block: Any, x: mx.array, rope: Rope, segments: Segments) -> mx.array:
+        if not self.device.is_cpu:
+            return super()._layer(block, x, rope, segments)
+        x = x + attend(block.attn, block.norm1(x), rope, segments, self.device)
         normed, mlp = block.norm2(x), block.mlp
         gate = mlp.gate_proj(normed)
         silu = (gate / (1 + exp_in_place(-gate))).astype(gate.dtype)
@@ -214,19 +199,19 @@ class WindowTower(FrameTower):
 class GlmTower(FrameTower):
     """GLM-4V's tower: learned positions besides, and patches merged by a convolution.
 
-    mlx-vlm 0.7.10 cuts every call into three pieces, two of them empty for one picture.
+    mlx-vlm 0.7.10 splits every call into three parts, two of them empty for one image.
     """
 
-    def __init__(self, tower: Any) -> None:
-        super().__init__(tower)
+    def __init__(self, tower: Any, device: Device) -> None:
+        super().__init__(tower, device)
         self.embeddings = tower.embeddings
         self.post_conv_layernorm = tower.post_conv_layernorm
         self.post_layernorm = tower.post_layernorm
         self.downsample = tower.downsample
 
-    def _embed(self, pixel_values: mx.array, grid: Grid, places: NDArray[np.int32]) -> mx.array:
+    def _embed(self, pixel_values: mx.array, grid: Grid, positions: NDArray[np.int32]) -> mx.array:
         x = self.post_conv_layernorm(self._patches(pixel_values))
-        rows, columns = mx.array(np.tile(places, (grid.frames, 1)).T)
+        rows, columns = mx.array(np.tile(positions, (grid.frames, 1)).T)
         shape = mx.array([[grid.frames, grid.height, grid.width]])
         embedded: mx.array = self.embeddings(x, [grid.patches], shape, rows, columns)
         return embedded.reshape(grid.frames, grid.frame_patches, -1)
@@ -239,9 +224,9 @@ class GlmTower(FrameTower):
 
 
 def fill_up(mlp: Any) -> None:
-    """Widen an MLP's hidden layer by zeros, which change no result, to a multiple of `_ALIGNED`.
+    """Pad an MLP's hidden layer with zeros, which change no result, to a multiple of `_ALIGNED`.
 
-    Qwen2.5-VL's has 3,420 numbers of two bytes: GPUs have no fast products for such rows.
+    Qwen2.5-VL's has 3,420 numbers of two bytes: GPUs have no fast product for such rows.
     """
     missing = -mlp.down_proj.weight.shape[1] % _ALIGNED
     is_quantized = "scales" in mlp.down_proj
@@ -252,61 +237,6 @@ def fill_up(mlp: Any) -> None:
         if "bias" in proj:
             proj.bias = mx.pad(proj.bias, (0, missing))
     mlp.down_proj.weight = mx.pad(mlp.down_proj.weight, [(0, 0), (0, missing)])
-
-
-@dataclass(frozen=True, slots=True)
-class WindowLayout:
-    """How one frame's tokens (merged patches) are sorted so that windows lie together.
-
-    order: (tokens,), the token in each place; rows first, as the processor has them.
-    windows: (count, tokens) of each run of windows of one size: whole ones, those cut by the
-    right edge, by the bottom edge, by both. No window is empty.
-    """
-
-    order: NDArray[np.int32]
-    windows: tuple[tuple[int, int], ...]
-
-
-def window_layout(rows: int, columns: int, side: int) -> WindowLayout:
-    """The windows of `side` by `side` tokens in a frame of `rows` by `columns`."""
-    tokens = np.arange(rows * columns, dtype=np.int32).reshape(rows, columns)
-    whole_rows, whole_columns = rows - rows % side, columns - columns % side
-    order, windows = [], []
-    for area in (
-        tokens[:whole_rows, :whole_columns],
-        tokens[:whole_rows, whole_columns:],
-        tokens[whole_rows:, :whole_columns],
-        tokens[whole_rows:, whole_columns:],
-    ):
-        if area.size:
-            height, width = min(side, area.shape[0]), min(side, area.shape[1])
-            cut = area.reshape(area.shape[0] // height, height, area.shape[1] // width, width)
-            order.append(cut.transpose(0, 2, 1, 3).reshape(-1))
-            windows.append((area.size // (height * width), height * width))
-    return WindowLayout(np.concatenate(order), tuple(windows))
-
-
-def interpolation(
-    grid: Grid, places: NDArray[np.int32], side: int
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Where a frame's patches lie among learned positions, `side` by `side` of them.
-
-    Returns the indices (4, patches) of the four around each patch, and their bilinear weights;
-    the outermost patches lie on the outermost positions.
-    """
-    rows = np.linspace(0, side - 1, grid.height, dtype=np.float32)[places[:, 0]]
-    columns = np.linspace(0, side - 1, grid.width, dtype=np.float32)[places[:, 1]]
-    top, left = rows.astype(np.int32), columns.astype(np.int32)
-    bottom, right = np.minimum(top + 1, side - 1), np.minimum(left + 1, side - 1)
-    down, across = rows - top, columns - left
-    indices = [top * side + left, top * side + right, bottom * side + left, bottom * side + right]
-    weights = [
-        (1 - down) * (1 - across),
-        (1 - down) * across,
-        down * (1 - across),
-        down * across,
-    ]
-    return np.stack(indices), np.stack(weights)
 
 
 def _flat(x: mx.array) -> mx.array:

@@ -1,4 +1,4 @@
-"""One rotary embedding for all layers gives what mlx-vlm's own gives, and keeps nothing of it."""
+"""One M-RoPE embedding for all layers gives what mlx-vlm's own gives, and keeps nothing of it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import mlx_vlm
 import pytest
 from mlx_vlm.models.rope_utils import MRoPERotaryEmbedding
 
-from tests.integration.harness import Engine, ask
+from tests.integration.harness import Engine, ask, load_model, new_preparer
 from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
-from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.runner.model.load import load
-from vlm_server.runner.text.mrope import SharedMRope, has_shared_mrope, use_shared_mrope
-from vlm_server.settings import Model
+from vlm_server.runner.text.mrope import (
+    DecodePositions,
+    SharedMRope,
+    decode_positions,
+    use_shared_mrope,
+)
 
 FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"]
 HEAD = 64
@@ -25,12 +27,12 @@ HEAD = 64
 
 def answers(path: str, *, has_rope_kernel: bool) -> dict[str, list[int]]:
     """The tokens of two prompts of text and two of pictures, which decode together."""
-    loaded = load(Model(path=path))
+    loaded = load_model(path)
     model, _ = mlx_vlm.load(path)
     loaded.model.language_model = model.language_model
     assert use_shared_mrope(loaded.language_model, has_rope_kernel=has_rope_kernel)
-    assert has_shared_mrope(loaded.language_model)
-    engine = Engine(loaded, MultimodalPreparer(loaded))
+    assert decode_positions(loaded.language_model, has_mrope=True) is DecodePositions.ONE
+    engine = Engine(loaded, new_preparer(loaded))
     engine.add(ask("short", "Hello"))
     engine.step(3)
     engine.add(ask("picture", picture(1), "What is this?"))
@@ -48,7 +50,7 @@ def test_plain_rope_gives_the_same_tokens(tiny_model: TinyModel, family: str):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_all_layers_share_one(tiny_model: TinyModel, family: str):
-    loaded = load(Model(path=str(tiny_model(family))))
+    loaded = load_model(tiny_model(family))
     attentions = [getattr(layer, "self_attn", None) for layer in loaded.language_model.layers]
     assert len({id(each.rotary_emb) for each in attentions if each is not None}) == 1
 
@@ -56,16 +58,17 @@ def test_all_layers_share_one(tiny_model: TinyModel, family: str):
 def test_other_families_keep_their_own(tiny_model: TinyModel):
     model, _ = mlx_vlm.load(str(tiny_model("gemma3")))
     assert not use_shared_mrope(model.language_model, has_rope_kernel=True)
-    assert not has_shared_mrope(model.language_model)
+    assert decode_positions(model.language_model, has_mrope=True) is DecodePositions.THREE
+    assert decode_positions(model.language_model, has_mrope=False) is DecodePositions.NONE
 
 
 # ---- what it computes, and what it leaves ------------------------------------------
 
 
-def embedding(style: str, turned: int = HEAD) -> Any:
-    half = turned // 2
+def embedding(style: str, rotated: int = HEAD) -> Any:
+    half = rotated // 2
     sections = [half - 2 * (half // 3), half // 3, half // 3]
-    return MRoPERotaryEmbedding(turned, base=1e4, mrope_section=sections, style=style)
+    return MRoPERotaryEmbedding(rotated, base=1e4, mrope_section=sections, style=style)
 
 
 def shared(own: Any, num_layers: int = 1) -> SharedMRope:
@@ -80,10 +83,10 @@ def inputs(tokens: int, rows: int = 1, dtype: Any = mx.float32) -> tuple[Any, An
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
-@pytest.mark.parametrize("turned", [HEAD, HEAD // 4])
+@pytest.mark.parametrize("rotated", [HEAD, HEAD // 4])
 @pytest.mark.parametrize("style", ["chunked", "interleaved"])
-def test_turns_as_mlx_vlm_does(style: str, turned: int, dtype: Any):
-    own = embedding(style, turned)
+def test_rotates_as_mlx_vlm_does(style: str, rotated: int, dtype: Any):
+    own = embedding(style, rotated)
     for tokens, rows in [(7, 1), (33, 1), (1, 3), (5, 2)]:  # compiled at the first, once
         q, k, positions = inputs(tokens, rows, dtype)
         found = shared(own).apply_rotary(q, k, positions)
@@ -98,10 +101,10 @@ def test_turns_as_mlx_vlm_does(style: str, turned: int, dtype: Any):
 def test_a_token_of_text_has_one_position(rows: int, has_rope_kernel: bool):
     own = embedding("interleaved")
     q, k, _ = inputs(1, rows)
-    places = mx.array([[7 + 100 * row] for row in range(rows)])
+    positions = mx.array([[7 + 100 * row] for row in range(rows)])
     rotary = SharedMRope(own, 1, has_rope_kernel=has_rope_kernel)
-    found = rotary.apply_rotary(q, k, places)
-    wanted = own.apply_rotary(q, k, mx.broadcast_to(places, (3, rows, 1)))
+    found = rotary.apply_rotary(q, k, positions)
+    wanted = own.apply_rotary(q, k, mx.broadcast_to(positions, (3, rows, 1)))
     for mine, theirs in zip(found, wanted, strict=True):
         assert mx.abs(mine - theirs).max() < 1e-4
 
@@ -109,30 +112,30 @@ def test_a_token_of_text_has_one_position(rows: int, has_rope_kernel: bool):
 @pytest.mark.skipif(sys.platform != "linux", reason="asks glibc what is in use")
 def test_new_lengths_leave_nothing():
     rotary = shared(embedding("interleaved"))
-    turn(rotary, range(1, 50))
+    apply(rotary, range(1, 50))
     before = heap_bytes()
-    turn(rotary, range(50, 150))
+    apply(rotary, range(50, 150))
     assert heap_bytes() - before < 100 * 1000
 
 
 def test_positions_go_with_the_last_layer():
     rotary = shared(embedding("interleaved"), num_layers=2)
     q, k, positions = inputs(1000)
-    turn_alike(rotary, q, k, positions)
-    turn_alike(rotary, q, k, positions)
+    apply_layer(rotary, q, k, positions)
+    apply_layer(rotary, q, k, positions)
     with_inputs = mx.get_active_memory()
-    turn_alike(rotary, q, k, positions)
+    apply_layer(rotary, q, k, positions)
     assert mx.get_active_memory() > with_inputs, "computed for two layers"
-    turn_alike(rotary, q, k, positions)
+    apply_layer(rotary, q, k, positions)
     assert mx.get_active_memory() == with_inputs
 
 
-def turn_alike(rotary: SharedMRope, q: mx.array, k: mx.array, positions: mx.array) -> None:
+def apply_layer(rotary: SharedMRope, q: mx.array, k: mx.array, positions: mx.array) -> None:
     mx.eval(rotary.apply_rotary(q, k, positions))
     mx.synchronize()  # a GPU gives back what a step took when the step is over
 
 
-def turn(rotary: SharedMRope, lengths: range) -> None:
+def apply(rotary: SharedMRope, lengths: range) -> None:
     for length in lengths:
         mx.eval(rotary.apply_rotary(*inputs(length)))
 

@@ -1,21 +1,22 @@
-"""Prompts that must not be cut: what the family says, what is done, and what caches still give."""
+"""Prompts that may not be chunked anywhere: the policy, the chunks, and what caches still give."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.integration.harness import Engine, Part, ask, conversation
+from tests.integration.harness import Engine, Part, ask, conversation, load_model, new_preparer
 from tests.integration.test_caches import caches_of
 from tests.tiny_models import build
 from tests.tiny_models.pictures import picture
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import SamplingParams, Submit
-from vlm_server.runner.model.load import LoadedModel, load
-from vlm_server.settings import Model
+from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.model.probe import chunk_policy
 
 Served = tuple[LoadedModel, MultimodalPreparer]
 
@@ -31,11 +32,17 @@ def gemma4(load_tiny: Callable[[str], Served]) -> Served:
 
 
 @pytest.fixture
-def never_cut(tmp_path: Path) -> Served:
-    """A model of a family that forbids cutting any prompt, as PaliGemma's does."""
-    loaded = load(Model(path=str(build("gemma4", tmp_path))))
+def never_chunked(tmp_path: Path) -> Served:
+    """A model of a family that allows no chunks of any prompt, as PaliGemma."""
+    loaded = load_model(build("gemma4", tmp_path))
     loaded.language_model.no_chunked_prefill = True
-    return loaded, MultimodalPreparer(loaded)
+    return probed_anew(loaded)
+
+
+def probed_anew(loaded: LoadedModel) -> Served:
+    host = replace(loaded.host, chunk_policy=chunk_policy(loaded.model))
+    loaded = replace(loaded, host=host)
+    return loaded, new_preparer(loaded)
 
 
 def asked(name: str, *parts: Part) -> Submit:
@@ -62,11 +69,11 @@ def chunk_ends(engine: Engine, submit: Submit) -> list[int]:
     return [end for end in ends if end]
 
 
-def test_a_prompt_is_uncut_up_to_its_last_picture(gemma4: Served):
+def test_a_prompt_is_atomic_up_to_its_last_picture(gemma4: Served):
     prompt = gemma4[1].prepare(asked("a", "First", A, "and then", B, QUESTION))
     assert prompt.atomic_prefill_tokens == prompt.spans[-1].end < prompt.num_tokens
     assert prompt.token_types is not None
-    shown = prompt.token_ids == gemma4[0].image_token_id
+    shown = prompt.token_ids == gemma4[0].host.image_token_id
     assert np.array_equal(prompt.token_types, shown)
     assert shown.sum() == sum(span.end - span.start for span in prompt.spans)
     text = gemma4[1].prepare(asked("b", QUESTION))
@@ -74,12 +81,12 @@ def test_a_prompt_is_uncut_up_to_its_last_picture(gemma4: Served):
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5", "gemma3", "llava"])
-def test_other_families_may_be_cut_anywhere(load_tiny: Callable[[str], Served], family: str):
+def test_other_families_may_be_chunked_anywhere(load_tiny: Callable[[str], Served], family: str):
     prompt = load_tiny(family)[1].prepare(asked("a", "First", A, QUESTION))
     assert (prompt.atomic_prefill_tokens, prompt.token_types) == (0, None)
 
 
-def test_chunks_begin_behind_the_last_picture(gemma4: Served):
+def test_chunks_begin_after_the_last_picture(gemma4: Served):
     submit = asked("a", "First", A, "and then", B, QUESTION)
     prompt = gemma4[1].prepare(submit)
     first, last = prompt.atomic_prefill_tokens, prompt.num_tokens
@@ -94,13 +101,14 @@ def test_tokens_of_a_picture_see_each_other(gemma4: Served):
     whole = Engine(loaded, preparer).answer(submit)
     loaded.language_model.config.use_bidirectional_attention = None
     try:
-        assert preparer.prepare(submit).atomic_prefill_tokens == 0
-        assert Engine(loaded, preparer).answer(submit) != whole
+        causal = probed_anew(loaded)
+        assert causal[1].prepare(submit).atomic_prefill_tokens == 0
+        assert Engine(*causal).answer(submit) != whole
     finally:
         loaded.language_model.config.use_bidirectional_attention = "vision"
 
 
-def test_a_question_about_a_known_picture_goes_on_behind_it(gemma4: Served):
+def test_a_question_about_a_known_picture_goes_on_after_it(gemma4: Served):
     engine, plain = Engine(*gemma4, caches=caches_of(gemma4)), Engine(*gemma4)
     first = ("user", (A, QUESTION))
     engine.answer(talk("first", first))
@@ -138,12 +146,12 @@ def test_two_that_share_a_beginning_and_run_together_are_as_alone(gemma4: Served
     assert cached_tokens(engine, "A B") == 0
 
 
-def test_of_a_family_that_is_never_cut_nothing_is_kept(never_cut: Served):
-    caches = caches_of(never_cut)
-    engine, plain = Engine(*never_cut, caches=caches, chunk_tokens=7), Engine(*never_cut)
+def test_of_a_family_that_is_never_chunked_nothing_is_stored(never_chunked: Served):
+    caches = caches_of(never_chunked)
+    engine, plain = Engine(*never_chunked, caches=caches, chunk_tokens=7), Engine(*never_chunked)
     for number, parts in enumerate([(QUESTION,), (A, QUESTION), (A, QUESTION)]):
         submit = asked(f"{number}", *parts)
-        prompt = never_cut[1].prepare(submit)
+        prompt = never_chunked[1].prepare(submit)
         assert prompt.atomic_prefill_tokens == prompt.num_tokens
         assert chunk_ends(engine, submit) == [prompt.num_tokens]
         assert engine.tokens[f"{number}"] == plain.answer(submit)

@@ -1,22 +1,24 @@
-"""A prompt that is read in frames of few sizes gets the answer that it gets without."""
+"""A prompt that is prefilled in padded chunks gets the same answer as without padding."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from mlx_vlm.models.cache import KVCache, make_prompt_cache
 
-from tests.integration.harness import Engine, Part, ask
+from tests.integration.harness import Engine, Part, ask, new_preparer
 from tests.integration.test_caches import caches_of
-from tests.tiny_models import build
 from tests.tiny_models.pictures import picture
+from vlm_server.ports import ChunkPolicy
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import SamplingParams
-from vlm_server.runner.model.load import LoadedModel, load
+from vlm_server.runner.device import device
+from vlm_server.runner.device.device import DeviceKind
+from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.text import prefill
 from vlm_server.runner.text.padded_chunk import PaddedChunk, PaddedChunkCache
-from vlm_server.settings import Model
 
 Served = tuple[LoadedModel, MultimodalPreparer]
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
@@ -42,18 +44,23 @@ def answers(engine: Engine) -> list[list[int]]:
 
 
 @pytest.fixture
-def frames(monkeypatch: pytest.MonkeyPatch) -> list[PaddedChunk]:
-    """Those that are read from now on, which are multiples of 16 tokens."""
-    read = list[PaddedChunk]()
+def chunks(monkeypatch: pytest.MonkeyPatch) -> list[PaddedChunk]:
+    """The padded chunks that are prefilled from now on, which are multiples of 16 tokens."""
+    padded = list[PaddedChunk]()
 
     class Watched(PaddedChunkCache):
-        def __init__(self, cache: KVCache, frame: PaddedChunk) -> None:
-            read.append(frame)
-            super().__init__(cache, frame)
+        def __init__(self, cache: KVCache, chunk: PaddedChunk) -> None:
+            padded.append(chunk)
+            super().__init__(cache, chunk)
 
     monkeypatch.setattr(prefill, "PaddedChunkCache", Watched)
-    monkeypatch.setattr(prefill, "padding_multiple", lambda: 16)
-    return read
+    monkeypatch.setattr(device, "_CUDA_PADDING_TOKENS", 16)
+    return padded
+
+
+def as_on_cuda(served: Served) -> Served:
+    loaded, preparer = served
+    return replace(loaded, device=replace(loaded.device, kind=DeviceKind.CUDA)), preparer
 
 
 @pytest.mark.parametrize("chunk_tokens", [512, 21])
@@ -61,35 +68,38 @@ def frames(monkeypatch: pytest.MonkeyPatch) -> list[PaddedChunk]:
 def test_answers_are_the_same(
     served: Served, request: pytest.FixtureRequest, chunk_tokens: int, is_cached: bool
 ):
-    def engine() -> Engine:
+    def engine(served: Served) -> Engine:
         caches = {"caches": caches_of(served)} if is_cached else {}
         return Engine(*served, chunk_tokens=chunk_tokens, **caches)
 
-    alone = answers(engine())
-    frames: list[PaddedChunk] = request.getfixturevalue("frames")
-    assert answers(engine()) == alone
+    without = answers(engine(served))
+    chunks: list[PaddedChunk] = request.getfixturevalue("chunks")
+    assert answers(engine(served)) == without
+    assert not chunks, "nothing is padded on this device"
+    assert answers(engine(as_on_cuda(served))) == without
     layers = make_prompt_cache(served[0].language_model)
     if any(type(layer) is not KVCache for layer in layers):
-        assert not frames, "what comes behind a token would change what such layers hold"
+        assert not chunks, "what comes after a token would change what such layers hold"
         return
-    assert {frame.first % 16 for frame in frames} == {frame.last % 16 for frame in frames} == {0}
-    assert any(frame.num_behind for frame in frames)
+    assert {chunk.first % 16 for chunk in chunks} == {chunk.last % 16 for chunk in chunks} == {0}
+    assert any(chunk.num_after for chunk in chunks)
     if is_cached or chunk_tokens < 30:
-        assert any(frame.first < frame.start for frame in frames)
+        assert any(chunk.first < chunk.start for chunk in chunks)
 
 
-def test_tokens_that_see_later_ones_are_read_without_frames(
-    frames: list[PaddedChunk], tmp_path: Path
+def test_tokens_that_see_later_ones_are_not_padded(
+    chunks: list[PaddedChunk], load_tiny: Callable[[str], Served]
 ):
-    loaded = load(Model(path=str(build("qwen3_vl", tmp_path))))
-    loaded.model.no_chunked_prefill = True  # as families say it whose tokens see all others
-    engine = Engine(loaded, MultimodalPreparer(loaded))
+    """As in families that allow no chunks: all tokens see each other."""
+    loaded, _ = as_on_cuda(load_tiny("qwen3_vl"))
+    loaded = replace(loaded, host=replace(loaded.host, chunk_policy=ChunkPolicy.NOWHERE))
+    engine = Engine(loaded, new_preparer(loaded))
     answers(engine)
     assert all(prompt.is_atomic for prompt in engine.prompts.values())
-    assert not frames
+    assert not chunks
 
 
-def test_a_frame_is_the_least_around_its_tokens():
+def test_a_padded_chunk_is_the_least_around_its_tokens():
     assert PaddedChunk.around(70, 130, 64) == PaddedChunk(70, 130, 64, 192)
     assert PaddedChunk.around(64, 128, 64).is_exact
     assert PaddedChunk.around(0, 1, 64).is_exact, "one token has a kernel of its own"

@@ -8,7 +8,6 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from vlm_server.prompt.positions import forget_positions
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.text.lm_head import use_last_token_head
@@ -16,9 +15,9 @@ from vlm_server.runner.text.lm_head import use_last_token_head
 FAMILIES = ("qwen2_5_vl", "qwen3_5", "gemma3", "idefics3", "mistral3", "internvl", "glm4v", "llava")
 
 
-def logits_of(language_model: nn.Module, token_ids: list[int]) -> mx.array:
-    forget_positions(language_model)
-    return language_model(mx.array([token_ids])).logits
+def logits_of(loaded: LoadedModel, token_ids: list[int]) -> mx.array:
+    loaded.forget_positions()
+    return loaded.language_model(mx.array([token_ids])).logits
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -28,8 +27,8 @@ def test_they_are_mlx_vlms_of_the_last_token(
     family: str,
 ):
     token_ids = [5, 6, 7, 8, 9]
-    ours = logits_of(load_tiny(family)[0].language_model, token_ids)
-    own = logits_of(load_mlx_vlms(family).language_model, token_ids)
+    ours = logits_of(load_tiny(family)[0], token_ids)
+    own = logits_of(load_mlx_vlms(family), token_ids)
     assert ours.shape == (1, 1, own.shape[-1])
     assert own.shape[1] == len(token_ids)
     assert mx.abs(ours - own[:, -1:]).max().item() < 1e-5

@@ -1,0 +1,61 @@
+"""Every checked family answers through the real daemon: text, an image, a video, two at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests import clips
+from tests.e2e.daemon import Daemon, running_daemon
+from tests.e2e.pictures import noise, user
+from tests.tiny_models import FAMILIES, build
+
+MAX_TOKENS = 8
+TEXT = user("What is the capital of France?")
+IMAGE = user(noise(1, (96, 64)), "What is this?")
+OTHER_IMAGE = user(noise(2, (64, 96)), "What is this?")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family_daemon(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Daemon]:
+    folder = tmp_path_factory.mktemp(request.param)
+    checkpoint = build(request.param, folder / "model")
+    with running_daemon(folder, "--model", str(checkpoint)) as running:
+        yield running
+
+
+def tokens_of(daemon: Daemon, message: dict[str, Any]) -> int:
+    """How many tokens the answer has. A random model's text may be anything."""
+    answer = daemon.client().chat.completions.create(
+        model="default", messages=[message], temperature=0, max_tokens=MAX_TOKENS
+    )
+    assert answer.choices[0].finish_reason in ("stop", "length")
+    assert answer.usage is not None
+    return answer.usage.completion_tokens
+
+
+def test_answers_a_text(family_daemon: Daemon):
+    assert tokens_of(family_daemon, TEXT)
+
+
+def test_answers_an_image(family_daemon: Daemon):
+    assert tokens_of(family_daemon, IMAGE)
+
+
+def test_answers_a_video(family_daemon: Daemon):
+    url = clips.data_url(clips.encode(clips.moving("left", 8, (96, 64))), "mp4")
+    video = {"type": "video_url", "video_url": {"url": url}}
+    text = {"type": "text", "text": "What happens?"}
+    assert tokens_of(family_daemon, {"role": "user", "content": [video, text]})
+
+
+def test_answers_an_image_beside_a_text(family_daemon: Daemon):
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(tokens_of, family_daemon, each) for each in (TEXT, OTHER_IMAGE)]
+        assert all(future.result() for future in asked)
+    family_daemon.wait_idle()

@@ -1,0 +1,83 @@
+"""The device that MLX computes on: made once at start, and passed to whoever depends on it."""
+
+from __future__ import annotations
+
+import enum
+import os
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+_CUDA_PADDING_TOKENS = 64
+
+
+class DeviceKind(enum.Enum):
+    CPU = "cpu"
+    CUDA = "cuda"
+    METAL = "metal"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What differs between devices.
+
+    name: for people and for cache keys: `cpu`, or the GPU's name.
+    memory_bytes: all that it has; a CPU's is the machine's.
+    suitable_bytes: what a program may use of it without harm to the rest of the machine.
+    """
+
+    kind: DeviceKind
+    name: str
+    memory_bytes: int
+    suitable_bytes: int
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.kind is DeviceKind.CPU
+
+    @property
+    def trims_own_pool(self) -> bool:
+        """Whether its allocator frees what it keeps for reuse before it exceeds its limit.
+
+        MLX's allocators for GPUs do, buffer by buffer; the one for CPUs does not.
+        """
+        return not self.is_cpu
+
+    @property
+    def has_rope_kernel(self) -> bool:
+        """Whether `mx.fast.rope` is one kernel."""
+        return not self.is_cpu
+
+    @property
+    def prefill_padding_tokens(self) -> int:
+        """What prefill chunks are padded to a multiple of; 1 for no padding.
+
+        CUDA plans attention anew, for 35 ms, for each number of queries and keys.
+        """
+        return _CUDA_PADDING_TOKENS if self.kind is DeviceKind.CUDA else 1
+
+    def used_bytes(self) -> int:
+        """What all programs use of a CUDA device, as its driver says.
+
+        0 for a CPU and for Metal, whose memory is the machine's.
+        """
+        if self.kind is not DeviceKind.CUDA:
+            return 0
+        info = mx.device_info(mx.default_device())
+        return int(info["total_memory"]) - int(info["free_memory"]) if "free_memory" in info else 0
+
+
+def current_device() -> Device:
+    """MLX's default device."""
+    machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    device = mx.default_device()
+    if device.type == mx.DeviceType.cpu:
+        return Device(DeviceKind.CPU, "cpu", machine_bytes, machine_bytes // 2)
+    info = mx.device_info(device)
+    name = str(info.get("device_name", "gpu"))
+    if mx.cuda.is_available():
+        total = int(info.get("total_memory", machine_bytes))
+        return Device(DeviceKind.CUDA, name, total, 9 * total // 10)
+    total = int(info.get("memory_size", machine_bytes))
+    recommended = int(info.get("max_recommended_working_set_size", 0))
+    return Device(DeviceKind.METAL, name, total, recommended or 9 * total // 10)

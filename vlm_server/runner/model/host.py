@@ -1,0 +1,108 @@
+"""Reads what prompts need to know of a checkpoint: see `HostModel`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx_vlm.models.cache import make_prompt_cache
+from mlx_vlm.utils import should_add_special_tokens
+
+from vlm_server.errors import ModelLoadError
+from vlm_server.ports import AskPositions, HostModel, MRope
+from vlm_server.runner.model.checkpoint import read_json
+from vlm_server.runner.model.families import Family, MRopeRule
+from vlm_server.runner.model.fingerprint import fingerprint
+from vlm_server.runner.model.probe import ask_positions, chunk_policy
+from vlm_server.runner.model.processors import HostProcessor
+from vlm_server.settings import Model as ModelSettings
+
+Json = dict[str, Any]
+
+
+def host_model(
+    settings: ModelSettings, config: Json, family: Family, model: Any, processor: Any
+) -> HostModel:
+    """Raises ModelLoadError without an image token or a fast tokenizer."""
+    folder = Path(settings.path)
+    tokenizer = getattr(processor, "tokenizer", processor)
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        raise ModelLoadError("the checkpoint has no fast tokenizer (tokenizer.json)")
+    image_token_id = _token_id(model, config, "image_token_index", "image_token_id")
+    if image_token_id is None:
+        raise ModelLoadError(f"{family.name} names no image token: not a vision model")
+    video_token_id = _token_id(model, config, "video_token_index", "video_token_id")
+    host_processor = HostProcessor(processor, image_token_id)
+    return HostModel(
+        tokenizer=tokenizer,
+        backend=tokenizer.backend_tokenizer,
+        image_token_id=image_token_id,
+        video_token_id=video_token_id if family.takes_videos else None,
+        eos_token_ids=_eos_token_ids(config, folder, tokenizer),
+        context_tokens=_context_tokens(config, settings.max_context_tokens),
+        vocabulary_size=_vocabulary_size(family, model.language_model),
+        fingerprint=fingerprint(folder, str(settings.dtype)),
+        adds_special_tokens=should_add_special_tokens(family.name, processor),
+        image_placeholders=_image_placeholders(processor, tokenizer, image_token_id),
+        apply_chat_template=host_processor.apply_chat_template,
+        process_image=host_processor.image,
+        process_video=host_processor.video,
+        mrope=_mrope(family, model),
+        chunk_policy=chunk_policy(model),
+    )
+
+
+def _mrope(family: Family, model: Any) -> MRope | AskPositions | None:
+    match family.mrope:
+        case None:
+            return None
+        case MRopeRule.ASK_MODEL:
+            return ask_positions(model.language_model)
+        case rule:
+            merge_size = int(model.config.vision_config.spatial_merge_size)
+            return MRope(merge_size, splits_videos=rule is MRopeRule.SPLIT_VIDEOS)
+
+
+def _image_placeholders(processor: Any, tokenizer: Any, image_token_id: int) -> tuple[str, ...]:
+    names = (
+        getattr(processor, "boi_token", None),
+        getattr(processor, "image_token", None),
+        getattr(tokenizer, "image_token", None),
+        str(tokenizer.convert_ids_to_tokens(image_token_id)),
+    )
+    return tuple(name for name in names if isinstance(name, str) and name)
+
+
+def _token_id(model: Any, config: Json, *names: str) -> int | None:
+    """The first of `names` in the model's configuration that is a number."""
+    sources = (vars(model.config), config)
+    found = (source.get(name) for source in sources for name in names)
+    return next((value for value in found if isinstance(value, int)), None)
+
+
+def _eos_token_ids(config: Json, folder: Path, tokenizer: Any) -> frozenset[int]:
+    generation = read_json(folder / "generation_config.json")
+    text = config.get("text_config") or {}
+    found: set[int] = set()
+    for source in (generation, config, text, {"eos_token_id": tokenizer.eos_token_id}):
+        ids = source.get("eos_token_id")
+        found.update(ids if isinstance(ids, list) else [] if ids is None else [ids])
+    return frozenset(found)
+
+
+def _context_tokens(config: Json, limit: int) -> int:
+    text = config.get("text_config") or config.get("llm_config") or {}
+    own = text.get("max_position_embeddings") or config.get("max_position_embeddings") or 32768
+    return min(int(own), limit) if limit else int(own)
+
+
+def _vocabulary_size(family: Family, language_model: Any) -> int:
+    """The width of the logits, from a step that is planned but never computed.
+
+    Configurations name it in as many ways as there are families, and not all of them truly.
+    """
+    token_ids = mx.zeros((1, 1), dtype=mx.int32)
+    output = language_model(token_ids, cache=make_prompt_cache(language_model))
+    family.forget_positions(language_model)
+    return int(output.logits.shape[-1])
