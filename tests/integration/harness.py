@@ -24,6 +24,7 @@ from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.ports import (
     Cancellation,
+    Encoder,
     EncodeWork,
     Prepared,
     PreparedPrompt,
@@ -136,6 +137,21 @@ def prepare(preparer: MultimodalPreparer, submit: Submit) -> Prepared:
     return preparer.prepare(submit, Cancellation())
 
 
+def prompt_of(preparer: MultimodalPreparer, submit: Submit) -> PreparedPrompt:
+    """The prompt of a request; the caches keep nothing for it."""
+    made = prepare(preparer, submit)
+    made.holds.release()
+    return made.prompt
+
+
+def encode_works(preparer: MultimodalPreparer, submit: Submit) -> list[EncodeWork]:
+    """What there is to encode of a request."""
+    made = prepare(preparer, submit)
+    made.holds.release()
+    inputs = sorted(made.inputs.items())
+    return [EncodeWork(submit.request_id, index, made.prompt, each) for index, each in inputs]
+
+
 class ImpatientQueue(SimpleQueue[Message]):
     """An inbox that is empty instead of waiting: nobody else would put anything into it."""
 
@@ -151,18 +167,26 @@ class InlinePreparers:
     inbox: SimpleQueue[Message]
     num_tracked = 0
     prompts: dict[str, PreparedPrompt] = field(default_factory=dict)
-    inputs: dict[str, set[int]] = field(default_factory=dict)
-    """Which spans of each prompt were in no cache."""
+    num_uncached_spans: dict[str, int] = field(default_factory=dict)
+    """How many spans of each prompt were not in its cached prefix."""
+    num_read: dict[str, int] = field(default_factory=dict)
+    """How many of those no cache had features of, so that pixels were made."""
+    outcomes: dict[str, Prepared] = field(default_factory=dict)
+    """What some requests get instead of what the preparer would make of them."""
 
     def start(self, work: PrepareWork) -> None:
         outcome: Prepared | RequestError
         name = work.submit.request_id
         try:
-            outcome = self.preparer.prepare(work.submit, work.cancellation)
+            outcome = self.outcomes.pop(name, None) or self.preparer.prepare(
+                work.submit, work.cancellation
+            )
         except RequestError as error:
             outcome = error
         else:
-            self.prompts[name], self.inputs[name] = outcome.prompt, set(outcome.inputs)
+            prompt, length = outcome.prompt, outcome.holds.num_cached_tokens
+            self.prompts[name], self.num_read[name] = prompt, len(outcome.inputs)
+            self.num_uncached_spans[name] = sum(span.start >= length for span in prompt.spans)
         self.inbox.put(PrepareDone(name, outcome))
 
 
@@ -170,7 +194,7 @@ class InlinePreparers:
 class InlineEncoder:
     """Encodes on the loop's own thread; the real encoder has one of its own."""
 
-    encoder: ImageEncoder
+    encoder: Encoder
     inbox: SimpleQueue[Message]
 
     def start(self, work: EncodeWork) -> None:
@@ -248,13 +272,13 @@ class Engine:
         self.scheduler = Scheduler(config, self.loaded.host.backend, self.caches, admission)
         self.inbox = ImpatientQueue()
         self.preparers = InlinePreparers(self.preparer, self.inbox)
-        self.encoder = ImageEncoder(self.loaded)
+        self.encoder = InlineEncoder(ImageEncoder(self.loaded), self.inbox)
         self.loop = EngineLoop(
             self.inbox,
             self.scheduler,
             self.runner,
             self.preparers,
-            InlineEncoder(self.encoder, self.inbox),
+            self.encoder,
             governor,
             self._take,
             max_failed_steps=1000,

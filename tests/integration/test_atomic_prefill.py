@@ -9,7 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.integration.harness import Engine, Part, ask, conversation, load_model, new_preparer
+from tests.integration.harness import (
+    Engine,
+    Part,
+    ask,
+    conversation,
+    load_model,
+    new_preparer,
+    prompt_of,
+)
 from tests.integration.test_caches import caches_of
 from tests.tiny_models import build
 from tests.tiny_models.pictures import picture
@@ -60,9 +68,10 @@ def cached_tokens(engine: Engine, name: str) -> int:
 def chunk_ends(engine: Engine, submit: Submit) -> list[int]:
     """Where each chunk of a request ended that runs alone."""
     engine.add(submit)
+    engine.step(2)
     request = engine.scheduler._requests[submit.request_id]
-    ends: list[int] = []
-    while request.prompt and request.num_prefilled < request.prompt.num_tokens:
+    ends = [request.num_prefilled] if request.num_prefilled else []
+    while request.num_prefilled < request.prompt.num_tokens:
         engine.step()
         ends += [request.num_prefilled] if [request.num_prefilled] != ends[-1:] else []
     engine.run()
@@ -70,25 +79,25 @@ def chunk_ends(engine: Engine, submit: Submit) -> list[int]:
 
 
 def test_a_prompt_is_atomic_up_to_its_last_picture(gemma4: Served):
-    prompt = gemma4[1].prepare(asked("a", "First", A, "and then", B, QUESTION))
+    prompt = prompt_of(gemma4[1], asked("a", "First", A, "and then", B, QUESTION))
     assert prompt.atomic_prefill_tokens == prompt.spans[-1].end < prompt.num_tokens
     assert prompt.token_types is not None
     shown = prompt.token_ids == gemma4[0].host.image_token_id
     assert np.array_equal(prompt.token_types, shown)
     assert shown.sum() == sum(span.end - span.start for span in prompt.spans)
-    text = gemma4[1].prepare(asked("b", QUESTION))
+    text = prompt_of(gemma4[1], asked("b", QUESTION))
     assert (text.atomic_prefill_tokens, text.token_types) == (0, None)
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5", "gemma3", "llava"])
 def test_other_families_may_be_chunked_anywhere(load_tiny: Callable[[str], Served], family: str):
-    prompt = load_tiny(family)[1].prepare(asked("a", "First", A, QUESTION))
+    prompt = prompt_of(load_tiny(family)[1], asked("a", "First", A, QUESTION))
     assert (prompt.atomic_prefill_tokens, prompt.token_types) == (0, None)
 
 
 def test_chunks_begin_after_the_last_picture(gemma4: Served):
     submit = asked("a", "First", A, "and then", B, QUESTION)
-    prompt = gemma4[1].prepare(submit)
+    prompt = prompt_of(gemma4[1], submit)
     first, last = prompt.atomic_prefill_tokens, prompt.num_tokens
     ends = chunk_ends(Engine(*gemma4, chunk_tokens=7), submit)
     assert ends == [*range(first, last, 7), last]
@@ -102,7 +111,7 @@ def test_tokens_of_a_picture_see_each_other(gemma4: Served):
     loaded.language_model.config.use_bidirectional_attention = None
     try:
         causal = probed_anew(loaded)
-        assert causal[1].prepare(submit).atomic_prefill_tokens == 0
+        assert prompt_of(causal[1], submit).atomic_prefill_tokens == 0
         assert Engine(*causal).answer(submit) != whole
     finally:
         loaded.language_model.config.use_bidirectional_attention = "vision"
@@ -129,8 +138,8 @@ def test_a_beginning_before_a_new_picture_is_not_used(gemma4: Served):
     follow_up = talk("second", first, *more)
     assert engine.answer(follow_up) == plain.answer(follow_up)
     assert cached_tokens(engine, "second") == 0
-    assert len(engine.prompts["second"].images) == 2
-    assert not engine.prompts["second"].images[0].inputs, "its features are known"
+    assert engine.preparers.num_uncached_spans["second"] == 2
+    assert engine.preparers.num_read["second"] == 1, "the first one's features are cached"
 
 
 def test_two_that_share_a_beginning_and_run_together_are_as_alone(gemma4: Served):
@@ -151,7 +160,7 @@ def test_of_a_family_that_is_never_chunked_nothing_is_stored(never_chunked: Serv
     engine, plain = Engine(*never_chunked, caches=caches, chunk_tokens=7), Engine(*never_chunked)
     for number, parts in enumerate([(QUESTION,), (A, QUESTION), (A, QUESTION)]):
         submit = asked(f"{number}", *parts)
-        prompt = never_chunked[1].prepare(submit)
+        prompt = prompt_of(never_chunked[1], submit)
         assert prompt.atomic_prefill_tokens == prompt.num_tokens
         assert chunk_ends(engine, submit) == [prompt.num_tokens]
         assert engine.tokens[f"{number}"] == plain.answer(submit)

@@ -9,7 +9,15 @@ import mlx.core as mx
 import msgspec
 import pytest
 
-from tests.integration.harness import GREEDY, Engine, Part, ask, conversation, new_preparer
+from tests.integration.harness import (
+    GREEDY,
+    Engine,
+    Part,
+    ask,
+    conversation,
+    encode_works,
+    new_preparer,
+)
 from tests.integration.test_cache_twins import settle
 from tests.integration.test_caches import Served, Turns, cached_tokens, caches_of
 from tests.tiny_models.pictures import picture
@@ -41,8 +49,8 @@ def sizes_of(served: Served, name: str) -> dict[str, int]:
     """`SIZES`; what a picture's pixels take is each family's own."""
     if name != "one picture of each":
         return SIZES[name]
-    (image,) = served[1].prepare(ask("a", A, "what?")).images
-    return {**SIZES[name], "pixel_bytes": 3 * sum(a.nbytes for a in image.inputs.values()) // 2}
+    (work,) = encode_works(served[1], ask("a", A, "what?"))
+    return {**SIZES[name], "pixel_bytes": 3 * sum(a.nbytes for a in work.inputs.values()) // 2}
 
 
 @pytest.fixture(params=FAMILIES, scope="module")

@@ -16,11 +16,20 @@ import pytest
 from PIL import Image as PillowImage
 
 from tests import clips
-from tests.integration.harness import Engine, Part, ask, encoded, image_of, new_preparer, video_of
+from tests.integration.harness import (
+    Engine,
+    Part,
+    ask,
+    encoded,
+    image_of,
+    new_preparer,
+    prepare,
+    video_of,
+)
 from tests.integration.test_caches import Served, cached_tokens, caches_of
 from tests.tiny_models.pictures import picture
 from vlm_server.cache.caches import EncodedImage
-from vlm_server.ports import PreparedPrompt
+from vlm_server.ports import EncodeWork, Prepared
 from vlm_server.prompt import media, processing
 from vlm_server.protocol import Image, SamplingParams, Submit
 from vlm_server.settings import Video as VideoLimits
@@ -35,12 +44,12 @@ class Counting:
     """The engine's encoder, and which pictures it encoded."""
 
     def __init__(self, engine: Engine) -> None:
-        self._encoder = engine.encoder
+        self._encoder = engine.encoder.encoder
         self.keys: list[str] = []
 
-    def encode(self, prompt: PreparedPrompt, image_index: int) -> EncodedImage:
-        self.keys.append(prompt.images[image_index].mm_hash)
-        return self._encoder.encode(prompt, image_index)
+    def encode(self, work: EncodeWork) -> EncodedImage:
+        self.keys.append(work.span.key)
+        return self._encoder.encode(work)
 
 
 class Counted:
@@ -57,7 +66,7 @@ class Counted:
 
 def new_engine(served: Served, **sizes: int) -> tuple[Engine, Counting]:
     engine = Engine(*served, caches=caches_of(served, **sizes))
-    engine.encoder = counting = Counting(engine)  # type: ignore[assignment]
+    engine.encoder.encoder = counting = Counting(engine)
     return engine, counting
 
 
@@ -193,16 +202,15 @@ def test_a_new_picture_in_two_requests_at_once_is_read_and_encoded_once(
     asked = [ask(name, A, f"what of {name}?", A) for name in "ab"]
     together = threading.Barrier(2)
 
-    def prepare(submit: Submit) -> PreparedPrompt:
+    def prepare_with_other(submit: Submit) -> Prepared:
         together.wait(60)
-        return engine.preparer.prepare(submit)
+        return prepare(engine.preparer, submit)
 
     with ThreadPoolExecutor(2) as threads:
-        outcomes = list(threads.map(prepare, asked))
+        outcomes = list(threads.map(prepare_with_other, asked))
     for submit, outcome in zip(asked, outcomes, strict=True):
-        engine.scheduler.add(submit)
-        engine.scheduler.start_preparing()
-        engine.scheduler.prepared(submit.request_id, outcome)
+        engine.preparers.outcomes[submit.request_id] = outcome
+        engine.add(submit)
     settle(engine)
     assert decodes.num_calls == len(encoder.keys) == 1
     for name in "ab":
@@ -274,7 +282,7 @@ def test_other_frames_of_a_clip_are_another_entry(few: Served):
     for limits in (VideoLimits(), VideoLimits(fps=1.0), VideoLimits(max_side_pixels=64)):
         plain = Engine(few[0], new_preparer(few[0], limits))
         answers.append(plain.answer(ask("a", CLIP, "what?")))
-        engine.preparer = new_preparer(few[0], limits, caches=engine.caches)
+        engine.preparers.preparer = new_preparer(few[0], limits, caches=engine.caches)
         assert engine.answer(ask(f"{len(answers)}", CLIP, "what?")) == answers[-1]
     assert len(set(map(tuple, answers))) == 3
 

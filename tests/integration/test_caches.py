@@ -70,7 +70,8 @@ def test_the_same_again_is_equal(engine: Engine, alone: Callable[[str], list[int
         again, prompt = f"{name}, second", engine.prompts[f"{name}, second"]
         assert cached_tokens(engine, again) > 0, name
         assert cached_tokens(engine, again) >= max([0, *(span.end for span in prompt.spans)])
-        assert not prompt.images, "nothing is decoded nor encoded again"
+        uncached = engine.preparers.num_uncached_spans[again]
+        assert not uncached, "nothing is decoded nor encoded again"
 
 
 def test_at_once_is_equal(engine: Engine, alone: Callable[[str], list[int]]):
@@ -99,7 +100,8 @@ def test_a_conversation_goes_on_after_its_answer(served: Served, engine: Engine)
             last = max((span.end for span in spans), default=0)
             wanted = last if needs_snapshots(served[0].language_model) else known
             assert cached_tokens(engine, submit.request_id) >= wanted
-            assert len(prompt.images) == len(prompt.spans) - len(spans)
+            uncached = engine.preparers.num_uncached_spans[submit.request_id]
+            assert uncached == len(prompt.spans) - len(spans)
         turns += (("assistant", (engine.texts[submit.request_id],)),)
 
 

@@ -113,7 +113,7 @@ def test_a_conversation_goes_on_after_a_restart(
             reading = disk_of(engine)
             assert bool(reading.hits) == bool(number)
             assert reading.damaged == reading.evictions == 0
-    assert not engine.prompts["again"].images
+    assert not engine.preparers.num_uncached_spans["again"]
 
 
 def test_a_picture_is_known_in_another_prompt_after_a_restart(served: Served, tmp_path: Path):
@@ -123,7 +123,7 @@ def test_a_picture_is_known_in_another_prompt_after_a_restart(served: Served, tm
     other = ask("second", "Something else", picture(1), "and what?", sampling=GREEDY)
     with engine_on(served, tmp_path) as engine:
         assert engine.answer(other) == plain.answer(other)
-        assert not any(span.inputs for span in engine.prompts["second"].images)
+        assert engine.preparers.num_read["second"] == 0
 
 
 def test_salts_share_nothing(qwen: Served, tmp_path: Path):

@@ -21,16 +21,18 @@ from tests.integration.harness import (
     Part,
     ask,
     conversation,
+    encode_works,
     encoded,
     for_mlx_vlm,
     image_of,
+    prepare,
 )
 from tests.tiny_models.pictures import picture
 from vlm_server.cache.caches import Caches
 from vlm_server.cache.lru import LruCache
 from vlm_server.engine.request.states import State
 from vlm_server.errors import InternalError
-from vlm_server.ports import PreparedPrompt
+from vlm_server.ports import EncodeWork, Prepared
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished, SamplingParams, Submit
 from vlm_server.runner.model.load import LoadedModel
@@ -175,11 +177,12 @@ def test_scores_that_are_not_numbers_end_their_own_request_alone(
 ):
     """NaN in a picture's features comes out as NaN in the logits of every token after it."""
 
-    def with_nans(prompt: PreparedPrompt) -> PreparedPrompt:
-        (span,) = prompt.images
-        made = ImageEncoder(served[0]).encode(prompt, 0)
-        lease = LruCache[Any]("none", 0).put("", replace(made, rows=made.rows * mx.nan), 1)
-        return replace(prompt, images=(replace(span, features=lease),))
+    def with_nans(made: Prepared) -> Prepared:
+        work = EncodeWork("picture", 0, made.prompt, made.inputs[0])
+        features = ImageEncoder(served[0]).encode(work)
+        lease = LruCache[Any]("none", 0).put("", replace(features, rows=features.rows * mx.nan), 1)
+        made.holds.add_features(0, lease)
+        return replace(made, inputs={})
 
     caches = Caches.of(encoder_bytes=1 << 20, prefix_bytes=64 << 20)
     engine = new_engine(caches=caches)
@@ -218,11 +221,12 @@ def test_more_placeholders_than_features_end_their_own_request_alone(
         pytest.skip("mlx-vlm gives the tokens that are too many the first features again")
     image_token_id = served[0].host.image_token_id
 
-    def add_placeholder(prompt: PreparedPrompt) -> PreparedPrompt:
-        (span,) = prompt.images
-        last = np.flatnonzero(prompt.token_ids == image_token_id)[-1]
-        ids = np.insert(prompt.token_ids, last, image_token_id)
-        return replace(prompt, token_ids=ids, images=(replace(span, end=span.end + 1),))
+    def add_placeholder(made: Prepared) -> Prepared:
+        (span,) = made.prompt.spans
+        last = np.flatnonzero(made.prompt.token_ids == image_token_id)[-1]
+        ids = np.insert(made.prompt.token_ids, last, image_token_id)
+        longer = replace(span, end=span.end + 1)
+        return replace(made, prompt=replace(made.prompt, token_ids=ids, spans=(longer,)))
 
     engine = new_engine()
     engine.add(asked("text", LONGER))
@@ -237,7 +241,7 @@ def test_more_placeholders_than_features_end_their_own_request_alone(
 
 def test_a_model_that_makes_more_rows_than_a_picture_has_tokens_is_told_of(served: Served):
     """LLaVA-NeXT's merge does: one placeholder becomes a whole tile."""
-    prompt = served[1].prepare(asked("picture"))
+    (work,) = encode_works(served[1], asked("picture"))
     if served[0].family.tower is not None:
         pytest.skip("its images go through our tower alone")
 
@@ -248,17 +252,16 @@ def test_a_model_that_makes_more_rows_than_a_picture_has_tokens_is_told_of(serve
             return made
 
     with pytest.raises(InternalError, match="rows of features"):
-        ImageEncoder(replace(served[0], model=Lengthening())).encode(prompt, 0)
+        ImageEncoder(replace(served[0], model=Lengthening())).encode(work)
 
 
-def with_pixels(change: Callable[[Any], Any]) -> Callable[[PreparedPrompt], PreparedPrompt]:
+def with_pixels(change: Callable[[Any], Any]) -> Callable[[Prepared], Prepared]:
     """The prompt's only picture with other pixel values than the processor made."""
 
-    def changed(prompt: PreparedPrompt) -> PreparedPrompt:
-        (span,) = prompt.images
-        key = "pixel_bytes" if "pixel_bytes" in span.inputs else "pixel_values"
-        inputs = {**span.inputs, key: change(span.inputs[key].astype(np.float32))}
-        return replace(prompt, images=(replace(span, inputs=inputs),))
+    def changed(made: Prepared) -> Prepared:
+        inputs = made.inputs[0]
+        key = "pixel_bytes" if "pixel_bytes" in inputs else "pixel_values"
+        return replace(made, inputs={0: {**inputs, key: change(inputs[key].astype(np.float32))}})
 
     return changed
 
@@ -266,13 +269,11 @@ def with_pixels(change: Callable[[Any], Any]) -> Callable[[PreparedPrompt], Prep
 def add_changed(
     engine: Engine,
     preparer: MultimodalPreparer,
-    change: Callable[[PreparedPrompt], PreparedPrompt],
+    change: Callable[[Prepared], Prepared],
 ) -> None:
     """Add the request "picture" as if the preparer had made something else of it."""
-    prepared = change(preparer.prepare(asked("picture")))
-    engine.scheduler.add(asked("picture"))
-    engine.scheduler.start_preparing()
-    engine.scheduler.prepared("picture", prepared)
+    engine.preparers.outcomes["picture"] = change(prepare(preparer, asked("picture")))
+    engine.add(asked("picture"))
 
 
 # ---- pictures are looked at ----------------------------------------------------------

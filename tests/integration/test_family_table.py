@@ -17,7 +17,7 @@ from mlx_vlm.models.base import install_auto_processor_patch
 from mlx_vlm.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessor
 from transformers import AutoProcessor
 
-from tests.integration.harness import Engine, ask, load_model, new_preparer
+from tests.integration.harness import Engine, ask, encode_works, load_model, new_preparer
 from tests.integration.test_videos import SMALL
 from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
@@ -113,10 +113,10 @@ def attributes(model: nn.Module) -> dict[tuple[str, str], object]:
 
 def changed(loaded: LoadedModel, preparer: MultimodalPreparer, part: object) -> list[str]:
     """The attributes that encoding a prompt's spans writes."""
-    prompt = preparer.prepare(ask("a", part, "what?"))  # type: ignore[arg-type]
+    works = encode_works(preparer, ask("a", part, "what?"))  # type: ignore[arg-type]
     before = attributes(loaded.model)
-    for span in prompt.images:
-        encode_image(loaded, prompt, span)
+    for work in works:
+        encode_image(loaded, work)
     after = attributes(loaded.model)
     return [".".join(key) for key in before | after if before.get(key) is not after.get(key)]
 

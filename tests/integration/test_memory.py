@@ -233,7 +233,7 @@ def test_an_encode_is_tried_once_more(
     ("owner", "name", "times"),
     [
         (encoder, "encode_image", 2),
-        (Prefill, "run", 1),
+        (Prefill, "launch", 1),
         (DecodeBatch, "join", 1),
     ],
     ids=["encode", "prefill", "merge"],
@@ -264,7 +264,7 @@ def test_rows_that_run_out_of_memory_end_and_others_come(
     alone_tokens: list[int],
 ):
     engine, baseline = busy
-    patch(monkeypatch, DecodeBatch, "step")
+    patch(monkeypatch, DecodeBatch, "launch")
     engine.add(ask("a", "what?", picture(1)))
     engine.run()
     other = engine.ends["other"]

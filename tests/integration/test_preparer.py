@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from msgspec.structs import replace as replace_field
 
-from tests.integration.harness import ask, encoded, new_preparer
+from tests.integration.harness import ask, encoded, new_preparer, prompt_of
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import ContextLengthExceeded, InvalidImage
 from vlm_server.prompt.preparer import MultimodalPreparer
@@ -20,12 +20,12 @@ Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 def test_pictures_beyond_the_context_are_not_even_decoded(load_tiny: Load):
     loaded, whole = load_tiny("qwen3_vl")
     good = encoded(picture(1))
-    (span,) = whole.prepare(ask("one", good)).images
+    (span,) = prompt_of(whole, ask("one", good)).spans
     broken = replace_field(good, data=good.data[:60], param="messages[0].content[2]")
     host = replace(loaded.host, context_tokens=2 * (span.end - span.start))
     limited = replace(loaded, host=host)
     preparer = new_preparer(limited)
     with pytest.raises(ContextLengthExceeded, match="context holds"):
-        preparer.prepare(ask("three", good, good, broken))
+        prompt_of(preparer, ask("three", good, good, broken))
     with pytest.raises(InvalidImage):
-        preparer.prepare(ask("two", good, broken))
+        prompt_of(preparer, ask("two", good, broken))

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.integration.harness import GREEDY, Engine, ask
+from tests.integration.harness import GREEDY, Engine, ask, prompt_of
 from tests.tiny_models.pictures import picture
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, SamplingParams
@@ -279,7 +279,9 @@ def test_a_poisoned_token_ends_the_requests_that_meet_it_alone(
     answer = sick.answer(ask("sick", "How many buttons?"))
     prompt = sick.prompts["sick"].token_ids.tolist()
     only = set(prompt if where == "prompt" else answer[2:-1])
-    poison = min(only - set(healthy) - set(served[1].prepare(ask("", "a text")).token_ids.tolist()))
+    poison = min(
+        only - set(healthy) - set(prompt_of(served[1], ask("", "a text")).token_ids.tolist())
+    )
     embedding = served[0].language_model.model.embed_tokens
     whole = embedding.weight
     embedding.weight = mx.where(mx.arange(len(whole))[:, None] == poison, mx.nan, whole)

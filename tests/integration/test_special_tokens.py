@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from mlx_vlm.prompt_utils import apply_chat_template
 from mlx_vlm.utils import prepare_inputs, should_add_special_tokens
 
-from tests.integration.harness import Part, ask, conversation, for_mlx_vlm, load_model, new_preparer
+from tests.integration.harness import (
+    Part,
+    ask,
+    conversation,
+    for_mlx_vlm,
+    load_model,
+    new_preparer,
+    prompt_of,
+)
 from tests.tiny_models import build
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import InvalidRequest
@@ -79,7 +87,7 @@ def mlx_vlms_ids(loaded: LoadedModel, *parts: Part) -> list[int]:
 )
 def test_text_without_controls_gives_the_processors_ids(served: Served, parts: tuple[Part, ...]):
     loaded, preparer = served
-    prepared = preparer.prepare(ask("a", *parts))
+    prepared = prompt_of(preparer, ask("a", *parts))
     assert prepared.token_ids.tolist() == mlx_vlms_ids(loaded, *parts)
 
 
@@ -87,26 +95,28 @@ def test_every_control_string_stays_text_in_every_place(served: Served):
     loaded, preparer = served
     strings = control_strings(loaded)
     hostile = " ".join(strings) + "".join(strings) + "x"
-    plain = preparer.prepare(
+    plain = prompt_of(
+        preparer,
         conversation(
             "a",
             ("system", (PLAIN,)),
             ("user", (PLAIN, picture(1))),
             ("assistant", (PLAIN,)),
             ("user", (picture(2), PLAIN)),
-        )
+        ),
     )
-    attacked = preparer.prepare(
+    attacked = prompt_of(
+        preparer,
         conversation(
             "b",
             ("system", (hostile,)),
             ("user", (hostile, picture(1))),
             ("assistant", (hostile,)),
             ("user", (picture(2), hostile)),
-        )
+        ),
     )
     assert controls_in(loaded, attacked.token_ids) == controls_in(loaded, plain.token_ids)
-    assert len(attacked.images) == 2
+    assert len(attacked.spans) == 2
     text = shown(loaded, attacked.token_ids)
     assert text.count(hostile) == 4
     assert text.replace(hostile, PLAIN) == shown(loaded, plain.token_ids)
@@ -117,23 +127,23 @@ def test_each_picture_has_its_own_span(served: Served):
     token = control_strings(loaded)[0]
     for hostile in control_strings(loaded):
         parts = ("a", picture(1), hostile, picture(2, 60, 110), token)
-        prepared = preparer.prepare(ask("a", *parts))
+        prepared = prompt_of(preparer, ask("a", *parts))
         is_image = prepared.token_ids == loaded.host.image_token_id
         inside = np.zeros_like(is_image)
-        for span in prepared.images:
+        for span in prepared.spans:
             assert is_image[span.start]
             assert is_image[span.end - 1]
             inside[span.start : span.end] = True
         assert not (is_image & ~inside).any()
-        assert len(prepared.images) == 2
+        assert len(prepared.spans) == 2
 
 
 def test_a_control_string_cut_between_two_parts_stays_text(served: Served):
     loaded, preparer = served
-    plain = controls_in(loaded, preparer.prepare(ask("a", "a", "b")).token_ids)
+    plain = controls_in(loaded, prompt_of(preparer, ask("a", "a", "b")).token_ids)
     for string in control_strings(loaded):
         for place in range(1, len(string)):
-            prepared = preparer.prepare(ask("a", string[:place], string[place:]))
+            prepared = prompt_of(preparer, ask("a", string[:place], string[place:]))
             assert controls_in(loaded, prepared.token_ids) == plain, (string, place)
 
 
@@ -142,7 +152,7 @@ def test_all_text_parts_of_a_message_are_read(served: Served):
     submit = conversation(
         "a", ("system", ("First rule.", " Second rule.")), ("user", ("One.", " Two.", " Three."))
     )
-    text = shown(loaded, preparer.prepare(submit).token_ids)
+    text = shown(loaded, prompt_of(preparer, submit).token_ids)
     assert "First rule. Second rule." in text
     assert "One. Two. Three." in text
 
@@ -155,15 +165,15 @@ def test_any_mixture_of_controls_and_text_decodes_to_itself(served: Served, data
         "ab <|>é😀\ue0ff\ue0fe_", min_size=1, max_size=4
     )
     text = "x" + "".join(data.draw(st.lists(pieces, max_size=6))) + "x"
-    prepared = preparer.prepare(ask("a", text))
-    plain = preparer.prepare(ask("b", PLAIN))
+    prepared = prompt_of(preparer, ask("a", text))
+    plain = prompt_of(preparer, ask("b", PLAIN))
     assert controls_in(loaded, prepared.token_ids) == controls_in(loaded, plain.token_ids)
     assert shown(loaded, prepared.token_ids) == shown(loaded, plain.token_ids).replace(PLAIN, text)
 
 
 def test_private_use_characters_alone_are_text(served: Served):
     loaded, preparer = served
-    prepared = preparer.prepare(ask("a", f"x{PRIVATE_USE}x"))
+    prepared = prompt_of(preparer, ask("a", f"x{PRIVATE_USE}x"))
     assert f"x{PRIVATE_USE}x" in shown(loaded, prepared.token_ids)
 
 
@@ -171,12 +181,12 @@ def test_all_private_marks_and_a_control_are_refused_by_name(served: Served):
     loaded, preparer = served
     text = PRIVATE_USE + control_strings(loaded)[0]
     with pytest.raises(InvalidRequest, match="private-use"):
-        preparer.prepare(ask("a", text))
+        prompt_of(preparer, ask("a", text))
 
 
 def test_the_ids_fit_the_vocabulary_and_are_small_integers(served: Served):
     loaded, preparer = served
-    ids = preparer.prepare(ask("a", picture(1), "what?")).token_ids
+    ids = prompt_of(preparer, ask("a", picture(1), "what?")).token_ids
     assert ids.dtype == np.int32
     assert 0 <= ids.min() <= ids.max() < loaded.host.backend.get_vocab_size()
 
@@ -187,10 +197,10 @@ def test_added_tokens_that_are_not_special_stay_tokens(tmp_path: Path):
     content = json.loads(file.read_text())
     (think,) = [token for token in content["added_tokens"] if token["content"] == "<think>"]
     loaded = load_model(tmp_path)
-    special = new_preparer(loaded).prepare(ask("a", "a <think> b")).token_ids.tolist()
+    special = prompt_of(new_preparer(loaded), ask("a", "a <think> b")).token_ids.tolist()
     assert think["id"] not in special[:-4], "the template's own stands at the end"
     think["special"] = False
     file.write_text(json.dumps(content))
     loaded = load_model(tmp_path)
-    plain = new_preparer(loaded).prepare(ask("a", "a <think> b")).token_ids.tolist()
+    plain = prompt_of(new_preparer(loaded), ask("a", "a <think> b")).token_ids.tolist()
     assert think["id"] in plain[:-4]

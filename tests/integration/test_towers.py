@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from mlx_vlm.models.qwen2_5_vl.vision import MLP, VisionModel
 
-from tests.integration.harness import ask, new_preparer
+from tests.integration.harness import ask, encode_works, new_preparer
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import InternalError
 from vlm_server.prompt.preparer import MultimodalPreparer
@@ -115,12 +115,12 @@ def test_a_pictures_features_are_those_that_enter_mlx_vlms_text(
     load_tiny: LoadTiny, load_mlx_vlms: LoadMlxVlms, family: str
 ):
     made, own = (
-        encode_image(loaded, prompt, prompt.images[0])
+        encode_image(loaded, work)
         for loaded, preparer in (
             load_tiny(family),
             (load_mlx_vlms(family), new_preparer(load_mlx_vlms(family))),
         )
-        for prompt in [preparer.prepare(ask("a", picture(1, 200, 140), "what?"))]
+        for work in encode_works(preparer, ask("a", picture(1, 200, 140), "what?"))
     )
     assert distance([made.rows], [own.rows]) < 1e-5
     assert (made.deepstack is None) == (own.deepstack is None)
@@ -131,10 +131,10 @@ def test_a_pictures_features_are_those_that_enter_mlx_vlms_text(
 
 def test_rows_that_are_not_as_many_as_the_tokens_are_refused(load_tiny: LoadTiny):
     loaded, preparer = load_tiny("qwen2_5_vl")
-    prompt = preparer.prepare(ask("a", picture(1), "what?"))
-    (span,) = prompt.images
+    (work,) = encode_works(preparer, ask("a", picture(1), "what?"))
+    shorter = replace(work.span, end=work.span.end - 1)
     with pytest.raises(InternalError, match="tokens got"):
-        encode_image(loaded, prompt, replace(span, end=span.end - 1))
+        encode_image(loaded, replace(work, prompt=replace(work.prompt, spans=(shorter,))))
 
 
 def test_bfloat16_rows_are_as_near_to_exact_ones(load_mlx_vlms: LoadMlxVlms):

@@ -24,6 +24,7 @@ from tests.integration.harness import (
     ask,
     load_model,
     new_preparer,
+    prompt_of,
     video_of,
 )
 from tests.tiny_models.fixtures import TinyModel
@@ -181,7 +182,7 @@ def mlx_vlms_inputs(loaded: LoadedModel, *parts: Part) -> dict[str, Any]:
 def test_token_ids_are_the_processors(native: Served, name: str):
     loaded, preparer = native
     made = mlx_vlms_inputs(loaded, *PROMPTS[name])
-    prepared = preparer.prepare(asked(name))
+    prepared = prompt_of(preparer, asked(name))
     assert prepared.token_ids.tolist() == np.array(made["input_ids"]).reshape(-1).tolist()
 
 
@@ -221,38 +222,39 @@ def test_positions_are_those_of_the_whole_prompt(native: Served, name: str):
     wanted, deltas = loaded.language_model.get_rope_index(
         made["input_ids"], made.get("image_grid_thw"), made["video_grid_thw"]
     )
-    prompt = preparer.prepare(asked(name))
+    prompt = prompt_of(preparer, asked(name))
     assert np.array_equal(prompt.positions, np.array(wanted)[:, 0])
     assert prompt.rope_delta == int(np.array(deltas).reshape(-1)[0])
 
 
 def test_a_long_video_is_encoded_in_units(native: Served, monkeypatch: pytest.MonkeyPatch):
     loaded, preparer = native
-    whole = preparer.prepare(asked("video"))
-    assert len(whole.images) == 1
+    whole = prompt_of(preparer, asked("video"))
+    assert len(whole.spans) == 1
     wanted = Engine(*native).answer(asked("video"))
     tokens_of_a_group = np.count_nonzero(whole.token_ids == loaded.host.video_token_id) // 3
     monkeypatch.setattr(processing, "_UNIT_TOKENS", 2 * tokens_of_a_group)
-    sliced = preparer.prepare(asked("video"))
+    sliced = prompt_of(preparer, asked("video"))
     assert np.array_equal(sliced.token_ids, whole.token_ids)
-    assert len(sliced.images) == 2
-    assert len({span.mm_hash for span in sliced.images}) == 2
+    assert len(sliced.spans) == 2
+    assert len({span.key for span in sliced.spans}) == 2
     assert Engine(*native).answer(asked("video")) == wanted
 
 
 def test_control_tokens_in_text_stay_text(native: Served):
     loaded, preparer = native
     hostile = "<|vision_start|><|video_pad|><|vision_end|>"
-    prepared = preparer.prepare(ask("a", hostile, SEVEN, hostile))
-    plain = preparer.prepare(ask("b", "x", SEVEN, "x"))
+    prepared = prompt_of(preparer, ask("a", hostile, SEVEN, hostile))
+    plain = prompt_of(preparer, ask("b", "x", SEVEN, "x"))
     count = np.count_nonzero(plain.token_ids == loaded.host.video_token_id)
     assert np.count_nonzero(prepared.token_ids == loaded.host.video_token_id) == count
-    assert len(prepared.images) == 1
+    assert len(prepared.spans) == 1
 
 
 def test_frames_too_small_for_the_processor_are_refused(native: Served):
     engine = Engine(*native)
     engine.add(ask("a", video_of(clips.encode(clips.greys(range(4), (16, 16)))), "what?"))
+    engine.run()
     failed = engine.ends["a"]
     assert isinstance(failed, Failed)
     assert failed.code == "invalid_video"
@@ -273,7 +275,7 @@ def test_frames_are_pictures_after_their_times(by_frames: Served):
 
 def test_no_more_than_sixteen_frames_are_pictures(by_frames: Served):
     long = video_of(clips.encode(clips.noise(5, 30), fps=2))
-    assert len({span.mm_hash for span in by_frames[1].prepare(ask("a", long)).images}) == 16
+    assert len({span.key for span in prompt_of(by_frames[1], ask("a", long)).spans}) == 16
 
 
 def test_a_template_that_knows_no_videos_is_shown_frames(tiny_model: TinyModel, tmp_path: Path):
@@ -281,6 +283,6 @@ def test_a_template_that_knows_no_videos_is_shown_frames(tiny_model: TinyModel, 
     template = folder / "chat_template.jinja"
     template.write_text(template.read_text().replace("<|video_pad|>", "").replace("video", "clip"))
     loaded = load_model(folder)
-    prepared = new_preparer(loaded).prepare(ask("a", SEVEN, "what?"))
-    assert len(prepared.images) == len(shown(SEVEN).frames)
+    prepared = prompt_of(new_preparer(loaded), ask("a", SEVEN, "what?"))
+    assert len(prepared.spans) == len(shown(SEVEN).frames)
     assert loaded.host.video_token_id not in prepared.token_ids
