@@ -219,8 +219,8 @@ def test_a_failure_between_leases_leaves_no_pins(served: Served, monkeypatch: py
 
     monkeypatch.setattr(media, "decode_rgb", fail)
     engine.add(ask("both", A, "and", B))
-    assert isinstance(engine.ends["both"], Failed)
     settle(engine)
+    assert isinstance(engine.ends["both"], Failed)
     assert engine.answer(ask("a again", A)) == wanted
     settle(engine)
 
@@ -258,7 +258,7 @@ def test_what_is_drawn_does_not_tell_a_hit(served: Served):
     engine.answer(ask("hit", "See", A, "what?", sampling=drawn))
     assert cached_tokens(engine, "hit") > engine.prompts["hit"].spans[0].end - 1
     for choice in range(3):
-        wanted = plain.rows[SeqId("miss", choice)]
+        wanted = plain.seqs[SeqId("miss", choice)]
         assert engine.seqs[SeqId("miss", choice)] == engine.seqs[SeqId("hit", choice)] == wanted
     for name in ("miss", "hit"):
         assert scores(engine.logprobs[name]) == pytest.approx(
@@ -278,7 +278,7 @@ def test_a_schema_is_followed_on_a_hit(load_tiny: Callable[[str], Served]):
     wanted = Engine(*served).answer(ask("a", A, "how many?", sampling=strict))
     engine = new_engine(served)
     grammars = Grammars(served[0].host, timeout_seconds=60.0)
-    engine.preparer = new_preparer(served[0], grammars=grammars, caches=engine.caches)
+    engine.preparers.preparer = new_preparer(served[0], grammars=grammars, caches=engine.caches)
     engine.answer(ask("free", A, "how many?"))
     assert engine.answer(ask("strict", A, "how many?", sampling=strict)) == wanted
     assert cached_tokens(engine, "strict") > engine.prompts["strict"].spans[0].end

@@ -35,6 +35,7 @@ from vlm_server.errors import InternalError
 from vlm_server.ports import EncodeWork, Prepared
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished, SamplingParams, Submit
+from vlm_server.runner.kv.segments import needs_snapshots
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.vision.encoder import ImageEncoder
 
@@ -184,7 +185,8 @@ def test_scores_that_are_not_numbers_end_their_own_request_alone(
         made.holds.add_features(0, lease)
         return replace(made, inputs={})
 
-    caches = Caches.of(encoder_bytes=1 << 20, prefix_bytes=64 << 20)
+    with_snapshots = needs_snapshots(served[0].language_model)
+    caches = Caches.of(encoder_bytes=1 << 20, prefix_bytes=64 << 20, needs_snapshots=with_snapshots)
     engine = new_engine(caches=caches)
     engine.add(asked("text", LONGER))
     engine.add(asked("pictures", LONGER))

@@ -24,6 +24,7 @@ from vlm_server.runner.text.decode_batch import DecodeBatch
 from vlm_server.runner.text.prefill import Prefill
 from vlm_server.runner.vision import encoder
 from vlm_server.settings import Memory
+from vlm_server.worker.process_memory import SystemProcessMemory
 
 Served = tuple[LoadedModel, MultimodalPreparer]
 MIB = 1 << 20
@@ -86,11 +87,12 @@ def test_the_allocator_gives_way_at_its_limit_or_is_not_said_to():
         MlxMemory(Memory(), current_device())
 
 
-def test_the_footprint_grows_with_what_is_held(memory: MlxMemory):
-    before = memory.footprint_bytes()
+def test_the_footprint_grows_with_what_is_held():
+    process = SystemProcessMemory()
+    before = process.footprint_bytes()
     array = mx.ones((16 * MIB,))
     mx.eval(array)
-    assert memory.footprint_bytes() - before >= 60 * MIB
+    assert process.footprint_bytes() - before >= 60 * MIB
     del array
 
 
@@ -143,15 +145,15 @@ def test_the_size_of_a_row_is_known_beforehand(served: Served):
 
 def test_a_prompts_buffers_are_made_once(served: Served, monkeypatch: pytest.MonkeyPatch):
     sizes = set[int]()
-    run = Prefill.run
+    launch = Prefill.launch
 
     def watched(self: Prefill, start: int, end: int) -> mx.array:
-        logits = run(self, start, end)
+        logits = launch(self, start, end)
         found = [layer for layer in self.cache if type(layer).__name__ == "KVCache"]
         sizes.update(layer.keys.shape[2] for layer in found)
         return logits
 
-    monkeypatch.setattr(Prefill, "run", watched)
+    monkeypatch.setattr(Prefill, "launch", watched)
     engine, layers = prefilled(served, 48)
     assert len(sizes) <= 1
     assert sizes <= {room_for(engine.prompts["a"].num_tokens)}

@@ -58,9 +58,9 @@ def chunks(monkeypatch: pytest.MonkeyPatch) -> list[PaddedChunk]:
     return padded
 
 
-def as_on_cuda(served: Served) -> Served:
+def as_on(kind: DeviceKind, served: Served) -> Served:
     loaded, preparer = served
-    return replace(loaded, device=replace(loaded.device, kind=DeviceKind.CUDA)), preparer
+    return replace(loaded, device=replace(loaded.device, kind=kind)), preparer
 
 
 @pytest.mark.parametrize("chunk_tokens", [512, 21])
@@ -72,11 +72,11 @@ def test_answers_are_the_same(
         caches = {"caches": caches_of(served)} if is_cached else {}
         return Engine(*served, chunk_tokens=chunk_tokens, **caches)
 
-    without = answers(engine(served))
+    without = answers(engine(as_on(DeviceKind.CPU, served)))
     chunks: list[PaddedChunk] = request.getfixturevalue("chunks")
-    assert answers(engine(served)) == without
-    assert not chunks, "nothing is padded on this device"
-    assert answers(engine(as_on_cuda(served))) == without
+    assert answers(engine(as_on(DeviceKind.CPU, served))) == without
+    assert not chunks, "nothing is padded on a CPU"
+    assert answers(engine(as_on(DeviceKind.CUDA, served))) == without
     layers = make_prompt_cache(served[0].language_model)
     if any(type(layer) is not KVCache for layer in layers):
         assert not chunks, "what comes after a token would change what such layers hold"
@@ -91,7 +91,7 @@ def test_tokens_that_see_later_ones_are_not_padded(
     chunks: list[PaddedChunk], load_tiny: Callable[[str], Served]
 ):
     """As in families that allow no chunks: all tokens see each other."""
-    loaded, _ = as_on_cuda(load_tiny("qwen3_vl"))
+    loaded, _ = as_on(DeviceKind.CUDA, load_tiny("qwen3_vl"))
     loaded = replace(loaded, host=replace(loaded.host, chunk_policy=ChunkPolicy.NOWHERE))
     engine = Engine(loaded, new_preparer(loaded))
     answers(engine)
