@@ -43,8 +43,12 @@ LONG = SamplingParams(max_tokens=4000, temperature=0.0)
 ROOT = Path(__file__).parents[2]
 
 
+def ignore_progress(_stage: str, _fraction: float) -> None:
+    pass
+
+
 def supervisor_for(settings: Settings) -> Supervisor:
-    return Supervisor(settings, on_progress=lambda _stage, _fraction: None)
+    return Supervisor(settings, ignore_progress)
 
 
 def settings_for(folder: Path) -> Settings:
@@ -405,7 +409,8 @@ class Perilous(Supervisor):
 @contextlib.asynccontextmanager
 async def perilous(folder: Path, **engine: float) -> AsyncIterator[Perilous]:
     settings = settings_for(folder)
-    made = Perilous(replace(settings, engine=replace(settings.engine, **engine)))
+    dangerous = replace(settings, engine=replace(settings.engine, **engine))
+    made = Perilous(dangerous, ignore_progress)
     await made.start()
     await asyncio.wait_for(made.wait_ready(), START_SECONDS)
     try:

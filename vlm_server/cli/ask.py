@@ -85,8 +85,8 @@ def ready_daemon(arguments: argparse.Namespace, settings: Settings) -> Iterator[
             yield daemon
             return
     if arguments.url or not is_local(url):
-        raise CommandFailed(f"no daemon at {url} serves the requested model")
-    print(f"No daemon at {url} serves the requested model: starting one.", file=sys.stderr)
+        raise CommandFailed(f"no daemon with the requested model at {url}")
+    print(f"No daemon at {url} can answer this: starting one.", file=sys.stderr)
     stop_seconds = settings.server.drain_seconds + 10
     own = running_daemon(options.settings_arguments(arguments), stop_seconds)
     with own as own_url, Daemon(own_url, api_key) as daemon:
