@@ -1,4 +1,4 @@
-"""The one door to all caches of an engine: each in memory, and the tier on disk beneath them."""
+"""All caches of an engine as one: those in memory, and the tier on disk beneath them."""
 
 from __future__ import annotations
 

@@ -57,10 +57,10 @@ class PrefixMatch(Generic[T, S]):
 
 @dataclass(slots=True)
 class _Gap(Generic[T, S]):
-    """What keeps a prompt from being stored, and how to `fill` it, in the tree with its lock.
+    """What is missing in the tree for a prompt to be stored further.
 
-    `make` gives what is filled in, without the lock. `node` is pinned meanwhile. Without room
-    there is nothing to make.
+    `make` computes it without the lock, then `fill` adds it with the lock. `node`, which it is
+    added to, is pinned meanwhile. Without room for it neither is called.
     """
 
     node: Node[T, S]

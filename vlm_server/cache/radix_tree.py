@@ -39,8 +39,10 @@ S = TypeVar("S", bound=Snapshot)
 
 @dataclass(eq=False, slots=True)
 class Node(Generic[T, S]):
-    """`pins` counts the holds on this node and on all below it; a root has neither segment nor
-    pins."""
+    """A part of a prompt, `edge`, that follows its parent's. A root has none, and is never pinned.
+
+    `pins` counts the holds on this node and on all below it.
+    """
 
     edge: PromptKey
     segment: T | None

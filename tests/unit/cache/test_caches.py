@@ -1,4 +1,4 @@
-"""All caches behind one door, with a tier on disk that is not used before serving begins."""
+"""All caches as one, with a tier on disk that is not used before serving begins."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.cache.conformance import Hold
 from tests.unit.cache.fakes import FakeSource, TakeFailed
 from tests.unit.cache.prompts import prompt_of
 from vlm_server.cache.caches import Caches, EncodedImage
@@ -162,7 +163,7 @@ def test_prefixes_are_evicted_before_features() -> None:
 def test_holds_of_all_caches_are_counted() -> None:
     caches = caches_on(FakeDisk())
     prompt = prompt_of([1])
-    held = [
+    held: list[Hold] = [
         caches.token_layouts.put("a", 0, 1),
         caches.pixels.put("a", 0, 1),
         caches.store_features("a", FakeFeatures()),

@@ -238,7 +238,7 @@ class NoLayersSource(FakeSource):
 def test_an_empty_segment_is_still_one() -> None:
     cache = PrefixCache[LayersOf, FakeSnapshot]("prefix", 1000, needs_snapshots=True)
     prompt_key = prompt_of([1, 2])
-    cache.insert(prompt_key, NoLayersSource(prompt_key, frozenset([1, 2])))  # type: ignore[arg-type]
+    cache.insert(prompt_key, NoLayersSource(prompt_key, frozenset([1, 2])))
     assert cache.match(prompt_key, 2).segments == (((), 1), ((), 1))
 
 
