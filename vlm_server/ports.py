@@ -6,16 +6,13 @@ arrays and plans; no mlx, no HTTP.
 
 from __future__ import annotations
 
-import enum
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import tokenizers
 from numpy.typing import NDArray
-from PIL import Image as PillowImage
 
 from vlm_server.cache.caches import EncodedImage, Prefix
 from vlm_server.cache.holds import CacheHolds
@@ -53,85 +50,6 @@ class Grammar(Protocol):
     def begin(self) -> AnswerMatcher:
         """A matcher at the beginning of an answer."""
         ...
-
-
-class ChunkPolicy(enum.Enum):
-    """Where prefill chunks of a prompt may end, for a family's attention masks to be right."""
-
-    ANYWHERE = "anywhere"
-    AFTER_MEDIA = "after the last media token"
-    NOWHERE = "nowhere"
-    """The whole prompt is prefilled at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class MRope:
-    """How a family with M-RoPE gives its tokens three positions each.
-
-    merge_size: patches on a side of what becomes one token.
-    splits_videos: whether text, such as a timestamp, stands between a video's frame groups. Each
-    group then has positions like an image of its own.
-    """
-
-    merge_size: int
-    splits_videos: bool
-
-
-AskPositions = Callable[[NDArray[np.int32], Mapping[str, NDArray[Any]]], NDArray[np.int32]]
-"""Token ids of a media item, (tokens,), and its grids by name, to positions (3, tokens).
-
-For families that are not checked: their model computes them."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessedMedia:
-    """What a model's processor makes of the placeholder of one image or video.
-
-    token_ids: (tokens,) int32, with the text around the media tokens. `inputs` are arrays for the
-    vision tower, by name.
-    """
-
-    token_ids: NDArray[np.int32]
-    inputs: Mapping[str, NDArray[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class HostModel:
-    """What preparing prompts needs of a loaded model. Holds no device array.
-
-    tokenizer: the Hugging Face tokenizer around the fast `backend`.
-    video_token_id: None for a family whose videos are shown as images, frame by frame.
-    vocabulary_size: the width of the logits; the tokenizer may know fewer tokens, or more.
-    fingerprint: names all that an image's features follow from, but for the image.
-    image_placeholders: what the chat template may write for an image, likeliest first.
-    apply_chat_template: (messages, add_generation_prompt) to the prompt's text.
-    process_image: (RGB image, placeholder), process_video: ((frames, height, width, 3) uint8,
-    seconds of each frame, placeholder). Neither is thread-safe. Both raise whatever the
-    processor does.
-    """
-
-    tokenizer: Any
-    backend: tokenizers.Tokenizer
-    image_token_id: int
-    video_token_id: int | None
-    eos_token_ids: frozenset[int]
-    context_tokens: int
-    vocabulary_size: int
-    fingerprint: str
-    adds_special_tokens: bool
-    image_placeholders: tuple[str, ...]
-    apply_chat_template: Callable[[Sequence[Mapping[str, Any]], bool], Any]
-    process_image: Callable[[PillowImage.Image, str], ProcessedMedia]
-    process_video: Callable[[NDArray[np.uint8], Sequence[float], str], ProcessedMedia]
-    mrope: MRope | AskPositions | None
-    chunk_policy: ChunkPolicy
-
-    @property
-    def media_token_ids(self) -> tuple[int, ...]:
-        """Tokens that stand for images and videos."""
-        if self.video_token_id is None:
-            return (self.image_token_id,)
-        return self.image_token_id, self.video_token_id
 
 
 # ---- prompts -----------------------------------------------------------------------------

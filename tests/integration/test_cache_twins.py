@@ -48,7 +48,7 @@ class Counting:
         self.keys: list[str] = []
 
     def encode(self, work: EncodeWork) -> EncodedImage:
-        self.keys.append(work.span.key)
+        self.keys.append(work.span.mm_hash)
         return self._encoder.encode(work)
 
 

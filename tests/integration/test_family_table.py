@@ -21,7 +21,7 @@ from tests.integration.harness import Engine, ask, encode_works, load_model, new
 from tests.integration.test_videos import SMALL
 from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
-from vlm_server.ports import ChunkPolicy, MRope
+from vlm_server.host_model import ChunkPolicy, MRope
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.model.families import FAMILIES
 from vlm_server.runner.model.load import LoadedModel

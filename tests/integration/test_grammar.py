@@ -18,7 +18,8 @@ from tokenizers import decoders, models, normalizers
 from tests.integration.harness import GREEDY, Engine, NewEngine, ask
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import InvalidRequest
-from vlm_server.ports import SCHEMA_PARAM, HostModel, SeqId
+from vlm_server.host_model import HostModel
+from vlm_server.ports import SCHEMA_PARAM, SeqId
 from vlm_server.prompt import grammar as grammar_module
 from vlm_server.prompt.grammar import Grammar, Grammars
 from vlm_server.prompt.json_grammar import compile_schema

@@ -11,7 +11,7 @@ from mlx_vlm.models.cache import KVCache, make_prompt_cache
 from tests.integration.harness import Engine, Part, ask, new_preparer
 from tests.integration.test_caches import caches_of
 from tests.tiny_models.pictures import picture
-from vlm_server.ports import ChunkPolicy
+from vlm_server.host_model import ChunkPolicy
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import SamplingParams
 from vlm_server.runner.device import device

@@ -237,7 +237,7 @@ def test_a_long_video_is_encoded_in_units(native: Served, monkeypatch: pytest.Mo
     sliced = prompt_of(preparer, asked("video"))
     assert np.array_equal(sliced.token_ids, whole.token_ids)
     assert len(sliced.spans) == 2
-    assert len({span.key for span in sliced.spans}) == 2
+    assert len({span.mm_hash for span in sliced.spans}) == 2
     assert Engine(*native).answer(asked("video")) == wanted
 
 
@@ -275,7 +275,7 @@ def test_frames_are_pictures_after_their_times(by_frames: Served):
 
 def test_no_more_than_sixteen_frames_are_pictures(by_frames: Served):
     long = video_of(clips.encode(clips.noise(5, 30), fps=2))
-    assert len({span.key for span in prompt_of(by_frames[1], ask("a", long)).spans}) == 16
+    assert len({span.mm_hash for span in prompt_of(by_frames[1], ask("a", long)).spans}) == 16
 
 
 def test_a_template_that_knows_no_videos_is_shown_frames(tiny_model: TinyModel, tmp_path: Path):

@@ -32,7 +32,7 @@ class BlockHashChain:
         for span in part.spans:
             self._add_ids(part.token_ids[cursor : span.start])
             self._add_ids(np.array([-1, span.end - span.start]))  # no token's id is negative
-            self._hash.update(hashlib.sha256(span.key.encode()).digest())
+            self._hash.update(hashlib.sha256(span.mm_hash.encode()).digest())
             cursor = span.start
         self._add_ids(part.token_ids[cursor:])
 

@@ -79,7 +79,7 @@ class CacheHolds:
 
     def lease_features(self, index: int, *, from_disk: bool) -> bool:
         """Hold the features of a span if a cache has them; whether one has."""
-        mm_hash = self._key.spans[index].key
+        mm_hash = self._key.spans[index].mm_hash
         if from_disk:
             lease = self._caches.lease_features(mm_hash)
         elif mm_hash in self._caches.features:  # what is not there is no second miss

@@ -21,7 +21,7 @@ class MediaSpan:
 
     start: int
     end: int
-    key: str
+    mm_hash: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +41,13 @@ class PromptKey:
 
     def key_at(self, position: int) -> int | str:
         """The hash of the media span that starts at `position`, else the token id there."""
-        keys = (span.key for span in self.spans if span.start == position)
+        keys = (span.mm_hash for span in self.spans if span.start == position)
         return next(keys, int(self.token_ids[position]))
 
     def part(self, start: int, end: int) -> PromptKey:
         """Positions `start` to `end`, neither of which is inside a span."""
         spans = tuple(
-            MediaSpan(span.start - start, span.end - start, span.key)
+            MediaSpan(span.start - start, span.end - start, span.mm_hash)
             for span in self._spans_in(start, end)
         )
         return PromptKey(self.token_ids[start:end], spans)
@@ -80,7 +80,7 @@ NOTHING = PromptKey(np.zeros(0, dtype=np.int32))
 def _are_equal(one: MediaSpan | None, other: MediaSpan | None) -> bool:
     if one is None or other is None:
         return False
-    return one.key == other.key and _length(one) == _length(other)
+    return one.mm_hash == other.mm_hash and _length(one) == _length(other)
 
 
 def _length(span: MediaSpan) -> int:

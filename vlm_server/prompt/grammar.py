@@ -18,7 +18,8 @@ from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from vlm_server.errors import InvalidRequest
-from vlm_server.ports import SCHEMA_PARAM, HostModel
+from vlm_server.host_model import HostModel
+from vlm_server.ports import SCHEMA_PARAM
 from vlm_server.prompt.json_grammar import SchemaError, compile_schema, try_schema
 
 logger = logging.getLogger(__name__)

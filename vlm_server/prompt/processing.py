@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
 from vlm_server.errors import InvalidImage, InvalidVideo
-from vlm_server.ports import HostModel, ProcessedMedia
+from vlm_server.host_model import HostModel, ProcessedMedia
 from vlm_server.prompt.positions import GRIDS, media_positions
 from vlm_server.video.clip import Clip
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import tokenizers
 
 from vlm_server.errors import ContextLengthExceeded, InvalidRequest
-from vlm_server.ports import HostModel
+from vlm_server.host_model import HostModel
 from vlm_server.prompt.special_tokens import SpecialTokens
 from vlm_server.prompt.templates import ChatTemplate, join_texts
 from vlm_server.protocol import Message, TextPart

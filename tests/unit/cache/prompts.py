@@ -33,7 +33,7 @@ def parts_of(prompt_key: PromptKey) -> Parts:
     parts: list[Part] = [int(token_id) for token_id in prompt_key.token_ids]
     for span in prompt_key.spans:
         length = span.end - span.start
-        parts[span.start : span.end] = [(span.key, index, length) for index in range(length)]
+        parts[span.start : span.end] = [(span.mm_hash, index, length) for index in range(length)]
     return tuple(parts)
 
 

@@ -109,7 +109,7 @@ def prepared(made: PreparedPrompt, caches: Caches | None = None) -> Prepared:
 
 def answer_tokens(made: PreparedPrompt, choice: int = 0) -> list[int]:
     """What the fake model says to a prompt: up to 12 characters of 1 to 4 bytes, then EOS."""
-    shown = "".join(span.key for span in made.spans).encode()
+    shown = "".join(span.mm_hash for span in made.spans).encode()
     digest = hashlib.sha256(made.token_ids.tobytes() + shown + bytes(choice)).digest()
     characters = ["abcdefghijklmnop é€😀"[byte % 19] for byte in digest[1 : 2 + digest[0] % 12]]
     return [*"".join(characters).encode(), EOS]
@@ -283,7 +283,7 @@ class FakeFeatures(str):
 
 def features_of(span: MediaSpan) -> FakeFeatures:
     """What the fake encoder makes of a picture."""
-    return FakeFeatures(f"features of {span.key}")
+    return FakeFeatures(f"features of {span.mm_hash}")
 
 
 @dataclass

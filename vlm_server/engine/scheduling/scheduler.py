@@ -150,7 +150,7 @@ class Scheduler:
             if request is None or self._tries_again(request, outcome):
                 return []
             return self._fail(request, outcome)
-        lease = self._caches.store_features(work.span.key, outcome)
+        lease = self._caches.store_features(work.span.mm_hash, outcome)
         if request is None:
             lease.release()
         else:

@@ -10,7 +10,7 @@ from mlx_vlm.models.cache import make_prompt_cache
 from mlx_vlm.utils import should_add_special_tokens
 
 from vlm_server.errors import ModelLoadError
-from vlm_server.ports import AskPositions, HostModel, MRope
+from vlm_server.host_model import AskPositions, HostModel, MRope
 from vlm_server.runner.model.checkpoint import read_json
 from vlm_server.runner.model.families import Family, MRopeRule
 from vlm_server.runner.model.fingerprint import fingerprint

@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx_vlm
 
 from vlm_server.errors import ModelLoadError
-from vlm_server.ports import HostModel
+from vlm_server.host_model import HostModel
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.model.checkpoint import check_files, check_shards, read_json, reason_of
 from vlm_server.runner.model.evaluate import evaluate

@@ -14,7 +14,7 @@ import numpy as np
 from mlx_vlm.models.llava.processing_llava import LlavaProcessor
 from numpy.typing import NDArray
 
-from vlm_server.ports import AskPositions, ChunkPolicy
+from vlm_server.host_model import AskPositions, ChunkPolicy
 from vlm_server.runner.model.families import FAMILIES, POSITION_STATE, Family, MRopeRule
 from vlm_server.runner.model.processors import drop_tokenizer_options
 from vlm_server.runner.vision.towers import fast_tower_of

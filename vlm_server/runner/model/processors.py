@@ -12,7 +12,7 @@ from mlx_vlm.utils import VideoMetadata, prepare_inputs
 from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
-from vlm_server.ports import ProcessedMedia
+from vlm_server.host_model import ProcessedMedia
 
 _NOT_FOR_THE_TOWER = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
 _MILLISECONDS = 1000

@@ -166,7 +166,7 @@ class Lives(RuleBasedStateMachine):
     def finish_encoding(self, fails: bool) -> None:
         work = self.engine.encoder.work
         assert work
-        self.encoded[work.span.key] += not fails
+        self.encoded[work.span.mm_hash] += not fails
         made = InternalError("not encoded") if fails else features_of(work.span)
         self.engine.encoder.finish(made)
 
@@ -248,7 +248,9 @@ class Lives(RuleBasedStateMachine):
         plan = self.engine.step()
         works = [work for work in (plan.encode, plan.encode_next) if work]
         assert len(works) <= 1
-        assert not [work for work in works if work.span.key in self.caches.features], "it is there"
+        assert not [work for work in works if work.span.mm_hash in self.caches.features], (
+            "it is there"
+        )
         submits = [work.submit for work in self.engine.preparers.works.values()]
         with_media = [submit for submit in submits if submit.has_media]
         assert len(with_media) <= MAX_PREPARING
