@@ -36,7 +36,7 @@ def markdown(result: Result, criteria: Sequence[Criterion]) -> str:
             f"# Soak: {'passed' if is_passed(criteria) else 'FAILED'}",
             "",
             f"{plan.minutes:g} minutes, 1 to {plan.users} users, seed {plan.seed}: "
-            f"{len(result.outcomes)} requests, {result.waits} waits for a queue place.",
+            f"{len(result.outcomes)} requests, {result.waits} waits for a queue slot.",
             "",
             *_table(("criterion", "bound", "found", ""), rows),
             "",

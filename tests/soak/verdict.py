@@ -74,10 +74,10 @@ def _failures(result: Result) -> Criterion:
 
 
 def _orphans(end: Reading | None) -> Criterion:
-    name, bound = "orphans at the end", "0 tracked, 0 places"
+    name, bound = "orphans at the end", "0 tracked, 0 queue slots"
     if end is None:
         return Criterion(name, bound, "no reading", False)
-    value = f"{end.tracked} tracked, {end.in_flight} places"
+    value = f"{end.tracked} tracked, {end.in_flight} queue slots"
     return Criterion(name, bound, value, not (end.tracked or end.in_flight))
 
 

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from vlm_server.api.http import access_log, errors
 from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.middleware import Errors, Gate, RequestLog
-from vlm_server.api.http.places import Places
+from vlm_server.api.http.queue_slots import QueueSlots
 from vlm_server.api.openai.chat import ChatCompletions
 from vlm_server.api.openai.errors import encode
 from vlm_server.api.operations.health import Health
@@ -40,11 +40,11 @@ def create_app(settings: Settings, engine: EngineClient) -> Starlette:
 
 
 def _routes(settings: Settings, engine: EngineClient, answered: AnsweredRequests) -> list[Route]:
-    places = Places(settings.limits.max_requests)
-    chat = ChatCompletions(engine, places, settings.limits)
+    queue_slots = QueueSlots(settings.limits.max_requests)
+    chat = ChatCompletions(engine, queue_slots, settings.limits)
     models = Models(engine)
-    health = Health(engine, places)
-    metrics = Metrics(engine, places, answered)
+    health = Health(engine, queue_slots)
+    metrics = Metrics(engine, queue_slots, answered)
     return [
         Route("/", models.page),
         Route("/v1/chat/completions", chat, methods=["POST"]),

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: the order of the steps, from the queue place to the last byte."""
+"""`POST /v1/chat/completions`: the order of the steps, from the queue slot to the last byte."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from vlm_server.api.http import access_log, body, cache_salt, sse
 from vlm_server.api.http.access_log import Entry
 from vlm_server.api.http.disconnect import until_disconnect
-from vlm_server.api.http.places import Places
+from vlm_server.api.http.queue_slots import QueueSlots
 from vlm_server.api.openai import errors
 from vlm_server.api.openai.intake import ChatCall, read_chat
 from vlm_server.api.openai.render import Renderer
@@ -33,13 +33,13 @@ Answer = AsyncGenerator[Delta | Finished, None]
 class ChatCompletions:
     """The endpoint, as an ASGI application.
 
-    The engine's events are always closed and the queue place released: if the client
+    The engine's events are always closed and the queue slot released: if the client
     disconnects, the work is cancelled wherever it is, and its clean-up does both.
     """
 
-    def __init__(self, engine: EngineClient, places: Places, limits: Limits) -> None:
+    def __init__(self, engine: EngineClient, queue_slots: QueueSlots, limits: Limits) -> None:
         self._engine = engine
-        self._places = places
+        self._queue_slots = queue_slots
         self._limits = limits
         self._intake = anyio.CapacityLimiter(_INTAKE_THREADS)
 
@@ -48,7 +48,7 @@ class ChatCompletions:
         status = self._engine.status
         if not status.is_ready:
             raise EngineUnavailable(f"The engine is not ready: {status.state}.")
-        with self._places.take():
+        with self._queue_slots.take():
             data = await body.read(receive, self._limits)
             await until_disconnect(receive, self._answer(data, scope, receive, send))
 

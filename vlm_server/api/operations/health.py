@@ -9,16 +9,16 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from vlm_server.api.http.places import Places
+from vlm_server.api.http.queue_slots import QueueSlots
 from vlm_server.supervisor.client import EngineClient, EngineStatus
 
 
 class Health:
     """The endpoints for probes and operators."""
 
-    def __init__(self, engine: EngineClient, places: Places) -> None:
+    def __init__(self, engine: EngineClient, queue_slots: QueueSlots) -> None:
         self._engine = engine
-        self._places = places
+        self._queue_slots = queue_slots
 
     async def live(self, _: Request) -> Response:
         return JSONResponse({"status": "live"})
@@ -36,7 +36,7 @@ class Health:
         return JSONResponse(
             {
                 "model": status.model_name,
-                "requests": {"in_flight": self._places.taken, "limit": self._places.limit},
+                "requests": {"in_flight": self._queue_slots.taken, "limit": self._queue_slots.limit},
                 "engine": {
                     "state": status.state,
                     "pid": status.pid,

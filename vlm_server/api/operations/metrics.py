@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vlm_server.api.http.access_log import AnsweredRequests
-from vlm_server.api.http.places import Places
+from vlm_server.api.http.queue_slots import QueueSlots
 from vlm_server.protocol import CacheStats, MemoryStats, Stats
 from vlm_server.supervisor.client import EngineClient, EngineStatus
 
@@ -22,16 +22,16 @@ from vlm_server.supervisor.client import EngineClient, EngineStatus
 class Metrics:
     """The endpoint, and the collector it scrapes."""
 
-    def __init__(self, engine: EngineClient, places: Places, answered: AnsweredRequests) -> None:
+    def __init__(self, engine: EngineClient, queue_slots: QueueSlots, answered: AnsweredRequests) -> None:
         self._engine = engine
-        self._places = places
+        self._queue_slots = queue_slots
         self._answered = answered
 
     async def scrape(self, _: Request) -> Response:
         return Response(generate_latest(self), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     def collect(self) -> Iterator[Metric]:
-        yield from _of_front(self._places, self._answered)
+        yield from _of_front(self._queue_slots, self._answered)
         status = self._engine.status
         yield from _of_engine(status)
         if status.stats is not None:
@@ -39,9 +39,9 @@ class Metrics:
             yield from _of_caches(status.stats.caches)
 
 
-def _of_front(places: Places, answered: AnsweredRequests) -> Iterator[Metric]:
-    yield _gauge("requests_in_flight", "Requests that hold a queue place.", places.taken)
-    yield _gauge("requests_limit", "Queue places: `limits.max_requests`.", places.limit)
+def _of_front(queue_slots: QueueSlots, answered: AnsweredRequests) -> Iterator[Metric]:
+    yield _gauge("requests_in_flight", "Requests that hold a queue slot.", queue_slots.taken)
+    yield _gauge("requests_limit", "Queue slots: `limits.max_requests`.", queue_slots.limit)
     requests = CounterMetricFamily(
         "vlm_server_requests",
         "Requests that ended, by route and status.",

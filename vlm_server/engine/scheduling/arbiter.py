@@ -50,8 +50,7 @@ class EncoderPrefillArbiter:
     def next_to_prefill(self) -> Request | None:
         """Whose chunk the next step takes: of no prompt with media beside an encode.
 
-        A request that is begun holds a KV cache while it waits for its places in the batch, and
-        gets them.
+        The decode batch has room for the sequences of every request whose prefill has begun.
         """
         waiting = [
             _prefill_left(r)

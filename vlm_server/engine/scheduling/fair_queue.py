@@ -1,4 +1,4 @@
-"""Whose turn it is among those who want the same resource: the encoder, or the prefill."""
+"""Whose turn it is among requests that want the same resource: the encoder, or the prefill."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """One that waits for its next turn.
+    """A request that waits for its next turn.
 
-    left: how much it still wants, in tokens. num_seqs: how many places of the decode batch it takes
-    when it has all that it wants.
+    left: how much work it has left, in tokens. num_seqs: how many sequences it adds to the decode
+    batch when none is left.
     """
 
     request_id: str
@@ -25,17 +25,17 @@ class FairQueue:
 
     At most two are begun at a time, and more only if one of them can't go on for a while. So a
     short one never waits for the end of a long one; a long one takes twice as long at most; and
-    everyone becomes the oldest eventually. What is begun has its places in the batch for certain:
-    nobody begins before there is room, and nobody takes the room that the oldest waits for.
+    every request becomes the oldest eventually. A request begins only if the decode batch has room
+    for all its sequences, and none takes the room that the oldest waits for.
     """
 
     def __init__(self) -> None:
         self._last: str | None = None
 
     def next(self, waiting: Sequence[Waiting], room: int = 0) -> str | None:
-        """Whose turn it is among `waiting`, the oldest first; None if nobody can have one.
+        """Whose turn it is among `waiting`, the oldest first; None if no request can have one.
 
-        `room` counts the free places of the batch, those of what is begun included.
+        `room`: how many sequences the decode batch can still take, with those of begun requests.
         """
         begun = [one for one in waiting if one.is_begun]
         room -= sum(one.num_seqs for one in begun)

@@ -33,7 +33,7 @@ def joined(running: list[Any], num_running: int, prompt: list[Any], count: int) 
     return rows
 
 
-def kept(running: list[Any], rows: list[int]) -> list[Any]:
+def filtered(running: list[Any], rows: list[int]) -> list[Any]:
     """The layers of only those `rows`, at least one, of the two or more in `running`."""
     if len(rows) == 1:
         return [layer.extract(rows[0]) for layer in running]

@@ -1,1 +1,1 @@
-""""""
+"""Logits to tokens and their log probabilities."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.ports import PreparedPrompt, SeqId, TokenScore
-from vlm_server.runner.kv.batch_cache import joined, kept
+from vlm_server.runner.kv.batch_cache import filtered, joined
 from vlm_server.runner.kv.segments import SequenceState, snapshot
 from vlm_server.runner.sampling.logprobs import Scores, score
 from vlm_server.runner.sampling.sampler import SequenceSampler, choice_params, sample
@@ -111,7 +111,7 @@ class DecodeBatch:
         if self._tokens is None or not staying:
             self._cache, self._tokens, self._scores = [], None, []
             return
-        self._cache = kept(self._cache, staying)
+        self._cache = filtered(self._cache, staying)
         self._tokens = self._tokens[mx.array(staying)]
 
     def launch(self) -> None:

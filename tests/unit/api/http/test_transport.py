@@ -1,4 +1,4 @@
-"""Bodies, queue places and clients that leave, on real sockets where it matters."""
+"""Bodies, queue slots and clients that leave, on real sockets where it matters."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def raw(port: int) -> AsyncIterator[Raw]:
 
 @asynccontextmanager
 async def one_place(engine: ScriptedEngine) -> AsyncIterator[int]:
-    """A server with one queue place, which must be free again at the end."""
+    """A server with one queue slot, which must be free again at the end."""
     limits = Limits(max_requests=1, body_timeout_seconds=0.3)
     async with listening(engine, Settings(limits=limits)) as port:
         yield port

@@ -1,4 +1,4 @@
-"""Queue places: how many requests may be in flight at once."""
+"""Queue slots: how many requests may be in flight at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from vlm_server.errors import QueueFull
 
 
-class Places:
+class QueueSlots:
     """At most `limit` holders at a time. Used from the event loop only, so it needs no lock."""
 
     def __init__(self, limit: int) -> None:
@@ -17,7 +17,7 @@ class Places:
 
     @contextmanager
     def take(self) -> Iterator[None]:
-        """Hold a place for the `with` block. Raises QueueFull if all are taken."""
+        """Hold a slot for the `with` block. Raises QueueFull if all are taken."""
         if self.taken >= self.limit:
             raise QueueFull(f"{self.limit} requests are in flight; try again in a moment.")
         self.taken += 1
