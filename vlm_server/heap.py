@@ -1,8 +1,9 @@
 """The C library's heap of a process that runs for months. Knows glibc; elsewhere it does nothing.
 
-By default glibc takes what was freed for a reason to put the next large block into the heap, where
-it lies between small ones that stay: a server of large bodies grows by that, and never shrinks. And
-it lets each thread's own heap keep twice as much at its end, where trimming does not reach.
+By default, glibc raises its mmap threshold when a large block is freed, so that the next block of
+that size comes from the heap, between small blocks that stay. A server that receives large bodies
+grows by that, and never shrinks. Also, each thread's own heap retains twice that size at its end,
+which trimming does not reach.
 """
 
 from __future__ import annotations

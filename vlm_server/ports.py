@@ -204,20 +204,20 @@ class PrefillWork:
 class SchedulerOutput:
     """All that one step does.
 
-    For the threads beside the device: `prepare` these requests, `encode` this picture, and
-    `encode_next` once the step is launched. For the runner: forget `released`, meet `new`, decode
-    these sequences, and `prefill` one prompt's chunk. A sequence may be released before it joined:
-    then its prompt is forgotten. `refused` requests can never fit into device memory.
+    For the other threads: `prepare` these requests, `encode` this media item now, and `encode_next`
+    once the step is launched. For the runner: drop `finished_seqs`, add `new`, decode these
+    sequences, and `prefill` a chunk of one prompt, which may be the new one. A sequence may finish
+    before it decoded: then its prompt is dropped. `refused` requests never fit into device memory.
 
-    The rest says what the engine waits for: whether there are requests at all, whether one waits
-    for memory, whether one that does not waits for its first token. `is_drained`: no request is
-    left, and none will be taken. `is_idle`: nothing is remembered of any request.
+    The rest is for the loop: whether there are requests at all, whether one waits for memory,
+    whether one that does not waits for its first token. `is_drained`: no request is left, and none
+    will be taken. `is_idle`: nothing is remembered of any request.
     """
 
     prepare: tuple[PrepareWork, ...] = ()
     encode: EncodeWork | None = None
     encode_next: EncodeWork | None = None
-    released: tuple[SeqId, ...] = ()
+    finished_seqs: tuple[SeqId, ...] = ()
     new: tuple[NewRequest, ...] = ()
     decode: tuple[SeqId, ...] = ()
     prefill: PrefillWork | None = None
@@ -230,7 +230,7 @@ class SchedulerOutput:
 
     @property
     def has_runner_work(self) -> bool:
-        return bool(self.released or self.new or self.decode or self.prefill)
+        return bool(self.finished_seqs or self.new or self.decode or self.prefill)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +277,21 @@ class Step(Protocol):
     def result(self) -> StepResult:
         """Wait for what it brings. To be called once, before the next launch."""
         ...
+
+
+class PrepareExecutor(Protocol):
+    """Runs a `Preparer` on threads, and posts what it makes into the engine's inbox."""
+
+    @property
+    def num_tracked(self) -> int: ...
+
+    def start(self, work: PrepareWork) -> None: ...
+
+
+class EncodeExecutor(Protocol):
+    """Runs the vision encoder on a thread, and posts its features into the engine's inbox."""
+
+    def start(self, work: EncodeWork) -> None: ...
 
 
 class Runner(Protocol):

@@ -14,8 +14,8 @@ import msgspec
 
 from vlm_server import settings
 
-FRAME_HEADER = struct.Struct(">I")
-MAX_FRAME_BYTES = 1 << 30
+MESSAGE_HEADER = struct.Struct(">I")
+MAX_MESSAGE_BYTES = 1 << 30
 
 FinishReason = Literal["stop", "length"]
 
@@ -47,12 +47,12 @@ class Message(msgspec.Struct, frozen=True):
 class Image(msgspec.Struct, frozen=True):
     """One encoded picture, as it came, with what its header says.
 
-    `mm_hash` is the SHA-256 of `data` in hex; `param` names the part it came from. The model
+    `content_hash` is the SHA-256 of `data` in hex; `param` names the part it came from. The model
     is shown the picture with neither side longer than `max_side_pixels`; None sets no bound.
     """
 
     data: bytes
-    mm_hash: str
+    content_hash: str
     format: str
     width: int
     height: int
@@ -63,11 +63,11 @@ class Image(msgspec.Struct, frozen=True):
 class Video(msgspec.Struct, frozen=True):
     """One encoded video, as it came: `format` is MP4, WEBM or GIF.
 
-    `mm_hash` is the SHA-256 of `data` in hex; `param` names the part it came from.
+    `content_hash` is the SHA-256 of `data` in hex; `param` names the part it came from.
     """
 
     data: bytes
-    mm_hash: str
+    content_hash: str
     format: str
     param: str
 
@@ -306,10 +306,10 @@ _command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Com
 _event_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 
 
-def encode_frame(message: Command | Event) -> bytes:
+def encode_message(message: Command | Event) -> bytes:
     """`message` as one frame, header included."""
     body = _encoder.encode(message)
-    return FRAME_HEADER.pack(len(body)) + body
+    return MESSAGE_HEADER.pack(len(body)) + body
 
 
 def decode_command(body: bytes) -> Command:

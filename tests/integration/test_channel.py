@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from vlm_server.protocol import FRAME_HEADER, Event, Failed, Working, decode_event, encode_frame
+from vlm_server.protocol import MESSAGE_HEADER, Event, Failed, Working, decode_event, encode_message
 from vlm_server.worker.channel import Channel
 
 DYING = """
@@ -27,8 +27,8 @@ def read_all(connection: socket.socket) -> list[Event]:
     """Every event until the other end is closed."""
     events: list[Event] = []
     with connection.makefile("rb") as incoming:
-        while header := incoming.read(FRAME_HEADER.size):
-            events.append(decode_event(incoming.read(*FRAME_HEADER.unpack(header))))
+        while header := incoming.read(MESSAGE_HEADER.size):
+            events.append(decode_event(incoming.read(*MESSAGE_HEADER.unpack(header))))
     return events
 
 
@@ -53,7 +53,7 @@ def test_an_announcement_comes_after_what_was_sent_before_it():
         for event in sent[-2:]:
             channel.send(event)
     ours.setblocking(False)
-    data = b"".join(map(encode_frame, sent))
+    data = b"".join(map(encode_message, sent))
     assert ours.recv(len(data) + 1) == data, "something was still on its way"
 
 
@@ -65,6 +65,6 @@ def test_a_front_that_does_not_read_holds_nobody_up_for_long():
     for event in sent:
         channel.send(event)
     assert time.monotonic() - started < 5
-    data = b"".join(map(encode_frame, sent))
+    data = b"".join(map(encode_message, sent))
     with ours.makefile("rb") as incoming:
         assert incoming.read(len(data)) == data

@@ -22,7 +22,7 @@ from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import EngineUnavailable, ModelLoadError, RequestTooCostly
 from vlm_server.protocol import (
-    FRAME_HEADER,
+    MESSAGE_HEADER,
     Accepted,
     Event,
     Failed,
@@ -197,7 +197,7 @@ async def test_a_killed_engine_ends_its_streams_and_comes_back(supervisor: Super
 async def test_an_engine_that_talks_nonsense_is_replaced(supervisor: Supervisor):
     restarts = supervisor.status.restarts
     assert supervisor._process is not None
-    supervisor._process._reader.feed_data(FRAME_HEADER.pack(1) + b"\xc1")
+    supervisor._process._reader.feed_data(MESSAGE_HEADER.pack(1) + b"\xc1")
     await wait_until(lambda: not supervisor.status.is_ready)
     assert supervisor.status.stats is None
     await wait_until(lambda: supervisor.status.is_ready, START_SECONDS)
@@ -502,7 +502,7 @@ import asyncio, os, signal, sys
 from pathlib import Path
 from tests.integration.harness import ask, encoded, image_of
 from tests.integration.test_supervisor import LONG, settings_for, supervisor_for
-from vlm_server.protocol import FRAME_HEADER
+from vlm_server.protocol import MESSAGE_HEADER
 
 async def front(moment):
     supervisor = supervisor_for(settings_for(Path(sys.argv[1])))
@@ -518,7 +518,7 @@ async def front(moment):
             await anext(stream)
     if moment == "in the middle of a message":
         await asyncio.sleep(0.3)
-        supervisor._process._writer.write(FRAME_HEADER.pack(1000) + b"the first bytes")
+        supervisor._process._writer.write(MESSAGE_HEADER.pack(1000) + b"the first bytes")
         await supervisor._process._writer.drain()
         await asyncio.sleep(0.1)
     os.kill(os.getpid(), signal.SIGKILL)

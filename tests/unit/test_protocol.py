@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from vlm_server import protocol, settings
 from vlm_server.protocol import (
-    FRAME_HEADER,
+    MESSAGE_HEADER,
     Abort,
     Accepted,
     Command,
@@ -35,7 +35,7 @@ from vlm_server.protocol import (
     Working,
     decode_command,
     decode_event,
-    encode_frame,
+    encode_message,
 )
 
 
@@ -77,9 +77,9 @@ EVENTS: list[Event] = [
 
 def body_of(message: Command | Event) -> bytes:
     """The frame of `message` without its header, which must say the body's length."""
-    frame = encode_frame(message)
-    (length,) = FRAME_HEADER.unpack(frame[: FRAME_HEADER.size])
-    body = frame[FRAME_HEADER.size :]
+    frame = encode_message(message)
+    (length,) = MESSAGE_HEADER.unpack(frame[: MESSAGE_HEADER.size])
+    body = frame[MESSAGE_HEADER.size :]
     assert len(body) == length
     return body
 
@@ -158,12 +158,12 @@ def test_any_text_and_any_bytes_travel_unchanged(text: str, data: bytes) -> None
 
 
 def test_the_length_is_four_bytes_with_the_highest_first() -> None:
-    frame = encode_frame(submit(data=bytes(70_000)))
+    frame = encode_message(submit(data=bytes(70_000)))
     assert int.from_bytes(frame[:4], "big") == len(frame) - 4
 
 
 def test_a_big_picture_travels_whole() -> None:
     command = submit(data=bytes(range(256)) * (64 * 4096))  # 64 MiB
     body = body_of(command)
-    assert len(body) < protocol.MAX_FRAME_BYTES
+    assert len(body) < protocol.MAX_MESSAGE_BYTES
     assert decode_command(body) == command

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from vlm_server.cache.disk_tier import Cache, DiskTier, EncodedImage, NoDisk
+from vlm_server.cache.cache import Cache, EncodedImage
+from vlm_server.cache.disk_tier import DiskTier, NoDisk
 from vlm_server.cache.lru import Lease, LruCache
 from vlm_server.cache.prefix import PrefixCache, PrefixMatch, Source
 from vlm_server.cache.prompt_key import PromptKey

@@ -4,26 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from vlm_server.cache.cache import Cache, EncodedImage
 from vlm_server.cache.prefix import Source
 from vlm_server.cache.prompt_key import PromptKey
-from vlm_server.protocol import CacheStats
-
-
-class Cache(Protocol):
-    """What every cache can be asked, from any thread."""
-
-    def read(self) -> CacheStats: ...
-
-    def check_integrity(self) -> None:
-        """Raises AssertionError if what it counts is not what it stores."""
-        ...
-
-
-class EncodedImage(Protocol):
-    """What an `Encoder` made of one image: device arrays that only `runner` can read."""
-
-    @property
-    def size_bytes(self) -> int: ...
 
 
 class StoredPrefixSource(Source[Any, Any], Protocol):

@@ -61,7 +61,7 @@ class CacheHolds:
         """The spans after the prefix whose features are not held, in order."""
         return (index for index in self._spans_after_prefix() if index not in self._features)
 
-    def improve_prefix(self) -> bool:
+    def rematch_prefix(self) -> bool:
         """Look again for a longer prefix in memory; whether there is one.
 
         The features of spans inside it are not needed any more.

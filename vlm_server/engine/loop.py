@@ -1,12 +1,13 @@
-"""The inference thread: one beat after the other, for as long as the process lives.
+"""The inference thread: one step after the other, for as long as the process lives.
 
-    plan   = scheduler.schedule()          what this step does
-    step   = runner.launch(plan)           the device has its work
-    encoder.start(plan.encode_next)        beside it
-    result = step.result()                 what it brought
-    events = scheduler.update(plan, result)
+    plan     = scheduler.schedule()            all that this step does
+    preparers.start(plan.prepare), encoder.start(plan.encode)
+    launched = runner.launch(plan)             returns when the device has its work
+    encoder.start(plan.encode_next)            beside it
+    result   = launched.result()               waits for the tokens
+    events   = scheduler.update(plan, result)
 
-Between two beats it takes in what other threads put into the inbox. Everything that changes a
+Between two steps it handles what other threads put into the inbox. Everything that changes a
 request happens here, on the thread that calls `run`.
 """
 
@@ -16,35 +17,26 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from queue import Empty
-from typing import Protocol
 
 from vlm_server.engine.inbox import EncodeDone, Inbox, Message, PrepareDone
 from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.errors import EngineBroken, OutOfMemory, RequestError
-from vlm_server.ports import EncodeWork, PrepareWork, Runner, SchedulerOutput, StepResult
+from vlm_server.ports import (
+    EncodeExecutor,
+    EncodeWork,
+    PrepareExecutor,
+    Runner,
+    SchedulerOutput,
+    StepResult,
+)
 from vlm_server.protocol import Abort, Drain, Event, Stats, Submit, Working
 
 logger = logging.getLogger(__name__)
 
 _STATS_SECONDS = 1.0
-_MEMORY_SECONDS = 0.05
-"""Between two looks whether a request that waits for memory can be admitted."""
-
-
-class Preparers(Protocol):
-    """See `threads.PreparerThreads`."""
-
-    @property
-    def num_tracked(self) -> int: ...
-
-    def start(self, work: PrepareWork) -> None: ...
-
-
-class EncoderStarter(Protocol):
-    """See `threads.EncoderThread`."""
-
-    def start(self, work: EncodeWork) -> None: ...
+_MEMORY_RETRY_SECONDS = 0.05
+"""How often admission is tried again while nothing but memory is waited for."""
 
 
 class EngineLoop:
@@ -55,8 +47,8 @@ class EngineLoop:
         inbox: Inbox,
         scheduler: Scheduler,
         runner: Runner,
-        preparers: Preparers,
-        encoder: EncoderStarter,
+        preparers: PrepareExecutor,
+        encoder: EncodeExecutor,
         governor: Governor,
         send: Callable[[Event], None],
         max_failed_steps: int,
@@ -70,16 +62,16 @@ class EngineLoop:
         self._send = send
         self._max_failed_steps = max_failed_steps
         self._num_failed_steps = 0
-        self._plan = SchedulerOutput()
-        """The last one."""
+        self._last_plan = SchedulerOutput()
         self._encoding: str | None = None
         """The request whose media the encoder thread has."""
         self._announced: set[str] = set()
+        """Requests in the last `Working`."""
         self._last_stats: Stats | None = None
         self._stats_due = 0.0
 
     def run(self) -> None:
-        """Work until drained, and until the runner has stored what the last answers leave.
+        """Work until drained, and until the runner has dropped the last sequences.
 
         What the runner raises ends the process: its state is unknown. Raises EngineBroken after
         `max_failed_steps` steps that failed with no token between them.
@@ -93,10 +85,10 @@ class EngineLoop:
             pass
 
     def step(self) -> SchedulerOutput:
-        """Take in what came, waiting for it if there is nothing to do; then one beat."""
-        self._take_in()
-        plan = self._plan = self._scheduler.schedule()
-        self._note_idleness(plan)
+        """Handle the inbox, waiting for it if there is nothing to do; then one step."""
+        self._handle_inbox()
+        plan = self._last_plan = self._scheduler.schedule()
+        self._clear_if_idle(plan)
         for work in plan.prepare:
             self._preparers.start(work)
         self._start_encode(plan.encode, plan)
@@ -115,9 +107,9 @@ class EngineLoop:
         started = time.perf_counter()
         if plan.prefill:
             self._governor.before_chunk()
-        step = self._runner.launch(plan)
+        launched = self._runner.launch(plan)
         self._start_encode(plan.encode_next, plan)
-        result = step.result()
+        result = launched.result()
         _log_step(plan, time.perf_counter() - started)
         return result
 
@@ -130,9 +122,13 @@ class EngineLoop:
         self._encoder.start(work)
 
     def _announce(self, plan: SchedulerOutput) -> None:
-        """Tell the front whose work the device gets, if it changes, before it may die of it."""
+        """Tell the front whose work the device is about to get, if it changes.
+
+        If the process dies now, the supervisor knows which requests to blame (`quarantine`).
+        """
         prefilling = plan.prefill.request_id if plan.prefill else None
         request_ids = {one for one in (self._encoding, prefilling) if one is not None}
+        # Between two chunks the last announcement stands.
         is_between = not request_ids and plan.waits_for_first_token
         if request_ids != self._announced and not is_between:
             self._announced = request_ids
@@ -151,15 +147,15 @@ class EngineLoop:
         self._count_failures(plan, result)
 
     def _count_failures(self, plan: SchedulerOutput, result: StepResult) -> None:
-        """A token shows that the model works; a chunk alone does not.
+        """Count steps that failed with no token since: a token shows that the model works.
 
-        A prompt that finds no memory, alone, shows nothing: it fails as often as it is asked.
+        A lone prompt that runs out of memory does not count: it says nothing about the device.
         """
         failures = result.failures.values()
-        found_no_memory = failures and all(isinstance(one, OutOfMemory) for one in failures)
+        only_out_of_memory = failures and all(isinstance(one, OutOfMemory) for one in failures)
         if result.tokens:
             self._num_failed_steps = 0
-        elif result.error is not None and (plan.decode or not found_no_memory):
+        elif result.error is not None and (plan.decode or not only_out_of_memory):
             self._num_failed_steps += 1
         if self._num_failed_steps >= self._max_failed_steps:
             raise EngineBroken(
@@ -168,13 +164,14 @@ class EngineLoop:
 
     # ---- what comes in -------------------------------------------------------------
 
-    def _take_in(self) -> None:
+    def _handle_inbox(self) -> None:
         """Handle the whole inbox; wait for its first entry if the last plan had nothing to do.
 
-        While requests are with other threads it does not wait for ever: the front wants to hear
-        that this thread lives.
+        The wait ends in time for the next thing to do, and while there are requests within a
+        second: the supervisor's watchdog takes longer silence for a hang.
         """
-        wait = not (self._plan.has_runner_work or self._plan.refused)
+        # A refusal may let the next request in.
+        wait = not (self._last_plan.has_runner_work or self._last_plan.refused)
         seconds = self._seconds_to_wait()
         if wait and self._inbox.empty():
             self._send_stats()
@@ -187,9 +184,9 @@ class EngineLoop:
             wait = False
 
     def _seconds_to_wait(self) -> float | None:
-        if self._plan.waits_for_memory:
-            return _MEMORY_SECONDS
-        if self._plan.has_requests:
+        if self._last_plan.waits_for_memory:
+            return _MEMORY_RETRY_SECONDS
+        if self._last_plan.has_requests:
             return _STATS_SECONDS
         left = self._governor.idle_seconds_left()
         return None if left is None else min(left, _STATS_SECONDS)
@@ -211,13 +208,13 @@ class EngineLoop:
     def _handle_encoded(self, done: EncodeDone) -> list[Event]:
         self._encoding = None
         size_bytes = 0 if isinstance(done.outcome, RequestError) else done.outcome.size_bytes
-        self._governor.note_work()
+        self._governor.note_work()  # the device has worked, even if the request is gone
         self._governor.after_encode(done.work.num_tokens, size_bytes)
         if isinstance(done.outcome, OutOfMemory):
             self._governor.relieve()
-        return self._scheduler.encoded(done.outcome)
+        return self._scheduler.encoded(done.work, done.outcome)
 
-    def _note_idleness(self, plan: SchedulerOutput) -> None:
+    def _clear_if_idle(self, plan: SchedulerOutput) -> None:
         if plan.has_requests:
             self._governor.note_work()
         elif self._governor.idle_seconds_left() == 0:
@@ -232,7 +229,7 @@ class EngineLoop:
     def _send_stats(self) -> None:
         self._stats_due = time.monotonic() + _STATS_SECONDS
         stats = self._stats()
-        if stats != self._last_stats or self._plan.has_requests:
+        if stats != self._last_stats or self._last_plan.has_requests:
             self._last_stats = stats
             self._send(stats)
 

@@ -14,7 +14,7 @@ from vlm_server.settings import Limits
 
 
 def take_image(url: str, param: str, limits: Limits) -> Image:
-    """The image in `url`, checked by its header; `mm_hash` is the SHA-256 of its bytes.
+    """The image in `url`, checked by its header; `content_hash` is the SHA-256 of its bytes.
 
     Raises InvalidImage or PayloadTooLarge, both naming `param`.
     """
@@ -22,7 +22,7 @@ def take_image(url: str, param: str, limits: Limits) -> Image:
     header = image_header.read(data, param, limits.max_image_pixels)
     return Image(
         data=data,
-        mm_hash=hashlib.sha256(data).hexdigest(),
+        content_hash=hashlib.sha256(data).hexdigest(),
         format=header.format,
         width=header.width,
         height=header.height,
@@ -31,14 +31,14 @@ def take_image(url: str, param: str, limits: Limits) -> Image:
 
 
 def take_video(url: str, param: str, limits: Limits) -> Video:
-    """The video in `url`, checked to be complete; `mm_hash` is the SHA-256 of its bytes.
+    """The video in `url`, checked to be complete; `content_hash` is the SHA-256 of its bytes.
 
     Raises InvalidVideo or PayloadTooLarge, both naming `param`.
     """
     data = data_url.decode(url, param, limits.max_video_bytes, data_url.VIDEO)
     return Video(
         data=data,
-        mm_hash=hashlib.sha256(data).hexdigest(),
+        content_hash=hashlib.sha256(data).hexdigest(),
         format=video_header.read(data, param),
         param=param,
     )

@@ -82,7 +82,7 @@ class MediaProcessor:
         """Raises InvalidImage if it has to be decoded and can't be."""
         bound = image.max_side_pixels
         is_larger = bound is not None and max(image.width, image.height) > bound
-        key = self._key("image", salt, image.mm_hash, bound if is_larger else None)
+        key = self._key("image", salt, image.content_hash, bound if is_larger else None)
         return self._item(key, image.param, lambda: self._image(decode_rgb(image), image.param))
 
     def video(self, video: Video, salt: str, cancellation: Cancellation) -> MediaItem:
@@ -146,7 +146,7 @@ class MediaProcessor:
     def _video_key(self, video: Video, salt: str, limits: VideoLimits) -> str:
         """Names the sampled frames. A GIF may be an image or a video, with different keys."""
         chosen = (limits.fps, limits.max_frames, limits.max_side_pixels)
-        return self._key("video", salt, video.mm_hash, *chosen)
+        return self._key("video", salt, video.content_hash, *chosen)
 
     def _key(self, *parts: str | float | None) -> str:
         text = "\0".join([self._host.fingerprint, *map(str, parts)])

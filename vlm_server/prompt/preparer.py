@@ -20,7 +20,7 @@ from vlm_server.cache.prompt_key import MediaSpan
 from vlm_server.errors import ContextLengthExceeded, InternalError
 from vlm_server.host_model import HostModel
 from vlm_server.ports import Cancellation, Grammar, MediaInputs, Prepared, PreparedPrompt
-from vlm_server.prompt.chunking import atomic_prefill_tokens
+from vlm_server.prompt.atomic_prefill import atomic_prefill_tokens
 from vlm_server.prompt.grammar import Grammars
 from vlm_server.prompt.media import MediaItem, MediaProcessor
 from vlm_server.prompt.positions import prompt_positions

@@ -21,7 +21,7 @@ from vlm_server.runner.device.memory import NO_MEMORY, is_out_of_memory
 from vlm_server.runner.kv.segments import SequenceState, StateSize
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.sampling.sampler import NO_TOKEN
-from vlm_server.runner.text.decode_batch import DecodeBatch, Drawn
+from vlm_server.runner.text.decode_batch import DecodeBatch, Sampled
 from vlm_server.runner.text.prefill import Prefill
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class ModelRunner:
 
     def launch(self, plan: SchedulerOutput) -> LaunchedStep:
         """Begin one decode step and one chunk. Never raises for a request's fault."""
-        self._forget(plan.released)
+        self._forget(plan.finished_seqs)
         failures = _Failures()
         self._launch_decode(plan, failures)
         started = time.perf_counter()
@@ -120,7 +120,7 @@ class ModelRunner:
             logger.exception("a decode step of %d sequences failed", len(plan.decode))
             self._fail_decode(plan, error, failures)
 
-    def _read_decode(self, plan: SchedulerOutput, failures: _Failures) -> Drawn:
+    def _read_decode(self, plan: SchedulerOutput, failures: _Failures) -> Sampled:
         try:
             tokens, scores = self._batch.result()
         except Exception as error:
@@ -166,7 +166,7 @@ class ModelRunner:
             self._drop(work, error, failures)
             return None
 
-    def _finish_prefill(self, work: PrefillWork, logits: mx.array, failures: _Failures) -> Drawn:
+    def _finish_prefill(self, work: PrefillWork, logits: mx.array, failures: _Failures) -> Sampled:
         """Wait for a chunk; after the last one the request's sequences join: their first tokens."""
         prefill = self._prefills[work.request_id]
         try:

@@ -10,12 +10,12 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 
 from vlm_server.protocol import (
-    FRAME_HEADER,
-    MAX_FRAME_BYTES,
+    MAX_MESSAGE_BYTES,
+    MESSAGE_HEADER,
     Command,
     Event,
     decode_event,
-    encode_frame,
+    encode_message,
 )
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class EngineProcess:
     async def send(self, command: Command) -> None:
         """Send a command. Does nothing if the engine is dead: `events` ends then."""
         try:
-            self._writer.write(encode_frame(command))
+            self._writer.write(encode_message(command))
             await self._writer.drain()
         except ConnectionError:
             logger.debug("can't send: the engine process has ended")
@@ -70,9 +70,9 @@ class EngineProcess:
         """The engine's events, until its process ends."""
         while True:
             try:
-                header = await self._reader.readexactly(FRAME_HEADER.size)
-                (length,) = FRAME_HEADER.unpack(header)
-                if length > MAX_FRAME_BYTES:
+                header = await self._reader.readexactly(MESSAGE_HEADER.size)
+                (length,) = MESSAGE_HEADER.unpack(header)
+                if length > MAX_MESSAGE_BYTES:
                     logger.error("the engine sent a message of %d bytes, over the limit", length)
                     return
                 yield decode_event(await self._reader.readexactly(length))

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from vlm_server.engine.inbox import Inbox
 from vlm_server.protocol import (
-    FRAME_HEADER,
+    MESSAGE_HEADER,
     Abort,
     Command,
     Drain,
@@ -20,7 +20,7 @@ from vlm_server.protocol import (
     Submit,
     Working,
     decode_command,
-    encode_frame,
+    encode_message,
 )
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Channel:
         os._exit(status)
 
     def _receive(self) -> Command:
-        (length,) = FRAME_HEADER.unpack(self._read(FRAME_HEADER.size))
+        (length,) = MESSAGE_HEADER.unpack(self._read(MESSAGE_HEADER.size))
         return decode_command(self._read(length))
 
     def _read_on(self) -> NoReturn:
@@ -98,7 +98,7 @@ class Channel:
                 if isinstance(entry, threading.Event):
                     entry.set()
                 else:
-                    self._connection.sendall(encode_frame(entry))
+                    self._connection.sendall(encode_message(entry))
         except OSError:
             os._exit(0)
         except Exception:

@@ -10,8 +10,8 @@ import pytest
 from tests.unit.cache.conformance import Hold
 from tests.unit.cache.fakes import FakeSource, TakeFailed
 from tests.unit.cache.prompts import prompt_of
+from vlm_server.cache.cache import Cache
 from vlm_server.cache.caches import Caches, EncodedImage
-from vlm_server.cache.disk_tier import Cache
 from vlm_server.cache.lru import LruCache
 from vlm_server.cache.prefix import Source
 from vlm_server.cache.prompt_key import PromptKey

@@ -189,11 +189,11 @@ class FakeRunner:
         assert not self.is_launched, "a step was launched before the last one's result was read"
         self.is_launched = True
         self.plans.append(plan)
-        for seq in plan.released:
+        for seq in plan.finished_seqs:
             self.prefills.pop(seq.request_id, None)
             self._store_answer(seq)
             self.seqs.pop(seq, None)
-        for seq in plan.released:
+        for seq in plan.finished_seqs:
             self.joined.pop(seq.request_id, None)
         for new in plan.new:
             assert new.request_id not in self.prefills

@@ -47,7 +47,7 @@ def prompt_mixed(
                 refuse(text)
                 items += text.encode()
             case ImagePart(index):
-                key = f"{submit.images[index].mm_hash} {submit.cache_salt}"
+                key = f"{submit.images[index].content_hash} {submit.cache_salt}"
                 items.append((key, TOKENS_PER_IMAGE, IMAGE_TOKEN))
     key = prompt_of(items)
     num_tokens, last = len(key), len(key) - 1

@@ -279,7 +279,7 @@ def test_drain_lets_the_runner_store_the_last_answer():
     engine = draining()
     engine.preparer.gate.set()
     engine.thread.join(10)
-    assert engine.runner.plans[-1].released == (SeqId("a"),)
+    assert engine.runner.plans[-1].finished_seqs == (SeqId("a"),)
     assert engine.num_tracked == 0
 
 

@@ -15,7 +15,7 @@ def test_a_picture_travels_as_it_came_and_is_keyed_by_all_its_bytes() -> None:
     data = encoded("PNG", (40, 30))
     image = take_image(data_url(data), PARAM, Limits())
     assert image.data == data
-    assert image.mm_hash == hashlib.sha256(data).hexdigest()
+    assert image.content_hash == hashlib.sha256(data).hexdigest()
     assert (image.format, image.width, image.height, image.param) == ("PNG", 40, 30, PARAM)
 
 
@@ -26,7 +26,7 @@ def test_the_bytes_decide_whatever_the_mime_type_says() -> None:
 
 def test_twins_of_equal_pixels_have_keys_of_their_own() -> None:
     wide, tall = encoded("PNG", (40, 30)), encoded("PNG", (30, 40))
-    keys = {take_image(data_url(data), PARAM, Limits()).mm_hash for data in (wide, tall)}
+    keys = {take_image(data_url(data), PARAM, Limits()).content_hash for data in (wide, tall)}
     assert len(keys) == 2
 
 
@@ -43,7 +43,7 @@ def test_a_video_is_keyed_by_its_bytes() -> None:
     data = clips.encode(clips.noise(1, 3), "webm")
     video = take_video(clips.data_url(data, "mp4"), PARAM, Limits())
     assert (video.data, video.format, video.param) == (data, "WEBM", PARAM)
-    assert video.mm_hash == hashlib.sha256(data).hexdigest()
+    assert video.content_hash == hashlib.sha256(data).hexdigest()
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,10 @@ class Health:
         return JSONResponse(
             {
                 "model": status.model_name,
-                "requests": {"in_flight": self._queue_slots.taken, "limit": self._queue_slots.limit},
+                "requests": {
+                    "in_flight": self._queue_slots.taken,
+                    "limit": self._queue_slots.limit,
+                },
                 "engine": {
                     "state": status.state,
                     "pid": status.pid,

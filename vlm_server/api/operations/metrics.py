@@ -22,7 +22,9 @@ from vlm_server.supervisor.client import EngineClient, EngineStatus
 class Metrics:
     """The endpoint, and the collector it scrapes."""
 
-    def __init__(self, engine: EngineClient, queue_slots: QueueSlots, answered: AnsweredRequests) -> None:
+    def __init__(
+        self, engine: EngineClient, queue_slots: QueueSlots, answered: AnsweredRequests
+    ) -> None:
         self._engine = engine
         self._queue_slots = queue_slots
         self._answered = answered

@@ -54,7 +54,7 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Not now: what others hold is missing."""
+    """Not now: memory that others hold is needed."""
 
 
 @dataclass(frozen=True, slots=True)

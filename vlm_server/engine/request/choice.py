@@ -17,7 +17,7 @@ class Choice:
         self._detokenizer = Detokenizer(decoder)
         self._stops = StopChecker(sampling.stop)
 
-    def take_token(self, token_id: int, eos_token_ids: frozenset[int], max_tokens: int) -> str:
+    def append_token(self, token_id: int, eos_token_ids: frozenset[int], max_tokens: int) -> str:
         """The text that a sampled token brings; may end the answer."""
         self.num_generated += 1
         if token_id in eos_token_ids and not self._ignore_eos:

@@ -105,7 +105,7 @@ class Request:
         check_transition(self.state, state)
         self.state = state
 
-    def take_prepared(self, prepared: Prepared, max_tokens: int) -> None:
+    def set_prepared(self, prepared: Prepared, max_tokens: int) -> None:
         """The prompt is ready; the encoded media of `submit` are not needed any more."""
         self._prompt, self._holds = prepared.prompt, prepared.holds
         self._inputs = dict(prepared.inputs)
@@ -118,9 +118,9 @@ class Request:
         self.transient_bytes = transient_bytes
         self.move_to(State.ENCODING if self.spans_to_encode else State.PREFILL)
 
-    def improve_prefix(self) -> None:
+    def rematch_prefix(self) -> None:
         """Look again how much of the prompt is cached by now, before its prefill begins."""
-        if self._holds is not None and self._holds.improve_prefix():
+        if self._holds is not None and self._holds.rematch_prefix():
             self.num_prefilled = self.num_cached_tokens = self._holds.num_cached_tokens
             self._note_encoded()
 
@@ -133,33 +133,33 @@ class Request:
         self._note_encoded()
         return None
 
-    def take_features(self, index: int, lease: Lease[EncodedImage]) -> None:
+    def add_features(self, index: int, lease: Lease[EncodedImage]) -> None:
         """The media of span `index` are encoded."""
         assert self._holds is not None
         self._holds.add_features(index, lease)
         self._inputs.pop(index, None)
         self._note_encoded()
 
-    def hand_over(self) -> NewRequest:
-        """All that the runner needs; `release` it once the runner has met it."""
+    def start_in_runner(self) -> NewRequest:
+        """All that the runner needs; `release_holds` once it has copied that."""
         assert self._holds is not None
         self.is_known_to_runner = True
         return NewRequest(
             self.request_id, self.prompt, self.sampling, self._holds.prefix, self._holds.features
         )
 
-    def take_token(self, seq: SeqId, token_id: int, eos_token_ids: frozenset[int]) -> str:
+    def append_token(self, seq: SeqId, token_id: int, eos_token_ids: frozenset[int]) -> str:
         """The text that a token of `seq` brings; the last choice to end finishes the request."""
         choice = self.choices[seq.choice]
-        text = choice.take_token(token_id, eos_token_ids, self.max_tokens)
+        text = choice.append_token(token_id, eos_token_ids, self.max_tokens)
         if choice.finish_reason is not None:
             self.seqs.remove(seq)
             if not self.seqs:
                 self.move_to(State.FINISHED_ANSWERED)
         return text
 
-    def release(self) -> None:
-        """Let go of what the runner does not need any more, or never will: pixels, features, KV."""
+    def release_holds(self) -> None:
+        """Release what only a prefill needs: pixels, features, the cached prefix."""
         holds, self._holds = self._holds, None
         self._inputs = {}
         if holds is not None:

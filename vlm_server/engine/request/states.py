@@ -9,7 +9,7 @@ class State(Enum):
     """Where a request is. The values are the names in `/v1/status` and `/metrics`."""
 
     WAITING = "waiting"
-    """For a preparer."""
+    """Waits for a preparer."""
     PREPARING = "preparing"
     """A preparer thread tokenizes it, and decodes its media."""
     WAITING_FOR_MEMORY = "waiting_for_memory"

@@ -15,7 +15,7 @@ from vlm_server.ports import EncodeWork
 
 
 class EncoderPrefillArbiter:
-    """First come, first served, as `FairQueue` has it: for the encoder, and for the prefill."""
+    """One `FairQueue` for the encoder, one for the prefill."""
 
     def __init__(self, requests: Mapping[str, Request], max_num_seqs: int) -> None:
         """`requests` are those that are tracked, the oldest first. Only reads them."""
@@ -68,11 +68,10 @@ class EncoderPrefillArbiter:
         self._media_queue.took(work.request_id)
         self._encoding = work
 
-    def end_encode(self) -> EncodeWork:
-        """The encoder is done; what it had."""
-        work, self._encoding = self._encoding, None
-        assert work is not None
-        return work
+    def end_encode(self) -> None:
+        """The encoder is done with what it had."""
+        assert self._encoding is not None
+        self._encoding = None
 
     def start_chunk(self, request: Request) -> None:
         """The next step has a chunk of `request`."""

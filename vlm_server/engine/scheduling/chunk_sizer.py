@@ -42,9 +42,9 @@ class ChunkSizer:
             by_size[size] = [*by_size.get(size, []), each][-_LAST_OF_A_SIZE:]
         self._seconds = by_size
 
-    def chunk_tokens(self, num_left: int, *, others_wait: bool) -> int:
+    def chunk_tokens(self, num_left: int, *, others_decode: bool) -> int:
         """Tokens of the next chunk of a prompt that has `num_left`; at least one."""
-        size = self._fitting() if others_wait else self._max_chunk_tokens
+        size = self._fitting() if others_decode else self._max_chunk_tokens
         if num_left <= min(_WITH_ITS_REST * size, self._max_chunk_tokens):
             return num_left
         return size
@@ -86,7 +86,7 @@ class ChunkSizer:
 
 
 def _size_of(num_tokens: int) -> int:
-    """The least size that lets a chunk of `num_tokens` through, with its rest."""
+    """The smallest size class that holds a chunk of `num_tokens`, with its remainder."""
     size = _power_of_two(num_tokens)
     return size // 2 if 1 < num_tokens <= _WITH_ITS_REST * size / 2 else size
 

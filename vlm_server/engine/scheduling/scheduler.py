@@ -58,7 +58,7 @@ from vlm_server.protocol import (
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulerReading:
+class SchedulerStats:
     """What `/v1/status` and `/metrics` show of the scheduler.
 
     requests: how many there are in each live state. num_tracked: everything that is remembered of
@@ -74,7 +74,9 @@ class SchedulerReading:
 
 
 class Scheduler:
-    """First come, first served, as `FairQueue` has it; a step decodes all and prefills one chunk.
+    """A step decodes every running sequence and prefills one chunk of one prompt.
+
+    `FairQueue` decides whose: the oldest's, and every other time the shortest of the others.
 
     All calls come from the inference thread. A request is tracked from `add` to its terminal event.
     Its sequences join the batch together, so it waits until there is room for all of them, and
@@ -92,16 +94,16 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         """In the order in which they came."""
         self._arbiter = EncoderPrefillArbiter(self._requests, config.max_num_seqs)
-        self._preparer_queue = PreparerQueue(config.max_preparing, config.max_num_seqs)
-        self._released: list[SeqId] = []
-        """Sequences that have ended, and that the runner still holds."""
+        self._preparer_queue = PreparerQueue(config.max_preparing, max_ready=config.max_num_seqs)
+        self._finished_seqs: list[SeqId] = []
+        """Sequences that have ended since the last plan, and that the runner still holds."""
         self._is_draining = False
         self.reset_stats()
 
     # ---- what comes in -------------------------------------------------------------
 
     def add(self, submit: Submit) -> list[Event]:
-        """Take a request in. Answers `Accepted`, or `Failed` while draining or for its fault."""
+        """`Accepted`; or `Failed`, while draining or if its sampling parameters can't be served."""
         refusal = self._config.refusal(submit.sampling)
         if self._is_draining:
             refusal = EngineUnavailable("The server is shutting down.")
@@ -114,7 +116,7 @@ class Scheduler:
     def abort(self, request_id: str) -> list[Event]:
         """End a request in whatever state it is. An unknown or finished one is no error.
 
-        Its sequences leave the batch with the next plan (`SchedulerOutput.released`).
+        Its sequences leave the batch with the next plan (`SchedulerOutput.finished_seqs`).
         """
         request = self._requests.get(request_id)
         if request is None:
@@ -139,22 +141,22 @@ class Scheduler:
         except ContextLengthExceeded as error:
             outcome.holds.release()
             return self._fail(request, error)
-        request.take_prepared(outcome, max_tokens)
+        request.set_prepared(outcome, max_tokens)
         return []
 
-    def encoded(self, outcome: EncodedImage | RequestError) -> list[Event]:
-        """The encoder is done with what it had; its request may have been aborted meanwhile."""
-        work = self._arbiter.end_encode()
+    def encoded(self, work: EncodeWork, outcome: EncodedImage | RequestError) -> list[Event]:
+        """The encoder is done with `work`, whose request may have been aborted meanwhile."""
+        self._arbiter.end_encode()
         request = self._requests.get(work.request_id)
         if isinstance(outcome, RequestError):
-            if request is None or self._tries_again(request, outcome):
+            if request is None or self._may_retry(request, outcome):
                 return []
             return self._fail(request, outcome)
         lease = self._caches.store_features(work.span.mm_hash, outcome)
         if request is None:
             lease.release()
         else:
-            request.take_features(work.span_index, lease)
+            request.add_features(work.span_index, lease)
         return []
 
     def drain(self) -> None:
@@ -165,25 +167,26 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """All that the next step does; see `SchedulerOutput`."""
-        prepare = self._prepare()
-        refused = self._admit()
-        encode = self._encode(beside=None)
+        prepare = self._start_preparing()
+        refused = self._admit_waiting()
+        encode = self._start_encode(beside=None)
+        # Listed before the chunk: a prompt that ends with it decodes from the next step on.
         decode = tuple(seq for r in self._in_state(State.DECODE) for seq in r.seqs)
         request = self._arbiter.next_to_prefill()
         new: tuple[NewRequest, ...] = ()
         prefill = encode_next = None
         if request is not None:
-            new = () if request.is_known_to_runner else (self._hand_over(request),)
-            prefill = self._prefill(request, others_decode=bool(decode))
+            new = () if request.is_known_to_runner else (self._new_request(request),)
+            prefill = self._next_chunk(request, others_decode=bool(decode))
             if prefill.is_last and request.has_uncached_media:
-                encode_next = self._encode(beside=request)
-        released, self._released = tuple(self._released), []
+                encode_next = self._start_encode(beside=request)
+        finished_seqs, self._finished_seqs = tuple(self._finished_seqs), []
         requests = self._requests.values()
         return SchedulerOutput(
             prepare=prepare,
             encode=encode,
             encode_next=encode_next,
-            released=released,
+            finished_seqs=finished_seqs,
             new=new,
             decode=decode,
             prefill=prefill,
@@ -191,8 +194,8 @@ class Scheduler:
             has_requests=bool(requests),
             waits_for_memory=any(r.state is State.WAITING_FOR_MEMORY for r in requests),
             waits_for_first_token=any(r.state in _BEFORE_FIRST_TOKEN for r in requests),
-            is_drained=self._is_draining and not (requests or released),
-            is_idle=not (self._num_tracked or released),
+            is_drained=self._is_draining and not (requests or finished_seqs),
+            is_idle=not (self._num_tracked or finished_seqs),
         )
 
     def update(self, plan: SchedulerOutput, result: StepResult) -> list[Event]:
@@ -218,10 +221,10 @@ class Scheduler:
 
     # ---- what it knows -------------------------------------------------------------
 
-    def read(self) -> SchedulerReading:
-        return SchedulerReading(
+    def read(self) -> SchedulerStats:
+        return SchedulerStats(
             requests={s.value: sum(1 for _ in self._in_state(s)) for s in LIVE},
-            num_tracked=self._num_tracked + len(self._released),
+            num_tracked=self._num_tracked + len(self._finished_seqs),
             num_generated_tokens=self._num_generated_tokens,
             num_prompt_tokens=self._num_prompt_tokens,
             num_cached_tokens=self._num_cached_tokens,
@@ -232,9 +235,9 @@ class Scheduler:
         """Count tokens from zero."""
         self._num_generated_tokens = self._num_prompt_tokens = self._num_cached_tokens = 0
 
-    # ---- parts of a plan -----------------------------------------------------------
+    # ---- parts of a plan; each changes requests as the plan says ---------------------
 
-    def _prepare(self) -> tuple[PrepareWork, ...]:
+    def _start_preparing(self) -> tuple[PrepareWork, ...]:
         work = []
         for request in self._preparer_queue.next(self._requests.values()):
             request.move_to(State.PREPARING)
@@ -242,14 +245,15 @@ class Scheduler:
             work.append(PrepareWork(request.submit, self._preparer_queue.start(request)))
         return tuple(work)
 
-    def _admit(self) -> dict[str, RequestError]:
+    def _admit_waiting(self) -> dict[str, RequestError]:
         """Admit requests, in order, until one has to wait for memory; those after it wait, too.
 
-        Returns those that could not even run alone.
+        Returns those that could not even run alone: they fail in `update`. What has ended must have
+        given its device memory back (`is_settled`) before a request is refused.
         """
         self._admission.make_room_for_reserved(self._admitted())
         encoding = self._arbiter.encoding
-        is_settled = not self._released and (
+        is_settled = not self._finished_seqs and (
             encoding is None or encoding.request_id in self._requests
         )
         refused = dict[str, RequestError]()
@@ -263,10 +267,10 @@ class Scheduler:
                     break
         return refused
 
-    def _encode(self, beside: Request | None) -> EncodeWork | None:
+    def _start_encode(self, beside: Request | None) -> EncodeWork | None:
         """What the encoder should start, beside the last chunk of `beside` if there is one."""
         while request := self._arbiter.next_to_encode(beside):
-            request.improve_prefix()
+            request.rematch_prefix()  # this or the next may find all that was to be encoded
             work = request.next_encode() if request.state is State.ENCODING else None
             if work is None:
                 continue
@@ -276,18 +280,22 @@ class Scheduler:
             return work
         return None
 
-    def _hand_over(self, request: Request) -> NewRequest:
-        request.improve_prefix()
+    def _new_request(self, request: Request) -> NewRequest:
+        request.rematch_prefix()
         self._num_prompt_tokens += request.prompt.num_tokens
         self._num_cached_tokens += request.num_cached_tokens
-        return request.hand_over()
+        return request.start_in_runner()
 
-    def _prefill(self, request: Request, *, others_decode: bool) -> PrefillWork:
-        """The next chunk of `request`: it ends at a snapshot point, or when its time is up."""
+    def _next_chunk(self, request: Request, *, others_decode: bool) -> PrefillWork:
+        """The next chunk of `request`, of the length that `ChunkSizer` allows.
+
+        It ends at a snapshot point if one comes earlier. The first one covers
+        `atomic_prefill_tokens`.
+        """
         self._arbiter.start_chunk(request)
         prompt, start = request.prompt, request.num_prefilled
         left = request.num_prefill_tokens_left
-        end = start + self._chunk_sizer.chunk_tokens(left, others_wait=others_decode)
+        end = start + self._chunk_sizer.chunk_tokens(left, others_decode=others_decode)
         points = prompt.snapshot_points[bisect_right(prompt.snapshot_points, start) :]
         end = max(prompt.atomic_prefill_tokens, min([end, *points[:1]]))
         return PrefillWork(request.request_id, start, end, is_last=end == prompt.num_tokens)
@@ -300,8 +308,8 @@ class Scheduler:
         request = self._requests.get(chunk.request_id) if chunk else None
         if request is None or chunk is None:
             return
-        if plan.new:
-            request.release()
+        if plan.new:  # the runner has copied what it needs of this request
+            request.release_holds()
         if request.request_id in result.failures:
             return
         self._chunk_sizer.note(chunk.num_tokens, result.prefill_seconds)
@@ -313,11 +321,11 @@ class Scheduler:
         self, request: Request, seq: SeqId, token_id: int, score: TokenScore | None
     ) -> Delta:
         """What a token brings to its choice; a choice that ends releases its sequence."""
-        text = request.take_token(seq, token_id, self._config.eos_token_ids)
+        text = request.append_token(seq, token_id, self._config.eos_token_ids)
         self._num_generated_tokens += 1
         reason = request.choices[seq.choice].finish_reason
         if reason is not None:
-            self._released.append(seq)
+            self._finished_seqs.append(seq)
         return Delta(seq.request_id, text, self._logprobs(token_id, score), seq.choice, reason)
 
     def _logprobs(self, token_id: int, score: TokenScore | None) -> tuple[TokenLogprob, ...]:
@@ -330,8 +338,8 @@ class Scheduler:
         return TokenText(self._decoder.decode([token_id], skip_special_tokens=False), logprob)
 
     @staticmethod
-    def _tries_again(request: Request, error: RequestError) -> bool:
-        """Whether to encode once more: memory that was missing may have been freed since."""
+    def _may_retry(request: Request, error: RequestError) -> bool:
+        """Once for each request: memory that was missing may have been freed since."""
         again = isinstance(error, OutOfMemory) and not request.has_run_out_of_memory
         request.has_run_out_of_memory = request.has_run_out_of_memory or again
         return again
@@ -357,12 +365,13 @@ class Scheduler:
 
     def _forget(self, request: Request) -> None:
         del self._requests[request.request_id]
-        request.release()
+        request.release_holds()
         if request.is_known_to_runner:
-            self._released += request.seqs
+            self._finished_seqs += request.seqs  # even if only its prompt was begun
 
 
 _BEFORE_FIRST_TOKEN = frozenset({State.WAITING, State.PREPARING, State.ENCODING, State.PREFILL})
+"""Of `waits_for_first_token`; a request that waits for memory has a flag of its own."""
 
 
 def _failed(request_id: str, error: RequestError) -> Failed:

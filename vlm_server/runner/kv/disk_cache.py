@@ -17,9 +17,10 @@ from queue import SimpleQueue
 import mlx.core as mx
 
 from vlm_server.cache.block_hash import BlockWalk, KVBlock, KVBlockIndex, block_after
+from vlm_server.cache.cache import Cache, EncodedImage
 from vlm_server.cache.disk import DiskStore
 from vlm_server.cache.disk_files import default_folder
-from vlm_server.cache.disk_tier import Cache, DiskTier, EncodedImage, NoDisk
+from vlm_server.cache.disk_tier import DiskTier, NoDisk
 from vlm_server.cache.prefix import Source
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.runner.kv.records import (

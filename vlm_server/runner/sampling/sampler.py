@@ -22,7 +22,7 @@ from vlm_server.protocol import SamplingParams
 logger = logging.getLogger(__name__)
 
 NO_TOKEN = -1
-"""Drawn when a row's best score is NaN or infinite."""
+"""Sampled when a row's best score is NaN or infinite."""
 
 _LEAST_TEMPERATURE = 1e-5
 """Colder is the same as greedy, and would overflow."""

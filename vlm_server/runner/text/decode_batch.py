@@ -42,7 +42,7 @@ class _Sequence:
     is_reported: bool = True
 
 
-Drawn = tuple[dict[SeqId, int], dict[SeqId, TokenScore]]
+Sampled = tuple[dict[SeqId, int], dict[SeqId, TokenScore]]
 """Tokens by sequence, and the scores of those that were asked for."""
 
 
@@ -66,7 +66,7 @@ class DecodeBatch:
     def seq_ids(self) -> tuple[SeqId, ...]:
         return tuple(seq.id for seq in self._seqs)
 
-    def join(self, request_id: str, prefill: Prefill, logits: mx.array) -> Drawn:
+    def join(self, request_id: str, prefill: Prefill, logits: mx.array) -> Sampled:
         """Add a sequence for each choice of a prefilled request; their first tokens.
 
         Those are drawn from `logits` (1, vocabulary). Each sequence gets a copy of the prompt's
@@ -122,7 +122,7 @@ class DecodeBatch:
         self._tokens, self._scores = self._launch(drawn)
         self._unread = drawn, scores
 
-    def result(self) -> Drawn:
+    def result(self) -> Sampled:
         """The tokens of the step before the launched one, but for those that `join` reported.
 
         `NO_TOKEN` is that of a sequence which has to leave: its scores are not numbers, or its

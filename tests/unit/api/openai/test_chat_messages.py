@@ -64,7 +64,11 @@ async def test_a_conversation_reaches_the_engine_in_order(
         ("JPEG", "messages[4].content[0]"),
         ("PNG", "messages[4].content[1]"),
     ]
-    assert submit.images[0].mm_hash == submit.images[2].mm_hash != submit.images[1].mm_hash
+    assert (
+        submit.images[0].content_hash
+        == submit.images[2].content_hash
+        != submit.images[1].content_hash
+    )
 
 
 @pytest.mark.parametrize(

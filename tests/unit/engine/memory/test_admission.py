@@ -124,7 +124,7 @@ def test_an_atomic_chunk_counts_whole(atomic: int, largest_chunk: int):
     request = Request(submit("a"), SamplingParams(max_tokens=1), ByteDecoder())
     request.move_to(State.PREPARING)
     made = replace(prompt("of 13 letters"), atomic_prefill_tokens=atomic)
-    request.take_prepared(prepared(made), 1)
+    request.set_prepared(prepared(made), 1)
     decision = admission.decide(request, [], is_settled=True)
     assert decision == Admit(governor.estimator.of("prefill", largest_chunk))
 
@@ -263,7 +263,7 @@ def waiting(name: str, text: str = "", max_tokens: int = 20) -> Request:
     """A request that is prepared: 5 prompt tokens, if not of `text`."""
     request = Request(submit(name), SamplingParams(max_tokens=max_tokens), ByteDecoder())
     request.move_to(State.PREPARING)
-    request.take_prepared(prepared(prompt(text) if text else prompt()), max_tokens)
+    request.set_prepared(prepared(prompt(text) if text else prompt()), max_tokens)
     return request
 
 

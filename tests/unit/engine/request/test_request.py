@@ -27,7 +27,7 @@ def decoding(max_tokens: int = 100, stop: tuple[str, ...] = ()) -> Request:
 
 def in_decode(request: Request, max_tokens: int) -> Request:
     request.move_to(State.PREPARING)
-    request.take_prepared(prepared(prompt()), max_tokens)
+    request.set_prepared(prepared(prompt()), max_tokens)
     request.admit(transient_bytes=0)
     request.move_to(State.DECODE)
     return request
@@ -37,7 +37,7 @@ def feed(request: Request, tokens: list[int], choice: int = 0) -> str:
     text = ""
     for token in tokens:
         assert not end_of(request, choice), "a token after the end"
-        text += request.take_token(SeqId("a", choice), token, EOS_IDS)
+        text += request.append_token(SeqId("a", choice), token, EOS_IDS)
     return text
 
 
@@ -143,10 +143,10 @@ def test_what_it_holds_in_caches_is_released_once():
     made = prepared(prompt(images=1), caches)
     request = Request(submit("a", images=1), SamplingParams(), ByteDecoder())
     request.move_to(State.PREPARING)
-    request.take_prepared(made, 1)
+    request.set_prepared(made, 1)
     assert caches.features.read().pinned_bytes == 8
-    request.release()
+    request.release_holds()
     assert caches.features.read().pinned_bytes == 0
-    request.release()  # the request itself may be released at its first chunk, and at its end
+    request.release_holds()  # the request itself may be released at its first chunk, and at its end
     with pytest.raises(RuntimeError, match="released twice"):
         made.holds.release()

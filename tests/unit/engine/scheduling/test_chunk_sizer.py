@@ -16,7 +16,7 @@ def sizes(device: Device, count: int = 12, budget: float = 0.05, largest: int = 
     pace = ChunkSizer(budget, largest)
     made = []
     for _ in range(count):
-        made.append(pace.chunk_tokens(10**6, others_wait=True))
+        made.append(pace.chunk_tokens(10**6, others_decode=True))
         pace.note(made[-1], device(made[-1]))
     return made
 
@@ -54,7 +54,7 @@ def test_tries_again_what_was_slow_long_ago():
     for _ in range(5):
         pace.note(32, 9.0)
     for _ in range(30):
-        size = pace.chunk_tokens(10**6, others_wait=True)
+        size = pace.chunk_tokens(10**6, others_decode=True)
         pace.note(size, 0.025 + size * 1e-5)
     assert size == 2048
 
@@ -64,9 +64,9 @@ def test_follows_a_device_that_becomes_slower():
     for _ in range(8):
         pace.note(1024, 0.02)
     for _ in range(12):
-        size = pace.chunk_tokens(10**6, others_wait=True)
+        size = pace.chunk_tokens(10**6, others_decode=True)
         pace.note(size, size * 1.5e-4)
-    assert pace.chunk_tokens(10**6, others_wait=True) == 256
+    assert pace.chunk_tokens(10**6, others_decode=True) == 256
 
 
 def test_sizes_are_powers_of_two():
@@ -82,15 +82,15 @@ def test_takes_a_small_rest_along():
     pace = ChunkSizer(0.05, 2048)
     for _ in range(5):
         pace.note(1024, 0.04)
-    assert pace.chunk_tokens(1200, others_wait=True) == 1200
-    assert pace.chunk_tokens(1400, others_wait=True) == 1024
-    assert pace.chunk_tokens(5, others_wait=True) == 5
+    assert pace.chunk_tokens(1200, others_decode=True) == 1200
+    assert pace.chunk_tokens(1400, others_decode=True) == 1024
+    assert pace.chunk_tokens(5, others_decode=True) == 5
 
 
 def test_takes_the_largest_while_nobody_waits():
     pace = ChunkSizer(0.05, 2048)
     pace.note(16, 9.0)
-    assert pace.chunk_tokens(10**6, others_wait=False) == 2048
+    assert pace.chunk_tokens(10**6, others_decode=False) == 2048
 
 
 def test_learns_from_prompts_that_a_chunk_takes_with_its_rest():
@@ -102,7 +102,7 @@ def test_learns_from_prompts_that_a_chunk_takes_with_its_rest():
     for _ in range(10):
         left = 319
         while left:
-            made.append(pace.chunk_tokens(left, others_wait=True))
+            made.append(pace.chunk_tokens(left, others_decode=True))
             pace.note(made[-1], made[-1] * 1e-3)
             left -= made[-1]
     assert max(made[-10:]) <= 64 * 1.25
@@ -113,4 +113,4 @@ def test_what_may_not_be_cut_is_no_measure():
     pace.note(128, 0.045)
     for _ in range(16):
         pace.note(6000, 2.0)
-    assert pace.chunk_tokens(10**6, others_wait=True) == 128
+    assert pace.chunk_tokens(10**6, others_decode=True) == 128

@@ -707,7 +707,7 @@ def test_a_released_sequence_is_named_once():
     engine = Engine()
     engine.add("a")
     engine.run()
-    assert [plan.released for plan in engine.plans if plan.released] == [(SeqId("a"),)]
+    assert [plan.finished_seqs for plan in engine.plans if plan.finished_seqs] == [(SeqId("a"),)]
 
 
 def test_a_request_that_the_runner_never_met_is_not_released():

@@ -318,7 +318,7 @@ class Lives(RuleBasedStateMachine):
     @invariant()
     def sequences_and_prefills_agree(self) -> None:
         held = {seq.request_id for seq in self.runner.seqs}
-        if not self.engine.scheduler._released:
+        if not self.engine.scheduler._finished_seqs:
             live = self.tracked.keys()
             assert held | self.runner.prefills.keys() <= live, "the runner holds what has ended"
         assert self.engine.count(State.DECODE) == len(held & self.tracked.keys())
@@ -328,7 +328,7 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def everything_is_tracked_once(self) -> None:
-        released = len(self.engine.scheduler._released)
+        released = len(self.engine.scheduler._finished_seqs)
         work = self.engine.scheduler._arbiter.encoding
         elsewhere = self.engine.scheduler._preparer_queue.request_ids
         elsewhere |= {work.request_id} if work else set()

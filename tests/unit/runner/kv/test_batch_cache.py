@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mlx_vlm.models.cache import KVCache
 from numpy.typing import NDArray
 
-from vlm_server.runner.kv.batch_cache import RowsKVCache, joined, kept
+from vlm_server.runner.kv.batch_cache import RowsKVCache, filtered, joined
 
 HEADS, SIZE = 2, 3
 
@@ -40,7 +40,7 @@ class Model:
     def leave(self, row: int) -> None:
         staying = [i for i in range(len(self.rows)) if i != row]
         self.rows = [self.rows[i] for i in staying]
-        self.layers = kept(self.layers, staying) if staying else []
+        self.layers = filtered(self.layers, staying) if staying else []
 
     def check(self) -> None:
         if not self.rows:

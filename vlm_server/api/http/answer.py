@@ -1,0 +1,72 @@
+"""An engine's events as one answer, for any dialect: deltas, then the end, or an error."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import msgspec
+
+from vlm_server.api.http import access_log
+from vlm_server.api.http.access_log import Entry
+from vlm_server.errors import EngineUnavailable, InternalError, RequestError
+from vlm_server.protocol import Delta, Failed, Finished, TokenLogprob, Tokens
+from vlm_server.supervisor.client import RequestEvent
+
+Answer = AsyncGenerator[Delta | Finished, None]
+
+
+async def answer(events: AsyncGenerator[RequestEvent, None], entry: Entry) -> Answer:
+    """The deltas with text or a finish reason, then `Finished`. Raises RequestError.
+
+    Logprobs of tokens without text are added to the choice's next delta. The engine's events
+    are closed before `Finished` is passed on, so that a client that disconnects as soon as it
+    has its answer aborts nothing.
+    """
+    ending: Finished | Failed | None = None
+    held: dict[int, tuple[TokenLogprob, ...]] = {}
+    async with aclosing(events):
+        async for event in events:
+            if isinstance(event, Tokens):
+                for delta in event.deltas:
+                    logprobs = held.pop(delta.choice, ()) + delta.logprobs
+                    if not (delta.text or delta.finish_reason):
+                        held[delta.choice] = logprobs
+                        continue
+                    if delta.text:
+                        entry.first_text()
+                    yield msgspec.structs.replace(delta, logprobs=logprobs)
+            elif isinstance(event, Finished | Failed):
+                ending = event
+    yield _checked(ending, entry)
+
+
+async def whole(answer: Answer, num_choices: int) -> tuple[list[list[Delta]], Finished]:
+    """The deltas of each choice, and the end. Raises RequestError."""
+    choices: list[list[Delta]] = [[] for _ in range(num_choices)]
+    async for event in answer:
+        if isinstance(event, Finished):
+            return choices, event
+        choices[event.choice].append(event)
+    raise InternalError("The engine's answer is incomplete.")
+
+
+def as_request_error(error: Exception, entry: Entry) -> RequestError:
+    """What a client is told of an error in the middle of a stream. Logs an unexpected one."""
+    if not isinstance(error, RequestError):
+        access_log.logger.error("id=%s failed unexpectedly", entry.request_id, exc_info=error)
+        error = InternalError("The server failed.")
+    entry.error_code = error.code
+    return error
+
+
+def _checked(ending: Finished | Failed | None, entry: Entry) -> Finished:
+    """The `Finished` of a complete answer. Raises RequestError for anything else."""
+    if ending is None:
+        raise InternalError("The engine's answer is incomplete.")
+    if isinstance(ending, Failed):
+        raise RequestError.from_code(ending.code, ending.message, ending.param)
+    if ending.is_aborted:
+        raise EngineUnavailable("The engine aborted this request.")
+    entry.completion_tokens = ending.usage.completion_tokens
+    return ending
