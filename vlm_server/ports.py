@@ -1,4 +1,4 @@
-"""The contracts between rooms: what engine, prompt and runner hand each other.
+"""The interfaces between packages: what engine, prompt and runner hand each other.
 
 `engine` decides and `runner` does; `prompt` makes prompts. They meet only here. Token ids, numpy
 arrays and plans; no mlx, no HTTP.

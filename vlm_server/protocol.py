@@ -1,6 +1,6 @@
 """The structs that cross the socket between the front and an engine process.
 
-Knows bytes and numbers; knows neither who sends them nor what a model is. A frame is a
+Knows bytes and numbers; knows neither who sends them nor what a model is. A message is a
 4-byte big-endian length and that many bytes of msgpack. Each accepted request gets exactly
 one terminal event: `Finished` or `Failed`.
 """
@@ -307,16 +307,16 @@ _event_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 
 
 def encode_message(message: Command | Event) -> bytes:
-    """`message` as one frame, header included."""
+    """`message` with its header."""
     body = _encoder.encode(message)
     return MESSAGE_HEADER.pack(len(body)) + body
 
 
 def decode_command(body: bytes) -> Command:
-    """The command in a frame's body. Raises msgspec.DecodeError on anything else."""
+    """The command in a message's body. Raises msgspec.DecodeError on anything else."""
     return _command_decoder.decode(body)
 
 
 def decode_event(body: bytes) -> Event:
-    """The event in a frame's body. Raises msgspec.DecodeError on anything else."""
+    """The event in a message's body. Raises msgspec.DecodeError on anything else."""
     return _event_decoder.decode(body)

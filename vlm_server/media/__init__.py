@@ -1,1 +1,1 @@
-"""Decodes and checks the images and videos that a client sends, by their headers alone."""
+"""Takes the images and videos of a request: base64, headers, SHA-256. Decodes no pixel."""

@@ -1,7 +1,7 @@
-"""Makes a `protocol.Image` or `Video` of a data URL: decoded, checked and hashed.
+"""Makes a `protocol.Image` or `Video` of a data URL: its base64 decoded, checked and hashed.
 
-Runs in a worker thread: decoding and hashing a large image takes tens of milliseconds, which
-would block the event loop.
+Runs on an intake thread: the base64 and SHA-256 of a large image take tens of milliseconds, which
+would block the event loop. Pixels are decoded in the engine (`prompt.images`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Frames over the front's socket. Knows the protocol and two threads; knows no engine."""
+"""Messages over the front's socket. Knows the protocol and two threads; knows no engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ANNOUNCE_SECONDS = 0.1
 
 
 class Channel:
-    """Frames over the front's socket; sending never waits long for the front to read.
+    """Messages over the front's socket; sending never waits long for the front to read.
 
     Ends the process when the front is gone, at whatever byte and also while a model loads:
     nobody is left to serve.

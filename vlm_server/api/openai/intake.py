@@ -1,6 +1,6 @@
 """From the body of a chat request to a `Submit`, with all limits checked.
 
-Runs in a worker thread, since parsing JSON and decoding images would block the event loop.
+Runs on an intake thread, since JSON, base64 and SHA-256 of a large body would block the event loop.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _Conversation:
             self.messages.append(self._message(message, f"messages[{i}]"))
 
     def _check_counts(self, messages: list[ChatMessage]) -> None:
-        """Checked before the first image is decoded."""
+        """Checked before the first data URL is decoded."""
         limits = self.limits
         if len(messages) > limits.max_messages:
             raise InvalidRequest(f"At most {limits.max_messages} messages are allowed.", "messages")
