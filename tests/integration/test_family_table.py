@@ -6,9 +6,12 @@ import json
 import logging
 import shutil
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import mlx.nn as nn
 import pytest
@@ -127,12 +130,46 @@ def test_encoding_writes_nothing_on_the_model(served: Served):
         assert changed(*served, part) == []
 
 
-def test_what_mlx_vlm_writes_is_seen(load_mlx_vlms: Callable[[str], LoadedModel]):
+def test_what_mlx_vlm_writes_is_seen_and_cleared(
+    load_mlx_vlms: Callable[[str], LoadedModel], monkeypatch: pytest.MonkeyPatch
+):
     """The test above can fail: glm4v's own way to encode leaves positions on the model."""
     loaded = load_mlx_vlms("glm4v")
-    try:
-        assert any(
-            "_position_ids" in name for name in changed(loaded, new_preparer(loaded), picture(1))
-        )
-    finally:
-        loaded.forget_positions()
+    preparer = new_preparer(loaded)
+    assert changed(loaded, preparer, picture(1)) == []
+    monkeypatch.setattr(LoadedModel, "forget_positions", lambda _: None)
+    names = changed(loaded, preparer, picture(1))
+    monkeypatch.undo()
+    loaded.forget_positions()
+    assert any("_position_ids" in name for name in names)
+
+
+def test_an_encode_that_writes_positions_excludes_the_language_model(
+    tiny_model: TinyModel, load_tiny: Callable[[str], Served], monkeypatch: pytest.MonkeyPatch
+):
+    """As of a family without a row: its `get_input_embeddings` writes on the shared module."""
+    monkeypatch.setitem(FAMILIES, "glm4v", replace(FAMILIES["glm4v"], tower=None))
+    loaded = load_model(tiny_model("glm4v"))
+    calls = set[str]()
+
+    def watch(owner: type, name: str) -> None:
+        own = getattr(owner, name)
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            assert cast("threading.Lock", loaded.position_lock).locked()
+            assert loaded.language_model._position_ids is None
+            calls.add(name)
+            return own(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    watch(type(loaded.model), "get_input_embeddings")
+    watch(type(loaded.language_model), "__call__")
+    found = answers((loaded, new_preparer(loaded)))
+    assert calls == {"get_input_embeddings", "__call__"}
+    monkeypatch.undo()
+    assert found == answers(load_tiny("glm4v"))
+
+
+def test_encodes_of_checked_families_exclude_nobody(served: Served):
+    assert isinstance(served[0].position_lock, nullcontext)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -13,11 +14,13 @@ from tests.integration.test_families import PROMPTS
 from vlm_server import settings
 from vlm_server.engine.inbox import Inbox
 from vlm_server.engine.memory.governor import Governor
+from vlm_server.ports import SchedulerOutput, StepResult
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Abort, Event, Failed, Finished, Start, Stats, Tokens
 from vlm_server.runner.device.memory import MlxMemory
 from vlm_server.runner.kv.build import build_caches
 from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.model_runner import LaunchedStep
 from vlm_server.worker.process_memory import SystemProcessMemory
 from vlm_server.worker.start import build_engine
 
@@ -94,3 +97,27 @@ def test_a_crowd_leaves_no_memory(crowded: Served):
     baseline = crowd("first")
     assert crowd("second") <= baseline * 1.01
     assert not [e for e in crowded.events if isinstance(e, Stats) and e.tracked > 6]
+
+
+def test_a_chunk_counts_all_its_time(served: tuple[LoadedModel, MultimodalPreparer]):
+    """What happens between its launch and its result, as a guard that waits for it, included."""
+    engine = Engine(*served)
+    seconds = list[float]()
+    launch, finish = engine.runner.launch, engine.runner.finish
+
+    def slow_launch(plan: SchedulerOutput) -> LaunchedStep:
+        step = launch(plan)
+        time.sleep(0.2)
+        return step
+
+    def noting_finish(step: LaunchedStep) -> StepResult:
+        result = finish(step)
+        if step.plan.prefill:
+            seconds.append(result.prefill_seconds)
+        return result
+
+    engine.runner.launch = slow_launch  # type: ignore[method-assign]
+    engine.runner.finish = noting_finish  # type: ignore[method-assign]
+    engine.answer(ask("a", "Hi"))
+    assert len(seconds) == 1
+    assert seconds[0] > 0.2

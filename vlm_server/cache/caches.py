@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from vlm_server.cache.cache import Cache, EncodedImage
@@ -10,6 +11,8 @@ from vlm_server.cache.lru import Lease, LruCache
 from vlm_server.cache.prefix import PrefixCache, PrefixMatch, Source
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.protocol import CacheStats
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["Caches", "EncodedImage", "Prefix"]
 
@@ -136,7 +139,7 @@ class Caches:
     def match_prefix(self, prompt: PromptKey, limit: int, salt: str, least: int = 0) -> Prefix:
         """`PrefixCache.match` of what is in memory or on disk; may take long.
 
-        Raises what copying to memory raises; then nothing is held.
+        What can't be copied to memory, as when that is short, is a miss.
         """
         match = self.prefixes.match(prompt, limit, salt, least)
         try:
@@ -144,7 +147,7 @@ class Caches:
             if loaded is None:
                 return match
             self.prefixes.insert(prompt.part(0, loaded.length), loaded, salt)
-        except BaseException:
-            match.release()
-            raise
+        except Exception:
+            logger.exception("what the disk has of a prompt can't be copied to memory")
+            return match
         return self.prefixes.improve(match, prompt, limit, salt, least)

@@ -39,9 +39,9 @@ S = TypeVar("S", bound=Snapshot)
 
 @dataclass(eq=False, slots=True)
 class Node(Generic[T, S]):
-    """A part of a prompt, `edge`, that follows its parent's. A root has none, and is never pinned.
+    """A part of a prompt, `edge`, that follows its parent's. A root has none.
 
-    `pins` counts the holds on this node and on all below it.
+    `pins` counts the holds on this node and on all below it; of a root, those on itself alone.
     """
 
     edge: PromptKey
@@ -90,9 +90,14 @@ class RadixTree(Generic[T, S]):
     # ---- lookup ----------------------------------------------------------------------
 
     def root(self, salt: str) -> Node[T, S]:
-        """Where prompts of `salt` begin; made if missing. Forgets roots with nothing below."""
+        """Where prompts of `salt` begin; made if missing.
+
+        Forgets roots with nothing below, unless they are pinned.
+        """
         if salt not in self._roots:
-            self._roots = {known: root for known, root in self._roots.items() if root.children}
+            self._roots = {
+                known: root for known, root in self._roots.items() if root.children or root.pins
+            }
             self._roots[salt] = Node(NOTHING, None, None)
         return self._roots[salt]
 
@@ -123,12 +128,16 @@ class RadixTree(Generic[T, S]):
             self._nodes.move_to_end(each)
 
     def pin(self, node: Node[T, S]) -> None:
-        """Keep `node` and those above it from eviction until `unpin`."""
+        """Keep `node` and those above it from eviction until `unpin`; or a root in the tree."""
+        if node.parent is None:
+            node.pins += 1
         for each in node.path:
             self.pinned_bytes += 0 if each.pins else each.size_bytes
             each.pins += 1
 
     def unpin(self, node: Node[T, S]) -> None:
+        if node.parent is None:
+            node.pins -= 1
         for each in node.path:
             each.pins -= 1
             self.pinned_bytes -= 0 if each.pins else each.size_bytes

@@ -81,12 +81,13 @@ class EngineLoop:
 
     def run_until_idle(self) -> None:
         """Work until nothing is left of any request posted so far."""
-        while not (self.step().is_idle and self._inbox.empty()):
-            pass
+        while not (self._last_plan.is_idle and self._inbox.empty()):
+            self.step()
 
     def step(self) -> SchedulerOutput:
         """Handle the inbox, waiting for it if there is nothing to do; then one step."""
         self._handle_inbox()
+        self._last_plan = SchedulerOutput()  # so that the features in it can be evicted now
         plan = self._last_plan = self._scheduler.schedule()
         self._clear_if_idle(plan)
         for work in plan.prepare:
@@ -217,7 +218,7 @@ class EngineLoop:
     def _clear_if_idle(self, plan: SchedulerOutput) -> None:
         if plan.has_requests:
             self._governor.note_work()
-        elif self._governor.idle_seconds_left() == 0:
+        elif not plan.has_runner_work and self._governor.idle_seconds_left() == 0:
             self._governor.idle()
 
     # ---- what goes out -------------------------------------------------------------

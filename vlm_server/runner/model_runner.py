@@ -48,8 +48,8 @@ class LaunchedStep:
     runner: ModelRunner
     plan: SchedulerOutput
     logits: mx.array | None
-    launch_seconds: float
-    """What launching the chunk took."""
+    prefill_started: float
+    """When launching the chunk began, by `time.perf_counter`."""
     failures: _Failures
 
     def result(self) -> StepResult:
@@ -93,21 +93,23 @@ class ModelRunner:
         """Begin one decode step and one chunk. Never raises for a request's fault."""
         self._forget(plan.finished_seqs)
         failures = _Failures()
-        self._launch_decode(plan, failures)
-        started = time.perf_counter()
-        logits = self._launch_prefill(plan, failures)
-        return LaunchedStep(self, plan, logits, time.perf_counter() - started, failures)
+        with self._loaded.position_lock:
+            self._launch_decode(plan, failures)
+            started = time.perf_counter()
+            logits = self._launch_prefill(plan, failures)
+        return LaunchedStep(self, plan, logits, started, failures)
 
     def finish(self, step: LaunchedStep) -> StepResult:
         """What a launched step brings; see `LaunchedStep.result`."""
         failures = step.failures
+        reading_since = time.perf_counter()
         tokens, scores = self._read_decode(step.plan, failures)
+        read_seconds = time.perf_counter() - reading_since  # the device was not at the chunk yet
         self._store_prompts()
-        started = time.perf_counter()
         if step.plan.prefill is not None and step.logits is not None:
             first, first_scores = self._finish_prefill(step.plan.prefill, step.logits, failures)
             tokens, scores = tokens | first, scores | first_scores
-        seconds = step.launch_seconds + time.perf_counter() - started
+        seconds = time.perf_counter() - step.prefill_started - read_seconds
         return StepResult(tokens, failures.requests, scores, seconds, failures.error)
 
     # ---- decode --------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.cache.conformance import Hold
-from tests.unit.cache.fakes import FakeSource, TakeFailed
+from tests.unit.cache.fakes import FakeSource
 from tests.unit.cache.prompts import prompt_of
 from vlm_server.cache.cache import Cache
 from vlm_server.cache.caches import Caches, EncodedImage
@@ -140,13 +140,14 @@ def test_what_the_disk_has_is_stored_in_memory() -> None:
     assert caches.num_holds == 0
 
 
-def test_a_disk_hit_that_can_not_be_copied_holds_nothing() -> None:
+def test_a_disk_hit_that_can_not_be_copied_is_a_miss() -> None:
     prompt = prompt_of([1, 2, 3])
     caches = caches_on(FakeDisk(source=LoadedSource(prompt, failing=0)))
     caches.begin_serving()
     caches.prefixes.insert(prompt_of([1]), FakeSource(prompt_of([1])))
-    with pytest.raises(TakeFailed):
-        caches.match_prefix(prompt, 3, "")
+    match = caches.match_prefix(prompt, 3, "")
+    assert match.length == 1
+    match.release()
     assert caches.num_holds == caches.prefixes.read().pinned_bytes == 0
 
 

@@ -117,12 +117,22 @@ def test_what_a_prompt_is_added_to_stays_meanwhile() -> None:
     assert (num_stored(cache, [3]), num_stored(cache, [1, 5])) == (0, 2)
 
 
-def test_a_salt_that_is_forgotten_meanwhile_is_known_again() -> None:
+def test_new_salts_do_not_disturb_each_other() -> None:
     cache = Cache("prefix", 1000)
     other = prompt_of([7])
-    insert(cache, [1], lambda: cache.insert(other, FakeSource(other), "other"))
+    source = insert(cache, [1], lambda: cache.insert(other, FakeSource(other), "other"))
+    assert source.takes == [(0, 1)], "its root stays while its part is taken"
     assert num_stored(cache, [1]) == 1
     assert num_stored(cache, [7], "other") == 1
+
+
+def test_salts_with_nothing_below_are_forgotten() -> None:
+    cache = Cache("prefix", 1000)
+    prompt = prompt_of([7])
+    for number in range(5):
+        with pytest.raises(TakeFailed):
+            cache.insert(prompt, FakeSource(prompt, failing=0), f"salt {number}")
+    assert cache._tree.num_roots == 1
 
 
 def test_room_that_others_take_meanwhile_is_theirs() -> None:

@@ -60,6 +60,7 @@ class Engine:
     def __init__(
         self,
         threads: int = 2,
+        memory: Memory | None = None,
         preparer: FakePreparer | None = None,
         encoder: FakeEncoder | None = None,
         runner: FakeRunner | None = None,
@@ -69,7 +70,7 @@ class Engine:
         self.encoder = encoder or FakeEncoder()
         self.runner = runner or FakeRunner(limits.max_num_seqs, limits.prefill_chunk_tokens)
         caches, self.inbox, self.events = Caches.of(), Inbox(), list[Event]()
-        governor = Governor(Memory(), FakeMemory(), FakeProcess(), caches)
+        governor = self.governor = Governor(memory or Memory(), FakeMemory(), FakeProcess(), caches)
         admission = Admission(governor, self.runner.kv_bytes, limits.prefill_chunk_tokens)
         self.scheduler = Scheduler(limits, ByteDecoder(), caches, admission)
         self.loop = EngineLoop(
@@ -516,3 +517,21 @@ def test_a_model_that_reads_prompts_but_can_not_decode_ends_the_loop(engine: Eng
     fail_the_first_decode("b")
     with pytest.raises(EngineBroken, match="decode failed"):
         fail_the_first_decode("c")
+
+
+def test_there_is_nothing_to_wait_for_in_an_idle_engine(engine: Engine):
+    engine.loop.run_until_idle()
+    assert not engine.runner.plans
+
+
+def test_idle_comes_after_the_last_sequence_has_left(monkeypatch: pytest.MonkeyPatch):
+    """What it still held could not be given back, and nobody would try again."""
+    engine = Engine(memory=Memory(idle_clear_seconds=0))
+    held = list[int]()
+    monkeypatch.setattr(engine.governor, "idle", lambda: held.append(engine.runner.num_tracked))
+    engine.inbox.put(submit("a"))
+    engine.loop.run_until_idle()
+    engine.inbox.put(Drain())
+    engine.loop.step()
+    assert held
+    assert set(held) == {0}

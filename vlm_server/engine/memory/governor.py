@@ -27,7 +27,7 @@ _SMALL_POOL_BYTES = 32 * MIB
 """Not worth giving back."""
 _DECODED_TOKENS = 2048
 """Between two looks at the pool while answers run: the more sequences, the fewer steps."""
-_SETTLE_CALLS = 64
+_SETTLE_CALLS = 8
 """Calls of `make_room_for_reserved` after which a settling that helped nothing is tried again."""
 
 ClearReason = Literal["idle", "guard", "chunk", "prefill", "decode", "admission", "failure"]

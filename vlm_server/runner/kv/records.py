@@ -5,7 +5,6 @@ A record's header says exactly what it is of: the digests in files' names only s
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 import msgspec
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError, deserialize, safe_open
 
 from vlm_server.cache.block_hash import KVBlock
 from vlm_server.cache.prompt_key import MediaSpan, PromptKey
@@ -23,6 +22,15 @@ from vlm_server.runner.vision.encoder import ImageFeatures
 Arrays = dict[str, mx.array]
 
 _HEADER = "vlm_server"
+_DTYPES = {
+    "BOOL": "?",
+    "F16": "<f2",
+    "F32": "<f4",
+    "I32": "<i4",
+    "I64": "<i8",
+    "U8": "u1",
+    "U32": "<u4",
+}
 UNREADABLE = (OSError, RuntimeError, ValueError, KeyError, msgspec.MsgspecError, SafetensorError)
 """What reading something that is no record raises."""
 
@@ -80,6 +88,7 @@ class PrefixHeader(msgspec.Struct, frozen=True, tag="prefix"):
 
 Header = FeaturesHeader | PrefixHeader
 _decoder: msgspec.json.Decoder[Header] = msgspec.json.Decoder(Header)
+_deserialize: Any = deserialize  # not typed
 
 
 class Record:
@@ -102,11 +111,15 @@ class Record:
 
     @classmethod
     def read(cls, data: bytes) -> Record:
-        """Raises one of `UNREADABLE` for what `write` did not write."""
-        file = io.BytesIO(data)
-        loaded: Any = mx.load(file, format="safetensors", return_metadata=True)
-        arrays, metadata = loaded
+        """Raises one of `UNREADABLE` for what `write` did not write.
+
+        Not by `mx.load` from a file object: MLX would read that lazily, on a thread that needs the
+        GIL, while `mx.clear_cache` on another thread holds the GIL and waits for MLX's threads.
+        """
+        arrays = {name: _array(**entry) for name, entry in _deserialize(data)}
         mx.eval(arrays)
+        length = int.from_bytes(data[:8], "little")
+        metadata = msgspec.json.decode(data[8 : 8 + length])["__metadata__"]
         return cls(_decoder.decode(metadata[_HEADER]), arrays)
 
     @property
@@ -136,6 +149,13 @@ class Record:
     @property
     def _encoded(self) -> str:
         return msgspec.json.encode(self.header).decode()
+
+
+def _array(dtype: str, shape: list[int], data: bytes) -> mx.array:
+    """An array of safetensors, from its bytes. numpy has no bfloat16."""
+    if dtype == "BF16":
+        return mx.array(np.frombuffer(data, "<u2").reshape(shape)).view(mx.bfloat16)
+    return mx.array(np.frombuffer(data, _DTYPES[dtype]).reshape(shape))
 
 
 def read_header(path: Path) -> Header:

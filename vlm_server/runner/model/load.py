@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,9 @@ class LoadedModel:
     model: mlx-vlm's, with every array evaluated, so that any thread may run it.
     host: what prompts need of it. family: what sort of model it is.
     decode_positions: which positions a decode step passes.
+    position_lock: whoever calls the model holds it. A lock for families whose encode writes
+    positions on the language model, which another thread may be launching; a null context for
+    others.
     """
 
     model: Any
@@ -46,6 +51,7 @@ class LoadedModel:
     decode_positions: DecodePositions
     default_temperature: float
     default_top_p: float
+    position_lock: AbstractContextManager[Any]
 
     @property
     def language_model(self) -> Any:
@@ -81,7 +87,14 @@ def load(settings: ModelSettings, device: Device) -> LoadedModel:
         decode_positions=decode_positions(model.language_model, has_mrope=family.mrope is not None),
         default_temperature=_default_temperature(generation),
         default_top_p=float(generation.get("top_p") or 1.0),
+        position_lock=_position_lock(family),
     )
+
+
+def _position_lock(family: Family) -> AbstractContextManager[Any]:
+    """See `LoadedModel.position_lock`. An encode by our own tower writes nothing."""
+    writes = family.tower is None and bool(family.position_state)
+    return threading.Lock() if writes else nullcontext()
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -103,7 +103,11 @@ def _by_family(
     ids = mx.array(token_ids)[None]
     arrays = {key: mx.array(value) for key, value in inputs.items()}
     pixel_values = arrays.pop("pixel_values", None)  # a video's have another name
-    made = loaded.model.get_input_embeddings(ids, pixel_values, mask=mx.ones_like(ids), **arrays)
+    with loaded.position_lock:
+        made = loaded.model.get_input_embeddings(
+            ids, pixel_values, mask=mx.ones_like(ids), **arrays
+        )
+        loaded.forget_positions()
     deepstack = made.deepstack_visual_embeds
     return ImageFeatures(
         rows=made.inputs_embeds[0],
