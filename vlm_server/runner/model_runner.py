@@ -95,6 +95,7 @@ class ModelRunner:
         failures = _Failures()
         with self._loaded.position_lock:
             self._launch_decode(plan, failures)
+            self._store_prompts()
             started = time.perf_counter()
             logits = self._launch_prefill(plan, failures)
         return LaunchedStep(self, plan, logits, started, failures)
@@ -105,7 +106,6 @@ class ModelRunner:
         reading_since = time.perf_counter()
         tokens, scores = self._read_decode(step.plan, failures)
         read_seconds = time.perf_counter() - reading_since  # the device was not at the chunk yet
-        self._store_prompts()
         if step.plan.prefill is not None and step.logits is not None:
             first, first_scores = self._finish_prefill(step.plan.prefill, step.logits, failures)
             tokens, scores = tokens | first, scores | first_scores
