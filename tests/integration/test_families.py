@@ -248,6 +248,8 @@ def test_a_model_that_makes_more_rows_than_a_picture_has_tokens_is_told_of(serve
         pytest.skip("its images go through our tower alone")
 
     class Lengthening:
+        language_model = served[0].language_model
+
         def get_input_embeddings(self, *args: Any, **kwargs: Any) -> Any:
             made = served[0].model.get_input_embeddings(*args, **kwargs)
             made.inputs_embeds = mx.concatenate([made.inputs_embeds] * 2, axis=1)

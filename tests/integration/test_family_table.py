@@ -136,6 +136,7 @@ def test_what_mlx_vlm_writes_is_seen_and_cleared(
     """The test above can fail: glm4v's own way to encode leaves positions on the model."""
     loaded = load_mlx_vlms("glm4v")
     preparer = new_preparer(loaded)
+    loaded.forget_positions()  # those of other tests
     assert changed(loaded, preparer, picture(1)) == []
     monkeypatch.setattr(LoadedModel, "forget_positions", lambda _: None)
     names = changed(loaded, preparer, picture(1))
