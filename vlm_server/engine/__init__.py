@@ -1,1 +1,1 @@
-"""Policy, no mlx: `loop` is the beat; requests, their scheduling, and device memory."""
+"""Policy, no mlx: `loop` runs step after step; requests, their scheduling, device memory."""

@@ -32,7 +32,7 @@ from vlm_server.protocol import (
 logger = logging.getLogger(__name__)
 
 _SAMPLING = SamplingParams(max_tokens=4, temperature=0.0)
-_PICTURE_PIXELS = 448
+_IMAGE_PIXELS = 448
 _VIDEO_PIXELS = 160
 _VIDEO_FRAMES = 4
 _FRAME_MILLISECONDS = 250
@@ -53,7 +53,7 @@ def stages(*, with_video: bool) -> tuple[Stage, ...]:
     All but the last find nothing in the caches. Those that may fail come before those that must
     not.
     """
-    image = Image(_picture(), "warm-up", "PNG", _PICTURE_PIXELS, _PICTURE_PIXELS, "warm-up")
+    image = Image(_image_bytes(), "warm-up", "PNG", _IMAGE_PIXELS, _IMAGE_PIXELS, "warm-up")
     video = Video(_video(), "warm-up", "GIF", "warm-up")
     text = _submit("a text prompt")
     picture = _submit("a prompt with a picture", ImagePart(0), images=(image,))
@@ -109,10 +109,10 @@ def _submit(
     return Submit(request_id, (message,), images, _SAMPLING, videos)
 
 
-def _picture() -> bytes:
+def _image_bytes() -> bytes:
     """A PNG of noise."""
     encoded = io.BytesIO()
-    next(_noise(_PICTURE_PIXELS)).save(encoded, "PNG")
+    next(_noise(_IMAGE_PIXELS)).save(encoded, "PNG")
     return encoded.getvalue()
 
 

@@ -1,11 +1,11 @@
 """Decides what each step does, and turns what it brought into events.
 
-The engine's beat, which `engine.loop` drives:
+One step, which `engine.loop` drives:
 
-    plan   = scheduler.schedule()
-    step   = runner.launch(plan)
-    result = step.result()
-    events = scheduler.update(plan, result)
+    plan     = scheduler.schedule()
+    launched = runner.launch(plan)
+    result   = launched.result()
+    events   = scheduler.update(plan, result)
 
 Beside `schedule` and `update` there is only what comes in: `add`, `abort`, `prepared`, `encoded`,
 `drain`. Nobody else changes a request.
@@ -163,7 +163,7 @@ class Scheduler:
         """Take no more requests."""
         self._is_draining = True
 
-    # ---- the beat ------------------------------------------------------------------
+    # ---- a step --------------------------------------------------------------------
 
     def schedule(self) -> SchedulerOutput:
         """All that the next step does; see `SchedulerOutput`."""
