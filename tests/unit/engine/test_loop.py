@@ -387,6 +387,10 @@ def test_a_picture_beside_a_chunk_is_announced_once_the_chunk_is_launched():
     engine, runner = watched_engine(512)
     engine.inbox.put(submit("a", images=1))
     engine.inbox.put(submit("b", images=1))
+    engine.encoder.gate.clear()
+    while engine.scheduler.read().requests["encoding"] < 2:
+        engine.loop.step()
+    engine.encoder.gate.set()
     engine.loop.run_until_idle()
     both = zip(runner.at_launch, runner.at_result, strict=True)
     at_launch, at_result = next(one for one in both if one[0] != one[1])
