@@ -6,8 +6,7 @@ arrays and plans; no mlx, no HTTP.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from vlm_server.cache.caches import EncodedImage, Prefix
 from vlm_server.cache.holds import CacheHolds
 from vlm_server.cache.prompt_key import MediaSpan, PromptKey
+from vlm_server.child.cancellation import Cancellation
 from vlm_server.errors import RequestError
 from vlm_server.protocol import SamplingParams, Submit
 
@@ -101,35 +101,6 @@ class Prepared:
     prompt: PreparedPrompt
     holds: CacheHolds
     inputs: Mapping[int, MediaInputs] = field(default_factory=dict)
-
-
-class Cancellation:
-    """Tells work on another thread that nobody waits for it any more. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._is_cancelled = False
-        self._callback: Callable[[], None] | None = None
-
-    @property
-    def is_cancelled(self) -> bool:
-        return self._is_cancelled
-
-    def cancel(self) -> None:
-        """Run the callback, if there is one. Cancelling twice is no error."""
-        with self._lock:
-            self._is_cancelled = True
-            callback, self._callback = self._callback, None
-        if callback is not None:
-            callback()
-
-    def on_cancel(self, callback: Callable[[], None] | None) -> None:
-        """Run `callback` when cancelled, or at once if that was before; it replaces the last."""
-        with self._lock:
-            self._callback = None if self._is_cancelled else callback
-            is_due = self._is_cancelled and callback is not None
-        if is_due and callback is not None:
-            callback()
 
 
 # ---- plans -------------------------------------------------------------------------------

@@ -22,8 +22,8 @@ from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.scheduling.limits import SchedulerConfig
 from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.errors import InternalError, RequestError
+from vlm_server.child.cancellation import Cancellation
 from vlm_server.ports import (
-    Cancellation,
     Encoder,
     EncodeWork,
     Prepared,

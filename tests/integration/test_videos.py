@@ -29,7 +29,7 @@ from tests.integration.harness import (
 )
 from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
-from vlm_server.ports import Cancellation
+from vlm_server.child.cancellation import Cancellation
 from vlm_server.prompt import processing
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, SamplingParams, Video

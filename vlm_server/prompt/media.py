@@ -17,7 +17,7 @@ from PIL import Image as PillowImage
 
 from vlm_server.cache.caches import Caches
 from vlm_server.host_model import HostModel
-from vlm_server.ports import Cancellation
+from vlm_server.child.cancellation import Cancellation
 from vlm_server.prompt.images import decode_rgb
 from vlm_server.prompt.processing import (
     Inputs,

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from vlm_server.cache.caches import Caches
 from vlm_server.cache.holds import CacheHolds
 from vlm_server.cache.prompt_key import MediaSpan
+from vlm_server.child.cancellation import Cancellation
 from vlm_server.errors import ContextLengthExceeded, InternalError
 from vlm_server.host_model import HostModel
-from vlm_server.ports import Cancellation, Grammar, MediaInputs, Prepared, PreparedPrompt
+from vlm_server.ports import Grammar, MediaInputs, Prepared, PreparedPrompt
 from vlm_server.prompt.atomic_prefill import atomic_prefill_tokens
 from vlm_server.prompt.grammar import Grammars
 from vlm_server.prompt.media import MediaItem, MediaProcessor

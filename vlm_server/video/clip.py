@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlm_server.errors import InvalidVideo
-from vlm_server.ports import Cancellation
+from vlm_server.child.cancellation import Cancellation
 from vlm_server.protocol import Video
 from vlm_server.settings import Video as Limits
 from vlm_server.video.messages import Done, Frame, Job, Refused, read_answer, write

@@ -20,8 +20,8 @@ from vlm_server.cache.holds import CacheHolds
 from vlm_server.cache.prompt_key import MediaSpan, PromptKey
 from vlm_server.engine.scheduling.limits import SchedulerConfig
 from vlm_server.errors import InternalError, InvalidRequest, RequestError
+from vlm_server.child.cancellation import Cancellation
 from vlm_server.ports import (
-    Cancellation,
     EncodeWork,
     MediaInputs,
     MemoryReading,

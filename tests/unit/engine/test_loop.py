@@ -32,8 +32,8 @@ from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.engine.threads import EncoderThread, PreparerThreads
 from vlm_server.errors import EngineBroken
+from vlm_server.child.cancellation import Cancellation
 from vlm_server.ports import (
-    Cancellation,
     EncodeWork,
     Prepared,
     SchedulerOutput,

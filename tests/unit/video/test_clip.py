@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from tests import clips
 from vlm_server.errors import InvalidVideo
-from vlm_server.ports import Cancellation
+from vlm_server.child.cancellation import Cancellation
 from vlm_server.protocol import Video
 from vlm_server.settings import Video as Limits
 from vlm_server.video import clip

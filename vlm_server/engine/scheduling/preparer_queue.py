@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
-from vlm_server.ports import Cancellation
+from vlm_server.child.cancellation import Cancellation
 
 
 class PreparerQueue:

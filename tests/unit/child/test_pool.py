@@ -1,0 +1,127 @@
+"""Processes that are killed when a job takes too long, is cancelled, or kills them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vlm_server.child import launch
+from vlm_server.child.cancellation import Cancellation
+from vlm_server.child.pool import ChildCancelled, ChildFailed, ChildPool, ChildTimeout
+
+MODULE = "tests.unit.child.echo"
+ROOT = str(Path(__file__).parents[3])
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChildPool]:
+    monkeypatch.setenv("PYTHONPATH", ROOT)
+    made = ChildPool(MODULE, 2)
+    yield made
+    made.close()
+    assert made.num_tracked == 0
+
+
+def ask(pool: ChildPool, job: str, seconds: float = 5.0) -> str:
+    return pool.run(job.encode(), seconds, Cancellation()).decode()
+
+
+def test_one_process_answers_many_jobs(pool: ChildPool):
+    assert ask(pool, "echo hello") == "hello"
+    assert ask(pool, "pid -") == ask(pool, "pid -")
+
+
+def test_an_answer_may_be_large(pool: ChildPool):
+    text = "x" * (5 << 20)
+    assert ask(pool, f"echo {text}") == text
+
+
+def test_what_a_library_prints_is_no_answer(pool: ChildPool):
+    assert ask(pool, "print hello") == ""
+    assert ask(pool, "echo next") == "next"
+
+
+def test_a_job_that_takes_too_long_is_killed_and_the_next_one_served(pool: ChildPool):
+    started = time.monotonic()
+    with pytest.raises(ChildTimeout):
+        ask(pool, "sleep 30", seconds=0.3)
+    assert time.monotonic() - started < 5
+    assert ask(pool, "echo next") == "next"
+
+
+@pytest.mark.parametrize("job", ["exit 0", "exit 3", f"allocate {4 << 30}"])
+def test_a_process_that_dies_fails_its_job_alone(pool: ChildPool, job: str):
+    with pytest.raises(ChildFailed):
+        ask(pool, job)
+    assert ask(pool, "echo next") == "next"
+
+
+def test_a_process_that_died_while_idle_fails_nobody(pool: ChildPool):
+    os.kill(int(ask(pool, "pid -")), 9)
+    time.sleep(0.1)
+    assert ask(pool, "echo next") == "next"
+
+
+def test_a_process_that_held_much_memory_is_replaced(pool: ChildPool):
+    first = ask(pool, "pid -")
+    assert ask(pool, f"allocate {300 << 20}") == "x"
+    assert ask(pool, "pid -") != first
+
+
+def test_cancelling_kills_the_process_and_frees_its_place(pool: ChildPool):
+    outcomes: list[type[Exception]] = []
+    cancellations = [Cancellation() for _ in range(3)]
+
+    def run(cancellation: Cancellation) -> None:
+        try:
+            pool.run(b"sleep 30", 60, cancellation)
+        except Exception as error:
+            outcomes.append(type(error))
+
+    threads = [threading.Thread(target=run, args=(one,)) for one in cancellations]
+    for thread in threads:
+        thread.start()
+    while pool.num_tracked < 3:
+        time.sleep(0.01)
+    for cancellation in cancellations:  # two work, one waits for a process
+        cancellation.cancel()
+    for thread in threads:
+        thread.join(5)
+    assert outcomes == [ChildCancelled] * 3
+    assert pool.num_tracked == 0
+    assert ask(pool, "echo next") == "next"
+
+
+def test_what_was_cancelled_before_is_not_begun(pool: ChildPool):
+    cancellation = Cancellation()
+    cancellation.cancel()
+    with pytest.raises(ChildCancelled):
+        pool.run(b"sleep 30", 60, cancellation)
+
+
+def test_no_more_processes_than_allowed_work_at_once(pool: ChildPool):
+    started = time.monotonic()
+    threads = [threading.Thread(target=ask, args=(pool, "sleep 0.4")) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert time.monotonic() - started > 0.8
+
+
+def test_nothing_is_imported_from_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "queue.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", ".", ROOT]))
+    pool = ChildPool(MODULE, 1)
+    path = ask(pool, "path -")
+    pool.close()
+    assert str(tmp_path) not in path
+    assert launch.environment()["PYTHONPATH"] == ROOT

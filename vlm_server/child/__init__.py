@@ -1,0 +1,1 @@
+"""Our own helper processes: work on hostile bytes that can be stopped, or may crash."""

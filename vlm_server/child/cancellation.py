@@ -1,0 +1,35 @@
+"""Stops work on another thread, or in another process, that nobody waits for any more."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+
+class Cancellation:
+    """Tells work on another thread that nobody waits for it any more. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_cancelled = False
+        self._callback: Callable[[], None] | None = None
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._is_cancelled
+
+    def cancel(self) -> None:
+        """Run the callback, if there is one. Cancelling twice is no error."""
+        with self._lock:
+            self._is_cancelled = True
+            callback, self._callback = self._callback, None
+        if callback is not None:
+            callback()
+
+    def on_cancel(self, callback: Callable[[], None] | None) -> None:
+        """Run `callback` when cancelled, or at once if that was before; it replaces the last."""
+        with self._lock:
+            self._callback = None if self._is_cancelled else callback
+            is_due = self._is_cancelled and callback is not None
+        if is_due and callback is not None:
+            callback()

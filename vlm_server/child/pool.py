@@ -1,0 +1,211 @@
+"""Processes that answer one job at a time, and are killed when one takes too long or is cancelled.
+
+For work on bytes that nobody vouches for. It may hang, crash, or take all the memory it is given:
+then that job fails, and a new process takes the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import threading
+import time
+from collections import deque
+from typing import Any
+
+from vlm_server.child import launch, messages
+from vlm_server.child.cancellation import Cancellation
+
+_IDLE_SECONDS = 30.0
+
+
+class ChildFailed(Exception):
+    """The process died on the job."""
+
+
+class ChildTimeout(Exception):
+    """The job took longer than it may."""
+
+
+class ChildCancelled(Exception):
+    """Nobody waits for the job any more."""
+
+
+class ChildPool:
+    """At most `size` processes of `module`, started when they are needed. Thread-safe.
+
+    `module` calls `child.serve.serve`. One idle process is kept; others end after a while.
+    """
+
+    def __init__(self, module: str, size: int, *arguments: str) -> None:
+        self._command = launch.command(module, *arguments)
+        self._size = size
+        self._changed = threading.Condition()
+        self._idle: list[tuple[float, _Child]] = []
+        self._num_busy = 0
+        self._waiting: deque[object] = deque()
+        self._is_closed = False
+
+    @property
+    def num_tracked(self) -> int:
+        """Jobs that run or wait."""
+        with self._changed:
+            return self._num_busy + len(self._waiting)
+
+    def warm_up(self) -> None:
+        """Start one process now, so that the first job need not wait for it."""
+        with self._changed:
+            if not self._idle and not self._num_busy:
+                self._idle.append((time.monotonic(), _Child(self._command)))
+
+    def run(
+        self, job: bytes | bytearray | memoryview, seconds: float, cancellation: Cancellation
+    ) -> bytearray:
+        """The answer to `job`. `seconds` count from when a process has it.
+
+        Raises ChildFailed, ChildTimeout or ChildCancelled.
+        """
+        self._wait_for_turn(cancellation)
+        kept: _Child | None = None
+        try:
+            child = self._take()
+            kept = child
+            answer, is_retiring = child.ask(job, seconds, cancellation)
+            if is_retiring:
+                kept = None
+                child.end()
+        except BaseException:
+            if kept is not None:
+                kept.end()
+                kept = None
+            raise
+        finally:
+            self._give_back(kept)
+        return answer
+
+    def close(self) -> None:
+        """End the idle processes, and those that work once they have answered."""
+        with self._changed:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+        for _, child in idle:
+            child.end()
+
+    def _wait_for_turn(self, cancellation: Cancellation) -> None:
+        """Returns when this thread may have a process. Raises ChildCancelled."""
+        ticket = object()
+
+        def wake() -> None:
+            with self._changed:
+                self._changed.notify_all()
+
+        cancellation.on_cancel(wake)
+        with self._changed:
+            self._waiting.append(ticket)
+            try:
+                self._changed.wait_for(lambda: cancellation.is_cancelled or self._is_next(ticket))
+                if cancellation.is_cancelled:
+                    raise ChildCancelled
+                self._num_busy += 1
+            finally:
+                self._waiting.remove(ticket)
+                self._changed.notify_all()
+
+    def _is_next(self, ticket: object) -> bool:
+        return self._num_busy < self._size and self._waiting[0] is ticket
+
+    def _take(self) -> _Child:
+        """An idle process that still lives, or a new one. Raises ChildFailed."""
+        while True:
+            with self._changed:
+                idle = self._idle.pop()[1] if self._idle else None
+            if idle is None:
+                return _Child(self._command)
+            if idle.is_alive:
+                return idle
+            idle.end()
+
+    def _give_back(self, child: _Child | None) -> None:
+        with self._changed:
+            self._num_busy -= 1
+            if child is not None and not self._is_closed:
+                self._idle.append((time.monotonic(), child))
+                child = None
+            has_spare = len(self._idle) > 1
+            self._changed.notify_all()
+        if child is not None:
+            child.end()
+        if has_spare:
+            timer = threading.Timer(_IDLE_SECONDS + 1, self._end_spare)
+            timer.daemon = True
+            timer.start()
+
+    def _end_spare(self) -> None:
+        """End what has been idle for long, but for the one that worked last."""
+        before = time.monotonic() - _IDLE_SECONDS
+        with self._changed:
+            spare = [entry for entry in self._idle[:-1] if entry[0] < before]
+            self._idle = [entry for entry in self._idle if entry not in spare]
+        for _, child in spare:
+            child.end()
+
+
+class _Child:
+    """One process. Raises ChildFailed if it can't be started."""
+
+    def __init__(self, command: list[str]) -> None:
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=launch.environment(),
+                cwd="/",
+                start_new_session=True,  # a terminal's Ctrl-C is for the front alone
+            )
+        except OSError as error:
+            raise ChildFailed(f"can't start: {error.strerror}") from None
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(
+        self, job: bytes | bytearray | memoryview, seconds: float, cancellation: Cancellation
+    ) -> tuple[bytearray, bool]:
+        """Its answer, and whether the process ends after it."""
+        is_late = threading.Event()
+
+        def end_late() -> None:
+            is_late.set()
+            self._process.kill()
+
+        timer = threading.Timer(seconds, end_late)
+        timer.daemon = True
+        timer.start()
+        cancellation.on_cancel(self._process.kill)
+        stdin: Any = self._process.stdin
+        stdout: Any = self._process.stdout
+        try:
+            messages.write(stdin, job)
+            answer, is_retiring = messages.read(stdout)
+        except (OSError, EOFError):
+            if cancellation.is_cancelled:
+                raise ChildCancelled from None
+            if is_late.is_set():
+                raise ChildTimeout from None
+            raise ChildFailed(f"ended with status {self._process.wait()}") from None
+        finally:
+            timer.cancel()
+            timer.join()
+            cancellation.on_cancel(None)
+        # It may have been killed right after its answer.
+        return answer, is_retiring or is_late.is_set() or cancellation.is_cancelled
+
+    def end(self) -> None:
+        """Kill it, and leave nothing behind."""
+        self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):  # the rest of a job can't be written any more
+                pipe.close()  # type: ignore[union-attr]
+        self._process.wait()

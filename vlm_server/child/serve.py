@@ -1,0 +1,69 @@
+"""The child's side of a pool: answers one job after the other until its standard input ends."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vlm_server.child import messages
+
+_NICENESS = 5
+"""Answers that are being written come first."""
+_KIB = 1024 if sys.platform == "linux" else 1
+"""The unit of `ru_maxrss` in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one process may take: bytes of address space (Linux only) and CPU seconds for a job.
+
+    One that ever held more than `retire_bytes` is replaced after its answer.
+    """
+
+    memory_bytes: int
+    job_seconds: float
+    retire_bytes: int
+
+
+def serve(answer: Callable[[bytearray], bytes | bytearray | memoryview], limits: Limits) -> None:
+    """Answer jobs with `answer`, which must not raise, until nobody sends any more."""
+    jobs = os.fdopen(os.dup(0), "rb")
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints must not be taken for an answer
+    os.nice(_NICENESS)
+    _limit_memory(limits)
+    while True:
+        try:
+            job, _ = messages.read(jobs)
+        except EOFError:
+            return
+        _limit_job(limits)
+        made = answer(job)
+        del job
+        try:
+            messages.write(answers, made, flag=_must_retire(limits))
+        except BrokenPipeError:
+            return
+        del made
+
+
+def _limit_memory(limits: Limits) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
+
+
+def _limit_job(limits: Limits) -> None:
+    """A limit that holds even if nobody is left to kill this process."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = math.ceil(used.ru_utime + used.ru_stime + limits.job_seconds) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
+
+
+def _must_retire(limits: Limits) -> bool:
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
+    return held > limits.retire_bytes
