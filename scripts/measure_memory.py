@@ -49,7 +49,8 @@ from vlm_server.runner.device.device import current_device
 from vlm_server.runner.device.memory import MlxMemory
 from vlm_server.runner.kv.build import build_caches
 from vlm_server.runner.model.load import LoadedModel, load
-from vlm_server.supervisor.openblas import find_preload
+from vlm_server.supervisor.environment import for_models
+from vlm_server.supervisor.private_folder import PrivateFolder
 from vlm_server.worker.process_memory import SystemProcessMemory
 from vlm_server.worker.start import build_engine
 
@@ -322,7 +323,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if "VLM_SERVER_PRELOADED" not in os.environ:  # OpenBLAS must be there before MLX
         own = {"VLM_SERVER_PRELOADED": "1", "OPENBLAS_THREAD_TIMEOUT": "14"}
-        environment = {**own, **os.environ, **find_preload()}
+        environment = {**own, **os.environ, **for_models(PrivateFolder(), with_openblas=True)}
         os.execve(sys.executable, [sys.executable, *sys.argv], environment)
     heap.share_one_heap()  # as the engine's
     arguments.out.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ one terminal event: `Finished` or `Failed`.
 
 from __future__ import annotations
 
+import signal
 import struct
 from typing import Literal
 
@@ -138,6 +139,8 @@ class Drain(msgspec.Struct, frozen=True, tag="drain"):
     """Finish what is running, take nothing new, write what waits for the disk, end the process."""
 
 
+STACKS_SIGNAL = signal.SIGUSR1
+"""At this one, an engine writes the stacks of its threads to standard error, even if they hang."""
 LAST_WRITES_SECONDS = 5.0
 """The most that an engine writes to the disk once all it ran is finished."""
 
@@ -185,10 +188,12 @@ class Working(msgspec.Struct, frozen=True, tag="working"):
     """Whose pictures and prompts the device is about to encode and prefill.
 
     It is on its way before the work starts, in case the process dies of it, and stands in the
-    place of what was said before.
+    place of what was said before. The media of `encoding` are encoded; the prompts of the others
+    are prefilled.
     """
 
     request_ids: tuple[str, ...]
+    encoding: str | None = None
 
 
 class TokenText(msgspec.Struct, frozen=True):
@@ -282,7 +287,8 @@ class MemoryStats(msgspec.Struct, frozen=True):
 class Stats(msgspec.Struct, frozen=True, tag="stats"):
     """A reading of the engine, sent about once a second while it changes or has requests.
 
-    It is also the sign that the engine lives.
+    It is also the sign that the engine lives, and that it gets on: the pieces of work that its
+    threads do are numbered, and one that hangs keeps its number.
     """
 
     requests: dict[str, int]
@@ -297,8 +303,12 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     cached_tokens: int = 0
     """Of `prompt_tokens`, those that the prefix cache had."""
     caches: tuple[CacheStats, ...] = ()
+    at_work: dict[str, int] = {}
+    """The number of the oldest piece of work of `ENCODER` and `PREPARERS`, if they have one."""
 
 
+ENCODER, PREPARERS = "encoder", "preparers"
+"""The kinds of threads beside the one for inference."""
 Event = Loading | Ready | Unloadable | Accepted | Working | Tokens | Finished | Failed | Stats
 
 _encoder = msgspec.msgpack.Encoder()

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import os
+import site
 import sys
+from pathlib import Path
+
+FOLDER = "/"
+"""The working folder of a process that has no use for one: nobody plants files there."""
+_ROOT = str(Path(__file__).parents[2])
+"""What `vlm_server` was imported from."""
 
 
 def command(module: str, *arguments: str) -> list[str]:
@@ -15,11 +22,19 @@ def command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
-def environment() -> dict[str, str]:
-    """Our environment for a child: no imports from the working folder, no preloaded library."""
-    inherited = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+def environment(*, with_preload: bool = False) -> dict[str, str]:
+    """Our environment for a child: it imports what we do, and nothing from the working folder.
+
+    Libraries that `LD_PRELOAD` names are only for those that run models.
+    """
+    inherited = {name: os.environ[name] for name in os.environ if name != "LD_PRELOAD"}
+    if with_preload and (preloaded := os.environ.get("LD_PRELOAD")):
+        inherited["LD_PRELOAD"] = preloaded
     folders = inherited.pop("PYTHONPATH", "").split(os.pathsep)
     # An empty entry stands for the working folder, and a relative one begins there.
-    if absolute := [folder for folder in folders if os.path.isabs(folder)]:
+    absolute = [folder for folder in folders if os.path.isabs(folder)]
+    if _ROOT not in (*absolute, *site.getsitepackages()):
+        absolute = [_ROOT, *absolute]
+    if absolute:
         inherited["PYTHONPATH"] = os.pathsep.join(absolute)
     return {**inherited, "PYTHONSAFEPATH": "1"}

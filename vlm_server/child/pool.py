@@ -160,7 +160,7 @@ class _Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=launch.environment(),
-                cwd="/",
+                cwd=launch.FOLDER,
                 start_new_session=True,  # a terminal's Ctrl-C is for the front alone
             )
         except OSError as error:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from vlm_server.child import launch
 from vlm_server.cli.failure import CommandFailed
 
 _LISTENING = re.compile(r"Listening on (http://\S+)")
@@ -21,10 +21,15 @@ def running_daemon(arguments: Sequence[str], stop_seconds: float) -> Iterator[st
     input close and ends too. Raises CommandFailed if it does not start; its own message has then
     been printed.
     """
-    command = [sys.executable, "-m", "vlm_server.cli", "serve", "--set", "log.level=warning"]
+    command = launch.command("vlm_server.cli", "serve", "--set", "log.level=warning")
     command += [*arguments, "--host", "127.0.0.1", "--port", "0", "--stop-at-eof"]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    process = subprocess.Popen(  # in our working folder: `arguments` may name paths in it
+        command,
+        env=launch.environment(with_preload=True),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         yield _read_url(process)

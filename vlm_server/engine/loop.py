@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable
 from queue import Empty
 
+from vlm_server.engine.at_work import AtWork
 from vlm_server.engine.inbox import EncodeDone, Inbox, Message, PrepareDone
 from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.scheduling.scheduler import Scheduler
@@ -30,7 +31,16 @@ from vlm_server.ports import (
     SchedulerOutput,
     StepResult,
 )
-from vlm_server.protocol import Abort, Drain, Event, Stats, Submit, Working
+from vlm_server.protocol import (
+    ENCODER,
+    PREPARERS,
+    Abort,
+    Drain,
+    Event,
+    Stats,
+    Submit,
+    Working,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +75,9 @@ class EngineLoop:
         self._last_plan = SchedulerOutput()
         self._encoding: str | None = None
         """The request whose media the encoder thread has."""
-        self._announced: set[str] = set()
-        """Requests in the last `Working`."""
+        self._announced = Working(())
+        """What was said last."""
+        self._at_work = AtWork()
         self._last_stats: Stats | None = None
         self._stats_due = 0.0
 
@@ -91,6 +102,7 @@ class EngineLoop:
         plan = self._last_plan = self._scheduler.schedule()
         self._clear_if_idle(plan)
         for work in plan.prepare:
+            self._at_work.begin(PREPARERS, work.submit.request_id)
             self._preparers.start(work)
         self._start_encode(plan.encode, plan)
         self._announce(plan)
@@ -120,6 +132,7 @@ class EngineLoop:
         self._encoding = work.request_id
         self._announce(plan)
         self._governor.before_encode(work.num_tokens)
+        self._at_work.begin(ENCODER, work.request_id)
         self._encoder.start(work)
 
     def _announce(self, plan: SchedulerOutput) -> None:
@@ -128,12 +141,13 @@ class EngineLoop:
         If the process dies now, the supervisor knows which requests to blame (`quarantine`).
         """
         prefilling = plan.prefill.request_id if plan.prefill else None
-        request_ids = {one for one in (self._encoding, prefilling) if one is not None}
+        both = dict.fromkeys(one for one in (self._encoding, prefilling) if one is not None)
+        working = Working(tuple(both), self._encoding)
         # Between two chunks the last announcement stands.
-        is_between = not request_ids and plan.waits_for_first_token
-        if request_ids != self._announced and not is_between:
-            self._announced = request_ids
-            self._send(Working(tuple(request_ids)))
+        is_between = not both and plan.waits_for_first_token
+        if working != self._announced and not is_between:
+            self._announced = working
+            self._send(working)
 
     def _account(self, plan: SchedulerOutput, result: StepResult) -> None:
         """Tell the governor what the step did to memory, and count failures."""
@@ -187,7 +201,7 @@ class EngineLoop:
     def _seconds_to_wait(self) -> float | None:
         if self._last_plan.waits_for_memory:
             return _MEMORY_RETRY_SECONDS
-        if self._last_plan.has_requests:
+        if self._is_anything_due:
             return _STATS_SECONDS
         left = self._governor.idle_seconds_left()
         return None if left is None else min(left, _STATS_SECONDS)
@@ -199,6 +213,7 @@ class EngineLoop:
             case Abort():
                 return self._scheduler.abort(message.request_id)
             case PrepareDone():
+                self._at_work.end(PREPARERS, message.request_id)
                 return self._scheduler.prepared(message.request_id, message.outcome)
             case EncodeDone():
                 return self._handle_encoded(message)
@@ -208,6 +223,7 @@ class EngineLoop:
 
     def _handle_encoded(self, done: EncodeDone) -> list[Event]:
         self._encoding = None
+        self._at_work.end(ENCODER, done.work.request_id)
         size_bytes = 0 if isinstance(done.outcome, RequestError) else done.outcome.size_bytes
         self._governor.note_work()  # the device has worked, even if the request is gone
         self._governor.after_encode(done.work.num_tokens, size_bytes)
@@ -230,9 +246,14 @@ class EngineLoop:
     def _send_stats(self) -> None:
         self._stats_due = time.monotonic() + _STATS_SECONDS
         stats = self._stats()
-        if stats != self._last_stats or self._last_plan.has_requests:
+        if stats != self._last_stats or self._is_anything_due:
             self._last_stats = stats
             self._send(stats)
+
+    @property
+    def _is_anything_due(self) -> bool:
+        """Whether the supervisor's watchdog waits for signs of life."""
+        return self._last_plan.has_requests or bool(self._at_work.oldest)
 
     def _stats(self) -> Stats:
         reading = self._scheduler.read()
@@ -250,6 +271,7 @@ class EngineLoop:
             prompt_tokens=reading.num_prompt_tokens,
             cached_tokens=reading.num_cached_tokens,
             caches=reading.caches,
+            at_work=self._at_work.oldest,
         )
 
 

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
+from vlm_server.child import launch
+
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
@@ -78,11 +80,12 @@ def try_schema(schema: str, seconds: float) -> None:
     """Compile `schema` elsewhere. Raises SchemaError, also if it takes more than `seconds`."""
     try:
         trial = subprocess.run(
-            [sys.executable, "-m", __name__, str(seconds)],
+            launch.command(__name__, str(seconds)),
             input=schema.encode(),
             capture_output=True,
             timeout=seconds,
-            env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
+            env=launch.environment(),
+            cwd=launch.FOLDER,
         )
     except subprocess.TimeoutExpired:
         raise SchemaError(f"it takes more than {seconds:g} seconds") from None

@@ -13,9 +13,10 @@ import platform
 import subprocess
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from vlm_server.child import launch
 
 logger = logging.getLogger(__name__)
 
@@ -31,14 +32,15 @@ raise SystemExit(0 if abs(c[n * n - 1] - n / 4) < 1e-3 else 1)
 _PROBE_SECONDS = 20.0
 
 
-def find_preload() -> dict[str, str]:
+def find_preload(links: Path) -> dict[str, str]:
     """Environment variables that preload a working OpenBLAS; empty if there is none.
 
+    They may name the folder `links`, which nobody else may be able to write to.
     Libraries that `LD_PRELOAD` already names are loaded after it.
     """
     if platform.system() != "Linux":
         return {}
-    for candidate in _candidates():
+    for candidate in _candidates(links):
         environment = {name: _prepended(name, path) for name, path in candidate.items()}
         if _works(environment):
             logger.info("preloading %s into the engine", candidate["LD_PRELOAD"])
@@ -52,12 +54,12 @@ def _prepended(name: str, path: str) -> str:
     return f"{path}:{existing}" if existing else path
 
 
-def _candidates() -> Iterator[dict[str, str]]:
-    """Environments to try, the fastest library first."""
+def _candidates(links: Path) -> Iterator[dict[str, str]]:
+    """Environments to try, the fastest library first; `links` is for those that need some."""
     packages = Path(sysconfig.get_paths()["platlib"])
     for library in sorted((packages / "cmeel.prefix" / "lib").glob("libopenblas.so.0")):
         yield {"LD_PRELOAD": str(library)}
-        if fortran := _fortran_folder(packages):
+        if fortran := _link_fortran(packages, links):
             yield {"LD_PRELOAD": str(library), "LD_LIBRARY_PATH": str(fortran)}
     for library in sorted((packages / "opencv_python.libs").glob("libopenblas*.so*")):
         yield {"LD_PRELOAD": str(library)}
@@ -65,34 +67,32 @@ def _candidates() -> Iterator[dict[str, str]]:
         yield {"LD_PRELOAD": str(library)}
 
 
-def _fortran_folder(packages: Path) -> Path | None:
-    """A folder of links that give the Fortran runtime in MLX's wheel its usual file names."""
+def _link_fortran(packages: Path, links: Path) -> Path | None:
+    """`links`, with the Fortran runtime of MLX's wheel under its usual file names."""
     folders = packages / "mlx_cpu.libs"
     bundled = [*folders.glob("libgfortran-*.so.*"), *folders.glob("libquadmath-*.so.*")]
     if not bundled:
         return None
-    folder = Path(tempfile.gettempdir()) / f"vlm-server-fortran-{os.getuid()}"
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-            return None  # made by another user
+        links.mkdir(exist_ok=True)
         for library in bundled:
             name = library.name.partition("-")[0] + ".so." + library.name.partition(".so.")[2][:1]
-            for link in (folder / library.name, folder / name):
+            for link in (links / library.name, links / name):
                 link.unlink(missing_ok=True)
                 link.symlink_to(library)
     except OSError:
         logger.debug("can't link the Fortran runtime", exc_info=True)
         return None
-    return folder
+    return links
 
 
 def _works(environment: dict[str, str]) -> bool:
     """Whether a child process with `environment` starts and multiplies correctly."""
     try:
         probe = subprocess.run(
-            [sys.executable, "-c", _PROBE],
+            [sys.executable, "-I", "-S", "-c", _PROBE],
             env={**os.environ, **environment},
+            cwd=launch.FOLDER,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_PROBE_SECONDS,

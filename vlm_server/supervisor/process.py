@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
+import platform
+import signal
 import socket
-import sys
+from collections import deque
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 
+from vlm_server.child import launch
 from vlm_server.protocol import (
     MAX_MESSAGE_BYTES,
     MESSAGE_HEADER,
+    STACKS_SIGNAL,
     Command,
     Event,
+    Submit,
     decode_event,
     encode_message,
 )
@@ -21,6 +26,8 @@ from vlm_server.protocol import (
 logger = logging.getLogger(__name__)
 
 _END_SECONDS = 2.0
+_STACKS_SECONDS = 0.5
+"""Time for an engine to write what its threads do."""
 _DEFAULTS = {"OPENBLAS_THREAD_TIMEOUT": "14"}
 """OpenBLAS's threads spin for 2**14 cycles after a product, then sleep. The default of 2**26, about
 20 ms, takes cores from the front and the preparer threads."""
@@ -38,33 +45,68 @@ class EngineProcess:
         self._process = process
         self._reader = reader
         self._writer = writer
+        self._outbox: deque[Command] = deque()
+        """What was not begun to be written: the engine may take its time to read."""
+        self._sending: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, environment: Mapping[str, str]) -> EngineProcess:
-        """Start an engine that waits for its `Start` command; `environment` is added to ours."""
+    async def start(
+        cls, environment: Mapping[str, str], module: str = "vlm_server.worker"
+    ) -> EngineProcess:
+        """Start an engine that waits for its `Start` command; `environment` is added to ours.
+
+        Raises OSError if there are too few descriptors, or no memory for a process.
+        """
         ours, theirs = socket.socketpair()
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "vlm_server.worker", str(theirs.fileno())),
-                env={**_DEFAULTS, **os.environ, "HF_HUB_OFFLINE": "1", **environment},
-                stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,  # a terminal's Ctrl-C is for the front alone
-            )
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        try:
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    *launch.command(module, str(theirs.fileno())),
+                    env={
+                        **_DEFAULTS,
+                        **launch.environment(with_preload=True),
+                        "HF_HUB_OFFLINE": "1",
+                        **environment,
+                    },
+                    cwd=launch.FOLDER,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,  # a terminal's Ctrl-C is for the front alone
+                )
+            reader, writer = await asyncio.open_unix_connection(sock=ours)
+        except BaseException:
+            ours.close()  # a process that was started ends with it
+            raise
         return cls(process, reader, writer)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    async def send(self, command: Command) -> None:
-        """Send a command. Does nothing if the engine is dead: `events` ends then."""
-        try:
-            self._writer.write(encode_message(command))
-            await self._writer.drain()
-        except ConnectionError:
-            logger.debug("can't send: the engine process has ended")
+    def send(self, command: Command) -> None:
+        """Send a command after those before it; never waits, even if the engine does not read.
+
+        Does nothing if the engine is dead: `events` ends then.
+        """
+        if self._sending is not None:
+            self._outbox.append(command)
+            return
+        self._writer.write(encode_message(command))
+        if self._writer.transport.get_write_buffer_size():
+            self._sending = asyncio.create_task(self._send_rest())
+
+    def withdraw(self, request_id: str) -> bool:
+        """Don't send a `Submit` after all; whether it could still be kept back."""
+        kept = next((c for c in self._outbox if _submits(c, request_id)), None)
+        if kept is not None:
+            self._outbox.remove(kept)
+        return kept is not None
+
+    async def flush(self, seconds: float) -> bool:
+        """Wait until all is sent; whether it was within `seconds`."""
+        if self._sending is not None:
+            await asyncio.wait((self._sending,), timeout=seconds)
+        return self._sending is None
 
     async def events(self) -> AsyncIterator[Event]:
         """The engine's events, until its process ends."""
@@ -87,9 +129,57 @@ class EngineProcess:
             return False
         return True
 
+    async def is_stopped(self) -> bool:
+        """Whether a signal has stopped it (`kill -STOP`, a debugger): it can't do anything then."""
+        if platform.system() == "Linux":
+            return _state_on_linux(self.pid) in ("T", "t")
+        ps = await asyncio.create_subprocess_exec(
+            *("ps", "-o", "state=", "-p", str(self.pid)), stdout=asyncio.subprocess.PIPE
+        )
+        output, _ = await ps.communicate()
+        return output.startswith(b"T")
+
+    async def show_stacks(self) -> None:
+        """Let its threads' stacks be written to our standard error, which is its own."""
+        self._signal(STACKS_SIGNAL)
+        await self.wait(_STACKS_SECONDS)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._signal(signal.SIGKILL)
+
     async def end(self) -> int:
         """End the process, by force if needed. Returns its exit status, negative for a signal."""
+        if self._sending is not None:
+            self._sending.cancel()
         self._writer.close()
         if not await self.wait(_END_SECONDS):
-            self._process.kill()
+            self.kill()
         return await self._process.wait()
+
+    def _signal(self, number: int) -> None:
+        if self._process.returncode is None:
+            self._process.send_signal(number)
+
+    async def _send_rest(self) -> None:
+        try:
+            await self._writer.drain()
+            while self._outbox:
+                self._writer.write(encode_message(self._outbox.popleft()))
+                await self._writer.drain()
+        except ConnectionError:
+            logger.debug("can't send: the engine process has ended")
+        finally:
+            self._sending = None
+
+
+def _submits(command: Command, request_id: str) -> bool:
+    return isinstance(command, Submit) and command.request_id == request_id
+
+
+def _state_on_linux(pid: int) -> str:
+    """One letter, as `ps` shows it; empty if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""

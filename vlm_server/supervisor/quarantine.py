@@ -1,90 +1,51 @@
-"""Refuses requests of a size that crashed the engine twice.
+"""Refuses requests of a shape that crashed the engine again and again.
 
 A request can crash the engine by what it allocates: a GPU out of memory ends the process, and no
-code can catch that. If the client retries, it crashes the next engine too. So the sizes of the
-requests on the device are recorded at each crash; after the second one within
-`engine.quarantine_seconds`, requests of that size are refused.
+code can catch that. If the client retries, it crashes the next engine too. So each crash is noted
+against the loads that the device had. Two notes within `engine.quarantine_seconds` make a load
+suspect, no more: somebody may have killed the process, or another request was to blame. The next
+request with a suspect load is tried alone; if that crashes the engine too, its load is refused.
+A success clears a load of all notes.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
 
 from vlm_server.errors import RequestTooCostly
-from vlm_server.protocol import Image, Submit, TextPart
+from vlm_server.supervisor.shape import Encoding, Load, Shape
 
 logger = logging.getLogger(__name__)
 
-_DEATHS = 2
-"""A single crash may have another cause."""
-_MAX_NOTES = 64
-_SMALL_TEXT_CHARACTERS = 16_384
-"""Summed over all choices. Text up to this size, about 4,000 English tokens, does not crash an
-engine, and ordinary chat must not be refused because it was running during a crash."""
+_SUSPECT_CRASHES = 2
+_MAX_LOADS = 64
+_NOTHING = Shape()
 
 
-class Shape(NamedTuple):
-    """What determines a request's memory, each rounded to a power of two; 0 means none.
-
-    Rounding gives a screenshot that is one pixel wider the same shape. Small text counts as none.
-    """
-
-    largest_image_pixels: int
-    total_image_pixels: int
-    video_bytes: int
-    text_characters: int
-    choices: int
-
-    def __str__(self) -> str:
-        return ", ".join(measure for measure, _ in self._measures())
+class Working(Protocol):
+    """What the device works on: `protocol.Working`."""
 
     @property
-    def advice(self) -> str:
-        """What a client can reduce."""
-        return ", ".join(remedy for _, remedy in self._measures())
+    def request_ids(self) -> Iterable[str]: ...
 
-    def _measures(self) -> Iterator[tuple[str, str]]:
-        if self.total_image_pixels:
-            total, largest = self.total_image_pixels, self.largest_image_pixels
-            yield (
-                f"images of about {total:,} pixels, the largest of {largest:,}",
-                "smaller or fewer images",
-            )
-        if self.video_bytes:
-            yield f"videos of about {self.video_bytes:,} bytes", "a shorter video"
-        if self.text_characters:
-            yield f"about {self.text_characters:,} characters of text", "less text"
-        if self.choices > 1:
-            yield f"about {self.choices} choices", "a smaller `n`"
+    @property
+    def encoding(self) -> str | None: ...
 
 
-def shape_of(submit: Submit) -> Shape | None:
-    """The shape of a request; None for a small one with only text."""
-    texts = (p for m in submit.messages for p in m.content if isinstance(p, TextPart))
-    num_characters = sum(len(part.text) for part in texts)
-    is_small = num_characters * submit.sampling.n <= _SMALL_TEXT_CHARACTERS
-    if is_small and not submit.has_media:
-        return None
-    pixels = [_pixels(image) for image in submit.images]
-    return Shape(
-        largest_image_pixels=_rounded(max(pixels, default=0)),
-        total_image_pixels=_rounded(sum(pixels)),
-        video_bytes=_rounded(sum(len(video.data) for video in submit.videos)),
-        text_characters=0 if is_small else _rounded(num_characters),
-        choices=_rounded(submit.sampling.n),
-    )
+@dataclass(slots=True)
+class _Record:
+    """What is held against a load: times of crashes, and until when it is refused."""
+
+    crashes: list[float]
+    refused_until: float = -math.inf
 
 
 class Quarantine:
-    """Refuses the shapes that two engines crashed on within `seconds`.
-
-    A request is suspected while the device works on it, from `working` to its first token.
-    `clock` gives seconds.
-    """
+    """Which loads crashed engines. `seconds` is how long that counts; 0 refuses nothing."""
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
         self.num_refused = 0
@@ -92,76 +53,114 @@ class Quarantine:
         self._clock = clock
         self._shapes: dict[str, Shape] = {}
         """Of requests that have neither a token nor ended, by id."""
-        self._working: dict[str, Shape] = {}
-        """Of those on the device, by id; some may have been aborted since."""
-        self._notes: deque[tuple[float, Shape]] = deque(maxlen=_MAX_NOTES)
-        """(time of a crash, shape on the device), once per crash and shape."""
+        self._working: dict[str, tuple[Shape, Load | None]] = {}
+        """What the device has of whom; some may have been aborted since."""
+        self._done: dict[str, set[Load]] = {}
+        """What the device has had of requests without a token."""
+        self._alone: str | None = None
+        """The request that is tried alone."""
+        self._records: dict[Load, _Record] = {}
 
     @property
     def num_shapes(self) -> int:
-        """Number of shapes that are refused now."""
-        return sum(self._seconds_left(shape) > 0 for shape in {shape for _, shape in self._notes})
+        """Number of loads that are refused now."""
+        return sum(self._seconds_left(load) > 0 for load in self._records)
 
     @property
     def num_tracked(self) -> int:
         return len(self._shapes)
 
-    def admit(self, submit: Submit) -> None:
-        """Admit a request. Raises RequestTooCostly for a shape in quarantine."""
-        shape = shape_of(submit)
-        if shape is None:
-            return
-        seconds = self._seconds_left(shape)
-        if seconds > 0:
-            self.num_refused += 1
-            raise RequestTooCostly(
-                f"The engine crashed {_DEATHS} times on requests of this size ({shape}). "
-                f"Reduce it ({shape.advice}), or try again in {math.ceil(seconds)} seconds.",
-                retry_after_seconds=seconds,
-            )
-        self._shapes[submit.request_id] = shape
+    def check(self, shape: Shape) -> None:
+        """Raises RequestTooCostly for a shape with a load that is refused."""
+        for load in shape.loads:
+            if (seconds := self._seconds_left(load)) > 0:
+                self.num_refused += 1
+                raise RequestTooCostly(
+                    f"The engine crashed on requests of this size ({load}), the last time with "
+                    f"nothing else to do. Reduce it ({load.advice}), or try again in "
+                    f"{math.ceil(seconds)} seconds.",
+                    retry_after_seconds=seconds,
+                )
 
-    def working(self, request_ids: Iterable[str]) -> None:
-        """The device works on these requests now, and on no others."""
-        known = self._working | self._shapes
-        self._working = {one: known[one] for one in request_ids if one in known}
+    def is_suspect(self, shape: Shape) -> bool:
+        """Whether a request of this shape is to be tried alone."""
+        return any(len(self._crashes(load)) >= _SUSPECT_CRASHES for load in shape.loads)
+
+    def admit(self, request_id: str, shape: Shape, *, alone: bool) -> None:
+        """The engine gets a request; `alone`: until its first token, nothing else to do."""
+        if shape.loads:
+            self._shapes[request_id] = shape
+        if alone:
+            self._alone = request_id
+
+    def working(self, event: Working) -> None:
+        """The device works on this now, and on nothing else."""
+        known = {i: shape for i, (shape, _) in self._working.items()} | self._shapes
+        self._working = {}
+        for request_id in event.request_ids:
+            shape = known.get(request_id, _NOTHING)
+            load = shape.encoding if request_id == event.encoding else shape.prefilling
+            self._working[request_id] = shape, load
+            if load is not None and request_id in self._shapes:
+                self._done.setdefault(request_id, set()).add(load)
+
+    def succeeded(self, request_id: str) -> None:
+        """The request has a token: what the device did for it does not crash an engine."""
+        for load in self._done.get(request_id, ()):
+            if self._records.pop(load, None) is not None:
+                logger.info("a request with %s was answered: it is no suspect any more", load)
+        self.acquit(request_id)
 
     def acquit(self, request_id: str) -> None:
         """The request has a token or has failed: it can't be blamed for a crash any more."""
-        self._shapes.pop(request_id, None)
+        self.finish(request_id)
         self._working.pop(request_id, None)
 
     def finish(self, request_id: str) -> None:
         """The request is over. If it was aborted, the device may still work on its images."""
         self._shapes.pop(request_id, None)
+        self._done.pop(request_id, None)
+        if request_id == self._alone:
+            self._alone = None
 
-    def engine_ended(self, *, is_death: bool) -> None:
-        """Forget all requests; after a crash, record the shapes that were on the device."""
-        shapes = set(self._working.values())
+    def engine_ended(self, *, is_crash: bool, only_encoder: bool = False) -> None:
+        """Forget all requests; after a crash, note what was on the device, or in the encoder."""
+        blamed = {
+            load: request_id == self._alone
+            for request_id, (_, load) in self._working.items()
+            if load is not None and (isinstance(load, Encoding) or not only_encoder)
+        }
         self._shapes.clear()
         self._working.clear()
-        for shape in shapes if is_death else ():
-            logger.warning("the engine crashed while it worked on a request with %s", shape)
-            self._notes.append((self._clock(), shape))
+        self._done.clear()
+        self._alone = None
+        for load, was_alone in blamed.items() if is_crash else ():
+            self._note(load, was_alone=was_alone)
 
-    def _seconds_left(self, shape: Shape) -> float:
-        """How long `shape` is refused from now on; 0 or less if it isn't."""
-        deaths = [when for when, noted in self._notes if noted == shape]
-        if len(deaths) < _DEATHS:
-            return 0.0
-        return deaths[-_DEATHS] + self._seconds - self._clock()
+    def _note(self, load: Load, *, was_alone: bool) -> None:
+        logger.warning(
+            "the engine crashed while it was %s %s%s",
+            "encoding" if isinstance(load, Encoding) else "prefilling",
+            load,
+            ", with nothing beside it" if was_alone else "",
+        )
+        record = self._records.pop(load, _Record([]))
+        record.crashes = [*self._young(record), self._clock()][-_SUSPECT_CRASHES:]
+        if was_alone:
+            record.refused_until = self._clock() + self._seconds
+        self._records[load] = record
+        if len(self._records) > _MAX_LOADS:
+            del self._records[next(iter(self._records))]
 
+    def _crashes(self, load: Load) -> list[float]:
+        record = self._records.get(load)
+        return [] if record is None else self._young(record)
 
-def _pixels(image: Image) -> int:
-    """At the size the model gets it."""
-    longest = max(image.width, image.height, 1)
-    scale = min(1.0, (image.max_side_pixels or longest) / longest)
-    return math.ceil(image.width * image.height * scale**2)
+    def _young(self, record: _Record) -> list[float]:
+        """Crashes that still count."""
+        return [when for when in record.crashes if when + self._seconds > self._clock()]
 
-
-def _rounded(value: int) -> int:
-    """The nearest power of two on a logarithmic scale.
-
-    Common sizes are powers of two themselves, so they lie in the middle of a rounding interval.
-    """
-    return 1 << round(math.log2(value)) if value else 0
+    def _seconds_left(self, load: Load) -> float:
+        """How long `load` is refused from now on; 0 or less if it isn't."""
+        record = self._records.get(load)
+        return -math.inf if record is None else record.refused_until - self._clock()

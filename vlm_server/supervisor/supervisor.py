@@ -2,7 +2,8 @@
 
 The engine may die at any moment. Requests in flight then end with `Failed("engine_died")`, new
 ones are answered 503 with Retry-After, and another engine is started after a pause that doubles
-each time. Requests of a size that crashed two engines are refused: see `quarantine`.
+each time. One that does not get on with what it has to do is ended (`watchdog`). Requests of a
+size that crashed two engines are tried alone, and refused if they crash that one: `quarantine`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -20,7 +22,9 @@ import msgspec
 from vlm_server.errors import EngineDied, EngineUnavailable, ModelLoadError
 from vlm_server.models import EMBEDDED
 from vlm_server.protocol import (
+    ENCODER,
     LAST_WRITES_SECONDS,
+    PREPARERS,
     Abort,
     Accepted,
     Drain,
@@ -38,9 +42,13 @@ from vlm_server.protocol import (
 )
 from vlm_server.settings import Settings
 from vlm_server.supervisor.client import EngineStatus, RequestEvent
-from vlm_server.supervisor.openblas import find_preload
+from vlm_server.supervisor.environment import for_models
+from vlm_server.supervisor.private_folder import PrivateFolder
 from vlm_server.supervisor.process import EngineProcess
 from vlm_server.supervisor.quarantine import Quarantine
+from vlm_server.supervisor.shape import Shape, shape_of
+from vlm_server.supervisor.trials import Trials
+from vlm_server.supervisor.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +56,9 @@ ProgressCallback = Callable[[str, float], None]
 
 _LAST_SECONDS = LAST_WRITES_SECONDS + 1.0
 """Time for an engine without requests to exit by itself."""
+_FAILED = 1
+"""The exit status of an engine that gave up."""
+_STOPPED = "stopped"
 
 
 class Supervisor:
@@ -74,20 +85,32 @@ class Supervisor:
         self._task: asyncio.Task[None] | None = None
         self._streams: dict[str, asyncio.Queue[RequestEvent]] = {}
         self._quarantine = Quarantine(settings.engine.quarantine_seconds, time.monotonic)
+        self._trials = Trials()
+        self._tick_seconds = min(1.0, settings.engine.silence_timeout_seconds / 4)
+        self._watchdog = Watchdog(self._tick_seconds, time.monotonic)
+        self._hung: str | None = None
+        """What kind of threads the last engine was ended for; `_STOPPED` if it was all of them."""
+        self._private = PrivateFolder()
         self._settled = asyncio.Event()
         self._unloadable: str | None = None
         self._was_ready = False
-        self._heard_at = self._asked_at = self._started_at = 0.0
+        self._started_at = 0.0
         self._start_seconds = 0.0
         """How long the last engine took to start."""
 
     @property
     def status(self) -> EngineStatus:
-        return dataclasses.replace(
+        status = dataclasses.replace(
             self._status,
             quarantined_shapes=self._quarantine.num_shapes,
             quarantine_refusals=self._quarantine.num_refused,
         )
+        timeout = self._settings.engine.silence_timeout_seconds
+        overdue, _ = self._watchdog.overdue_seconds
+        if not status.is_ready or overdue <= timeout / 2:
+            return status
+        seconds = max(0.0, timeout - overdue) + self._start_seconds
+        return dataclasses.replace(status, state="unresponsive", retry_after_seconds=seconds)
 
     @property
     def num_in_flight(self) -> int:
@@ -117,21 +140,21 @@ class Supervisor:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+        self._private.close()
         self._set(state="stopped", pid=None)
 
     async def stream(self, submit: Submit) -> AsyncGenerator[RequestEvent, None]:
         """See `EngineClient.stream`."""
-        process = self._process
-        if process is None or not self._status.is_ready:
-            raise EngineUnavailable(f"The engine is not ready: {self._status.state}.")
-        self._quarantine.admit(submit)
-        request_id = submit.request_id
-        queue: asyncio.Queue[RequestEvent] = asyncio.Queue()
-        self._streams[request_id] = queue
-        self._asked_at = time.monotonic()
+        process, request_id, shape = self._running(), submit.request_id, shape_of(submit)
+        is_alone = await self._trials.turn(request_id, partial(self._is_suspect, shape))
+        queue = self._streams[request_id] = asyncio.Queue[RequestEvent]()
         event: RequestEvent | None = None
         try:
-            await process.send(submit)
+            if process is not self._running():
+                raise EngineUnavailable("The engine has been restarted.")
+            self._quarantine.admit(request_id, shape, alone=is_alone)
+            self._watchdog.sent(request_id)
+            process.send(submit)
             del submit  # its images are not needed here while it is answered
             while not isinstance(event, Finished | Failed):
                 event = await queue.get()
@@ -139,14 +162,31 @@ class Supervisor:
         finally:
             was_here = self._streams.pop(request_id, None) is not None
             if was_here and not isinstance(event, Finished | Failed):
-                await process.send(Abort(request_id))
+                self._leave(process, request_id)
+
+    def _running(self) -> EngineProcess:
+        """The engine. Raises EngineUnavailable if there is none, or it does not respond."""
+        status = self.status
+        if self._process is None or not status.is_ready:
+            raise EngineUnavailable(f"The engine is not ready: {status.state}.")
+        return self._process
+
+    def _is_suspect(self, shape: Shape) -> bool:
+        self._quarantine.check(shape)
+        return self._quarantine.is_suspect(shape)
+
+    def _leave(self, process: EngineProcess, request_id: str) -> None:
+        """Nobody waits for a request any more. The engine has to end it, if it has it."""
+        if request_id in self._watchdog.owed and not process.withdraw(request_id):
+            process.send(Abort(request_id))
+        else:
+            self._ended(request_id)
 
     # ---- the engine's life ---------------------------------------------------------
 
     async def _drain(self, process: EngineProcess) -> None:
-        try:
-            await asyncio.wait_for(process.send(Drain()), _LAST_SECONDS)
-        except TimeoutError:
+        process.send(Drain())
+        if not await process.flush(_LAST_SECONDS):
             logger.warning("the engine does not respond: ending it")
             return
         if self._streams:
@@ -160,11 +200,11 @@ class Supervisor:
     async def _keep_running(self) -> None:
         engine = self._settings.engine
         pause = engine.restart_backoff_seconds
-        use_openblas = engine.openblas == "auto"
-        environment = await asyncio.to_thread(find_preload) if use_openblas else {}
+        find = partial(for_models, self._private, with_openblas=engine.openblas == "auto")
         while True:
+            self._was_ready = False
             try:
-                await self._run_once(environment)
+                await self._run_once(await asyncio.to_thread(find))
             except Exception:  # a process that can't be started, an event that can't be read
                 logger.exception("running the engine failed")
             if self._status.state in ("failed", "stopping"):
@@ -178,58 +218,74 @@ class Supervisor:
 
     async def _run_once(self, environment: dict[str, str]) -> None:
         """Run one engine from start to end; afterwards no request is in flight."""
-        self._was_ready = False
         self._started_at = time.monotonic()
+        self._hung = None
+        self._watchdog = Watchdog(self._tick_seconds, time.monotonic)
         process = self._process = await EngineProcess.start(environment)
-        watchdog = asyncio.create_task(self._watch(process))
+        watching = asyncio.create_task(self._watch(process))
         try:
             if self._status.state != "stopping":
                 self._set(pid=process.pid, progress=("starting", 0.0))
-            await process.send(self._start)
+            process.send(self._start)
             async for event in process.events():
-                self._heard_at = time.monotonic()
+                self._watchdog.heard(event)
                 self._take(event)
         finally:
             self._process = None
             self._lose(process)
-            watchdog.cancel()
+            watching.cancel()
             status = await process.end()
             logger.info("the engine process %d ended with status %d", process.pid, status)
+            if status == _FAILED:
+                await asyncio.to_thread(self._private.forget_kernels)
 
     async def _watch(self, process: EngineProcess) -> None:
-        """End an engine that does not get ready, or sends nothing while it has requests."""
+        """End an engine that does not get ready, or not on with what it has to do."""
         engine = self._settings.engine
-        started = time.monotonic()
+        num_ticks = 0
         while True:
-            await asyncio.sleep(min(1.0, engine.silence_timeout_seconds / 4))
+            await asyncio.sleep(self._tick_seconds)
+            self._watchdog.tick()
+            num_ticks += 1
+            seconds, kind = self._watchdog.overdue_seconds
             if not self._was_ready:
-                is_late = time.monotonic() - started > engine.start_timeout_seconds
-            else:
-                since = max(self._heard_at, self._asked_at)
-                silence = time.monotonic() - since if self._streams else 0.0
-                is_late = silence > engine.silence_timeout_seconds
-            if is_late:
-                logger.error("the engine does not respond: ending it")
-                await process.end()
+                seconds, kind = num_ticks * self._tick_seconds, "starting"
+            limit = engine.silence_timeout_seconds
+            if seconds > (limit if self._was_ready else engine.start_timeout_seconds):
+                await self._end_hung(process, kind, seconds)
                 return
+
+    async def _end_hung(self, process: EngineProcess, kind: str, seconds: float) -> None:
+        logger.error("the engine does not respond: %s hangs for %.0f s: ending it", kind, seconds)
+        self._hung = kind
+        try:
+            if await process.is_stopped():
+                logger.error("a signal or a debugger has stopped it: its stacks can't be shown")
+                self._hung = _STOPPED
+            else:
+                await process.show_stacks()
+        finally:
+            process.kill()
 
     def _take(self, event: Event) -> None:
         match event:
             case Tokens(deltas):
                 for delta in deltas:
-                    self._quarantine.acquit(delta.request_id)
+                    self._quarantine.succeeded(delta.request_id)
+                    self._trials.answering(delta.request_id)
                     self._deliver(delta.request_id, Tokens((delta,)))
             case Accepted():
                 self._deliver(event.request_id, event)
             case Finished():
-                self._quarantine.finish(event.request_id)
+                self._ended(event.request_id)
                 self._deliver(event.request_id, event)
             case Failed():
                 self._quarantine.acquit(event.request_id)
+                self._ended(event.request_id)
                 self._deliver(event.request_id, event)
             case Working(request_ids):
                 logger.debug("the device works on %s", ", ".join(request_ids))
-                self._quarantine.working(request_ids)
+                self._quarantine.working(event)
             case Stats():
                 self._set(stats=event)
             case Loading(stage, fraction):
@@ -260,10 +316,19 @@ class Supervisor:
         if queue := self._streams.get(request_id):
             queue.put_nowait(event)
 
+    def _ended(self, request_id: str) -> None:
+        """The engine has nothing more to do for a request."""
+        self._watchdog.ended(request_id)
+        self._trials.ended(request_id)
+        self._quarantine.finish(request_id)
+
     def _lose(self, process: EngineProcess) -> None:
         """The engine process has ended: fail the requests in flight, refuse new ones."""
         is_death = self._status.state not in ("failed", "stopping")
-        self._quarantine.engine_ended(is_death=is_death)
+        is_crash = is_death and self._hung not in (PREPARERS, _STOPPED)
+        self._quarantine.engine_ended(is_crash=is_crash, only_encoder=self._hung == ENCODER)
+        self._trials.engine_ended()
+        self._watchdog = Watchdog(self._tick_seconds, time.monotonic)
         if is_death:
             logger.error("the engine process %d ended unexpectedly", process.pid)
             self._set(

@@ -7,9 +7,7 @@ its own process, which is killed at a deadline; if it dies, only that request fa
 from __future__ import annotations
 
 import logging
-import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,15 +18,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from vlm_server.errors import InvalidVideo
+from vlm_server.child import launch
 from vlm_server.child.cancellation import Cancellation
+from vlm_server.errors import InvalidVideo
 from vlm_server.protocol import Video
 from vlm_server.settings import Video as Limits
 from vlm_server.video.messages import Done, Frame, Job, Refused, read_answer, write
 
 logger = logging.getLogger(__name__)
 
-_COMMAND = (sys.executable, "-m", "vlm_server.video.process")
+_COMMAND = tuple(launch.command("vlm_server.video.process"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,8 @@ def _process(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
+        env=launch.environment(),
+        cwd=launch.FOLDER,
     )
 
     def end() -> None:

@@ -6,6 +6,7 @@ the outbox. When the front is gone, so is it. Knows the socket's number and the 
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import socket
 import sys
@@ -13,7 +14,7 @@ from typing import NoReturn
 
 from vlm_server import heap
 from vlm_server.errors import ModelLoadError
-from vlm_server.protocol import LAST_WRITES_SECONDS, Unloadable
+from vlm_server.protocol import LAST_WRITES_SECONDS, STACKS_SIGNAL, Unloadable
 from vlm_server.worker.channel import Channel
 from vlm_server.worker.start import start_engine
 
@@ -25,6 +26,8 @@ _SWITCH_SECONDS = 0.0005
 
 def main() -> NoReturn:
     """Serve the front at the socket whose number is the first argument, until it ends."""
+    faulthandler.enable()  # whatever crashes it, the log says where
+    faulthandler.register(STACKS_SIGNAL)
     heap.share_one_heap()
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     start = channel.open()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -338,8 +339,9 @@ def test_what_the_runner_raises_ends_the_loop():
 
 
 def announced(engine: Engine) -> list[set[str]]:
+    """Whose work the device got, each time that this changed."""
     found = [set(event.request_ids) for event in engine.events if isinstance(event, Working)]
-    return [request_ids for request_ids in found if request_ids]
+    return [request_ids for request_ids, _ in itertools.groupby(found) if request_ids]
 
 
 def test_that_the_device_has_nobodys_work_is_announced_too(engine: Engine):
@@ -347,9 +349,10 @@ def test_that_the_device_has_nobodys_work_is_announced_too(engine: Engine):
     engine.loop.run_until_idle()
     engine.inbox.put(Abort("nobody"))
     engine.loop.step()
-    assert [event.request_ids for event in engine.events if isinstance(event, Working)] == [
-        ("a",),
-        (),
+    assert [event for event in engine.events if isinstance(event, Working)] == [
+        Working(("a",), encoding="a"),
+        Working(("a",)),
+        Working(()),
     ]
 
 
@@ -459,6 +462,63 @@ def test_who_waits_for_the_encoder_is_not_announced():
     engine.wait_for(Finished, "b")
     engine.drain()
     assert {"b"} in announced(engine)
+
+
+# ---- what hangs ----------------------------------------------------------------------
+
+
+def at_work(engine: Engine) -> list[dict[str, int]]:
+    return [event.at_work for event in list(engine.events) if isinstance(event, Stats)]
+
+
+def wait_for_signs(engine: Engine, kind: str, count: int) -> set[int]:
+    """The numbers of `kind` in that many signs of life to come."""
+    begun = len(at_work(engine))
+    deadline = time.monotonic() + 30
+    while len(at_work(engine)) < begun + count:
+        assert time.monotonic() < deadline, "no sign of life"
+        time.sleep(0.01)
+    return {numbers[kind] for numbers in at_work(engine)[-count:]}
+
+
+def wait_for_rest(engine: Engine) -> None:
+    deadline = time.monotonic() + 30
+    while at_work(engine)[-1]:
+        assert time.monotonic() < deadline, "it is never said that nothing is left to do"
+        time.sleep(0.01)
+    engine.drain()
+
+
+def test_an_encoder_that_hangs_keeps_its_number_also_when_its_client_has_left():
+    """Nothing but these signs would tell the supervisor's watchdog."""
+    engine = Engine()
+    engine.encoder.gate.clear()
+    engine.thread.start()
+    engine.inbox.put(submit("a", images=1))
+    while not announced(engine):
+        time.sleep(0.001)
+    engine.inbox.put(submit("text"))
+    engine.wait_for(Finished, "text")
+    engine.inbox.put(Abort("a"))
+    engine.wait_for(Finished, "a")
+    assert len(wait_for_signs(engine, "encoder", 2)) == 1
+    engine.encoder.gate.set()
+    wait_for_rest(engine)
+
+
+def test_a_preparer_that_hangs_keeps_its_number_beside_others():
+    engine = Engine()
+    engine.preparer.gate.clear()
+    engine.thread.start()
+    engine.inbox.put(submit("a", images=1))
+    assert len(wait_for_signs(engine, "preparers", 1)) == 1
+    engine.inbox.put(submit("b", images=1))
+    engine.inbox.put(Abort("a"))
+    engine.inbox.put(Abort("b"))
+    engine.wait_for(Finished, "b")
+    assert len(wait_for_signs(engine, "preparers", 2)) == 1
+    engine.preparer.gate.set()
+    wait_for_rest(engine)
 
 
 # ---- steps that fail -----------------------------------------------------------------

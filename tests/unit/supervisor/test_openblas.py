@@ -95,40 +95,44 @@ def test_the_first_that_works_is_found(
 ):
     kinds = ("missing", "illegal instruction", "wrong", "right")
     candidates = [build(tmp_path, kind) for kind in kinds]
-    monkeypatch.setattr(openblas, "_candidates", lambda: iter(candidates))
+    monkeypatch.setattr(openblas, "_candidates", lambda _: iter(candidates))
     with caplog.at_level(logging.INFO):
-        assert openblas.find_preload() == candidates[-1]
+        assert openblas.find_preload(tmp_path / "links") == candidates[-1]
     assert "libright" in caplog.text
 
 
 def test_without_any_it_says_so_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(openblas, "_candidates", lambda: iter([build(tmp_path, "wrong")]))
+    monkeypatch.setattr(openblas, "_candidates", lambda _: iter([build(tmp_path, "wrong")]))
     with caplog.at_level(logging.WARNING):
-        assert openblas.find_preload() == {}
+        assert openblas.find_preload(tmp_path / "links") == {}
     assert "slower" in caplog.text
 
 
-def test_what_is_found_here_starts_a_process():
-    environment = openblas.find_preload()
+def test_what_is_found_here_starts_a_process(tmp_path: Path):
+    environment = openblas.find_preload(tmp_path / "links")
     done = subprocess.run(
         [sys.executable, "-c", "print(2)"], env={**os.environ, **environment}, capture_output=True
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"2\n", b"")
 
 
-@pytest.mark.parametrize("kind", ["file", "link"])
-def test_a_planted_folder_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str):
-    packages, temporary, victim = (tmp_path / name for name in ("packages", "tmp", "victim"))
-    for folder in (packages / "mlx_cpu.libs", temporary, victim):
-        folder.mkdir(parents=True)
-    (packages / "mlx_cpu.libs" / "libgfortran-1.so.5.0.0").touch()
-    monkeypatch.setattr(openblas.tempfile, "gettempdir", lambda: str(temporary))
-    planted = openblas._fortran_folder(packages)
-    assert planted is not None
-    assert (planted / "libgfortran.so.5").is_symlink()
-    shutil.rmtree(planted)
-    planted.touch() if kind == "file" else planted.symlink_to(victim)
-    assert openblas._fortran_folder(packages) is None
-    assert not list(victim.iterdir())
+def test_links_that_were_removed_are_made_anew(tmp_path: Path):
+    packages, links = tmp_path / "packages", tmp_path / "links"
+    bundled = packages / "mlx_cpu.libs"
+    bundled.mkdir(parents=True)
+    (bundled / "libgfortran-1.so.5.0.0").touch()
+    for _ in range(2):
+        assert openblas._link_fortran(packages, links) == links
+        assert (links / "libgfortran.so.5").readlink() == bundled / "libgfortran-1.so.5.0.0"
+        shutil.rmtree(links)
+
+
+def test_the_trial_imports_nothing_from_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "ctypes.py").write_text("open('mark', 'w'); raise SystemExit(0)")
+    monkeypatch.chdir(tmp_path)
+    assert not openblas._works({"LD_PRELOAD": str(tmp_path / "missing.so")})
+    assert not (tmp_path / "mark").exists()

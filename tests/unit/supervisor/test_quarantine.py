@@ -1,33 +1,18 @@
-"""What is blamed for a death, what is refused for it, and for how long."""
+"""What is blamed for a crash, what is tried alone after it, and what is refused, for how long."""
 
 from __future__ import annotations
 
 import pytest
 
+from tests.unit.supervisor.requests import LONG, SCREENSHOT, Clock, ask
 from vlm_server.errors import RequestTooCostly
-from vlm_server.protocol import (
-    Image,
-    ImagePart,
-    Message,
-    SamplingParams,
-    Submit,
-    TextPart,
-    Video,
-    VideoPart,
-)
-from vlm_server.supervisor.quarantine import Quarantine, Shape, shape_of
+from vlm_server.protocol import Submit, Working
+from vlm_server.supervisor.quarantine import Quarantine
+from vlm_server.supervisor.shape import shape_of
 
 SECONDS = 600.0
-LONG = "x" * 50_000
-SCREENSHOT = (1920, 1080)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+LARGE = ask("large", "", SCREENSHOT)
+SAME = ask("same", "", (1900, 1100))
 
 
 @pytest.fixture
@@ -40,242 +25,261 @@ def quarantine(clock: Clock) -> Quarantine:
     return Quarantine(SECONDS, clock)
 
 
-def ask(
-    request_id: str = "r",
-    text: str = "What?",
-    *sizes: tuple[int, int],
-    n: int = 1,
-    max_side: int | None = None,
-    video_bytes: tuple[int, ...] = (),
-) -> Submit:
-    """A message with pictures of `sizes` and videos of so many bytes."""
-    images = tuple(Image(b"", "hash", "PNG", w, h, "param", max_side) for w, h in sizes)
-    videos = tuple(Video(bytes(size), "hash", "MP4", "param") for size in video_bytes)
-    parts = (
-        *map(ImagePart, range(len(images))),
-        *map(VideoPart, range(len(videos))),
-        TextPart(text),
-    )
-    return Submit(request_id, (Message("user", parts),), images, SamplingParams(n=n), videos)
+def admit(quarantine: Quarantine, submit: Submit, *, alone: bool = False) -> None:
+    quarantine.admit(submit.request_id, shape_of(submit), alone=alone)
 
 
-def die(quarantine: Quarantine, *working: Submit) -> None:
-    """An engine that has `working` on its device, and nothing else in flight, dies."""
-    for submit in working:
-        quarantine.admit(submit)
-    quarantine.working(submit.request_id for submit in working)
-    quarantine.engine_ended(is_death=True)
+def die(quarantine: Quarantine, encoding: Submit, *others: Submit, alone: bool = False) -> None:
+    """An engine dies that encodes the media of one request and prefills the other prompts."""
+    for submit in (encoding, *others):
+        admit(quarantine, submit, alone=alone)
+    request_ids = tuple(submit.request_id for submit in (encoding, *others))
+    quarantine.working(Working(request_ids, encoding.request_id))
+    quarantine.engine_ended(is_crash=True)
+
+
+def die_of_prompts(quarantine: Quarantine, *submits: Submit, alone: bool = False) -> None:
+    for submit in submits:
+        admit(quarantine, submit, alone=alone)
+    quarantine.working(Working(tuple(submit.request_id for submit in submits)))
+    quarantine.engine_ended(is_crash=True)
+
+
+def succeed(quarantine: Quarantine, submit: Submit) -> None:
+    """Both phases, then a token."""
+    admit(quarantine, submit)
+    quarantine.working(Working((submit.request_id,), submit.request_id))
+    quarantine.working(Working((submit.request_id,)))
+    quarantine.succeeded(submit.request_id)
+
+
+def is_suspect(quarantine: Quarantine, submit: Submit) -> bool:
+    return quarantine.is_suspect(shape_of(submit))
 
 
 def is_refused(quarantine: Quarantine, submit: Submit) -> bool:
-    """Whether it is; if not, it ends at once."""
     try:
-        quarantine.admit(submit)
+        quarantine.check(shape_of(submit))
     except RequestTooCostly:
         return True
-    quarantine.acquit(submit.request_id)
     return False
 
 
-# ---- shapes --------------------------------------------------------------------------
+def condemn(quarantine: Quarantine, submit: Submit) -> None:
+    for alone in (False, False, True):
+        die(quarantine, submit, alone=alone)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (ask("a", "What?", SCREENSHOT), ask("b", "What is this, then?", (1921, 1080))),
-        (ask("a", "", (2048, 2048)), ask("b", "", (2049, 2047))),
-        (ask("a", "", (4096, 4096)), ask("b", "", (4095, 4095))),
-        (ask("a", LONG), ask("b", LONG + "more")),
-        (ask("a", "", *[SCREENSHOT] * 20), ask("b", "", *[SCREENSHOT] * 21)),
-        (ask("a", video_bytes=(70_000,)), ask("b", video_bytes=(30_000, 39_000))),
-        (ask("a", "", (4000, 4000), max_side=512), ask("b", "", (512, 512))),
-    ],
-)
-def test_what_costs_about_the_same_has_the_same_shape(one: Submit, other: Submit) -> None:
-    assert shape_of(one) == shape_of(other) is not None
+# ---- suspects ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        ask("b", "What?", (960, 540)),
-        ask("b", "What?", SCREENSHOT, max_side=512),
-        ask("b", "What?", *[SCREENSHOT] * 3),
-        ask("b", "What?", SCREENSHOT, n=8),
-        ask("b", LONG, SCREENSHOT),
-        ask("b", "What?", SCREENSHOT, video_bytes=(100_000,)),
-        ask("b", "What?", *[(240, 270)] * 32),
-    ],
-)
-def test_what_costs_something_else_has_another_shape(other: Submit) -> None:
-    assert shape_of(other) != shape_of(ask("a", "What?", SCREENSHOT))
+def test_two_crashes_make_a_suspect_and_refuse_nobody(quarantine: Quarantine) -> None:
+    die(quarantine, LARGE)
+    assert not is_suspect(quarantine, SAME)
+    die(quarantine, LARGE)
+    assert is_suspect(quarantine, SAME)
+    assert not is_refused(quarantine, SAME)
+    assert quarantine.num_shapes == quarantine.num_refused == 0
+    assert not is_suspect(quarantine, ask("other", "", (640, 480)))
 
 
-def test_small_text_has_no_shape_and_a_small_picture_has_one() -> None:
-    assert shape_of(ask("a", "x" * 16_384)) is None
-    assert shape_of(ask("a", "x" * 2_000, n=8)) is None
-    assert shape_of(ask("a", "x" * 3_000, n=8)) is not None
-    assert shape_of(ask("a", LONG)) == Shape(0, 0, 0, 65536, 1)
-    assert shape_of(ask("a", "", (1, 1))) == Shape(1, 1, 0, 0, 1)
+def test_a_suspect_that_succeeds_is_cleared_of_all_crashes(quarantine: Quarantine) -> None:
+    die(quarantine, LARGE)
+    die(quarantine, LARGE)
+    succeed(quarantine, SAME)
+    assert not is_suspect(quarantine, LARGE)
+    die(quarantine, LARGE)
+    assert not is_suspect(quarantine, LARGE)
 
 
-def test_small_text_is_never_refused_whatever_died(quarantine: Quarantine) -> None:
+def test_a_success_between_two_crashes_clears_too(quarantine: Quarantine) -> None:
     for _ in range(5):
-        die(quarantine, ask("a", "Hello"))
+        die(quarantine, LARGE)
+        succeed(quarantine, SAME)
+    assert not is_suspect(quarantine, LARGE)
+
+
+def test_a_success_that_the_encoder_had_no_part_in_does_not_clear_its_load(
+    quarantine: Quarantine,
+) -> None:
+    """The picture was cached."""
+    die(quarantine, LARGE)
+    die(quarantine, LARGE)
+    admit(quarantine, SAME)
+    quarantine.working(Working(("same",)))
+    quarantine.succeeded("same")
+    assert is_suspect(quarantine, LARGE)
+
+
+def test_the_phase_is_blamed_not_the_request(quarantine: Quarantine) -> None:
+    """Its picture was encoded, and is no suspect; its prompt is."""
+    screenshots = ask("many", "", *[SCREENSHOT] * 20)
+    die_of_prompts(quarantine, screenshots)
+    die_of_prompts(quarantine, screenshots)
+    assert is_suspect(quarantine, screenshots)
+    assert not is_suspect(quarantine, LARGE)
+
+
+def test_another_aspect_is_another_load(quarantine: Quarantine) -> None:
+    panorama = ask("panorama", "", (46_000, 45))
+    die(quarantine, panorama)
+    die(quarantine, panorama)
+    assert is_suspect(quarantine, panorama)
+    assert not is_suspect(quarantine, LARGE)
+
+
+def test_an_encoder_that_hung_is_blamed_alone(quarantine: Quarantine) -> None:
+    for _ in range(2):
+        admit(quarantine, LARGE)
+        admit(quarantine, ask("text", LONG))
+        quarantine.working(Working(("large", "text"), "large"))
+        quarantine.engine_ended(is_crash=True, only_encoder=True)
+    assert is_suspect(quarantine, LARGE)
+    assert not is_suspect(quarantine, ask("b", LONG))
+
+
+def test_small_text_is_never_suspect_whatever_died(quarantine: Quarantine) -> None:
+    for _ in range(5):
+        die_of_prompts(quarantine, ask("a", "Hello"), alone=True)
+    assert not is_suspect(quarantine, ask("b", "Hello"))
     assert not is_refused(quarantine, ask("b", "Hello"))
+
+
+# ---- trials --------------------------------------------------------------------------
+
+
+def test_what_crashes_the_engine_alone_is_refused_and_told_what_to_do(
+    quarantine: Quarantine, clock: Clock
+) -> None:
+    condemn(quarantine, LARGE)
+    clock.now += 100
+    with pytest.raises(RequestTooCostly) as caught:
+        quarantine.check(shape_of(SAME))
+    assert caught.value.retry_after_seconds == SECONDS - 100
+    assert "2048 x 1024 pixels" in caught.value.message
+    assert "smaller images" in caught.value.message
+    assert "500 seconds" in caught.value.message
+    assert "video" not in caught.value.message
+    assert (quarantine.num_shapes, quarantine.num_refused) == (1, 1)
+    assert not is_refused(quarantine, ask("d", "", (640, 480)))
+
+
+def test_who_left_in_the_middle_of_the_trial_is_not_condemned(quarantine: Quarantine) -> None:
+    """Others may be on the device by then."""
+    die(quarantine, LARGE)
+    die(quarantine, LARGE)
+    admit(quarantine, LARGE, alone=True)
+    quarantine.working(Working(("large",), "large"))
+    quarantine.finish("large")
+    quarantine.engine_ended(is_crash=True)
+    assert is_suspect(quarantine, LARGE)
+    assert not is_refused(quarantine, LARGE)
+
+
+def test_a_trial_that_was_not_on_the_device_condemns_nobody(quarantine: Quarantine) -> None:
+    die(quarantine, LARGE)
+    die(quarantine, LARGE)
+    admit(quarantine, LARGE, alone=True)
+    quarantine.engine_ended(is_crash=True)
+    assert not is_refused(quarantine, LARGE)
+
+
+def test_a_refusal_ends_and_all_begins_anew(quarantine: Quarantine, clock: Clock) -> None:
+    condemn(quarantine, LARGE)
+    clock.now += SECONDS - 1
+    assert is_refused(quarantine, LARGE)
+    clock.now += 1
+    assert not is_refused(quarantine, LARGE)
     assert quarantine.num_shapes == 0
+    die(quarantine, LARGE)
+    assert not is_suspect(quarantine, LARGE)
 
 
 # ---- notes ---------------------------------------------------------------------------
 
 
-def test_the_third_of_a_shape_is_refused_and_told_what_to_do(
-    quarantine: Quarantine, clock: Clock
-) -> None:
-    die(quarantine, ask("a", "", SCREENSHOT))
-    assert not is_refused(quarantine, ask("b", "", SCREENSHOT))
-    clock.now += 100
-    die(quarantine, ask("b", "", SCREENSHOT))
-    assert quarantine.num_shapes == 1
-    with pytest.raises(RequestTooCostly) as caught:
-        quarantine.admit(ask("c", "", (1900, 1100)))
-    assert caught.value.retry_after_seconds == SECONDS - 100
-    assert "2 times" in caught.value.message
-    assert "2,097,152 pixels" in caught.value.message
-    assert "smaller or fewer images" in caught.value.message
-    assert "500 seconds" in caught.value.message
-    assert "video" not in caught.value.message
-    assert quarantine.num_refused == 1
-    assert not is_refused(quarantine, ask("d", "", (640, 480)))
-    assert quarantine.num_refused == 1
-
-
-@pytest.mark.parametrize(
-    ("submit", "words"),
-    [
-        (ask("a", LONG), ["65,536 characters", "less text"]),
-        (ask("a", video_bytes=(65_536,)), ["65,536 bytes", "a shorter video"]),
-        (ask("a", LONG, n=8), ["8 choices", "a smaller `n`"]),
-    ],
-)
-def test_the_message_names_what_is_there(
-    quarantine: Quarantine, submit: Submit, words: list[str]
-) -> None:
-    die(quarantine, submit)
-    die(quarantine, submit)
-    with pytest.raises(RequestTooCostly) as caught:
-        quarantine.admit(submit)
-    assert [word for word in words if word not in caught.value.message] == []
-    assert "picture" not in caught.value.message
-
-
-def test_notes_expire_and_one_death_more_is_enough_again(
-    quarantine: Quarantine, clock: Clock
-) -> None:
-    large = ask("a", "", SCREENSHOT)
-    die(quarantine, large)
-    clock.now += 400
-    die(quarantine, large)
-    clock.now += 199
-    assert is_refused(quarantine, large)
-    clock.now += 1
-    assert not is_refused(quarantine, large)
-    assert quarantine.num_shapes == 0
-    die(quarantine, large)
-    assert is_refused(quarantine, large)
-    clock.now += SECONDS
-    assert not is_refused(quarantine, large)
-
-
-def test_deaths_that_are_far_apart_do_not_count_together(
+def test_crashes_that_are_far_apart_do_not_count_together(
     quarantine: Quarantine, clock: Clock
 ) -> None:
     for _ in range(4):
-        die(quarantine, ask("a", "", SCREENSHOT))
+        die(quarantine, LARGE)
         clock.now += SECONDS
-        assert not is_refused(quarantine, ask("b", "", SCREENSHOT))
+        assert not is_suspect(quarantine, SAME)
 
 
-def test_two_of_a_shape_on_the_device_are_one_note(quarantine: Quarantine) -> None:
-    die(quarantine, ask("a", "", SCREENSHOT), ask("b", "", SCREENSHOT))
-    assert not is_refused(quarantine, ask("c", "", SCREENSHOT))
+def test_two_of_a_load_on_the_device_are_one_crash(quarantine: Quarantine) -> None:
+    die_of_prompts(quarantine, ask("a", LONG), ask("b", LONG))
+    assert not is_suspect(quarantine, ask("c", LONG))
 
 
 def test_nobody_is_blamed_but_who_is_on_the_device(quarantine: Quarantine) -> None:
-    waiting, answered, past, failed, culprit = (
-        ask(name, "", size)
-        for name, size in zip(
-            ["waiting", "answered", "past", "failed", "culprit"],
-            [(64, 64), (128, 128), (256, 256), (512, 512), (4096, 4096)],
-            strict=True,
-        )
-    )
+    names = ["waiting", "answered", "past", "failed", "culprit"]
+    sizes = [(64, 64), (128, 128), (256, 256), (512, 512), (4096, 4096)]
+    submits = [ask(name, "", size) for name, size in zip(names, sizes, strict=True)]
     for _ in range(2):
-        for submit in (waiting, answered, past, failed, culprit):
-            quarantine.admit(submit)
-        quarantine.working(["past"])
-        quarantine.working(["answered", "failed", "culprit"])
-        quarantine.acquit("answered")
+        for submit in submits:
+            admit(quarantine, submit)
+        quarantine.working(Working(("past",), "past"))
+        quarantine.working(Working(("answered", "failed", "culprit"), "culprit"))
+        quarantine.succeeded("answered")
         quarantine.finish("answered")
         quarantine.acquit("failed")
-        quarantine.engine_ended(is_death=True)
-    assert [is_refused(quarantine, s) for s in (waiting, answered, past, failed)] == [False] * 4
-    assert is_refused(quarantine, culprit)
-    assert quarantine.num_shapes == 1
+        quarantine.engine_ended(is_crash=True)
+    assert [is_suspect(quarantine, submit) for submit in submits] == [False] * 4 + [True]
 
 
 def test_a_picture_that_nobody_waits_for_any_more_is_blamed(quarantine: Quarantine) -> None:
     """The encoder goes on with it after an abort, whatever is prefilled beside it."""
     for _ in range(2):
-        quarantine.admit(ask("a", "", SCREENSHOT))
-        quarantine.working(["a"])
-        quarantine.finish("a")
+        admit(quarantine, LARGE)
+        quarantine.working(Working(("large",), "large"))
+        quarantine.finish("large")
         assert quarantine.num_tracked == 0
-        quarantine.working(["a", "text"])
-        quarantine.engine_ended(is_death=True)
-    assert is_refused(quarantine, ask("b", "", SCREENSHOT))
+        quarantine.working(Working(("large", "text"), "large"))
+        quarantine.engine_ended(is_crash=True)
+    assert is_suspect(quarantine, LARGE)
 
 
 def test_a_picture_that_was_aborted_is_not_blamed_for_the_next_work(quarantine: Quarantine) -> None:
     for _ in range(2):
-        quarantine.admit(ask("a", "", SCREENSHOT))
-        quarantine.working(["a"])
-        quarantine.finish("a")
-        die(quarantine, ask("b", LONG))
-    assert not is_refused(quarantine, ask("c", "", SCREENSHOT))
+        admit(quarantine, LARGE)
+        quarantine.working(Working(("large",), "large"))
+        quarantine.finish("large")
+        die_of_prompts(quarantine, ask("b", LONG))
+    assert not is_suspect(quarantine, SAME)
 
 
-def test_an_engine_that_was_to_end_is_no_death(quarantine: Quarantine) -> None:
+def test_an_engine_that_was_to_end_is_no_crash(quarantine: Quarantine) -> None:
     for _ in range(3):
-        quarantine.admit(ask("a", "", SCREENSHOT))
-        quarantine.working(["a"])
-        quarantine.engine_ended(is_death=False)
-    assert not is_refused(quarantine, ask("b", "", SCREENSHOT))
+        admit(quarantine, LARGE)
+        quarantine.working(Working(("large",), "large"))
+        quarantine.engine_ended(is_crash=False)
+    assert not is_suspect(quarantine, SAME)
 
 
-def test_what_the_last_engine_had_is_not_blamed_for_the_next_death(quarantine: Quarantine) -> None:
-    die(quarantine, ask("a", "", SCREENSHOT))
-    quarantine.admit(ask("a", "", SCREENSHOT))
-    quarantine.engine_ended(is_death=True)
-    assert not is_refused(quarantine, ask("b", "", SCREENSHOT))
+def test_what_the_last_engine_had_is_not_blamed_for_the_next_crash(quarantine: Quarantine) -> None:
+    die(quarantine, LARGE)
+    admit(quarantine, LARGE)
+    quarantine.engine_ended(is_crash=True)
+    assert not is_suspect(quarantine, SAME)
 
 
-def test_no_time_refuses_nothing(clock: Clock) -> None:
+def test_no_time_suspects_and_refuses_nothing(clock: Clock) -> None:
     quarantine = Quarantine(0.0, clock)
-    for _ in range(3):
-        die(quarantine, ask("a", "", SCREENSHOT))
-    assert not is_refused(quarantine, ask("b", "", SCREENSHOT))
+    condemn(quarantine, LARGE)
+    assert not is_suspect(quarantine, LARGE)
+    assert not is_refused(quarantine, LARGE)
     assert quarantine.num_shapes == 0
 
 
 def test_nothing_grows(quarantine: Quarantine) -> None:
-    pixels = [1 << n for n in range(20)]
-    submits = [ask("a", "x" * text, (n, 1)) for text in (1, 20_000, 40_000, 80_000) for n in pixels]
-    for submit in submits:
-        die(quarantine, submit)
-        die(quarantine, submit)
+    sizes = [(1 << width, 1 << height) for width in range(10) for height in range(10)]
+    for submit in [ask("a", "", size) for size in sizes]:
+        condemn(quarantine, submit)
+        admit(quarantine, submit)
+        quarantine.working(Working(("a",), "a"))
+        quarantine.finish("a")
     assert quarantine.num_tracked == 0
-    assert len(quarantine._notes) == 64
-    assert quarantine.num_shapes == 32
-    assert [is_refused(quarantine, submit) for submit in submits] == [False] * 48 + [True] * 32
+    assert quarantine.num_shapes == len(quarantine._records) == 64
+    assert not quarantine._done
+    assert len(quarantine._working) == 1

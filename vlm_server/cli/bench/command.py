@@ -10,6 +10,7 @@ import secrets
 import signal
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,8 @@ from vlm_server.cli.bench.measure import Plan, Run, measure
 from vlm_server.cli.bench.scenarios import SCENARIOS
 from vlm_server.cli.bench.servers import KINDS, find_model, parse_url, started
 from vlm_server.errors import ConfigError
-from vlm_server.supervisor.openblas import find_preload
+from vlm_server.supervisor.environment import for_models
+from vlm_server.supervisor.private_folder import PrivateFolder
 
 if TYPE_CHECKING:
     from vlm_server.cli.options import Commands
@@ -129,7 +131,10 @@ async def _targets(args: argparse.Namespace, stack: contextlib.AsyncExitStack) -
     targets = [parse_url(text) for text in args.url]
     names = [*_numbered(args.start), *(target.name for target in targets)]
     _check(args, names, targets)
-    environment = await asyncio.to_thread(find_preload) if args.start else {}
+    private = PrivateFolder()
+    stack.callback(private.close)
+    find = partial(for_models, private, with_openblas=True)
+    environment = await asyncio.to_thread(find) if args.start else {}
     ready = []
     for name, kind in zip(names, args.start, strict=False):
         _say(f"starting {name}")

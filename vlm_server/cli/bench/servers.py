@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -17,6 +16,7 @@ from pathlib import Path
 import httpx
 import msgspec
 
+from vlm_server.child import launch
 from vlm_server.cli.bench.client import Target
 from vlm_server.errors import ConfigError, VlmServerError
 
@@ -88,7 +88,7 @@ async def started(
     """A ready server of `kind` on a free port; it is ended afterwards."""
     port = _free_port()
     fill = _fill(model, port)
-    command = [sys.executable, "-m", *(word.format(**fill) for word in kind.command)]
+    command = launch.command(*(word.format(**fill) for word in kind.command))
     url = f"http://127.0.0.1:{port}"
     with (
         tempfile.TemporaryFile("w+") as log,
@@ -108,7 +108,8 @@ def _running(
 ) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
         command,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
+        env={**launch.environment(with_preload=True), "HF_HUB_OFFLINE": "1", **environment},
+        cwd=launch.FOLDER,
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,

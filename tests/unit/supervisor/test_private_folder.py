@@ -1,0 +1,114 @@
+"""Nothing that another user may have put somewhere is ever used; what was removed is made anew."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vlm_server.supervisor import private_folder
+from vlm_server.supervisor.private_folder import PrivateFolder
+
+
+@pytest.fixture
+def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache folder."""
+    made = tmp_path / "home" / "caches"
+    monkeypatch.setattr(private_folder, "_caches", lambda: made)
+    monkeypatch.setattr(private_folder.tempfile, "tempdir", str(tmp_path))
+    return made
+
+
+@pytest.fixture
+def private(caches: Path) -> Iterator[PrivateFolder]:
+    made = PrivateFolder()
+    yield made
+    made.close()
+
+
+def test_it_is_the_same_again_and_nobody_elses(caches: Path, private: PrivateFolder) -> None:
+    folder = private.path()
+    assert folder == private.path() == PrivateFolder().path()
+    assert folder.parent == caches
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_what_was_removed_is_made_anew(private: PrivateFolder) -> None:
+    first = private.environment()
+    shutil.rmtree(private.path())
+    assert private.environment() == first
+    assert Path(first["TMPDIR"]).is_dir()
+
+
+def plant_link(folder: Path) -> None:
+    (folder.parent / "elsewhere").mkdir()
+    folder.symlink_to(folder.parent / "elsewhere")
+
+
+def plant_open(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o755)
+
+
+def plant_foreign(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
+    os.chown(folder, 12345, 12345)
+
+
+def plant_file(folder: Path) -> None:
+    folder.touch()
+
+
+@pytest.mark.parametrize("plant", [plant_link, plant_open, plant_foreign, plant_file])
+def test_what_is_planted_is_not_used(
+    caches: Path, private: PrivateFolder, plant: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    caches.mkdir(parents=True)
+    planted = caches / "vlm-server-private"
+    plant(planted)  # type: ignore[operator]
+    with caplog.at_level(logging.WARNING):
+        folder = private.path()
+    assert folder != planted
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert folder == private.path()
+    assert len(caplog.records) == 1
+    assert "private folder" in caplog.text
+    shutil.rmtree(folder)
+    assert private.path().is_dir()
+    private.close()
+    assert not folder.exists()
+
+
+def test_a_folder_that_others_could_replace_is_not_used(
+    caches: Path, private: PrivateFolder
+) -> None:
+    caches.mkdir(parents=True)
+    caches.chmod(0o777)
+    assert private.path().parent != caches
+    caches.chmod(0o1777)  # as /tmp: nobody may rename what is another's
+    assert private.path().parent == caches
+
+
+def test_without_a_home_there_is_a_fresh_one(
+    private: PrivateFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(private_folder, "_caches", homeless)
+    assert private.path().is_dir()
+
+
+def test_kernels_can_be_forgotten(private: PrivateFolder) -> None:
+    kernel = Path(private.environment()["TMPDIR"]) / "mlx" / "libkernel.so"
+    kernel.parent.mkdir()
+    kernel.touch()
+    private.forget_kernels()
+    assert not kernel.exists()

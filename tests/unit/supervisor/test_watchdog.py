@@ -1,0 +1,109 @@
+"""What counts as hanging, and what does not: more work, other threads' work, a front that stood."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.supervisor.requests import Clock
+from vlm_server.protocol import Accepted, MemoryStats, Stats
+from vlm_server.supervisor.watchdog import INFERENCE, Watchdog
+
+MEMORY = MemoryStats(0, 0, 0, 0, 0, 0, 0, {}, 0.0)
+
+
+def stats(**at_work: int) -> Stats:
+    return Stats({}, 0, {}, MEMORY, 0, at_work=at_work)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def watchdog(clock: Clock) -> Watchdog:
+    return Watchdog(1.0, clock)
+
+
+def wait(watchdog: Watchdog, clock: Clock, seconds: int) -> None:
+    for _ in range(seconds):
+        clock.now += 1.0
+        watchdog.tick()
+
+
+def test_an_idle_engine_owes_nothing(watchdog: Watchdog, clock: Clock) -> None:
+    wait(watchdog, clock, 1000)
+    assert watchdog.overdue_seconds == (0.0, INFERENCE)
+
+
+def test_more_work_does_not_excuse_silence(watchdog: Watchdog, clock: Clock) -> None:
+    for number in range(10):
+        watchdog.sent(f"r{number}")
+        wait(watchdog, clock, 1)
+    assert watchdog.overdue_seconds == (10.0, INFERENCE)
+
+
+def test_silence_before_there_was_work_does_not_count(watchdog: Watchdog, clock: Clock) -> None:
+    wait(watchdog, clock, 100)
+    watchdog.sent("a")
+    wait(watchdog, clock, 2)
+    assert watchdog.overdue_seconds == (2.0, INFERENCE)
+
+
+def test_whatever_is_heard_ends_silence(watchdog: Watchdog, clock: Clock) -> None:
+    watchdog.sent("a")
+    wait(watchdog, clock, 5)
+    watchdog.heard(Accepted("a"))
+    wait(watchdog, clock, 2)
+    assert watchdog.overdue_seconds == (2.0, INFERENCE)
+
+
+def test_the_last_end_ends_silence(watchdog: Watchdog, clock: Clock) -> None:
+    watchdog.sent("a")
+    watchdog.sent("b")
+    wait(watchdog, clock, 5)
+    watchdog.ended("a")
+    assert watchdog.overdue_seconds[0] == 5.0
+    watchdog.ended("b")
+    assert watchdog.overdue_seconds[0] == 0.0
+
+
+def test_a_piece_of_work_that_stays_hangs_whatever_else_is_heard(
+    watchdog: Watchdog, clock: Clock
+) -> None:
+    watchdog.sent("a")
+    for number in range(10):
+        watchdog.heard(stats(encoder=7, preparers=100 + number))
+        wait(watchdog, clock, 1)
+    assert watchdog.overdue_seconds == (10.0, "encoder")
+
+
+def test_work_of_threads_counts_after_the_last_request(watchdog: Watchdog, clock: Clock) -> None:
+    watchdog.sent("a")
+    watchdog.heard(stats(preparers=1))
+    watchdog.ended("a")
+    wait(watchdog, clock, 3)
+    watchdog.heard(stats(preparers=1))
+    wait(watchdog, clock, 3)
+    assert watchdog.overdue_seconds == (6.0, "preparers")
+    watchdog.heard(stats())
+    assert watchdog.overdue_seconds == (0.0, INFERENCE)
+
+
+def test_time_in_which_the_front_was_stopped_does_not_count(
+    watchdog: Watchdog, clock: Clock
+) -> None:
+    watchdog.sent("a")
+    watchdog.heard(stats(encoder=1))
+    wait(watchdog, clock, 3)
+    clock.now += 3600.0
+    watchdog.tick()
+    assert watchdog.overdue_seconds[0] == 4.0
+
+
+def test_a_clock_that_went_back_does_not_count(watchdog: Watchdog, clock: Clock) -> None:
+    watchdog.sent("a")
+    wait(watchdog, clock, 3)
+    clock.now -= 3600.0
+    watchdog.tick()
+    assert watchdog.overdue_seconds[0] >= 3.0

@@ -1,0 +1,118 @@
+"""A folder that nobody else can write to, for what is compiled, kept and executed later.
+
+MLX keeps the kernels that it compiles in `$TMPDIR/mlx`, and loads what it finds there: in a
+folder that all users share, another one's library would run in the engine.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+_NAME = "vlm-server-private"
+_NOEXEC = getattr(os, "ST_NOEXEC", 0)
+
+
+class PrivateFolder:
+    """One for each user, in their cache folder; where that is not safe, a fresh one until the end.
+
+    To be asked for again before each use: it may have been removed since, or replaced.
+    """
+
+    def __init__(self) -> None:
+        self._fresh: tempfile.TemporaryDirectory[str] | None = None
+        self._lock: int | None = None
+        """Keeps `systemd-tmpfiles` from cleaning it up while it is used."""
+
+    def path(self) -> Path:
+        """The folder; it exists. Raises OSError if none can be made."""
+        try:
+            return _of_this_user()
+        except (OSError, RuntimeError) as error:
+            if self._fresh is None:
+                logger.warning("no private folder is kept between runs: %s", error)
+        if self._fresh is None or _flaw(Path(self._fresh.name)) is not None:
+            self.close()
+            self._fresh = tempfile.TemporaryDirectory(prefix="vlm-server-")
+            self._lock = os.open(self._fresh.name, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(self._lock, fcntl.LOCK_SH)
+        return Path(self._fresh.name).resolve()
+
+    def environment(self) -> dict[str, str]:
+        """Makes MLX keep its kernels here, for CPUs and for CUDA. Raises OSError."""
+        temporary = self.path() / "tmp"
+        temporary.mkdir(exist_ok=True)
+        return {"TMPDIR": str(temporary)}
+
+    def forget_kernels(self) -> None:
+        """Let the next engine compile its own: one of these may be cut short."""
+        shutil.rmtree(self.path() / "tmp", ignore_errors=True)
+
+    def close(self) -> None:
+        """Remove the fresh folder, if there is one."""
+        if self._fresh is not None:
+            shutil.rmtree(self._fresh.name, ignore_errors=True)
+            self._fresh = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def _of_this_user() -> Path:
+    """Raises OSError if it can't be made or used, RuntimeError if there is no home."""
+    caches = _caches()
+    caches.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = caches.resolve() / _NAME
+    folder.mkdir(mode=0o700, exist_ok=True)
+    flaw = _flaw(folder)
+    if flaw is not None:
+        raise OSError(f"{folder} {flaw}")
+    return folder
+
+
+def _caches() -> Path:
+    if sys.platform == "darwin":
+        return Path.home() / "Library/Caches"
+    folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return folder if folder.is_absolute() else Path.home() / ".cache"
+
+
+def _flaw(folder: Path) -> str | None:
+    """Why nothing in `folder` may be executed; None if all is well. Raises OSError."""
+    if not os.path.lexists(folder):
+        return "is gone"
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        return "is not a folder"
+    if found.st_uid != os.geteuid():
+        return "belongs to another user"
+    if found.st_mode & 0o077:
+        return "is open to others"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return "can't be written to"
+    if os.statvfs(folder).f_flag & _NOEXEC:
+        return "is mounted noexec"
+    return next(
+        (
+            f"lies in {above}, which others may change"
+            for above in folder.parents
+            if _is_open(above.stat())
+        ),
+        None,
+    )
+
+
+def _is_open(folder: os.stat_result) -> bool:
+    """Whether somebody else may replace what lies in it."""
+    is_sticky = folder.st_mode & stat.S_ISVTX
+    return folder.st_uid not in (0, os.geteuid()) or bool(
+        folder.st_mode & stat.S_IWOTH and not is_sticky
+    )

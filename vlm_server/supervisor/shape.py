@@ -1,0 +1,120 @@
+"""What about a request decides how much the device has to bear, in each phase."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from vlm_server.protocol import Image, Submit, TextPart
+
+_SMALL_TEXT_CHARACTERS = 16_384
+"""Summed over all choices. Text up to this size, about 4,000 English tokens, does not crash an
+engine, and ordinary chat must not be refused because it was running during a crash."""
+
+
+class Encoding(NamedTuple):
+    """What the vision encoder gets at once: the largest image by its sides, or a video.
+
+    Each is rounded to a power of two, so that a screenshot that is one pixel wider has the same
+    shape, and a panorama another than a square of as many pixels; 0 means none.
+    """
+
+    width: int
+    height: int
+    video_bytes: int
+
+    def __str__(self) -> str:
+        image = f"an image of about {self.width} x {self.height} pixels"
+        return _and(image * bool(self.width), _videos(self.video_bytes))
+
+    @property
+    def advice(self) -> str:
+        """What a client can reduce."""
+        return _and("smaller images" * bool(self.width), "a shorter video" * bool(self.video_bytes))
+
+
+class Prefilling(NamedTuple):
+    """What the language model gets in all, each rounded to a power of two; 0 means none.
+
+    Small text counts as none.
+    """
+
+    image_pixels: int
+    video_bytes: int
+    text_characters: int
+    choices: int
+
+    def __str__(self) -> str:
+        return _and(
+            f"images of about {self.image_pixels:,} pixels" * bool(self.image_pixels),
+            _videos(self.video_bytes),
+            f"about {self.text_characters:,} characters of text" * bool(self.text_characters),
+            f"about {self.choices} choices" * (self.choices > 1),
+        )
+
+    @property
+    def advice(self) -> str:
+        """What a client can reduce."""
+        return _and(
+            "smaller or fewer images" * bool(self.image_pixels),
+            "a shorter video" * bool(self.video_bytes),
+            "less text" * bool(self.text_characters),
+            "a smaller `n`" * (self.choices > 1),
+        )
+
+
+Load = Encoding | Prefilling
+
+
+class Shape(NamedTuple):
+    """A request's loads. One without media is not encoded, a small text is no load at all."""
+
+    encoding: Encoding | None = None
+    prefilling: Prefilling | None = None
+
+    @property
+    def loads(self) -> tuple[Load, ...]:
+        return tuple(load for load in self if load is not None)
+
+
+def shape_of(submit: Submit) -> Shape:
+    """The shape of a request."""
+    texts = (p for m in submit.messages for p in m.content if isinstance(p, TextPart))
+    num_characters = sum(len(part.text) for part in texts)
+    is_small = num_characters * submit.sampling.n <= _SMALL_TEXT_CHARACTERS
+    sides = [_sides(image) for image in submit.images]
+    video_bytes = sum(len(video.data) for video in submit.videos)
+    width, height = max(sides, key=math.prod, default=(0, 0))
+    prefilling = Prefilling(
+        image_pixels=_rounded(sum(map(math.prod, sides))),
+        video_bytes=_rounded(video_bytes),
+        text_characters=0 if is_small else _rounded(num_characters),
+        choices=_rounded(submit.sampling.n),
+    )
+    if not (sides or video_bytes):
+        return Shape(None, None if is_small else prefilling)
+    encoding = Encoding(_rounded(width), _rounded(height), prefilling.video_bytes)
+    return Shape(encoding, prefilling)
+
+
+def _sides(image: Image) -> tuple[int, int]:
+    """Width and height at the size that the model gets it."""
+    longest = max(image.width, image.height, 1)
+    scale = min(1.0, (image.max_side_pixels or longest) / longest)
+    return max(1, round(image.width * scale)), max(1, round(image.height * scale))
+
+
+def _rounded(value: int) -> int:
+    """The nearest power of two on a logarithmic scale.
+
+    Common sizes are powers of two themselves, so they lie in the middle of a rounding interval.
+    """
+    return 1 << round(math.log2(value)) if value else 0
+
+
+def _videos(size_bytes: int) -> str:
+    return f"videos of about {size_bytes:,} bytes" * bool(size_bytes)
+
+
+def _and(*words: str) -> str:
+    return ", ".join(filter(None, words))

@@ -1,0 +1,76 @@
+"""Notices that an engine, or one kind of its threads, does not get on.
+
+Its clock stands while nothing is due from the engine, and while the front itself is stopped
+(`docker pause`, a debugger): then nobody could have heard anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vlm_server.protocol import Event, Stats
+
+INFERENCE = "inference"
+"""The thread that sends all events. Those beside it are named by `Stats.at_work`."""
+
+
+class Watchdog:
+    """Keeps the time since each kind of thread last got on with what is due.
+
+    `tick` is to be called every `tick_seconds`; all that passes beyond twice that does not count.
+    """
+
+    def __init__(self, tick_seconds: float, clock: Callable[[], float]) -> None:
+        self._tick_seconds = tick_seconds
+        self._clock = clock
+        self._ticked_at = clock()
+        self._owed: set[str] = set()
+        """Requests that the engine was sent and has not ended."""
+        self._silence = 0.0
+        self._ages: dict[tuple[str, int], float] = {}
+        """For how long a kind of thread has had its oldest piece of work, by kind and number."""
+
+    @property
+    def owed(self) -> frozenset[str]:
+        """Requests that the engine has to end, whether or not anybody still waits for them."""
+        return frozenset(self._owed)
+
+    def sent(self, request_id: str) -> None:
+        """The engine is to answer this. More work does not excuse silence about older work."""
+        self._owed.add(request_id)
+
+    def ended(self, request_id: str) -> None:
+        """The engine owes nothing more for this."""
+        self._owed.discard(request_id)
+        self._rest_if_nothing_is_due()
+
+    def heard(self, event: Event) -> None:
+        """The inference thread has sent something."""
+        self._silence = 0.0
+        if isinstance(event, Stats):
+            ages = {work: age for work, age in self._ages.items() if work in event.at_work.items()}
+            self._ages = dict.fromkeys(event.at_work.items(), 0.0) | ages
+            self._rest_if_nothing_is_due()
+
+    def tick(self) -> None:
+        """Let the time pass since the last tick."""
+        now = self._clock()
+        passed, self._ticked_at = now - self._ticked_at, now
+        counted = passed if 0 <= passed < 2 * self._tick_seconds else self._tick_seconds
+        if self._is_anything_due:
+            self._silence += counted
+            self._ages = {work: age + counted for work, age in self._ages.items()}
+
+    @property
+    def overdue_seconds(self) -> tuple[float, str]:
+        """For how long something has been due, at the most, and from which kind of thread."""
+        ages = [(age, kind) for (kind, _), age in self._ages.items()]
+        return max([(self._silence, INFERENCE), *ages])
+
+    @property
+    def _is_anything_due(self) -> bool:
+        return bool(self._owed or self._ages)
+
+    def _rest_if_nothing_is_due(self) -> None:
+        if not self._is_anything_due:
+            self._silence = 0.0
