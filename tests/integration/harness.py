@@ -116,7 +116,8 @@ def for_mlx_vlm(loaded: LoadedModel, rendered: str, *, has_pictures: bool) -> st
 
 def load_model(folder: Path | str, **options: Any) -> LoadedModel:
     """The checkpoint in `folder` on MLX's default device; `options` are further settings."""
-    return load(settings.Model(path=str(folder), **options), current_device())
+    device = current_device()
+    return load(settings.Model(path=str(folder), **options), device, device.memory_bytes)
 
 
 def new_preparer(

@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
 
+from vlm_server import machine
 from vlm_server.protocol import (
     MAX_MESSAGE_BYTES,
     MESSAGE_HEADER,
@@ -46,7 +47,13 @@ class EngineProcess:
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "vlm_server.worker", str(theirs.fileno())),
-                env={**_DEFAULTS, **os.environ, "HF_HUB_OFFLINE": "1", **environment},
+                env={
+                    **_DEFAULTS,
+                    **machine.thread_environment(),
+                    **os.environ,
+                    "HF_HUB_OFFLINE": "1",
+                    **environment,
+                },
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # a terminal's Ctrl-C is for the front alone

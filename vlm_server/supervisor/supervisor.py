@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from vlm_server import machine
 from vlm_server.errors import EngineDied, EngineUnavailable, ModelLoadError
 from vlm_server.models import EMBEDDED
 from vlm_server.protocol import (
@@ -38,6 +39,7 @@ from vlm_server.protocol import (
 )
 from vlm_server.settings import Settings
 from vlm_server.supervisor.client import EngineStatus, RequestEvent
+from vlm_server.supervisor.failed_starts import FailedStarts
 from vlm_server.supervisor.openblas import find_preload
 from vlm_server.supervisor.process import EngineProcess
 from vlm_server.supervisor.quarantine import Quarantine
@@ -74,6 +76,7 @@ class Supervisor:
         self._task: asyncio.Task[None] | None = None
         self._streams: dict[str, asyncio.Queue[RequestEvent]] = {}
         self._quarantine = Quarantine(settings.engine.quarantine_seconds, time.monotonic)
+        self._failed_starts = FailedStarts(machine.memory_bytes())
         self._settled = asyncio.Event()
         self._unloadable: str | None = None
         self._was_ready = False
@@ -163,10 +166,12 @@ class Supervisor:
         use_openblas = engine.openblas == "auto"
         environment = await asyncio.to_thread(find_preload) if use_openblas else {}
         while True:
+            self._exit_status: int | None = None
             try:
                 await self._run_once(environment)
             except Exception:  # a process that can't be started, an event that can't be read
                 logger.exception("running the engine failed")
+            self._give_up_if_it_never_starts()
             if self._status.state in ("failed", "stopping"):
                 return
             if self._was_ready:
@@ -193,7 +198,7 @@ class Supervisor:
             self._process = None
             self._lose(process)
             watchdog.cancel()
-            status = await process.end()
+            status = self._exit_status = await process.end()
             logger.info("the engine process %d ended with status %d", process.pid, status)
 
     async def _watch(self, process: EngineProcess) -> None:
@@ -243,10 +248,18 @@ class Supervisor:
     def _take_ready(self, ready: Ready) -> None:
         logger.info("the engine is ready: %s on %s", ready.model_type, ready.device)
         self._was_ready = True
+        self._failed_starts.note_ready()
         self._start_seconds = time.monotonic() - self._started_at
         if self._status.state != "stopping":
             self._set(state="ready", progress=None, retry_after_seconds=1.0)
         self._settled.set()
+
+    def _give_up_if_it_never_starts(self) -> None:
+        took = time.monotonic() - self._started_at
+        was_late = took > self._settings.engine.start_timeout_seconds
+        reason = self._failed_starts.note_end(self._exit_status, was_late=was_late)
+        if reason is not None:
+            self._take_unloadable(reason)
 
     def _take_unloadable(self, reason: str) -> None:
         """The model can't be loaded: final for one that never was, retried for one that was."""

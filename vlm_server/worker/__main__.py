@@ -15,6 +15,7 @@ from vlm_server import heap
 from vlm_server.errors import ModelLoadError
 from vlm_server.protocol import LAST_WRITES_SECONDS, Unloadable
 from vlm_server.worker.channel import Channel
+from vlm_server.worker.process_memory import be_killed_first
 from vlm_server.worker.start import start_engine
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ _SWITCH_SECONDS = 0.0005
 
 def main() -> NoReturn:
     """Serve the front at the socket whose number is the first argument, until it ends."""
+    be_killed_first()
     heap.share_one_heap()
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     start = channel.open()

@@ -197,6 +197,11 @@ class Governor:
         reading = self._memory.read()
         return reading.active_bytes + reserved_bytes - reading.limit_bytes
 
+    @property
+    def free_bytes(self) -> int:
+        """What requests may use beside what is there without any; negative if that is too much."""
+        return self._memory.read().limit_bytes - self._baseline_bytes
+
     def has_room(self, num_bytes: int) -> bool:
         """Whether so much more fits beside what arrays hold."""
         return self._missing(num_bytes) <= 0
