@@ -1,7 +1,7 @@
 """The inference thread: one step after the other, for as long as the process lives.
 
     plan     = scheduler.schedule()            all that this step does
-    preparers.start(plan.prepare), encoder.start(plan.encode)
+    preparers.start(plan.prepare), disk_reader.start(plan.load), encoder.start(plan.encode)
     launched = runner.launch(plan)             returns when the device has its work
     encoder.start(plan.encode_next)            beside it
     result   = launched.result()               waits for the tokens
@@ -18,13 +18,15 @@ import time
 from collections.abc import Callable, Iterable
 from queue import Empty
 
-from vlm_server.engine.inbox import EncodeDone, Inbox, Message, PrepareDone
+from vlm_server.engine.inbox import EncodeDone, Inbox, LoadDone, Message, PrepareDone
 from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.errors import EngineBroken, OutOfMemory, RequestError
 from vlm_server.ports import (
     EncodeExecutor,
     EncodeWork,
+    LoadExecutor,
+    LoadWork,
     PrepareExecutor,
     Runner,
     SchedulerOutput,
@@ -48,6 +50,7 @@ class EngineLoop:
         scheduler: Scheduler,
         runner: Runner,
         preparers: PrepareExecutor,
+        disk_reader: LoadExecutor,
         encoder: EncodeExecutor,
         governor: Governor,
         send: Callable[[Event], None],
@@ -57,6 +60,7 @@ class EngineLoop:
         self._scheduler = scheduler
         self._runner = runner
         self._preparers = preparers
+        self._disk_reader = disk_reader
         self._encoder = encoder
         self._governor = governor
         self._send = send
@@ -65,6 +69,8 @@ class EngineLoop:
         self._last_plan = SchedulerOutput()
         self._encoding: str | None = None
         """The request whose media the encoder thread has."""
+        self._loading: str | None = None
+        """The request whose state the disk reader has."""
         self._announced: set[str] = set()
         """Requests in the last `Working`."""
         self._last_stats: Stats | None = None
@@ -92,6 +98,7 @@ class EngineLoop:
         self._clear_if_idle(plan)
         for work in plan.prepare:
             self._preparers.start(work)
+        self._start_load(plan.load, plan)
         self._start_encode(plan.encode, plan)
         self._announce(plan)
         result = self._execute(plan) if plan.has_runner_work else StepResult()
@@ -114,6 +121,14 @@ class EngineLoop:
         _log_step(plan, time.perf_counter() - started)
         return result
 
+    def _start_load(self, work: LoadWork | None, plan: SchedulerOutput) -> None:
+        if work is None:
+            return
+        self._loading = work.request_id
+        self._announce(plan)
+        self._governor.before_load(work.load.size_bytes + work.load.transient_bytes)
+        self._disk_reader.start(work)
+
     def _start_encode(self, work: EncodeWork | None, plan: SchedulerOutput) -> None:
         if work is None:
             return
@@ -128,7 +143,8 @@ class EngineLoop:
         If the process dies now, the supervisor knows which requests to blame (`quarantine`).
         """
         prefilling = plan.prefill.request_id if plan.prefill else None
-        request_ids = {one for one in (self._encoding, prefilling) if one is not None}
+        under_way = (self._loading, self._encoding, prefilling)
+        request_ids = {one for one in under_way if one is not None}
         # Between two chunks the last announcement stands.
         is_between = not request_ids and plan.waits_for_first_token
         if request_ids != self._announced and not is_between:
@@ -200,11 +216,21 @@ class EngineLoop:
                 return self._scheduler.abort(message.request_id)
             case PrepareDone():
                 return self._scheduler.prepared(message.request_id, message.outcome)
+            case LoadDone():
+                self._handle_loaded(message)
+                return []
             case EncodeDone():
                 return self._handle_encoded(message)
             case Drain():
                 self._scheduler.drain()
                 return []
+
+    def _handle_loaded(self, done: LoadDone) -> None:
+        self._loading = None
+        self._governor.note_work()
+        if done.loaded.is_out_of_memory:
+            self._governor.relieve()
+        self._scheduler.loaded(done.request_id, done.loaded)
 
     def _handle_encoded(self, done: EncodeDone) -> list[Event]:
         self._encoding = None

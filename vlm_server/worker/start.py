@@ -13,7 +13,7 @@ from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import MIB, Governor
 from vlm_server.engine.scheduling.limits import SchedulerConfig
 from vlm_server.engine.scheduling.scheduler import Scheduler
-from vlm_server.engine.threads import EncoderThread, PreparerThreads
+from vlm_server.engine.threads import DiskReaderThread, EncoderThread, PreparerThreads
 from vlm_server.errors import ModelLoadError
 from vlm_server.prompt.grammar import Grammars
 from vlm_server.prompt.preparer import MultimodalPreparer
@@ -41,6 +41,7 @@ class Engine:
     scheduler: Scheduler
     runner: ModelRunner
     preparers: PreparerThreads
+    disk_reader: DiskReaderThread
     encoder: EncoderThread
     governor: Governor
     caches: Caches
@@ -53,6 +54,7 @@ class Engine:
             scheduler=self.scheduler,
             runner=self.runner,
             preparers=self.preparers,
+            disk_reader=self.disk_reader,
             encoder=self.encoder,
             governor=self.governor,
             send=send,
@@ -122,6 +124,7 @@ def build_engine(
         scheduler=Scheduler(config, loaded.host.backend, caches, admission),
         runner=runner,
         preparers=PreparerThreads(preparer, inbox, start.scheduler.preparer_threads),
+        disk_reader=DiskReaderThread(caches, inbox),
         encoder=EncoderThread(ImageEncoder(loaded), inbox),
         governor=governor,
         caches=caches,

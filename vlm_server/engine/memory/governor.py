@@ -210,7 +210,11 @@ class Governor:
         """A request has begun to wait for memory."""
         self._counts["wait"] += 1
 
-    # ---- around encodes, chunks and decode steps -------------------------------------
+    # ---- around reads, encodes, chunks and decode steps ------------------------------
+
+    def before_load(self, num_bytes: int) -> None:
+        """So much is read from disk next, at most."""
+        self._carry_out(self._guard(self._memory.read(), num_bytes))
 
     def before_encode(self, num_tokens: int) -> None:
         """Media of so many tokens are encoded next, and nothing else is."""

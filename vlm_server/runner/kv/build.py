@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 def build_caches(settings: Cache, memory: MemoryReading, loaded: LoadedModel) -> Caches:
     """The caches of a model whose weights are in `memory`.
 
-    The disk is not used before `Caches.begin_serving`.
+    The disk is opened by `Caches.begin_serving`.
     """
     free = max(0, memory.limit_bytes - memory.active_bytes)
     with_snapshots = needs_snapshots(loaded.language_model)
@@ -33,7 +33,7 @@ def build_caches(settings: Cache, memory: MemoryReading, loaded: LoadedModel) ->
         encoder_bytes=_size(settings.encoder_bytes, free // 16),
         prefix_bytes=prefix_bytes,
         needs_snapshots=with_snapshots,
-        disk=open_disk_cache(
+        open_disk=lambda: open_disk_cache(
             settings,
             loaded.host.fingerprint,
             loaded.device.name,
