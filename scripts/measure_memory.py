@@ -327,7 +327,8 @@ def main() -> None:
         os.execve(sys.executable, [sys.executable, *sys.argv], environment)
     heap.share_one_heap()  # as the engine's
     arguments.out.mkdir(parents=True, exist_ok=True)
-    loaded = load(settings.Model(path=str(arguments.model)), DEVICE)
+    model = settings.Model(path=str(arguments.model))
+    loaded = load(model, DEVICE, DEVICE.memory_bytes)
     found: dict[str, Any] = {"device": str(mx.default_device())}
     if arguments.count:
         found["series"] = series(loaded, arguments.count)

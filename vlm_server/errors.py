@@ -2,6 +2,7 @@
 
     VlmServerError
     ├── ConfigError               the settings are invalid                 (no HTTP)
+    │   └── NotAvailable          what they name is not there at present   (no HTTP)
     ├── ModelLoadError            the checkpoint can't be loaded           (no HTTP)
     ├── EngineBroken              too many steps failed: end the process   (no HTTP)
     └── RequestError              one request fails, the others go on
@@ -43,8 +44,12 @@ class ConfigError(VlmServerError):
     """A setting is unknown, of the wrong type, or contradicts another."""
 
 
+class NotAvailable(ConfigError):
+    """What a setting names is not there, but may be later: a port, an address, a disk."""
+
+
 class ModelLoadError(VlmServerError):
-    """The checkpoint is missing, unsafe or of an unsupported family."""
+    """The checkpoint is missing, unsafe, too large or of an unsupported family."""
 
 
 class EngineBroken(VlmServerError):

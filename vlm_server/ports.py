@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlm_server.cache.caches import EncodedImage, Prefix
+from vlm_server.cache.disk_load import DiskLoad
 from vlm_server.cache.holds import CacheHolds
 from vlm_server.cache.prompt_key import MediaSpan, PromptKey
 from vlm_server.child.cancellation import Cancellation
@@ -96,11 +97,13 @@ class Prepared:
     """What a `Preparer` made of a request. Its receiver owns `holds`, and releases them once.
 
     inputs: what the processor made of each span that no cache had, by its place in `prompt.spans`.
+    load: what the disk has, if anything; what it `covers` has no inputs.
     """
 
     prompt: PreparedPrompt
     holds: CacheHolds
     inputs: Mapping[int, MediaInputs] = field(default_factory=dict)
+    load: DiskLoad | None = None
 
 
 # ---- plans -------------------------------------------------------------------------------
@@ -115,9 +118,19 @@ class SeqId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PrepareWork:
-    """Prepare a request, unless it is cancelled."""
+    """Prepare a request, unless it is cancelled; as if there were no disk without `use_disk`."""
 
     submit: Submit
+    cancellation: Cancellation
+    use_disk: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LoadWork:
+    """Read what the disk has of a request's prompt, unless it is cancelled."""
+
+    request_id: str
+    load: DiskLoad
     cancellation: Cancellation
 
 
@@ -175,10 +188,11 @@ class PrefillWork:
 class SchedulerOutput:
     """All that one step does.
 
-    For the other threads: `prepare` these requests, `encode` this media item now, and `encode_next`
-    once the step is launched. For the runner: drop `finished_seqs`, add `new`, decode these
-    sequences, and `prefill` a chunk of one prompt, which may be the new one. A sequence may finish
-    before it decoded: then its prompt is dropped. `refused` requests never fit into device memory.
+    For the other threads: `prepare` these requests, `load` what the disk has of one, `encode` this
+    media item now, and `encode_next` once the step is launched. For the runner: drop
+    `finished_seqs`, add `new`, decode these sequences, and `prefill` a chunk of one prompt, which
+    may be the new one. A sequence may finish before it decoded: then its prompt is dropped.
+    `refused` requests never fit into device memory.
 
     The rest is for the loop: whether there are requests at all, whether one waits for memory,
     whether one that does not waits for its first token. `is_drained`: no request is left, and none
@@ -186,6 +200,7 @@ class SchedulerOutput:
     """
 
     prepare: tuple[PrepareWork, ...] = ()
+    load: LoadWork | None = None
     encode: EncodeWork | None = None
     encode_next: EncodeWork | None = None
     finished_seqs: tuple[SeqId, ...] = ()
@@ -259,6 +274,12 @@ class PrepareExecutor(Protocol):
     def start(self, work: PrepareWork) -> None: ...
 
 
+class LoadExecutor(Protocol):
+    """Reads from disk on a thread, and posts what it read into the engine's inbox."""
+
+    def start(self, work: LoadWork) -> None: ...
+
+
 class EncodeExecutor(Protocol):
     """Runs the vision encoder on a thread, and posts its features into the engine's inbox."""
 
@@ -293,7 +314,9 @@ class Encoder(Protocol):
 class Preparer(Protocol):
     """Turns a request into token ids and pixel arrays. Called from several threads."""
 
-    def prepare(self, submit: Submit, cancellation: Cancellation) -> Prepared:
+    def prepare(
+        self, submit: Submit, cancellation: Cancellation, *, use_disk: bool = True
+    ) -> Prepared:
         """Raises RequestError for what this request alone gets wrong, or when cancelled."""
         ...
 

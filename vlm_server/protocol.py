@@ -304,10 +304,10 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     """Of `prompt_tokens`, those that the prefix cache had."""
     caches: tuple[CacheStats, ...] = ()
     at_work: dict[str, int] = {}
-    """The number of the oldest piece of work of `ENCODER` and `PREPARERS`, if they have one."""
+    """The number of the oldest piece of work of each kind of thread that has one."""
 
 
-ENCODER, PREPARERS = "encoder", "preparers"
+ENCODER, PREPARERS, DISK_READER = "encoder", "preparers", "disk reader"
 """The kinds of threads beside the one for inference."""
 Event = Loading | Ready | Unloadable | Accepted | Working | Tokens | Finished | Failed | Stats
 

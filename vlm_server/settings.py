@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from vlm_server.errors import ConfigError
+from vlm_server.errors import ConfigError, NotAvailable
 
 MIB = 1 << 20
 
@@ -48,7 +48,11 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: Annotated[
-        str, Meta(description="Folder of a checkpoint; empty means the embedded model.")
+        str,
+        Meta(
+            description="Folder of a checkpoint; empty means the embedded model. A relative path "
+            "starts at the folder of this file; on the command line, at the working folder."
+        ),
     ] = ""
     name: Annotated[
         str, Meta(description="Model name in the API; empty means the name of the folder.")
@@ -326,7 +330,7 @@ def load(path: Path | None = None, overrides: tuple[str, ...] = ()) -> Settings:
 
     Raises ConfigError, naming the setting, if one is unknown, of the wrong type or out of
     bounds, if the address is not loopback and there is no API key, or if `cache.disk_path` is
-    relative.
+    relative; NotAvailable if there is no such file. `model.path` in a file starts at its folder.
     """
     table: dict[str, Any] = _read_toml(path) if path else {}
     for override in overrides:
@@ -352,11 +356,21 @@ def is_loopback(host: str) -> bool:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"can't read {path}: {error.strerror}") from None
+        is_gone = isinstance(error, FileNotFoundError)
+        kind = NotAvailable if is_gone else ConfigError
+        raise kind(f"can't read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    _resolve_model_path(table, path.absolute().parent)
+    return table
+
+
+def _resolve_model_path(table: dict[str, Any], folder: Path) -> None:
+    model = table.get("model")
+    if isinstance(model, dict) and isinstance(model.get("path"), str) and model["path"]:
+        model["path"] = str(folder / Path(model["path"]).expanduser())
 
 
 def _apply_override(table: dict[str, Any], override: str) -> None:

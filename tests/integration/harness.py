@@ -15,17 +15,18 @@ from PIL import Image as PillowImage
 
 from vlm_server import settings
 from vlm_server.cache.caches import Caches, EncodedImage
-from vlm_server.engine.inbox import EncodeDone, Message, PrepareDone
+from vlm_server.child.cancellation import Cancellation
+from vlm_server.engine.inbox import EncodeDone, LoadDone, Message, PrepareDone
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.scheduling.limits import SchedulerConfig
 from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.errors import InternalError, RequestError
-from vlm_server.child.cancellation import Cancellation
 from vlm_server.ports import (
     Encoder,
     EncodeWork,
+    LoadWork,
     Prepared,
     PreparedPrompt,
     PrepareWork,
@@ -116,7 +117,8 @@ def for_mlx_vlm(loaded: LoadedModel, rendered: str, *, has_pictures: bool) -> st
 
 def load_model(folder: Path | str, **options: Any) -> LoadedModel:
     """The checkpoint in `folder` on MLX's default device; `options` are further settings."""
-    return load(settings.Model(path=str(folder), **options), current_device())
+    device = current_device()
+    return load(settings.Model(path=str(folder), **options), device, device.memory_bytes)
 
 
 def new_preparer(
@@ -168,7 +170,7 @@ class InlinePreparers:
     num_tracked = 0
     prompts: dict[str, PreparedPrompt] = field(default_factory=dict)
     num_uncached_spans: dict[str, int] = field(default_factory=dict)
-    """How many spans of each prompt were not in its cached prefix."""
+    """How many spans of each prompt were not in its prefix in memory or on disk."""
     num_read: dict[str, int] = field(default_factory=dict)
     """How many of those no cache had features of, so that pixels were made."""
     outcomes: dict[str, Prepared] = field(default_factory=dict)
@@ -179,15 +181,30 @@ class InlinePreparers:
         name = work.submit.request_id
         try:
             outcome = self.outcomes.pop(name, None) or self.preparer.prepare(
-                work.submit, work.cancellation
+                work.submit, work.cancellation, use_disk=work.use_disk
             )
         except RequestError as error:
             outcome = error
         else:
             prompt, length = outcome.prompt, outcome.holds.num_cached_tokens
+            length = max(length, outcome.load.prefix_tokens if outcome.load else 0)
             self.prompts[name], self.num_read[name] = prompt, len(outcome.inputs)
             self.num_uncached_spans[name] = sum(span.start >= length for span in prompt.spans)
         self.inbox.put(PrepareDone(name, outcome))
+
+
+@dataclass
+class InlineDiskReader:
+    """Reads on the loop's own thread; the real disk reader has one of its own."""
+
+    caches: Caches
+    inbox: SimpleQueue[Message]
+    works: list[LoadWork] = field(default_factory=list)
+
+    def start(self, work: LoadWork) -> None:
+        self.works.append(work)
+        loaded = self.caches.load(work.load, lambda: work.cancellation.is_cancelled)
+        self.inbox.put(LoadDone(work.request_id, loaded))
 
 
 @dataclass
@@ -272,12 +289,14 @@ class Engine:
         self.scheduler = Scheduler(config, self.loaded.host.backend, self.caches, admission)
         self.inbox = ImpatientQueue()
         self.preparers = InlinePreparers(self.preparer, self.inbox)
+        self.disk_reader = InlineDiskReader(self.caches, self.inbox)
         self.encoder = InlineEncoder(ImageEncoder(self.loaded), self.inbox)
         self.loop = EngineLoop(
             self.inbox,
             self.scheduler,
             self.runner,
             self.preparers,
+            self.disk_reader,
             self.encoder,
             governor,
             self._take,

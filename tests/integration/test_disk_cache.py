@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import mlx.core as mx
 import msgspec
@@ -19,10 +22,12 @@ from safetensors import safe_open
 from tests.integration.harness import Engine, ask, conversation
 from tests.tiny_models.pictures import picture
 from vlm_server.cache.block_hash import BlockHashChain, block_after
+from vlm_server.cache.disk import DiskStore
 from vlm_server.cache.prompt_key import MediaSpan, PromptKey
 from vlm_server.ports import MemoryReading
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import LAST_WRITES_SECONDS, CacheStats, SamplingParams, Submit
+from vlm_server.runner.kv import disk_cache, records
 from vlm_server.runner.kv.build import build_caches
 from vlm_server.runner.kv.records import Record, features_record, prefix_record, read_header
 from vlm_server.runner.kv.segments import KVSegment, LayerStates
@@ -259,13 +264,147 @@ def test_a_folder_that_is_none_costs_no_request(qwen: Served, tmp_path: Path):
     assert path.read_text() == "mine"
 
 
-def test_a_folder_that_vanishes_costs_no_request(qwen: Served, tmp_path: Path):
-    with engine_on(qwen, tmp_path / "gone") as engine:
+def test_a_folder_that_vanishes_costs_no_request_and_is_made_again(qwen: Served, tmp_path: Path):
+    folder = tmp_path / "in one" / "gone"
+    with engine_on(qwen, folder) as engine:
         engine.answer(talk(2))
-    with engine_on(qwen, tmp_path / "gone", is_checked=False) as engine:
-        shutil.rmtree(tmp_path / "gone")
+    with engine_on(qwen, folder) as engine:
+        shutil.rmtree(folder.parent)
         assert engine.answer(talk(4)) == Engine(*qwen).answer(talk(4))
-    assert not (tmp_path / "gone").exists()
+        with engine_on(qwen, folder) as second:
+            wait_until_written(engine)
+            assert "disk" not in [reading.name for reading in second.caches.read()], "it is in use"
+        engine.answer(talk(4, "later"))
+    with engine_on(qwen, folder) as engine:
+        assert engine.answer(talk(4)) == Engine(*qwen).answer(talk(4))
+        assert cached_tokens(engine, talk(4)) > 0, "it is stored as before"
+
+
+class Tight(DiskStore):
+    """On a disk that is full: it has room for `room_bytes`, or fails with `error`."""
+
+    room_bytes = 0
+    error = errno.ENOSPC
+
+    def put(self, key: str, write: Callable[[Path], None]) -> None:
+        def write_less(path: Path) -> None:
+            write(path)
+            if path.stat().st_size + self.read().size_bytes > self.room_bytes:
+                raise OSError(self.error, os.strerror(self.error), str(path))
+
+        super().put(key, write_less)
+
+
+@pytest.fixture
+def tight_disk(monkeypatch: pytest.MonkeyPatch) -> type[Tight]:
+    class Own(Tight):
+        pass
+
+    monkeypatch.setattr(disk_cache, "DiskStore", Own)
+    return Own
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_evicts_warns_once_and_goes_on(
+    qwen: Served,
+    tmp_path: Path,
+    tight_disk: type[Tight],
+    error: int,
+    caplog: pytest.LogCaptureFixture,
+):
+    with engine_on(qwen, tmp_path / "whole") as engine:
+        engine.answer(talk(4))
+    tight_disk.error = error
+    tight_disk.room_bytes = sum(path.stat().st_size for path in files_in(tmp_path / "whole"))
+    with engine_on(qwen, tmp_path / "tight") as engine:
+        for number in range(6):
+            parts = (f"Number {number}", picture(10 + number), QUESTION)
+            engine.answer(ask(f"{number}", *parts, sampling=GREEDY))
+            wait_until_written(engine)
+        assert disk_of(engine).evictions > 0
+        assert disk_of(engine).damaged == 0
+        assert sum(p.stat().st_size for p in files_in(tmp_path / "tight")) <= tight_disk.room_bytes
+    assert [record.levelname for record in caplog.records].count("WARNING") <= 2
+    with engine_on(qwen, tmp_path / "tight") as engine:
+        last = ask("5", *parts, sampling=GREEDY)
+        assert engine.answer(last) == Engine(*qwen).answer(last)
+        assert cached_tokens(engine, last) > 0, "what came last is there"
+
+
+def test_a_disk_that_takes_nothing_warns_once_and_costs_no_request(
+    qwen: Served, tmp_path: Path, tight_disk: type[Tight], caplog: pytest.LogCaptureFixture
+):
+    tight_disk.error = errno.EROFS
+    with engine_on(qwen, tmp_path) as engine:
+        for turns in (2, 4):
+            assert engine.answer(talk(turns)) == Engine(*qwen).answer(talk(turns))
+            wait_until_written(engine)
+        assert len([r for r in caplog.records if r.levelname == "WARNING"]) == 1
+        tight_disk.room_bytes = LOTS
+        engine.answer(talk(4, "again"))
+        engine.answer(ask("other", "Something else", picture(3), sampling=GREEDY))
+    assert files_in(tmp_path), "it is used again once it can be"
+
+
+def no_memory(*_: object) -> NoReturn:
+    raise RuntimeError("[malloc] Unable to allocate 1073741824 bytes.")
+
+
+def no_host_memory(*_: object) -> NoReturn:
+    raise MemoryError
+
+
+@pytest.mark.parametrize("failing", ["mlx", "host", "descriptors"])
+def test_an_allocation_that_fails_deletes_no_file(
+    qwen: Served, tmp_path: Path, failing: str, monkeypatch: pytest.MonkeyPatch
+):
+    with engine_on(qwen, tmp_path) as engine:
+        engine.answer(talk(2))
+    before = files_in(tmp_path)
+    with engine_on(qwen, tmp_path) as engine, monkeypatch.context() as patch:
+        if failing == "mlx":
+            patch.setattr(records, "_array", no_memory)
+        elif failing == "host":
+            patch.setattr(Path, "read_bytes", no_host_memory)
+        else:
+            patch.setattr(Path, "read_bytes", no_descriptors)
+        assert engine.answer(talk(2)) == Engine(*qwen).answer(talk(2))
+        assert cached_tokens(engine, talk(2)) == 0
+        assert disk_of(engine).damaged == 0
+        assert set(before) <= set(files_in(tmp_path))
+    with engine_on(qwen, tmp_path) as engine:
+        engine.answer(talk(2))
+        assert cached_tokens(engine, talk(2)) > 0
+
+
+def no_descriptors(*_: object) -> NoReturn:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def test_a_prefix_is_read_file_by_file(qwen: Served, tmp_path: Path):
+    """What is held besides the cache itself is a file at a time, however long the prompt."""
+    turns: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    with engine_on(qwen, tmp_path) as engine:
+        for number in range(4):
+            turns += (("user", (f"Turn {number}: " + 40 * "tell me more about that ",)),)
+            engine.answer(conversation(f"turn {number}", *turns, sampling=GREEDY))
+            turns += (("assistant", (engine.texts[f"turn {number}"],)),)
+    again = conversation("again", *turns, ("user", ("And?",)), sampling=GREEDY)
+    with engine_on(qwen, tmp_path) as engine:
+        engine.answer(again)
+        (work,) = engine.disk_reader.works
+    largest = max(path.stat().st_size for path in files_in(tmp_path))
+    assert work.load.transient_bytes == 2 * largest < work.load.size_bytes
+
+
+def wait_until_written(engine: Engine) -> None:
+    """Until nothing waits for the disk."""
+    cache = engine.caches.disk
+    assert isinstance(cache, disk_cache.DiskCache)
+    deadline = time.monotonic() + 30
+    while cache._queued:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_files_that_vanish_cost_no_request(qwen: Served, tmp_path: Path):

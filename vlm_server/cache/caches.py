@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from vlm_server.cache.cache import Cache, EncodedImage
+from vlm_server.cache.disk_load import DiskLoad, Loaded
 from vlm_server.cache.disk_tier import DiskTier, NoDisk
 from vlm_server.cache.lru import Lease, LruCache
 from vlm_server.cache.prefix import PrefixCache, PrefixMatch, Source
 from vlm_server.cache.prompt_key import PromptKey
+from vlm_server.errors import OutOfMemory
 from vlm_server.protocol import CacheStats
 
 logger = logging.getLogger(__name__)
@@ -25,7 +28,7 @@ class Caches:
 
     token_layouts: how many tokens images and videos have, and where; saves decoding them.
     pixels: what the processor made of them. features: what the encoder did. prefixes: KV.
-    The tier on disk holds features and KV. It is not used until `begin_serving`.
+    The tier on disk holds features and KV. It is opened by `begin_serving`.
     """
 
     def __init__(
@@ -35,13 +38,14 @@ class Caches:
         pixels: LruCache[Any],
         features: LruCache[EncodedImage],
         prefixes: PrefixCache[Any, Any],
-        disk: DiskTier,
+        open_disk: Callable[[], DiskTier],
     ) -> None:
         self.token_layouts = token_layouts
         self.pixels = pixels
         self.features = features
         self.prefixes = prefixes
-        self._opened_disk = disk
+        self._open_disk = open_disk
+        self._opened_disk: DiskTier = NoDisk()
         self._disk: DiskTier = NoDisk()
 
     @classmethod
@@ -53,7 +57,7 @@ class Caches:
         encoder_bytes: int = 0,
         prefix_bytes: int = 0,
         needs_snapshots: bool = False,
-        disk: DiskTier | None = None,
+        open_disk: Callable[[], DiskTier] = NoDisk,
     ) -> Caches:
         """Caches of these sizes; one of 0 bytes stores nothing."""
         return cls(
@@ -61,15 +65,15 @@ class Caches:
             pixels=LruCache("pixel", pixel_bytes),
             features=LruCache("encoder", encoder_bytes),
             prefixes=PrefixCache("prefix", prefix_bytes, needs_snapshots=needs_snapshots),
-            disk=disk or NoDisk(),
+            open_disk=open_disk,
         )
 
     # ---- all of them -----------------------------------------------------------------
 
     def begin_serving(self) -> None:
-        """Drop what the warm-up left, count from zero, and use the disk from now on."""
+        """Drop what the warm-up left, count from zero, and open the disk."""
         self.clear()
-        self._disk = self._opened_disk
+        self._disk = self._opened_disk = self._open_disk()
 
     def read(self) -> tuple[CacheStats, ...]:
         return tuple(cache.read() for cache in self._all)
@@ -121,13 +125,6 @@ class Caches:
         self._disk.store_features(key, features)
         return self.features.put(key, features, features.size_bytes)
 
-    def lease_features(self, key: str) -> Lease[EncodedImage] | None:
-        """From memory or disk; may take long."""
-        if lease := self.features.lease(key):
-            return lease
-        loaded = self._disk.load_features(key)
-        return None if loaded is None else self.features.put(key, loaded, loaded.size_bytes)
-
     # ---- prefixes --------------------------------------------------------------------
 
     def store_prefix(self, prompt: PromptKey, source: Source[Any, Any], salt: str) -> None:
@@ -136,18 +133,49 @@ class Caches:
             self.prefixes.insert(prompt, source, salt)
             self._disk.store_prefix(prompt, source, salt)
 
-    def match_prefix(self, prompt: PromptKey, limit: int, salt: str, least: int = 0) -> Prefix:
-        """`PrefixCache.match` of what is in memory or on disk; may take long.
+    # ---- the disk --------------------------------------------------------------------
 
-        What can't be copied to memory, as when that is short, is a miss.
-        """
-        match = self.prefixes.match(prompt, limit, salt, least)
+    @property
+    def disk(self) -> DiskTier:
+        """To be asked what it has; what it has is read by `load` alone."""
+        return self._disk
+
+    def load(self, wanted: DiskLoad, is_cancelled: Callable[[], bool]) -> Loaded:
+        """Read what is wanted into memory, as far as that can be done; may take long."""
+        loaded = Loaded()
         try:
-            loaded = self._disk.load_prefix(prompt, match.length, limit, salt, least)
-            if loaded is None:
-                return match
-            self.prefixes.insert(prompt.part(0, loaded.length), loaded, salt)
+            self._load_prefix(wanted, loaded, is_cancelled)
+            self._load_features(wanted, loaded, is_cancelled)
+        except (OutOfMemory, MemoryError):
+            logger.warning("memory is too short for what the disk has of a prompt")
+            loaded.is_out_of_memory = True
         except Exception:
             logger.exception("what the disk has of a prompt can't be copied to memory")
-            return match
-        return self.prefixes.improve(match, prompt, limit, salt, least)
+        return loaded
+
+    def _load_prefix(
+        self, wanted: DiskLoad, loaded: Loaded, is_cancelled: Callable[[], bool]
+    ) -> None:
+        """What is stored stays pinned by the match, or it could be evicted before the next part."""
+        key, limit, salt = wanted.key, wanted.limit, wanted.salt
+        if not wanted.prefix_tokens or is_cancelled():
+            return
+        match = self.prefixes.improve(self.prefixes.match_nothing(), key, limit, salt)
+        loaded.prefix = match
+        for source in self._disk.load_prefix(key, match.length, wanted.prefix_tokens, salt):
+            self.prefixes.insert(key.part(0, source.length), source, salt)
+            match = loaded.prefix = self.prefixes.improve(match, key, limit, salt)
+            if match.length < source.length or is_cancelled():
+                return
+
+    def _load_features(
+        self, wanted: DiskLoad, loaded: Loaded, is_cancelled: Callable[[], bool]
+    ) -> None:
+        for index, key in wanted.features.items():
+            if is_cancelled():
+                return
+            lease = self.features.lease(key) if key in self.features else None
+            if lease is None and (features := self._disk.load_features(key)) is not None:
+                lease = self.features.put(key, features, features.size_bytes)
+            if lease is not None:
+                loaded.features[index] = lease

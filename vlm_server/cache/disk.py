@@ -23,6 +23,9 @@ from vlm_server.protocol import CacheStats
 
 logger = logging.getLogger(__name__)
 
+_PASSING = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EINTR, errno.EAGAIN})
+"""Errors of this process or machine, not of the file that it reads."""
+
 
 class DiskStore:
     """The files of one owner; evicts the least recently used file, whoever's it is.
@@ -34,7 +37,7 @@ class DiskStore:
     def __init__(self, name: str, folder: Path, owner: str, limit_bytes: int) -> None:
         """Raises OSError if the folder can't be used, or another process uses it."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock_file = lock_file(folder / "lock")
+        self._root, self._lock_file = folder, lock_file(folder / "lock")
         self._name, self._folder, self._limit_bytes = name, folder / owner, limit_bytes
         self._lock = threading.Lock()
         self._deleted = threading.Condition(self._lock)
@@ -66,19 +69,38 @@ class DiskStore:
         with self._lock:
             return key in self._paths
 
+    def size_of(self, key: str) -> int | None:
+        """The bytes of a file; None if it is not stored. Reads nothing."""
+        with self._lock:
+            path = self._paths.get(key)
+            return None if path is None else self._sizes[path]
+
     def make_room(self, size_bytes: int, keep: Collection[str] = ()) -> list[str] | None:
         """Evict until a file of `size_bytes` fits, but none of `keep`.
 
         Returns the keys of this owner's files that are gone; None, and all stay, if it would not
-        fit. Raises OSError if a file can't be deleted.
+        fit. Raises OSError if a file can't be deleted, or if the folder was removed and can't be
+        made again.
         """
+        lost = self._replace_folder() if self._is_removed() else []
         with self._lock:
             kept = {self._paths[key] for key in keep if key in self._paths}
             if sum(self._sizes[path] for path in kept) + size_bytes > self._limit_bytes:
                 return None
             leaving = self._evict(size_bytes, kept)
         self._delete(leaving)
-        return [key_and_digest(path)[0] for path in leaving if path.parent == self._folder]
+        return [*lost, *self._own_keys(leaving)]
+
+    def evict(self, size_bytes: int, keep: Collection[str] = ()) -> list[str]:
+        """Delete files of so many bytes, the disk itself being short; none of `keep`.
+
+        Returns the keys of this owner's files that are gone. Raises OSError as `make_room` does.
+        """
+        with self._lock:
+            kept = {self._paths[key] for key in keep if key in self._paths}
+            leaving = self._evict(self._limit_bytes - self._size_bytes + size_bytes, kept)
+        self._delete(leaving)
+        return self._own_keys(leaving)
 
     def put(self, key: str, write: Callable[[Path], None]) -> None:
         """Store the file that `write` makes; one that is stored under `key` already stays.
@@ -98,7 +120,7 @@ class DiskStore:
                 self._deleted.wait_for(lambda: path not in self._leaving)
                 has_room = self._size_bytes + size_bytes <= self._limit_bytes
             if not has_room:
-                raise OSError(errno.EDQUOT, "no room was made for a cache file", str(temporary))
+                raise OSError(errno.EFBIG, "no room was made for a cache file", str(temporary))
             temporary.rename(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -166,6 +188,38 @@ class DiskStore:
 
     # ---- inside ----------------------------------------------------------------------
 
+    def _own_keys(self, paths: Iterable[Path]) -> list[str]:
+        return [key_and_digest(path)[0] for path in paths if path.parent == self._folder]
+
+    def _is_removed(self) -> bool:
+        """Whether the folder that this process has locked is not there any more."""
+        try:
+            there = os.stat(self._root / "lock")
+        except FileNotFoundError:
+            return True
+        held = os.fstat(self._lock_file)
+        return (there.st_dev, there.st_ino) != (held.st_dev, held.st_ino)
+
+    def _replace_folder(self) -> list[str]:
+        """Make the folder again; returns the keys of all that was in it. Raises OSError."""
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock, old = lock_file(self._root / "lock"), self._lock_file
+        self._lock_file = lock
+        os.close(old)
+        with self._lock:
+            lost = list(self._paths)
+            self._sizes.clear()
+            self._paths.clear()
+            self._size_bytes = 0
+        logger.warning(
+            "the folder of the disk cache was removed, and is made again: %s", self._root
+        )
+        for path, size_bytes in sweep(self._root):
+            with self._lock:
+                replaced = self._add(path, size_bytes)
+            self._delete(replaced)
+        return [key for key in lost if key not in self]
+
     def _read(self, key: str) -> bytes | None:
         with self._lock:
             path = self._paths.get(key)
@@ -175,8 +229,10 @@ class DiskStore:
             data = path.read_bytes()
             if hashlib.sha256(data).hexdigest() == key_and_digest(path)[1]:
                 return data
-        except OSError:
+        except OSError as error:
             logger.debug("a cache file can't be read", exc_info=True)
+            if error.errno in _PASSING:
+                return None  # it is sound, as far as anyone knows
         self._discard(key, path)
         return None
 

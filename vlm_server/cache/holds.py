@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vlm_server.cache.caches import Caches, EncodedImage, Prefix
+from vlm_server.cache.disk_load import DiskLoad, Loaded
+from vlm_server.cache.disk_tier import NoDisk
 from vlm_server.cache.lru import Lease
 from vlm_server.cache.prompt_key import PromptKey
+
+_TRANSIENT = 2
+"""A file as bytes, and once more as what is copied out of it; what is made of it stays."""
 
 
 class CacheHolds:
@@ -19,7 +24,7 @@ class CacheHolds:
     def __init__(
         self, caches: Caches, key: PromptKey, salt: str, atomic_prefill_tokens: int
     ) -> None:
-        """Looks on disk too, which may take long.
+        """Looks in memory only.
 
         A prefix of fewer than `atomic_prefill_tokens` is of no use; the last token is always
         computed, since no cache has its logits.
@@ -31,7 +36,7 @@ class CacheHolds:
         self._limit = len(key) - 1
         self._features: dict[int, Lease[EncodedImage]] = {}
         self._is_released = False
-        self._prefix = caches.match_prefix(key, self._limit, salt, self._least)
+        self._prefix = caches.prefixes.match(key, self._limit, salt, self._least)
 
     @property
     def prefix(self) -> Prefix:
@@ -77,15 +82,48 @@ class CacheHolds:
             self._features.pop(index).release()
         return True
 
-    def lease_features(self, index: int, *, from_disk: bool) -> bool:
-        """Hold the features of a span if a cache has them; whether one has."""
+    def look_up(self, *, on_disk: bool) -> DiskLoad | None:
+        """Hold the features in memory, and say what the disk has of the rest; reads nothing."""
+        disk = self._caches.disk if on_disk else NoDisk()
+        known = self._prefix.length
+        stored = disk.find_prefix(self._key, known, self._limit, self._salt, self._least)
+        length = 0 if stored is None else stored.length
+        sizes = dict[int, int]()
+        for index in list(self.missing()):
+            mm_hash, start = self._key.spans[index].mm_hash, self._key.spans[index].start
+            if start < length or self._lease(index, self._caches.features.lease(mm_hash)):
+                continue
+            if (size_bytes := disk.find_features(mm_hash)) is not None:
+                sizes[index] = size_bytes
+        if stored is None and not sizes:
+            return None
+        in_prefix, largest = (stored.size_bytes, stored.largest_bytes) if stored else (0, 0)
+        return DiskLoad(
+            self._key,
+            self._salt,
+            self._limit,
+            self._least,
+            length,
+            {index: self._key.spans[index].mm_hash for index in sizes},
+            in_prefix + sum(sizes.values()),
+            _TRANSIENT * max(largest, *sizes.values(), 0),
+        )
+
+    def take(self, loaded: Loaded) -> None:
+        """Take over what was read from disk, as far as it is of use."""
+        self.rematch_prefix()
+        for index in list(loaded.features):
+            self.add_features(index, loaded.features.pop(index))
+        loaded.release()
+
+    def lease_features(self, index: int) -> bool:
+        """Hold the features of a span if they are in memory by now; whether they are."""
         mm_hash = self._key.spans[index].mm_hash
-        if from_disk:
-            lease = self._caches.lease_features(mm_hash)
-        elif mm_hash in self._caches.features:  # what is not there is no second miss
-            lease = self._caches.features.lease(mm_hash)
-        else:
+        if mm_hash not in self._caches.features:  # what is not there is no second miss
             return False
+        return self._lease(index, self._caches.features.lease(mm_hash))
+
+    def _lease(self, index: int, lease: Lease[EncodedImage] | None) -> bool:
         if lease is not None:
             self._features[index] = lease
         return lease is not None

@@ -100,6 +100,12 @@ class PrefixCache(Generic[T, S]):
             self._misses += not match.length
             return match
 
+    def match_nothing(self) -> PrefixMatch[T, S]:
+        """An empty match, to be improved; counts neither as hit nor as miss."""
+        with self._lock:
+            self._num_holds += 1
+            return PrefixMatch(self, [], None)
+
     def improve(
         self,
         match: PrefixMatch[T, S],

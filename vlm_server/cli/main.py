@@ -1,7 +1,4 @@
-"""The program `vlm-server`: its commands and exit codes.
-
-Exit codes: 0 success, 1 failure, 2 wrong arguments or settings, 130 interrupted.
-"""
+"""The program `vlm-server`: its commands, and the exit codes of their errors."""
 
 from __future__ import annotations
 
@@ -10,10 +7,10 @@ import sys
 from collections.abc import Sequence
 
 from vlm_server import __version__
-from vlm_server.cli import ask, check_config, serve
+from vlm_server.cli import ask, check_config, exit_codes, serve
 from vlm_server.cli.bench import command as bench
 from vlm_server.cli.service import command as service
-from vlm_server.errors import ConfigError, VlmServerError
+from vlm_server.errors import ConfigError, ModelLoadError, NotAvailable, VlmServerError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,12 +18,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     try:
         return int(options.run(options))
+    except NotAvailable as error:
+        return _fail(error, exit_codes.NOT_AVAILABLE)
     except ConfigError as error:
-        return _fail(error, 2)
+        return _fail(error, _final(options, exit_codes.WRONG_SETTINGS))
+    except ModelLoadError as error:
+        return _fail(error, _final(options, exit_codes.MODEL_UNUSABLE))
     except VlmServerError as error:
-        return _fail(error, 1)
+        return _fail(error, exit_codes.FAILURE)
     except KeyboardInterrupt:
-        return 130
+        return exit_codes.INTERRUPTED
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -40,6 +41,12 @@ def build_parser() -> argparse.ArgumentParser:
     for command in (serve, ask, check_config, service, bench):
         command.add_to(commands)
     return parser
+
+
+def _final(options: argparse.Namespace, code: int) -> int:
+    """`code`, or what `--give-up-status` says instead for an error that a restart does not mend."""
+    wanted: int | None = getattr(options, "give_up_status", None)
+    return code if wanted is None else wanted
 
 
 def _fail(error: VlmServerError, code: int) -> int:

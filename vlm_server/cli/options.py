@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlm_server import settings
-from vlm_server.errors import ConfigError
+from vlm_server.errors import ConfigError, NotAvailable
 from vlm_server.settings import Settings
 
 if TYPE_CHECKING:
@@ -36,25 +36,57 @@ def add_model_option(parser: argparse.ArgumentParser) -> None:
 def load_settings(options: argparse.Namespace) -> Settings:
     """Settings from `--config`, then `--set`, then `--model`, `--host` and `--port`.
 
-    Raises ConfigError, also if `model.path` is not the folder of a checkpoint.
+    Raises ConfigError, also if `model.path` is not the folder of a checkpoint, and NotAvailable if
+    there is no such folder, or nothing in it: its disk may not be mounted.
     """
     loaded = settings.load(options.config, tuple(_overrides(options)))
-    path = loaded.model.path
-    if path and not (Path(path) / "config.json").is_file():
-        raise ConfigError(f"model.path: {path} is not the folder of a checkpoint: no config.json")
+    if loaded.model.path:
+        _check_model(Path(loaded.model.path))
     return loaded
 
 
 def settings_arguments(options: argparse.Namespace) -> list[str]:
-    """`options` as arguments for `serve`, with absolute paths."""
+    """`options` as arguments for `serve`, with absolute paths.
+
+    Raises ConfigError for API keys: everybody on the machine can read a command line.
+    """
     arguments: list[str] = []
     if options.config is not None:
         arguments += ["--config", str(options.config.absolute())]
     if options.model is not None:
         arguments += ["--model", str(options.model.absolute())]
     for override in options.set:
-        arguments += ["--set", override]
+        arguments += ["--set", _portable(override)]
     return arguments
+
+
+def _check_model(path: Path) -> None:
+    if (path / "config.json").is_file():
+        return
+    try:
+        is_empty = next(path.iterdir(), None) is None
+    except FileNotFoundError:
+        is_empty = True
+    except OSError as error:
+        raise ConfigError(f"model.path: can't read {path}: {error.strerror}") from None
+    problem = f"model.path: {path} is not the folder of a checkpoint: "
+    if is_empty:
+        raise NotAvailable(f"{problem}it is not there, or empty (is its disk mounted?)")
+    raise ConfigError(f"{problem}no config.json")
+
+
+def _portable(override: str) -> str:
+    """`override` as it can stand in a service's file."""
+    name = override.partition("=")[0].replace(" ", "").replace("\t", "")
+    if name == "server.api_keys":
+        raise ConfigError(
+            "server.api_keys: every user of this machine can read a service's command line; put "
+            "them into a settings file that only you can read (chmod 600), and pass --config"
+        )
+    if name == "model.path":
+        path = settings.load(None, (override,)).model.path
+        return f"model.path={_toml(Path(path).expanduser().absolute())}" if path else override
+    return override
 
 
 def _overrides(options: argparse.Namespace) -> Sequence[str]:

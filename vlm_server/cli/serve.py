@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import errno
 import math
 import os
 import signal
@@ -23,7 +24,7 @@ import uvicorn
 from vlm_server import heap
 from vlm_server.api.app import create_app
 from vlm_server.cli import options, terminal
-from vlm_server.errors import ConfigError
+from vlm_server.errors import ConfigError, NotAvailable
 from vlm_server.settings import Server, Settings
 from vlm_server.supervisor.supervisor import Supervisor
 
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
 MAX_HEADER_BYTES = 64 * 1024
 SLOW_READER_SECONDS = 5
 """Time for clients to read the last bytes of their answers after the drain."""
+
+_PASSING = frozenset(
+    {errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.ENETDOWN, errno.ENETUNREACH, socket.EAI_AGAIN}
+)
+"""Errors of an address that another program has, or that is not up yet."""
 
 _EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  shown, not listened on
 
@@ -46,6 +52,12 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("--port", type=int, help="TCP port, 0 for a free one (server.port)")
     parser.add_argument(
         "--stop-at-eof", action="store_true", help="stop when standard input is closed"
+    )
+    parser.add_argument(
+        "--give-up-status",
+        metavar="STATUS",
+        type=int,
+        help="exit status if a restart would not help, instead of 2 or 3 (for launchd)",
     )
     parser.set_defaults(run=run)
 
@@ -61,7 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def bind(server: Server) -> socket.socket:
-    """A listening socket. Raises ConfigError if the address can't be used.
+    """A listening socket. Raises ConfigError if the address can't be used, NotAvailable if it may
+    be usable later.
 
     The protocol is set to TCP explicitly, unlike in `socket.create_server`: only then does
     asyncio set TCP_NODELAY. Without it the deltas of a stream are delayed by up to 40 ms.
@@ -75,7 +88,8 @@ def bind(server: Server) -> socket.socket:
     except OSError as error:
         listener.close()
         reason = str(error.strerror).partition(" (")[0]
-        raise ConfigError(
+        kind = NotAvailable if error.errno in _PASSING else ConfigError
+        raise kind(
             f"can't listen on {server.host}:{server.port}: {reason}; choose with --host and --port"
         ) from None
     return listener

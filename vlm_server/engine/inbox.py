@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from vlm_server.cache.caches import EncodedImage
+from vlm_server.cache.disk_load import Loaded
 from vlm_server.errors import RequestError
 from vlm_server.ports import EncodeWork, Prepared
 from vlm_server.protocol import Abort, Drain, Submit
@@ -27,5 +28,13 @@ class EncodeDone:
     outcome: EncodedImage | RequestError
 
 
-Message = Submit | Abort | Drain | PrepareDone | EncodeDone
+@dataclass(frozen=True, slots=True)
+class LoadDone:
+    """The disk reader is done with a request."""
+
+    request_id: str
+    loaded: Loaded
+
+
+Message = Submit | Abort | Drain | PrepareDone | LoadDone | EncodeDone
 Inbox = SimpleQueue[Message]

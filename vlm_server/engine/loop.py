@@ -1,7 +1,7 @@
 """The inference thread: one step after the other, for as long as the process lives.
 
     plan     = scheduler.schedule()            all that this step does
-    preparers.start(plan.prepare), encoder.start(plan.encode)
+    preparers.start(plan.prepare), disk_reader.start(plan.load), encoder.start(plan.encode)
     launched = runner.launch(plan)             returns when the device has its work
     encoder.start(plan.encode_next)            beside it
     result   = launched.result()               waits for the tokens
@@ -19,19 +19,22 @@ from collections.abc import Callable, Iterable
 from queue import Empty
 
 from vlm_server.engine.at_work import AtWork
-from vlm_server.engine.inbox import EncodeDone, Inbox, Message, PrepareDone
+from vlm_server.engine.inbox import EncodeDone, Inbox, LoadDone, Message, PrepareDone
 from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.errors import EngineBroken, OutOfMemory, RequestError
 from vlm_server.ports import (
     EncodeExecutor,
     EncodeWork,
+    LoadExecutor,
+    LoadWork,
     PrepareExecutor,
     Runner,
     SchedulerOutput,
     StepResult,
 )
 from vlm_server.protocol import (
+    DISK_READER,
     ENCODER,
     PREPARERS,
     Abort,
@@ -58,6 +61,7 @@ class EngineLoop:
         scheduler: Scheduler,
         runner: Runner,
         preparers: PrepareExecutor,
+        disk_reader: LoadExecutor,
         encoder: EncodeExecutor,
         governor: Governor,
         send: Callable[[Event], None],
@@ -67,6 +71,7 @@ class EngineLoop:
         self._scheduler = scheduler
         self._runner = runner
         self._preparers = preparers
+        self._disk_reader = disk_reader
         self._encoder = encoder
         self._governor = governor
         self._send = send
@@ -75,6 +80,8 @@ class EngineLoop:
         self._last_plan = SchedulerOutput()
         self._encoding: str | None = None
         """The request whose media the encoder thread has."""
+        self._loading: str | None = None
+        """The request whose state the disk reader has."""
         self._announced = Working(())
         """What was said last."""
         self._at_work = AtWork()
@@ -104,6 +111,7 @@ class EngineLoop:
         for work in plan.prepare:
             self._at_work.begin(PREPARERS, work.submit.request_id)
             self._preparers.start(work)
+        self._start_load(plan.load, plan)
         self._start_encode(plan.encode, plan)
         self._announce(plan)
         result = self._execute(plan) if plan.has_runner_work else StepResult()
@@ -126,6 +134,15 @@ class EngineLoop:
         _log_step(plan, time.perf_counter() - started)
         return result
 
+    def _start_load(self, work: LoadWork | None, plan: SchedulerOutput) -> None:
+        if work is None:
+            return
+        self._loading = work.request_id
+        self._announce(plan)
+        self._at_work.begin(DISK_READER, work.request_id)
+        self._governor.before_load(work.load.size_bytes + work.load.transient_bytes)
+        self._disk_reader.start(work)
+
     def _start_encode(self, work: EncodeWork | None, plan: SchedulerOutput) -> None:
         if work is None:
             return
@@ -141,10 +158,11 @@ class EngineLoop:
         If the process dies now, the supervisor knows which requests to blame (`quarantine`).
         """
         prefilling = plan.prefill.request_id if plan.prefill else None
-        both = dict.fromkeys(one for one in (self._encoding, prefilling) if one is not None)
-        working = Working(tuple(both), self._encoding)
+        under_way = (self._loading, self._encoding, prefilling)
+        request_ids = dict.fromkeys(one for one in under_way if one is not None)
+        working = Working(tuple(request_ids), self._encoding)
         # Between two chunks the last announcement stands.
-        is_between = not both and plan.waits_for_first_token
+        is_between = not request_ids and plan.waits_for_first_token
         if working != self._announced and not is_between:
             self._announced = working
             self._send(working)
@@ -215,11 +233,22 @@ class EngineLoop:
             case PrepareDone():
                 self._at_work.end(PREPARERS, message.request_id)
                 return self._scheduler.prepared(message.request_id, message.outcome)
+            case LoadDone():
+                self._handle_loaded(message)
+                return []
             case EncodeDone():
                 return self._handle_encoded(message)
             case Drain():
                 self._scheduler.drain()
                 return []
+
+    def _handle_loaded(self, done: LoadDone) -> None:
+        self._loading = None
+        self._at_work.end(DISK_READER, done.request_id)
+        self._governor.note_work()
+        if done.loaded.is_out_of_memory:
+            self._governor.relieve()
+        self._scheduler.loaded(done.request_id, done.loaded)
 
     def _handle_encoded(self, done: EncodeDone) -> list[Event]:
         self._encoding = None

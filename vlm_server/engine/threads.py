@@ -1,4 +1,4 @@
-"""The threads beside the inference thread: preparers, and the encoder.
+"""The threads beside the inference thread: preparers, the disk reader, and the encoder.
 
 They take work from a plan, and post exactly one outcome for each to the loop's inbox.
 """
@@ -10,10 +10,11 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from vlm_server.cache.caches import EncodedImage
-from vlm_server.engine.inbox import EncodeDone, Inbox, PrepareDone
+from vlm_server.cache.caches import Caches, EncodedImage
+from vlm_server.cache.disk_load import Loaded
+from vlm_server.engine.inbox import EncodeDone, Inbox, LoadDone, PrepareDone
 from vlm_server.errors import InternalError, RequestError
-from vlm_server.ports import Encoder, EncodeWork, Prepared, Preparer, PrepareWork
+from vlm_server.ports import Encoder, EncodeWork, LoadWork, Prepared, Preparer, PrepareWork
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class PreparerThreads:
         outcome: Prepared | RequestError
         request_id, started = work.submit.request_id, time.perf_counter()
         try:
-            outcome = self._preparer.prepare(work.submit, work.cancellation)
+            outcome = self._preparer.prepare(work.submit, work.cancellation, use_disk=work.use_disk)
         except RequestError as error:
             outcome = error
         except BaseException:  # so that the request ends whatever happens; a Rust panic is one
@@ -55,6 +56,29 @@ class PreparerThreads:
         with self._lock:
             self._num_started -= 1
         self._inbox.put(PrepareDone(request_id, outcome))
+
+
+class DiskReaderThread:
+    """Reads what the disk has of prompts, one after the other."""
+
+    def __init__(self, caches: Caches, inbox: Inbox) -> None:
+        self._caches = caches
+        self._inbox = inbox
+        self._thread = ThreadPoolExecutor(1, "disk reader")
+
+    def start(self, work: LoadWork) -> None:
+        self._thread.submit(self._load, work)
+
+    def _load(self, work: LoadWork) -> None:
+        started = time.perf_counter()
+        try:
+            loaded = self._caches.load(work.load, lambda: work.cancellation.is_cancelled)
+        except BaseException:  # so that the request goes on whatever happens
+            logger.exception("reading from disk failed")
+            loaded = Loaded()
+        milliseconds = 1000 * (time.perf_counter() - started)
+        logger.debug("read what the disk has of %s in %.1f ms", work.request_id, milliseconds)
+        self._inbox.put(LoadDone(work.request_id, loaded))
 
 
 class EncoderThread:

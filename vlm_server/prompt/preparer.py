@@ -44,7 +44,9 @@ class MultimodalPreparer:
         self._snapshot_points = SnapshotPoints(self._prompts)
         self._media = MediaProcessor(host, self._prompts, video_limits, caches)
 
-    def prepare(self, submit: Submit, cancellation: Cancellation) -> Prepared:
+    def prepare(
+        self, submit: Submit, cancellation: Cancellation, *, use_disk: bool = True
+    ) -> Prepared:
         """The prompt of a request, what the caches have of it, and pixels for the rest.
 
         Raises InvalidImage and InvalidVideo for what can't be read, ContextLengthExceeded for
@@ -57,7 +59,7 @@ class MultimodalPreparer:
         placeholders = [Placeholder(each.token_id, each.prefix, each.suffix) for each in layouts]
         expanded = _expand(self._prompts.tokenize(messages, placeholders), media)
         prompt = self._build(expanded, messages, grammar, submit.cache_salt)
-        return self._look_up(prompt, media)
+        return self._look_up(prompt, media, use_disk=use_disk)
 
     @property
     def num_tracked(self) -> int:
@@ -134,22 +136,28 @@ class MultimodalPreparer:
             cache_salt=salt,
         )
 
-    def _look_up(self, prompt: PreparedPrompt, media: list[MediaItem]) -> Prepared:
-        """Hold what the caches have of `prompt`, and process the media that none has."""
+    def _look_up(
+        self, prompt: PreparedPrompt, media: list[MediaItem], *, use_disk: bool
+    ) -> Prepared:
+        """Hold what the caches have of `prompt`, and process the media that none has.
+
+        Nothing is read from disk here: memory is reserved for that first.
+        """
         holds = CacheHolds(
             self._caches, prompt.key, prompt.cache_salt, prompt.atomic_prefill_tokens
         )
         units = [(item, unit) for item in media for unit in range(len(item.mm_hashes))]
         inputs: dict[int, MediaInputs] = {}
         try:
+            load = holds.look_up(on_disk=use_disk)
             for index in list(holds.missing()):
-                if not holds.lease_features(index, from_disk=True):
+                if load is None or not load.covers(index):
                     item, unit = units[index]
                     inputs[index] = item.inputs(unit)
         except BaseException:
             holds.release()
             raise
-        return Prepared(prompt, holds, inputs)
+        return Prepared(prompt, holds, inputs, load)
 
 
 @dataclass(frozen=True, slots=True)

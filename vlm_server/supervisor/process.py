@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
+from vlm_server import machine
 from vlm_server.child import launch
 from vlm_server.protocol import (
     MAX_MESSAGE_BYTES,
@@ -64,6 +65,7 @@ class EngineProcess:
                     *launch.command(module, str(theirs.fileno())),
                     env={
                         **_DEFAULTS,
+                        **machine.thread_environment(),
                         **launch.environment(with_preload=True),
                         "HF_HUB_OFFLINE": "1",
                         **environment,

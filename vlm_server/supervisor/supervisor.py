@@ -19,9 +19,11 @@ from pathlib import Path
 
 import msgspec
 
+from vlm_server import machine
 from vlm_server.errors import EngineDied, EngineUnavailable, ModelLoadError
 from vlm_server.models import EMBEDDED
 from vlm_server.protocol import (
+    DISK_READER,
     ENCODER,
     LAST_WRITES_SECONDS,
     PREPARERS,
@@ -43,6 +45,7 @@ from vlm_server.protocol import (
 from vlm_server.settings import Settings
 from vlm_server.supervisor.client import EngineStatus, RequestEvent
 from vlm_server.supervisor.environment import for_models
+from vlm_server.supervisor.failed_starts import FailedStarts
 from vlm_server.supervisor.private_folder import PrivateFolder
 from vlm_server.supervisor.process import EngineProcess
 from vlm_server.supervisor.quarantine import Quarantine
@@ -91,6 +94,7 @@ class Supervisor:
         self._hung: str | None = None
         """What kind of threads the last engine was ended for; `_STOPPED` if it was all of them."""
         self._private = PrivateFolder()
+        self._failed_starts = FailedStarts(machine.memory_bytes())
         self._settled = asyncio.Event()
         self._unloadable: str | None = None
         self._was_ready = False
@@ -203,10 +207,12 @@ class Supervisor:
         find = partial(for_models, self._private, with_openblas=engine.openblas == "auto")
         while True:
             self._was_ready = False
+            self._exit_status: int | None = None
             try:
                 await self._run_once(await asyncio.to_thread(find))
             except Exception:  # a process that can't be started, an event that can't be read
                 logger.exception("running the engine failed")
+            self._give_up_if_it_never_starts()
             if self._status.state in ("failed", "stopping"):
                 return
             if self._was_ready:
@@ -234,7 +240,7 @@ class Supervisor:
             self._process = None
             self._lose(process)
             watching.cancel()
-            status = await process.end()
+            status = self._exit_status = await process.end()
             logger.info("the engine process %d ended with status %d", process.pid, status)
             if status == _FAILED:
                 await asyncio.to_thread(self._private.forget_kernels)
@@ -299,10 +305,18 @@ class Supervisor:
     def _take_ready(self, ready: Ready) -> None:
         logger.info("the engine is ready: %s on %s", ready.model_type, ready.device)
         self._was_ready = True
+        self._failed_starts.note_ready()
         self._start_seconds = time.monotonic() - self._started_at
         if self._status.state != "stopping":
             self._set(state="ready", progress=None, retry_after_seconds=1.0)
         self._settled.set()
+
+    def _give_up_if_it_never_starts(self) -> None:
+        took = time.monotonic() - self._started_at
+        was_late = took > self._settings.engine.start_timeout_seconds
+        reason = self._failed_starts.note_end(self._exit_status, was_late=was_late)
+        if reason is not None:
+            self._take_unloadable(reason)
 
     def _take_unloadable(self, reason: str) -> None:
         """The model can't be loaded: final for one that never was, retried for one that was."""
@@ -325,7 +339,7 @@ class Supervisor:
     def _lose(self, process: EngineProcess) -> None:
         """The engine process has ended: fail the requests in flight, refuse new ones."""
         is_death = self._status.state not in ("failed", "stopping")
-        is_crash = is_death and self._hung not in (PREPARERS, _STOPPED)
+        is_crash = is_death and self._hung not in (PREPARERS, DISK_READER, _STOPPED)
         self._quarantine.engine_ended(is_crash=is_crash, only_encoder=self._hung == ENCODER)
         self._trials.engine_ended()
         self._watchdog = Watchdog(self._tick_seconds, time.monotonic)

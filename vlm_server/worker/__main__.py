@@ -16,6 +16,7 @@ from vlm_server import heap
 from vlm_server.errors import ModelLoadError
 from vlm_server.protocol import LAST_WRITES_SECONDS, STACKS_SIGNAL, Unloadable
 from vlm_server.worker.channel import Channel
+from vlm_server.worker.process_memory import be_killed_first
 from vlm_server.worker.start import start_engine
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ def main() -> NoReturn:
     """Serve the front at the socket whose number is the first argument, until it ends."""
     faulthandler.enable()  # whatever crashes it, the log says where
     faulthandler.register(STACKS_SIGNAL)
+    be_killed_first()
     heap.share_one_heap()
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     start = channel.open()

@@ -10,10 +10,11 @@ from vlm_server.cache.caches import Caches
 from vlm_server.engine.inbox import Inbox
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
-from vlm_server.engine.memory.governor import Governor
+from vlm_server.engine.memory.governor import MIB, Governor
 from vlm_server.engine.scheduling.limits import SchedulerConfig
 from vlm_server.engine.scheduling.scheduler import Scheduler
-from vlm_server.engine.threads import EncoderThread, PreparerThreads
+from vlm_server.engine.threads import DiskReaderThread, EncoderThread, PreparerThreads
+from vlm_server.errors import ModelLoadError
 from vlm_server.prompt.grammar import Grammars
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Event, Loading, Ready, Start
@@ -28,6 +29,9 @@ from vlm_server.worker.channel import Channel
 from vlm_server.worker.process_memory import SystemProcessMemory
 from vlm_server.worker.warm_up import stages, warm_up
 
+_LEAST_TOKENS = 1024
+"""Of prompt and answer, for which there must be room beside the model."""
+
 
 @dataclass(frozen=True, slots=True)
 class Engine:
@@ -37,6 +41,7 @@ class Engine:
     scheduler: Scheduler
     runner: ModelRunner
     preparers: PreparerThreads
+    disk_reader: DiskReaderThread
     encoder: EncoderThread
     governor: Governor
     caches: Caches
@@ -49,11 +54,23 @@ class Engine:
             scheduler=self.scheduler,
             runner=self.runner,
             preparers=self.preparers,
+            disk_reader=self.disk_reader,
             encoder=self.encoder,
             governor=self.governor,
             send=send,
             max_failed_steps=self.max_failed_steps,
         )
+
+    def check_room(self, context_tokens: int) -> None:
+        """Raises ModelLoadError if the model leaves no room for even a short request."""
+        num_tokens = min(_LEAST_TOKENS, context_tokens)
+        needed, free = self.runner.kv_bytes(num_tokens), self.governor.free_bytes
+        if needed > free:
+            raise ModelLoadError(
+                f"the model leaves no room for requests: {needed / MIB:.0f} MiB are needed for "
+                f"{num_tokens} tokens, and {free / MIB:.0f} MiB of memory.limit_bytes are left "
+                "beside it: raise that, or serve a smaller or a quantized checkpoint"
+            )
 
     def end_warm_up(self) -> None:
         """Leave nothing of what ran so far in caches, counters and the pool."""
@@ -66,8 +83,8 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     """Load, warm up and say `Ready`. Raises ModelLoadError."""
     channel.send(Loading("loading the weights", 0.1))
     device = current_device()
-    loaded = load(start.model, device)
     memory = MlxMemory(start.memory, device)
+    loaded = load(start.model, device, memory.limit_bytes)
     caches = build_caches(start.cache, memory.read(), loaded)
     governor = Governor(start.memory, memory, SystemProcessMemory(), caches)
     engine = build_engine(start, loaded, governor, caches, channel.inbox)
@@ -75,6 +92,7 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
         channel.send(Loading(f"warming up on {stage.name}", 0.5 + 0.1 * number))
         warm_up(engine.loop, engine.inbox, stage)
     engine.end_warm_up()
+    engine.check_room(loaded.host.context_tokens)
     warn_of_slow_products(device)
     gc.collect()
     gc.freeze()  # else each full collection goes through all of it: 30 ms in somebody's answer
@@ -106,6 +124,7 @@ def build_engine(
         scheduler=Scheduler(config, loaded.host.backend, caches, admission),
         runner=runner,
         preparers=PreparerThreads(preparer, inbox, start.scheduler.preparer_threads),
+        disk_reader=DiskReaderThread(caches, inbox),
         encoder=EncoderThread(ImageEncoder(loaded), inbox),
         governor=governor,
         caches=caches,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from tests.unit.cache.prompts import Parts, is_boundary, parts_of
-from vlm_server.cache.prefix import PrefixMatch
+from vlm_server.cache.cache import Cache, EncodedImage
+from vlm_server.cache.disk_tier import StoredPrefixSizes
+from vlm_server.cache.prefix import PrefixMatch, Source
 from vlm_server.cache.prompt_key import PromptKey
 
 SNAPSHOT_BYTES = 3
@@ -70,3 +74,51 @@ class FakeSource:
 def parts_in(match: PrefixMatch[FakeSegment, FakeSnapshot]) -> Parts:
     """The positions that the match's segments stand for."""
     return tuple(part for segment, count in match.segments for part in segment.parts[:count])
+
+
+class LoadedSource(FakeSource):
+    """What a disk had of all of its prompt."""
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt_key)
+
+
+@dataclass
+class FakeDisk:
+    """Has `features` and `source`; says what it was asked."""
+
+    features: dict[str, EncodedImage] = field(default_factory=dict)
+    source: LoadedSource | None = None
+    caches: tuple[Cache, ...] = ()
+    calls: list[str] = field(default_factory=list)
+
+    def store_features(self, key: str, features: EncodedImage) -> None:
+        self.calls.append(f"store {key}")
+
+    def find_features(self, key: str) -> int | None:
+        self.calls.append(f"find {key}")
+        return self.features[key].size_bytes if key in self.features else None
+
+    def load_features(self, key: str) -> EncodedImage | None:
+        self.calls.append(f"load {key}")
+        return self.features.get(key)
+
+    def store_prefix(self, prompt: PromptKey, source: Source[Any, Any], salt: str) -> None:
+        self.calls.append(f"store {len(prompt)}")
+
+    def find_prefix(
+        self, prompt: PromptKey, known: int, limit: int, salt: str, least: int
+    ) -> StoredPrefixSizes | None:
+        self.calls.append(f"find {known} to {limit}")
+        length = self.source.length if self.source else 0
+        return StoredPrefixSizes(length, length, length) if length > known else None
+
+    def load_prefix(
+        self, prompt: PromptKey, known: int, limit: int, salt: str
+    ) -> Iterator[LoadedSource]:
+        self.calls.append(f"load {known} to {limit}")
+        return iter([self.source] if self.source else [])
+
+    def close(self, seconds: float) -> None:
+        self.calls.append("close")

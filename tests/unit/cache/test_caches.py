@@ -2,64 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import pytest
 
 from tests.unit.cache.conformance import Hold
-from tests.unit.cache.fakes import FakeSource
-from tests.unit.cache.prompts import prompt_of
-from vlm_server.cache.cache import Cache
+from tests.unit.cache.fakes import FakeDisk, FakeSource, LoadedSource
+from tests.unit.cache.prompts import Item, prompt_of
 from vlm_server.cache.caches import Caches, EncodedImage
+from vlm_server.cache.disk_load import DiskLoad
+from vlm_server.cache.holds import CacheHolds
 from vlm_server.cache.lru import LruCache
-from vlm_server.cache.prefix import Source
 from vlm_server.cache.prompt_key import PromptKey
+from vlm_server.errors import OutOfMemory
 from vlm_server.protocol import CacheStats
 
+PROMPT: list[Item] = [1, 2, ("a", 2, 9)]
 NAMES = ["token_layout", "pixel", "encoder", "prefix"]
 
 
 @dataclass
 class FakeFeatures:
     size_bytes: int = 1
-
-
-class LoadedSource(FakeSource):
-    """What a disk had of all of its prompt."""
-
-    @property
-    def length(self) -> int:
-        return len(self.prompt_key)
-
-
-@dataclass
-class FakeDisk:
-    """Has `features` and `source`; says what it was asked."""
-
-    features: dict[str, EncodedImage] = field(default_factory=dict)
-    source: LoadedSource | None = None
-    caches: tuple[Cache, ...] = ()
-    calls: list[str] = field(default_factory=list)
-
-    def store_features(self, key: str, features: EncodedImage) -> None:
-        self.calls.append(f"store {key}")
-
-    def load_features(self, key: str) -> EncodedImage | None:
-        self.calls.append(f"load {key}")
-        return self.features.get(key)
-
-    def store_prefix(self, prompt: PromptKey, source: Source[Any, Any], salt: str) -> None:
-        self.calls.append(f"store {len(prompt)}")
-
-    def load_prefix(
-        self, prompt: PromptKey, known: int, limit: int, salt: str, least: int
-    ) -> LoadedSource | None:
-        self.calls.append(f"load {known} to {limit}")
-        return self.source
-
-    def close(self, seconds: float) -> None:
-        self.calls.append("close")
 
 
 @dataclass
@@ -74,21 +38,34 @@ class WrongCache:
 
 
 def caches_on(disk: FakeDisk) -> Caches:
-    return Caches.of(pixel_bytes=10, encoder_bytes=10, prefix_bytes=20, disk=disk)
+    return Caches.of(pixel_bytes=10, encoder_bytes=10, prefix_bytes=20, open_disk=lambda: disk)
 
 
 def use(caches: Caches) -> None:
-    """Ask for features and a prefix, and store them."""
-    assert caches.lease_features("a") is None
+    """Ask for a prompt with a picture, and store what was computed of it."""
+    prompt = prompt_of(PROMPT)
+    holds = CacheHolds(caches, prompt, "", 0)
+    assert holds.look_up(on_disk=True) is None
+    holds.release()
     caches.store_features("a", FakeFeatures()).release()
-    prompt = prompt_of([1, 2, 3])
-    caches.match_prefix(prompt, 2, "").release()
     caches.store_prefix(prompt, FakeSource(prompt), "")
+
+
+def wanted(prompt: PromptKey, prefix_tokens: int, **features: int) -> DiskLoad:
+    """A load of so many tokens and of features, by key with their span."""
+    by_span = {index: key for key, index in features.items()}
+    return DiskLoad(prompt, "", len(prompt), 0, prefix_tokens, by_span, 1, 1)
+
+
+def never() -> bool:
+    return False
 
 
 def test_caches_are_read_by_name_and_the_disk_comes_last() -> None:
     disk = LruCache[bytes]("disk", 30)
     caches = caches_on(FakeDisk(caches=(disk,)))
+    assert [reading.name for reading in caches.read()] == NAMES, "it is not open yet"
+    caches.begin_serving()
     caches.pixels.put("a", b"1234", 4).release()
     readings = caches.read()
     assert [reading.name for reading in readings] == [*NAMES, "disk"]
@@ -100,6 +77,7 @@ def test_caches_are_read_by_name_and_the_disk_comes_last() -> None:
 
 def test_one_wrong_cache_is_told() -> None:
     caches = caches_on(FakeDisk(caches=(WrongCache(),)))
+    caches.begin_serving()
     with pytest.raises(AssertionError, match="stores nothing"):
         caches.check_integrity()
 
@@ -113,7 +91,7 @@ def test_a_warm_up_neither_writes_nor_reads_the_disk_and_leaves_nothing() -> Non
     caches.begin_serving()
     assert not any(r.entries or r.hits or r.misses or r.evictions for r in caches.read())
     use(caches)
-    assert disk.calls == ["load a", "store a", "load 0 to 2", "store 3"]
+    assert disk.calls == ["find 0 to 3", "find a", "store a", "store 4"]
 
 
 def test_a_closed_disk_is_not_used() -> None:
@@ -125,18 +103,45 @@ def test_a_closed_disk_is_not_used() -> None:
     assert disk.calls == ["close"]
 
 
-def test_what_the_disk_has_is_stored_in_memory() -> None:
+def test_looking_up_reads_nothing() -> None:
+    """Memory is reserved for what is read, and for that its size must be known."""
+    prompt = prompt_of([*PROMPT, ("b", 2, 9), ("c", 2, 9), 3])
+    disk = FakeDisk({"b": FakeFeatures(5)}, LoadedSource(prompt_of(PROMPT)))
+    caches = caches_on(disk)
+    caches.begin_serving()
+    holds = CacheHolds(caches, prompt, "", 0)
+    load = holds.look_up(on_disk=True)
+    assert load is not None
+    assert (load.prefix_tokens, load.features, load.size_bytes) == (4, {1: "b"}, 4 + 5)
+    assert load.transient_bytes == 2 * 5
+    assert [load.covers(index) for index in range(3)] == [True, True, False]
+    assert disk.calls == ["find 0 to 8", "find b", "find c"], "`a` is in the prefix"
+    assert holds.look_up(on_disk=False) is None
+    holds.release()
+
+
+def test_what_the_disk_has_is_stored_in_memory_and_pinned() -> None:
     prompt = prompt_of([1, 2, 3])
     disk = FakeDisk({"a": FakeFeatures()}, LoadedSource(prompt))
     caches = caches_on(disk)
     caches.begin_serving()
-    lease, match = caches.lease_features("a"), caches.match_prefix(prompt_of([1, 2, 3, 4]), 4, "")
-    assert lease is not None
-    assert (lease.value, match.length) == (disk.features["a"], 3)
+    loaded = caches.load(wanted(prompt_of([1, 2, 3, 4]), 3, a=0), never)
+    assert loaded.prefix is not None
+    assert (loaded.features[0].value, loaded.prefix.length) == (disk.features["a"], 3)
     assert (caches.features.read().entries, caches.prefixes.read().entries) == (1, 1)
     assert caches.num_holds == 2
-    lease.release()
-    match.release()
+    loaded.release()
+    assert caches.num_holds == 0
+    assert not loaded.is_out_of_memory
+
+
+def test_what_nobody_waits_for_any_more_is_not_read() -> None:
+    disk = FakeDisk({"a": FakeFeatures()}, LoadedSource(prompt_of([1, 2, 3])))
+    caches = caches_on(disk)
+    caches.begin_serving()
+    loaded = caches.load(wanted(prompt_of([1, 2, 3, 4]), 3, a=0), lambda: True)
+    assert disk.calls == []
+    loaded.release()
     assert caches.num_holds == 0
 
 
@@ -145,17 +150,35 @@ def test_a_disk_hit_that_can_not_be_copied_is_a_miss() -> None:
     caches = caches_on(FakeDisk(source=LoadedSource(prompt, failing=0)))
     caches.begin_serving()
     caches.prefixes.insert(prompt_of([1]), FakeSource(prompt_of([1])))
-    match = caches.match_prefix(prompt, 3, "")
-    assert match.length == 1
-    match.release()
+    loaded = caches.load(wanted(prompt, 3), never)
+    assert loaded.prefix is not None
+    assert loaded.prefix.length == 1
+    loaded.release()
     assert caches.num_holds == caches.prefixes.read().pinned_bytes == 0
+
+
+@pytest.mark.parametrize("error", [OutOfMemory("too much"), MemoryError()])
+def test_memory_that_is_too_short_to_read_into_is_told(error: Exception) -> None:
+    class ShortDisk(FakeDisk):
+        def load_features(self, key: str) -> EncodedImage | None:
+            raise error
+
+    prompt = prompt_of([1, 2, 3])
+    caches = caches_on(ShortDisk(source=LoadedSource(prompt)))
+    caches.begin_serving()
+    loaded = caches.load(wanted(prompt, 3, a=0), never)
+    assert loaded.is_out_of_memory
+    assert loaded.prefix is not None
+    assert loaded.prefix.length == 3, "what was read before is of use"
+    loaded.release()
+    assert caches.num_holds == 0
 
 
 def test_prefixes_are_evicted_before_features() -> None:
     caches = caches_on(FakeDisk())
     use(caches)
-    assert caches.evictable_bytes == 4
-    assert caches.evict(2) == 3
+    assert caches.evictable_bytes == 5
+    assert caches.evict(2) == 4
     assert [r.entries for r in caches.read()] == [0, 0, 1, 0]
     assert caches.evict(2) == 1
     assert caches.evictable_bytes == 0
@@ -168,7 +191,7 @@ def test_holds_of_all_caches_are_counted() -> None:
         caches.token_layouts.put("a", 0, 1),
         caches.pixels.put("a", 0, 1),
         caches.store_features("a", FakeFeatures()),
-        caches.match_prefix(prompt, 1, ""),
+        caches.prefixes.match(prompt, 1),
     ]
     for number, each in enumerate(held):
         assert caches.num_holds == 4 - number

@@ -13,6 +13,7 @@ import pytest
 
 from vlm_server.cli.main import build_parser, main
 from vlm_server.cli.options import load_settings, settings_arguments
+from vlm_server.errors import ConfigError
 
 
 def test_without_a_command_the_usage_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,14 +53,14 @@ def test_every_command_refuses_settings_in_the_same_way(
 def test_a_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        assert main(["serve", "--port", str(port)]) == 2
+        assert main(["serve", "--port", str(port)]) == 75
     error = capsys.readouterr().err
     assert f"can't listen on 127.0.0.1:{port}: Address already in use;" in error
 
 
 def test_an_address_of_another_machine_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     keys = 'server.api_keys=["a-long-enough-key"]'
-    assert main(["serve", "--host", "192.0.2.1", "--set", keys]) == 2
+    assert main(["serve", "--host", "192.0.2.1", "--set", keys]) == 75
     assert "can't listen on 192.0.2.1" in capsys.readouterr().err
 
 
@@ -93,8 +94,53 @@ def test_arguments_that_are_passed_on_hold_in_any_folder(tmp_path: Path) -> None
 def test_a_model_that_is_none_is_named_at_once(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "letter.txt").touch()
     assert main([*command.split(), "--set", f"model.path={tmp_path}"]) == 2
     assert f"model.path: {tmp_path} is not the folder of a checkpoint" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["serve", "service install --dry-run"])
+def test_a_disk_that_is_not_mounted_may_be_later(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An empty folder is what a mount point is without its disk."""
+    for path in (tmp_path, tmp_path / "absent"):
+        assert main([*command.split(), "--model", str(path)]) == 75
+        assert "is its disk mounted?" in capsys.readouterr().err
+    assert main([*command.split(), "--config", str(tmp_path / "absent.toml")]) == 75
+
+
+def test_a_service_manager_may_want_another_status_for_what_a_restart_does_not_mend() -> None:
+    wrong = ["serve", "--set", "server.prot=1"]
+    assert main(wrong) == 2
+    assert main([*wrong, "--give-up-status", "0"]) == 0
+    missing = ["serve", "--model", "/no/such/folder", "--give-up-status", "0"]
+    assert main(missing) == 75
+
+
+def test_a_relative_model_is_the_one_that_was_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a file from the file's folder, on the command line from the working folder."""
+    for folder in (tmp_path / "here/model", tmp_path / "etc/model"):
+        folder.mkdir(parents=True)
+        (folder / "config.json").touch()
+    config = tmp_path / "etc/settings.toml"
+    config.write_text('[model]\npath = "model"\n')
+    monkeypatch.chdir(tmp_path / "here")
+    options = build_parser().parse_args(["service", "install", "--config", str(config)])
+    assert load_settings(options).model.path == str(tmp_path / "etc/model")
+    options = build_parser().parse_args(["service", "install", "--set", "model.path=model"])
+    assert settings_arguments(options) == [
+        *("--set", f'model.path="{tmp_path / "here/model"}"'),
+    ]
+
+
+@pytest.mark.parametrize("name", ["server.api_keys", " server.api_keys ", "server . api_keys"])
+def test_api_keys_are_not_written_into_a_services_command_line(name: str) -> None:
+    arguments = ["service", "install", "--set", f'{name}=["a-long-enough-key"]']
+    with pytest.raises(ConfigError, match="settings file"):
+        settings_arguments(build_parser().parse_args(arguments))
 
 
 INTERRUPTED = """

@@ -18,7 +18,7 @@ from tests.unit.engine.fakes import (
     submit,
 )
 from vlm_server.cache.caches import Caches, EncodedImage
-from vlm_server.engine.inbox import EncodeDone, Message, PrepareDone
+from vlm_server.engine.inbox import EncodeDone, LoadDone, Message, PrepareDone
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import Governor
@@ -28,6 +28,7 @@ from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.ports import (
     EncodeWork,
+    LoadWork,
     Prepared,
     PreparedPrompt,
     PrepareWork,
@@ -52,6 +53,8 @@ class ScriptedPreparers:
     works: dict[str, PrepareWork] = field(default_factory=dict)
     outcome: Callable[[Submit], Prepared] | None = outcome_of
     """What is made of each at once; None if the test says."""
+    use_disk: bool = True
+    """Of what is being made."""
 
     @property
     def num_tracked(self) -> int:
@@ -64,6 +67,7 @@ class ScriptedPreparers:
 
     def finish(self, request_id: str, outcome: Prepared | RequestError | None = None) -> None:
         work = self.works.pop(request_id)
+        self.use_disk = work.use_disk
         if outcome is None:
             try:
                 outcome = (self.outcome or outcome_of)(work.submit)
@@ -98,6 +102,30 @@ class ScriptedEncoder:
         self.inbox.put(EncodeDone(work, made))
 
 
+@dataclass
+class ScriptedDiskReader:
+    """A disk reader that is done when a test says so; at once if `is_fast`."""
+
+    caches: Caches
+    inbox: SimpleQueue[Message]
+    is_fast: bool = True
+    work: LoadWork | None = None
+    done: list[LoadWork] = field(default_factory=list)
+
+    def start(self, work: LoadWork) -> None:
+        assert self.work is None, "one request at a time"
+        self.work = work
+        if self.is_fast:
+            self.finish()
+
+    def finish(self) -> None:
+        work, self.work = self.work, None
+        assert work is not None
+        self.done.append(work)
+        loaded = self.caches.load(work.load, lambda: work.cancellation.is_cancelled)
+        self.inbox.put(LoadDone(work.request_id, loaded))
+
+
 class Engine:
     """A loop, everything that it sent, and everything that it planned.
 
@@ -125,6 +153,7 @@ class Engine:
         self.scheduler = scheduler(self.config, ByteDecoder(), self.caches, self.admission)
         self.inbox = ImpatientQueue()
         self.preparers = ScriptedPreparers(self.inbox)
+        self.disk_reader = ScriptedDiskReader(self.caches, self.inbox)
         self.encoder = ScriptedEncoder(self.inbox)
         self.events: list[Event] = []
         self.plans: list[SchedulerOutput] = []
@@ -136,6 +165,7 @@ class Engine:
             self.scheduler,
             self.runner,
             self.preparers,
+            self.disk_reader,
             self.encoder,
             self.governor,
             self.events.append,
@@ -191,7 +221,8 @@ class Engine:
         before, idle = len(self.events), 0
         while idle < 2 or not self.inbox.empty():
             plan = self.step()
-            has_work = plan.has_runner_work or plan.prepare or plan.encode or plan.refused
+            planned = (plan.prepare, plan.load, plan.encode, plan.refused)
+            has_work = plan.has_runner_work or any(planned)
             idle = 0 if has_work else idle + 1
             steps -= 1
             assert steps, "no end"

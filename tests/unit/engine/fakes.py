@@ -18,9 +18,9 @@ from tests.unit.cache.prompts import is_boundary, parts_of
 from vlm_server.cache.caches import Caches
 from vlm_server.cache.holds import CacheHolds
 from vlm_server.cache.prompt_key import MediaSpan, PromptKey
+from vlm_server.child.cancellation import Cancellation
 from vlm_server.engine.scheduling.limits import SchedulerConfig
 from vlm_server.errors import InternalError, InvalidRequest, RequestError
-from vlm_server.child.cancellation import Cancellation
 from vlm_server.ports import (
     EncodeWork,
     MediaInputs,
@@ -96,15 +96,18 @@ def prompt(text: str = "hello", images: int = 0) -> PreparedPrompt:
     return PreparedPrompt(np.array(ids, dtype=np.int32), spans)
 
 
-def prepared(made: PreparedPrompt, caches: Caches | None = None) -> Prepared:
+def prepared(
+    made: PreparedPrompt, caches: Caches | None = None, *, use_disk: bool = True
+) -> Prepared:
     """`made` with what `caches` have of it, and pixels for the rest."""
     caches = Caches.of() if caches is None else caches
     holds = CacheHolds(caches, made.key, made.cache_salt, made.atomic_prefill_tokens)
     inputs: dict[int, MediaInputs] = {}
+    load = holds.look_up(on_disk=use_disk)
     for index in list(holds.missing()):
-        if not holds.lease_features(index, from_disk=True):
+        if load is None or not load.covers(index):
             inputs[index] = {"pixel_values": np.zeros((1, 2), np.float32)}
-    return Prepared(made, holds, inputs)
+    return Prepared(made, holds, inputs, load)
 
 
 def answer_tokens(made: PreparedPrompt, choice: int = 0) -> list[int]:
@@ -318,7 +321,9 @@ class FakePreparer:
         self.gate.set()
         self._lock = threading.Lock()
 
-    def prepare(self, submit: Submit, cancellation: Cancellation) -> Prepared:
+    def prepare(
+        self, submit: Submit, cancellation: Cancellation, *, use_disk: bool = True
+    ) -> Prepared:
         cancellation.on_cancel(lambda: self.cancelled_ids.append(submit.request_id))
         with self._lock:
             self.num_running += 1

@@ -26,14 +26,14 @@ from tests.unit.engine.fakes import (
     texts,
 )
 from vlm_server.cache.caches import Caches
+from vlm_server.child.cancellation import Cancellation
 from vlm_server.engine.inbox import Inbox
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.scheduling.scheduler import Scheduler
-from vlm_server.engine.threads import EncoderThread, PreparerThreads
+from vlm_server.engine.threads import DiskReaderThread, EncoderThread, PreparerThreads
 from vlm_server.errors import EngineBroken
-from vlm_server.child.cancellation import Cancellation
 from vlm_server.ports import (
     EncodeWork,
     Prepared,
@@ -79,6 +79,7 @@ class Engine:
             self.scheduler,
             self.runner,
             PreparerThreads(self.preparer, self.inbox, threads),
+            DiskReaderThread(caches, self.inbox),
             EncoderThread(self.encoder, self.inbox),
             governor,
             self.events.append,
@@ -168,7 +169,9 @@ def test_a_slow_preparation_does_not_hold_up_the_others():
 
 def test_a_text_is_prepared_while_pictures_keep_all_preparers_busy():
     class SlowWithPictures(FakePreparer):
-        def prepare(self, submit: Submit, cancellation: Cancellation) -> Prepared:
+        def prepare(
+            self, submit: Submit, cancellation: Cancellation, *, use_disk: bool = True
+        ) -> Prepared:
             if submit.has_media:
                 return super().prepare(submit, cancellation)
             return outcome_of(submit)
@@ -306,7 +309,8 @@ def test_stats_return_to_nothing_when_idle():
         time.sleep(0.001)
     last = stats[-1]
     assert set(last.requests) == {
-        *("waiting", "preparing", "waiting_for_memory", "encoding", "prefill", "decode")
+        *("waiting", "preparing", "waiting_for_memory", "loading"),
+        *("encoding", "prefill", "decode"),
     }
     assert not any(last.requests.values())
     assert last.tracked == 0

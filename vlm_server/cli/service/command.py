@@ -86,10 +86,7 @@ def status(manager: ServiceManager) -> int:
 
 
 def write_privately(path: Path, content: bytes) -> None:
-    """Replace `path` atomically by `content`, readable by its owner only.
-
-    The file may contain an API key, given with `--set`.
-    """
+    """Replace `path` atomically by `content`, readable by its owner only."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -125,4 +122,4 @@ def _url(settings: Settings) -> str:
 
 
 def _manager() -> ServiceManager:
-    return manager_for(sys.platform, Path.home())
+    return manager_for(sys.platform, Path.home(), os.environ)

@@ -6,10 +6,11 @@ The function that runs a command is an argument, so that tests can see what woul
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -21,7 +22,10 @@ from vlm_server.cli.service.files import LABEL, UNIT, ServiceCommand
 Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 
 _BOOTSTRAP_TRIES = 20
-_BOOTSTRAP_PAUSE_SECONDS = 0.5
+_PAUSE_SECONDS = 0.5
+_DRAIN_SECONDS = 60.0
+"""How long a service is thought to take to end if launchd does not say."""
+_EXIT_TIMEOUT = re.compile(r"exit timeout = (\d+)")
 
 
 def run_command(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -60,6 +64,7 @@ class Launchd:
 
     home: Path
     run: Run = run_command
+    sleep: Callable[[float], None] = time.sleep
 
     @property
     def path(self) -> Path:
@@ -74,13 +79,29 @@ class Launchd:
     def load(self) -> None:
         (self.home / "Library" / "Logs").mkdir(parents=True, exist_ok=True)
         self.unload()
+        self._wait_until_gone()
         command = ("launchctl", "bootstrap", self._domain, str(self.path))
-        for _ in range(_BOOTSTRAP_TRIES):  # `bootout` returns before the old one has ended
+        for _ in range(_BOOTSTRAP_TRIES):
             result = self.run(command)
             if result.returncode in (0, 127):
                 break
-            time.sleep(_BOOTSTRAP_PAUSE_SECONDS)
+            self.sleep(_PAUSE_SECONDS)
         _check(result, command)
+
+    def _wait_until_gone(self) -> None:
+        """`bootout` returns while the old service still finishes its answers.
+
+        Until that has ended, or launchd has killed it, the new one can't be loaded.
+        """
+        waited, most = 0.0, _DRAIN_SECONDS
+        while waited < most:
+            result = self.run(("launchctl", "print", f"{self._domain}/{LABEL}"))
+            if result.returncode:
+                return
+            if told := _EXIT_TIMEOUT.search(result.stdout):
+                most = float(told[1]) + _DRAIN_SECONDS
+            self.sleep(_PAUSE_SECONDS)
+            waited += _PAUSE_SECONDS
 
     def unload(self) -> None:
         self.run(("launchctl", "bootout", f"{self._domain}/{LABEL}"))
@@ -96,14 +117,15 @@ class Launchd:
 
 @dataclass(frozen=True, slots=True)
 class SystemdUser:
-    """A unit of the user's systemd manager."""
+    """A unit of the user's systemd manager; `config_home` replaces `~/.config`."""
 
     home: Path
     run: Run = run_command
+    config_home: Path | None = None
 
     @property
     def path(self) -> Path:
-        return self.home / ".config" / "systemd" / "user" / UNIT
+        return (self.config_home or self.home / ".config") / "systemd" / "user" / UNIT
 
     def render(self, command: ServiceCommand) -> bytes:
         return files.systemd_unit(command)
@@ -112,9 +134,13 @@ class SystemdUser:
         return files.words_of_unit(self.path.read_bytes())
 
     def load(self) -> None:
-        for words in (("daemon-reload",), ("enable", UNIT), ("restart", UNIT)):
+        for words in (("daemon-reload",), ("enable", UNIT)):
             command = ("systemctl", "--user", *words)
             _check(self.run(command), command)
+        # One that has failed too often does not start otherwise; one that has not is no error.
+        self.run(("systemctl", "--user", "reset-failed", UNIT))
+        command = ("systemctl", "--user", "restart", UNIT)
+        _check(self.run(command), command)
 
     def unload(self) -> None:
         self.run(("systemctl", "--user", "disable", "--now", UNIT))
@@ -123,9 +149,12 @@ class SystemdUser:
         return self.run(("systemctl", "--user", "is-active", "--quiet", UNIT)).returncode == 0
 
 
-def manager_for(platform: str, home: Path) -> ServiceManager:
+def manager_for(platform: str, home: Path, environment: Mapping[str, str]) -> ServiceManager:
     """The manager of this system; `platform` is `sys.platform`."""
-    return Launchd(home) if platform == "darwin" else SystemdUser(home)
+    if platform == "darwin":
+        return Launchd(home)
+    config_home = environment.get("XDG_CONFIG_HOME", "")
+    return SystemdUser(home, config_home=Path(config_home) if os.path.isabs(config_home) else None)
 
 
 def _check(result: subprocess.CompletedProcess[str], command: Sequence[str]) -> None:

@@ -57,7 +57,7 @@ class Admission:
         together = self._resident([request, *admitted])
         decision = self._governor.admit(
             Demand(
-                resident_bytes=together - self._resident(admitted),
+                resident_bytes=together - self._resident(admitted) + request.load_bytes,
                 transient_bytes=max([transient, *theirs]),
                 alone_bytes=self._resident([request]),
             ),
@@ -81,6 +81,17 @@ class Admission:
             case _:
                 return Admit(transient)
 
+    def may_load(self, request: Request) -> bool:
+        """Whether what the disk has of `request` fits beside it, if it runs alone.
+
+        What does not is computed instead: nothing is read that no memory can be promised for.
+        """
+        load = request.load
+        if load is None:
+            return True
+        taken = load.size_bytes + load.transient_bytes
+        return self._resident([request]) + taken <= self._governor.free_bytes
+
     def make_room_for_reserved(self, admitted: Iterable[Request]) -> None:
         """Evict what was cached since, if it is in the way of what is reserved for `admitted`."""
         if reserved := self._reserved(list(admitted)):
@@ -92,7 +103,7 @@ class Admission:
         return self._governor.has_room(reserved + sum(one.transient_bytes for one in requests))
 
     def _transient(self, request: Request, admitted: list[Request]) -> int:
-        """Bytes at its worst moment: an encode, a chunk, or joining the others.
+        """Bytes at its worst moment: a read from disk, an encode, a chunk, or joining the others.
 
         Joining copies all sequences once. Beside that are its media's features, and a second time
         as part of the prompt's embeddings.
@@ -110,12 +121,13 @@ class Admission:
             estimator.of("encode", max(to_encode, default=0)),
             estimator.of("prefill", chunk),
             joining,
+            0 if request.load is None else request.load.transient_bytes,
         )
         features = request.num_media_tokens + sum(to_encode)
         return worst + features * estimator.feature_bytes
 
     def _reserved(self, admitted: list[Request]) -> int:
-        """Bytes that they will allocate until they end, beside what they hold."""
+        """Bytes that they, and what is read for them, will take until they end."""
         decoding = [one for one in admitted if one.state is State.DECODE]
         held = self._side_by_side(decoding, lambda one: one.num_kv_tokens)
         held += sum(
@@ -123,7 +135,8 @@ class Admission:
             for one in admitted
             if one.state is State.PREFILL and one.is_known_to_runner
         )
-        return max(0, self._resident(admitted) - held)
+        to_load = sum(one.load_bytes for one in admitted)
+        return max(0, self._resident(admitted) - held) + to_load
 
     def _resident(self, requests: list[Request]) -> int:
         """Bytes of their KV as it will be when the longest of them ends."""

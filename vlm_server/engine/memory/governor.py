@@ -197,6 +197,11 @@ class Governor:
         reading = self._memory.read()
         return reading.active_bytes + reserved_bytes - reading.limit_bytes
 
+    @property
+    def free_bytes(self) -> int:
+        """What requests may use beside what is there without any; negative if that is too much."""
+        return self._memory.read().limit_bytes - self._baseline_bytes
+
     def has_room(self, num_bytes: int) -> bool:
         """Whether so much more fits beside what arrays hold."""
         return self._missing(num_bytes) <= 0
@@ -205,7 +210,11 @@ class Governor:
         """A request has begun to wait for memory."""
         self._counts["wait"] += 1
 
-    # ---- around encodes, chunks and decode steps -------------------------------------
+    # ---- around reads, encodes, chunks and decode steps ------------------------------
+
+    def before_load(self, num_bytes: int) -> None:
+        """So much is read from disk next, at most."""
+        self._carry_out(self._guard(self._memory.read(), num_bytes))
 
     def before_encode(self, num_tokens: int) -> None:
         """Media of so many tokens are encoded next, and nothing else is."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from vlm_server.cache.caches import EncodedImage
+from vlm_server.cache.disk_load import DiskLoad, Loaded
 from vlm_server.cache.holds import CacheHolds
 from vlm_server.cache.lru import Lease
 from vlm_server.engine.request.choice import Choice
@@ -24,7 +25,10 @@ class Request:
         self.sampling = sampling
         self.state = State.WAITING
         self.submit: Submit | None = submit
-        """Dropped once the prompt is ready."""
+        """Dropped once nothing has to be prepared any more."""
+        self.may_use_disk = True
+        self.load: DiskLoad | None = None
+        """What is to be read from disk, until it is."""
         self.has_media = submit.has_media
         self.has_video = bool(submit.videos)
         self.max_tokens = sampling.max_tokens or 0
@@ -98,6 +102,11 @@ class Request:
         completion_tokens = sum(choice.num_generated for choice in self.choices)
         return Usage(prompt_tokens, completion_tokens, self.num_cached_tokens)
 
+    @property
+    def load_bytes(self) -> int:
+        """Memory that what is read from disk will take."""
+        return 0 if self.load is None else self.load.size_bytes
+
     # ---- what happens to it ----------------------------------------------------------
 
     def move_to(self, state: State) -> None:
@@ -106,17 +115,39 @@ class Request:
         self.state = state
 
     def set_prepared(self, prepared: Prepared, max_tokens: int) -> None:
-        """The prompt is ready; the encoded media of `submit` are not needed any more."""
+        """The prompt is ready; `submit` is needed only if what the disk has can't be read."""
         self._prompt, self._holds = prepared.prompt, prepared.holds
         self._inputs = dict(prepared.inputs)
-        self.submit, self.max_tokens = None, max_tokens
+        self.load, self.max_tokens = prepared.load, max_tokens
+        self.submit = None if self.load is None else self.submit
         self.num_prefilled = self.num_cached_tokens = prepared.holds.num_cached_tokens
         self.move_to(State.WAITING_FOR_MEMORY)
 
     def admit(self, transient_bytes: int) -> None:
         """It may take device memory from now on."""
         self.transient_bytes = transient_bytes
+        if self.load is not None:
+            self.move_to(State.LOADING)
+        else:
+            self.move_to(State.ENCODING if self.spans_to_encode else State.PREFILL)
+
+    def take_loaded(self, loaded: Loaded) -> None:
+        """All was read from disk that can be; what is missing without pixels is prepared again."""
+        assert self._holds is not None
+        self._holds.take(loaded)
+        if any(index not in self._inputs for index in self._holds.missing()):
+            self.prepare_again()
+            return
+        self.load = self.submit = None
+        self.num_prefilled = self.num_cached_tokens = self._holds.num_cached_tokens
         self.move_to(State.ENCODING if self.spans_to_encode else State.PREFILL)
+
+    def prepare_again(self) -> None:
+        """Begin anew, without the disk."""
+        self.release_holds()
+        self.load, self.may_use_disk, self.transient_bytes = None, False, 0
+        self.num_prefilled = self.num_cached_tokens = 0
+        self.move_to(State.WAITING)
 
     def rematch_prefix(self) -> None:
         """Look again how much of the prompt is cached by now, before its prefill begins."""
@@ -128,7 +159,7 @@ class Request:
         """The next of its media to encode; None if all are encoded, or found in a cache by now."""
         assert self._holds is not None
         for index in self._holds.missing():
-            if not self._holds.lease_features(index, from_disk=False):
+            if not self._holds.lease_features(index):
                 return EncodeWork(self.request_id, index, self.prompt, self._inputs[index])
         self._note_encoded()
         return None

@@ -14,6 +14,8 @@ class State(Enum):
     """A preparer thread tokenizes it, and decodes its media."""
     WAITING_FOR_MEMORY = "waiting_for_memory"
     """Prepared, and not admitted yet."""
+    LOADING = "loading"
+    """Admitted; what the disk has of it is read, or waits to be."""
     ENCODING = "encoding"
     """Admitted; some of its media are not encoded yet."""
     PREFILL = "prefill"
@@ -33,13 +35,15 @@ class State(Enum):
         return self in _ADMITTED
 
 
-_ADMITTED = frozenset({State.ENCODING, State.PREFILL, State.DECODE})
+_ADMITTED = frozenset({State.LOADING, State.ENCODING, State.PREFILL, State.DECODE})
 _ENDS_EARLY = frozenset({State.FINISHED_ABORTED, State.FINISHED_FAILED})
 
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.WAITING: _ENDS_EARLY | {State.PREPARING},
     State.PREPARING: _ENDS_EARLY | {State.WAITING_FOR_MEMORY},
-    State.WAITING_FOR_MEMORY: _ENDS_EARLY | {State.ENCODING, State.PREFILL},
+    State.WAITING_FOR_MEMORY: _ENDS_EARLY
+    | {State.WAITING, State.LOADING, State.ENCODING, State.PREFILL},
+    State.LOADING: _ENDS_EARLY | {State.WAITING, State.ENCODING, State.PREFILL},
     State.ENCODING: _ENDS_EARLY | {State.PREFILL},
     State.PREFILL: _ENDS_EARLY | {State.DECODE},
     State.DECODE: _ENDS_EARLY | {State.FINISHED_ANSWERED},

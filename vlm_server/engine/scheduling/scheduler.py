@@ -7,8 +7,8 @@ One step, which `engine.loop` drives:
     result   = launched.result()
     events   = scheduler.update(plan, result)
 
-Beside `schedule` and `update` there is only what comes in: `add`, `abort`, `prepared`, `encoded`,
-`drain`. Nobody else changes a request.
+Beside `schedule` and `update` there is only what comes in: `add`, `abort`, `prepared`, `loaded`,
+`encoded`, `drain`. Nobody else changes a request.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from vlm_server.cache.caches import Caches, EncodedImage
+from vlm_server.cache.disk_load import Loaded
+from vlm_server.child.cancellation import Cancellation
 from vlm_server.engine.memory.admission import Admission, Admit, Refuse, Wait
 from vlm_server.engine.request.detokenizer import Decoder
 from vlm_server.engine.request.request import Request
@@ -34,6 +36,7 @@ from vlm_server.errors import (
 )
 from vlm_server.ports import (
     EncodeWork,
+    LoadWork,
     NewRequest,
     PrefillWork,
     Prepared,
@@ -95,6 +98,8 @@ class Scheduler:
         """In the order in which they came."""
         self._arbiter = EncoderPrefillArbiter(self._requests, config.max_num_seqs)
         self._preparer_queue = PreparerQueue(config.max_preparing, max_ready=config.max_num_seqs)
+        self._loading: LoadWork | None = None
+        """What the disk reader has; its request may have ended."""
         self._finished_seqs: list[SeqId] = []
         """Sequences that have ended since the last plan, and that the runner still holds."""
         self._is_draining = False
@@ -122,6 +127,8 @@ class Scheduler:
         if request is None:
             return []
         self._preparer_queue.cancel(request_id)
+        if self._loading and self._loading.request_id == request_id:
+            self._loading.cancellation.cancel()
         request.move_to(State.FINISHED_ABORTED)
         self._forget(request)
         return [Finished(request_id, request.usage, is_aborted=True)]
@@ -143,6 +150,15 @@ class Scheduler:
             return self._fail(request, error)
         request.set_prepared(outcome, max_tokens)
         return []
+
+    def loaded(self, request_id: str, loaded: Loaded) -> None:
+        """What the disk had of a request was read; it may have been aborted meanwhile."""
+        self._loading = None
+        request = self._requests.get(request_id)
+        if request is None:
+            loaded.release()
+        else:
+            request.take_loaded(loaded)
 
     def encoded(self, work: EncodeWork, outcome: EncodedImage | RequestError) -> list[Event]:
         """The encoder is done with `work`, whose request may have been aborted meanwhile."""
@@ -169,6 +185,7 @@ class Scheduler:
         """All that the next step does; see `SchedulerOutput`."""
         prepare = self._start_preparing()
         refused = self._admit_waiting()
+        load = self._start_load()
         encode = self._start_encode(beside=None)
         # Listed before the chunk: a prompt that ends with it decodes from the next step on.
         decode = tuple(seq for r in self._in_state(State.DECODE) for seq in r.seqs)
@@ -184,6 +201,7 @@ class Scheduler:
         requests = self._requests.values()
         return SchedulerOutput(
             prepare=prepare,
+            load=load,
             encode=encode,
             encode_next=encode_next,
             finished_seqs=finished_seqs,
@@ -242,7 +260,8 @@ class Scheduler:
         for request in self._preparer_queue.next(self._requests.values()):
             request.move_to(State.PREPARING)
             assert request.submit is not None
-            work.append(PrepareWork(request.submit, self._preparer_queue.start(request)))
+            cancellation = self._preparer_queue.start(request)
+            work.append(PrepareWork(request.submit, cancellation, request.may_use_disk))
         return tuple(work)
 
     def _admit_waiting(self) -> dict[str, RequestError]:
@@ -253,11 +272,15 @@ class Scheduler:
         """
         self._admission.make_room_for_reserved(self._admitted())
         encoding = self._arbiter.encoding
-        is_settled = not self._finished_seqs and (
-            encoding is None or encoding.request_id in self._requests
+        under_way = [work for work in (encoding, self._loading) if work]
+        is_settled = not self._finished_seqs and all(
+            work.request_id in self._requests for work in under_way
         )
         refused = dict[str, RequestError]()
         for request in list(self._in_state(State.WAITING_FOR_MEMORY)):
+            if not self._admission.may_load(request):
+                request.prepare_again()
+                continue
             match self._admission.decide(request, self._admitted(), is_settled=is_settled):
                 case Admit(transient_bytes):
                     request.admit(transient_bytes)
@@ -266,6 +289,14 @@ class Scheduler:
                 case Wait():
                     break
         return refused
+
+    def _start_load(self) -> LoadWork | None:
+        """What to read from disk: of one request at a time, the oldest first."""
+        request = next(self._in_state(State.LOADING), None)
+        if self._loading is not None or request is None or request.load is None:
+            return None
+        self._loading = LoadWork(request.request_id, request.load, Cancellation())
+        return self._loading
 
     def _start_encode(self, beside: Request | None) -> EncodeWork | None:
         """What the encoder should start, beside the last chunk of `beside` if there is one."""
@@ -354,9 +385,10 @@ class Scheduler:
 
     @property
     def _num_tracked(self) -> int:
-        """Requests that are live, being prepared or being encoded."""
-        encoding = {self._arbiter.encoding.request_id} if self._arbiter.encoding else set()
-        return len(self._requests.keys() | self._preparer_queue.request_ids | encoding)
+        """Requests that are live, being prepared, read from disk or encoded."""
+        works = (self._arbiter.encoding, self._loading)
+        under_way = {work.request_id for work in works if work}
+        return len(self._requests.keys() | self._preparer_queue.request_ids | under_way)
 
     def _fail(self, request: Request, error: RequestError) -> list[Event]:
         request.move_to(State.FINISHED_FAILED)
@@ -370,7 +402,9 @@ class Scheduler:
             self._finished_seqs += request.seqs  # even if only its prompt was begun
 
 
-_BEFORE_FIRST_TOKEN = frozenset({State.WAITING, State.PREPARING, State.ENCODING, State.PREFILL})
+_BEFORE_FIRST_TOKEN = frozenset(
+    {State.WAITING, State.PREPARING, State.LOADING, State.ENCODING, State.PREFILL}
+)
 """Of `waits_for_first_token`; a request that waits for memory has a flag of its own."""
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
-import os
 from dataclasses import dataclass
 
 import mlx.core as mx
+
+from vlm_server import machine
 
 _CUDA_PADDING_TOKENS = 64
 
@@ -22,7 +23,7 @@ class Device:
     """What differs between devices.
 
     name: for people and for cache keys: `cpu`, or the GPU's name.
-    memory_bytes: all that it has; a CPU's is the machine's.
+    memory_bytes: all that it has; a CPU's is what the process may use of the machine's.
     suitable_bytes: what a program may use of it without harm to the rest of the machine.
     """
 
@@ -69,7 +70,7 @@ class Device:
 
 def current_device() -> Device:
     """MLX's default device."""
-    machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    machine_bytes = machine.memory_bytes()
     device = mx.default_device()
     if device.type == mx.DeviceType.cpu:
         return Device(DeviceKind.CPU, "cpu", machine_bytes, machine_bytes // 2)

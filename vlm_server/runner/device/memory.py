@@ -34,6 +34,11 @@ class MlxMemory:
         mx.set_cache_limit(self._pool_limit_bytes)
 
     @property
+    def limit_bytes(self) -> int:
+        """`memory.limit_bytes`, or what suits the device."""
+        return self._limit_bytes
+
+    @property
     def pool_limit_bytes(self) -> int:
         return self._pool_limit_bytes
 

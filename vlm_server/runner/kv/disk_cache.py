@@ -1,28 +1,31 @@
 """Features and KV on disk, beneath the caches in memory.
 
-The inference thread only notes what is new; a writer thread writes it, and the threads that
-prepare requests read. What can't be written or read is a miss, and fails no request.
+The inference thread only notes what is new; a writer thread writes it, and the disk reader reads.
+What can't be written or read is a miss, and fails no request.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
 import mlx.core as mx
 
-from vlm_server.cache.block_hash import BlockWalk, KVBlock, KVBlockIndex, block_after
+from vlm_server.cache.block_hash import KVBlock, KVBlockIndex, block_after
 from vlm_server.cache.cache import Cache, EncodedImage
 from vlm_server.cache.disk import DiskStore
 from vlm_server.cache.disk_files import default_folder
-from vlm_server.cache.disk_tier import DiskTier, NoDisk
+from vlm_server.cache.disk_tier import DiskTier, NoDisk, StoredPrefixSizes
 from vlm_server.cache.prefix import Source
 from vlm_server.cache.prompt_key import PromptKey
+from vlm_server.errors import OutOfMemory
+from vlm_server.runner.device.memory import NO_MEMORY, is_out_of_memory
 from vlm_server.runner.kv.records import (
     UNREADABLE,
     PrefixHeader,
@@ -41,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_QUEUED_BYTES = 256 << 20
 """Of arrays that wait to be written: what is more is not stored, or the next time."""
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,8 @@ class DiskCache:
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()
         self._queued: dict[str, int] = {}
         """Sizes of what waits to be written, by key."""
+        self._is_failing = False
+        """Whether the last file could not be written at first."""
         self._read_headers()
         self._writer = threading.Thread(target=self._write_all, name="disk cache", daemon=True)
         self._writer.start()
@@ -93,6 +99,12 @@ class DiskCache:
             is_known = self._is_known(stored)
         if not is_known and features.size_bytes <= self._room:
             self._add(_Job(stored, features_record(self._fingerprint, key, features)))
+
+    def find_features(self, key: str) -> int | None:
+        size_bytes = self._store.size_of(_features_key(key))
+        if size_bytes is None:
+            self._store.count_miss()
+        return size_bytes
 
     def load_features(self, key: str) -> ImageFeatures | None:
         stored = _features_key(key)
@@ -121,41 +133,57 @@ class DiskCache:
             self._add(_Job(block.key, record, after))
             start, after = end, (*after, block.key)
 
-    def load_prefix(
+    def find_prefix(
         self, prompt: PromptKey, known: int, limit: int, salt: str, least: int
-    ) -> StoredPrefix | None:
-        with self._lock:
-            walk = self._blocks.walk(prompt, limit, salt, self._store.__contains__)
-        if walk.length <= known or walk.length < least:
+    ) -> StoredPrefixSizes | None:
+        length, sizes = known, list[int]()
+        for block, start, count in self._blocks_after(prompt, known, limit, salt):
+            size_bytes = self._store.size_of(block.key)
+            if size_bytes is None or sum(sizes) + size_bytes > self._prefix_bytes:
+                break
+            sizes.append(size_bytes)
+            length = start + count
+        if length <= known or length < least:
             self._store.count_miss()
             return None
-        loaded = self._load_after(known, walk)
-        self._store.touch(reversed(walk.keys))
-        return loaded
+        return StoredPrefixSizes(length, sum(sizes), max(sizes))
 
-    # ---- reading -------------------------------------------------------------------
-
-    def _load_after(self, known: int, walk: BlockWalk) -> StoredPrefix | None:
-        """What can be read of the blocks that end after the first `known` positions."""
-        start = at = size_bytes = 0
-        segments, snapshot = list[tuple[KVSegment, int]](), None
-        for block, count in walk.blocks:
-            at += count
-            if at <= known:
-                start = at
-                continue
+    def load_prefix(
+        self, prompt: PromptKey, known: int, limit: int, salt: str
+    ) -> Iterator[StoredPrefix]:
+        read = list[str]()
+        for block, start, count in self._blocks_after(prompt, known, limit, salt):
             record = self._load(block.key, block)
             if record is None:
                 break
-            size_bytes += record.size_bytes
-            if size_bytes > self._prefix_bytes:
-                break
-            segments.append((record.segment, count))
-            snapshot = record.snapshot
-        return StoredPrefix(start, segments, snapshot) if segments else None
+            read.append(block.key)
+            yield StoredPrefix(start, record.segment, count, record.snapshot)
+            del record  # or it would be held while the next one is read
+        self._store.touch(reversed(read))
+
+    # ---- reading -------------------------------------------------------------------
+
+    def _blocks_after(
+        self, prompt: PromptKey, known: int, limit: int, salt: str
+    ) -> list[tuple[KVBlock, int, int]]:
+        """Blocks that have something after the first `known` positions of `prompt`, in order.
+
+        Each with the position it starts at, and how many of its positions match.
+        """
+        with self._lock:
+            walk = self._blocks.walk(prompt, limit, salt, self._store.__contains__)
+        blocks, at = [], 0
+        for block, count in walk.blocks:
+            if at + count > known:
+                blocks.append((block, at, count))
+            at += count
+        return blocks
 
     def _load(self, key: str, subject: str | KVBlock) -> Record | None:
-        """What is stored of `subject`; None if nothing is, or it is unusable and so deleted."""
+        """What is stored of `subject`; None if nothing is, or it is unusable and so deleted.
+
+        Raises OutOfMemory; the file is sound then, and stays.
+        """
         data = self._store.get(key)
         if data is not None:
             record = self._parse(data)
@@ -168,7 +196,9 @@ class DiskCache:
     def _parse(self, data: bytes) -> Record | None:
         try:
             return Record.read(data)
-        except UNREADABLE:
+        except (MemoryError, *UNREADABLE) as error:
+            if is_out_of_memory(error):
+                raise OutOfMemory(NO_MEMORY) from error
             logger.debug("a cache file can't be parsed", exc_info=True)
             return None
 
@@ -217,7 +247,7 @@ class DiskCache:
             try:
                 is_written = self._write(job)
             except Exception as error:  # noqa: BLE001 - requests go on without
-                logger.warning("a cache file can't be written: %s", error)
+                self._note_failure(error)
                 is_written = False
             with self._lock:
                 del self._queued[job.key]
@@ -236,9 +266,27 @@ class DiskCache:
         self._drop(gone)
         if job.key in self._store:  # though nothing usable was there
             self._store.discard(job.key)
-        self._store.put(job.key, job.record.write)
+        try:
+            self._store.put(job.key, job.record.write)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            self._note_failure(error)
+            self._drop(self._store.evict(job.record.size_bytes, keep=job.after))
+            self._store.put(job.key, job.record.write)
+        else:
+            self._is_failing = False
         self._store.touch((job.key, *reversed(job.after)))
         return True
+
+    def _note_failure(self, error: Exception) -> None:
+        """Warn once, until a file is written again without trouble."""
+        level = logging.DEBUG if self._is_failing else logging.WARNING
+        self._is_failing = True
+        if isinstance(error, OSError) and error.errno in _FULL:
+            logger.log(level, "the disk of the cache is full: older files make room for newer ones")
+        else:
+            logger.log(level, "a cache file can't be written: %s", error)
 
     def _drop(self, keys: Iterable[str]) -> None:
         with self._lock:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import mlx.core as mx
 import msgspec
 import numpy as np
-from safetensors import SafetensorError, deserialize, safe_open
+from safetensors import SafetensorError, safe_open
 
 from vlm_server.cache.block_hash import KVBlock
 from vlm_server.cache.prompt_key import MediaSpan, PromptKey
@@ -31,6 +31,18 @@ _DTYPES = {
     "U8": "u1",
     "U32": "<u4",
 }
+_NAMES = {
+    mx.bool_: "BOOL",
+    mx.bfloat16: "BF16",
+    mx.float16: "F16",
+    mx.float32: "F32",
+    mx.int32: "I32",
+    mx.int64: "I64",
+    mx.uint8: "U8",
+    mx.uint32: "U32",
+}
+_ALIGNMENT = 8
+"""Of the first array in a file, in bytes."""
 UNREADABLE = (OSError, RuntimeError, ValueError, KeyError, msgspec.MsgspecError, SafetensorError)
 """What reading something that is no record raises."""
 
@@ -40,6 +52,14 @@ class _Layer(msgspec.Struct, frozen=True):
 
     counters: tuple[str, ...]
     arrays: tuple[bool, ...]
+
+
+class _Tensor(msgspec.Struct, frozen=True):
+    """An entry of a file's header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
 
 
 class FeaturesHeader(msgspec.Struct, frozen=True, tag="features"):
@@ -88,7 +108,6 @@ class PrefixHeader(msgspec.Struct, frozen=True, tag="prefix"):
 
 Header = FeaturesHeader | PrefixHeader
 _decoder: msgspec.json.Decoder[Header] = msgspec.json.Decoder(Header)
-_deserialize: Any = deserialize  # not typed
 
 
 class Record:
@@ -105,9 +124,24 @@ class Record:
         return of_each + 2 * len(self._encoded) + 256
 
     def write(self, path: Path) -> None:
-        """Evaluates the arrays, which another thread may have launched."""
-        mx.eval(self._arrays)
-        mx.save_safetensors(str(path), self._arrays, {_HEADER: self._encoded})
+        """Evaluates the arrays, which another thread may have launched. Raises OSError.
+
+        Not by `mx.save_safetensors`, whose errors do not tell a full disk from others.
+        """
+        arrays = {name: mx.contiguous(array) for name, array in self._arrays.items()}
+        mx.eval(arrays)
+        header: dict[str, object] = {"__metadata__": {_HEADER: self._encoded}}
+        end = 0
+        for name, array in arrays.items():
+            offsets = [end, end := end + array.nbytes]
+            dtype = _NAMES[array.dtype]
+            header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": offsets}
+        text = msgspec.json.encode(header)
+        text += b" " * (-len(text) % _ALIGNMENT)
+        with path.open("wb", buffering=0) as file:
+            _write_all(file, memoryview(len(text).to_bytes(8, "little") + text))
+            for array in arrays.values():
+                _write_all(file, memoryview(array))  # type: ignore[arg-type]  # it is a buffer
 
     @classmethod
     def read(cls, data: bytes) -> Record:
@@ -116,11 +150,14 @@ class Record:
         Not by `mx.load` from a file object: MLX would read that lazily, on a thread that needs the
         GIL, while `mx.clear_cache` on another thread holds the GIL and waits for MLX's threads.
         """
-        arrays = {name: _array(**entry) for name, entry in _deserialize(data)}
+        start = 8 + int.from_bytes(data[:8], "little")
+        entries = msgspec.json.decode(data[8:start], type=dict[str, dict[str, Any]])
+        header = _decoder.decode(entries.pop("__metadata__")[_HEADER])
+        tensors = msgspec.convert(entries, dict[str, _Tensor])
+        content = memoryview(data)[start:]
+        arrays = {name: _array(tensor, content) for name, tensor in tensors.items()}
         mx.eval(arrays)
-        length = int.from_bytes(data[:8], "little")
-        metadata = msgspec.json.decode(data[8 : 8 + length])["__metadata__"]
-        return cls(_decoder.decode(metadata[_HEADER]), arrays)
+        return cls(header, arrays)
 
     @property
     def features(self) -> ImageFeatures:
@@ -151,11 +188,21 @@ class Record:
         return msgspec.json.encode(self.header).decode()
 
 
-def _array(dtype: str, shape: list[int], data: bytes) -> mx.array:
-    """An array of safetensors, from its bytes. numpy has no bfloat16."""
-    if dtype == "BF16":
-        return mx.array(np.frombuffer(data, "<u2").reshape(shape)).view(mx.bfloat16)
-    return mx.array(np.frombuffer(data, _DTYPES[dtype]).reshape(shape))
+def _array(tensor: _Tensor, content: memoryview) -> mx.array:
+    """An array of safetensors, copied out of its file's content. numpy has no bfloat16."""
+    first, last = tensor.data_offsets
+    if tensor.dtype == "BF16":
+        numbers = np.frombuffer(content[first:last], "<u2").reshape(tensor.shape)
+        return mx.array(numbers).view(mx.bfloat16)
+    numbers = np.frombuffer(content[first:last], _DTYPES[tensor.dtype])
+    return mx.array(numbers.reshape(tensor.shape))
+
+
+def _write_all(file: BinaryIO, part: memoryview) -> None:
+    """Unbuffered files may take less than they are given, as when the disk is nearly full."""
+    data = part.cast("B") if part.nbytes else memoryview(b"")
+    while data:
+        data = data[file.write(data) :]
 
 
 def read_header(path: Path) -> Header:
@@ -192,24 +239,27 @@ class StoredPrefix:
     """The `Source` of what was read of a prompt, from position `start` on."""
 
     def __init__(
-        self, start: int, segments: list[tuple[KVSegment, int]], snapshot: LayerStates | None
+        self, start: int, segment: KVSegment, count: int, snapshot: LayerStates | None
     ) -> None:
-        """Segments, each with how many of its first positions match; `snapshot` is after all."""
+        """The first `count` positions of `segment` match; `snapshot` is after those."""
         self._start = start
-        self.length = start + sum(count for _, count in segments)
+        self._segment = segment
+        self.length = start + count
         self.snapshots = {} if snapshot is None else {self.length: snapshot}
-        cut = [[array[:, :, :count] for array in segment.arrays] for segment, count in segments]
-        sides = zip(*cut, strict=True)
-        self._arrays = [mx.concatenate(list(parts), axis=2) for parts in sides]
 
     def size_bytes(self, start: int, end: int) -> int:
-        per_token = sum(array.nbytes // array.shape[2] for array in self._arrays)
+        per_token = sum(array.nbytes // array.shape[2] for array in self._segment.arrays)
         return per_token * (end - start)
 
     def take(self, start: int, end: int) -> KVSegment:
-        """Evaluated: whoever uses it is on another thread."""
-        positions = slice(start - self._start, end - self._start)
-        taken = tuple(mx.contiguous(array[:, :, positions]) for array in self._arrays)
+        """Evaluated: whoever uses it is on another thread. Raises ValueError for what it lacks."""
+        if not self._start <= start <= end <= self.length:
+            raise ValueError(f"positions {start} to {end} are not among those that were read")
+        first, last = start - self._start, end - self._start
+        arrays = self._segment.arrays
+        if first == 0 and all(array.shape[2] == last for array in arrays):
+            return self._segment
+        taken = tuple(mx.contiguous(array[:, :, first:last]) for array in arrays)
         mx.eval(taken)
         return KVSegment(taken)
 

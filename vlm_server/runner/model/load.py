@@ -16,10 +16,17 @@ from vlm_server.errors import ModelLoadError
 from vlm_server.host_model import HostModel
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.model.checkpoint import check_files, check_shards, read_json, reason_of
-from vlm_server.runner.model.evaluate import evaluate
+from vlm_server.runner.model.evaluate import arrays_of, evaluate
 from vlm_server.runner.model.families import Family, refuse_unservable
 from vlm_server.runner.model.host import host_model
 from vlm_server.runner.model.probe import family_of
+from vlm_server.runner.model.weights import (
+    Budget,
+    check_files_fit,
+    check_fits,
+    dtype_on,
+    weight_bytes,
+)
 from vlm_server.runner.text.lm_head import use_last_token_head
 from vlm_server.runner.text.mrope import DecodePositions, decode_positions, use_shared_mrope
 from vlm_server.runner.vision.patches import use_fast_patches
@@ -62,18 +69,24 @@ class LoadedModel:
         self.family.forget_positions(self.language_model)
 
 
-def load(settings: ModelSettings, device: Device) -> LoadedModel:
+def load(settings: ModelSettings, device: Device, limit_bytes: int) -> LoadedModel:
     """The checkpoint in folder `settings.path`. Runs no code from it and fetches nothing.
 
-    Raises ModelLoadError if the folder is no checkpoint that can be served.
+    Raises ModelLoadError if the folder is no checkpoint that can be served, or if its weights take
+    more than `limit_bytes`.
     """
     folder = Path(settings.path)
     config = _read_config(folder)
     refuse_unservable(config)
+    dtype, budget = dtype_on(device, settings.dtype), Budget(limit_bytes, device)
+    check_files_fit(folder, dtype, budget)
     model, processor = _load(folder)
     family = family_of(str(config["model_type"]), model, processor)
     _warn_of_unchecked(family)
-    _set_dtype(model, settings.dtype, device)
+    if dtype != "auto":
+        model.set_dtype(_DTYPES[dtype])
+    size_bytes = sum(array.nbytes for array in arrays_of(model))
+    check_fits(size_bytes, weight_bytes(folder, "auto"), dtype, budget)
     _make_fast(family, model, processor, device)
     host = host_model(settings, config, family, model, processor)
     evaluate(model)
@@ -135,14 +148,6 @@ def _warn_of_unchecked(family: Family) -> None:
             "be wrong where prompts are chunked or requests batched",
             family.name,
         )
-
-
-def _set_dtype(model: Any, name: str, device: Device) -> None:
-    """Cast floating-point weights; MLX's CPU is fast in float32 alone."""
-    if name == "auto" and device.is_cpu:
-        name = "float32"
-    if name != "auto":
-        model.set_dtype(_DTYPES[name])
 
 
 def _default_temperature(generation: dict[str, Any]) -> float:

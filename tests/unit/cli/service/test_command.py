@@ -12,20 +12,47 @@ import pytest
 from vlm_server.cli.failure import CommandFailed
 from vlm_server.cli.main import build_parser, main
 from vlm_server.cli.service import command as service
-from vlm_server.cli.service.manager import Launchd, ServiceManager, SystemdUser, run_command
+from vlm_server.cli.service.manager import (
+    Launchd,
+    ServiceManager,
+    SystemdUser,
+    manager_for,
+    run_command,
+)
+from vlm_server.errors import ConfigError
 
 
 class Recorder:
-    """Stands in for the system: notes each command, and answers with `codes` by its verb."""
+    """Stands in for the system: notes each command, and answers with `codes` by its verb.
 
-    def __init__(self, **codes: int) -> None:
+    launchd knows a service after `bootout` for as many looks as `draining` says.
+    """
+
+    def __init__(self, draining: int = 0, **codes: int) -> None:
         self.codes = codes
+        self.draining = draining
         self.commands: list[str] = []
+        self._looks: int | None = None
 
     def __call__(self, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
         self.commands.append(" ".join(words))
         code = next((code for verb, code in self.codes.items() if verb in words), 0)
-        return subprocess.CompletedProcess(words, code, "state = running\n", "it says no\n")
+        code = code or self._launchd(words[1] if len(words) > 1 else "")
+        out = "state = running\n\texit timeout = 40\n"
+        return subprocess.CompletedProcess(words, code, out, "it says no\n")
+
+    def _launchd(self, verb: str) -> int:
+        """The status of a command of launchctl, as far as it follows from those before."""
+        if verb == "bootout":
+            self._looks = self.draining
+        elif verb == "print" and self._looks is not None:
+            self._looks -= 1
+            return 113 if self._looks < 0 else 0
+        elif verb == "bootstrap" and self._looks is not None:
+            if self._looks >= 0:
+                return 5
+            self._looks = None
+        return 0
 
 
 def install(manager: ServiceManager, *arguments: str) -> int:
@@ -42,20 +69,61 @@ def test_systemd_is_told_of_the_file_and_starts_it(tmp_path: Path) -> None:
     assert run.commands == [
         "systemctl --user daemon-reload",
         "systemctl --user enable vlm-server.service",
+        "systemctl --user reset-failed vlm-server.service",
         "systemctl --user restart vlm-server.service",
     ]
 
 
 def test_launchd_forgets_the_old_file_and_loads_the_new(tmp_path: Path) -> None:
-    run = Recorder(bootout=3)
+    run = Recorder()
     manager = Launchd(tmp_path, run)
     assert install(manager) == 0
     assert manager.path == tmp_path / "Library/LaunchAgents/org.vlm-server.daemon.plist"
     assert (tmp_path / "Library/Logs").is_dir()
-    bootout, bootstrap = run.commands
+    bootout, look, bootstrap = run.commands
+    assert look.startswith("launchctl print gui/")
     assert bootout.endswith("/org.vlm-server.daemon")
     assert bootstrap.startswith("launchctl bootstrap gui/")
     assert bootstrap.endswith(str(manager.path))
+
+
+def test_launchd_waits_for_the_old_one_to_finish_its_answers(tmp_path: Path) -> None:
+    """`bootout` returns at once; nothing can be loaded before the old one is gone."""
+    run, waited = Recorder(draining=110), list[float]()
+    assert install(Launchd(tmp_path, run, waited.append)) == 0
+    assert 40 < sum(waited) < 100, "longer than it may take to stop"
+    assert run.commands[-1].startswith("launchctl bootstrap")
+    assert run.commands[-2].startswith("launchctl print")
+
+
+def test_launchd_is_asked_no_longer_than_it_may_take(tmp_path: Path) -> None:
+    run, waited = Recorder(draining=10_000), list[float]()
+    with pytest.raises(CommandFailed, match="bootstrap"):
+        install(Launchd(tmp_path, run, waited.append))
+    assert sum(waited) < 150
+
+
+def test_a_unit_that_failed_too_often_is_started(tmp_path: Path) -> None:
+    """`reset-failed` says no for one that has not failed: that is no error."""
+    run = Recorder(**{"reset-failed": 1})
+    assert install(SystemdUser(tmp_path, run)) == 0
+    assert run.commands[-1].endswith("restart vlm-server.service")
+
+
+def test_the_unit_goes_where_the_user_keeps_configuration(tmp_path: Path) -> None:
+    def path(**environment: str) -> Path:
+        return manager_for("linux", tmp_path, environment).path
+
+    unit = "systemd/user/vlm-server.service"
+    assert path() == path(XDG_CONFIG_HOME="relative") == tmp_path / ".config" / unit
+    assert path(XDG_CONFIG_HOME="/etc/mine") == Path("/etc/mine") / unit
+
+
+def test_keys_are_not_installed(tmp_path: Path) -> None:
+    manager = SystemdUser(tmp_path, Recorder())
+    with pytest.raises(ConfigError, match="settings file"):
+        install(manager, "--set", 'server.api_keys=["a-long-enough-key"]')
+    assert not manager.path.exists()
 
 
 @pytest.mark.parametrize("kind", [Launchd, SystemdUser])

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from vlm_server.cli import exit_codes
+from vlm_server.cli.failure import CommandFailed
 from vlm_server.cli.service import files
 from vlm_server.cli.service.files import ServiceCommand
 
@@ -17,8 +19,9 @@ AWKWARD = [
     "serve",
     *("--config", '/home/a user/50% of $HOME/set "tings".toml'),
     *("--set", 'model.name="back\\slash"'),
+    *("--set", "model.path=two\nlines\tand a tab; # ${HOME} 'single' %h \u00fc\u2028"),
 ]
-PROGRAM = Path("/opt/my programs/.venv/bin/vlm-server")
+PROGRAM = Path("/opt/my $programs 100%/.venv/bin/vlm-server")
 
 
 def command(arguments: list[str] | None = None, drain_seconds: float = 20.0) -> ServiceCommand:
@@ -35,7 +38,7 @@ def unit_of(text: bytes) -> configparser.ConfigParser:
 def test_the_plist_starts_the_daemon_at_login() -> None:
     plist = plistlib.loads(files.launchd_plist(command(AWKWARD), Path("/logs/x.log")))
     assert plist["Label"] == files.LABEL
-    assert plist["ProgramArguments"] == [str(PROGRAM), *AWKWARD]
+    assert plist["ProgramArguments"] == [str(PROGRAM), *AWKWARD, "--give-up-status", "0"]
     assert plist["RunAtLoad"] is True
 
 
@@ -53,18 +56,38 @@ def test_the_plist_keeps_logs_for_their_owner() -> None:
 
 def test_the_unit_starts_the_daemon_at_login() -> None:
     unit = unit_of(files.systemd_unit(command()))
-    assert unit["Service"]["ExecStart"] == f'"{PROGRAM}" "serve"'
+    path = "/opt/my $programs 100%%/.venv/bin/vlm-server"  # no variable is expanded in a path
+    assert unit["Service"]["ExecStart"] == f'"{path}" "serve"'
     assert unit["Install"]["WantedBy"] == "default.target"
 
 
-def test_the_unit_restarts_after_a_crash_within_reason() -> None:
+def test_the_unit_restarts_but_not_where_that_does_not_help() -> None:
+    """A disk may be mounted, or a port be free, hours later: there is no limit to the restarts."""
     unit = unit_of(files.systemd_unit(command()))
     assert unit["Service"]["Restart"] == "on-failure"
-    assert unit["Service"]["RestartPreventExitStatus"] == "2"
+    assert unit["Service"]["RestartPreventExitStatus"] == "2 3"
+    assert str(exit_codes.NOT_AVAILABLE) not in unit["Service"]["RestartPreventExitStatus"]
     assert int(unit["Service"]["RestartSec"]) >= 5
-    assert int(unit["Unit"]["StartLimitBurst"]) * int(unit["Service"]["RestartSec"]) < int(
-        unit["Unit"]["StartLimitIntervalSec"]
-    ), "the limit would never be reached"
+    assert unit["Unit"]["StartLimitIntervalSec"] == "0"
+
+
+def test_the_front_outlives_an_engine_that_the_kernel_kills() -> None:
+    assert unit_of(files.systemd_unit(command()))["Service"]["OOMPolicy"] == "continue"
+
+
+def test_there_may_be_many_connections() -> None:
+    unit = unit_of(files.systemd_unit(command()))
+    plist = plistlib.loads(files.launchd_plist(command(), Path("/logs/x.log")))
+    assert int(unit["Service"]["LimitNOFILE"]) >= 8192
+    assert plist["SoftResourceLimits"]["NumberOfFiles"] >= 8192
+
+
+@pytest.mark.parametrize("word", ["a\0b", "a\rb", "bell\a", "not utf-8 \udcff", "\x7f"])
+def test_what_the_files_can_not_hold_is_refused(word: str) -> None:
+    with pytest.raises(CommandFailed, match="can't hold"):
+        command(["serve", "--model", word])
+    with pytest.raises(CommandFailed, match="can't hold"):
+        ServiceCommand(Path("/two\nlines/vlm-server"), ["serve"], 20.0)
 
 
 def test_the_unit_lets_the_front_end_its_engine() -> None:
@@ -99,7 +122,7 @@ def test_the_command_line_can_be_read_back() -> None:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
-    program = tmp_path / "a program" / "vlm-server"
+    program = tmp_path / "a $HOME program 100%" / "vlm-server"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from tests.unit.cache.fakes import FakeDisk, LoadedSource
 from tests.unit.engine.driver import Engine, ends_in
 from tests.unit.engine.fakes import (
     EOS,
@@ -21,8 +22,8 @@ from tests.unit.engine.fakes import (
 )
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.request.states import LIVE, State
-from vlm_server.errors import InternalError, InvalidRequest
-from vlm_server.ports import PrefillWork, SchedulerOutput, SeqId, StepResult
+from vlm_server.errors import InternalError, InvalidRequest, OutOfMemory
+from vlm_server.ports import PrefillWork, Prepared, SchedulerOutput, SeqId, StepResult
 from vlm_server.protocol import (
     Accepted,
     Failed,
@@ -32,6 +33,7 @@ from vlm_server.protocol import (
     Usage,
     Video,
     VideoPart,
+    Working,
 )
 
 # ---- one request ---------------------------------------------------------------------
@@ -501,6 +503,125 @@ def test_without_max_tokens_the_answer_may_fill_the_context():
     assert deltas(engine.events)[-1].finish_reason == "length"
 
 
+# ---- what the disk has -----------------------------------------------------------------
+
+
+def caches_on(disk: FakeDisk) -> Caches:
+    caches = Caches.of(encoder_bytes=100, prefix_bytes=1000, open_disk=lambda: disk)
+    caches.begin_serving()
+    return caches
+
+
+def use_disk(engine: Engine) -> None:
+    """Have the preparers ask the engine's caches, and so the disk."""
+
+    def made(submit: Submit) -> Prepared:
+        found = prompt(submit.messages[0].content[-1].text, len(submit.images))
+        return prepared(found, engine.caches, use_disk=engine.preparers.use_disk)
+
+    engine.preparers.outcome = made
+
+
+def states_of(engine: Engine, name: str) -> list[State]:
+    """The states that a request is in after each step, until nobody has anything to do."""
+    seen = list[State]()
+    while not engine.ended:
+        engine.step()
+        state = engine.state_of(name)
+        if state and seen[-1:] != [state]:
+            seen.append(state)
+    return seen
+
+
+FEATURES = {f"{number}": FakeFeatures(f"features of {number}") for number in range(2)}
+
+
+def test_what_the_disk_has_is_read_after_admission_and_is_not_computed():
+    source = LoadedSource(prompt("a longer", 2).key)
+    disk = FakeDisk(FEATURES, source)
+    engine = Engine(caches_on(disk))
+    use_disk(engine)
+    engine.disk_reader.is_fast = False
+    engine.add("a", text="a longer prompt", images=2)
+    engine.step_until(lambda: engine.state_of("a") is State.LOADING)
+    assert not [call for call in disk.calls if call.startswith("load")]
+    assert engine.request("a").load_bytes == len(source.prompt_key)
+    engine.disk_reader.finish()
+    engine.run()
+    assert texts(engine.events) == {"a": answer_text(prompt("a longer prompt", 2))}
+    assert engine.runner.num_cached_tokens["a"] == len(source.prompt_key)
+    assert engine.encoder.done == []
+    assert engine.is_clean()
+
+
+def test_a_request_whose_files_are_gone_is_prepared_again_without_them():
+    """It has no pixels: they seemed not to be needed."""
+
+    class Forgetful(FakeDisk):
+        def load_features(self, key: str) -> None:
+            return None
+
+    engine = Engine(caches_on(Forgetful(FEATURES)))
+    use_disk(engine)
+    engine.add("a", text="a longer prompt", images=2)
+    assert states_of(engine, "a")[:2] == [State.PREPARING, State.LOADING]
+    assert texts(engine.events) == {"a": answer_text(prompt("a longer prompt", 2))}
+    assert len(engine.disk_reader.done) == 1
+    assert len(engine.encoder.done) == 2
+    engine.run()
+    assert engine.is_clean()
+
+
+def test_requests_are_read_for_one_at_a_time():
+    engine = Engine(caches_on(FakeDisk(FEATURES)))
+    use_disk(engine)
+    engine.disk_reader.is_fast = False
+    engine.add("a", "b", text="a longer prompt", images=2)
+    engine.step_until(lambda: engine.count(State.LOADING) == 2)
+    engine.step()
+    assert engine.disk_reader.work is not None
+    assert engine.disk_reader.work.request_id == "a"
+    assert Working(("a",)) in engine.events, "if this kills the engine, `a` is to blame"
+    engine.disk_reader.finish()
+    engine.step()
+    assert engine.disk_reader.work.request_id == "b"
+    engine.disk_reader.is_fast = True
+    engine.disk_reader.finish()
+    engine.run()
+    assert sorted(engine.ended) == ["a", "b"]
+    assert engine.is_clean()
+
+
+def test_no_more_is_read_than_memory_can_be_promised_for():
+    """What does not fit beside the request is computed instead."""
+    made = prompt("a longer prompt", 2)
+    needed = made.num_tokens + 10 + sum(one.size_bytes for one in FEATURES.values())
+    for room, num_reads in ((needed, 0), (needed + 2 * 8, 1)):
+        memory = FakeMemory(active_bytes=1000, limit_bytes=1000 + room)
+        engine = Engine(caches_on(FakeDisk(FEATURES)), memory=memory)
+        engine.governor.reset_stats()
+        use_disk(engine)
+        engine.add("a", text="a longer prompt", images=2, max_tokens=10)
+        engine.run()
+        assert len(engine.disk_reader.done) == num_reads
+        assert len(engine.encoder.done) == 2 - 2 * num_reads
+        assert texts(engine.events)["a"] == answer_text(made, 10)
+
+
+def test_a_reading_that_runs_out_of_memory_frees_some_and_fails_nobody():
+    class Short(FakeDisk):
+        def load_features(self, key: str) -> None:
+            raise OutOfMemory("no memory")
+
+    engine = Engine(caches_on(Short(FEATURES)))
+    use_disk(engine)
+    engine.add("a", text="a longer prompt", images=2)
+    engine.run()
+    assert texts(engine.events) == {"a": answer_text(prompt("a longer prompt", 2))}
+    assert engine.governor.read().decisions["clear_failure"] == 1
+    assert engine.is_clean()
+
+
 # ---- ends ----------------------------------------------------------------------------
 
 
@@ -518,6 +639,9 @@ def bring(engine: Engine, state: State) -> None:
         engine.memory.active_bytes = engine.memory.limit_bytes
     if state is State.ENCODING:
         engine.encoder.is_fast = False
+    if state is State.LOADING:
+        use_disk(engine)
+        engine.disk_reader.is_fast = False
     engine.add("a", text="a longer text", images=2)
     engine.step_until(lambda: engine.state_of("a") is state)
     if state is State.PREFILL:
@@ -526,9 +650,11 @@ def bring(engine: Engine, state: State) -> None:
 
 def let_everybody_end(engine: Engine) -> None:
     engine.memory.active_bytes = 1
-    engine.encoder.is_fast = True
+    engine.encoder.is_fast = engine.disk_reader.is_fast = True
     if engine.encoder.work:
         engine.encoder.finish()
+    if engine.disk_reader.work:
+        engine.disk_reader.finish()
     for name in list(engine.preparers.works):
         engine.preparers.finish(name)
     engine.preparers.outcome = Engine().preparers.outcome
@@ -537,7 +663,7 @@ def let_everybody_end(engine: Engine) -> None:
 
 @pytest.mark.parametrize("state", LIVE)
 def test_an_abort_in_every_state_ends_it_once_and_leaves_nothing(state: State):
-    engine = Engine()
+    engine = Engine(caches_on(FakeDisk({"0": FakeFeatures("features of 0")})))
     bring(engine, state)
     engine.abort("a")
     engine.abort("a")
@@ -550,7 +676,8 @@ def test_an_abort_in_every_state_ends_it_once_and_leaves_nothing(state: State):
 
 @pytest.mark.parametrize("state", LIVE)
 def test_an_abort_in_every_state_leaves_the_others_as_they_were(state: State):
-    engine = Engine(prefill_chunk_tokens=3)
+    disk = FakeDisk({"0": FakeFeatures("features of 0")})
+    engine = Engine(caches_on(disk), prefill_chunk_tokens=3)
     bring(engine, state)
     engine.add("b", text="another")
     engine.abort("a")

@@ -42,8 +42,7 @@ def test_the_default_device(
     monkeypatch.setattr(mx, "default_device", lambda: SimpleNamespace(type=mlx_type))
     monkeypatch.setattr(mx, "device_info", lambda _: info)
     monkeypatch.setattr(mx.cuda, "is_available", lambda: kind is DeviceKind.CUDA)
-    sizes = {"SC_PHYS_PAGES": 4, "SC_PAGE_SIZE": MACHINE_BYTES // 4}
-    monkeypatch.setattr("vlm_server.runner.device.device.os.sysconf", sizes.__getitem__)
+    monkeypatch.setattr("vlm_server.machine.memory_bytes", lambda: MACHINE_BYTES)
     assert current_device() == Device(kind, name, memory, suitable)
 
 

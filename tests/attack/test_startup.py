@@ -1,0 +1,115 @@
+"""Starts that can't succeed end, with one message and a status that says whether to try again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.daemon import Daemon, running_daemon, wait_until
+from tests.tiny_models import build
+from tests.unit.runner.model.test_weights import GIB, sparse
+
+END_SECONDS = 60.0
+MODEL_UNUSABLE, NOT_AVAILABLE = 3, 75
+
+
+def end_of(daemon: Daemon) -> tuple[int, str]:
+    """The exit status of a daemon that does not get ready, and its last line."""
+    status = daemon.process.wait(END_SECONDS)
+    return status, daemon.log.read_text().strip().splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("qwen3_vl", tmp_path_factory.mktemp("startup") / "model")
+
+
+def test_weights_far_above_the_machine_are_refused_by_their_headers(tmp_path: Path) -> None:
+    folder = build("qwen3_vl", tmp_path / "model")
+    sparse(folder / "model-2.safetensors", more=("BF16", [8192 * GIB // 2], 8192 * GIB))
+    started = time.monotonic()
+    with running_daemon(tmp_path, "--model", str(folder), wait=False) as daemon:
+        status, last = end_of(daemon)
+    assert status == MODEL_UNUSABLE
+    assert "the weights do not fit" in last
+    assert "8192.0 GiB" in last
+    assert "restart" not in daemon.log.read_text()
+    assert time.monotonic() - started < END_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "reason"),
+    [(1 << 20, "the weights do not fit"), (31 << 20, "leaves no room for requests")],
+)
+def test_a_model_that_could_answer_nobody_is_not_ready(
+    tmp_path: Path, limit_bytes: int, reason: str
+) -> None:
+    """The embedded model takes 29 MiB as float32, and 1,024 tokens some MiB more."""
+    limit = ("--set", f"memory.limit_bytes={limit_bytes}")
+    with running_daemon(tmp_path, *limit, wait=False) as daemon:
+        status, last = end_of(daemon)
+    assert status == MODEL_UNUSABLE
+    assert reason in last
+    assert "memory.limit_bytes" in last
+    assert "Ready" not in daemon.log.read_text()
+
+
+def test_engines_that_are_killed_while_they_load_are_not_tried_for_ever(
+    model: Path, tmp_path: Path
+) -> None:
+    fast = ("--set", "engine.restart_backoff_seconds=0.1")
+    killed = list[int]()
+    with running_daemon(tmp_path, "--model", str(model), *fast, wait=False) as daemon:
+        deadline = time.monotonic() + END_SECONDS
+        while daemon.process.poll() is None and time.monotonic() < deadline:
+            pid = engine_of(daemon)
+            if pid is not None and pid not in killed:
+                killed.append(pid)
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
+        status, last = end_of(daemon)
+    assert status == MODEL_UNUSABLE
+    assert len(killed) == 3
+    assert "3 engines in a row ended before they were ready" in last
+    assert "memory" in last
+
+
+def engine_of(daemon: Daemon) -> int | None:
+    try:
+        pid: Any = daemon.status()["engine"]["pid"]
+    except (OSError, ValueError):
+        return None
+    return pid
+
+
+def test_a_port_that_is_taken_may_be_free_later(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        ended = subprocess.run(
+            [sys.executable, "-m", "vlm_server.cli", "serve", "--port", str(port)],
+            capture_output=True,
+            text=True,
+            timeout=END_SECONDS,
+        )
+    assert ended.returncode == NOT_AVAILABLE
+    assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has it")
+def test_when_memory_runs_out_the_kernel_takes_the_engine(model: Path, tmp_path: Path) -> None:
+    def score(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+    with running_daemon(tmp_path, "--model", str(model), wait=False) as daemon:
+        wait_until(lambda: engine_of(daemon) is not None, END_SECONDS, daemon.log)
+        pid = engine_of(daemon)
+        assert pid is not None
+        wait_until(lambda: score(pid) > score(daemon.process.pid), 10, daemon.log)

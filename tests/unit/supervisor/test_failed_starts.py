@@ -1,0 +1,51 @@
+"""Engines that never get ready are tried a few times, and then it is said why they end."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from vlm_server.supervisor.failed_starts import MAX_FAILED_STARTS, FailedStarts
+
+
+def give_up(status: int | None, *, was_late: bool = False) -> str:
+    """The reason that the last of so many gives."""
+    starts = FailedStarts(6 << 30)
+    for _ in range(MAX_FAILED_STARTS - 1):
+        assert starts.note_end(status, was_late=was_late) is None
+    reason = starts.note_end(status, was_late=was_late)
+    assert reason is not None
+    return reason
+
+
+def test_a_kill_is_taken_for_want_of_memory() -> None:
+    assert "6.0 GiB" in give_up(-signal.SIGKILL)
+    assert "memory" in give_up(-signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (-signal.SIGSEGV, "SIGSEGV"),
+        (127, "status 127"),
+        (None, "not be started"),
+        (-99, "signal 99"),
+    ],
+)
+def test_other_ends_are_named(status: int | None, words: str) -> None:
+    assert words in give_up(status)
+
+
+def test_one_that_was_too_slow_is_not_blamed_on_memory() -> None:
+    reason = give_up(-signal.SIGKILL, was_late=True)
+    assert "engine.start_timeout_seconds" in reason
+    assert "memory" not in reason
+
+
+def test_what_was_ready_once_is_tried_for_ever() -> None:
+    starts = FailedStarts(6 << 30)
+    starts.note_end(1, was_late=False)
+    starts.note_ready()
+    for _ in range(100):
+        assert starts.note_end(-signal.SIGKILL, was_late=False) is None
