@@ -22,6 +22,7 @@
         │   └── RequestTooCostly  413  request_too_costly
         ├── UnsupportedMediaType  415  unsupported_media_type
         ├── QueueFull             429  queue_full
+        │   └── KeyLimitReached   429  key_limit_reached
         ├── InternalError         500  internal_error
         ├── EngineDied            502  engine_died
         ├── OutOfMemory           503  out_of_memory
@@ -153,6 +154,12 @@ class UnsupportedMediaType(RequestError):
 
 class QueueFull(RequestError):
     status, code, type = 429, "queue_full", "rate_limit_error"
+
+
+class KeyLimitReached(QueueFull):
+    """As many requests with this API key are in flight as it may have."""
+
+    code = "key_limit_reached"
 
 
 class InternalError(RequestError):

@@ -8,6 +8,7 @@ overrides. Unknown names are errors.
 from __future__ import annotations
 
 import ipaddress
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,6 +19,12 @@ from msgspec import Meta
 from vlm_server.errors import ConfigError, NotAvailable
 
 MIB = 1 << 20
+MIN_KEY_CHARS = 8
+MAX_FLOAT = 1e9
+MAX_INT = 1 << 53
+"""Of any setting: far above what makes sense, and below what overflows."""
+
+_HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.IGNORECASE)
 
 
 class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,9 +38,17 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     api_keys: Annotated[
         tuple[str, ...],
         Meta(
-            description="Accepted API keys (`Authorization: Bearer`); empty means no key is needed."
+            description="Your own API keys (`Authorization: Bearer`), which may do everything; no "
+            "key is needed if there is none here and no `server.api_key_file`."
         ),
     ] = ()
+    api_key_file: Annotated[
+        str,
+        Meta(
+            description="Absolute path of a file with more API keys, with names and limits; "
+            "readable by you alone, and read anew when it changes: see docs/api.md."
+        ),
+    ] = ""
     allowed_hosts: Annotated[
         tuple[str, ...],
         Meta(
@@ -44,6 +59,11 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drain_seconds: Annotated[
         float, Meta(ge=0, description="Time for running requests to finish on shutdown.")
     ] = 20.0
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether a request needs an API key."""
+        return bool(self.api_keys or self.api_key_file)
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,6 +125,29 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     body_timeout_seconds: Annotated[
         float, Meta(gt=0, description="Time within which a request's body must arrive.")
     ] = 60.0
+
+
+class Urls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    https_hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Hosts that `https:` images and videos may come from: `example.org`, "
+            "`*.example.org`, or `*` for every host with a public address; empty means none."
+        ),
+    ] = ()
+    file_roots: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Absolute paths of folders that `file:` images and videos may come from; "
+            "every client may see what is in them; empty means none."
+        ),
+    ] = ()
+    timeout_seconds: Annotated[
+        float,
+        Meta(
+            gt=0, description="Time limit for reading all `https:` and `file:` URLs of a request."
+        ),
+    ] = 10.0
 
 
 class Video(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -317,6 +360,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     server: Server = Server()
     model: Model = Model()
     limits: Limits = Limits()
+    urls: Urls = Urls()
     video: Video = Video()
     scheduler: Scheduler = Scheduler()
     cache: Cache = Cache()
@@ -329,8 +373,9 @@ def load(path: Path | None = None, overrides: tuple[str, ...] = ()) -> Settings:
     """Settings from the defaults, then the TOML file at `path`, then `section.key=value` lines.
 
     Raises ConfigError, naming the setting, if one is unknown, of the wrong type or out of
-    bounds, if the address is not loopback and there is no API key, or if `cache.disk_path` is
-    relative; NotAvailable if there is no such file. `model.path` in a file starts at its folder.
+    bounds, if the address is not loopback and there is no API key, or if a path that has to be
+    absolute is relative; NotAvailable if there is no such file. `model.path` in a file starts at
+    its folder.
     """
     table: dict[str, Any] = _read_toml(path) if path else {}
     for override in overrides:
@@ -339,9 +384,21 @@ def load(path: Path | None = None, overrides: tuple[str, ...] = ()) -> Settings:
         settings = msgspec.convert(table, Settings)
     except msgspec.ValidationError as error:
         raise ConfigError(str(error).replace("`$.", "`")) from None
+    _check_numbers(settings)
     _check_exposure(settings.server)
-    _check_disk(settings.cache)
+    _check_keys(settings.server)
+    _check_urls(settings.urls)
+    _check_absolute("cache.disk_path", settings.cache.disk_path)
     return settings
+
+
+def fault_of_key(key: str) -> str | None:
+    """Why `key` can't be an API key, as the end of a sentence about it; None if it can."""
+    if not key.isprintable() or any(character.isspace() for character in key):
+        return "has a blank or a control character"
+    if len(key) < MIN_KEY_CHARS:
+        return f"has fewer than {MIN_KEY_CHARS} characters"
+    return None
 
 
 def is_loopback(host: str) -> bool:
@@ -361,7 +418,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         is_gone = isinstance(error, FileNotFoundError)
         kind = NotAvailable if is_gone else ConfigError
         raise kind(f"can't read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     _resolve_model_path(table, path.absolute().parent)
     return table
@@ -383,20 +440,47 @@ def _apply_override(table: dict[str, Any], override: str) -> None:
         raise ConfigError(f"{section!r} is not a section")
     try:
         inner[key] = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         inner[key] = text.strip()  # a bare word or path counts as a string
 
 
-def _check_disk(cache: Cache) -> None:
-    if cache.disk_path and not Path(cache.disk_path).expanduser().is_absolute():
-        raise ConfigError(f"cache.disk_path {cache.disk_path!r} is not absolute")
+def _check_numbers(settings: Settings) -> None:
+    """No number may be NaN or infinite, nor so large that clocks or messages can't hold it."""
+    for section in msgspec.structs.fields(settings):
+        for name, value in msgspec.structs.asdict(getattr(settings, section.name)).items():
+            limit = MAX_FLOAT if isinstance(value, float) else MAX_INT
+            if isinstance(value, int | float) and not value <= limit:
+                raise ConfigError(f"`{section.name}.{name}` must be a number of at most {limit:g}")
+
+
+def _check_absolute(name: str, path: str) -> None:
+    if path and not Path(path).expanduser().is_absolute():
+        raise ConfigError(f"{name} {path!r} is not absolute")
+
+
+def _check_urls(urls: Urls) -> None:
+    for host in urls.https_hosts:
+        if not _HOST_PATTERN.fullmatch(host):
+            raise ConfigError(
+                f"urls.https_hosts: {host!r} is not a host, `*` or `*.` and a host's last part"
+            )
+    for root in urls.file_roots:
+        if not root:
+            raise ConfigError("urls.file_roots: a path is empty")
+        _check_absolute("urls.file_roots", root)
 
 
 def _check_exposure(server: Server) -> None:
-    if not is_loopback(server.host) and not any(server.api_keys):
+    if not is_loopback(server.host) and not server.needs_key:
         raise ConfigError(
             f"server.host {server.host!r} can be reached from other machines: "
-            "set server.api_keys, or listen on 127.0.0.1"
+            "set server.api_key_file or server.api_keys, or listen on 127.0.0.1"
         )
-    if any(len(key) < 8 for key in server.api_keys):
-        raise ConfigError("server.api_keys: a key needs at least 8 characters")
+
+
+def _check_keys(server: Server) -> None:
+    """The messages do not show the keys."""
+    for i, key in enumerate(server.api_keys):
+        if fault := fault_of_key(key):
+            raise ConfigError(f"server.api_keys[{i}] {fault}")
+    _check_absolute("server.api_key_file", server.api_key_file)

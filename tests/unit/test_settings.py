@@ -145,6 +145,48 @@ def test_keys_that_anyone_could_guess_are_refused(keys: str) -> None:
         load(None, (f"server.api_keys={keys}",))
 
 
+@pytest.mark.parametrize("key", ["          ", "a long key", "long-enough\\u0000", "x" * 8 + "\\n"])
+def test_keys_of_blanks_or_control_characters_are_refused_without_being_shown(key: str) -> None:
+    with pytest.raises(ConfigError, match=r"server\.api_keys\[1\] has a blank") as caught:
+        load(None, (f'server.api_keys=["{KEY}", "{key}"]',))
+    assert key not in str(caught.value)
+
+
+def test_a_key_file_counts_as_a_key_and_its_path_is_absolute() -> None:
+    assert load(None, ("server.host=::", "server.api_key_file=/etc/keys")).server.needs_key
+    with pytest.raises(ConfigError, match=r"server\.api_key_file 'keys' is not absolute"):
+        load(None, ("server.api_key_file=keys",))
+
+
+NUMBERS = [
+    f"{section.name}.{field.name}"
+    for section in msgspec.structs.fields(Settings)
+    for field in msgspec.structs.fields(type(getattr(Settings(), section.name)))
+    if isinstance(getattr(getattr(Settings(), section.name), field.name), int | float)
+]
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan", "1e300", "1" + "0" * 30, "1" + "0" * 400])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_no_number_is_infinite_or_absurd(name: str, value: str, tmp_path: Path) -> None:
+    section, key = name.split(".")
+    path = write(tmp_path, f"[{section}]\n{key} = {value}\n")
+    for sources in ((None, (f"{name}={value}",)), (path, ())):
+        with pytest.raises(ConfigError, match=rf"`{name}`"):
+            load(*sources)
+
+
+@pytest.mark.parametrize(
+    "override",
+    ['urls.https_hosts=[""]', 'urls.https_hosts=["https://a.b"]', 'urls.https_hosts=["*.*.b"]',
+     'urls.https_hosts=["a.b:443"]', 'urls.https_hosts=["*a.b"]', 'urls.file_roots=[""]',
+     'urls.file_roots=["pictures"]', "urls.timeout_seconds=0"],
+)  # fmt: skip
+def test_hosts_and_roots_of_another_form_are_refused(override: str) -> None:
+    with pytest.raises(ConfigError, match=override.partition("=")[0]):
+        load(None, (override,))
+
+
 def test_settings_never_change() -> None:
     with pytest.raises(AttributeError):
         Settings().server.port = 1  # type: ignore[misc]

@@ -9,8 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from vlm_server.api.http import access_log, errors
+from vlm_server.api.http import access_log, errors, gate
 from vlm_server.api.http.access_log import AnsweredRequests
+from vlm_server.api.http.keys import KeyRing
+from vlm_server.api.http.media_urls import MediaUrls
 from vlm_server.api.http.middleware import Errors, Gate, RequestLog
 from vlm_server.api.http.queue_slots import QueueSlots
 from vlm_server.api.openai.chat import ChatCompletions
@@ -24,14 +26,18 @@ from vlm_server.supervisor.client import EngineClient
 
 
 def create_app(settings: Settings, engine: EngineClient) -> Starlette:
-    """The ASGI application that serves `engine` as `settings` say."""
+    """The ASGI application that serves `engine` as `settings` say.
+
+    Raises ConfigError if the file of API keys can't be used.
+    """
     answered = AnsweredRequests()
+    ring = KeyRing(settings.server)  # here, since middleware is made at the first request
     app = Starlette(
         routes=_routes(settings, engine, answered),
         middleware=[
             Middleware(RequestLog, answered=answered),
             Middleware(Errors, engine=engine, encode=encode),
-            Middleware(Gate, server=settings.server, cache=settings.cache),
+            Middleware(Gate, server=settings.server, cache=settings.cache, ring=ring),
         ],
         exception_handlers={HTTPException: _routing_error},
     )
@@ -41,7 +47,8 @@ def create_app(settings: Settings, engine: EngineClient) -> Starlette:
 
 def _routes(settings: Settings, engine: EngineClient, answered: AnsweredRequests) -> list[Route]:
     queue_slots = QueueSlots(settings.limits.max_requests)
-    chat = ChatCompletions(engine, queue_slots, settings.limits)
+    media_urls = MediaUrls(settings.urls, settings.limits)
+    chat = ChatCompletions(engine, queue_slots, settings.limits, media_urls)
     models = Models(engine)
     health = Health(engine, queue_slots)
     metrics = Metrics(engine, queue_slots, answered)
@@ -50,8 +57,8 @@ def _routes(settings: Settings, engine: EngineClient, answered: AnsweredRequests
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/models", models.list),
         Route("/v1/models/{model:path}", models.retrieve),
-        Route("/v1/status", health.status),
-        Route("/metrics", metrics.scrape),
+        Route("/v1/status", gate.admin_only(health.status)),
+        Route("/metrics", gate.admin_only(metrics.scrape)),
         Route("/health/live", health.live),
         Route("/health/ready", health.ready),
     ]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from vlm_server.api.http import key_file
 from vlm_server.cli import options
 from vlm_server.cli.client.answer import ChunkReader, error_message
 from vlm_server.cli.client.chat import ChatClient
@@ -27,7 +28,7 @@ from vlm_server.cli.own_daemon import running_daemon
 from vlm_server.cli.serve import url_of
 from vlm_server.errors import InvalidImage, InvalidVideo
 from vlm_server.media import image_header, video_header
-from vlm_server.settings import Settings
+from vlm_server.settings import Server, Settings
 
 if TYPE_CHECKING:
     from vlm_server.cli.options import Commands
@@ -53,7 +54,14 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("--url", help="daemon to ask, such as http://127.0.0.1:8000/v1")
     parser.add_argument(
         "--api-key",
-        help="API key to send (default for a daemon on this machine: the first of server.api_keys)",
+        help="API key to send (default for a daemon on this machine: the first of the settings')",
+    )
+    parser.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        type=Path,
+        help="file that holds the API key to send, which others can then not see as they see "
+        "command lines",
     )
     options.add_model_option(parser)
     options.add_config_options(parser)
@@ -76,8 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 def ready_daemon(arguments: argparse.Namespace, settings: Settings) -> Iterator[Daemon]:
     """A daemon whose model is loaded: the running one, or one started for this command."""
     url = arguments.url or url_of(settings.server.host, settings.server.port)
-    own_key = next(iter(settings.server.api_keys), None) if is_local(url) else None
-    api_key = arguments.api_key or own_key
+    api_key = given_key(arguments) or (own_key(settings.server) if is_local(url) else None)
     seconds = settings.engine.start_timeout_seconds
     with Daemon(url, api_key) as daemon:
         if daemon.is_there() and serves_wanted_model(daemon, settings):
@@ -95,6 +102,27 @@ def ready_daemon(arguments: argparse.Namespace, settings: Settings) -> Iterator[
         except CommandFailed as error:
             raise CommandFailed(f"the daemon started for this question: {error}") from None
         yield daemon
+
+
+def given_key(arguments: argparse.Namespace) -> str | None:
+    """The API key of the command line. Raises CommandFailed if its file can't be read."""
+    path: Path | None = arguments.api_key_file
+    if path is None:
+        return arguments.api_key  # type: ignore[no-any-return]
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        raise CommandFailed(f"can't read an API key from {path}") from None
+
+
+def own_key(server: Server) -> str | None:
+    """The first API key of the settings. Raises ConfigError if their key file can't be used."""
+    if server.api_keys:
+        return server.api_keys[0]
+    if server.api_key_file:
+        entries = key_file.read(Path(server.api_key_file).expanduser())
+        return next(iter(entries.values())).key
+    return None
 
 
 async def print_answer(daemon: Daemon, model: str, files: Sequence[Path], question: str) -> None:

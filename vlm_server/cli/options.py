@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlm_server import settings
+from vlm_server.api.http import keys
 from vlm_server.errors import ConfigError, NotAvailable
 from vlm_server.settings import Settings
 
@@ -36,12 +37,14 @@ def add_model_option(parser: argparse.ArgumentParser) -> None:
 def load_settings(options: argparse.Namespace) -> Settings:
     """Settings from `--config`, then `--set`, then `--model`, `--host` and `--port`.
 
-    Raises ConfigError, also if `model.path` is not the folder of a checkpoint, and NotAvailable if
-    there is no such folder, or nothing in it: its disk may not be mounted.
+    Raises ConfigError, also if `model.path` is not the folder of a checkpoint, or if the file of
+    API keys can't be used; and NotAvailable if there is no such folder, or nothing in it: its disk
+    may not be mounted.
     """
     loaded = settings.load(options.config, tuple(_overrides(options)))
     if loaded.model.path:
         _check_model(Path(loaded.model.path))
+    keys.check_settings(loaded.server)
     return loaded
 
 

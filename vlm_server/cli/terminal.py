@@ -57,7 +57,7 @@ def greeting(url: str, model_name: str, settings: Settings) -> str:
     return (
         f"Ready: {model_name} is served at {url}\n\n"
         f"Try it with a small image of a red circle:\n\n"
-        f"{example_request(url, model_name, with_key=bool(settings.server.api_keys))}\n"
+        f"{example_request(url, model_name, with_key=settings.server.needs_key)}\n"
     )
 
 

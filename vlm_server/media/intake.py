@@ -1,4 +1,6 @@
-"""Makes a `protocol.Image` or `Video` of a data URL: its base64 decoded, checked and hashed.
+"""Makes a `protocol.Image` or `Video` of a URL: its base64 decoded, checked and hashed.
+
+The bytes of URLs that are not data URLs are given: whoever has the network or the disk read them.
 
 Runs on an intake thread: the base64 and SHA-256 of a large image take tens of milliseconds, which
 would block the event loop. Pixels are decoded in the engine (`prompt.images`).
@@ -7,18 +9,25 @@ would block the event loop. Pixels are decoded in the engine (`prompt.images`).
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 
+from vlm_server.errors import PayloadTooLarge
 from vlm_server.media import data_url, image_header, video_header
+from vlm_server.media.data_url import MediaKind
 from vlm_server.protocol import Image, Video
 from vlm_server.settings import Limits
 
+Given = Mapping[str, bytes]
+"""The bytes of URLs that are not data URLs."""
+_NONE: Given = {}
 
-def take_image(url: str, param: str, limits: Limits) -> Image:
-    """The image in `url`, checked by its header; `content_hash` is the SHA-256 of its bytes.
+
+def take_image(url: str, param: str, limits: Limits, given: Given = _NONE) -> Image:
+    """The image at `url`, checked by its header; `content_hash` is the SHA-256 of its bytes.
 
     Raises InvalidImage or PayloadTooLarge, both naming `param`.
     """
-    data = data_url.decode(url, param, limits.max_image_bytes, data_url.IMAGE)
+    data = _bytes_of(url, param, limits.max_image_bytes, data_url.IMAGE, given)
     header = image_header.read(data, param, limits.max_image_pixels)
     return Image(
         data=data,
@@ -30,15 +39,24 @@ def take_image(url: str, param: str, limits: Limits) -> Image:
     )
 
 
-def take_video(url: str, param: str, limits: Limits) -> Video:
-    """The video in `url`, checked to be complete; `content_hash` is the SHA-256 of its bytes.
+def take_video(url: str, param: str, limits: Limits, given: Given = _NONE) -> Video:
+    """The video at `url`, checked to be complete; `content_hash` is the SHA-256 of its bytes.
 
     Raises InvalidVideo or PayloadTooLarge, both naming `param`.
     """
-    data = data_url.decode(url, param, limits.max_video_bytes, data_url.VIDEO)
+    data = _bytes_of(url, param, limits.max_video_bytes, data_url.VIDEO, given)
     return Video(
         data=data,
         content_hash=hashlib.sha256(data).hexdigest(),
         format=video_header.read(data, param),
         param=param,
     )
+
+
+def _bytes_of(url: str, param: str, max_bytes: int, kind: MediaKind, given: Given) -> bytes:
+    if url not in given:
+        return data_url.decode(url, param, max_bytes, kind)
+    data = given[url]
+    if len(data) > max_bytes:
+        raise PayloadTooLarge(f"The {kind.noun} is larger than {max_bytes} bytes.", param)
+    return data

@@ -157,6 +157,42 @@ def test_a_key_is_sent(url: str, script: Script, picture: Path) -> None:
     assert script.keys == {"Bearer a-secret-key"}
 
 
+def test_a_key_need_not_be_on_the_command_line(url: str, script: Script, picture: Path) -> None:
+    path = picture.with_name("key")
+    path.write_text("a-key-in-a-file\n")
+    main(["ask", str(picture), "What?", "--url", url, "--api-key-file", str(path)])
+    assert script.keys == {"Bearer a-key-in-a-file"}
+
+
+def test_the_first_key_of_the_settings_is_sent_to_a_daemon_on_this_machine_only(
+    url: str,
+    script: Script,
+    picture: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "*")
+    path = picture.with_name("keys.toml")
+    path.touch(mode=0o600)
+    path.write_text('[one]\nkey = "the-first-key"\n[two]\nkey = "the-second-key"\n')
+    words = ["ask", str(picture), "What?", "--set", f"server.api_key_file={path}"]
+    assert main([*words, "--url", url]) == 0
+    assert script.keys == {"Bearer the-first-key"}
+    assert main([*words, "--url", url.replace("127.0.0.1", "0.0.0.0")]) == 0
+    assert script.keys == {"Bearer the-first-key", None}
+    path.chmod(0o644)
+    assert main([*words, "--url", url]) == 2
+    assert "chmod 600" in capsys.readouterr().err
+
+
+def test_a_key_file_that_is_missing_is_told(
+    url: str, picture: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = str(picture.with_name("absent"))
+    assert main(["ask", str(picture), "What?", "--url", url, "--api-key-file", missing]) == 1
+    assert "can't read an API key" in capsys.readouterr().err
+
+
 def test_an_error_before_the_answer_is_told(
     url: str, script: Script, picture: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

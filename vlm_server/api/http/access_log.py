@@ -22,7 +22,10 @@ _PROBED = ("/health", "/metrics", "/v1/status")
 
 @dataclass(slots=True)
 class Entry:
-    """Filled in while a request is answered; logged once, when it ends."""
+    """Filled in while a request is answered; logged once, when it ends.
+
+    `key_name` is the name of the API key, never the key.
+    """
 
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     started: float = field(default_factory=time.perf_counter)
@@ -32,6 +35,7 @@ class Entry:
     images: int = 0
     videos: int = 0
     error_code: str | None = None
+    key_name: str | None = None
 
     def first_text(self) -> None:
         """Note the time to first token; later calls do nothing."""
@@ -44,7 +48,8 @@ class Entry:
         ttft = "-" if self.ttft_seconds is None else f"{self.ttft_seconds * 1e3:.0f}"
         logger.log(
             level,
-            "%s %s id=%s status=%d ms=%.0f ttft_ms=%s tokens=%d images=%d videos=%d error=%s",
+            "%s %s id=%s status=%d ms=%.0f ttft_ms=%s tokens=%d images=%d videos=%d error=%s "
+            "key=%s",
             method,
             route,
             self.request_id,
@@ -55,6 +60,7 @@ class Entry:
             self.images,
             self.videos,
             self.error_code or "-",
+            self.key_name or "-",
         )
 
 

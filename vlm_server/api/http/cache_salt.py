@@ -10,17 +10,18 @@ _SCOPE_KEY = "vlm_server.cache_salt"
 _PREFIX = b"vlm_server cache salt\0"
 
 
-def attach(scope: Scope, api_key: str | None) -> None:
-    """Set the salt of the request of `scope`; requests with `api_key` None share their entries."""
-    scope[_SCOPE_KEY] = "" if api_key is None else _salt(api_key)
+def attach(scope: Scope, salt: str) -> None:
+    """Set the salt of the request of `scope`; requests with an empty one share their entries."""
+    scope[_SCOPE_KEY] = salt
 
 
 def of(scope: Scope) -> str:
-    """The salt that `attach` set; empty for requests that share their entries."""
+    """The salt that `attach` set."""
     salt = scope[_SCOPE_KEY]
     assert isinstance(salt, str)
     return salt
 
 
-def _salt(api_key: str) -> str:
+def of_key(api_key: str) -> str:
+    """The salt of requests with `api_key`; the same after a restart, for the disk cache."""
     return hashlib.sha256(_PREFIX + api_key.encode()).hexdigest()

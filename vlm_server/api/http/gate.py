@@ -6,13 +6,19 @@ its own name. The Origin check stops requests from other web pages in a browser.
 
 from __future__ import annotations
 
-import hmac
 import re
+from collections.abc import Awaitable, Callable
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
 
+from vlm_server.api.http import keys
+from vlm_server.api.http.keys import ApiKey, KeyRing
 from vlm_server.errors import Forbidden, Unauthorized
 from vlm_server.settings import Server, is_loopback
+
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 _EVERY_ADDRESS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104  compared, not listened on
 _HOST = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]{1,5})?")
@@ -35,19 +41,31 @@ def check_origin(headers: Headers) -> None:
         raise Forbidden("Requests from web pages of another origin are not allowed.")
 
 
-def check_key(headers: Headers, server: Server) -> str | None:
-    """The API key in the Authorization header; None if `server.api_keys` is empty.
+def check_key(headers: Headers, ring: KeyRing) -> ApiKey | None:
+    """The key in the Authorization header; None if no key is needed.
 
-    Raises Unauthorized if keys are set and the header has none of them.
+    Raises Unauthorized if one is needed and there is not exactly one that is accepted.
     """
-    if not server.api_keys:
+    if not ring.needs_key:
         return None
-    scheme, _, credentials = headers.get("authorization", "").partition(" ")
-    given = credentials.strip().encode("latin-1")
-    matches = [key for key in server.api_keys if hmac.compare_digest(given, key.encode())]
-    if scheme.lower() != "bearer" or not matches:
+    given = headers.getlist("authorization")
+    scheme, _, credentials = (given[0] if len(given) == 1 else "").partition(" ")
+    key = ring.find(credentials.strip().encode("latin-1"))
+    if scheme.lower() != "bearer" or key is None:
         raise Unauthorized("A valid API key is required: 'Authorization: Bearer <key>'.")
-    return matches[0]
+    return key
+
+
+def admin_only(endpoint: Endpoint) -> Endpoint:
+    """`endpoint`, for admin keys only; for everybody if no key is needed."""
+
+    async def guarded(request: Request) -> Response:
+        key = keys.of(request.scope)
+        if key is not None and not key.is_admin:
+            raise Forbidden("This route needs a key with `admin = true`.")
+        return await endpoint(request)
+
+    return guarded
 
 
 def _is_ours(name: str | None, server: Server) -> bool:
@@ -55,7 +73,7 @@ def _is_ours(name: str | None, server: Server) -> bool:
         return False
     if server.allowed_hosts:
         return name in {host.lower() for host in server.allowed_hosts}
-    if server.api_keys and server.host in _EVERY_ADDRESS:
+    if server.needs_key and server.host in _EVERY_ADDRESS:
         return True
     return is_loopback(name) or name == server.host.lower()
 

@@ -9,10 +9,12 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vlm_server.api.http import access_log, cache_salt, errors, gate
+from vlm_server.api.http import access_log, cache_salt, errors, gate, keys
 from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.disconnect import ClientGone
 from vlm_server.api.http.errors import EncodeError
+from vlm_server.api.http.key_slots import KeySlots
+from vlm_server.api.http.keys import ApiKey, KeyRing
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.settings import Cache, Server
 from vlm_server.supervisor.client import EngineClient
@@ -80,25 +82,39 @@ class Errors:
 
 
 class Gate:
-    """Refuses a Host that is not ours, a foreign Origin and a missing or wrong API key.
+    """Refuses a Host that is not ours, a foreign Origin, and a missing, wrong or busy API key.
 
     With `cache.separate_api_keys`, requests with different keys get different cache salts.
     """
 
-    def __init__(self, app: ASGIApp, server: Server, cache: Cache) -> None:
+    def __init__(self, app: ASGIApp, server: Server, cache: Cache, ring: KeyRing) -> None:
         self.app = app
         self.server = server
         self.cache = cache
+        self.ring = ring
+        self.slots = KeySlots()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            headers = Headers(scope=scope)
-            gate.check_host(headers, self.server)
-            gate.check_origin(headers)
-            if not scope["path"].startswith("/health/"):
-                key = gate.check_key(headers, self.server)
-                cache_salt.attach(scope, key if self.cache.separate_api_keys else None)
-        await self.app(scope, receive, send)
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        gate.check_host(headers, self.server)
+        gate.check_origin(headers)
+        if scope["path"].startswith("/health/"):
+            keys.attach(scope, None)
+            await self.app(scope, receive, send)
+            return
+        key = gate.check_key(headers, self.ring)
+        self._attach(scope, key)
+        with self.slots.take(key):
+            await self.app(scope, receive, send)
+
+    def _attach(self, scope: Scope, key: ApiKey | None) -> None:
+        keys.attach(scope, key)
+        access_log.of(scope).key_name = None if key is None else key.name
+        salt = key.cache_salt if key is not None and self.cache.separate_api_keys else ""
+        cache_salt.attach(scope, salt)
 
 
 def _route(scope: Scope) -> str:

@@ -15,11 +15,13 @@ from vlm_server.api.http import access_log, body, cache_salt, sse
 from vlm_server.api.http.access_log import Entry
 from vlm_server.api.http.answer import Answer, answer, as_request_error, whole
 from vlm_server.api.http.disconnect import until_disconnect
+from vlm_server.api.http.media_urls import MediaUrls
 from vlm_server.api.http.queue_slots import QueueSlots
 from vlm_server.api.openai import errors
 from vlm_server.api.openai.intake import ChatCall, read_chat
 from vlm_server.api.openai.render import Renderer
 from vlm_server.errors import EngineUnavailable
+from vlm_server.media.external import BytesNeeded
 from vlm_server.protocol import Finished
 from vlm_server.settings import Limits
 from vlm_server.supervisor.client import EngineClient
@@ -34,10 +36,17 @@ class ChatCompletions:
     disconnects, the work is cancelled wherever it is, and its clean-up does both.
     """
 
-    def __init__(self, engine: EngineClient, queue_slots: QueueSlots, limits: Limits) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        queue_slots: QueueSlots,
+        limits: Limits,
+        media_urls: MediaUrls,
+    ) -> None:
         self._engine = engine
         self._queue_slots = queue_slots
         self._limits = limits
+        self._media_urls = media_urls
         self._intake = anyio.CapacityLimiter(_INTAKE_THREADS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,7 +79,11 @@ class ChatCompletions:
     async def _read_call(self, data: bytearray, request_id: str, salt: str) -> ChatCall:
         model = self._engine.status.model_name
         read = partial(read_chat, data, self._limits, model, request_id, salt)
-        return await anyio.to_thread.run_sync(read, limiter=self._intake)
+        try:
+            return await anyio.to_thread.run_sync(read, {}, limiter=self._intake)
+        except BytesNeeded as needed:
+            given = await self._media_urls.read(needed.urls)
+        return await anyio.to_thread.run_sync(read, given, limiter=self._intake)
 
 
 async def _stream(deltas: Answer, render: Renderer, stream: sse.EventStream, entry: Entry) -> None:

@@ -14,7 +14,8 @@ from vlm_server.api.openai import schema
 from vlm_server.api.openai.sampling import read_sampling
 from vlm_server.api.openai.schema import ChatMessage, ContentPart, ImageUrlPart, VideoUrlPart
 from vlm_server.errors import InvalidRequest, ModelNotFound
-from vlm_server.media.intake import take_image, take_video
+from vlm_server.media.external import BytesNeeded, ExternalUrl, is_external
+from vlm_server.media.intake import Given, take_image, take_video
 from vlm_server.protocol import (
     Image,
     ImagePart,
@@ -40,9 +41,18 @@ class ChatCall:
 
 
 def read_chat(
-    body: bytes | bytearray, limits: Limits, model: str, request_id: str, cache_salt: str
+    body: bytes | bytearray,
+    limits: Limits,
+    model: str,
+    request_id: str,
+    cache_salt: str,
+    given: Given,
 ) -> ChatCall:
-    """Parse `body`, a request to the model served as `model`. Raises RequestError."""
+    """Parse `body`, a request to the model served as `model`. Raises RequestError.
+
+    Raises BytesNeeded if it has `https:` or `file:` URLs whose bytes are not in `given`, and no
+    error besides: to be called again with them.
+    """
     request = schema.parse(body)
     if request.model not in (model, "default"):
         raise ModelNotFound(f"This server has one model: `{model}`.", "model")
@@ -51,8 +61,10 @@ def read_chat(
         raise InvalidRequest("`stream_options` requires `stream`.", "stream_options")
     options = request.stream_options
     sampling = read_sampling(request, limits)
-    conversation = _Conversation(limits)
+    conversation = _Conversation(limits, given)
     conversation.read(request.messages)
+    if conversation.needed:
+        raise BytesNeeded(list(conversation.needed.values()))
     submit = Submit(
         request_id=request_id,
         messages=tuple(conversation.messages),
@@ -69,6 +81,8 @@ class _Conversation:
     """Collects messages, images and videos, and checks the limits on them."""
 
     limits: Limits
+    given: Given
+    needed: dict[str, ExternalUrl] = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
     images: list[Image] = field(default_factory=list)
     videos: list[Video] = field(default_factory=list)
@@ -131,7 +145,9 @@ class _Conversation:
             raise InvalidRequest(f"Images are not allowed in messages of role '{role}'.", param)
         given = part.image_url
         url, detail = (given, None) if isinstance(given, str) else (given.url, given.detail)
-        image = take_image(url, param, self.limits)
+        if not self._has_bytes(ExternalUrl(url, param, "image", self.limits.max_image_bytes)):
+            return ImagePart(len(self.images))
+        image = take_image(url, param, self.limits, self.given)
         if detail == "low":
             image = msgspec.structs.replace(image, max_side_pixels=_LOW_DETAIL_SIDE_PIXELS)
         self.images.append(image)
@@ -142,5 +158,14 @@ class _Conversation:
             raise InvalidRequest(f"Videos are not allowed in messages of role '{role}'.", param)
         video = part.video_url
         url = video if isinstance(video, str) else video.url
-        self.videos.append(take_video(url, param, self.limits))
+        if not self._has_bytes(ExternalUrl(url, param, "video", self.limits.max_video_bytes)):
+            return VideoPart(len(self.videos))
+        self.videos.append(take_video(url, param, self.limits, self.given))
         return VideoPart(len(self.videos) - 1)
+
+    def _has_bytes(self, url: ExternalUrl) -> bool:
+        """Whether the bytes of `url` are in it or given; if not, notes that they are needed."""
+        if url.url in self.given or not is_external(url.url):
+            return True
+        self.needed.setdefault(url.url, url)
+        return False

@@ -1,0 +1,20 @@
+"""The process that reads URLs, with 127.0.0.1 as the internet.
+
+Its arguments are the memory, the port of all URLs, and the file of a certificate to trust.
+"""
+
+import ssl
+import sys
+from pathlib import Path
+
+from tests.unit.api.http.test_fetch import Resolver, is_ours
+from vlm_server.api.http.fetch import Fetcher
+from vlm_server.api.http.media_url_child import main
+
+if __name__ == "__main__":
+    memory_bytes, port, certificate = sys.argv[1:]
+    context = ssl.create_default_context(cadata=Path(certificate).read_text())
+    main(
+        int(memory_bytes),
+        lambda job: Fetcher(job.hosts, int(port), Resolver(), is_ours, context),
+    )

@@ -1,0 +1,189 @@
+"""API keys from the settings and from a file: who is let in, to what, and how often at once."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from pathlib import Path
+from types import FunctionType, ModuleType
+
+import pytest
+
+from tests.unit.api.conftest import Connect
+from tests.unit.api.requests import ROUTE, chat
+from tests.unit.api.scripted_engine import HELLO, ScriptedEngine
+from vlm_server.api.http import keys
+from vlm_server.api.http.keys import CHECK_SECONDS, KeyRing
+from vlm_server.errors import ConfigError
+from vlm_server.settings import Server, Settings
+
+USER, ADMIN, OWN = "key-of-a-user", "key-of-the-admin", "key-in-the-settings"
+KEYS = f'[user]\nkey = "{USER}"\nmax_requests = 2\n[boss]\nkey = "{ADMIN}"\nadmin = true\n'
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write(tmp_path / "keys.toml", KEYS)
+
+
+def write(path: Path, text: str) -> Path:
+    path.touch(mode=0o600)
+    path.write_text(text)
+    return path
+
+
+def server(path: Path, *own: str) -> Server:
+    return Server(api_keys=own, api_key_file=str(path))
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("own", [(), (OWN,)])
+async def test_keys_of_the_file_and_of_the_settings_open(
+    connect: Connect, path: Path, own: tuple[str, ...]
+) -> None:
+    client = connect(Settings(server=server(path, *own)))
+    for key, status in ((USER, 200), (ADMIN, 200), (OWN, 200 if own else 401), ("wrong", 401)):
+        assert (await client.get("/v1/models", headers=bearer(key))).status_code == status
+    assert (await client.get("/v1/models")).status_code == 401
+
+
+@pytest.mark.parametrize("route", ["/v1/status", "/metrics"])
+async def test_only_admins_see_the_figures(connect: Connect, path: Path, route: str) -> None:
+    client = connect(Settings(server=server(path, OWN)))
+    for key in (ADMIN, OWN):
+        assert (await client.get(route, headers=bearer(key))).status_code == 200
+    refused = await client.get(route, headers=bearer(USER))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
+    assert (await client.head(route, headers=bearer(USER))).status_code == 403
+    assert (await client.get(route)).status_code == 401
+    assert (await connect().get(route)).status_code == 200
+
+
+async def test_two_keys_in_one_request_are_none(connect: Connect, path: Path) -> None:
+    client = connect(Settings(server=server(path)))
+    twice = [("authorization", f"Bearer {USER}"), ("authorization", f"Bearer {ADMIN}")]
+    assert (await client.get("/v1/models", headers=twice)).status_code == 401
+
+
+async def test_the_log_has_the_name_and_not_the_key(
+    connect: Connect, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = connect(Settings(server=server(path, OWN)))
+    with caplog.at_level(logging.DEBUG):
+        for key in (USER, ADMIN, OWN, "not-a-key"):
+            await client.get("/v1/models", headers=bearer(key))
+        await connect().get("/v1/models")
+    lines = [r.getMessage() for r in caplog.records if r.name == "vlm_server.api"]
+    assert [line.rpartition("key=")[2] for line in lines] == [
+        "user",
+        "boss",
+        "api_keys[0]",
+        "-",
+        "-",
+    ]
+    assert not any(key in caplog.text for key in (USER, ADMIN, OWN, "not-a-key"))
+
+
+async def test_a_key_has_no_more_requests_in_flight_than_it_may(
+    connect: Connect, engine: ScriptedEngine, path: Path
+) -> None:
+    release = asyncio.Event()
+    engine.script = (release, *HELLO)
+    client = connect(Settings(server=server(path)))
+    running = [
+        asyncio.create_task(client.post(ROUTE, json=chat(), headers=bearer(USER))) for _ in range(2)
+    ]
+    await submissions(engine, 2)
+    refused = await client.post(ROUTE, json=chat(), headers=bearer(USER))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "key_limit_reached")
+    assert refused.headers["retry-after"]
+    others = asyncio.create_task(client.post(ROUTE, json=chat(), headers=bearer(ADMIN)))
+    await submissions(engine, 3)
+    release.set()
+    assert [(await one).status_code for one in (*running, others)] == [200] * 3
+    assert (await client.post(ROUTE, json=chat(), headers=bearer(USER))).status_code == 200
+
+
+async def submissions(engine: ScriptedEngine, count: int) -> None:
+    async with asyncio.timeout(10):
+        while len(engine.submitted) < count:  # noqa: ASYNC110  the engine offers no event
+            await asyncio.sleep(0.001)
+
+
+async def test_keys_have_salts_of_their_own_that_stay(
+    connect: Connect, engine: ScriptedEngine, path: Path
+) -> None:
+    client = connect(Settings(server=server(path)))
+    for key in (USER, ADMIN, USER):
+        await client.post(ROUTE, json=chat(), headers=bearer(key))
+    alone = connect(Settings(server=Server(api_keys=(USER,))))
+    await alone.post(ROUTE, json=chat(), headers=bearer(USER))
+    first, second, *rest = (submit.cache_salt for submit in engine.submitted)
+    assert rest == [first, first]
+    assert len({first, second, ""}) == 3
+
+
+def test_a_changed_file_counts_within_a_second_and_a_broken_one_never(path: Path) -> None:
+    clock = Clock()
+    ring = KeyRing(server(path), clock)
+    write(path, '[new]\nkey = "a-key-that-is-new"\n')
+    assert ring.find(USER.encode())
+    assert not ring.find(b"a-key-that-is-new")
+    clock.now += CHECK_SECONDS
+    assert not ring.find(USER.encode())
+    assert ring.find(b"a-key-that-is-new")
+    for text in ("[broken", "", '[new]\nkey = " "\n'):
+        write(path, text)
+        clock.now += CHECK_SECONDS
+        assert ring.find(b"a-key-that-is-new")
+    path.unlink()
+    clock.now += CHECK_SECONDS
+    assert ring.find(b"a-key-that-is-new")
+
+
+def test_the_file_is_looked_at_once_a_second_at_most(path: Path) -> None:
+    clock = Clock()
+    ring = KeyRing(server(path), clock)
+    clock.now += CHECK_SECONDS
+    ring.find(b"any")
+    write(path, '[new]\nkey = "a-key-that-is-new"\n')
+    clock.now += CHECK_SECONDS / 2
+    assert not ring.find(b"a-key-that-is-new")
+
+
+def test_only_hashes_of_the_files_keys_are_kept(path: Path) -> None:
+    ring = KeyRing(server(path))
+    key = ring.find(USER.encode())
+    held = reachable(ring)
+    assert any(one is key for one in held)
+    assert not [one for one in held if isinstance(one, str | bytes) and USER in str(one)]
+
+
+def reachable(root: object) -> list[object]:
+    """All that `root` refers to, but for code."""
+    found: dict[int, object] = {}
+    waiting = [root]
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in found and not isinstance(one, type | ModuleType | FunctionType):
+            found[id(one)] = one
+            waiting += gc.get_referents(one)
+    return list(found.values())
+
+
+def test_a_file_that_can_not_be_used_stops_the_start(path: Path) -> None:
+    path.chmod(0o640)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        keys.check_settings(server(path))
+    keys.check_settings(Server())

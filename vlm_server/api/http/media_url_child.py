@@ -1,0 +1,100 @@
+"""The process that reads the `https:` and `file:` URLs of one request at a time.
+
+It stands between the front and what strangers send: DNS, TLS, HTTP. Started by `media_urls`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from vlm_server.api.http import fetch
+from vlm_server.api.http.fetch import Fetcher, FetchError
+from vlm_server.child.serve import Limits, serve
+from vlm_server.errors import PayloadTooLarge, RequestError
+from vlm_server.media import file_url
+from vlm_server.media.external import Contents, ExternalUrl, Job, Refusal
+
+MAX_CONNECTIONS = 8
+"""Of one job at once."""
+_MAX_LOOKUPS = 4
+_CPU_SECONDS = 5.0
+
+
+class Reader:
+    """Reads the URLs of one job. Raises RequestError."""
+
+    def __init__(self, job: Job, fetcher: Fetcher) -> None:
+        self._job = job
+        self._fetcher = fetcher
+        self._roots = [Path(root).expanduser() for root in job.roots]
+        self._turns = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._left_bytes = job.max_total_bytes
+        self._unread = dict.fromkeys(job.urls)
+
+    async def read(self) -> tuple[bytes, ...]:
+        """The bytes of all URLs, or the first error."""
+        try:
+            async with asyncio.timeout(self._job.seconds), asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._read(url)) for url in self._job.urls]
+        except TimeoutError:
+            late = next(iter(self._unread))
+            raise late.refusal(f"did not arrive within {self._job.seconds:g} seconds") from None
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return tuple(task.result() for task in tasks)
+
+    async def _read(self, url: ExternalUrl) -> bytes:
+        async with self._turns:
+            max_bytes = min(url.max_bytes, self._left_bytes)
+            try:
+                data = await self._bytes_of(url, max_bytes)
+            except FetchError as error:
+                raise url.refusal(str(error)) from None
+            except file_url.NotReadable:
+                raise url.refusal("is no file that `urls.file_roots` lets clients read") from None
+            except (fetch.TooLarge, file_url.TooLarge):
+                raise url.too_large() if max_bytes == url.max_bytes else self._too_many() from None
+        self._left_bytes -= len(data)
+        if self._left_bytes < 0:
+            raise self._too_many()
+        del self._unread[url]
+        return data
+
+    async def _bytes_of(self, url: ExternalUrl, max_bytes: int) -> bytes:
+        if url.is_file:
+            return file_url.read(url.url, self._roots, max_bytes)
+        return await self._fetcher.fetch(url.url, max_bytes)
+
+    def _too_many(self) -> RequestError:
+        limit = self._job.max_total_bytes
+        return PayloadTooLarge(f"The URLs of the request hold more than {limit} bytes together.")
+
+
+def main(memory_bytes: int, fetcher_of: Callable[[Job], Fetcher]) -> None:
+    """Answer jobs from standard input, with the fetcher that `fetcher_of` makes for each."""
+    runner = asyncio.Runner()
+
+    def answer(job_bytes: bytearray) -> bytes:
+        job = msgspec.msgpack.decode(job_bytes, type=Job)
+        # Threads of its own: those of the job before may still wait for a name server.
+        runner.get_loop().set_default_executor(ThreadPoolExecutor(_MAX_LOOKUPS))
+        reader = Reader(job, fetcher_of(job))
+        made: Contents | Refusal
+        try:
+            made = Contents(runner.run(reader.read()))
+        except RequestError as error:
+            made = Refusal(error.code, error.message, error.param)
+        return msgspec.msgpack.encode(made)
+
+    serve(answer, Limits(memory_bytes, _CPU_SECONDS, memory_bytes // 4))
+
+
+if __name__ == "__main__":
+    CONTEXT = fetch.default_context()
+    main(int(sys.argv[1]), lambda job: Fetcher(job.hosts, context=CONTEXT))

@@ -1,0 +1,80 @@
+"""Has the `https:` and `file:` URLs of a request read, by a process that can be killed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from vlm_server.child.cancellation import Cancellation
+from vlm_server.child.pool import ChildFailed, ChildPool, ChildTimeout
+from vlm_server.errors import RequestError
+from vlm_server.media.external import Contents, ExternalUrl, Job, Refusal
+from vlm_server.settings import MIB, Limits, Urls
+
+NUM_READERS = 4
+"""Requests whose URLs are read at the same time; others wait."""
+_CHILD = "vlm_server.api.http.media_url_child"
+_GRACE_SECONDS = 5.0
+"""For the process to start, and between its giving up and being killed."""
+_CODE_BYTES = 1024 * MIB
+
+
+class MediaUrls:
+    """Reads what the settings allow, within their limits. Use from the event loop.
+
+    A process is started at the first URL, and never if the settings allow none. `child` is for
+    tests: its module and arguments.
+    """
+
+    def __init__(self, urls: Urls, limits: Limits, *child: str) -> None:
+        self._urls = urls
+        self._max_total_bytes = limits.max_body_bytes
+        self._turns = anyio.CapacityLimiter(NUM_READERS)
+        memory_bytes = _CODE_BYTES + 4 * limits.max_body_bytes
+        module, *arguments = child or (_CHILD,)
+        self._pool = ChildPool(module, NUM_READERS, str(memory_bytes), *arguments)
+
+    async def read(self, urls: Sequence[ExternalUrl]) -> dict[str, bytes]:
+        """The bytes of each URL. Raises RequestError for the first that can't be read.
+
+        If this is cancelled, the process is killed at once.
+        """
+        for url in urls:
+            self._check_enabled(url)
+        job = Job(
+            urls=tuple(urls),
+            hosts=self._urls.https_hosts,
+            roots=self._urls.file_roots,
+            seconds=self._urls.timeout_seconds,
+            max_total_bytes=self._max_total_bytes,
+        )
+        try:
+            answer = await self._run(msgspec.msgpack.encode(job))
+        except ChildTimeout:
+            seconds = f"{self._urls.timeout_seconds:g} seconds"
+            raise urls[0].refusal(f"did not arrive within {seconds}") from None
+        except ChildFailed:
+            raise urls[0].refusal("can't be read: what its URL leads to takes too much") from None
+        made = msgspec.msgpack.decode(answer, type=Contents | Refusal)
+        if isinstance(made, Refusal):
+            raise RequestError.from_code(made.code, made.message, made.param)
+        return {url.url: data for url, data in zip(urls, made.data, strict=True)}
+
+    def _check_enabled(self, url: ExternalUrl) -> None:
+        if url.is_file and not self._urls.file_roots:
+            raise url.refusal("must be a base64 data URL; this server reads no `file:` URLs")
+        if not url.is_file and not self._urls.https_hosts:
+            raise url.refusal("must be a base64 data URL; this server fetches no `https:` URLs")
+
+    async def _run(self, job: bytes) -> bytearray:
+        cancellation = Cancellation()
+        seconds = self._urls.timeout_seconds + _GRACE_SECONDS
+        run = partial(self._pool.run, job, seconds, cancellation)
+        try:
+            return await anyio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=self._turns)
+        finally:
+            cancellation.cancel()

@@ -1,0 +1,73 @@
+"""URLs of images and videos whose bytes are not in the request.
+
+The intake has neither network nor disk: it raises BytesNeeded. Whoever called it sends a `Job` to
+the process that reads URLs, and calls the intake again with the `Contents`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from vlm_server.errors import InvalidImage, InvalidVideo, PayloadTooLarge, RequestError
+
+
+class ExternalUrl(Struct, frozen=True):
+    """An `https:` or `file:` URL; `param` names the first content part that has it."""
+
+    url: str
+    param: str
+    kind: Literal["image", "video"]
+    max_bytes: int
+
+    @property
+    def is_file(self) -> bool:
+        return self.url[:5].lower() == "file:"
+
+    def refusal(self, why: str) -> RequestError:
+        """An error about it; `why` ends a sentence that begins with the image or video."""
+        error = InvalidImage if self.kind == "image" else InvalidVideo
+        return error(f"The {self.kind} {why}.", self.param)
+
+    def too_large(self) -> RequestError:
+        message = f"The {self.kind} is larger than {self.max_bytes} bytes."
+        return PayloadTooLarge(message, self.param)
+
+
+class Job(Struct, frozen=True):
+    """URLs to read within `seconds`, of at most `max_total_bytes` together."""
+
+    urls: tuple[ExternalUrl, ...]
+    hosts: tuple[str, ...]
+    roots: tuple[str, ...]
+    seconds: float
+    max_total_bytes: int
+
+
+class Contents(Struct, frozen=True, tag=True):
+    """The bytes of the URLs of a job, in their order."""
+
+    data: tuple[bytes, ...]
+
+
+class Refusal(Struct, frozen=True, tag=True):
+    """A RequestError."""
+
+    code: str
+    message: str
+    param: str | None
+
+
+class BytesNeeded(Exception):
+    """A request can't be read until somebody has fetched `urls`. Not an error of the client."""
+
+    def __init__(self, urls: Sequence[ExternalUrl]) -> None:
+        super().__init__(f"{len(urls)} URLs")
+        self.urls = tuple(urls)
+
+
+def is_external(url: str) -> bool:
+    """Whether `url` is of a scheme that others than the intake can read."""
+    return url[:6].lower() == "https:" or url[:5].lower() == "file:"
