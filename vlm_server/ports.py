@@ -294,7 +294,7 @@ class Preparer(Protocol):
     """Turns a request into token ids and pixel arrays. Called from several threads."""
 
     def prepare(self, submit: Submit, cancellation: Cancellation) -> Prepared:
-        """Raises RequestError for what this request alone gets wrong, or when cancelled."""
+        """Raises RequestError for what this request alone gets wrong, and Cancelled."""
         ...
 
     @property

@@ -15,6 +15,7 @@ from PIL import Image as PillowImage
 
 from vlm_server import settings
 from vlm_server.cache.caches import Caches, EncodedImage
+from vlm_server.child.cancellation import Cancellation
 from vlm_server.engine.inbox import EncodeDone, Message, PrepareDone
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
@@ -22,7 +23,6 @@ from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.scheduling.limits import SchedulerConfig
 from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.errors import InternalError, RequestError
-from vlm_server.child.cancellation import Cancellation
 from vlm_server.ports import (
     Encoder,
     EncodeWork,
@@ -32,6 +32,7 @@ from vlm_server.ports import (
     SeqId,
     StepResult,
 )
+from vlm_server.prompt.decoders import Decoders
 from vlm_server.prompt.grammar import Grammars
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import (
@@ -119,17 +120,19 @@ def load_model(folder: Path | str, **options: Any) -> LoadedModel:
     return load(settings.Model(path=str(folder), **options), current_device())
 
 
+DECODERS = Decoders(settings.Image(), settings.Video(), 2)
+"""Those of all tests: starting a process takes a while."""
+
+
 def new_preparer(
     loaded: LoadedModel,
-    limits: settings.Video | None = None,
+    decoders: Decoders = DECODERS,
     grammars: Grammars | None = None,
     caches: Caches | None = None,
 ) -> MultimodalPreparer:
     """A preparer with the default settings, whose caches keep nothing unless they are given."""
     grammars = grammars or Grammars(loaded.host, settings.Engine().schema_timeout_seconds)
-    return MultimodalPreparer(
-        loaded.host, limits or settings.Video(), grammars, caches or Caches.of()
-    )
+    return MultimodalPreparer(loaded.host, decoders, grammars, caches or Caches.of())
 
 
 def prepare(preparer: MultimodalPreparer, submit: Submit) -> Prepared:
@@ -269,7 +272,13 @@ class Engine:
             self.caches,
         )
         admission = Admission(governor, self.runner.kv_bytes, self.chunk_tokens)
-        self.scheduler = Scheduler(config, self.loaded.host.backend, self.caches, admission)
+        self.scheduler = Scheduler(
+            config,
+            self.loaded.host.backend,
+            self.caches,
+            admission,
+            self.preparer.pixels_to_decode,
+        )
         self.inbox = ImpatientQueue()
         self.preparers = InlinePreparers(self.preparer, self.inbox)
         self.encoder = InlineEncoder(ImageEncoder(self.loaded), self.inbox)

@@ -11,6 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from vlm_server.cache.caches import EncodedImage
+from vlm_server.child.cancellation import Cancelled
 from vlm_server.engine.inbox import EncodeDone, Inbox, PrepareDone
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.ports import Encoder, EncodeWork, Prepared, Preparer, PrepareWork
@@ -19,12 +20,15 @@ logger = logging.getLogger(__name__)
 
 
 class PreparerThreads:
-    """Prepares requests: `num_threads` for those with media, and as many for texts."""
+    """Prepares requests: `num_threads` for those with media, and as many for texts.
+
+    With media at least two, so that one with few pixels need not wait for one with many.
+    """
 
     def __init__(self, preparer: Preparer, inbox: Inbox, num_threads: int) -> None:
         self._preparer = preparer
         self._inbox = inbox
-        self._media = ThreadPoolExecutor(num_threads, "preparer")
+        self._media = ThreadPoolExecutor(max(num_threads, 2), "preparer")
         self._texts = ThreadPoolExecutor(num_threads, "tokenizer")
         self._lock = threading.Lock()
         self._num_started = 0
@@ -48,6 +52,8 @@ class PreparerThreads:
             outcome = self._preparer.prepare(work.submit, work.cancellation)
         except RequestError as error:
             outcome = error
+        except Cancelled:
+            outcome = InternalError("Nobody waits for the request any more.")
         except BaseException:  # so that the request ends whatever happens; a Rust panic is one
             logger.exception("preparing a request failed")
             outcome = InternalError("The request could not be prepared.")

@@ -18,9 +18,9 @@ from tests.unit.cache.prompts import is_boundary, parts_of
 from vlm_server.cache.caches import Caches
 from vlm_server.cache.holds import CacheHolds
 from vlm_server.cache.prompt_key import MediaSpan, PromptKey
+from vlm_server.child.cancellation import Cancellation
 from vlm_server.engine.scheduling.limits import SchedulerConfig
 from vlm_server.errors import InternalError, InvalidRequest, RequestError
-from vlm_server.child.cancellation import Cancellation
 from vlm_server.ports import (
     EncodeWork,
     MediaInputs,
@@ -344,6 +344,11 @@ def outcome_of(submit: Submit) -> Prepared:
     text = "".join(part.text for part in parts if isinstance(part, TextPart))
     refuse(text)
     return prepared(prompt(text, sum(isinstance(part, ImagePart) for part in parts)))
+
+
+def header_pixels(submit: Submit) -> int:
+    """What the headers of a request's pictures say, as if no cache knew one."""
+    return sum(image.width * image.height for image in submit.images)
 
 
 def refuse(text: str) -> None:

@@ -19,12 +19,14 @@ from tests.unit.engine.fakes import (
     FakeStep,
     answer_text,
     config,
+    header_pixels,
     outcome_of,
     prompt,
     submit,
     texts,
 )
 from vlm_server.cache.caches import Caches
+from vlm_server.child.cancellation import Cancellation
 from vlm_server.engine.inbox import Inbox
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
@@ -32,7 +34,6 @@ from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.engine.threads import EncoderThread, PreparerThreads
 from vlm_server.errors import EngineBroken
-from vlm_server.child.cancellation import Cancellation
 from vlm_server.ports import (
     EncodeWork,
     Prepared,
@@ -72,7 +73,7 @@ class Engine:
         caches, self.inbox, self.events = Caches.of(), Inbox(), list[Event]()
         governor = self.governor = Governor(memory or Memory(), FakeMemory(), FakeProcess(), caches)
         admission = Admission(governor, self.runner.kv_bytes, limits.prefill_chunk_tokens)
-        self.scheduler = Scheduler(limits, ByteDecoder(), caches, admission)
+        self.scheduler = Scheduler(limits, ByteDecoder(), caches, admission, header_pixels)
         self.loop = EngineLoop(
             self.inbox,
             self.scheduler,
