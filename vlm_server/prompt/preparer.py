@@ -128,7 +128,7 @@ class MultimodalPreparer:
         num_atomic = atomic_prefill_tokens(self._host.chunk_policy, token_types)
         snapshot_points: tuple[int, ...] = ()
         if self._caches.prefixes.needs_snapshots:
-            points = self._snapshot_points.of(messages, token_ids, spans)
+            points = self._snapshot_points.of(messages, token_ids, spans, salt)
             snapshot_points = points[bisect_left(points, num_atomic) :]
         return PreparedPrompt(
             token_ids=token_ids,
