@@ -19,6 +19,7 @@
         ├── RequestTimeout        408  request_timeout
         ├── PayloadTooLarge       413  payload_too_large
         │   ├── MemoryExceeded    413  memory_exceeded
+        │   ├── DecodeBudgetExceeded  413  decode_budget_exceeded
         │   └── RequestTooCostly  413  request_too_costly
         ├── UnsupportedMediaType  415  unsupported_media_type
         ├── QueueFull             429  queue_full
@@ -134,6 +135,12 @@ class MemoryExceeded(PayloadTooLarge):
     """The request needs more device memory than there is, even if it ran alone."""
 
     code = "memory_exceeded"
+
+
+class DecodeBudgetExceeded(PayloadTooLarge):
+    """Decoding the images of the request takes more pixels or time than it may."""
+
+    code = "decode_budget_exceeded"
 
 
 class RequestTooCostly(PayloadTooLarge):

@@ -317,7 +317,7 @@ class Preparer(Protocol):
     def prepare(
         self, submit: Submit, cancellation: Cancellation, *, use_disk: bool = True
     ) -> Prepared:
-        """Raises RequestError for what this request alone gets wrong, or when cancelled."""
+        """Raises RequestError for what this request alone gets wrong, and Cancelled."""
         ...
 
     @property

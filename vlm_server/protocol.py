@@ -131,6 +131,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     engine: settings.Engine
     log: settings.Log
     memory: settings.Memory = settings.Memory()
+    image: settings.Image = settings.Image()
     video: settings.Video = settings.Video()
     cache: settings.Cache = settings.Cache()
 

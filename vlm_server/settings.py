@@ -150,6 +150,33 @@ class Urls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 10.0
 
 
+class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    max_request_pixels: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Maximum pixels to decode for a request, over all its images; what is "
+            "cached does not count.",
+        ),
+    ] = 1_000_000_000
+    decode_seconds: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Time limit for decoding the images of a request; if they have less than "
+            "100 megapixels, their share of it, but at least a twentieth.",
+        ),
+    ] = 120.0
+    decode_memory_bytes: Annotated[
+        int,
+        Meta(
+            ge=512 * MIB,
+            description="Address space limit of a process that decodes images (Linux only); one "
+            "of `limits.max_image_pixels` needs up to 24 bytes a pixel.",
+        ),
+    ] = 2048 * MIB
+
+
 class Video(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fps: Annotated[float, Meta(gt=0, le=60, description="Frames sampled per second of video.")] = (
         2.0
@@ -361,6 +388,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: Model = Model()
     limits: Limits = Limits()
     urls: Urls = Urls()
+    image: Image = Image()
     video: Video = Video()
     scheduler: Scheduler = Scheduler()
     cache: Cache = Cache()

@@ -97,7 +97,8 @@ def test_bad_videos_are_refused(daemon: Daemon, data: bytes, words: str) -> None
 
 
 def decoders_of(engine_pid: int) -> list[int]:
-    found = subprocess.run(["pgrep", "-P", str(engine_pid)], capture_output=True, text=True)
+    command = ["pgrep", "-P", str(engine_pid), "-f", "vlm_server.video.process"]
+    found = subprocess.run(command, capture_output=True, text=True)
     return [int(pid) for pid in found.stdout.split()]
 
 

@@ -33,6 +33,7 @@ from vlm_server.ports import (
     SeqId,
     StepResult,
 )
+from vlm_server.prompt.decoders import Decoders
 from vlm_server.prompt.grammar import Grammars
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import (
@@ -121,17 +122,19 @@ def load_model(folder: Path | str, **options: Any) -> LoadedModel:
     return load(settings.Model(path=str(folder), **options), device, device.memory_bytes)
 
 
+DECODERS = Decoders(settings.Image(), settings.Video(), 2)
+"""Those of all tests: starting a process takes a while."""
+
+
 def new_preparer(
     loaded: LoadedModel,
-    limits: settings.Video | None = None,
+    decoders: Decoders = DECODERS,
     grammars: Grammars | None = None,
     caches: Caches | None = None,
 ) -> MultimodalPreparer:
     """A preparer with the default settings, whose caches keep nothing unless they are given."""
     grammars = grammars or Grammars(loaded.host, settings.Engine().schema_timeout_seconds)
-    return MultimodalPreparer(
-        loaded.host, limits or settings.Video(), grammars, caches or Caches.of()
-    )
+    return MultimodalPreparer(loaded.host, decoders, grammars, caches or Caches.of())
 
 
 def prepare(preparer: MultimodalPreparer, submit: Submit) -> Prepared:
@@ -286,7 +289,13 @@ class Engine:
             self.caches,
         )
         admission = Admission(governor, self.runner.kv_bytes, self.chunk_tokens)
-        self.scheduler = Scheduler(config, self.loaded.host.backend, self.caches, admission)
+        self.scheduler = Scheduler(
+            config,
+            self.loaded.host.backend,
+            self.caches,
+            admission,
+            self.preparer.pixels_to_decode,
+        )
         self.inbox = ImpatientQueue()
         self.preparers = InlinePreparers(self.preparer, self.inbox)
         self.disk_reader = InlineDiskReader(self.caches, self.inbox)

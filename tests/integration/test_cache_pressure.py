@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from tests.integration.harness import (
+    DECODERS,
     GREEDY,
     Engine,
     Part,
@@ -23,7 +24,6 @@ from tests.integration.test_caches import Served, Turns, cached_tokens, caches_o
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import InvalidImage
 from vlm_server.ports import SeqId
-from vlm_server.prompt import media
 from vlm_server.prompt.grammar import Grammars
 from vlm_server.protocol import Failed, SamplingParams, TokenLogprob
 from vlm_server.runner.kv.segments import needs_snapshots
@@ -214,10 +214,10 @@ def test_a_failure_between_leases_leaves_no_pins(served: Served, monkeypatch: py
         gone.clear()
     wanted = engine.answer(ask("a", A))
 
-    def fail(image: object) -> None:
+    def fail(image: object, budget: object) -> None:
         raise InvalidImage("it is gone", "messages[0]")
 
-    monkeypatch.setattr(media, "decode_rgb", fail)
+    monkeypatch.setattr(DECODERS, "image", fail)
     engine.add(ask("both", A, "and", B))
     settle(engine)
     assert isinstance(engine.ends["both"], Failed)

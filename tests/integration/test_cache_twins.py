@@ -17,6 +17,7 @@ from PIL import Image as PillowImage
 
 from tests import clips
 from tests.integration.harness import (
+    DECODERS,
     Engine,
     Part,
     ask,
@@ -30,8 +31,10 @@ from tests.integration.test_caches import Served, cached_tokens, caches_of
 from tests.tiny_models.pictures import picture
 from vlm_server.cache.caches import EncodedImage
 from vlm_server.ports import EncodeWork, Prepared
-from vlm_server.prompt import media, processing
+from vlm_server.prompt import processing
+from vlm_server.prompt.decoders import Decoders
 from vlm_server.protocol import Image, SamplingParams, Submit
+from vlm_server.settings import Image as ImageLimits
 from vlm_server.settings import Video as VideoLimits
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3", "pixtral")
@@ -83,8 +86,8 @@ def few(request: pytest.FixtureRequest, load_tiny: Callable[[str], Served]) -> S
 
 @pytest.fixture
 def decodes(monkeypatch: pytest.MonkeyPatch) -> Counted:
-    counted = Counted(media.decode_rgb)
-    monkeypatch.setattr(media, "decode_rgb", counted)
+    counted = Counted(DECODERS.image)
+    monkeypatch.setattr(DECODERS, "image", counted)
     return counted
 
 
@@ -252,8 +255,8 @@ GIF = clips.encode(clips.noise(2, 4), "gif", fps=2)
 
 @pytest.fixture
 def clip_decodes(monkeypatch: pytest.MonkeyPatch) -> Counted:
-    counted = Counted(media.clip.decode)
-    monkeypatch.setattr(media.clip, "decode", counted)
+    counted = Counted(DECODERS.video)
+    monkeypatch.setattr(DECODERS, "video", counted)
     return counted
 
 
@@ -280,9 +283,10 @@ def test_other_frames_of_a_clip_are_another_entry(few: Served):
     engine, _ = new_engine(few)
     answers = []
     for limits in (VideoLimits(), VideoLimits(fps=1.0), VideoLimits(max_side_pixels=64)):
-        plain = Engine(few[0], new_preparer(few[0], limits))
+        decoders = Decoders(ImageLimits(), limits, 1)
+        plain = Engine(few[0], new_preparer(few[0], decoders))
         answers.append(plain.answer(ask("a", CLIP, "what?")))
-        engine.preparers.preparer = new_preparer(few[0], limits, caches=engine.caches)
+        engine.preparers.preparer = new_preparer(few[0], decoders, caches=engine.caches)
         assert engine.answer(ask(f"{len(answers)}", CLIP, "what?")) == answers[-1]
     assert len(set(map(tuple, answers))) == 3
 

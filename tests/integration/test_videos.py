@@ -18,6 +18,7 @@ from PIL import Image as PillowImage
 
 from tests import clips
 from tests.integration.harness import (
+    DECODERS,
     Engine,
     NewEngine,
     Part,
@@ -80,7 +81,7 @@ def asked(name: str, sampling: SamplingParams = LONGER) -> Any:
 
 
 def shown(video: Video, **limits: Any) -> clip.Clip:
-    return clip.decode(video, Limits(**limits), Cancellation())
+    return DECODERS.video(video, Limits(**limits), Cancellation())
 
 
 # ---- equal whatever runs beside ------------------------------------------------------

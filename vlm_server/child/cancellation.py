@@ -6,6 +6,10 @@ import threading
 from collections.abc import Callable
 
 
+class Cancelled(Exception):
+    """Nobody waits for the work any more."""
+
+
 class Cancellation:
     """Tells work on another thread that nobody waits for it any more. Thread-safe."""
 
@@ -17,6 +21,11 @@ class Cancellation:
     @property
     def is_cancelled(self) -> bool:
         return self._is_cancelled
+
+    def check(self) -> None:
+        """Raises Cancelled if nobody waits any more."""
+        if self._is_cancelled:
+            raise Cancelled
 
     def cancel(self) -> None:
         """Run the callback, if there is one. Cancelling twice is no error."""

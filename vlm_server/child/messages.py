@@ -1,17 +1,38 @@
-"""Messages between a pool and its processes: a length, a flag, and that many bytes."""
+"""Messages between a pool and its processes: a length, a flag, and that many bytes.
+
+An answer with much data ends with a description of it, so that the data are never copied to
+one place before they are sent.
+"""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain
 from typing import BinaryIO
 
 _HEADER = struct.Struct(">Q?")
+_LENGTH = struct.Struct(">I")
 
 
-def write(pipe: BinaryIO, body: bytes | bytearray | memoryview, *, flag: bool = False) -> None:
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A message of `size` bytes that is made while it is sent."""
+
+    size: int
+    parts: Iterable[bytes]
+
+
+Body = bytes | bytearray | memoryview | Parts
+
+
+def write(pipe: BinaryIO, body: Body, *, flag: bool = False) -> None:
     """Write one message. Raises OSError if nobody reads it."""
-    pipe.write(_HEADER.pack(len(body), flag))
-    pipe.write(body)
+    size, parts = (body.size, body.parts) if isinstance(body, Parts) else (len(body), [body])
+    pipe.write(_HEADER.pack(size, flag))
+    for part in parts:
+        pipe.write(part)
     pipe.flush()
 
 
@@ -19,6 +40,20 @@ def read(pipe: BinaryIO) -> tuple[bytearray, bool]:
     """The next message and its flag. Raises EOFError if the pipe ends before the message does."""
     length, flag = _HEADER.unpack(_exactly(pipe, _HEADER.size))
     return _exactly(pipe, length), flag
+
+
+def described(size: int, data: Iterable[bytes], description: bytes) -> Parts:
+    """`data`, of `size` bytes together, with its description."""
+    last = description + _LENGTH.pack(len(description))
+    return Parts(size + len(last), chain(data, [last]))
+
+
+def split(answer: bytearray) -> tuple[memoryview, memoryview]:
+    """The data and the description. Raises ValueError if `answer` has none."""
+    view, end = memoryview(answer), len(answer) - _LENGTH.size
+    if end < 0 or (length := _LENGTH.unpack_from(answer, end)[0]) > end:
+        raise ValueError("an answer without a description")
+    return view[: end - length], view[end - length : end]
 
 
 def _exactly(pipe: BinaryIO, size: int) -> bytearray:

@@ -14,7 +14,7 @@ from collections import deque
 from typing import Any
 
 from vlm_server.child import launch, messages
-from vlm_server.child.cancellation import Cancellation
+from vlm_server.child.cancellation import Cancellation, Cancelled
 
 _IDLE_SECONDS = 30.0
 
@@ -27,7 +27,7 @@ class ChildTimeout(Exception):
     """The job took longer than it may."""
 
 
-class ChildCancelled(Exception):
+class ChildCancelled(Cancelled):
     """Nobody waits for the job any more."""
 
 
@@ -51,6 +51,12 @@ class ChildPool:
         """Jobs that run or wait."""
         with self._changed:
             return self._num_busy + len(self._waiting)
+
+    @property
+    def num_idle(self) -> int:
+        """Processes that wait for a job."""
+        with self._changed:
+            return len(self._idle)
 
     def warm_up(self) -> None:
         """Start one process now, so that the first job need not wait for it."""

@@ -1,11 +1,17 @@
-"""The child's side of a pool: answers one job after the other until its standard input ends."""
+"""The child's side of a pool: answers one job after the other until its standard input ends.
+
+It ends at once when that is closed: nobody waits for the answer then.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import resource
+import select
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,6 +19,7 @@ from vlm_server.child import messages
 
 _NICENESS = 5
 """Answers that are being written come first."""
+_OOM_SCORE = 900
 _KIB = 1024 if sys.platform == "linux" else 1
 """The unit of `ru_maxrss` in bytes."""
 
@@ -29,13 +36,14 @@ class Limits:
     retire_bytes: int
 
 
-def serve(answer: Callable[[bytearray], bytes | bytearray | memoryview], limits: Limits) -> None:
+def serve(answer: Callable[[bytearray], messages.Body], limits: Limits) -> None:
     """Answer jobs with `answer`, which must not raise, until nobody sends any more."""
     jobs = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not be taken for an answer
     os.nice(_NICENESS)
     _limit_memory(limits)
+    threading.Thread(target=_end_with, args=(jobs.fileno(),), daemon=True).start()
     while True:
         try:
             job, _ = messages.read(jobs)
@@ -51,10 +59,22 @@ def serve(answer: Callable[[bytearray], bytes | bytearray | memoryview], limits:
         del made
 
 
+def _end_with(pipe: int) -> None:
+    """End the process when nobody holds the other end of `pipe` any more."""
+    watched = select.poll()
+    watched.register(pipe, 0)  # a hang-up alone
+    while not watched.poll():
+        pass
+    os._exit(1)
+
+
 def _limit_memory(limits: Limits) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
+        # If memory is short, this process shall end, and not the one that it works for.
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+            score.write(str(_OOM_SCORE))
 
 
 def _limit_job(limits: Limits) -> None:

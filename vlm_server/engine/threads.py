@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from vlm_server.cache.caches import Caches, EncodedImage
 from vlm_server.cache.disk_load import Loaded
+from vlm_server.child.cancellation import Cancelled
 from vlm_server.engine.inbox import EncodeDone, Inbox, LoadDone, PrepareDone
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.ports import Encoder, EncodeWork, LoadWork, Prepared, Preparer, PrepareWork
@@ -20,12 +21,15 @@ logger = logging.getLogger(__name__)
 
 
 class PreparerThreads:
-    """Prepares requests: `num_threads` for those with media, and as many for texts."""
+    """Prepares requests: `num_threads` for those with media, and as many for texts.
+
+    With media at least two, so that one with few pixels need not wait for one with many.
+    """
 
     def __init__(self, preparer: Preparer, inbox: Inbox, num_threads: int) -> None:
         self._preparer = preparer
         self._inbox = inbox
-        self._media = ThreadPoolExecutor(num_threads, "preparer")
+        self._media = ThreadPoolExecutor(max(num_threads, 2), "preparer")
         self._texts = ThreadPoolExecutor(num_threads, "tokenizer")
         self._lock = threading.Lock()
         self._num_started = 0
@@ -49,6 +53,8 @@ class PreparerThreads:
             outcome = self._preparer.prepare(work.submit, work.cancellation, use_disk=work.use_disk)
         except RequestError as error:
             outcome = error
+        except Cancelled:
+            outcome = InternalError("Nobody waits for the request any more.")
         except BaseException:  # so that the request ends whatever happens; a Rust panic is one
             logger.exception("preparing a request failed")
             outcome = InternalError("The request could not be prepared.")

@@ -49,6 +49,7 @@ def decode_rgb(image: Image) -> PillowImage.Image:
     except _UNREADABLE:
         raise InvalidImage(f"the {image.format} picture can't be decoded", image.param) from None
     if image.max_side_pixels is not None:
+        decoded = decoded.copy()  # no longer a file, which might be decoded at another size
         decoded.thumbnail((image.max_side_pixels, image.max_side_pixels))
     return decoded
 
@@ -74,4 +75,4 @@ def _flatten(image: PillowImage.Image) -> PillowImage.Image:
         rgba = image.convert("RGBA")
         white = PillowImage.new("RGBA", rgba.size, "white")
         return PillowImage.alpha_composite(white, rgba).convert("RGB")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")

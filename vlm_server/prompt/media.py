@@ -2,6 +2,7 @@
 
 Each is processed alone, so that the result depends on nothing else in a request. Thread-safe: the
 processor is locked, and of several threads that want the same item one works and the others wait.
+Between two steps of a request whose client has left, `Cancelled` is raised.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import msgspec
 from PIL import Image as PillowImage
 
 from vlm_server.cache.caches import Caches
-from vlm_server.host_model import HostModel
 from vlm_server.child.cancellation import Cancellation
-from vlm_server.prompt.images import decode_rgb
+from vlm_server.host_model import HostModel
+from vlm_server.prompt.decoders import DecodeBudget, Decoders
 from vlm_server.prompt.processing import (
     Inputs,
     Processed,
@@ -27,9 +28,9 @@ from vlm_server.prompt.processing import (
     process_video,
 )
 from vlm_server.prompt.tokenizer import PromptTokenizer
-from vlm_server.protocol import Image, Video
+from vlm_server.protocol import Image, Submit, Video
 from vlm_server.settings import Video as VideoLimits
-from vlm_server.video import clip
+from vlm_server.video.clip import Clip
 
 _MAX_FRAMES_AS_IMAGES = 16
 """Of a video: an image has many more tokens than a frame for a family that takes videos."""
@@ -65,83 +66,115 @@ class MediaProcessor:
     """
 
     def __init__(
-        self,
-        host: HostModel,
-        prompts: PromptTokenizer,
-        video_limits: VideoLimits,
-        caches: Caches,
+        self, host: HostModel, prompts: PromptTokenizer, decoders: Decoders, caches: Caches
     ) -> None:
         self._host = host
         self._prompts = prompts
-        self._video_limits = video_limits
+        self._decoders = decoders
         self._caches = caches
         self._processor = threading.Lock()
         self._flights = _Flights()
 
-    def image(self, image: Image, salt: str) -> MediaItem:
-        """Raises InvalidImage if it has to be decoded and can't be."""
-        bound = image.max_side_pixels
-        is_larger = bound is not None and max(image.width, image.height) > bound
-        key = self._key("image", salt, image.content_hash, bound if is_larger else None)
-        return self._item(key, image.param, lambda: self._image(decode_rgb(image), image.param))
+    def begin(self, cancellation: Cancellation) -> DecodeBudget:
+        """What all the items of one request may cost together."""
+        return DecodeBudget(self._decoders.image_limits, cancellation)
+
+    def image(self, image: Image, salt: str, budget: DecodeBudget) -> MediaItem:
+        """Raises InvalidImage if it has to be decoded and can't be, and DecodeBudgetExceeded."""
+
+        def load() -> Processed:
+            decoded = self._decoders.image(image, budget)
+            return self._image(decoded, image.param, budget.cancellation)
+
+        key = self._image_key(image, salt)
+        return self._item(key, image.param, load, budget.cancellation)
 
     def video(self, video: Video, salt: str, cancellation: Cancellation) -> MediaItem:
         """A video for a family that takes videos. Raises InvalidVideo if it can't be read."""
-        limits = self._video_limits
-        return self._item(
-            self._video_key(video, salt, limits),
-            video.param,
-            lambda: self._video(clip.decode(video, limits, cancellation), video.param),
-        )
+        limits = self._decoders.video_limits
+
+        def load() -> Processed:
+            decoded = self._decoders.video(video, limits, cancellation)
+            return self._video(decoded, video.param, cancellation)
+
+        key = self._video_key(video, salt, limits)
+        return self._item(key, video.param, load, cancellation)
 
     def frames(
         self, video: Video, salt: str, cancellation: Cancellation
     ) -> Iterator[tuple[float, MediaItem]]:
         """A video as images, each with its time in seconds. Raises InvalidVideo like `video`."""
-        max_frames = min(self._video_limits.max_frames, _MAX_FRAMES_AS_IMAGES)
-        limits = msgspec.structs.replace(self._video_limits, max_frames=max_frames)
+        max_frames = min(self._decoders.video_limits.max_frames, _MAX_FRAMES_AS_IMAGES)
+        limits = msgspec.structs.replace(self._decoders.video_limits, max_frames=max_frames)
         key = self._video_key(video, salt, limits)
-        decoded = cache(lambda: clip.decode(video, limits, cancellation))
+        decoded = cache(lambda: self._decoders.video(video, limits, cancellation))
         seconds: tuple[float, ...] | None = self._caches.token_layouts.get(key)
         if seconds is None:
             seconds = decoded().seconds
             self._caches.token_layouts.put(key, seconds, 100 * len(seconds)).release()
 
         def frame(number: int) -> Processed:
-            return self._image(PillowImage.fromarray(decoded().frames[number]), video.param)
+            shown = PillowImage.fromarray(decoded().frames[number])
+            return self._image(shown, video.param, cancellation)
 
         for number, time in enumerate(seconds):
-            yield time, self._item(f"{key}/{number}", video.param, partial(frame, number))
+            load = partial(frame, number)
+            yield time, self._item(f"{key}/{number}", video.param, load, cancellation)
+
+    def pixels_to_decode(self, submit: Submit) -> int:
+        """About how many pixels the images of a request have that no cache knows."""
+        return sum(
+            image.width * image.height
+            for image in submit.images
+            if not self._is_known(self._image_key(image, submit.cache_salt))
+        )
 
     @property
     def num_in_flight(self) -> int:
         """Media items that a thread works on, or waits for."""
-        return len(self._flights)
+        return len(self._flights) + self._decoders.num_tracked
 
-    def _image(self, image: PillowImage.Image, param: str) -> Processed:
+    def _image(self, image: PillowImage.Image, param: str, cancellation: Cancellation) -> Processed:
         with self._processor:
+            cancellation.check()
             return process_image(self._host, self._prompts.placeholder, image, param)
 
-    def _video(self, decoded: clip.Clip, param: str) -> Processed:
+    def _video(self, decoded: Clip, param: str, cancellation: Cancellation) -> Processed:
         token_id, placeholder = self._host.video_token_id, self._prompts.video_placeholder
         assert token_id is not None
         assert placeholder is not None
         with self._processor:
+            cancellation.check()
             return process_video(self._host, token_id, placeholder, decoded, param)
 
-    def _item(self, key: str, param: str, load: Callable[[], Processed]) -> MediaItem:
-        once = cache(partial(self._processed, key, load))
+    def _item(
+        self, key: str, param: str, load: Callable[[], Processed], cancellation: Cancellation
+    ) -> MediaItem:
+        once = cache(partial(self._processed, key, load, cancellation))
         layout: TokenLayout | None = self._caches.token_layouts.get(key)
         return MediaItem(key, layout or once().layout, param, once)
 
-    def _processed(self, key: str, load: Callable[[], Processed]) -> Processed:
-        with self._flights.one(key):
+    def _processed(
+        self, key: str, load: Callable[[], Processed], cancellation: Cancellation
+    ) -> Processed:
+        with self._flights.one(key, cancellation):
             made: Processed | None = self._caches.pixels.get(key)
             if made is None:
                 made = load()
                 self._caches.pixels.put(key, made, made.size_bytes).release()
                 self._caches.token_layouts.put(key, made.layout, made.layout.size_bytes).release()
         return made
+
+    def _is_known(self, key: str) -> bool:
+        """Whether neither the layout nor the features of an image are likely to need its pixels."""
+        caches = self._caches
+        has_inputs = f"{key}/0" in caches.features or key in caches.pixels
+        return has_inputs and key in caches.token_layouts
+
+    def _image_key(self, image: Image, salt: str) -> str:
+        bound = image.max_side_pixels
+        is_larger = bound is not None and max(image.width, image.height) > bound
+        return self._key("image", salt, image.content_hash, bound if is_larger else None)
 
     def _video_key(self, video: Video, salt: str, limits: VideoLimits) -> str:
         """Names the sampled frames. A GIF may be an image or a video, with different keys."""
@@ -157,23 +190,36 @@ class _Flights:
     """Lets one thread at a time work on the same key."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._keys: dict[str, tuple[threading.Lock, int]] = {}
+        self._changed = threading.Condition()
+        self._busy: set[str] = set()
+        self._num_threads = 0
 
     def __len__(self) -> int:
-        with self._lock:
-            return len(self._keys)
+        """Threads that work, or wait for another one."""
+        with self._changed:
+            return self._num_threads
 
     @contextmanager
-    def one(self, key: str) -> Iterator[None]:
-        with self._lock:
-            lock, waiting = self._keys.get(key, (threading.Lock(), 0))
-            self._keys[key] = lock, waiting + 1
+    def one(self, key: str, cancellation: Cancellation) -> Iterator[None]:
+        """Waits for the thread that works on `key`. Raises Cancelled."""
+        cancellation.on_cancel(self._wake)
+        with self._changed:
+            self._num_threads += 1
+            try:
+                self._changed.wait_for(lambda: cancellation.is_cancelled or key not in self._busy)
+                cancellation.check()
+            except BaseException:
+                self._num_threads -= 1
+                raise
+            self._busy.add(key)
         try:
-            with lock:
-                yield
+            yield
         finally:
-            with self._lock:
-                lock, waiting = self._keys.pop(key)
-                if waiting > 1:
-                    self._keys[key] = lock, waiting - 1
+            with self._changed:
+                self._num_threads -= 1
+                self._busy.remove(key)
+                self._changed.notify_all()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()

@@ -22,52 +22,59 @@ from vlm_server.errors import ContextLengthExceeded, InternalError
 from vlm_server.host_model import HostModel
 from vlm_server.ports import Grammar, MediaInputs, Prepared, PreparedPrompt
 from vlm_server.prompt.atomic_prefill import atomic_prefill_tokens
+from vlm_server.prompt.decoders import DecodeBudget, Decoders
 from vlm_server.prompt.grammar import Grammars
 from vlm_server.prompt.media import MediaItem, MediaProcessor
 from vlm_server.prompt.positions import prompt_positions
 from vlm_server.prompt.snapshot_points import SnapshotPoints
 from vlm_server.prompt.tokenizer import Placeholder, PromptTokenizer
 from vlm_server.protocol import ContentPart, ImagePart, Message, Submit, TextPart, VideoPart
-from vlm_server.settings import Video as VideoLimits
 
 
 class MultimodalPreparer:
     """The `Preparer` of one model. Thread-safe."""
 
     def __init__(
-        self, host: HostModel, video_limits: VideoLimits, grammars: Grammars, caches: Caches
+        self, host: HostModel, decoders: Decoders, grammars: Grammars, caches: Caches
     ) -> None:
         self._host = host
         self._grammars = grammars
         self._caches = caches
         self._prompts = PromptTokenizer(host)
         self._snapshot_points = SnapshotPoints(self._prompts)
-        self._media = MediaProcessor(host, self._prompts, video_limits, caches)
+        self._media = MediaProcessor(host, self._prompts, decoders, caches)
 
     def prepare(
         self, submit: Submit, cancellation: Cancellation, *, use_disk: bool = True
     ) -> Prepared:
         """The prompt of a request, what the caches have of it, and pixels for the rest.
 
-        Raises InvalidImage and InvalidVideo for what can't be read, ContextLengthExceeded for
-        more than fits, and what `Grammars.compile` and `PromptTokenizer.tokenize` do.
+        Raises InvalidImage and InvalidVideo for what can't be read, DecodeBudgetExceeded and
+        ContextLengthExceeded for more than a request may have, Cancelled between two steps, and
+        what `Grammars.compile` and `PromptTokenizer.tokenize` do.
         """
+        cancellation.check()
         schema = submit.sampling.json_schema
         grammar = None if schema is None else self._grammars.compile(schema)
-        messages, media = self._lay_out(submit, cancellation)
+        messages, media = self._lay_out(submit, self._media.begin(cancellation))
+        cancellation.check()
         layouts = [item.layout for item in media]
         placeholders = [Placeholder(each.token_id, each.prefix, each.suffix) for each in layouts]
         expanded = _expand(self._prompts.tokenize(messages, placeholders), media)
         prompt = self._build(expanded, messages, grammar, submit.cache_salt)
         return self._look_up(prompt, media, use_disk=use_disk)
 
+    def pixels_to_decode(self, submit: Submit) -> int:
+        """About how many pixels the images of a request have that no cache knows."""
+        return self._media.pixels_to_decode(submit)
+
     @property
     def num_tracked(self) -> int:
-        """Media items that are being processed, or waited for."""
+        """Media items that are being decoded or processed, or waited for."""
         return self._media.num_in_flight
 
     def _lay_out(
-        self, submit: Submit, cancellation: Cancellation
+        self, submit: Submit, budget: DecodeBudget
     ) -> tuple[list[Message], list[MediaItem]]:
         """The messages for the chat template, and their media items in order.
 
@@ -78,7 +85,7 @@ class MultimodalPreparer:
         num_tokens, limit = 0, self._host.context_tokens
         for message in submit.messages:
             parts: list[ContentPart] = []
-            for part, item in self._lay_out_parts(submit, message, cancellation):
+            for part, item in self._lay_out_parts(submit, message, budget):
                 parts.append(part)
                 if item is None:
                     continue
@@ -94,15 +101,16 @@ class MultimodalPreparer:
         return messages, media
 
     def _lay_out_parts(
-        self, submit: Submit, message: Message, cancellation: Cancellation
+        self, submit: Submit, message: Message, budget: DecodeBudget
     ) -> Iterator[tuple[ContentPart, MediaItem | None]]:
-        salt = submit.cache_salt
+        salt, cancellation = submit.cache_salt, budget.cancellation
         for part in message.content:
+            cancellation.check()
             match part:
                 case TextPart():
                     yield part, None
                 case ImagePart(index):
-                    yield part, self._media.image(submit.images[index], salt)
+                    yield part, self._media.image(submit.images[index], salt, budget)
                 case VideoPart(index) if self._prompts.video_placeholder:
                     yield part, self._media.video(submit.videos[index], salt, cancellation)
                 case VideoPart(index):
@@ -122,7 +130,7 @@ class MultimodalPreparer:
         num_atomic = atomic_prefill_tokens(self._host.chunk_policy, token_types)
         snapshot_points: tuple[int, ...] = ()
         if self._caches.prefixes.needs_snapshots:
-            points = self._snapshot_points.of(messages, token_ids, spans)
+            points = self._snapshot_points.of(messages, token_ids, spans, salt)
             snapshot_points = points[bisect_left(points, num_atomic) :]
         return PreparedPrompt(
             token_ids=token_ids,

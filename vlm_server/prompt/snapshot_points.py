@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from functools import lru_cache
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from vlm_server.cache.lru import LruCache
 from vlm_server.cache.prompt_key import MediaSpan
 from vlm_server.prompt.tokenizer import PromptTokenizer
 from vlm_server.protocol import Message, TextPart
 
-_MAX_SYSTEM_PROMPTS = 64
+_HEAD_BYTES = 4 << 20
+"""Of the tokens of all system prompts that are remembered."""
+_ENTRY_BYTES = 500
 
 
 class SnapshotPoints:
@@ -25,23 +29,35 @@ class SnapshotPoints:
     def __init__(self, prompts: PromptTokenizer) -> None:
         self._prompts = prompts
         self._suffix = prompts.generation_suffix
-        self._head = lru_cache(_MAX_SYSTEM_PROMPTS)(self._find_head)
+        self._heads = LruCache[NDArray[np.int32]]("system prompts", _HEAD_BYTES)
 
     def of(
         self,
         messages: Sequence[Message],
         token_ids: NDArray[np.int32],
         spans: Sequence[MediaSpan],
+        salt: str,
     ) -> tuple[int, ...]:
-        """Numbers of tokens, ascending, none of them the whole prompt or inside a span."""
+        """Numbers of tokens, ascending, none of them the whole prompt or inside a span.
+
+        `salt` separates requests that must not share what is remembered.
+        """
         num_tokens = len(token_ids)
         system = tuple(messages[:1] if messages[0].role == "system" else ())
         points = {span.end for span in spans}
-        points.add(_num_common(token_ids, np.array(self._head(system), dtype=np.int32)))
+        points.add(_num_common(token_ids, self._head(system, salt)))
         if self._suffix and token_ids[-len(self._suffix) :].tolist() == self._suffix:
             points.add(num_tokens - len(self._suffix))
         inside = {point for span in spans for point in points if span.start < point < span.end}
         return tuple(sorted(point for point in points - inside if 0 < point < num_tokens))
+
+    def _head(self, system: tuple[Message, ...], salt: str) -> NDArray[np.int32]:
+        key = hashlib.sha256(msgspec.msgpack.encode((salt, system))).hexdigest()
+        head = self._heads.get(key)
+        if head is None:
+            head = np.array(self._find_head(system), dtype=np.int32)
+            self._heads.put(key, head, head.nbytes + _ENTRY_BYTES).release()
+        return head
 
     def _find_head(self, system: tuple[Message, ...]) -> list[int]:
         """The tokens of all prompts with that system message, before what the user says."""

@@ -79,6 +79,7 @@ class Supervisor:
             engine=settings.engine,
             memory=settings.memory,
             log=settings.log,
+            image=settings.image,
             video=settings.video,
             cache=settings.cache,
         )

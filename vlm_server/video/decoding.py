@@ -10,17 +10,16 @@ from __future__ import annotations
 import io
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import av
-import msgspec
 from av.container import InputContainer
 from av.packet import Packet
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from vlm_server.settings import Video as Limits
-from vlm_server.video.messages import Frame, Job
+from vlm_server.video.messages import Job
 from vlm_server.video.sampling import Sample, sample
 
 _DEMUXERS = {"MP4": "mov", "WEBM": "matroska", "GIF": "gif"}
@@ -32,6 +31,21 @@ _THREADS = 2
 
 class Unreadable(Exception):
     """The video can't be decoded; the message is for the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The frame shown `seconds` after the first one: `rgb` is (height, width, 3) bytes.
+
+    To be rotated counterclockwise by `quarter_turns` times 90 degrees. All frames of a video have
+    the width and height of the first.
+    """
+
+    seconds: float
+    width: int
+    height: int
+    quarter_turns: int
+    rgb: bytes
 
 
 def decode(job: Job) -> Iterator[Frame]:
@@ -129,7 +143,7 @@ def _frames(
     previous: Frame | None = None
     for number, chosen in enumerate(samples):
         if previous is not None and chosen.index == samples[number - 1].index:
-            previous = msgspec.structs.replace(previous, seconds=chosen.seconds)
+            previous = replace(previous, seconds=chosen.seconds)
         else:
             frame = decoder.frame_at(timeline.shown[chosen.index])
             _check_size(frame.width, frame.height, limits)

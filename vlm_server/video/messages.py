@@ -1,19 +1,17 @@
 """The messages between a preparer thread and the process that decodes a video.
 
-A message is a 4-byte big-endian length and that many bytes of msgpack. The process reads one
-`Job` and writes `Frame`s in order of time, then `Done`, or `Refused` instead of the rest.
+A job is a `Job` as msgpack. The answer is the pixels of all frames, one after the other, described
+by `Frames`; or none, described by `Refused`.
 """
 
 from __future__ import annotations
 
-import struct
-from typing import BinaryIO
+from collections.abc import Sequence
 
 import msgspec
 
 from vlm_server import settings
-
-_LENGTH = struct.Struct(">I")
+from vlm_server.child import messages
 
 
 class Job(msgspec.Struct, frozen=True, tag="job"):
@@ -24,21 +22,17 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
     limits: settings.Video
 
 
-class Frame(msgspec.Struct, frozen=True, tag="frame"):
-    """The frame shown `seconds` after the first one: `rgb` is (height, width, 3) bytes.
+class Frames(msgspec.Struct, frozen=True, tag="frames"):
+    """What the pixels are: for each frame (height, width, 3) bytes of RGB, in order of time.
 
-    To be rotated counterclockwise by `quarter_turns` times 90 degrees.
+    A frame is shown `seconds` after the first one, and to be rotated counterclockwise by
+    `quarter_turns` times 90 degrees.
     """
 
-    seconds: float
     width: int
     height: int
-    quarter_turns: int
-    rgb: bytes
-
-
-class Done(msgspec.Struct, frozen=True, tag="done"):
-    """That was the last frame."""
+    seconds: tuple[float, ...]
+    quarter_turns: tuple[int, ...]
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -47,37 +41,31 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     reason: str
 
 
-Answer = Frame | Done | Refused
-
 _encoder = msgspec.msgpack.Encoder()
 _job_decoder = msgspec.msgpack.Decoder(Job)
-_answer_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+_decoder: msgspec.msgpack.Decoder[Frames | Refused] = msgspec.msgpack.Decoder(Frames | Refused)
 
 
-def write(pipe: BinaryIO, message: Job | Answer) -> None:
-    body = _encoder.encode(message)
-    pipe.write(_LENGTH.pack(len(body)))
-    pipe.write(body)
-    pipe.flush()
+def pack_job(job: Job) -> bytes:
+    return _encoder.encode(job)
 
 
-def read_job(pipe: BinaryIO) -> Job:
-    """Raises EOFError if the pipe ends before the message does."""
-    return _job_decoder.decode(_read(pipe))
+def unpack_job(job: bytearray) -> Job:
+    return _job_decoder.decode(job)
 
 
-def read_answer(pipe: BinaryIO) -> Answer:
-    """Raises EOFError if the pipe ends before the message does."""
-    return _answer_decoder.decode(_read(pipe))
+def pack(frames: Frames | Refused, pixels: Sequence[bytes]) -> messages.Parts:
+    return messages.described(sum(map(len, pixels)), pixels, _encoder.encode(frames))
 
 
-def _read(pipe: BinaryIO) -> bytes:
-    (length,) = _LENGTH.unpack(_exactly(pipe, _LENGTH.size))
-    return _exactly(pipe, length)
-
-
-def _exactly(pipe: BinaryIO, size: int) -> bytes:
-    data = pipe.read(size)
-    if len(data) < size:
-        raise EOFError
-    return data
+def unpack(answer: bytearray) -> tuple[Frames | Refused, memoryview]:
+    """Raises ValueError for what is no answer."""
+    pixels, description = messages.split(answer)
+    frames = _decoder.decode(description)
+    if isinstance(frames, Frames):
+        count = len(frames.seconds)
+        if not count or len(frames.quarter_turns) != count:
+            raise ValueError("frames without times")
+        if len(pixels) != count * frames.height * frames.width * 3:
+            raise ValueError("frames of another size")
+    return frames, pixels

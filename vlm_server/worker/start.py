@@ -15,6 +15,7 @@ from vlm_server.engine.scheduling.limits import SchedulerConfig
 from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.engine.threads import DiskReaderThread, EncoderThread, PreparerThreads
 from vlm_server.errors import ModelLoadError
+from vlm_server.prompt.decoders import Decoders
 from vlm_server.prompt.grammar import Grammars
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Event, Loading, Ready, Start
@@ -118,10 +119,14 @@ def build_engine(
     grammars = Grammars(loaded.host, start.engine.schema_timeout_seconds)
     runner = ModelRunner(loaded, caches)
     admission = Admission(governor, runner.kv_bytes, config.prefill_chunk_tokens)
-    preparer = MultimodalPreparer(loaded.host, start.video, grammars, caches)
+    num_decoders = max(start.scheduler.preparer_threads, 2)
+    decoders = Decoders(start.image, start.video, num_decoders)
+    preparer = MultimodalPreparer(loaded.host, decoders, grammars, caches)
     return Engine(
         inbox=inbox,
-        scheduler=Scheduler(config, loaded.host.backend, caches, admission),
+        scheduler=Scheduler(
+            config, loaded.host.backend, caches, admission, preparer.pixels_to_decode
+        ),
         runner=runner,
         preparers=PreparerThreads(preparer, inbox, start.scheduler.preparer_threads),
         disk_reader=DiskReaderThread(caches, inbox),

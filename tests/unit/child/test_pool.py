@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.child import launch
+from vlm_server.child import launch, messages
 from vlm_server.child.cancellation import Cancellation
 from vlm_server.child.pool import ChildCancelled, ChildFailed, ChildPool, ChildTimeout
 
@@ -80,7 +82,7 @@ def test_cancelling_kills_the_process_and_frees_its_place(pool: ChildPool):
     def run(cancellation: Cancellation) -> None:
         try:
             pool.run(b"sleep 30", 60, cancellation)
-        except Exception as error:
+        except (ChildFailed, ChildTimeout, ChildCancelled) as error:
             outcomes.append(type(error))
 
     threads = [threading.Thread(target=run, args=(one,)) for one in cancellations]
@@ -125,3 +127,33 @@ def test_nothing_is_imported_from_the_working_folder(
     pool.close()
     assert str(tmp_path) not in path
     assert launch.environment()["PYTHONPATH"] == ROOT
+
+
+def test_a_process_ends_with_whoever_started_it(monkeypatch: pytest.MonkeyPatch):
+    """At once, in the middle of a job."""
+    monkeypatch.setenv("PYTHONPATH", ROOT)
+    pipe = subprocess.PIPE
+    started = subprocess.Popen(
+        launch.command(MODULE), stdin=pipe, stdout=pipe, env=launch.environment()
+    )
+    with started as process:
+        assert process.stdin is not None
+        messages.write(process.stdin, b"sleep 60")
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1)
+        process.stdin.close()
+        assert process.wait(10) == 1
+
+
+def test_an_answer_may_be_made_while_it_is_sent():
+    sent = io.BytesIO()
+    messages.write(sent, messages.described(4, (b"ab", b"cd"), b"four letters"))
+    sent.seek(0)
+    data, description = messages.split(messages.read(sent)[0])
+    assert (bytes(data), bytes(description)) == (b"abcd", b"four letters")
+
+
+@pytest.mark.parametrize("answer", [b"", b"\0\0\0", b"\0\0\0\1", b"abc\0\0\0\4"])
+def test_an_answer_without_a_description_is_none(answer: bytes):
+    with pytest.raises(ValueError, match="description"):
+        messages.split(bytearray(answer))

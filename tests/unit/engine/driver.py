@@ -13,6 +13,7 @@ from tests.unit.engine.fakes import (
     FakeRunner,
     config,
     features_of,
+    header_pixels,
     outcome_of,
     prepared,
     submit,
@@ -150,7 +151,9 @@ class Engine:
         self.admission = Admission(
             self.governor, self.runner.kv_bytes, self.config.prefill_chunk_tokens
         )
-        self.scheduler = scheduler(self.config, ByteDecoder(), self.caches, self.admission)
+        self.scheduler = scheduler(
+            self.config, ByteDecoder(), self.caches, self.admission, header_pixels
+        )
         self.inbox = ImpatientQueue()
         self.preparers = ScriptedPreparers(self.inbox)
         self.disk_reader = ScriptedDiskReader(self.caches, self.inbox)

@@ -351,6 +351,11 @@ def outcome_of(submit: Submit) -> Prepared:
     return prepared(prompt(text, sum(isinstance(part, ImagePart) for part in parts)))
 
 
+def header_pixels(submit: Submit) -> int:
+    """What the headers of a request's pictures say, as if no cache knew one."""
+    return sum(image.width * image.height for image in submit.images)
+
+
 def refuse(text: str) -> None:
     """Raises what a text that begins with `refuse`, `crash` or `panic` asks for."""
     if text.startswith("refuse"):

@@ -20,6 +20,7 @@ from tests.unit.engine.fakes import (
     FakeStep,
     answer_text,
     config,
+    header_pixels,
     outcome_of,
     prompt,
     submit,
@@ -73,7 +74,7 @@ class Engine:
         caches, self.inbox, self.events = Caches.of(), Inbox(), list[Event]()
         governor = self.governor = Governor(memory or Memory(), FakeMemory(), FakeProcess(), caches)
         admission = Admission(governor, self.runner.kv_bytes, limits.prefill_chunk_tokens)
-        self.scheduler = Scheduler(limits, ByteDecoder(), caches, admission)
+        self.scheduler = Scheduler(limits, ByteDecoder(), caches, admission, header_pixels)
         self.loop = EngineLoop(
             self.inbox,
             self.scheduler,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import os
 import struct
-import subprocess
 import sys
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import av
 import numpy as np
@@ -17,20 +17,24 @@ import pytest
 from msgspec.structs import replace
 
 from tests import clips
+from vlm_server.child.cancellation import Cancellation, Cancelled
+from vlm_server.child.pool import ChildPool
 from vlm_server.errors import InvalidVideo
-from vlm_server.child.cancellation import Cancellation
 from vlm_server.protocol import Video
 from vlm_server.settings import Video as Limits
 from vlm_server.video import clip
 from vlm_server.video.clip import Clip
-from vlm_server.video.messages import Job, write
 
 PARAM = "messages[0].content[1]"
 FORMATS = {"mp4": "MP4", "mov": "MP4", "webm": "WEBM", "matroska": "WEBM", "gif": "GIF"}
 
 
+POOL = clip.decoder_pool(Limits(), 1)
+
+
 def decode(data: bytes, name: str = "MP4", **limits: object) -> Clip:
-    return clip.decode(Video(data, "key", name, PARAM), replace(Limits(), **limits), Cancellation())
+    video = Video(data, "key", name, PARAM)
+    return clip.decode(POOL, video, replace(Limits(), **limits), Cancellation())
 
 
 def refusal(data: bytes, name: str = "MP4", **limits: object) -> str:
@@ -192,67 +196,73 @@ def test_too_long_a_video_is_refused(times: list[int]) -> None:
 # ---- a process that can be killed ------------------------------------------------------
 
 
-def test_a_decoder_that_hangs_is_killed_at_its_deadline() -> None:
-    video = Video(b"x" * (1 << 20), "key", "MP4", PARAM)
-    command = (sys.executable, "-c", "import time; time.sleep(60)")
+VIDEO = Video(b"x" * (1 << 20), "key", "MP4", PARAM)
+
+
+@pytest.fixture
+def program(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ChildPool:
+    """Processes that do what the parameter says, instead of decoding."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    return ChildPool("tests.unit.video.program", 1, request.param)
+
+
+HANGS = "import time; time.sleep(60)"
+
+
+@pytest.mark.parametrize("program", [HANGS], indirect=True)
+def test_a_decoder_that_hangs_is_killed_at_its_deadline(program: ChildPool) -> None:
     started = time.monotonic()
     with pytest.raises(InvalidVideo, match=r"over 0\.5 seconds"):
-        clip.decode(video, Limits(decode_timeout_seconds=0.5), Cancellation(), command)
+        clip.decode(program, VIDEO, Limits(decode_timeout_seconds=0.5), Cancellation())
     assert time.monotonic() - started < 10
 
 
+@pytest.mark.parametrize("program", [HANGS], indirect=True)
 @pytest.mark.parametrize("delay_seconds", [0.0, 0.3])
 def test_a_decoder_is_killed_when_nobody_waits(
-    delay_seconds: float, caplog: pytest.LogCaptureFixture
+    program: ChildPool, delay_seconds: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    video = Video(b"x" * (1 << 20), "key", "MP4", PARAM)
-    command = (sys.executable, "-c", "import time; time.sleep(60)")
     cancellation = Cancellation()
     if delay_seconds:
         threading.Timer(delay_seconds, cancellation.cancel).start()
     else:
         cancellation.cancel()
     started = time.monotonic()
-    with pytest.raises(InvalidVideo):
-        clip.decode(video, Limits(), cancellation, command)
+    with pytest.raises(Cancelled):
+        clip.decode(program, VIDEO, Limits(), cancellation)
     assert time.monotonic() - started < 10
     assert not caplog.records, "nothing is wrong with the video"
 
 
 @pytest.mark.parametrize(
     "program",
-    ["import os; os.abort()", "import sys; sys.stdin.buffer.read(9)", "print('nonsense' * 999)"],
+    [
+        "import os; os.abort()",
+        "import sys; sys.stdin.buffer.read(9)",
+        "print('nonsense' * 999)",
+        "import sys; sys.stdout.buffer.write(bytes(7) + b'\\5' + bytes(6))",
+    ],
+    indirect=True,
 )
 def test_a_decoder_that_dies_fails_the_request(
-    program: str, caplog: pytest.LogCaptureFixture
+    program: ChildPool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    video = Video(b"x" * (1 << 20), "key", "MP4", PARAM)
     with pytest.raises(InvalidVideo, match="can't be decoded"):
-        clip.decode(video, Limits(), Cancellation(), (sys.executable, "-c", program))
+        clip.decode(program, VIDEO, Limits(decode_timeout_seconds=10), Cancellation())
     assert "died" in caplog.text
+
+
+def test_each_video_has_a_process_of_its_own() -> None:
+    """So that nothing of one can be shown as a part of the next."""
+    decode(clips.encode(clips.moving("up", 10)))
+    assert not POOL.num_idle
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS has no such limit")
 def test_a_decoder_gets_so_much_memory_and_no_more() -> None:
-    program = (
-        "from vlm_server.settings import Video\n"
-        "from vlm_server.video.process import _limit_resources\n"
-        "_limit_resources(Video())\n"
-        "bytearray(1 << 29)\n"
-        "try:\n    bytearray(1 << 31)\nexcept MemoryError:\n    print('none')\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    assert ended.stdout == b"none\n"
-
-
-def test_a_decoder_ends_with_whoever_started_it() -> None:
-    """It is stuck in its output, which nobody reads, when its input is closed."""
-    data = clips.encode(clips.moving("up", 10))
-    pipe = subprocess.PIPE
-    with subprocess.Popen(clip._COMMAND, stdin=pipe, stdout=pipe) as process:
-        assert process.stdin is not None
-        write(process.stdin, Job(data, "MP4", Limits()))
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(1)
-        process.stdin.close()
-        assert process.wait(10) == 1
+    """Of frames that take 300 MB, with so much more for the program itself."""
+    data = clips.encode(clips.greys([9] * 4, (4000, 2200)))
+    assert decode(data).frames.shape[0] == 4
+    little = clip.decoder_pool(replace(Limits(), decode_memory_bytes=200 << 20), 1)
+    with pytest.raises(InvalidVideo):
+        clip.decode(little, Video(data, "key", "MP4", PARAM), Limits(), Cancellation())

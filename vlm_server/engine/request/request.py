@@ -31,6 +31,8 @@ class Request:
         """What is to be read from disk, until it is."""
         self.has_media = submit.has_media
         self.has_video = bool(submit.videos)
+        self.num_pixels = 0
+        """Of its images, to decode; those of a video are not counted."""
         self.max_tokens = sampling.max_tokens or 0
         """Of each choice; 0 while nobody knows how long the prompt is."""
         self.num_prefilled = 0

@@ -14,7 +14,7 @@ Beside `schedule` and `update` there is only what comes in: `add`, `abort`, `pre
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from vlm_server.cache.caches import Caches, EncodedImage
@@ -87,9 +87,16 @@ class Scheduler:
     """
 
     def __init__(
-        self, config: SchedulerConfig, decoder: Decoder, caches: Caches, admission: Admission
+        self,
+        config: SchedulerConfig,
+        decoder: Decoder,
+        caches: Caches,
+        admission: Admission,
+        pixels_to_decode: Callable[[Submit], int],
     ) -> None:
+        """`pixels_to_decode`: of a request's images; decides who is prepared first."""
         self._config = config
+        self._pixels_to_decode = pixels_to_decode
         self._decoder = decoder
         self._caches = caches
         self._admission = admission
@@ -115,6 +122,7 @@ class Scheduler:
         if refusal:
             return [_failed(submit.request_id, refusal)]
         request = Request(submit, self._config.with_defaults(submit.sampling), self._decoder)
+        request.num_pixels = self._pixels_to_decode(submit)
         self._requests[submit.request_id] = request
         return [Accepted(submit.request_id)]
 

@@ -1,0 +1,138 @@
+"""Pictures that cost whoever decodes them: nobody else waits, and nothing is left of them."""
+
+from __future__ import annotations
+
+import base64
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.e2e.daemon import Daemon, running_daemon, wait_until
+from tests.e2e.pictures import one_shape, user
+from tests.pictures import large_png, other_jpeg, other_png, slow_jpeg
+
+pytestmark = pytest.mark.attack
+
+FAST_SECONDS = 15.0
+"""A small picture takes 0.2 s on an idle machine; it waited 75 s behind two requests that had left."""
+NUMBERS = count()
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with running_daemon(tmp_path_factory.mktemp("daemon")) as running:
+        yield running
+
+
+def body(*pictures: bytes, kind: str = "png") -> bytes:
+    urls = [f"data:image/{kind};base64,{base64.b64encode(data).decode()}" for data in pictures]
+    parts: list[Any] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    message = {"role": "user", "content": [*parts, {"type": "text", "text": "what?"}]}
+    return msgspec.json.encode({"model": "default", "messages": [message], "max_tokens": 4})
+
+
+def large() -> bytes:
+    """Sixteen pictures of 49 megapixels that nobody has seen before."""
+    whole = large_png(7000)
+    return body(*(other_png(whole, next(NUMBERS)) for _ in range(16)))
+
+
+@cache
+def slow() -> bytes:
+    """It takes a quarter of an hour to decode, and has no more pixels than others may have."""
+    return slow_jpeg(4000, 100_000)
+
+
+def send(daemon: Daemon, data: bytes) -> socket.socket:
+    """A client that waits for an answer until it is closed."""
+    client = socket.create_connection(("127.0.0.1", daemon.port), timeout=60)
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n"
+    )
+    client.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + data)
+    return client
+
+
+def preparing(daemon: Daemon) -> int:
+    return int(daemon.status()["engine"]["stats"]["requests"]["preparing"])
+
+
+def small_seconds(daemon: Daemon) -> float:
+    """How long a small picture takes that no cache knows."""
+    started = time.monotonic()
+    picture = one_shape("circle", "blue", (64, 64), background=(250, 250, next(NUMBERS) % 256))
+    daemon.client(timeout=120).chat.completions.create(
+        model="default", messages=[user(picture, "what?")], max_tokens=4
+    )
+    return time.monotonic() - started
+
+
+def tree(pid: int) -> list[int]:
+    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True)
+    return [pid, *(one for child in found.stdout.split() for one in tree(int(child)))]
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of a process and all that it started and that live."""
+    ticks = 0
+    for one in tree(pid):
+        try:
+            fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+        except FileNotFoundError:
+            continue
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def wait_quiet(daemon: Daemon) -> None:
+    """Until nobody remembers a request, and the CPU is idle."""
+    daemon.wait_idle(20)
+
+    def is_quiet() -> bool:
+        before = cpu_seconds(daemon.process.pid)
+        time.sleep(0.5)
+        return cpu_seconds(daemon.process.pid) - before < 0.15
+
+    wait_until(is_quiet, 20, daemon.log)
+
+
+def test_a_small_picture_passes_requests_of_many_pixels(daemon: Daemon) -> None:
+    with ExitStack() as clients:
+        for _ in range(2):
+            clients.enter_context(send(daemon, large()))
+        wait_until(lambda: preparing(daemon), 30, daemon.log)
+        for _ in range(3):
+            assert small_seconds(daemon) < FAST_SECONDS
+        assert preparing(daemon), "they were still being prepared"
+    wait_quiet(daemon)
+
+
+def test_what_was_abandoned_holds_up_nobody(daemon: Daemon) -> None:
+    for _ in range(2):
+        with ExitStack() as clients:
+            for _ in range(4):
+                clients.enter_context(send(daemon, large()))
+            wait_until(lambda: preparing(daemon), 30, daemon.log)
+        assert small_seconds(daemon) < FAST_SECONDS
+    wait_quiet(daemon)
+
+
+def test_decoding_ends_with_the_last_who_wants_it(daemon: Daemon) -> None:
+    """Twenty-four clients with a picture that takes long, whatever its header says."""
+    with ExitStack() as clients:
+        for _ in range(24):
+            picture = other_jpeg(slow(), next(NUMBERS))
+            clients.enter_context(send(daemon, body(picture, kind="jpeg")))
+        wait_until(lambda: preparing(daemon) >= 2, 30, daemon.log)
+    wait_quiet(daemon)
+    assert small_seconds(daemon) < FAST_SECONDS

@@ -1,0 +1,207 @@
+"""Two thousand damaged pictures and clips: each is read or refused, in bounded time and memory.
+
+Deterministic. `VLM_MUTATIONS` multiplies the numbers for a longer run by hand:
+
+    VLM_MUTATIONS=20 scripts/test tests/integration/test_mutated_media.py
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import struct
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import pytest
+from PIL import Image as PillowImage
+
+from tests import clips
+from tests.tiny_models.pictures import picture
+from vlm_server import settings
+from vlm_server.child.cancellation import Cancellation
+from vlm_server.errors import InvalidImage, InvalidRequest, InvalidVideo, PayloadTooLarge
+from vlm_server.media import image_header, video_header
+from vlm_server.prompt.decoders import DecodeBudget, Decoders
+from vlm_server.protocol import Image, Video
+
+TIMES = int(os.environ.get("VLM_MUTATIONS", "1"))
+PICTURES = {"PNG": 450, "APNG": 150, "JPEG": 450, "progressive": 150, "WEBP": 300, "GIF": 300}
+CLIPS = {"mp4": 80, "webm": 60, "gif": 60}
+FORMATS = {"mp4": "MP4", "webm": "WEBM", "gif": "GIF"}
+JOB_SECONDS = 20.0
+"""For what takes milliseconds: the machine may be busy."""
+SIZE = (80, 56)
+
+
+@pytest.fixture(scope="module")
+def decoders() -> Iterator[Decoders]:
+    image = settings.Image(decode_seconds=20 * JOB_SECONDS, decode_memory_bytes=512 << 20)
+    video = settings.Video(decode_timeout_seconds=JOB_SECONDS, decode_memory_bytes=1 << 30)
+    made = Decoders(image, video, 2)
+    yield made
+    made.close()
+    assert made.num_tracked == 0
+
+
+# ---- what is damaged -----------------------------------------------------------------
+
+
+@cache
+def originals(kind: str) -> tuple[bytes, ...]:
+    """Two files of a kind, for parts of the one to be put into the other."""
+    if kind in CLIPS:
+        frames = (clips.noise(seed, 8) for seed in (1, 2))
+        return tuple(clips.encode(each, kind, options={"g": "4"}) for each in frames)
+    return tuple(_encoded(kind, seed) for seed in (1, 2))
+
+
+def _encoded(kind: str, seed: int) -> bytes:
+    shown, buffer = picture(seed, *SIZE), io.BytesIO()
+    more = {"save_all": True, "append_images": [picture(seed + 2, *SIZE)]}
+    match kind:
+        case "APNG":
+            shown.save(buffer, "PNG", **more)
+        case "progressive":
+            shown.save(buffer, "JPEG", progressive=True)
+        case "GIF":
+            shown.save(buffer, "GIF", **more)
+        case _:
+            exif = PillowImage.Exif()
+            exif[0x0112] = 1
+            shown.save(buffer, kind, exif=exif)
+    return buffer.getvalue()
+
+
+# ---- how it is damaged ---------------------------------------------------------------
+
+
+def flip(data: bytearray, rng: random.Random, _: bytes) -> bytearray:
+    for _ in range(rng.choice((1, 1, 2, 8, 64))):
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    return data
+
+
+def cut(data: bytearray, rng: random.Random, _: bytes) -> bytearray:
+    return data[: rng.randrange(1, len(data))]
+
+
+def drop(data: bytearray, rng: random.Random, _: bytes) -> bytearray:
+    start = rng.randrange(len(data))
+    del data[start : start + rng.choice((1, 4, 100))]
+    return data
+
+
+def splice(data: bytearray, rng: random.Random, other: bytes) -> bytearray:
+    """A part of another file, over or between its own bytes."""
+    start, size = rng.randrange(len(data)), rng.randrange(1, 400)
+    begin = rng.randrange(len(other))
+    end = start + rng.choice((0, size))
+    data[start:end] = other[begin : begin + size]
+    return data
+
+
+def repeat(data: bytearray, rng: random.Random, _: bytes) -> bytearray:
+    start, size = rng.randrange(len(data)), rng.randrange(1, 200)
+    data[start:start] = data[start : start + size] * rng.choice((1, 2, 50))
+    return data
+
+
+def lie(data: bytearray, rng: random.Random, _: bytes) -> bytearray:
+    """Another number where the headers are: sizes, counts, lengths, times."""
+    form = rng.choice((">H", "<H", ">I", "<I"))
+    limit = min(len(data), 512) - 4
+    value = rng.choice((0, 1, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, rng.randrange(1 << 16)))
+    value &= (1 << 8 * struct.calcsize(form)) - 1
+    struct.pack_into(form, data, rng.randrange(limit), value)
+    return data
+
+
+def lie_at_the_end(data: bytearray, rng: random.Random, other: bytes) -> bytearray:
+    """An MP4's index is there."""
+    tail = lie(data[-512:], rng, other)
+    return data[:-512] + tail
+
+
+MUTATIONS: tuple[Callable[[bytearray, random.Random, bytes], bytearray], ...] = (
+    *(flip, flip, cut, drop, splice, repeat, lie, lie, lie_at_the_end),
+)
+
+
+def mutated(kind: str, number: int) -> bytes:
+    rng = random.Random(f"{kind} {number}")
+    data, other = originals(kind)
+    made = rng.choice(MUTATIONS)(bytearray(data), rng, other)
+    return bytes(made) or b"\0"
+
+
+# ---- what comes of it ----------------------------------------------------------------
+
+
+def read_picture(decoders: Decoders, kind: str, number: int) -> bool:
+    """Whether it was decoded; refused well, if not."""
+    data = mutated(kind, number)
+    try:
+        header = image_header.read(data, "part", settings.Limits().max_image_pixels)
+        image = Image(data, "hash", header.format, header.width, header.height, "part")
+        shown = decoders.image(image, DecodeBudget(decoders.image_limits, Cancellation()))
+    except InvalidImage as error:
+        assert error.param == "part"
+        assert len(error.message) < 200
+        return False
+    assert shown.mode == "RGB"
+    sizes = {(header.width, header.height), (header.height, header.width)}
+    assert shown.size in sizes
+    assert len(shown.tobytes()) == 3 * header.width * header.height
+    return True
+
+
+def read_clip(decoders: Decoders, kind: str, number: int) -> bool:
+    data = mutated(kind, number)
+    limits = decoders.video_limits
+    try:
+        video = Video(data, "hash", video_header.read(data, "part"), "part")
+        shown = decoders.video(video, limits, Cancellation())
+    except InvalidVideo as error:
+        assert error.param == "part"
+        assert len(error.message) < 200
+        return False
+    count, height, width, channels = shown.frames.shape
+    assert channels == 3
+    assert count == len(shown.seconds) <= limits.max_frames
+    assert 0 < max(height, width) <= limits.max_side_pixels
+    return True
+
+
+def check_all(read: Callable[[int], bool], count: int) -> None:
+    """Two at a time; both outcomes must occur, or nothing was tried."""
+
+    def timed(number: int) -> bool:
+        started = time.monotonic()
+        try:
+            outcome = read(number)
+        except (InvalidRequest, PayloadTooLarge) as error:
+            raise AssertionError(f"number {number}: {error!r}") from error
+        assert time.monotonic() - started < 2 * JOB_SECONDS, f"number {number}"
+        return outcome
+
+    with ThreadPoolExecutor(2) as threads:
+        outcomes = list(threads.map(timed, range(count)))
+    assert 0 < sum(outcomes) < count
+
+
+@pytest.mark.parametrize("kind", PICTURES)
+def test_a_damaged_picture_is_read_or_refused(decoders: Decoders, kind: str):
+    check_all(lambda number: read_picture(decoders, kind, number), TIMES * PICTURES[kind])
+
+
+@pytest.mark.parametrize("kind", CLIPS)
+def test_a_damaged_clip_is_read_or_refused(decoders: Decoders, kind: str):
+    check_all(lambda number: read_clip(decoders, kind, number), TIMES * CLIPS[kind])
+
+
+def test_there_are_two_thousand():
+    assert sum(PICTURES.values()) + sum(CLIPS.values()) == 2000

@@ -1,0 +1,42 @@
+"""What is remembered of system prompts is bounded in bytes, and not shared between salts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from vlm_server.prompt import snapshot_points
+from vlm_server.prompt.preparer import MultimodalPreparer
+from vlm_server.prompt.snapshot_points import SnapshotPoints
+from vlm_server.prompt.tokenizer import PromptTokenizer
+from vlm_server.protocol import Message, TextPart
+from vlm_server.runner.model.load import LoadedModel
+
+Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
+
+
+def test_long_system_prompts_are_not_all_remembered(
+    load_tiny: Load, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(snapshot_points, "_HEAD_BYTES", 100_000)
+    prompts = PromptTokenizer(load_tiny("gemma3")[0].host)
+    points = SnapshotPoints(prompts)
+
+    def ask(number: int, salt: str) -> tuple[int, ...]:
+        text = f"{number} " + "ab cd " * 500
+        messages = [Message("system", (TextPart(text),)), Message("user", (TextPart("what?"),))]
+        token_ids = np.array(prompts.tokenize(messages, []), dtype=np.int32)
+        return points.of(messages, token_ids, (), salt)
+
+    wanted = ask(0, "")
+    assert len(wanted) == 2, "after the system prompt, and before the answer"
+    assert ask(0, "other") == wanted
+    assert points._heads.read().entries == 2
+    size_bytes = points._heads.read().size_bytes // 2
+    for number in range(1, 100_000 // size_bytes + 3):
+        ask(number, "")
+    points._heads.check_integrity()
+    assert points._heads.read().evictions > 0
+    assert ask(0, "") == wanted

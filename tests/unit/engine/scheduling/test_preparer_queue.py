@@ -1,0 +1,104 @@
+"""Requests with many pixels never take all preparer threads, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.engine.fakes import ByteDecoder, submit
+from vlm_server.engine.request.request import Request
+from vlm_server.engine.request.states import State
+from vlm_server.engine.scheduling.preparer_queue import DEAR_PIXELS, PreparerQueue
+
+
+class Queue:
+    """A queue, and all requests that there are."""
+
+    def __init__(self, max_preparing: int, max_ready: int = 99) -> None:
+        self.queue = PreparerQueue(max_preparing, max_ready)
+        self.requests: dict[str, Request] = {}
+
+    def add(self, name: str, num_pixels: int = 1000) -> None:
+        asked = submit(name, images=1)
+        request = self.requests[name] = Request(asked, asked.sampling, ByteDecoder())
+        request.num_pixels = num_pixels
+
+    def dear(self, *names: str) -> None:
+        for name in names:
+            self.add(name, DEAR_PIXELS + 1)
+
+    def start(self) -> list[str]:
+        """Those that are given to a thread now."""
+        taken = self.queue.next(self.requests.values())
+        for request in taken:
+            request.move_to(State.PREPARING)
+            self.queue.start(request)
+        return [request.request_id for request in taken]
+
+    def end(self, name: str) -> None:
+        self.queue.end(name)
+        self.requests.pop(name, None)
+
+
+@pytest.mark.parametrize(("threads", "begun"), [(1, 1), (2, 1), (3, 2)])
+def test_dear_requests_leave_a_thread_to_others(threads: int, begun: int):
+    made = Queue(threads)
+    made.dear("a", "b", "c", "d")
+    assert made.start() == ["a", "b", "c"][:begun]
+    made.add("small")
+    assert made.start() == ["small"]
+    made.end("a")
+    assert len(made.start()) == 1
+
+
+def test_dear_requests_that_were_aborted_keep_their_threads_and_no_others():
+    made = Queue(2)
+    made.dear("a", "b")
+    assert made.start() == ["a"]
+    made.requests.clear()  # both clients have left
+    made.dear("c")
+    made.add("small")
+    assert made.start() == ["small"]
+    made.end("a")
+    assert made.start() == ["c"]
+
+
+def test_no_more_than_allowed_are_prepared_whatever_they_cost():
+    made = Queue(2)
+    made.dear("a")
+    for name in ("b", "c", "d"):
+        made.add(name)
+    assert made.start() == ["a", "b"]
+    assert made.start() == []
+    made.end("a")
+    assert len(made.start()) == 1
+
+
+def test_the_oldest_and_the_one_with_the_fewest_pixels_take_turns():
+    made = Queue(1)
+    for number in range(6):
+        made.add(f"{number}", num_pixels=1000 - number)
+    order = []
+    while made.requests:
+        (name,) = made.start()
+        order.append(name)
+        made.end(name)
+    assert order == ["0", "5", "1", "4", "2", "3"]
+
+
+def test_requests_of_one_size_come_in_order():
+    made = Queue(2)
+    for name in "abcd":
+        made.add(name)
+    assert made.start() == ["a", "b"]
+    made.end("b")
+    assert made.start() == ["c"]
+
+
+def test_what_is_ready_bounds_what_is_begun():
+    made = Queue(2, max_ready=1)
+    for name in "abcdef":
+        made.add(name)
+    for _ in range(2):
+        for name in made.start():
+            made.queue.end(name)  # it is ready, and still tracked
+    assert sum(r.state is State.PREPARING for r in made.requests.values()) == 3

@@ -1,0 +1,191 @@
+"""Images through the real decoding processes: the same pixels, and no more than a request may cost."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from PIL import Image as PillowImage
+
+from tests.pictures import slow_jpeg
+from vlm_server import settings
+from vlm_server.child import launch
+from vlm_server.child.cancellation import Cancellation, Cancelled
+from vlm_server.errors import DecodeBudgetExceeded, InvalidImage
+from vlm_server.prompt.decoders import DecodeBudget, Decoders
+from vlm_server.prompt.images import decode_rgb
+from vlm_server.protocol import Image
+
+PARAM = "messages[0].content[1]"
+
+
+@pytest.fixture(scope="module")
+def decoders() -> Iterator[Decoders]:
+    made = Decoders(settings.Image(), settings.Video(), 2)
+    yield made
+    made.close()
+    assert made.num_tracked == 0
+
+
+def image_of(data: bytes, size: tuple[int, int], name: str = "PNG", **fields: object) -> Image:
+    return Image(data, "hash", name, *size, PARAM, **fields)  # type: ignore[arg-type]
+
+
+def encoded(picture: PillowImage.Image, name: str = "PNG", **options: object) -> Image:
+    buffer = io.BytesIO()
+    picture.save(buffer, name, **options)
+    return image_of(buffer.getvalue(), picture.size, name)
+
+
+def budget(cancellation: Cancellation | None = None, **limits: object) -> DecodeBudget:
+    return DecodeBudget(settings.Image(**limits), cancellation or Cancellation())
+
+
+SLOW = image_of(slow_jpeg(2000, 100_000), (2000, 2000), "JPEG")
+"""It takes minutes to decode."""
+SMALL = encoded(PillowImage.new("RGB", (64, 64), "red"))
+
+
+def gradient(mode: str, size: tuple[int, int] = (61, 47)) -> PillowImage.Image:
+    red = PillowImage.linear_gradient("L").resize(size)
+    green, blue = red.rotate(90), PillowImage.radial_gradient("L").resize(size)
+    rgba = PillowImage.merge(
+        "RGBA", (red, green, blue, PillowImage.radial_gradient("L").resize(size))
+    )
+    return rgba.convert(mode)
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        *(("PNG", mode) for mode in ("RGB", "RGBA", "L", "LA", "P", "1", "I;16")),
+        *(("JPEG", mode) for mode in ("RGB", "L", "CMYK")),
+        *(("WEBP", mode) for mode in ("RGB", "RGBA")),
+        ("GIF", "P"),
+    ],
+)
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize("side", [None, 32])
+def test_pixels_are_those_of_decoding_here(
+    decoders: Decoders, name: str, mode: str, orientation: int, side: int | None
+):
+    exif = PillowImage.Exif()
+    exif[0x0112] = orientation
+    options = {} if name == "GIF" else {"exif": exif}
+    picture = gradient("L" if mode == "I;16" else mode)
+    if mode == "I;16":
+        picture = picture.convert("I").point(lambda value: value * 255).convert("I;16")
+    made = encoded(picture, name, **options)
+    image = image_of(made.data, picture.size, name, max_side_pixels=side)
+    here, there = decode_rgb(image), decoders.image(image, budget())
+    assert (there.mode, there.size) == ("RGB", here.size)
+    assert there.tobytes() == here.tobytes()
+
+
+def test_a_large_picture_comes_whole(decoders: Decoders):
+    """In many parts; and its process, which held much memory, is not kept."""
+    picture = gradient("RGB", (7001, 2003))
+    found = decoders.image(encoded(picture, compress_level=1), budget())
+    assert found.tobytes() == picture.tobytes()
+    assert decoders.image(SMALL, budget()).size == (64, 64)
+
+
+def test_the_largest_picture_with_transparency_fits_into_the_memory_of_its_process(
+    decoders: Decoders,
+):
+    picture = PillowImage.new("RGBA", (7071, 7071), (0, 0, 0, 0))
+    found = decoders.image(encoded(picture, compress_level=1), budget())
+    assert found.getpixel((7070, 7070)) == (255, 255, 255)
+
+
+def test_a_picture_that_needs_more_memory_is_refused():
+    little = Decoders(settings.Image(decode_memory_bytes=512 << 20), settings.Video(), 1)
+    picture = PillowImage.new("RGBA", (7071, 7071), (0, 0, 0, 0))
+    with pytest.raises(InvalidImage, match="too much memory"):
+        little.image(encoded(picture, compress_level=1), budget())
+    assert little.image(SMALL, budget()).size == (64, 64)
+    little.close()
+
+
+def test_a_damaged_picture_is_refused_and_its_part_named(decoders: Decoders):
+    with pytest.raises(InvalidImage, match="can't be decoded") as caught:
+        decoders.image(image_of(SMALL.data[:30], (64, 64)), budget())
+    assert caught.value.param == PARAM
+    with pytest.raises(InvalidImage, match="size"):
+        decoders.image(image_of(SMALL.data, (64, 65)), budget())
+
+
+def test_a_request_may_have_so_many_pixels_to_decode(decoders: Decoders):
+    left = budget(max_request_pixels=2 * 64 * 64)
+    for _ in range(2):
+        decoders.image(SMALL, left)
+    with pytest.raises(DecodeBudgetExceeded, match="have 12288 pixels to decode") as caught:
+        decoders.image(SMALL, left)
+    assert (caught.value.param, caught.value.status) == (PARAM, 413)
+
+
+def test_a_request_may_decode_for_so_long(decoders: Decoders):
+    """Four megapixels have a twentieth of the time."""
+    left, started = budget(decode_seconds=20.0), time.monotonic()
+    with pytest.raises(DecodeBudgetExceeded, match="takes over 1 seconds") as caught:
+        decoders.image(SLOW, left)
+    assert time.monotonic() - started < 10
+    assert caught.value.param == PARAM
+    with pytest.raises(DecodeBudgetExceeded):
+        decoders.image(SMALL, left)
+    assert decoders.image(SMALL, budget()).size == (64, 64)
+
+
+def test_decoding_stops_when_nobody_waits(decoders: Decoders):
+    cancellation, started = Cancellation(), time.monotonic()
+    threading.Timer(0.5, cancellation.cancel).start()
+    with pytest.raises(Cancelled):
+        decoders.image(SLOW, budget(cancellation))
+    assert time.monotonic() - started < 5
+    assert decoders.num_tracked == 0
+
+
+def children_of(pid: int) -> list[int]:
+    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True)
+    return [int(one) for one in found.stdout.split()]
+
+
+def test_a_picture_whose_process_was_killed_by_others_is_decoded_by_another_one():
+    """As the system does when somebody else has taken all memory."""
+    pool = Decoders(settings.Image(), settings.Video(), 1)
+    before, seen = children_of(os.getpid()), list[int]()
+
+    def kill() -> None:
+        while not seen:
+            seen.extend(set(children_of(os.getpid())) - set(before))
+        time.sleep(0.5)
+        os.kill(seen[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    picture = encoded(gradient("RGB", (6000, 4000)), compress_level=1)
+    assert pool.image(picture, budget()).size == (6000, 4000)
+    killer.join()
+    pool.close()
+
+
+def test_the_process_needs_pillow_alone():
+    """It starts fast, and takes little memory."""
+    program = (
+        "import vlm_server.prompt.image_process, sys\n"
+        "print([name for name in ('numpy', 'mlx', 'av', 'asyncio') if name in sys.modules])"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        check=True,
+        env=launch.environment() | {"PYTHONPATH": os.getcwd()},
+    )
+    assert ended.stdout == b"[]\n"
