@@ -26,11 +26,12 @@ from vlm_server.supervisor.client import EngineClient
 def create_app(settings: Settings, engine: EngineClient) -> Starlette:
     """The ASGI application that serves `engine` as `settings` say."""
     answered = AnsweredRequests()
+    queue_slots = QueueSlots(settings.limits)
     app = Starlette(
-        routes=_routes(settings, engine, answered),
+        routes=_routes(settings, engine, queue_slots, answered),
         middleware=[
             Middleware(RequestLog, answered=answered),
-            Middleware(Errors, engine=engine, encode=encode),
+            Middleware(Errors, engine=engine, queue_slots=queue_slots, encode=encode),
             Middleware(Gate, server=settings.server, cache=settings.cache),
         ],
         exception_handlers={HTTPException: _routing_error},
@@ -39,9 +40,10 @@ def create_app(settings: Settings, engine: EngineClient) -> Starlette:
     return app
 
 
-def _routes(settings: Settings, engine: EngineClient, answered: AnsweredRequests) -> list[Route]:
-    queue_slots = QueueSlots(settings.limits.max_requests)
-    chat = ChatCompletions(engine, queue_slots, settings.limits)
+def _routes(
+    settings: Settings, engine: EngineClient, queue_slots: QueueSlots, answered: AnsweredRequests
+) -> list[Route]:
+    chat = ChatCompletions(engine, queue_slots, settings.limits, settings.deadlines)
     models = Models(engine)
     health = Health(engine, queue_slots)
     metrics = Metrics(engine, queue_slots, answered)

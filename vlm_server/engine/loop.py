@@ -87,6 +87,7 @@ class EngineLoop:
     def step(self) -> SchedulerOutput:
         """Handle the inbox, waiting for it if there is nothing to do; then one step."""
         self._handle_inbox()
+        self._send_all(self._scheduler.expire())
         self._last_plan = SchedulerOutput()  # so that the features in it can be evicted now
         plan = self._last_plan = self._scheduler.schedule()
         self._clear_if_idle(plan)
@@ -188,7 +189,7 @@ class EngineLoop:
         if self._last_plan.waits_for_memory:
             return _MEMORY_RETRY_SECONDS
         if self._last_plan.has_requests:
-            return _STATS_SECONDS
+            return min(_STATS_SECONDS, self._scheduler.seconds_to_deadline())
         left = self._governor.idle_seconds_left()
         return None if left is None else min(left, _STATS_SECONDS)
 

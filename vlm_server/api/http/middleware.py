@@ -9,10 +9,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vlm_server.api.http import access_log, cache_salt, errors, gate
+from vlm_server.api.http import access_log, cache_salt, client_id, errors, gate
 from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.disconnect import ClientGone
 from vlm_server.api.http.errors import EncodeError
+from vlm_server.api.http.queue_slots import QueueSlots
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.settings import Cache, Server
 from vlm_server.supervisor.client import EngineClient
@@ -48,9 +49,12 @@ class RequestLog:
 class Errors:
     """Answers what a request raises with a status and JSON; a client never sees a traceback."""
 
-    def __init__(self, app: ASGIApp, engine: EngineClient, encode: EncodeError) -> None:
+    def __init__(
+        self, app: ASGIApp, engine: EngineClient, queue_slots: QueueSlots, encode: EncodeError
+    ) -> None:
         self.app = app
         self.engine = engine
+        self.queue_slots = queue_slots
         self.encode = encode
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,7 +78,9 @@ class Errors:
         self, error: RequestError, scope: Scope, receive: Receive, send: Send
     ) -> None:
         access_log.of(scope).error_code = error.code
-        retry_after_seconds = self.engine.status.retry_after_seconds
+        retry_after_seconds = max(
+            self.engine.status.retry_after_seconds, self.queue_slots.retry_after_seconds()
+        )
         response = errors.response(error, self.encode, retry_after_seconds)
         await response(scope, receive, send)
 
@@ -97,6 +103,7 @@ class Gate:
             gate.check_origin(headers)
             if not scope["path"].startswith("/health/"):
                 key = gate.check_key(headers, self.server)
+                client_id.attach(scope, key)
                 cache_salt.attach(scope, key if self.cache.separate_api_keys else None)
         await self.app(scope, receive, send)
 

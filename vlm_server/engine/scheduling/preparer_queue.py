@@ -32,7 +32,7 @@ class PreparerQueue:
         return frozenset(self._cancellations)
 
     def next(self, requests: Iterable[Request]) -> list[Request]:
-        """Those that a thread should take now, oldest first; `requests` are all there are."""
+        """Those that a thread should take now, in order; `requests` are all there are, by turns."""
         tracked = list(requests)
         waiting = [r for r in tracked if r.state is State.WAITING]
         begun = sum(r.has_media and r.state is not State.WAITING for r in tracked)
