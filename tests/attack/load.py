@@ -10,7 +10,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -92,7 +92,9 @@ async def send(port: int, method: str, path: str, body: bytes = b"", *headers: s
         writer.close()
     top, _, rest = raw.partition(b"\r\n\r\n")
     line, *lines = top.decode("latin-1").split("\r\n")
-    fields = {name.lower(): value.strip() for name, _, value in (one.partition(":") for one in lines)}
+    fields = {
+        name.lower(): value.strip() for name, _, value in (one.partition(":") for one in lines)
+    }
     retry_after = fields.get("retry-after")
     ended = time.perf_counter()
     return Reply(
@@ -104,37 +106,48 @@ async def send(port: int, method: str, path: str, body: bytes = b"", *headers: s
     )
 
 
-async def at_capacity(port: int, seconds: float, clients: int, max_tokens: int) -> Result:
+async def at_capacity(
+    port: int, seconds: float, clients: int, max_tokens: int, key: str = "none"
+) -> Result:
     """`clients` of whom each sends its next request when it has its answer."""
     result = Result(seconds)
 
     async def go_on_asking() -> None:
         while not result.is_over:
-            result.replies.append(await send(port, "POST", CHAT, chat_body(max_tokens)))
+            body = chat_body(max_tokens)
+            result.replies.append(await send(port, "POST", CHAT, body, _authorization(key)))
 
     await asyncio.gather(*(go_on_asking() for _ in range(clients)))
     return result
 
 
 async def at_rate(
-    port: int, seconds: float, per_second: float, max_tokens: int, keys: Iterable[str] = ()
+    port: int, seconds: float, per_second: float, max_tokens: int, keys: Sequence[str] = ("none",)
 ) -> Result:
-    """Requests at a fixed rate, whatever becomes of them; those refused are not tried again."""
-    headers = [(f"Authorization: Bearer {key}",) for key in keys] or [()]
+    """Requests at a fixed rate, whatever becomes of them; those refused are not tried again.
+
+    Who has no answer when the load is over leaves.
+    """
     result = Result(seconds)
     asking: set[asyncio.Task[None]] = set()
 
     async def ask(number: int) -> None:
-        header = headers[number % len(headers)]
-        result.replies.append(await send(port, "POST", CHAT, chat_body(max_tokens), *header))
+        body, key = chat_body(max_tokens), keys[number % len(keys)]
+        result.replies.append(await send(port, "POST", CHAT, body, _authorization(key)))
 
     for number in range(int(per_second * seconds)):
         due = result.started + number / per_second
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
         asking.add(task := asyncio.create_task(ask(number)))
         task.add_done_callback(asking.discard)
-    await asyncio.gather(*asking)
+    for task in list(asking):
+        task.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
     return result
+
+
+def _authorization(key: str) -> str:
+    return f"Authorization: Bearer {key}"
 
 
 async def health(port: int, seconds: float) -> list[float]:
@@ -162,7 +175,7 @@ async def _measure(port: int, seconds: float, clients: int, max_tokens: int, fac
         goodput.append(overload.goodput)
         told = [one for one in overload.retry_after_seconds if one is not None]
         print(
-            f"capacity {usual.goodput:.2f} answers/s; {factor:g} x: {overload.goodput:.2f} answers/s,"
+            f"capacity {usual.goodput:.2f} answers/s; {factor:g} x: {overload.goodput:.2f},"
             f" {dict(overload.statuses)}, Retry-After {min(told)} to {max(told)} s,"
             f" /health/live at most {max(live):.3f} s",
             flush=True,

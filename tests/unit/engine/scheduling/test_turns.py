@@ -96,7 +96,9 @@ def test_a_client_that_keeps_quiet_saves_nothing_up() -> None:
 
 
 @given(st.lists(st.sampled_from("aaaaabbc"), min_size=2, max_size=40), st.integers(1, 3))
-def test_between_two_of_a_client_nobody_has_more_than_a_few(clients: str, max_num_seqs: int) -> None:
+def test_between_two_of_a_client_nobody_has_more_than_a_few(
+    clients: str, max_num_seqs: int
+) -> None:
     """All are there at once; each that still waits is begun about as often as the others."""
     engine = Engine(max_num_seqs=max_num_seqs, max_preparing=50)
     asked = [f"{client}{number}" for number, client in enumerate(clients)]
