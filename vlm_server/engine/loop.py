@@ -174,7 +174,7 @@ class EngineLoop:
         """
         # A refusal may let the next request in.
         wait = not (self._last_plan.has_runner_work or self._last_plan.refused)
-        seconds = self._seconds_to_wait()
+        seconds = self._seconds_to_wait() if wait else None
         if wait and self._inbox.empty():
             self._send_stats()
         while True:

@@ -7,9 +7,11 @@ engine has the request, and a moment later for an engine that does not react.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
+from typing import Self
 
 import msgspec
 
@@ -31,7 +33,7 @@ _MAX_DIGITS = 12
 _GRACE_SECONDS = 1.0
 """How long the engine has to end a request that missed a deadline."""
 _STOPPED_SECONDS = 1.0
-"""A timer that is later than this fires in a process that was stopped or had no processor."""
+"""A timer that fires later than this does so in a process that was stopped."""
 
 
 class RequestClock:
@@ -53,9 +55,9 @@ class RequestClock:
             async with asyncio.timeout_at(self._deadlines.next_at) as timeout:
                 yield
         except TimeoutError:
-            if not timeout.expired():
-                raise
-            self._check()
+            if timeout.expired() and (error := self._deadlines.passed(math.inf)):
+                raise error from None
+            raise
 
     async def watch(
         self, events: AsyncGenerator[RequestEvent, None], on_begin: Callable[[], None]
@@ -65,54 +67,64 @@ class RequestClock:
         Raises the error of a deadline that passed and that the engine did not react to.
         """
         async with aclosing(events):
-            while (event := await self._next(events)) is not None:
-                if isinstance(event, Working):
-                    self._deadlines.begin()
-                    on_begin()
-                elif isinstance(event, Tokens):
-                    self._deadlines.take_token(time.monotonic())
-                    on_begin()
-                yield event
-
-    async def _next(self, events: AsyncGenerator[RequestEvent, None]) -> RequestEvent | None:
-        try:
-            async with asyncio.timeout(None) as timeout:
-                timer = _Timer(timeout, self._deadlines.next_at + _GRACE_SECONDS)
-                try:
-                    return await anext(events, None)
-                finally:
-                    timer.stop()
-        except TimeoutError:
-            if not timeout.expired():
-                raise
-            self._check()
-            raise
-
-    def _check(self) -> None:
-        if error := self._deadlines.passed(time.monotonic()):
-            raise error from None
+            with _Backstop(self._deadlines) as backstop:
+                while (event := await backstop.wait_for(events)) is not None:
+                    if isinstance(event, Working):
+                        self._deadlines.begin()
+                        on_begin()
+                    elif isinstance(event, Tokens):
+                        self._deadlines.take_token(time.monotonic())
+                        on_begin()
+                    yield event
 
 
-class _Timer:
-    """Lets `timeout` expire at a time of the loop's clock, in a process that runs.
+class _Backstop:
+    """Ends the wait for an engine that lets a deadline pass.
 
-    One that was stopped meanwhile hears first what the engine has said.
+    Its timer is moved only where a deadline comes nearer, not with every token. A process that was
+    stopped meanwhile hears first what the engine has said.
     """
 
-    def __init__(self, timeout: asyncio.Timeout, at: float) -> None:
-        self._timeout = timeout
+    def __init__(self, deadlines: RequestDeadlines) -> None:
+        self._deadlines = deadlines
         self._loop = asyncio.get_running_loop()
-        self._start(at)
+        self._timeout: asyncio.Timeout | None = None
+        """Of the wait that is going on."""
+        self._timer: asyncio.TimerHandle | None = None
 
-    def stop(self) -> None:
-        self._handle.cancel()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def wait_for(self, events: AsyncGenerator[RequestEvent, None]) -> RequestEvent | None:
+        """The next event, None at the end. Raises the error of a deadline."""
+        at = self._deadlines.next_at + _GRACE_SECONDS
+        if self._timer is None or at < self._timer.when():
+            self._start(at)
+        try:
+            async with asyncio.timeout(None) as self._timeout:
+                return await anext(events, None)
+        except TimeoutError:
+            if error := self._deadlines.passed(time.monotonic()):
+                raise error from None
+            raise
+        finally:
+            self._timeout = None
 
     def _start(self, at: float) -> None:
-        self._handle = self._loop.call_at(at, self._expire, at)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(at, self._check, at)
 
-    def _expire(self, at: float) -> None:
-        now = self._loop.time()
-        if now - at > _STOPPED_SECONDS:
+    def _check(self, due: float) -> None:
+        now, at = self._loop.time(), self._deadlines.next_at + _GRACE_SECONDS
+        was_stopped = now - due > _STOPPED_SECONDS
+        if at > now:
+            self._start(at)
+        elif was_stopped or self._timeout is None:  # or nobody waits: the client does not read
             self._start(now + _GRACE_SECONDS)
         else:
             self._timeout.reschedule(now)
