@@ -27,7 +27,11 @@
         ├── InternalError         500  internal_error
         ├── EngineDied            502  engine_died
         ├── OutOfMemory           503  out_of_memory
-        └── EngineUnavailable     503  engine_unavailable
+        ├── EngineUnavailable     503  engine_unavailable
+        ├── QueueTimeout          504  queue_timeout
+        ├── FirstTokenTimeout     504  first_token_timeout
+        ├── TokenTimeout          504  token_timeout
+        └── TotalTimeout          504  total_timeout
 
 A `RequestError` is sent between processes as its `code`, `message` and `param`;
 `RequestError.from_code` rebuilds it on the other side.
@@ -70,12 +74,14 @@ class RequestError(VlmServerError):
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
     type: ClassVar[str] = "server_error"
-    retry_after_seconds: float | None = None
 
-    def __init__(self, message: str, param: str | None = None) -> None:
+    def __init__(
+        self, message: str, param: str | None = None, retry_after_seconds: float | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
+        self.retry_after_seconds = retry_after_seconds
 
     @staticmethod
     def from_code(code: str, message: str, param: str | None) -> RequestError:
@@ -148,12 +154,6 @@ class RequestTooCostly(PayloadTooLarge):
 
     code = "request_too_costly"
 
-    def __init__(
-        self, message: str, param: str | None = None, retry_after_seconds: float | None = None
-    ) -> None:
-        super().__init__(message, param)
-        self.retry_after_seconds = retry_after_seconds
-
 
 class UnsupportedMediaType(RequestError):
     status, code, type = 415, "unsupported_media_type", "invalid_request_error"
@@ -189,6 +189,30 @@ class EngineUnavailable(RequestError):
     """The engine is starting, restarting or draining."""
 
     status, code, type = 503, "engine_unavailable", "server_error"
+
+
+class QueueTimeout(RequestError):
+    """The device did not begin with the request within its deadline."""
+
+    status, code, type = 504, "queue_timeout", "server_error"
+
+
+class FirstTokenTimeout(RequestError):
+    """The answer did not begin within its deadline."""
+
+    status, code, type = 504, "first_token_timeout", "server_error"
+
+
+class TokenTimeout(RequestError):
+    """The answer stopped for longer than its deadline between two tokens."""
+
+    status, code, type = 504, "token_timeout", "server_error"
+
+
+class TotalTimeout(RequestError):
+    """The answer did not end within its deadline."""
+
+    status, code, type = 504, "total_timeout", "server_error"
 
 
 def _tree(root: type[RequestError]) -> list[type[RequestError]]:

@@ -103,6 +103,19 @@ class SamplingParams(msgspec.Struct, frozen=True):
     json_schema: str | None = None
 
 
+class Deadlines(msgspec.Struct, frozen=True):
+    """What a request may still take, in seconds from when it is submitted; None is no deadline.
+
+    `queue_seconds` until the device begins with it, `first_token_seconds` until its first token,
+    `token_seconds` from one of its tokens to the next, `total_seconds` until it ends.
+    """
+
+    queue_seconds: float | None = None
+    first_token_seconds: float | None = None
+    token_seconds: float | None = None
+    total_seconds: float | None = None
+
+
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
     request_id: str
     messages: tuple[Message, ...]
@@ -111,6 +124,9 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     videos: tuple[Video, ...] = ()
     cache_salt: str = ""
     """Requests with different ones share no cache entry."""
+    client: str = ""
+    """Requests of different clients take turns."""
+    deadlines: Deadlines = Deadlines()
 
     @property
     def has_media(self) -> bool:

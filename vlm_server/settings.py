@@ -122,6 +122,15 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_requests: Annotated[
         int, Meta(ge=1, description="Maximum requests in flight; more are answered 429.")
     ] = 64
+    max_waiting_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Maximum bodies, together, of requests that the device has not begun with; "
+            "more are answered 429. At least `max_body_bytes` is allowed; 0 is automatic: 1/16 of "
+            "the machine's memory, at least four bodies.",
+        ),
+    ] = 0
     body_timeout_seconds: Annotated[
         float, Meta(gt=0, description="Time within which a request's body must arrive.")
     ] = 60.0
@@ -175,6 +184,28 @@ class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "of `limits.max_image_pixels` needs up to 24 bytes a pixel.",
         ),
     ] = 2048 * MIB
+
+
+class Deadlines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    queue_seconds: Annotated[
+        float,
+        Meta(ge=0, description="Time until the device begins with a request; 0 is no limit."),
+    ] = 600.0
+    first_token_seconds: Annotated[
+        float,
+        Meta(ge=0, description="Time until the first token of a request's answer; 0 is no limit."),
+    ] = 1200.0
+    token_seconds: Annotated[
+        float,
+        Meta(ge=0, description="Time between two tokens of an answer; 0 is no limit."),
+    ] = 300.0
+    total_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Time from a request's arrival to the end of its answer; 0 is no limit.",
+        ),
+    ] = 3600.0
 
 
 class Video(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -389,6 +420,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: Limits = Limits()
     urls: Urls = Urls()
     image: Image = Image()
+    deadlines: Deadlines = Deadlines()
     video: Video = Video()
     scheduler: Scheduler = Scheduler()
     cache: Cache = Cache()

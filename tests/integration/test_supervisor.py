@@ -101,6 +101,9 @@ async def into(stream: AsyncIterator[RequestEvent], tokens: int) -> None:
 async def test_a_request_is_accepted_streamed_and_finished(supervisor: Supervisor):
     events = await all_events(supervisor, ask("a", picture(1), "What is this?"))
     assert isinstance(events[0], Accepted)
+    first = next(number for number, event in enumerate(events) if isinstance(event, Tokens))
+    assert isinstance(events[first - 1], Working), "the device begins with it"
+    events = [event for event in events if not isinstance(event, Working)]
     assert all(isinstance(event, Tokens) for event in events[1:-1])
     assert isinstance(events[-1], Finished)
     assert isinstance(events[-2], Tokens)

@@ -31,12 +31,13 @@ def create_app(settings: Settings, engine: EngineClient) -> Starlette:
     Raises ConfigError if the file of API keys can't be used.
     """
     answered = AnsweredRequests()
+    queue_slots = QueueSlots(settings.limits)
     ring = KeyRing(settings.server)  # here, since middleware is made at the first request
     app = Starlette(
-        routes=_routes(settings, engine, answered),
+        routes=_routes(settings, engine, queue_slots, answered),
         middleware=[
             Middleware(RequestLog, answered=answered),
-            Middleware(Errors, engine=engine, encode=encode),
+            Middleware(Errors, engine=engine, queue_slots=queue_slots, encode=encode),
             Middleware(Gate, server=settings.server, cache=settings.cache, ring=ring),
         ],
         exception_handlers={HTTPException: _routing_error},
@@ -45,10 +46,11 @@ def create_app(settings: Settings, engine: EngineClient) -> Starlette:
     return app
 
 
-def _routes(settings: Settings, engine: EngineClient, answered: AnsweredRequests) -> list[Route]:
-    queue_slots = QueueSlots(settings.limits.max_requests)
+def _routes(
+    settings: Settings, engine: EngineClient, queue_slots: QueueSlots, answered: AnsweredRequests
+) -> list[Route]:
     media_urls = MediaUrls(settings.urls, settings.limits)
-    chat = ChatCompletions(engine, queue_slots, settings.limits, media_urls)
+    chat = ChatCompletions(engine, queue_slots, settings.limits, settings.deadlines, media_urls)
     models = Models(engine)
     health = Health(engine, queue_slots)
     metrics = Metrics(engine, queue_slots, answered)

@@ -105,6 +105,7 @@ class EngineLoop:
     def step(self) -> SchedulerOutput:
         """Handle the inbox, waiting for it if there is nothing to do; then one step."""
         self._handle_inbox()
+        self._send_all(self._scheduler.expire())
         self._last_plan = SchedulerOutput()  # so that the features in it can be evicted now
         plan = self._last_plan = self._scheduler.schedule()
         self._clear_if_idle(plan)
@@ -205,7 +206,7 @@ class EngineLoop:
         """
         # A refusal may let the next request in.
         wait = not (self._last_plan.has_runner_work or self._last_plan.refused)
-        seconds = self._seconds_to_wait()
+        seconds = self._seconds_to_wait() if wait else None
         if wait and self._inbox.empty():
             self._send_stats()
         while True:
@@ -220,7 +221,7 @@ class EngineLoop:
         if self._last_plan.waits_for_memory:
             return _MEMORY_RETRY_SECONDS
         if self._is_anything_due:
-            return _STATS_SECONDS
+            return min(_STATS_SECONDS, self._scheduler.seconds_to_deadline())
         left = self._governor.idle_seconds_left()
         return None if left is None else min(left, _STATS_SECONDS)
 

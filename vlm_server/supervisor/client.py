@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
-from vlm_server.protocol import Accepted, Failed, Finished, Stats, Submit, Tokens
+from vlm_server.protocol import Accepted, Failed, Finished, Stats, Submit, Tokens, Working
 
-RequestEvent = Accepted | Tokens | Finished | Failed
+RequestEvent = Accepted | Working | Tokens | Finished | Failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,8 @@ class EngineClient(Protocol):
     def stream(self, submit: Submit) -> AsyncGenerator[RequestEvent, None]:
         """All events of one request in order; the last one is `Finished` or `Failed`.
 
-        Each `Tokens` event holds one delta, of this request. Closing the iterator early
+        Each `Tokens` event holds one delta, of this request. `Working` comes before the first
+        one, when the device begins with the request, and may come again. Closing the iterator early
         (`aclose`) aborts the request in the engine. If the engine dies while the request is in
         flight, the last event is `Failed(code="engine_died")`.
 

@@ -293,6 +293,8 @@ class Supervisor:
             case Working(request_ids):
                 logger.debug("the device works on %s", ", ".join(request_ids))
                 self._quarantine.working(event)
+                for request_id in request_ids:
+                    self._deliver(request_id, event)
             case Stats():
                 self._set(stats=event)
             case Loading(stage, fraction):

@@ -11,6 +11,7 @@ import pytest
 from tests.unit.api.requests import ROUTE, chat, picture, text, user
 from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server.protocol import CacheStats, MemoryStats, Stats
+from vlm_server.settings import Settings
 
 
 async def test_the_models(client: httpx.AsyncClient) -> None:
@@ -65,7 +66,9 @@ async def test_the_status(client: httpx.AsyncClient, engine: ScriptedEngine) -> 
     engine.status = replace(engine.status, stats=stats, pid=77, restarts=2)
     engine.status = replace(engine.status, quarantined_shapes=8, quarantine_refusals=9)
     body = (await client.get("/v1/status")).json()
-    assert body["requests"] == {"in_flight": 0, "limit": 64}
+    limit = body["requests"].pop("waiting_bytes_limit")
+    assert limit >= 4 * Settings().limits.max_body_bytes
+    assert body["requests"] == {"in_flight": 0, "limit": 64, "waiting_bytes": 0}
     assert body["engine"]["stats"] == {
         "requests": {"prefill": 3, "decode": 4},
         "tracked": 10,

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from tests.unit.engine.fakes import (
@@ -45,6 +46,7 @@ from vlm_server.ports import (
 from vlm_server.protocol import (
     Abort,
     Accepted,
+    Deadlines,
     Drain,
     Event,
     Failed,
@@ -185,6 +187,24 @@ def test_a_text_is_prepared_while_pictures_keep_all_preparers_busy():
     engine.wait_for(Finished, "text")
     engine.preparer.gate.set()
     engine.wait_for(Finished, "picture")
+    engine.drain()
+
+
+def test_a_loop_that_waits_wakes_for_a_deadline():
+    engine = Engine()
+    engine.preparer.gate.clear()
+    engine.thread.start()
+    asked = msgspec.structs.replace(submit("a"), deadlines=Deadlines(queue_seconds=0.2))
+    started = time.monotonic()
+    engine.inbox.put(asked)
+    failed = engine.wait_for(Failed, "a")
+    assert isinstance(failed, Failed)
+    assert failed.code == "queue_timeout"
+    assert 0.2 <= time.monotonic() - started < 0.9, "not only with the next stats"
+    assert engine.preparer.cancelled_ids == ["a"]
+    engine.preparer.gate.set()
+    engine.inbox.put(submit("b"))
+    engine.wait_for(Finished, "b")
     engine.drain()
 
 

@@ -12,7 +12,7 @@ from vlm_server.errors import RequestError
 EncodeError = Callable[[RequestError], bytes]
 """A dialect's JSON for an error."""
 
-_RETRY_STATUSES = frozenset({429, 502, 503})
+_RETRY_STATUSES = frozenset({429, 502, 503, 504})
 
 
 def response(

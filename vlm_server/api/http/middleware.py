@@ -9,12 +9,13 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vlm_server.api.http import access_log, cache_salt, errors, gate, keys
+from vlm_server.api.http import access_log, cache_salt, client_id, errors, gate, keys
 from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.disconnect import ClientGone
 from vlm_server.api.http.errors import EncodeError
 from vlm_server.api.http.key_slots import KeySlots
 from vlm_server.api.http.keys import ApiKey, KeyRing
+from vlm_server.api.http.queue_slots import QueueSlots
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.settings import Cache, Server
 from vlm_server.supervisor.client import EngineClient
@@ -50,9 +51,12 @@ class RequestLog:
 class Errors:
     """Answers what a request raises with a status and JSON; a client never sees a traceback."""
 
-    def __init__(self, app: ASGIApp, engine: EngineClient, encode: EncodeError) -> None:
+    def __init__(
+        self, app: ASGIApp, engine: EngineClient, queue_slots: QueueSlots, encode: EncodeError
+    ) -> None:
         self.app = app
         self.engine = engine
+        self.queue_slots = queue_slots
         self.encode = encode
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,7 +80,9 @@ class Errors:
         self, error: RequestError, scope: Scope, receive: Receive, send: Send
     ) -> None:
         access_log.of(scope).error_code = error.code
-        retry_after_seconds = self.engine.status.retry_after_seconds
+        retry_after_seconds = max(
+            self.engine.status.retry_after_seconds, self.queue_slots.retry_after_seconds()
+        )
         response = errors.response(error, self.encode, retry_after_seconds)
         await response(scope, receive, send)
 
@@ -113,6 +119,7 @@ class Gate:
     def _attach(self, scope: Scope, key: ApiKey | None) -> None:
         keys.attach(scope, key)
         access_log.of(scope).key_name = None if key is None else key.name
+        client_id.attach(scope, "" if key is None else key.name)
         salt = key.cache_salt if key is not None and self.cache.separate_api_keys else ""
         cache_salt.attach(scope, salt)
 

@@ -1,27 +1,152 @@
-"""Queue slots: how many requests may be in flight at once."""
+"""Queue slots: how many requests may be in flight, and how many bytes of those that wait."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from starlette.types import Message, Receive
+
+from vlm_server.api.http.fair_share import FairShare
+from vlm_server.api.http.service_rate import MIN_SECONDS, ServiceRate
 from vlm_server.errors import QueueFull
+from vlm_server.settings import Limits
+
+_FREE_BYTES = 64 << 10
+"""Of each body: the number of slots bounds these, and a short text is never refused for others'
+pictures."""
+_RETRY_SECONDS = 5.0
+"""How much later than told a client may come back and find its share kept free."""
+_MIN_BODIES = 4
+_MEMORY_FRACTION = 1 / 16
 
 
 class QueueSlots:
-    """At most `limit` holders at a time. Used from the event loop only, so it needs no lock."""
+    """At most `limit` requests at a time, with at most `limit_bytes` of bodies that wait.
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.taken = 0
+    A body counts from before it is read until the device begins with its request: in the front,
+    on its way, and in the engine while its media are not prepared. Clients share both
+    (`FairShare`). Used from the event loop only, so it needs no lock.
+    """
+
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._slots = FairShare(limits.max_requests)
+        self._bytes = FairShare(_limit_bytes(limits))
+        self._rate = ServiceRate()
+        self._clock = clock
+
+    @property
+    def taken(self) -> int:
+        return self._slots.taken
+
+    @property
+    def limit(self) -> int:
+        return self._slots.limit
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Of the bodies that wait, beyond the first 64 KiB of each."""
+        return self._bytes.taken
+
+    @property
+    def waiting_bytes_limit(self) -> int:
+        return self._bytes.limit
 
     @contextmanager
-    def take(self) -> Iterator[None]:
-        """Hold a slot for the `with` block. Raises QueueFull if all are taken."""
-        if self.taken >= self.limit:
-            raise QueueFull(f"{self.limit} requests are in flight; try again in a moment.")
-        self.taken += 1
+    def take(self, client: str, headers: Mapping[str, str]) -> Iterator[QueueSlot]:
+        """Hold a slot for the `with` block, with room for the body that `headers` declare.
+
+        Raises QueueFull if there is none left for `client`.
+        """
+        now = self._clock()
+        if not self._slots.has_room(client, 1, now):
+            raise self._full(self._slots, client)
+        slot = QueueSlot(self._bytes, client, self._clock, self._full)
+        slot.reserve(_declared_bytes(headers))
+        if not self.taken:
+            self._rate.begin(now)
+        self._slots.take(client, 1)
         try:
-            yield
+            yield slot
         finally:
-            self.taken -= 1
+            slot.release_body()
+            self._slots.give_back(client, 1)
+            self._rate.end(self._clock())
+
+    def retry_after_seconds(self) -> float:
+        """When another try may succeed: once part of what is there now has been served.
+
+        By chance between half and all of it, so that those that are told at once do not come back
+        at once, and the queue does not run dry before they do.
+        """
+        seconds = self._rate.seconds_for(self.taken, self._clock())
+        return max(MIN_SECONDS, seconds * random.uniform(0.5, 1.0))  # noqa: S311  not a secret
+
+    def _full(self, share: FairShare, client: str) -> QueueFull:
+        seconds = self.retry_after_seconds()
+        share.want(client, self._clock() + seconds + _RETRY_SECONDS)
+        if share is self._bytes:
+            message = f"{share.taken} bytes of {share.limit} for requests that wait are in use"
+        else:
+            message = f"{share.taken} requests of {share.limit} are in flight"
+        return QueueFull(f"{message}; try again later.", retry_after_seconds=seconds)
+
+
+class QueueSlot:
+    """A request's place in the queue, and the bytes of its body while they wait."""
+
+    def __init__(
+        self,
+        share: FairShare,
+        client: str,
+        clock: Callable[[], float],
+        full: Callable[[FairShare, str], QueueFull],
+    ) -> None:
+        self._share = share
+        self._client = client
+        self._clock = clock
+        self._full = full
+        self._num_reserved = 0
+        self._num_received = 0
+
+    def reserve(self, num_bytes: int) -> None:
+        """Reserve room for a body of `num_bytes` in all. Raises QueueFull if there is none."""
+        more = num_bytes - _FREE_BYTES - self._num_reserved
+        if more <= 0:
+            return
+        if not self._share.has_room(self._client, more, self._clock()):
+            raise self._full(self._share, self._client)
+        self._share.take(self._client, more)
+        self._num_reserved += more
+
+    def metered(self, receive: Receive) -> Receive:
+        """`receive`, with room reserved for what comes of a body that declared no length."""
+
+        async def receive_metered() -> Message:
+            message = await receive()
+            self._num_received += len(message.get("body", b""))
+            self.reserve(self._num_received)
+            return message
+
+        return receive_metered
+
+    def release_body(self) -> None:
+        """Nobody holds the body any more; later calls do nothing."""
+        self._share.give_back(self._client, self._num_reserved)
+        self._num_reserved = 0
+
+
+def _declared_bytes(headers: Mapping[str, str]) -> int:
+    declared = headers.get("content-length", "")
+    return int(declared[:20]) if declared.isdecimal() else 0
+
+
+def _limit_bytes(limits: Limits) -> int:
+    """`max_waiting_bytes`, or what it stands for."""
+    if limits.max_waiting_bytes:
+        return max(limits.max_waiting_bytes, limits.max_body_bytes)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(_MIN_BODIES * limits.max_body_bytes, int(memory * _MEMORY_FRACTION))

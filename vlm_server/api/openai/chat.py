@@ -7,23 +7,25 @@ from functools import partial
 
 import anyio
 import anyio.to_thread
+import msgspec
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from vlm_server.api.http import access_log, body, cache_salt, sse
+from vlm_server.api.http import access_log, body, cache_salt, client_id, sse
 from vlm_server.api.http.access_log import Entry
 from vlm_server.api.http.answer import Answer, answer, as_request_error, whole
+from vlm_server.api.http.deadlines import RequestClock
 from vlm_server.api.http.disconnect import until_disconnect
 from vlm_server.api.http.media_urls import MediaUrls
-from vlm_server.api.http.queue_slots import QueueSlots
+from vlm_server.api.http.queue_slots import QueueSlot, QueueSlots
 from vlm_server.api.openai import errors
 from vlm_server.api.openai.intake import ChatCall, read_chat
 from vlm_server.api.openai.render import Renderer
 from vlm_server.errors import EngineUnavailable
 from vlm_server.media.external import BytesNeeded
 from vlm_server.protocol import Finished
-from vlm_server.settings import Limits
+from vlm_server.settings import Deadlines, Limits
 from vlm_server.supervisor.client import EngineClient
 
 _INTAKE_THREADS = 4
@@ -41,33 +43,53 @@ class ChatCompletions:
         engine: EngineClient,
         queue_slots: QueueSlots,
         limits: Limits,
+        deadlines: Deadlines,
         media_urls: MediaUrls,
     ) -> None:
         self._engine = engine
         self._queue_slots = queue_slots
         self._limits = limits
+        self._deadlines = deadlines
         self._media_urls = media_urls
         self._intake = anyio.CapacityLimiter(_INTAKE_THREADS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body.check_headers(Headers(scope=scope), self._limits)
+        headers = Headers(scope=scope)
+        body.check_headers(headers, self._limits)
+        clock = RequestClock(headers, self._deadlines)
         status = self._engine.status
         if not status.is_ready:
             raise EngineUnavailable(f"The engine is not ready: {status.state}.")
-        with self._queue_slots.take():
-            data = await body.read(receive, self._limits)
-            await until_disconnect(receive, self._answer(data, scope, receive, send))
+        with self._queue_slots.take(client_id.of(scope), headers) as slot:
+            async with clock.before_submit():
+                data = await body.read(slot.metered(receive), self._limits)
+            answering = self._answer(data, clock, slot, scope, receive, send)
+            await until_disconnect(receive, answering)
 
-    async def _answer(self, data: bytearray, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(
+        self,
+        data: bytearray,
+        clock: RequestClock,
+        slot: QueueSlot,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         entry = access_log.of(scope)
-        call = await self._read_call(data, f"chatcmpl-{entry.request_id}", cache_salt.of(scope))
+        request_id = f"chatcmpl-{entry.request_id}"
+        async with clock.before_submit():
+            call = await self._read_call(data, request_id, cache_salt.of(scope))
         data.clear()  # the caller still holds it, and the answer may take minutes
         entry.images, entry.videos = len(call.submit.images), len(call.submit.videos)
         model = self._engine.status.model_name
         render = Renderer(call.submit.request_id, model, call.include_usage)
-        is_stream, events = call.stream, self._engine.stream(call.submit)
+        submit = msgspec.structs.replace(
+            call.submit, client=client_id.of(scope), deadlines=clock.left()
+        )
+        events = clock.watch(self._engine.stream(submit), slot.release_body)
+        is_stream = call.stream
         num_choices = call.submit.sampling.n
-        del call  # frees the images while the engine answers
+        del call, submit  # frees the images while the engine answers
         async with aclosing(answer(events, entry)) as deltas:
             if is_stream:
                 await _stream(deltas, render, sse.EventStream(send), entry)

@@ -39,6 +39,8 @@ class Health:
                 "requests": {
                     "in_flight": self._queue_slots.taken,
                     "limit": self._queue_slots.limit,
+                    "waiting_bytes": self._queue_slots.waiting_bytes,
+                    "waiting_bytes_limit": self._queue_slots.waiting_bytes_limit,
                 },
                 "engine": {
                     "state": status.state,

@@ -44,6 +44,16 @@ class Metrics:
 def _of_front(queue_slots: QueueSlots, answered: AnsweredRequests) -> Iterator[Metric]:
     yield _gauge("requests_in_flight", "Requests that hold a queue slot.", queue_slots.taken)
     yield _gauge("requests_limit", "Queue slots: `limits.max_requests`.", queue_slots.limit)
+    yield _gauge(
+        "requests_waiting_bytes",
+        "Bodies of requests that the device has not begun with.",
+        queue_slots.waiting_bytes,
+    )
+    yield _gauge(
+        "requests_waiting_bytes_limit",
+        "Limit on these: `limits.max_waiting_bytes`.",
+        queue_slots.waiting_bytes_limit,
+    )
     requests = CounterMetricFamily(
         "vlm_server_requests",
         "Requests that ended, by route and status.",

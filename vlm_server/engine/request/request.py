@@ -9,6 +9,7 @@ from vlm_server.cache.caches import EncodedImage
 from vlm_server.cache.disk_load import DiskLoad, Loaded
 from vlm_server.cache.holds import CacheHolds
 from vlm_server.cache.lru import Lease
+from vlm_server.deadlines import RequestDeadlines
 from vlm_server.engine.request.choice import Choice
 from vlm_server.engine.request.detokenizer import Decoder
 from vlm_server.engine.request.states import State, check_transition
@@ -19,9 +20,13 @@ from vlm_server.protocol import SamplingParams, Submit, Usage
 class Request:
     """From `WAITING` to its end, with its choices."""
 
-    def __init__(self, submit: Submit, sampling: SamplingParams, decoder: Decoder) -> None:
-        """`sampling`: that of `submit`, with the checkpoint's defaults."""
+    def __init__(
+        self, submit: Submit, sampling: SamplingParams, decoder: Decoder, now: float
+    ) -> None:
+        """`sampling`: that of `submit`, with defaults. Its deadlines begin `now`."""
         self.request_id = submit.request_id
+        self.client = submit.client
+        self.deadlines = RequestDeadlines(submit.deadlines, now)
         self.sampling = sampling
         self.state = State.WAITING
         self.submit: Submit | None = submit
@@ -39,6 +44,10 @@ class Request:
         self.num_cached_tokens = 0
         self.transient_bytes = 0
         """Device memory reserved for its worst moment, beside what it holds until it ends."""
+        self.turn = 0
+        """Its place among the requests that wait; see `scheduling.turns`."""
+        self.has_left_queue = False
+        """Whether the device has begun with it, if only with its first encode."""
         self.is_known_to_runner = False
         self.has_run_out_of_memory = False
         """Whether an encode failed for want of memory."""
@@ -150,6 +159,11 @@ class Request:
         self.load, self.may_use_disk, self.transient_bytes = None, False, 0
         self.num_prefilled = self.num_cached_tokens = 0
         self.move_to(State.WAITING)
+
+    def leave_queue(self) -> None:
+        """The device begins with it."""
+        self.has_left_queue = True
+        self.deadlines.begin()
 
     def rematch_prefix(self) -> None:
         """Look again how much of the prompt is cached by now, before its prefill begins."""

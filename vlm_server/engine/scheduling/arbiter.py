@@ -18,7 +18,7 @@ class EncoderPrefillArbiter:
     """One `FairQueue` for the encoder, one for the prefill."""
 
     def __init__(self, requests: Mapping[str, Request], max_num_seqs: int) -> None:
-        """`requests` are those that are tracked, the oldest first. Only reads them."""
+        """`requests` are those that are tracked, in their order. Only reads them."""
         self._requests = requests
         self._max_num_seqs = max_num_seqs
         self._prefill_queue = FairQueue()

@@ -43,7 +43,7 @@ class PreparerQueue:
         return frozenset(self._cancellations)
 
     def next(self, requests: Iterable[Request]) -> list[Request]:
-        """Those that a thread should take now: `start` each. `requests` are all there are."""
+        """Those that a thread should take now: `start` each. `requests`: all, by their turns."""
         tracked = list(requests)
         waiting = [r for r in tracked if r.state is State.WAITING]
         texts = [r for r in waiting if not r.has_media]

@@ -8,11 +8,13 @@ One step, which `engine.loop` drives:
     events   = scheduler.update(plan, result)
 
 Beside `schedule` and `update` there is only what comes in: `add`, `abort`, `prepared`, `loaded`,
-`encoded`, `drain`. Nobody else changes a request.
+`encoded`, `drain`; and `expire`, since time passes. Nobody else changes a request.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from vlm_server.engine.scheduling.arbiter import EncoderPrefillArbiter
 from vlm_server.engine.scheduling.chunk_sizer import ChunkSizer
 from vlm_server.engine.scheduling.limits import SchedulerConfig
 from vlm_server.engine.scheduling.preparer_queue import PreparerQueue
+from vlm_server.engine.scheduling.turns import Turns
 from vlm_server.errors import (
     ContextLengthExceeded,
     EngineUnavailable,
@@ -79,11 +82,12 @@ class SchedulerStats:
 class Scheduler:
     """A step decodes every running sequence and prefills one chunk of one prompt.
 
-    `FairQueue` decides whose: the oldest's, and every other time the shortest of the others.
+    `FairQueue` decides whose: the first one's, and every other time the shortest of the others.
+    First is who came first; of several clients' requests, those whose turn it is (`Turns`).
 
     All calls come from the inference thread. A request is tracked from `add` to its terminal event.
     Its sequences join the batch together, so it waits until there is room for all of them, and
-    those that came later wait for it.
+    those after it wait for it.
     """
 
     def __init__(
@@ -93,8 +97,10 @@ class Scheduler:
         caches: Caches,
         admission: Admission,
         pixels_to_decode: Callable[[Submit], int],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`pixels_to_decode`: of a request's images; decides who is prepared first."""
+        self._clock = clock
         self._config = config
         self._pixels_to_decode = pixels_to_decode
         self._decoder = decoder
@@ -102,7 +108,8 @@ class Scheduler:
         self._admission = admission
         self._chunk_sizer = ChunkSizer(config.max_step_seconds, config.prefill_chunk_tokens)
         self._requests: dict[str, Request] = {}
-        """In the order in which they came."""
+        """By their turns; a client's in the order in which they came."""
+        self._turns = Turns()
         self._arbiter = EncoderPrefillArbiter(self._requests, config.max_num_seqs)
         self._preparer_queue = PreparerQueue(config.max_preparing, max_ready=config.max_num_seqs)
         self._loading: LoadWork | None = None
@@ -121,9 +128,10 @@ class Scheduler:
             refusal = EngineUnavailable("The server is shutting down.")
         if refusal:
             return [_failed(submit.request_id, refusal)]
-        request = Request(submit, self._config.with_defaults(submit.sampling), self._decoder)
+        sampling = self._config.with_defaults(submit.sampling)
+        request = Request(submit, sampling, self._decoder, self._clock())
         request.num_pixels = self._pixels_to_decode(submit)
-        self._requests[submit.request_id] = request
+        self._line_up(request)
         return [Accepted(submit.request_id)]
 
     def abort(self, request_id: str) -> list[Event]:
@@ -134,9 +142,6 @@ class Scheduler:
         request = self._requests.get(request_id)
         if request is None:
             return []
-        self._preparer_queue.cancel(request_id)
-        if self._loading and self._loading.request_id == request_id:
-            self._loading.cancellation.cancel()
         request.move_to(State.FINISHED_ABORTED)
         self._forget(request)
         return [Finished(request_id, request.usage, is_aborted=True)]
@@ -182,6 +187,12 @@ class Scheduler:
         else:
             request.add_features(work.span_index, lease)
         return []
+
+    def expire(self) -> list[Event]:
+        """End the requests that have missed a deadline, in whatever state they are."""
+        now = self._clock()
+        missed = [(r, r.deadlines.passed(now)) for r in self._requests.values()]
+        return [event for r, error in missed if error for event in self._fail(r, error)]
 
     def drain(self) -> None:
         """Take no more requests."""
@@ -247,6 +258,11 @@ class Scheduler:
 
     # ---- what it knows -------------------------------------------------------------
 
+    def seconds_to_deadline(self) -> float:
+        """Until `expire` will have something to do, if nothing else happens; may be infinite."""
+        deadlines = (request.deadlines.next_at for request in self._requests.values())
+        return max(0.0, min(deadlines, default=math.inf) - self._clock())
+
     def read(self) -> SchedulerStats:
         return SchedulerStats(
             requests={s.value: sum(1 for _ in self._in_state(s)) for s in LIVE},
@@ -304,6 +320,7 @@ class Scheduler:
         if self._loading is not None or request is None or request.load is None:
             return None
         self._loading = LoadWork(request.request_id, request.load, Cancellation())
+        request.leave_queue()
         return self._loading
 
     def _start_encode(self, beside: Request | None) -> EncodeWork | None:
@@ -316,6 +333,7 @@ class Scheduler:
             if beside and not self._admission.fit_together((request, beside), self._admitted()):
                 return None
             self._arbiter.start_encode(work)
+            request.leave_queue()
             return work
         return None
 
@@ -323,6 +341,7 @@ class Scheduler:
         request.rematch_prefix()
         self._num_prompt_tokens += request.prompt.num_tokens
         self._num_cached_tokens += request.num_cached_tokens
+        request.leave_queue()
         return request.start_in_runner()
 
     def _next_chunk(self, request: Request, *, others_decode: bool) -> PrefillWork:
@@ -360,6 +379,7 @@ class Scheduler:
         self, request: Request, seq: SeqId, token_id: int, score: TokenScore | None
     ) -> Delta:
         """What a token brings to its choice; a choice that ends releases its sequence."""
+        request.deadlines.take_token(self._clock())
         text = request.append_token(seq, token_id, self._config.eos_token_ids)
         self._num_generated_tokens += 1
         reason = request.choices[seq.choice].finish_reason
@@ -385,6 +405,14 @@ class Scheduler:
 
     # ---- requests ------------------------------------------------------------------
 
+    def _line_up(self, request: Request) -> None:
+        """Track `request`, before those whose turn comes later."""
+        request.turn = self._turns.take(request.client, request.sampling.n, self._requests.values())
+        later = [one for one in self._requests.values() if one.turn > request.turn]
+        self._requests[request.request_id] = request
+        for one in later:  # to the end, in their order
+            self._requests[one.request_id] = self._requests.pop(one.request_id)
+
     def _in_state(self, state: State) -> Iterator[Request]:
         return (request for request in self._requests.values() if request.state is state)
 
@@ -405,6 +433,9 @@ class Scheduler:
 
     def _forget(self, request: Request) -> None:
         del self._requests[request.request_id]
+        self._preparer_queue.cancel(request.request_id)
+        if self._loading and self._loading.request_id == request.request_id:
+            self._loading.cancellation.cancel()
         request.release_holds()
         if request.is_known_to_runner:
             self._finished_seqs += request.seqs  # even if only its prompt was begun

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 
 import hypothesis.strategies as st
+import msgspec
 from hypothesis import settings
 from hypothesis.stateful import (
     Bundle,
@@ -33,6 +34,7 @@ from tests.unit.engine.mixed_prompts import (
     submit_mixed,
 )
 from vlm_server.cache.caches import Caches
+from vlm_server.deadlines import RequestDeadlines
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
 from vlm_server.engine.scheduling.scheduler import Scheduler
@@ -41,6 +43,7 @@ from vlm_server.ports import Prepared, PreparedPrompt, SchedulerOutput, SeqId
 from vlm_server.protocol import (
     Abort,
     Accepted,
+    Deadlines,
     Event,
     Failed,
     Finished,
@@ -130,11 +133,21 @@ class Lives(RuleBasedStateMachine):
         n=st.integers(1, MAX_NUM_SEQS),
         kind=st.sampled_from([(), (), (), ("refuse",), ("crash",)]),
         salt=st.sampled_from(["", "", "other"]),
+        client=st.sampled_from(["", "", "other"]),
     )
-    def arrive(self, parts: Parts, max_tokens: int | None, n: int, kind: Parts, salt: str) -> str:
+    def arrive(
+        self,
+        parts: Parts,
+        max_tokens: int | None,
+        n: int,
+        kind: Parts,
+        salt: str,
+        client: str = "",
+    ) -> str:
         name = f"r{len(self.asked)}"
         parts = (*kind, *parts)
-        self.asked[name] = submit_mixed(name, parts, salt, max_tokens=max_tokens, n=n)
+        asked = submit_mixed(name, parts, salt, max_tokens=max_tokens, n=n)
+        self.asked[name] = msgspec.structs.replace(asked, client=client)
         self.parts[name] = parts
         self.engine.inbox.put(self.asked[name])
         return name
@@ -146,6 +159,12 @@ class Lives(RuleBasedStateMachine):
         salt = self.asked[before].cache_salt
         whole = parts if num_tokens_of(told) > LONGEST else (*told, *parts)
         return self.arrive(whole, None, 1, (), salt)
+
+    @precondition(lambda self: self.tracked)
+    @rule(data=st.data())
+    def miss_a_deadline(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.tracked)))
+        self.tracked[name].deadlines = RequestDeadlines(Deadlines(total_seconds=0.0), 0.0)
 
     @rule(name=requests)
     def abort(self, name: str) -> None:
@@ -189,13 +208,13 @@ class Lives(RuleBasedStateMachine):
         self.runner.fails_decode = False
 
     @precondition(lambda self: self.asked.keys() - self.ended.keys())
-    @rule(parts=PARTS, n=st.integers(1, MAX_NUM_SEQS))
-    def nobody_waits_for_ever(self, parts: Parts, n: int) -> None:
+    @rule(parts=PARTS, n=st.integers(1, MAX_NUM_SEQS), client=st.sampled_from(["", "third"]))
+    def nobody_waits_for_ever(self, parts: Parts, n: int, client: str) -> None:
         """One more comes in every round, and yet the youngest of now ends within a bound."""
         live = [name for name in self.asked if name not in self.ended]
         newcomers: list[str] = []
         for _ in range(ROUNDS_PER_REQUEST * len(live)):
-            newcomers.append(self.arrive(parts, None, n, (), ""))
+            newcomers.append(self.arrive(parts, None, n, (), "", client))
             self.round()
             if live[-1] in self.ended:
                 break

@@ -1,0 +1,196 @@
+"""A load of many small requests, and what became of them.
+
+By hand, against a running daemon: `python -m tests.attack.load --port 8000 --seconds 60`
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+CHAT = "/v1/chat/completions"
+_numbers = count()
+
+
+@dataclass(frozen=True)
+class Reply:
+    status: int
+    seconds: float
+    ended: float
+    """On the clock of `time.perf_counter`."""
+    retry_after_seconds: int | None
+    body: bytes
+
+    @property
+    def code(self) -> str:
+        """Of its error."""
+        return str(json.loads(self.body)["error"]["code"])
+
+
+_ROUNDS = 4
+WARM_UP = 0.2
+"""Part of a load that does not count: the first answers take as long as they take."""
+
+
+@dataclass
+class Result:
+    """All replies of a load of so many seconds."""
+
+    seconds: float
+    started: float = field(default_factory=time.perf_counter)
+    replies: list[Reply] = field(default_factory=list)
+
+    @property
+    def is_over(self) -> bool:
+        return time.perf_counter() - self.started > self.seconds
+
+    @property
+    def goodput(self) -> float:
+        """Answers per second, while the load lasted."""
+        first, last = self.started + WARM_UP * self.seconds, self.started + self.seconds
+        ends = [reply.ended for reply in self.replies if reply.status == 200]
+        return sum(first <= at <= last for at in ends) / (last - first)
+
+    @property
+    def statuses(self) -> Counter[int]:
+        return Counter(reply.status for reply in self.replies)
+
+    @property
+    def retry_after_seconds(self) -> set[int | None]:
+        return {reply.retry_after_seconds for reply in self.replies if reply.status == 429}
+
+
+def chat_body(max_tokens: int, text: str = "") -> bytes:
+    """A text of its own, with an answer of exactly `max_tokens`."""
+    words = text or f"Question {next(_numbers)}: what shape is this?"
+    request = {
+        "model": "default",
+        "messages": [{"role": "user", "content": words}],
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+    }
+    return json.dumps(request).encode()
+
+
+async def send(port: int, method: str, path: str, body: bytes = b"", *headers: str) -> Reply:
+    """One request on a connection of its own."""
+    started = time.perf_counter()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        head = [f"{method} {path} HTTP/1.1", "Host: localhost", "Connection: close", *headers]
+        if body:
+            head += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+        writer.write("\r\n".join([*head, "", ""]).encode() + body)
+        raw = await reader.read()
+    finally:
+        writer.close()
+    top, _, rest = raw.partition(b"\r\n\r\n")
+    line, *lines = top.decode("latin-1").split("\r\n")
+    fields = {
+        name.lower(): value.strip() for name, _, value in (one.partition(":") for one in lines)
+    }
+    retry_after = fields.get("retry-after")
+    ended = time.perf_counter()
+    return Reply(
+        int(line.split()[1]),
+        ended - started,
+        ended,
+        None if retry_after is None else int(retry_after),
+        rest,
+    )
+
+
+async def at_capacity(
+    port: int, seconds: float, clients: int, max_tokens: int, key: str = "none"
+) -> Result:
+    """`clients` of whom each sends its next request when it has its answer."""
+    result = Result(seconds)
+
+    async def go_on_asking() -> None:
+        while not result.is_over:
+            body = chat_body(max_tokens)
+            result.replies.append(await send(port, "POST", CHAT, body, _authorization(key)))
+
+    await asyncio.gather(*(go_on_asking() for _ in range(clients)))
+    return result
+
+
+async def at_rate(
+    port: int, seconds: float, per_second: float, max_tokens: int, keys: Sequence[str] = ("none",)
+) -> Result:
+    """Requests at a fixed rate, whatever becomes of them; those refused are not tried again.
+
+    Who has no answer when the load is over leaves.
+    """
+    result = Result(seconds)
+    asking: set[asyncio.Task[None]] = set()
+
+    async def ask(number: int) -> None:
+        body, key = chat_body(max_tokens), keys[number % len(keys)]
+        result.replies.append(await send(port, "POST", CHAT, body, _authorization(key)))
+
+    for number in range(int(per_second * seconds)):
+        due = result.started + number / per_second
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        asking.add(task := asyncio.create_task(ask(number)))
+        task.add_done_callback(asking.discard)
+    for task in list(asking):
+        task.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
+    return result
+
+
+def _authorization(key: str) -> str:
+    return f"Authorization: Bearer {key}"
+
+
+async def health(port: int, seconds: float) -> list[float]:
+    """How long `/health/live` took, several times a second."""
+    taken, started = [], time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        reply = await send(port, "GET", "/health/live")
+        assert reply.status == 200
+        taken.append(reply.seconds)
+        await asyncio.sleep(0.1)
+    return taken
+
+
+async def _measure(port: int, seconds: float, clients: int, max_tokens: int, factor: float) -> None:
+    """In turns, so that what else the machine does befalls both loads alike."""
+    await at_capacity(port, 3, clients, max_tokens)
+    capacity, goodput = list[float](), list[float]()
+    for _ in range(_ROUNDS):
+        usual = await at_capacity(port, seconds / _ROUNDS, clients, max_tokens)
+        capacity.append(usual.goodput)
+        rate = factor * usual.goodput
+        overload, live = await asyncio.gather(
+            at_rate(port, seconds / _ROUNDS, rate, max_tokens), health(port, seconds / _ROUNDS)
+        )
+        goodput.append(overload.goodput)
+        told = [one for one in overload.retry_after_seconds if one is not None]
+        print(
+            f"capacity {usual.goodput:.2f} answers/s; {factor:g} x: {overload.goodput:.2f},"
+            f" {dict(overload.statuses)}, Retry-After {min(told)} to {max(told)} s,"
+            f" /health/live at most {max(live):.3f} s",
+            flush=True,
+        )
+    print(f"goodput at {factor:g} x: {sum(goodput) / sum(capacity):.1%} of that at capacity")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--factor", type=float, default=10)
+    chosen = parser.parse_args()
+    asyncio.run(
+        _measure(chosen.port, chosen.seconds, chosen.clients, chosen.max_tokens, chosen.factor)
+    )

@@ -1,0 +1,144 @@
+"""The deadlines of a request in the front: what its client asks for, and who watches them.
+
+The engine ends a request that misses one (`Scheduler.expire`). The front does so itself before the
+engine has the request, and a moment later for an engine that does not react.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from typing import Self
+
+import msgspec
+
+from vlm_server import settings
+from vlm_server.deadlines import RequestDeadlines
+from vlm_server.errors import InvalidRequest
+from vlm_server.protocol import Deadlines, Tokens, Working
+from vlm_server.supervisor.client import RequestEvent
+
+HEADERS = {
+    "queue_seconds": "X-Queue-Timeout-Ms",
+    "first_token_seconds": "X-First-Token-Timeout-Ms",
+    "token_seconds": "X-Token-Timeout-Ms",
+    "total_seconds": "X-Request-Timeout-Ms",
+}
+"""By setting, the header that asks for less."""
+
+_MAX_DIGITS = 12
+_GRACE_SECONDS = 1.0
+"""How long the engine has to end a request that missed a deadline."""
+_STOPPED_SECONDS = 1.0
+"""A timer that fires later than this does so in a process that was stopped."""
+
+
+class RequestClock:
+    """The deadlines of one request, which begin now: when its headers have come."""
+
+    def __init__(self, headers: Mapping[str, str], limits: settings.Deadlines) -> None:
+        """Raises InvalidRequest for a header that is no number of milliseconds."""
+        wanted = {name: _read(headers, name, getattr(limits, name)) for name in HEADERS}
+        self._deadlines = RequestDeadlines(msgspec.convert(wanted, Deadlines), time.monotonic())
+
+    def left(self) -> Deadlines:
+        """What the engine may still take."""
+        return self._deadlines.left(time.monotonic())
+
+    @asynccontextmanager
+    async def before_submit(self) -> AsyncIterator[None]:
+        """Ends what is done before the engine has the request, with the error of its deadline."""
+        try:
+            async with asyncio.timeout_at(self._deadlines.next_at) as timeout:
+                yield
+        except TimeoutError:
+            if timeout.expired() and (error := self._deadlines.passed(math.inf)):
+                raise error from None
+            raise
+
+    async def watch(
+        self, events: AsyncGenerator[RequestEvent, None], on_begin: Callable[[], None]
+    ) -> AsyncGenerator[RequestEvent, None]:
+        """The engine's `events`; `on_begin` is called once the device begins with the request.
+
+        Raises the error of a deadline that passed and that the engine did not react to.
+        """
+        async with aclosing(events):
+            with _Backstop(self._deadlines) as backstop:
+                while (event := await backstop.wait_for(events)) is not None:
+                    if isinstance(event, Working):
+                        self._deadlines.begin()
+                        on_begin()
+                    elif isinstance(event, Tokens):
+                        self._deadlines.take_token(time.monotonic())
+                        on_begin()
+                    yield event
+
+
+class _Backstop:
+    """Ends the wait for an engine that lets a deadline pass.
+
+    Its timer is moved only where a deadline comes nearer, not with every token. A process that was
+    stopped meanwhile hears first what the engine has said.
+    """
+
+    def __init__(self, deadlines: RequestDeadlines) -> None:
+        self._deadlines = deadlines
+        self._loop = asyncio.get_running_loop()
+        self._timeout: asyncio.Timeout | None = None
+        """Of the wait that is going on."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def wait_for(self, events: AsyncGenerator[RequestEvent, None]) -> RequestEvent | None:
+        """The next event, None at the end. Raises the error of a deadline."""
+        at = self._deadlines.next_at + _GRACE_SECONDS
+        if self._timer is None or at < self._timer.when():
+            self._start(at)
+        try:
+            async with asyncio.timeout(None) as self._timeout:
+                return await anext(events, None)
+        except TimeoutError:
+            if error := self._deadlines.passed(time.monotonic()):
+                raise error from None
+            raise
+        finally:
+            self._timeout = None
+
+    def _start(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(at, self._check, at)
+
+    def _check(self, due: float) -> None:
+        now, at = self._loop.time(), self._deadlines.next_at + _GRACE_SECONDS
+        was_stopped = now - due > _STOPPED_SECONDS
+        if at > now:
+            self._start(at)
+        elif was_stopped or self._timeout is None:  # or nobody waits: the client does not read
+            self._start(now + _GRACE_SECONDS)
+        else:
+            self._timeout.reschedule(now)
+
+
+def _read(headers: Mapping[str, str], name: str, limit: float) -> float | None:
+    """The seconds of the deadline `name`: those in its header, `limit` at most."""
+    limit_seconds = limit or None
+    value = headers.get(HEADERS[name])
+    if value is None:
+        return limit_seconds
+    if not (value.isascii() and value.isdecimal() and len(value) <= _MAX_DIGITS and int(value)):
+        raise InvalidRequest(
+            f"`{HEADERS[name]}` must be whole milliseconds, from 1.", HEADERS[name]
+        )
+    seconds = int(value) / 1000
+    return seconds if limit_seconds is None else min(seconds, limit_seconds)

@@ -1,0 +1,76 @@
+"""When one request's time is up: in the front from its arrival, in the engine from its submission.
+
+Knows durations on a monotonic clock, and no time of day: a clock that is set changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+
+from vlm_server.errors import (
+    FirstTokenTimeout,
+    QueueTimeout,
+    RequestError,
+    TokenTimeout,
+    TotalTimeout,
+)
+from vlm_server.protocol import Deadlines
+
+
+class RequestDeadlines:
+    """The deadlines of one request that still lie ahead of it.
+
+    All times are seconds of one monotonic clock. The deadline that passes first names the error.
+    """
+
+    def __init__(self, limits: Deadlines, now: float) -> None:
+        """`limits` begin `now`."""
+        self._queue_at = _at(now, limits.queue_seconds)
+        self._first_token_at = _at(now, limits.first_token_seconds)
+        self._total_at = _at(now, limits.total_seconds)
+        self._token_seconds = limits.token_seconds
+        self._token_at = math.inf
+
+    @property
+    def next_at(self) -> float:
+        """When the next of them passes; infinity if there is none."""
+        return min(self._queue_at, self._first_token_at, self._token_at, self._total_at)
+
+    def left(self, now: float) -> Deadlines:
+        """What is left of them `now`, for who goes on with the request."""
+        return Deadlines(
+            _left(now, self._queue_at),
+            _left(now, self._first_token_at),
+            self._token_seconds,
+            _left(now, self._total_at),
+        )
+
+    def begin(self) -> None:
+        """The device begins with the request: it has left the queue."""
+        self._queue_at = math.inf
+
+    def take_token(self, now: float) -> None:
+        """A token of it came; from the first one on, the time to the next counts."""
+        self._queue_at = self._first_token_at = math.inf
+        self._token_at = _at(now, self._token_seconds)
+
+    def passed(self, now: float) -> RequestError | None:
+        """The error for the first deadline that has passed; None if none has."""
+        at = self.next_at
+        if now < at:
+            return None
+        if at == self._queue_at:
+            return QueueTimeout("The request's turn did not come before its deadline.")
+        if at == self._first_token_at:
+            return FirstTokenTimeout("The answer did not begin before the request's deadline.")
+        if at == self._token_at:
+            return TokenTimeout("The answer paused for longer than the request's deadline allows.")
+        return TotalTimeout("The answer did not end before the request's deadline.")
+
+
+def _at(now: float, seconds: float | None) -> float:
+    return math.inf if seconds is None else now + seconds
+
+
+def _left(now: float, at: float) -> float | None:
+    return None if at == math.inf else max(0.0, at - now)
