@@ -61,7 +61,15 @@ async def test_the_status(client: httpx.AsyncClient, engine: ScriptedEngine) -> 
     cache = CacheStats("prefix", 1, 10, 5, 50, 2, 3, 4)
     memory = MemoryStats(100, 200, 300, 400, 50, 600, 700, {"clear_idle": 7}, 0.5)
     stats = Stats(
-        {"prefill": 3, "decode": 4}, 10, {"runner": 10}, memory, 5000, 7000, 600, (cache,)
+        {"prefill": 3, "decode": 4},
+        10,
+        {"runner": 10},
+        memory,
+        5000,
+        7000,
+        600,
+        (cache,),
+        {"encoder": 5},
     )
     engine.status = replace(engine.status, stats=stats, pid=77, restarts=2)
     engine.status = replace(engine.status, quarantined_shapes=8, quarantine_refusals=9)
@@ -87,6 +95,7 @@ async def test_the_status(client: httpx.AsyncClient, engine: ScriptedEngine) -> 
         "generated_tokens": 5000,
         "prompt_tokens": 7000,
         "cached_tokens": 600,
+        "at_work": {"encoder": 5},
         "caches": [
             {
                 "name": "prefix",

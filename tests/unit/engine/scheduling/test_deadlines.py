@@ -5,9 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from tests.unit.cache.fakes import FakeDisk
 from tests.unit.engine.driver import Engine
 from tests.unit.engine.fakes import answer_text, prompt, submit, texts
-from tests.unit.engine.scheduling.test_scheduler import bring, let_everybody_end
+from tests.unit.engine.scheduling.test_scheduler import (
+    FEATURES,
+    bring,
+    caches_on,
+    let_everybody_end,
+)
 from vlm_server.engine.request.states import LIVE, State
 from vlm_server.protocol import Deadlines, Failed
 
@@ -22,7 +28,7 @@ class Clock:
 
 def timed_engine() -> tuple[Engine, Clock]:
     """An engine whose time a test moves."""
-    engine, clock = Engine(), Clock()
+    engine, clock = Engine(caches_on(FakeDisk(FEATURES))), Clock()
     engine.scheduler._clock = clock
     return engine, clock
 

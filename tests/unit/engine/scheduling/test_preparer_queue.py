@@ -19,7 +19,7 @@ class Queue:
 
     def add(self, name: str, num_pixels: int = 1000) -> None:
         asked = submit(name, images=1)
-        request = self.requests[name] = Request(asked, asked.sampling, ByteDecoder())
+        request = self.requests[name] = Request(asked, asked.sampling, ByteDecoder(), 0.0)
         request.num_pixels = num_pixels
 
     def dear(self, *names: str) -> None:
