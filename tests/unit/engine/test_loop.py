@@ -26,6 +26,7 @@ from tests.unit.engine.fakes import (
     texts,
 )
 from vlm_server.cache.caches import Caches
+from vlm_server.child.cancellation import Cancellation
 from vlm_server.engine.inbox import Inbox
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
@@ -33,7 +34,6 @@ from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.engine.threads import EncoderThread, PreparerThreads
 from vlm_server.errors import EngineBroken
-from vlm_server.child.cancellation import Cancellation
 from vlm_server.ports import (
     EncodeWork,
     Prepared,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from vlm_server.child.cancellation import Cancellation
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
-from vlm_server.child.cancellation import Cancellation
 
 
 class PreparerQueue:
