@@ -121,6 +121,25 @@ async def at_capacity(
     return result
 
 
+async def patient(port: int, seconds: float, clients: int, max_tokens: int) -> Result:
+    """`clients` of whom each comes back when it was told to, and asks on when it has its answer."""
+    result = Result(seconds)
+
+    async def go_on_asking() -> None:
+        while not result.is_over:
+            body = chat_body(max_tokens)
+            reply = await send(port, "POST", CHAT, body, _authorization("none"))
+            result.replies.append(reply)
+            await asyncio.sleep(reply.retry_after_seconds or 0)
+
+    tasks = [asyncio.create_task(go_on_asking()) for _ in range(clients)]
+    await asyncio.sleep(seconds)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return result
+
+
 async def at_rate(
     port: int, seconds: float, per_second: float, max_tokens: int, keys: Sequence[str] = ("none",)
 ) -> Result:
@@ -164,7 +183,7 @@ async def health(port: int, seconds: float) -> list[float]:
 async def _measure(port: int, seconds: float, clients: int, max_tokens: int, factor: float) -> None:
     """In turns, so that what else the machine does befalls both loads alike."""
     await at_capacity(port, 3, clients, max_tokens)
-    capacity, goodput = list[float](), list[float]()
+    capacity, goodput, with_retries = list[float](), list[float](), list[float]()
     for _ in range(_ROUNDS):
         usual = await at_capacity(port, seconds / _ROUNDS, clients, max_tokens)
         capacity.append(usual.goodput)
@@ -180,7 +199,11 @@ async def _measure(port: int, seconds: float, clients: int, max_tokens: int, fac
             f" /health/live at most {max(live):.3f} s",
             flush=True,
         )
+        waiting = await patient(port, seconds / _ROUNDS, int(factor * clients), max_tokens)
+        with_retries.append(waiting.goodput)
+        print(f"  {factor:g} x the clients, who come back: {waiting.goodput:.2f}", flush=True)
     print(f"goodput at {factor:g} x: {sum(goodput) / sum(capacity):.1%} of that at capacity")
+    print(f"with retries: {sum(with_retries) / sum(capacity):.1%}")
 
 
 if __name__ == "__main__":
