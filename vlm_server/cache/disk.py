@@ -131,11 +131,17 @@ class DiskStore:
         self._delete(replaced)
 
     def get(self, key: str) -> bytes | None:
-        """The whole file; None if it is not stored, or is not what was written."""
-        data = self._read(key)
-        with self._lock:
-            self._hits += data is not None
-            self._misses += data is None
+        """The whole file; None if it is not stored, or is not what was written.
+
+        Raises OSError, or MemoryError, if this process or machine lacks what reading takes.
+        """
+        data = None
+        try:
+            data = self._read(key)
+        finally:
+            with self._lock:
+                self._hits += data is not None
+                self._misses += data is None
         return data
 
     def count_miss(self) -> None:
@@ -232,7 +238,7 @@ class DiskStore:
         except OSError as error:
             logger.debug("a cache file can't be read", exc_info=True)
             if error.errno in _PASSING:
-                return None  # it is sound, as far as anyone knows
+                raise  # the file is sound, as far as anyone knows
         self._discard(key, path)
         return None
 
