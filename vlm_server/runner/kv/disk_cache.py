@@ -279,7 +279,10 @@ class DiskCache:
             if error.errno not in _FULL:
                 raise
             self._note_failure(error)
-            self._drop(self._store.evict(job.record.size_bytes, keep=job.after))
+            gone = self._store.evict(job.record.size_bytes, keep=job.after)
+            if gone is None:
+                return False
+            self._drop(gone)
             self._store.put(job.key, job.record.write)
         self._store.touch((job.key, *reversed(job.after)))
         return True
