@@ -10,6 +10,7 @@ import errno
 import hashlib
 import logging
 import os
+import shutil
 import stat
 import threading
 import time
@@ -91,13 +92,17 @@ class DiskStore:
         self._delete(leaving)
         return [*lost, *self._own_keys(leaving)]
 
-    def evict(self, size_bytes: int, keep: Collection[str] = ()) -> list[str]:
+    def evict(self, size_bytes: int, keep: Collection[str] = ()) -> list[str] | None:
         """Delete files of so many bytes, the disk itself being short; none of `keep`.
 
-        Returns the keys of this owner's files that are gone. Raises OSError as `make_room` does.
+        Returns the keys of this owner's files that are gone; None, and all stay, if a file of
+        `size_bytes` would not fit even so. Raises OSError as `make_room` does.
         """
+        free = shutil.disk_usage(self._root).free
         with self._lock:
             kept = {self._paths[key] for key in keep if key in self._paths}
+            if free + self._size_bytes - sum(self._sizes[path] for path in kept) < size_bytes:
+                return None
             leaving = self._evict(self._limit_bytes - self._size_bytes + size_bytes, kept)
         self._delete(leaving)
         return self._own_keys(leaving)
@@ -131,11 +136,17 @@ class DiskStore:
         self._delete(replaced)
 
     def get(self, key: str) -> bytes | None:
-        """The whole file; None if it is not stored, or is not what was written."""
-        data = self._read(key)
-        with self._lock:
-            self._hits += data is not None
-            self._misses += data is None
+        """The whole file; None if it is not stored, or is not what was written.
+
+        Raises OSError, or MemoryError, if this process or machine lacks what reading takes.
+        """
+        data = None
+        try:
+            data = self._read(key)
+        finally:
+            with self._lock:
+                self._hits += data is not None
+                self._misses += data is None
         return data
 
     def count_miss(self) -> None:
@@ -232,7 +243,7 @@ class DiskStore:
         except OSError as error:
             logger.debug("a cache file can't be read", exc_info=True)
             if error.errno in _PASSING:
-                return None  # it is sound, as far as anyone knows
+                raise  # the file is sound, as far as anyone knows
         self._discard(key, path)
         return None
 

@@ -10,6 +10,7 @@ import errno
 import hashlib
 import logging
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 _MAX_QUEUED_BYTES = 256 << 20
 """Of arrays that wait to be written: what is more is not stored, or the next time."""
+_WARN_SECONDS = 3600.0
+"""Between two warnings that files can't be written."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -77,8 +80,8 @@ class DiskCache:
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()
         self._queued: dict[str, int] = {}
         """Sizes of what waits to be written, by key."""
-        self._is_failing = False
-        """Whether the last file could not be written at first."""
+        self._warn_at = 0.0
+        """When a failure to write is worth a warning again."""
         self._read_headers()
         self._writer = threading.Thread(target=self._write_all, name="disk cache", daemon=True)
         self._writer.start()
@@ -184,7 +187,11 @@ class DiskCache:
 
         Raises OutOfMemory; the file is sound then, and stays.
         """
-        data = self._store.get(key)
+        try:
+            data = self._store.get(key)
+        except OSError as error:
+            logger.warning("a cache file can't be read now: %s", error.strerror)
+            return None
         if data is not None:
             record = self._parse(data)
             if record and record.header.is_of(self._fingerprint, subject):
@@ -272,17 +279,20 @@ class DiskCache:
             if error.errno not in _FULL:
                 raise
             self._note_failure(error)
-            self._drop(self._store.evict(job.record.size_bytes, keep=job.after))
+            gone = self._store.evict(job.record.size_bytes, keep=job.after)
+            if gone is None:
+                return False
+            self._drop(gone)
             self._store.put(job.key, job.record.write)
-        else:
-            self._is_failing = False
         self._store.touch((job.key, *reversed(job.after)))
         return True
 
     def _note_failure(self, error: Exception) -> None:
-        """Warn once, until a file is written again without trouble."""
-        level = logging.DEBUG if self._is_failing else logging.WARNING
-        self._is_failing = True
+        """Warn, but not for each file."""
+        now = time.monotonic()
+        level = logging.DEBUG
+        if now >= self._warn_at:
+            level, self._warn_at = logging.WARNING, now + _WARN_SECONDS
         if isinstance(error, OSError) and error.errno in _FULL:
             logger.log(level, "the disk of the cache is full: older files make room for newer ones")
         else:

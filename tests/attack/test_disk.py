@@ -1,0 +1,125 @@
+"""Disks that fail under the running daemon: answers go on, and sound files stay."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.daemon import Daemon, running_daemon, wait_until
+from tests.e2e.pictures import noise, user
+from tests.e2e.test_disk import ask, disk, kill_engine, on_disk, wait_written
+from tests.tiny_models import build
+
+WARNINGS = ("the disk of the cache is full", "a cache file can't be written")
+
+
+def question(number: int) -> list[object]:
+    """Another picture and another prompt for each number."""
+    return [user(noise(number, (64, 64)), f"Question {number}: what is this?")]
+
+
+def num_warnings(daemon: Daemon) -> int:
+    return sum(daemon.log.read_text().count(words) for words in WARNINGS)
+
+
+def files_in(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*.safetensors") if not path.name.startswith("tmp-")]
+
+
+@contextmanager
+def limited(daemon: Daemon, kind: int, limit: int) -> Iterator[None]:
+    """The engine with a limit of the system's."""
+    pid = daemon.engine_pid()
+    before = resource.prlimit(pid, kind, (limit, resource.prlimit(pid, kind)[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, kind, before)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(build("qwen3_vl", tmp_path_factory.mktemp("model") / "model"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("disk") / "cache"
+
+
+@pytest.fixture(scope="module")
+def daemon(model: str, folder: Path) -> Iterator[Daemon]:
+    with running_daemon(folder.parent, "--model", model, *on_disk(folder)) as running:
+        yield running
+
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of a running process")
+
+
+def test_an_engine_without_descriptors_reads_nothing_and_deletes_nothing(
+    daemon: Daemon, folder: Path
+) -> None:
+    answer, _ = ask(daemon, question(0))
+    wait_written(daemon, folder, 3)
+    kill_engine(daemon)  # so that only the disk has it
+    before = files_in(folder)
+    with limited(daemon, resource.RLIMIT_NOFILE, 3):  # no number below that is free
+        assert ask(daemon, question(0)) == (answer, 0)
+    assert set(before) <= set(files_in(folder))
+    wait_until(lambda: disk(daemon)["misses"] > 0, 10, daemon.log)
+    assert disk(daemon)["damaged"] == 0
+    kill_engine(daemon)
+    assert ask(daemon, question(0))[1] > 20, "the files are as good as before"
+
+
+def test_a_folder_that_is_removed_is_made_again(daemon: Daemon, folder: Path) -> None:
+    shutil.rmtree(folder)
+    ask(daemon, question(6))
+    wait_written(daemon, folder, 1)  # what follows a block that is gone is not written
+    answer, _ = ask(daemon, question(7))
+    wait_written(daemon, folder, 4)
+    kill_engine(daemon)
+    again, known = ask(daemon, question(7))
+    assert again == answer
+    assert known > 20
+
+
+def test_a_full_disk_evicts_and_goes_on_and_so_does_one_that_is_read_only(
+    model: str, tmp_path: Path
+) -> None:
+    with (
+        small_disk(tmp_path / "mount", 128 << 10) as mount,
+        running_daemon(tmp_path, "--model", model, *on_disk(mount)) as daemon,
+    ):
+        asked = 0
+        while not disk(daemon)["evictions"]:
+            assert ask(daemon, question(asked))[0]
+            asked += 1
+            assert asked < 40
+        assert num_warnings(daemon) == 1
+        wait_written(daemon, mount, 1)
+        assert disk(daemon)["damaged"] == 0
+        subprocess.run(["mount", "-o", "remount,ro", str(mount)], check=True)
+        assert ask(daemon, question(asked))[0]
+        assert num_warnings(daemon) == 1
+
+
+@contextmanager
+def small_disk(path: Path, size_bytes: int) -> Iterator[Path]:
+    """A file system of so many bytes; skips the test if this process can't have one."""
+    path.mkdir()
+    options = f"size={size_bytes},mode=700"
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("needs the right to mount")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
