@@ -247,6 +247,19 @@ async def test_who_comes_beside_a_trial_waits_and_is_not_there_when_it_kills_the
         await front.check_clean()
 
 
+async def test_what_makes_engines_hang_is_suspect_also_if_nobody_waits_for_it_any_more() -> None:
+    async with running_front() as front:
+        for _ in range(2):
+            pid = front.supervisor.status.pid
+            left = front.begin(f"accept prefill hang{SUSPECT}")
+            await until(lambda: bool(front.supervisor._quarantine._working), 10)
+            left.cancel()
+            await front.until_replaced(pid)
+        (record,) = front.supervisor._quarantine._records.values()
+        assert len(record.crashes) == 2
+        await front.check_clean()
+
+
 async def test_a_stopped_engine_makes_nobody_suspect() -> None:
     async with running_front() as front:
         for _ in range(2):
