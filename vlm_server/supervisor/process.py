@@ -51,12 +51,10 @@ class EngineProcess:
         self._sending: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(
-        cls, environment: Mapping[str, str], module: str = "vlm_server.worker"
-    ) -> EngineProcess:
-        """Start an engine that waits for its `Start` command; `environment` is added to ours.
+    async def start(cls, module: str, environment: Mapping[str, str]) -> EngineProcess:
+        """Start an engine, the program `module`, which waits for its `Start` command.
 
-        Raises OSError if there are too few descriptors, or no memory for a process.
+        `environment` is added to ours. Raises OSError if there are too few descriptors, or no memory for a process.
         """
         ours, theirs = socket.socketpair()
         try:

@@ -228,7 +228,7 @@ class Supervisor:
         self._started_at = time.monotonic()
         self._hung = None
         self._watchdog = Watchdog(self._tick_seconds, time.monotonic)
-        process = self._process = await EngineProcess.start(environment)
+        process = self._process = await self._start_process(environment)
         watching = asyncio.create_task(self._watch(process))
         try:
             if self._status.state != "stopping":
@@ -245,6 +245,9 @@ class Supervisor:
             logger.info("the engine process %d ended with status %d", process.pid, status)
             if status == _FAILED:
                 await asyncio.to_thread(self._private.forget_kernels)
+
+    async def _start_process(self, environment: dict[str, str]) -> EngineProcess:
+        return await EngineProcess.start("vlm_server.worker", environment)
 
     async def _watch(self, process: EngineProcess) -> None:
         """End an engine that does not get ready, or not on with what it has to do."""

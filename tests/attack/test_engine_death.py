@@ -1,0 +1,270 @@
+"""The engine is killed, stopped, cut off and hangs, in every state of a request.
+
+Each client is told exactly one end, nothing is left behind, the next request is answered. The
+engine is scripted, so that it is in the state that a test is about; the front is the real one.
+`test_real_engine_death.py` does it to the real engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from tests.attack.front import Front, running_front, until
+from vlm_server.settings import Limits
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
+
+STATES = {
+    "waiting": "",
+    "preparing": "accept",
+    "encoding": "accept encode",
+    "prefill": "accept encode prefill",
+    "decode": "accept encode prefill token",
+}
+BIG = "x" * 3_000_000
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def front() -> AsyncIterator[Front]:
+    """One for most tests; each leaves it ready."""
+    async with running_front() as made:
+        yield made
+
+
+@pytest.mark.parametrize("death", ["die", "stop"])
+@pytest.mark.parametrize("state", STATES)
+async def test_everyone_is_told_one_end_whatever_the_engine_was_at(
+    front: Front, state: str, death: str
+) -> None:
+    pid, script = front.supervisor.status.pid, STATES[state]
+    victims = [front.begin(script or "wait", stream=stream) for stream in (True, False)]
+    await until(lambda: len(front.supervisor.tracked["streams"]) == 2, 10)  # type: ignore[arg-type]
+    killer = front.begin(f"{script} {death}", stream=True)
+    answers = await asyncio.wait_for(asyncio.gather(*victims, killer), 30)
+    assert [answer.terminals for answer in answers] == [["engine_died"]] * 3
+    streamed, whole, _ = answers
+    assert whole.status == 502
+    assert streamed.status == (200 if state == "decode" else 502)
+    await front.until_replaced(pid)
+    await front.check_clean()
+
+
+@pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGSTOP])
+async def test_between_two_requests(front: Front, death: signal.Signals) -> None:
+    await front.check_clean()
+    pid = front.supervisor.status.pid
+    assert pid is not None
+    os.kill(pid, death)
+    answer = await front.ask("accept prefill token finish")
+    assert answer.status in (502, 503) if death is signal.SIGSTOP else (200, 502, 503)
+    await front.until_replaced(pid)
+    await front.check_clean()
+
+
+async def test_an_engine_that_hangs_writes_its_stacks_before_it_is_ended(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_front() as front:
+        pid = front.supervisor.status.pid
+        with caplog.at_level(logging.ERROR):
+            answer = await front.ask("accept encode hang")
+            await front.until_replaced(pid)
+        assert answer.terminals == ["engine_died"]
+        assert "inference hangs" in caplog.text
+        stacks = capfd.readouterr().err
+        assert "most recent call first" in stacks
+        assert "scripted_worker.py" in stacks
+        await front.check_clean()
+
+
+async def test_of_one_that_is_stopped_the_log_says_so(
+    front: Front, caplog: pytest.LogCaptureFixture
+) -> None:
+    pid = front.supervisor.status.pid
+    with caplog.at_level(logging.ERROR):
+        await front.ask("accept encode stop")
+        await front.until_replaced(pid)
+    assert "has stopped it" in caplog.text
+    await front.check_clean()
+
+
+@pytest.mark.parametrize("kind", ["hang-encoder", "hang-preparer"])
+async def test_threads_beside_the_inference_have_clocks_of_their_own(
+    front: Front, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also once those who asked have left, while others are answered."""
+    pid = front.supervisor.status.pid
+    left = front.begin(f"accept {kind}")
+    await until(lambda: bool(front.supervisor._watchdog._ages), 10)
+    left.cancel()
+    with caplog.at_level(logging.ERROR):
+        while front.supervisor.status.pid == pid:
+            await front.ask("accept prefill token finish")
+            await asyncio.sleep(0.05)
+    assert f"{kind.removeprefix('hang-')}" in caplog.text
+    await front.until_replaced(pid)
+    await front.check_clean()
+
+
+async def test_a_socket_that_is_cut(front: Front) -> None:
+    pid = front.supervisor.status.pid
+    answers = await asyncio.gather(front.begin("accept token"), front.begin("accept token cut"))
+    assert [answer.terminals for answer in answers] == [["engine_died"]] * 2
+    await front.until_replaced(pid)
+    await front.check_clean()
+
+
+async def test_requests_that_keep_coming_do_not_keep_a_hung_engine(front: Front) -> None:
+    pid = front.supervisor.status.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    asked = []
+    while front.supervisor.status.pid == pid:
+        asked.append(front.begin("accept prefill token finish"))
+        await asyncio.sleep(0.1)
+        assert len(asked) < 200, "it is never replaced"
+    for answer in await asyncio.gather(*asked):
+        assert answer.terminals in (["engine_died"], ["engine_unavailable"])
+    await front.check_clean()
+
+
+async def test_clients_that_leave_a_stopped_engine_take_their_places_with_them() -> None:
+    """They were as many as there are places, with large bodies that it does not read."""
+    async with running_front(Limits(max_requests=6), silence_timeout_seconds=4.0) as front:
+        pid = front.supervisor.status.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        asked = [front.begin(BIG) for _ in range(6)]
+        await until(lambda: len(front.supervisor.tracked["streams"]) == 6, 20)  # type: ignore[arg-type]
+        assert (await front.ask("one too many")).status == 429
+        for task in asked:
+            task.cancel()
+        await until(lambda: not front.supervisor.tracked["streams"], 10)
+        assert await front.in_flight() == 0
+        assert front.supervisor.status.pid == pid, "it was replaced before they had left"
+        process = front.supervisor._process
+        assert process is not None
+        assert sum(1 for _ in process._outbox) <= 1, "bodies of those who left are kept"
+        while await front.is_ready():
+            await asyncio.sleep(0.05)
+        assert front.supervisor.status.pid == pid, "it was not ready before it was replaced"
+        await front.until_replaced(pid)
+        await front.check_clean()
+
+
+async def test_who_comes_when_the_engine_is_overdue_is_told_when_to_come_again() -> None:
+    async with running_front(silence_timeout_seconds=4.0) as front:
+        waiting = front.begin("accept stop")
+        while await front.is_ready():
+            await asyncio.sleep(0.05)
+        response = await front.http.get("/health/ready")
+        assert response.json()["status"] == "unresponsive"
+        assert 1 <= int(response.headers["retry-after"]) <= 10
+        refused = await front.ask("accept prefill token finish")
+        assert (refused.status, refused.terminals) == (503, ["engine_unavailable"])
+        assert (await waiting).terminals == ["engine_died"]
+        await front.check_clean()
+
+
+async def test_too_few_descriptors_for_a_new_engine(front: Front) -> None:
+    pid = front.supervisor.status.pid
+    assert pid is not None
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    restarts = front.supervisor.status.restarts
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: front.supervisor.status.restarts >= restarts + 2, 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    await front.until_replaced(pid)
+    await front.check_clean()
+
+
+# ---- nobody innocent pays --------------------------------------------------------------
+
+
+SUSPECT = " " * 20_000
+"""Long enough not to be small text."""
+
+
+async def test_two_deaths_refuse_nobody_and_a_success_clears() -> None:
+    async with running_front() as front:
+        for _ in range(2):
+            pid = front.supervisor.status.pid
+            assert (await front.ask(f"accept prefill die{SUSPECT}")).terminals == ["engine_died"]
+            await front.until_replaced(pid)
+        answer = await front.ask(f"accept prefill token finish{SUSPECT}")
+        assert (answer.status, answer.terminals) == (200, ["stop"])
+        pid = front.supervisor.status.pid
+        await front.ask(f"accept prefill die{SUSPECT}")
+        await front.until_replaced(pid)
+        assert not front.supervisor._quarantine._records[
+            next(iter(front.supervisor._quarantine._records))
+        ].crashes[1:]
+        await front.check_clean()
+
+
+async def test_what_kills_an_engine_alone_is_refused_and_nobody_else() -> None:
+    async with running_front() as front:
+        for _ in range(3):
+            pid = front.supervisor.status.pid
+            await front.ask(f"accept prefill die{SUSPECT}")
+            await front.until_replaced(pid)
+        refused = await front.ask(f"accept prefill die{SUSPECT}")
+        assert (refused.status, refused.terminals) == (413, ["request_too_costly"])
+        assert front.supervisor.status.restarts == 3
+        await front.check_clean()
+
+
+async def test_who_comes_beside_a_trial_waits_and_is_not_there_when_it_kills_the_engine() -> None:
+    async with running_front() as front:
+        for _ in range(2):
+            pid = front.supervisor.status.pid
+            await front.ask(f"accept prefill die{SUSPECT}")
+            await front.until_replaced(pid)
+        pid = front.supervisor.status.pid
+        running = front.begin("accept prefill token", stream=True)
+        await until(lambda: bool(front.supervisor._trials._answering), 10)
+        tried = front.begin(f"accept prefill die{SUSPECT}")
+        await until(lambda: front.supervisor._trials._alone is not None, 10)
+        later = front.begin("accept prefill token finish")
+        await asyncio.sleep(0.3)
+        assert not tried.done()
+        assert not later.done()
+        running.cancel()
+        assert (await tried).terminals == ["engine_died"]
+        assert (await later).terminals == ["engine_unavailable"], "it was never sent"
+        await front.until_replaced(pid)
+        await front.check_clean()
+
+
+async def test_what_makes_engines_hang_is_suspect_also_if_nobody_waits_for_it_any_more() -> None:
+    async with running_front() as front:
+        for _ in range(2):
+            pid = front.supervisor.status.pid
+            left = front.begin(f"accept prefill hang{SUSPECT}")
+            await until(lambda: bool(front.supervisor._quarantine._working), 10)
+            left.cancel()
+            await front.until_replaced(pid)
+        (record,) = front.supervisor._quarantine._records.values()
+        assert len(record.crashes) == 2
+        await front.check_clean()
+
+
+async def test_a_stopped_engine_makes_nobody_suspect() -> None:
+    async with running_front() as front:
+        for _ in range(2):
+            pid = front.supervisor.status.pid
+            await front.ask(f"accept prefill stop{SUSPECT}")
+            await front.until_replaced(pid)
+        assert not front.supervisor._quarantine._records
+        await front.check_clean()
