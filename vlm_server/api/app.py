@@ -41,7 +41,7 @@ def create_app(settings: Settings, engine: EngineClient) -> Starlette:
 
 def _routes(settings: Settings, engine: EngineClient, answered: AnsweredRequests) -> list[Route]:
     queue_slots = QueueSlots(settings.limits.max_requests)
-    chat = ChatCompletions(engine, queue_slots, settings.limits)
+    chat = ChatCompletions(engine, queue_slots, settings)
     models = Models(engine)
     health = Health(engine, queue_slots)
     metrics = Metrics(engine, queue_slots, answered)

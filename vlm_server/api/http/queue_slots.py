@@ -15,11 +15,15 @@ class QueueSlots:
         self.limit = limit
         self.taken = 0
 
+    def check(self) -> None:
+        """Raises QueueFull if all are taken now."""
+        if self.taken >= self.limit:
+            raise QueueFull(f"{self.limit} requests are in flight; try again in a moment.")
+
     @contextmanager
     def take(self) -> Iterator[None]:
         """Hold a slot for the `with` block. Raises QueueFull if all are taken."""
-        if self.taken >= self.limit:
-            raise QueueFull(f"{self.limit} requests are in flight; try again in a moment.")
+        self.check()
         self.taken += 1
         try:
             yield

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from vlm_server.api.http import access_log, body, cache_salt, sse
 from vlm_server.api.http.access_log import Entry
 from vlm_server.api.http.answer import Answer, answer, as_request_error, whole
+from vlm_server.api.http.arriving import ArrivingBodies
 from vlm_server.api.http.disconnect import until_disconnect
 from vlm_server.api.http.queue_slots import QueueSlots
 from vlm_server.api.openai import errors
@@ -21,7 +22,7 @@ from vlm_server.api.openai.intake import ChatCall, read_chat
 from vlm_server.api.openai.render import Renderer
 from vlm_server.errors import EngineUnavailable
 from vlm_server.protocol import Finished
-from vlm_server.settings import Limits
+from vlm_server.settings import Settings
 from vlm_server.supervisor.client import EngineClient
 
 _INTAKE_THREADS = 4
@@ -34,10 +35,12 @@ class ChatCompletions:
     disconnects, the work is cancelled wherever it is, and its clean-up does both.
     """
 
-    def __init__(self, engine: EngineClient, queue_slots: QueueSlots, limits: Limits) -> None:
+    def __init__(self, engine: EngineClient, queue_slots: QueueSlots, settings: Settings) -> None:
         self._engine = engine
         self._queue_slots = queue_slots
-        self._limits = limits
+        self._limits = settings.limits
+        self._arriving = ArrivingBodies(settings.limits.max_arriving_bytes)
+        self._keepalive_seconds = settings.server.stream_keepalive_seconds
         self._intake = anyio.CapacityLimiter(_INTAKE_THREADS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -45,8 +48,9 @@ class ChatCompletions:
         status = self._engine.status
         if not status.is_ready:
             raise EngineUnavailable(f"The engine is not ready: {status.state}.")
+        self._queue_slots.check()
+        data = await body.read(receive, self._limits, self._arriving)
         with self._queue_slots.take():
-            data = await body.read(receive, self._limits)
             await until_disconnect(receive, self._answer(data, scope, receive, send))
 
     async def _answer(self, data: bytearray, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,7 +65,9 @@ class ChatCompletions:
         del call  # frees the images while the engine answers
         async with aclosing(answer(events, entry)) as deltas:
             if is_stream:
-                await _stream(deltas, render, sse.EventStream(send), entry)
+                stream = sse.EventStream(send, self._keepalive_seconds)
+                async with stream.kept_alive():
+                    await _stream(deltas, render, stream, entry)
             else:
                 content = render.completion(*await whole(deltas, num_choices))
                 response = Response(content, media_type="application/json")
@@ -74,7 +80,8 @@ class ChatCompletions:
 
 
 async def _stream(deltas: Answer, render: Renderer, stream: sse.EventStream, entry: Entry) -> None:
-    """Send the answer as events. Errors are raised until the first event, sent as one after it.
+    """Send the answer as events. Errors are raised until the stream has begun, with an event or a
+    comment, and sent as an event after that.
 
     The chunk with a choice's finish reason is sent together with what comes next, the last one
     with `[DONE]`: a client that disconnects when it sees it interrupts nothing.
