@@ -38,7 +38,7 @@ class HeadReader:
 
         Empty lines before a request are skipped: some clients send one after a body.
         """
-        if not self._searched and self.buffer[:1] in (b"\r", b"\n"):
+        if not self._searched and self.buffer.startswith((b"\r", b"\n")):
             self.buffer[:] = self.buffer.lstrip(b"\r\n")
         end = _BLANK_LINE.search(self.buffer, max(0, self._searched - 2))
         size = end.end() if end else len(self.buffer)

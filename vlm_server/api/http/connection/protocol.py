@@ -91,7 +91,7 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(QueueFull("The server has too many connections; try again in a moment."))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._state.connections.discard(self)  # type: ignore[arg-type]
+        self._state.connections.discard(self)
         self._shared.table.discard(self)
         self._deadline.cancel()
         self._unread.cancel()
