@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -36,7 +35,9 @@ SETTINGS = (
     f"server.stream_keepalive_seconds={KEEPALIVE_SECONDS}",
 )
 OPTIONS = tuple(word for setting in SETTINGS for word in ("--set", setting))
-HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+HEAD = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+)
 LONG_ANSWER: dict[str, Any] = {
     "stream": True,
     "n": 4,
@@ -301,8 +302,9 @@ def test_a_client_that_leaves_is_seen_behind_its_bytes(
     daemon: Daemon, clients: contextlib.ExitStack, stream: bool, behind: bytes, leave: str
 ) -> None:
     with stopped(daemon.engine_pid()):
-        client = connect(daemon, clients, chat(stream=stream), behind)
+        client = connect(daemon, clients, chat(stream=stream))
         wait_until(lambda: in_flight(daemon) == 1, 10, daemon.log)
+        client.sendall(behind)
         if leave == "close":
             client.close()
         else:
@@ -350,11 +352,6 @@ def test_an_error_after_a_comment_is_an_event(
     with stopped(engine):
         client = connect(daemon, clients, chat(stream=True))
         until(client, b": keep-alive\n\n")
-        os.kill(engine, signal.SIGKILL)
-        assert b'"code":"engine_died"' in until(client, b"\r\n0\r\n\r\n")
-    daemon.wait_ready()
-    with stopped(daemon.engine_pid()):
-        engine = daemon.engine_pid()
         threading.Timer(KEEPALIVE_SECONDS * 3, os.kill, (engine, signal.SIGKILL)).start()
         with pytest.raises(openai.APIError, match="engine process ended"):
             list(
@@ -362,6 +359,7 @@ def test_an_error_after_a_comment_is_an_event(
                     model="default", messages=[{"role": "user", "content": "Hello"}], stream=True
                 )
             )
+        assert b'"code":"engine_died"' in until(client, b"\r\n0\r\n\r\n")
     daemon.wait_ready()
 
 
@@ -417,8 +415,9 @@ def test_absolute_uris_must_name_us(
 # ---- the end -----------------------------------------------------------------------
 
 
-def test_nobody_holds_up_the_end(tmp_path: Path) -> None:
-    with running_daemon(tmp_path, *OPTIONS) as daemon, contextlib.ExitStack() as clients:
+def test_nobody_holds_up_the_end(daemon: Daemon) -> None:
+    """The last test, since the daemon that all share ends with it."""
+    with contextlib.ExitStack() as clients:
         connect(daemon, clients)
         connect(daemon, clients, b"POST /v1/chat")
         half = [

@@ -68,9 +68,7 @@ def bind(server: Server) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # These hold for the connections: a client that has vanished is noticed.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        _set_for_connections(listener)
         listener.bind((server.host, server.port))
         listener.listen(1024)
     except OSError as error:
@@ -80,6 +78,15 @@ def bind(server: Server) -> socket.socket:
             f"can't listen on {server.host}:{server.port}: {reason}; choose with --host and --port"
         ) from None
     return listener
+
+
+def _set_for_connections(listener: socket.socket) -> None:
+    """Options that its connections inherit: who vanishes without a word is noticed in minutes."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    idle = "TCP_KEEPALIVE" if sys.platform == "darwin" else "TCP_KEEPIDLE"
+    for name, value in ((idle, 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4)):
+        listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def url_of(host: str, port: int) -> str:

@@ -278,6 +278,59 @@ async def test_an_error_after_a_comment_is_an_event() -> None:
         assert b'"code":"out_of_memory"' in await client.until(b"\r\n0\r\n\r\n")
 
 
+async def test_many_requests_in_one_piece_are_answered_in_order() -> None:
+    async with listening(ScriptedEngine()) as port, raw(port) as client:
+        live = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        missing = live.replace(b"live", b"dead")
+        client.writer.write((live + b"\r\n" + missing) * 50)
+        for _ in range(50):
+            assert await client.status() == 200
+            await client.until(b'{"status":"live"}')
+            assert await client.status() == 404
+            await client.until(b"}}")
+
+
+@pytest.mark.parametrize(
+    ("request_line", "header", "status", "stays_open"),
+    [
+        ("GET /health/live HTTP/1.1", "Connection: close", 200, False),
+        ("GET /health/live HTTP/1.0", "Connection: keep-alive", 200, False),
+        ("HEAD /health/live HTTP/1.1", "Accept: */*", 200, True),
+        ("GET /health/live HTTP/1.1", "Connection: Upgrade\r\nUpgrade: websocket", 200, True),
+        ("GET /health/live HTTP/1.1", "Content-Length: 5\r\n\r\nhello", 200, True),
+        ("CONNECT localhost:80 HTTP/1.1", "Accept: */*", 404, True),
+        ("OPTIONS * HTTP/1.1", "Accept: */*", 404, True),
+    ],
+)
+async def test_less_usual_requests(
+    request_line: str, header: str, status: int, stays_open: bool
+) -> None:
+    async with listening(ScriptedEngine()) as port, raw(port) as client:
+        tail = "" if "\r\n\r\n" in header else "\r\n\r\n"
+        client.writer.write(f"{request_line}\r\nHost: localhost\r\n{header}{tail}".encode())
+        assert await client.status() == status
+        head = await client.until(b"\r\n\r\n")
+        assert (b"connection: close" in head.lower()) != stays_open
+        if stays_open:
+            if not request_line.startswith("HEAD"):
+                await client.until(b"}" if status == 200 else b"}}")
+            client.ask()
+            await client.until(b"Hello world")
+        else:
+            assert await client.everything() == b'{"status":"live"}'
+
+
+async def test_a_connection_without_a_place_is_told_so() -> None:
+    engine = ScriptedEngine(never())
+    settings = Settings(server=Server(max_connections=1))
+    async with listening(engine, settings) as port, raw(port) as client:
+        client.ask()
+        await asyncio.wait_for(engine.waiting.wait(), 5)
+        async with raw(port) as other:
+            assert b'"code":"queue_full"' in await other.everything()
+        assert not engine.closed.is_set()
+
+
 async def test_expect_continue_is_answered_once_the_body_is_wanted() -> None:
     async with listening(ScriptedEngine(), SMALL) as port, raw(port) as client:
         body = json.dumps(chat()).encode()

@@ -54,6 +54,12 @@ class HeadReader:
         self._searched = 0
         return head
 
+    def take_body(self, num_bytes: int | None) -> bytes:
+        """So much of what came behind the head, or all of it."""
+        body = bytes(self.buffer[:num_bytes])
+        del self.buffer[:num_bytes]
+        return body
+
 
 class RequestParser:
     """A request whose head is complete. `http` is h11's state, which its response needs too."""
@@ -85,11 +91,11 @@ class RequestParser:
         """What arrived behind a complete request."""
         return self.http.trailing_data[0]
 
-    def feed(self, data: bytes | bytearray) -> None:
+    def feed(self, data: bytes) -> None:
         """Take bytes that arrived after the head."""
         if data:  # h11 takes an empty piece for the end of the connection
             self._fed_bytes += len(data)
-            self.http.receive_data(bytes(data))
+            self.http.receive_data(data)
 
     def parse(self) -> bytes:
         """The next bytes of the body, as far as one slice goes.

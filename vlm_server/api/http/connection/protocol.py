@@ -13,6 +13,7 @@ from uvicorn.server import ServerState
 
 from vlm_server.api.http.connection.deadline import Deadline
 from vlm_server.api.http.connection.exchange import Exchange
+from vlm_server.api.http.connection.outgoing import Outgoing
 from vlm_server.api.http.connection.parser import HeadReader, RequestParser
 from vlm_server.api.http.connection.refusal import refusal
 from vlm_server.api.http.connection.table import ConnectionTable, Stage
@@ -34,8 +35,7 @@ MAX_LINGER_BYTES = 64 << 20
 """And at most so much of it."""
 
 _HIGH_WATER_BYTES = 256 * 1024
-_READ_BYTES = 64 * 1024
-"""What a client must read within `limits.unread_timeout_seconds`, if so much waits for it."""
+"""Of a body, what is read ahead of the application."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,7 @@ class HttpConnection(asyncio.Protocol):
         self._head = HeadReader()
         self._exchange: Exchange | None = None
         self._deadline = Deadline(self._loop, self._on_deadline)
-        self._unread = Deadline(self._loop, self._on_unread)
-        self._written_bytes = 0
-        self._read_mark = 0
+        self._outgoing: Outgoing = None  # type: ignore[assignment]  # likewise
         self._ignored_bytes = 0
         self._is_stopping = False
         self._waits_for_turn = False
@@ -84,17 +82,19 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._outgoing = Outgoing(transport, self._limits, self._drop)
         self._state.connections.add(self)  # type: ignore[arg-type]  # it takes uvicorn's own
         if self._shared.table.add(self):
             self._enter(Stage.SILENT, self._server.header_timeout_seconds)
         else:
             self._refuse(QueueFull("The server has too many connections; try again in a moment."))
+            self._close()  # without lingering, since it has no place
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._state.connections.discard(self)
         self._shared.table.discard(self)
         self._deadline.cancel()
-        self._unread.cancel()
+        self._outgoing.close()
         self._enter(Stage.CLOSING)
         if self._exchange is not None:
             self._exchange.disconnect()
@@ -124,11 +124,10 @@ class HttpConnection(asyncio.Protocol):
         self._close()
 
     def pause_writing(self) -> None:
-        self._read_mark = self._delivered_bytes()
-        self._unread.set(self._limits.unread_timeout_seconds)
+        self._outgoing.paused()
 
     def resume_writing(self) -> None:
-        self._unread.clear()
+        self._outgoing.resumed()
 
     # ---- uvicorn and the table -----------------------------------------------------
 
@@ -172,8 +171,7 @@ class HttpConnection(asyncio.Protocol):
         self._state.tasks.add(task)
         task.add_done_callback(self._state.tasks.discard)
         self._enter(Stage.BODY)
-        parser.feed(self._head.buffer)
-        self._head.buffer.clear()
+        parser.feed(self._head.take_body(parser.remaining_bytes))
         self.parse_slice()
 
     def _wait_for_head(self) -> None:
@@ -223,13 +221,8 @@ class HttpConnection(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         """Send `data` without waiting; a client that leaves too much unread is disconnected."""
-        if self.stage is Stage.CLOSING or not data:
-            return
-        if self._transport.get_write_buffer_size() > self._limits.max_unread_bytes:
-            self._drop("left too much unread")
-            return
-        self._written_bytes += len(data)
-        self._transport.write(data)
+        if self.stage is not Stage.CLOSING:
+            self._outgoing.write(data)
 
     def want_body(self) -> None:
         if not self._waits_for_turn:
@@ -271,7 +264,10 @@ class HttpConnection(asyncio.Protocol):
             self._close()
         else:
             self._enter(Stage.CLOSING, LINGER_SECONDS)
-            self._transport.write_eof()
+            try:
+                self._transport.write_eof()
+            except OSError:  # the client has reset the connection, unseen behind a pause
+                self._transport.abort()
             self._transport.resume_reading()
 
     def _close(self) -> None:
@@ -309,14 +305,3 @@ class HttpConnection(asyncio.Protocol):
             self._close()
         else:
             self._transport.abort()
-
-    def _delivered_bytes(self) -> int:
-        return self._written_bytes - self._transport.get_write_buffer_size()
-
-    def _on_unread(self) -> None:
-        delivered = self._delivered_bytes()
-        if delivered - self._read_mark < _READ_BYTES:
-            self._drop("does not read its answer")
-        else:
-            self._read_mark = delivered
-            self._unread.set(self._limits.unread_timeout_seconds)
