@@ -10,7 +10,8 @@
         │   ├── UnsupportedField  400  unsupported_parameter
         │   ├── InvalidImage      400  invalid_image
         │   ├── InvalidVideo      400  invalid_video
-        │   └── ContextLengthExceeded  400  context_length_exceeded
+        │   ├── ContextLengthExceeded  400  context_length_exceeded
+        │   └── HeadersTooLarge   431  headers_too_large
         ├── Unauthorized          401  invalid_api_key
         ├── Forbidden             403  forbidden
         ├── NotFound              404  not_found
@@ -107,6 +108,10 @@ class InvalidVideo(InvalidRequest):
 
 class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
+
+
+class HeadersTooLarge(InvalidRequest):
+    status, code = 431, "headers_too_large"
 
 
 class Unauthorized(RequestError):

@@ -59,6 +59,30 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drain_seconds: Annotated[
         float, Meta(ge=0, description="Time for running requests to finish on shutdown.")
     ] = 20.0
+    max_connections: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Maximum open connections; past it, those without a whole request give way "
+            "to new ones. Fewer if the limit on open files is low.",
+        ),
+    ] = 1024
+    header_timeout_seconds: Annotated[
+        float,
+        Meta(gt=0, description="Time within which the headers of a request must arrive."),
+    ] = 15.0
+    idle_timeout_seconds: Annotated[
+        float,
+        Meta(gt=0, description="Time for which a connection is kept open for another request."),
+    ] = 75.0
+    stream_keepalive_seconds: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Silence in a stream after which a comment is sent, so that clients and "
+            "proxies do not give up during a long prefill.",
+        ),
+    ] = 5.0
 
     @property
     def needs_key(self) -> bool:
@@ -134,6 +158,26 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     body_timeout_seconds: Annotated[
         float, Meta(gt=0, description="Time within which a request's body must arrive.")
     ] = 60.0
+    max_arriving_bytes: Annotated[
+        int,
+        Meta(
+            ge=1024,
+            description="Maximum bytes of bodies that are still arriving, over all requests; past "
+            "it the one that has cost most, in bytes times seconds, is refused.",
+        ),
+    ] = 256 * MIB
+    max_unread_bytes: Annotated[
+        int,
+        Meta(ge=1024, description="Maximum bytes of an answer that a client leaves unread."),
+    ] = 8 * MIB
+    unread_timeout_seconds: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="A client that reads less than 64 KiB of what waits for it in this time is "
+            "disconnected.",
+        ),
+    ] = 30.0
 
 
 class Urls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -12,7 +12,6 @@ from starlette.routing import Route
 from vlm_server.api.http import access_log, errors, gate
 from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.keys import KeyRing
-from vlm_server.api.http.media_urls import MediaUrls
 from vlm_server.api.http.middleware import Errors, Gate, RequestLog
 from vlm_server.api.http.queue_slots import QueueSlots
 from vlm_server.api.openai.chat import ChatCompletions
@@ -49,8 +48,7 @@ def create_app(settings: Settings, engine: EngineClient) -> Starlette:
 def _routes(
     settings: Settings, engine: EngineClient, queue_slots: QueueSlots, answered: AnsweredRequests
 ) -> list[Route]:
-    media_urls = MediaUrls(settings.urls, settings.limits)
-    chat = ChatCompletions(engine, queue_slots, settings.limits, settings.deadlines, media_urls)
+    chat = ChatCompletions(engine, queue_slots, settings)
     models = Models(engine)
     health = Health(engine, queue_slots)
     metrics = Metrics(engine, queue_slots, answered)

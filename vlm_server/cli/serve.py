@@ -10,19 +10,18 @@ import argparse
 import asyncio
 import contextlib
 import errno
-import math
 import os
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
-
-import uvicorn
 
 from vlm_server import heap
 from vlm_server.api.app import create_app
+from vlm_server.api.http.connection.server import SLOW_READER_SECONDS, HttpServer, http_config
+from vlm_server.api.openai.errors import encode
 from vlm_server.cli import options, terminal
 from vlm_server.errors import ConfigError, NotAvailable
 from vlm_server.settings import Server, Settings
@@ -31,9 +30,8 @@ from vlm_server.supervisor.supervisor import Supervisor
 if TYPE_CHECKING:
     from vlm_server.cli.options import Commands
 
-MAX_HEADER_BYTES = 64 * 1024
-SLOW_READER_SECONDS = 5
-"""Time for clients to read the last bytes of their answers after the drain."""
+_SEND_BUFFER_BYTES = 256 * 1024
+"""Of the system, per connection. What a client leaves unread is bounded beyond it."""
 
 _PASSING = frozenset(
     {errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.ENETDOWN, errno.ENETUNREACH, socket.EAI_AGAIN}
@@ -83,6 +81,7 @@ def bind(server: Server) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _set_for_connections(listener)
         listener.bind((server.host, server.port))
         listener.listen(1024)
     except OSError as error:
@@ -93,6 +92,15 @@ def bind(server: Server) -> socket.socket:
             f"can't listen on {server.host}:{server.port}: {reason}; choose with --host and --port"
         ) from None
     return listener
+
+
+def _set_for_connections(listener: socket.socket) -> None:
+    """Options that its connections inherit: who vanishes without a word is noticed in minutes."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    idle = "TCP_KEEPALIVE" if sys.platform == "darwin" else "TCP_KEEPIDLE"
+    for name, value in ((idle, 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4)):
+        listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def url_of(host: str, port: int) -> str:
@@ -109,7 +117,7 @@ async def serve(settings: Settings, listener: socket.socket, *, stop_at_eof: boo
         stop_when_input_ends(stop.set)
     progress = terminal.ProgressLine(sys.stderr)
     supervisor = Supervisor(settings, on_progress=progress.show)
-    server = HttpServer(http_config(settings, supervisor))
+    server = HttpServer(http_config(create_app(settings, supervisor), settings, encode))
     url = url_of(settings.server.host, listener.getsockname()[1])
     print(f"Listening on {url}", flush=True)
     await supervisor.start()
@@ -121,6 +129,7 @@ async def serve(settings: Settings, listener: socket.socket, *, stop_at_eof: boo
     announcement.cancel()
     server.should_exit = True  # no new connections; running requests finish or fail below
     await supervisor.stop()
+    server.end_within(SLOW_READER_SECONDS)
     await http
     with contextlib.suppress(asyncio.CancelledError):
         await announcement
@@ -139,30 +148,6 @@ async def announce(
 
 def _has_failed(task: asyncio.Task[None]) -> bool:
     return not task.cancelled() and task.exception() is not None
-
-
-def http_config(settings: Settings, supervisor: Supervisor) -> uvicorn.Config:
-    """The HTTP server's configuration. h11 limits the size of headers, the app that of bodies."""
-    return uvicorn.Config(
-        create_app(settings, supervisor),
-        http="h11",
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        ws="none",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=math.ceil(settings.server.drain_seconds) + SLOW_READER_SECONDS,
-    )
-
-
-class HttpServer(uvicorn.Server):
-    """uvicorn's server without its signal handlers: the engine must be stopped too."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def stop_on_signals(stop: Callable[[], None]) -> None:

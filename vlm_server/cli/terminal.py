@@ -12,11 +12,14 @@ from typing import TextIO
 
 from PIL import Image, ImageDraw
 
+from vlm_server.cli.log_rate import LogRate
 from vlm_server.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 _CLEAR_LINE = "\r\x1b[K"
+_EASILY_REPEATED = ("asyncio", "uvicorn.error", "vlm_server.api.http.connection.protocol")
+"""Loggers of which any client could get any number of lines."""
 
 
 def set_up_logging(level: str) -> None:
@@ -25,6 +28,9 @@ def set_up_logging(level: str) -> None:
     line = f"{start}%(asctime)s front %(levelname)s %(message)s"
     logging.basicConfig(level=level.upper(), format=line, stream=sys.stderr)
     logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.root.level))
+    rate = LogRate()
+    for name in _EASILY_REPEATED:
+        logging.getLogger(name).addFilter(rate)
 
 
 class ProgressLine:

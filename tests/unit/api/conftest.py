@@ -9,10 +9,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import httpx
 import pytest
-import uvicorn
 
 from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server.api.app import create_app
+from vlm_server.api.http.connection.server import HttpServer, http_config
+from vlm_server.api.openai.errors import encode
 from vlm_server.settings import Settings
 
 Connect = Callable[..., httpx.AsyncClient]
@@ -47,9 +48,9 @@ def client(connect: Connect) -> httpx.AsyncClient:
 
 @asynccontextmanager
 async def listening(engine: ScriptedEngine, settings: Settings | None = None) -> AsyncIterator[int]:
-    """The application behind uvicorn; gives the port."""
-    app = create_app(settings or Settings(), engine)
-    server = uvicorn.Server(uvicorn.Config(app, http="h11", lifespan="off", log_level="error"))
+    """The application behind our HTTP server; gives the port."""
+    settings = settings or Settings()
+    server = HttpServer(http_config(create_app(settings, engine), settings, encode))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:

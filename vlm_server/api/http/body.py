@@ -7,8 +7,14 @@ import asyncio
 from starlette.datastructures import Headers
 from starlette.types import Receive
 
+from vlm_server.api.http.arriving import Arrival, ArrivingBodies
 from vlm_server.api.http.disconnect import ClientGone
-from vlm_server.errors import PayloadTooLarge, RequestTimeout, UnsupportedMediaType
+from vlm_server.errors import (
+    PayloadTooLarge,
+    QueueFull,
+    RequestTimeout,
+    UnsupportedMediaType,
+)
 from vlm_server.settings import Limits
 
 
@@ -27,28 +33,42 @@ def check_headers(headers: Headers, limits: Limits) -> None:
         raise _too_large(limits)
 
 
-async def read(receive: Receive, limits: Limits) -> bytearray:
+async def read(receive: Receive, limits: Limits, arriving: ArrivingBodies) -> bytearray:
     """The whole body, its size checked while it arrives, whatever Content-Length says.
 
-    Raises PayloadTooLarge, RequestTimeout or ClientGone.
+    Raises PayloadTooLarge, RequestTimeout, QueueFull if it had to give way to other bodies, or
+    ClientGone.
     """
+    gives_way = False
     try:
-        async with asyncio.timeout(limits.body_timeout_seconds):
-            return await _collect(receive, limits)
+        async with asyncio.timeout(limits.body_timeout_seconds) as deadline:
+            with arriving.arrival(deadline) as arrival:
+                try:
+                    return await _collect(receive, limits, arriving, arrival)
+                finally:
+                    gives_way = arrival.gives_way
     except TimeoutError:
+        if gives_way:
+            raise QueueFull(
+                "Too many large bodies are arriving, and this one has taken longest; try again."
+            ) from None
         raise RequestTimeout(
             f"The request's body did not arrive within {limits.body_timeout_seconds:g} seconds."
         ) from None
 
 
-async def _collect(receive: Receive, limits: Limits) -> bytearray:
+async def _collect(
+    receive: Receive, limits: Limits, arriving: ArrivingBodies, arrival: Arrival
+) -> bytearray:
     body = bytearray()
     more = True
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
-        body += message.get("body", b"")
+        piece = message.get("body", b"")
+        body += piece
+        arriving.add(arrival, len(piece))
         if len(body) > limits.max_body_bytes:
             raise _too_large(limits)
         more = message.get("more_body", False)

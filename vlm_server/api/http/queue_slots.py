@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from starlette.types import Message, Receive
-
 from vlm_server.api.http.fair_share import FairShare
 from vlm_server.api.http.service_rate import MIN_SECONDS, ServiceRate
 from vlm_server.errors import QueueFull
@@ -27,9 +25,10 @@ _MEMORY_FRACTION = 1 / 16
 class QueueSlots:
     """At most `limit` requests at a time, with at most `limit_bytes` of bodies that wait.
 
-    A body counts from before it is read until the device begins with its request: in the front,
-    on its way, and in the engine while its media are not prepared. Clients share both
-    (`FairShare`). Used from the event loop only, so it needs no lock.
+    A body counts from when all of it is here until the device begins with its request: in the
+    front, on its way, and in the engine while its media are not prepared. Clients share both
+    (`FairShare`); `ArrivingBodies` bounds what is not here yet. Used from the event loop only, so
+    it needs no lock.
     """
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
@@ -55,9 +54,21 @@ class QueueSlots:
     def waiting_bytes_limit(self) -> int:
         return self._bytes.limit
 
+    def check(self, client: str, headers: Mapping[str, str]) -> None:
+        """Whether there is a slot, and room for the body that `headers` declare.
+
+        Holds neither: a body may take its time. Raises QueueFull if there is none for `client`.
+        """
+        now = self._clock()
+        if not self._slots.has_room(client, 1, now):
+            raise self._full(self._slots, client)
+        more = _declared_bytes(headers) - _FREE_BYTES
+        if more > 0 and not self._bytes.has_room(client, more, now):
+            raise self._full(self._bytes, client)
+
     @contextmanager
-    def take(self, client: str, headers: Mapping[str, str]) -> Iterator[QueueSlot]:
-        """Hold a slot for the `with` block, with room for the body that `headers` declare.
+    def take(self, client: str, num_bytes: int) -> Iterator[QueueSlot]:
+        """Hold a slot for the `with` block, with room for a body of `num_bytes` that is here.
 
         Raises QueueFull if there is none left for `client`.
         """
@@ -65,7 +76,7 @@ class QueueSlots:
         if not self._slots.has_room(client, 1, now):
             raise self._full(self._slots, client)
         slot = QueueSlot(self._bytes, client, self._clock, self._full)
-        slot.reserve(_declared_bytes(headers))
+        slot.reserve(num_bytes)
         if not self.taken:
             self._rate.begin(now)
         self._slots.take(client, 1)
@@ -110,7 +121,6 @@ class QueueSlot:
         self._clock = clock
         self._full = full
         self._num_reserved = 0
-        self._num_received = 0
 
     def reserve(self, num_bytes: int) -> None:
         """Reserve room for a body of `num_bytes` in all. Raises QueueFull if there is none."""
@@ -121,17 +131,6 @@ class QueueSlot:
             raise self._full(self._share, self._client)
         self._share.take(self._client, more)
         self._num_reserved += more
-
-    def metered(self, receive: Receive) -> Receive:
-        """`receive`, with room reserved for what comes of a body that declared no length."""
-
-        async def receive_metered() -> Message:
-            message = await receive()
-            self._num_received += len(message.get("body", b""))
-            self.reserve(self._num_received)
-            return message
-
-        return receive_metered
 
     def release_body(self) -> None:
         """Nobody holds the body any more; later calls do nothing."""

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from vlm_server.api.http import access_log, body, cache_salt, client_id, sse
 from vlm_server.api.http.access_log import Entry
 from vlm_server.api.http.answer import Answer, answer, as_request_error, whole
+from vlm_server.api.http.arriving import ArrivingBodies
 from vlm_server.api.http.deadlines import RequestClock
 from vlm_server.api.http.disconnect import until_disconnect
 from vlm_server.api.http.media_urls import MediaUrls
@@ -25,7 +26,7 @@ from vlm_server.api.openai.render import Renderer
 from vlm_server.errors import EngineUnavailable
 from vlm_server.media.external import BytesNeeded
 from vlm_server.protocol import Finished
-from vlm_server.settings import Deadlines, Limits
+from vlm_server.settings import Settings
 from vlm_server.supervisor.client import EngineClient
 
 _INTAKE_THREADS = 4
@@ -38,19 +39,14 @@ class ChatCompletions:
     disconnects, the work is cancelled wherever it is, and its clean-up does both.
     """
 
-    def __init__(
-        self,
-        engine: EngineClient,
-        queue_slots: QueueSlots,
-        limits: Limits,
-        deadlines: Deadlines,
-        media_urls: MediaUrls,
-    ) -> None:
+    def __init__(self, engine: EngineClient, queue_slots: QueueSlots, settings: Settings) -> None:
         self._engine = engine
         self._queue_slots = queue_slots
-        self._limits = limits
-        self._deadlines = deadlines
-        self._media_urls = media_urls
+        self._limits = settings.limits
+        self._deadlines = settings.deadlines
+        self._keepalive_seconds = settings.server.stream_keepalive_seconds
+        self._arriving = ArrivingBodies(settings.limits.max_arriving_bytes)
+        self._media_urls = MediaUrls(settings.urls, settings.limits)
         self._intake = anyio.CapacityLimiter(_INTAKE_THREADS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,9 +56,11 @@ class ChatCompletions:
         status = self._engine.status
         if not status.is_ready:
             raise EngineUnavailable(f"The engine is not ready: {status.state}.")
-        with self._queue_slots.take(client_id.of(scope), headers) as slot:
-            async with clock.before_submit():
-                data = await body.read(slot.metered(receive), self._limits)
+        client = client_id.of(scope)
+        self._queue_slots.check(client, headers)
+        async with clock.before_submit():
+            data = await body.read(receive, self._limits, self._arriving)
+        with self._queue_slots.take(client, len(data)) as slot:
             answering = self._answer(data, clock, slot, scope, receive, send)
             await until_disconnect(receive, answering)
 
@@ -78,7 +76,7 @@ class ChatCompletions:
         entry = access_log.of(scope)
         request_id = f"chatcmpl-{entry.request_id}"
         async with clock.before_submit():
-            call = await self._read_call(data, request_id, cache_salt.of(scope))
+            call = await self._read_call(data, slot, request_id, cache_salt.of(scope))
         data.clear()  # the caller still holds it, and the answer may take minutes
         entry.images, entry.videos = len(call.submit.images), len(call.submit.videos)
         model = self._engine.status.model_name
@@ -92,24 +90,30 @@ class ChatCompletions:
         del call, submit  # frees the images while the engine answers
         async with aclosing(answer(events, entry)) as deltas:
             if is_stream:
-                await _stream(deltas, render, sse.EventStream(send), entry)
+                stream = sse.EventStream(send, self._keepalive_seconds)
+                async with stream.kept_alive():
+                    await _stream(deltas, render, stream, entry)
             else:
                 content = render.completion(*await whole(deltas, num_choices))
                 response = Response(content, media_type="application/json")
                 await response(scope, receive, send)
 
-    async def _read_call(self, data: bytearray, request_id: str, salt: str) -> ChatCall:
+    async def _read_call(
+        self, data: bytearray, slot: QueueSlot, request_id: str, salt: str
+    ) -> ChatCall:
         model = self._engine.status.model_name
         read = partial(read_chat, data, self._limits, model, request_id, salt)
         try:
             return await anyio.to_thread.run_sync(read, {}, limiter=self._intake)
         except BytesNeeded as needed:
             given = await self._media_urls.read(needed.urls)
+        slot.reserve(len(data) + sum(map(len, given.values())))
         return await anyio.to_thread.run_sync(read, given, limiter=self._intake)
 
 
 async def _stream(deltas: Answer, render: Renderer, stream: sse.EventStream, entry: Entry) -> None:
-    """Send the answer as events. Errors are raised until the first event, sent as one after it.
+    """Send the answer as events. Errors are raised until the stream has begun, with an event or a
+    comment, and sent as an event after that.
 
     The chunk with a choice's finish reason is sent together with what comes next, the last one
     with `[DONE]`: a client that disconnects when it sees it interrupts nothing.

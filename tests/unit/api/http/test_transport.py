@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -14,9 +15,9 @@ import pytest
 
 from tests.unit.api.conftest import Connect, listening
 from tests.unit.api.requests import ROUTE, chat, picture, text, user
-from tests.unit.api.scripted_engine import HELLO, ScriptedEngine, finished, never
+from tests.unit.api.scripted_engine import HELLO, ScriptedEngine, ended, failed, finished, never
 from tests.unit.api.scripted_engine import text as says
-from vlm_server.settings import Limits, Settings
+from vlm_server.settings import Limits, Server, Settings
 
 SMALL = Settings(limits=Limits(max_body_bytes=2048, body_timeout_seconds=0.3))
 
@@ -95,6 +96,14 @@ class Raw:
 
     async def until(self, end: bytes) -> bytes:
         return await asyncio.wait_for(self.reader.readuntil(end), 5)
+
+    async def everything(self) -> bytes:
+        """What arrives until the connection ends, be it by a reset."""
+        received = b""
+        with contextlib.suppress(ConnectionError):
+            while piece := await asyncio.wait_for(self.reader.read(1 << 20), 5):
+                received += piece
+        return received
 
     def reset(self) -> None:
         self.writer.transport.abort()
@@ -189,8 +198,8 @@ async def test_a_client_that_leaves_in_the_middle_of_the_answer_aborts(stream: b
 
 
 async def test_a_client_that_leaves_while_it_does_not_read_aborts() -> None:
-    """The stream is then stuck in a full socket, not in the engine."""
-    engine = ScriptedEngine(*[says("x" * 100_000)] * 1000, never())
+    """Its answer is then kept for it, and the engine goes on."""
+    engine = ScriptedEngine(*[says("x" * 100_000)] * 60, never())
     async with one_place(engine) as port, raw(port) as client:
         client.ask(stream=True)
         await client.until(b"xxx")
@@ -199,6 +208,139 @@ async def test_a_client_that_leaves_while_it_does_not_read_aborts() -> None:
         client.reset()
         await asyncio.wait_for(engine.closed.wait(), 1)
         assert len(engine.aborted) == 1
+
+
+async def test_a_client_that_leaves_too_much_unread_is_disconnected() -> None:
+    engine = ScriptedEngine(*[says("x" * 100_000)] * 1000, never())
+    async with one_place(engine) as port, raw(port) as client:
+        client.ask(stream=True)
+        await client.until(b"xxx")
+        await asyncio.wait_for(engine.closed.wait(), 5)
+        assert len(engine.aborted) == 1
+
+
+async def test_a_whole_answer_may_be_larger_than_what_a_client_may_leave() -> None:
+    engine = ScriptedEngine(*[says("x" * 1_000_000)] * 12, ended(), finished())
+    async with listening(engine) as port, httpx.AsyncClient() as client:
+        answer = await client.post(f"http://127.0.0.1:{port}{ROUTE}", json=chat())
+        assert len(answer.json()["choices"][0]["message"]["content"]) == 12_000_000
+
+
+async def test_a_client_that_does_not_read_for_long_is_disconnected() -> None:
+    """The engine is done with it, and so is its place; the connection is what it holds."""
+    engine = ScriptedEngine(*[says("x" * 100_000)] * 60, ended(), finished())
+    settings = Settings(limits=Limits(unread_timeout_seconds=0.3))
+    async with listening(engine, settings) as port, raw(port) as client:
+        client.writer.transport.pause_reading()
+        client.ask(stream=True)
+        await asyncio.wait_for(engine.closed.wait(), 5)
+        assert engine.aborted == []
+        await asyncio.sleep(1)
+        client.writer.transport.resume_reading()
+        assert b"[DONE]" not in await client.everything()
+
+
+async def test_a_client_that_reads_slowly_is_not() -> None:
+    engine = ScriptedEngine(*[says("x" * 100_000)] * 60, ended(), finished())
+    settings = Settings(limits=Limits(unread_timeout_seconds=0.3))
+    async with listening(engine, settings) as port, raw(port) as client:
+        client.ask(stream=True)
+        received = b""
+        while b"[DONE]" not in received[-100:]:
+            received += await asyncio.wait_for(client.reader.read(200_000), 5)
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("size", [1000, 100_000])
+async def test_a_refused_body_is_read_to_its_end_if_it_is_small(size: int) -> None:
+    async with listening(ScriptedEngine()) as port, raw(port) as client:
+        client.send(b"", f"Content-Length: {size}", "Origin: http://evil.example")
+        assert await client.status() == 403
+        head = await client.until(b"\r\n\r\n")
+        assert (b"connection: close" in head) == (size > 65536)
+        if size < 65536:
+            client.writer.write(b"x" * size + b"\r\n")
+            client.ask()
+            await client.until(b"Hello world")
+        else:
+            await asyncio.wait_for(client.reader.read(), 5)
+
+
+async def test_an_error_after_a_comment_is_an_event() -> None:
+    release = asyncio.Event()
+    engine = ScriptedEngine(release, failed("out_of_memory", "Memory ran out."))
+    settings = Settings(server=Server(stream_keepalive_seconds=0.1))
+    async with listening(engine, settings) as port, raw(port) as client:
+        client.ask(stream=True)
+        assert await client.status() == 200
+        await client.until(b": keep-alive\n\n")
+        release.set()
+        assert b'"code":"out_of_memory"' in await client.until(b"\r\n0\r\n\r\n")
+
+
+async def test_many_requests_in_one_piece_are_answered_in_order() -> None:
+    async with listening(ScriptedEngine()) as port, raw(port) as client:
+        live = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        missing = live.replace(b"live", b"dead")
+        client.writer.write((live + b"\r\n" + missing) * 50)
+        for _ in range(50):
+            assert await client.status() == 200
+            await client.until(b'{"status":"live"}')
+            assert await client.status() == 404
+            await client.until(b"}}")
+
+
+@pytest.mark.parametrize(
+    ("request_line", "header", "status", "stays_open"),
+    [
+        ("GET /health/live HTTP/1.1", "Connection: close", 200, False),
+        ("GET /health/live HTTP/1.0", "Connection: keep-alive", 200, False),
+        ("HEAD /health/live HTTP/1.1", "Accept: */*", 200, True),
+        ("GET /health/live HTTP/1.1", "Connection: Upgrade\r\nUpgrade: websocket", 200, True),
+        ("GET /health/live HTTP/1.1", "Content-Length: 5\r\n\r\nhello", 200, True),
+        ("CONNECT localhost:80 HTTP/1.1", "Accept: */*", 404, True),
+        ("OPTIONS * HTTP/1.1", "Accept: */*", 404, True),
+    ],
+)
+async def test_less_usual_requests(
+    request_line: str, header: str, status: int, stays_open: bool
+) -> None:
+    async with listening(ScriptedEngine()) as port, raw(port) as client:
+        tail = "" if "\r\n\r\n" in header else "\r\n\r\n"
+        client.writer.write(f"{request_line}\r\nHost: localhost\r\n{header}{tail}".encode())
+        assert await client.status() == status
+        head = await client.until(b"\r\n\r\n")
+        assert (b"connection: close" in head.lower()) != stays_open
+        if stays_open:
+            if not request_line.startswith("HEAD"):
+                await client.until(b"}" if status == 200 else b"}}")
+            client.ask()
+            await client.until(b"Hello world")
+        else:
+            assert await client.everything() == b'{"status":"live"}'
+
+
+async def test_a_connection_without_a_place_is_told_so() -> None:
+    engine = ScriptedEngine(never())
+    settings = Settings(server=Server(max_connections=1))
+    async with listening(engine, settings) as port, raw(port) as client:
+        client.ask()
+        await asyncio.wait_for(engine.waiting.wait(), 5)
+        async with raw(port) as other:
+            assert b'"code":"queue_full"' in await other.everything()
+        assert not engine.closed.is_set()
+
+
+async def test_expect_continue_is_answered_once_the_body_is_wanted() -> None:
+    async with listening(ScriptedEngine(), SMALL) as port, raw(port) as client:
+        body = json.dumps(chat()).encode()
+        client.send(b"", f"Content-Length: {len(body)}", "Expect: 100-continue")
+        assert await client.status() == 100
+        client.writer.write(body)
+        await client.until(b'"cached_tokens":3}}}')
+        client.send(b"", "Content-Length: 5000", "Expect: 100-continue")
+        assert await client.status() == 413
+        assert b"connection: close" in await client.until(b"\r\n\r\n")
 
 
 async def test_the_first_token_is_not_kept_waiting() -> None:

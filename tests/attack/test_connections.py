@@ -1,0 +1,437 @@
+"""Clients that misuse their connections, against the running daemon: the others notice nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.e2e.daemon import Daemon, running_daemon, wait_until
+
+MAX_REQUESTS = 4
+MAX_CONNECTIONS = 120
+HEADER_SECONDS = 2.0
+UNREAD_SECONDS = 2.0
+KEEPALIVE_SECONDS = 0.4
+
+SETTINGS = (
+    f"limits.max_requests={MAX_REQUESTS}",
+    f"limits.unread_timeout_seconds={UNREAD_SECONDS}",
+    "limits.max_unread_bytes=1048576",
+    f"server.max_connections={MAX_CONNECTIONS}",
+    f"server.header_timeout_seconds={HEADER_SECONDS}",
+    f"server.stream_keepalive_seconds={KEEPALIVE_SECONDS}",
+)
+OPTIONS = tuple(word for setting in SETTINGS for word in ("--set", setting))
+HEAD = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+)
+LONG_ANSWER: dict[str, Any] = {
+    "stream": True,
+    "n": 4,
+    "max_tokens": 400,
+    "ignore_eos": True,
+    "logprobs": True,
+    "top_logprobs": 20,
+}
+"""About 3 MB of events."""
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with running_daemon(tmp_path_factory.mktemp("connections"), *OPTIONS) as running:
+        yield running
+
+
+@pytest.fixture
+def clients(daemon: Daemon) -> Iterator[contextlib.ExitStack]:
+    """Closes sockets at the end; then no place may be taken."""
+    with contextlib.ExitStack() as stack:
+        yield stack
+    wait_until(lambda: in_flight(daemon) == 0, 20, daemon.log)
+    assert hello(daemon)
+
+
+def connect(daemon: Daemon, clients: contextlib.ExitStack, *sent: bytes) -> socket.socket:
+    client = clients.enter_context(socket.create_connection(("127.0.0.1", daemon.port), 20))
+    for piece in sent:
+        client.sendall(piece)
+    return client
+
+
+def chat(**fields: Any) -> bytes:
+    """A whole request."""
+    messages = [{"role": "user", "content": "Hello"}]
+    body = json.dumps({"model": "default", "messages": messages, **fields}).encode()
+    return HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+def hello(daemon: Daemon) -> bool:
+    answer = daemon.client().chat.completions.create(
+        model="default", messages=[{"role": "user", "content": "Hello"}], max_tokens=2
+    )
+    return answer.usage is not None and answer.usage.completion_tokens > 0
+
+
+def in_flight(daemon: Daemon) -> int:
+    return int(daemon.status()["requests"]["in_flight"])
+
+
+def until(client: socket.socket, end: bytes) -> bytes:
+    """What arrives up to `end`."""
+    received = b""
+    while end not in received:
+        piece = client.recv(65536)
+        assert piece, received
+        received += piece
+    return received
+
+
+def everything(client: socket.socket) -> bytes:
+    """What arrives until the connection ends, be it by a reset."""
+    received = b""
+    with contextlib.suppress(ConnectionError):
+        while piece := client.recv(65536):
+            received += piece
+    return received
+
+
+def error_of(response: bytes) -> dict[str, Any]:
+    head, _, body = response.partition(b"\r\n\r\n")
+    assert b"application/json" in head
+    error = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """The process stands still during the block."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+# ---- one client's bytes are not another's time -------------------------------------
+
+FLOOD = """
+import os, socket, sys
+os.nice(10)  # the probe's own wait for a core is not what is measured
+head, piece = (eval(word) for word in sys.argv[2:])
+while True:
+    try:
+        with socket.create_connection(("127.0.0.1", int(sys.argv[1])), 20) as client:
+            client.sendall(head)
+            while True:
+                client.sendall(piece)
+    except OSError:
+        pass
+"""
+FLOODS = {
+    "chunks of one byte": (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n" * 5000),
+    "extensions of chunks": (
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n",
+        b"1;" + b"x" * 4000 + b"\r\n \r\n",
+    ),
+    "lines of a head": (b"", b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"a:\r\n" * 15000),
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_eight_floods_do_not_keep_health_waiting(daemon: Daemon, name: str) -> None:
+    words = [str(daemon.port), *map(repr, FLOODS[name])]
+    floods = [subprocess.Popen([sys.executable, "-c", FLOOD, *words]) for _ in range(8)]
+    waits = []
+    try:
+        time.sleep(0.5)
+        ends = time.monotonic() + 3
+        while time.monotonic() < ends:
+            began = time.monotonic()
+            assert daemon.get("/health/live")[0] == 200
+            waits.append(time.monotonic() - began)
+            time.sleep(0.02)
+    finally:
+        for flood in floods:
+            flood.kill()
+            flood.wait()
+    waits.sort()
+    assert waits[len(waits) // 2] < 0.25, waits
+    assert waits[-1] < 2.5, waits
+
+
+# ---- connections -------------------------------------------------------------------
+
+
+def test_silent_connections_give_way_and_are_closed(
+    daemon: Daemon, clients: contextlib.ExitStack
+) -> None:
+    silent = [connect(daemon, clients) for _ in range(MAX_CONNECTIONS * 2)]
+    began = time.monotonic()
+    assert daemon.get("/health/live")[0] == 200
+    assert hello(daemon)
+    assert [everything(client) for client in silent] == [b""] * len(silent)
+    assert time.monotonic() - began < HEADER_SECONDS + 10
+
+
+def test_a_head_that_does_not_end_is_408(daemon: Daemon, clients: contextlib.ExitStack) -> None:
+    client = connect(daemon, clients, b"GET / HTTP/1.1\r\nHost: loc")
+    answer = everything(client)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert error_of(answer)["code"] == "request_timeout"
+
+
+def test_answers_are_never_given_up_for_new_connections(
+    daemon: Daemon, clients: contextlib.ExitStack
+) -> None:
+    with stopped(daemon.engine_pid()):
+        asked = [connect(daemon, clients, chat(max_tokens=2)) for _ in range(MAX_REQUESTS)]
+        wait_until(lambda: in_flight(daemon) == MAX_REQUESTS, 10, daemon.log)
+        for _ in range(MAX_CONNECTIONS * 2):
+            connect(daemon, clients)
+        assert daemon.get("/health/live")[0] == 200
+    for client in asked:
+        assert b'"finish_reason"' in until(client, b'"usage"')
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit of another process is set")
+def test_short_descriptors_do_not_fill_the_log(
+    daemon: Daemon, clients: contextlib.ExitStack
+) -> None:
+    before = resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE)
+    logged = daemon.log.stat().st_size
+    resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (40, before[1]))
+    try:
+        silent = [connect(daemon, clients) for _ in range(60)]
+        time.sleep(1.5)
+        for client in silent:
+            client.close()
+        wait_until(lambda: daemon.get("/health/live")[0] == 200, 10, daemon.log)
+    finally:
+        resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, before)
+    assert b"socket.accept() out of system resource" in daemon.log.read_bytes()[logged:]
+    assert daemon.log.stat().st_size - logged < 100_000
+
+
+# ---- bodies ------------------------------------------------------------------------
+
+
+def test_half_sent_bodies_hold_no_place(daemon: Daemon, clients: contextlib.ExitStack) -> None:
+    half = HEAD + b'Content-Length: 100000\r\n\r\n{"model": "default", '
+    ends = time.monotonic() + 2
+    answered = 0
+    while time.monotonic() < ends or answered < 5:
+        with contextlib.ExitStack() as renewed:
+            for _ in range(MAX_REQUESTS * 4):
+                connect(daemon, renewed, half)
+            assert in_flight(daemon) == 0
+            assert hello(daemon)
+            answered += 1
+
+
+def test_a_refused_body_is_not_swallowed(daemon: Daemon, clients: contextlib.ExitStack) -> None:
+    client = connect(daemon, clients, HEAD, b"Content-Length: 100000000000\r\n\r\n")
+    sent, piece = 0, b" " * 262144
+    with contextlib.suppress(ConnectionError):
+        while sent < 1 << 30:
+            sent += client.send(piece)
+    assert sent < 200 << 20
+
+
+def test_a_refused_body_does_not_hide_the_answer(
+    daemon: Daemon, clients: contextlib.ExitStack
+) -> None:
+    client = connect(daemon, clients, HEAD, b"Content-Length: 70000000\r\n\r\n", b" " * 30_000_000)
+    answer = everything(client)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"connection: close" in answer
+    assert error_of(answer)["code"] == "payload_too_large"
+
+
+# ---- clients that do not read, or leave --------------------------------------------
+
+
+def slow_reader(daemon: Daemon, clients: contextlib.ExitStack, request: bytes) -> socket.socket:
+    client = clients.enter_context(socket.socket())
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.settimeout(20)
+    client.connect(("127.0.0.1", daemon.port))
+    client.sendall(request)
+    return client
+
+
+def test_readers_that_stall_are_dropped(daemon: Daemon, clients: contextlib.ExitStack) -> None:
+    stalled = [
+        slow_reader(daemon, clients, chat(**LONG_ANSWER, seed=seed)) for seed in range(MAX_REQUESTS)
+    ]
+    wait_until(lambda: in_flight(daemon) == MAX_REQUESTS, 10, daemon.log)
+    wait_until(lambda: in_flight(daemon) == 0, 40, daemon.log)
+    daemon.wait_idle(20)
+    for client in stalled:
+        assert not everything(client).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+def test_a_slow_reader_gets_its_answer(daemon: Daemon, clients: contextlib.ExitStack) -> None:
+    client = slow_reader(daemon, clients, chat(**{**LONG_ANSWER, "n": 1, "max_tokens": 100}))
+    received = b""
+    while b"[DONE]" not in received:
+        piece = client.recv(8192)
+        assert piece
+        received += piece
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("behind", [b"\r\n", b"GET / HTTP/1.1\r\nHo", chat() * 3])
+@pytest.mark.parametrize("leave", ["close", "half-close"])
+def test_a_client_that_leaves_is_seen_behind_its_bytes(
+    daemon: Daemon, clients: contextlib.ExitStack, stream: bool, behind: bytes, leave: str
+) -> None:
+    with stopped(daemon.engine_pid()):
+        client = connect(daemon, clients, chat(stream=stream))
+        wait_until(lambda: in_flight(daemon) == 1, 10, daemon.log)
+        client.sendall(behind)
+        if leave == "close":
+            client.close()
+        else:
+            client.shutdown(socket.SHUT_WR)
+        wait_until(lambda: in_flight(daemon) == 0, 5, daemon.log)
+
+
+def test_too_much_behind_a_request_ends_it(daemon: Daemon, clients: contextlib.ExitStack) -> None:
+    with stopped(daemon.engine_pid()):
+        client = connect(daemon, clients, chat())
+        wait_until(lambda: in_flight(daemon) == 1, 10, daemon.log)
+        with contextlib.suppress(ConnectionError):
+            client.sendall(b" " * 1_000_000)
+        wait_until(lambda: in_flight(daemon) == 0, 5, daemon.log)
+
+
+# ---- a long wait -------------------------------------------------------------------
+
+
+def test_comments_keep_a_waiting_stream_alive(
+    daemon: Daemon, clients: contextlib.ExitStack
+) -> None:
+    with stopped(daemon.engine_pid()):
+        client = connect(daemon, clients, chat(stream=True, max_tokens=4))
+        waiting = until(client, b": keep-alive\n\n\r\n") + until(client, b": keep-alive\n\n\r\n")
+        assert waiting.startswith(b"HTTP/1.1 200 ")
+    assert b'"finish_reason"' in until(client, b"[DONE]")
+
+
+def test_the_official_client_reads_over_comments(daemon: Daemon) -> None:
+    """Its timeout is shorter than the wait for the first token."""
+    engine = daemon.engine_pid()
+    with stopped(engine):
+        threading.Timer(KEEPALIVE_SECONDS * 5, os.kill, (engine, signal.SIGCONT)).start()
+        stream = daemon.client(timeout=KEEPALIVE_SECONDS * 3).chat.completions.create(
+            model="default", messages=[{"role": "user", "content": "Hello"}], stream=True
+        )
+        assert list(stream)[-1].choices[0].finish_reason
+
+
+def test_an_error_after_a_comment_is_an_event(
+    daemon: Daemon, clients: contextlib.ExitStack
+) -> None:
+    engine = daemon.engine_pid()
+    with stopped(engine):
+        client = connect(daemon, clients, chat(stream=True))
+        until(client, b": keep-alive\n\n")
+        threading.Timer(KEEPALIVE_SECONDS * 3, os.kill, (engine, signal.SIGKILL)).start()
+        with pytest.raises(openai.APIError, match="engine process ended"):
+            list(
+                daemon.client().chat.completions.create(
+                    model="default", messages=[{"role": "user", "content": "Hello"}], stream=True
+                )
+            )
+        assert b'"code":"engine_died"' in until(client, b"\r\n0\r\n\r\n")
+    daemon.wait_ready()
+
+
+# ---- what is no request ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        (b"nonsense\r\n\r\n", 400, "invalid_value"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, "invalid_value"),
+        (b"GET / HTTP/1.1\r\n\r\n", 400, "invalid_value"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nsecret value\r\n\r\n", 400, "invalid_value"),
+        (HEAD + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n", 400, "invalid_value"),
+        (HEAD + b"Transfer-Encoding: gzip\r\n\r\n", 400, "invalid_value"),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400, "invalid_value"),
+        (HEAD + b"a: " + b"x" * 70_000 + b"\r\n\r\n", 431, "headers_too_large"),
+        (HEAD + b"a:\r\n" * 1000 + b"\r\n", 431, "headers_too_large"),
+    ],
+)
+def test_no_request_is_an_error_in_openais_shape(
+    daemon: Daemon, clients: contextlib.ExitStack, sent: bytes, status: int, code: str
+) -> None:
+    answer = everything(connect(daemon, clients, sent))
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert b"\r\nx-request-id: " in answer
+    error = error_of(answer)
+    assert error["code"] == code
+    assert "secret" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        (b"http://127.0.0.1:8000/health/live", b"localhost", 200),
+        (b"HTTP://LOCALHOST/health/live?x=1", b"localhost", 200),
+        (b"http://localhost", b"localhost", 200),
+        (b"http://evil.example/health/live", b"localhost", 403),
+        (b"http://localhost@evil.example/health/live", b"localhost", 403),
+        (b"http:///health/live", b"localhost", 403),
+        (b"ftp://localhost/health/live", b"localhost", 404),
+        (b"/health/live", b"evil.example", 403),
+    ],
+)
+def test_absolute_uris_must_name_us(
+    daemon: Daemon, clients: contextlib.ExitStack, target: bytes, host: bytes, status: int
+) -> None:
+    request = b"GET %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n" % (target, host)
+    answer = everything(connect(daemon, clients, request))
+    assert answer.startswith(b"HTTP/1.1 %d " % status), answer
+
+
+# ---- the end -----------------------------------------------------------------------
+
+
+def test_nobody_holds_up_the_end(daemon: Daemon) -> None:
+    """The last test, since the daemon that all share ends with it."""
+    with contextlib.ExitStack() as clients:
+        connect(daemon, clients)
+        connect(daemon, clients, b"POST /v1/chat")
+        half = [
+            connect(daemon, clients, HEAD, b"Content-Length: 1000\r\n\r\n{"),
+            connect(daemon, clients, HEAD, b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n"),
+        ]
+        idle = connect(daemon, clients, b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        until(idle, b"live")
+        slow_reader(daemon, clients, chat(**{**LONG_ANSWER, "max_tokens": 150}))
+        time.sleep(1)
+        began = time.monotonic()
+        daemon.process.send_signal(signal.SIGTERM)
+        for client in half:
+            assert error_of(everything(client))["code"] == "engine_unavailable"
+        assert daemon.process.wait(20) == 0
+        assert time.monotonic() - began < 15
+        assert "Traceback" not in daemon.log.read_text()

@@ -1,0 +1,87 @@
+"""Which connection gives way, deadlines, and turns."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from vlm_server.api.http.connection.deadline import Deadline
+from vlm_server.api.http.connection.table import ConnectionTable, Stage
+from vlm_server.api.http.connection.turns import Turns
+
+
+@dataclass(eq=False)
+class Connection:
+    stage: Stage
+    since: float = 0.0
+    is_gone: bool = False
+
+    def give_way(self) -> None:
+        self.is_gone = True
+
+
+def test_the_one_that_is_worth_least_gives_way() -> None:
+    order = [
+        Connection(Stage.CLOSING, 5),
+        Connection(Stage.SILENT, 1),
+        Connection(Stage.SILENT, 2),
+        Connection(Stage.IDLE, 1),
+        Connection(Stage.HEAD, 1),
+        Connection(Stage.BODY, 1),
+        Connection(Stage.BODY, 3),
+    ]
+    table = ConnectionTable(len(order))
+    assert all(table.add(one) for one in reversed(order))
+    for count in range(1, len(order) + 1):
+        assert table.add(Connection(Stage.ANSWER))
+        assert [one.is_gone for one in order] == [True] * count + [False] * (len(order) - count)
+    late = Connection(Stage.SILENT)
+    assert not table.add(late)
+    assert len(table) == len(order)
+    table.discard(late)
+    assert len(table) == len(order)
+
+
+async def test_a_deadline_may_be_moved_both_ways_and_cleared() -> None:
+    met: list[float] = []
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    deadline = Deadline(loop, lambda: met.append(loop.time() - began))
+    deadline.set(0.01)
+    deadline.set(0.1)
+    await asyncio.sleep(0.05)
+    assert met == []
+    deadline.set(10)
+    deadline.set(0.01)
+    await asyncio.sleep(0.03)
+    assert len(met) == 1
+    deadline.set(0.01)
+    deadline.clear()
+    await asyncio.sleep(0.03)
+    deadline.set(0.01)
+    deadline.cancel()
+    await asyncio.sleep(0.03)
+    assert len(met) == 1
+
+
+async def test_one_slice_in_each_turn_of_the_loop() -> None:
+    turns, parsed = Turns(), []
+
+    class Parsing:
+        def __init__(self, name: str, slices: int) -> None:
+            self.name, self.slices = name, slices
+
+        def parse_slice(self) -> None:
+            parsed.append(self.name)
+            self.slices -= 1
+            if self.slices:
+                turns.later(self)
+
+    turns.later(Parsing("a", 3))
+    turns.later(Parsing("b", 2))
+    for count in range(1, 6):
+        await asyncio.sleep(0)
+        assert len(parsed) == count
+    assert parsed == ["a", "b", "a", "b", "a"]
+    await asyncio.sleep(0.01)
+    assert len(parsed) == 5

@@ -1,0 +1,43 @@
+"""Comments while a stream is silent."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import Message
+
+from vlm_server.api.http.sse import DONE, KEEP_ALIVE, EventStream
+
+
+async def sent_by(stream_for_seconds: list[float], keepalive_seconds: float) -> list[Message]:
+    """What is sent by a stream with such pauses before its events."""
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        await asyncio.sleep(0)
+        sent.append(message)
+
+    stream = EventStream(send, keepalive_seconds)
+    async with stream.kept_alive():
+        for seconds in stream_for_seconds:
+            await asyncio.sleep(seconds)
+            await stream.write(b"data: x\n\n")
+        await stream.end(DONE)
+    await asyncio.sleep(2 * keepalive_seconds)
+    return sent
+
+
+async def test_a_stream_with_events_has_no_comments() -> None:
+    sent = await sent_by([0.0, 0.0, 0.0], 0.1)
+    assert [message.get("body") for message in sent[1:]] == [b"data: x\n\n"] * 3 + [DONE]
+
+
+async def test_silence_is_filled_and_the_status_line_sent() -> None:
+    sent = await sent_by([0.25, 0.25], 0.05)
+    assert sent[0]["type"] == "http.response.start"
+    bodies = [message["body"] for message in sent[1:]]
+    assert bodies[0] == KEEP_ALIVE
+    assert bodies.count(KEEP_ALIVE) >= 4
+    assert [body for body in bodies if body != KEEP_ALIVE] == [b"data: x\n\n"] * 2 + [DONE]
+    assert bodies[-1] == DONE
+    assert [message["more_body"] for message in sent[1:]] == [True] * (len(bodies) - 1) + [False]

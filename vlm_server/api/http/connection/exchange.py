@@ -1,0 +1,155 @@
+"""One request and its response: what ASGI calls `receive` and `send`."""
+
+from __future__ import annotations
+
+import asyncio
+import http
+import logging
+from typing import Protocol
+
+import h11
+from starlette.types import ASGIApp, Message, Scope
+
+from vlm_server.api.http.connection.parser import RequestParser
+
+logger = logging.getLogger(__name__)
+
+Headers = list[tuple[bytes, bytes]]
+
+MAX_SWALLOWED_BYTES = 64 * 1024
+"""A body that nobody reads is read to its end if no more than this is left of it. Otherwise the
+connection is closed behind the response."""
+_CLOSE = (b"connection", b"close")
+
+
+class Wire(Protocol):
+    """What an exchange needs of its connection."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def want_body(self) -> None:
+        """The application waits for more of the body."""
+        ...
+
+    def responded(self) -> None:
+        """The response is complete."""
+        ...
+
+    def fail(self) -> None:
+        """The application failed: there will be no response, or no end of it."""
+        ...
+
+
+class Exchange:
+    """Answers the request of `parser` by calling the application.
+
+    `send` never waits for the client. What the client leaves unread is the connection's to bound.
+    """
+
+    def __init__(
+        self, parser: RequestParser, scope: Scope, wire: Wire, default_headers: Headers
+    ) -> None:
+        self.parser = parser
+        self.keep_alive = True
+        self.is_gone = False
+        self.is_complete = False
+        """Whether the response is."""
+        self._scope = scope
+        self._wire = wire
+        self._default_headers = default_headers
+        self._head: bytes | None = None
+        """The response's head, kept back until its body's first bytes."""
+        self._has_begun = False
+        self._body = bytearray()
+        self._has_news = asyncio.Event()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the application has begun to respond."""
+        return self._has_begun
+
+    @property
+    def must_close(self) -> bool:
+        """Whether the connection must be closed behind the response, which is complete."""
+        return not self.keep_alive or self.parser.http.our_state is not h11.DONE
+
+    @property
+    def unread_body_bytes(self) -> int:
+        """How much of the body the application has not taken."""
+        return len(self._body)
+
+    def add_body(self, data: bytes) -> None:
+        """More of the body has arrived, or its end."""
+        if not self.is_complete:  # nobody reads it any more
+            self._body += data
+        self._has_news.set()
+
+    def disconnect(self) -> None:
+        """The client has left: the application is told, and may send what it likes."""
+        self.is_gone = True
+        self._has_news.set()
+
+    async def run(self, app: ASGIApp) -> None:
+        """Call the application. Whatever it raises has ended with the request."""
+        try:
+            await app(self._scope, self.receive, self.send)
+        except asyncio.CancelledError:
+            self._wire.fail()
+            raise
+        except Exception:
+            logger.exception("the application failed")
+        if not (self.is_complete or self.is_gone):
+            self._wire.fail()
+
+    async def receive(self) -> Message:
+        """The next bytes of the body; after its end, that the client has left."""
+        if self.parser.http.they_are_waiting_for_100_continue and not self.is_gone:
+            go_on = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
+            self._wire.write(self.parser.http.send(go_on) or b"")
+        if not (self.is_gone or self.is_complete):
+            self._wire.want_body()
+            await self._has_news.wait()
+            self._has_news.clear()
+        if self.is_gone or self.is_complete:
+            return {"type": "http.disconnect"}
+        body = bytes(self._body)
+        self._body.clear()
+        return {"type": "http.request", "body": body, "more_body": not self.parser.is_complete}
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the response; the head goes out with the body's first bytes."""
+        if self.is_gone:
+            return
+        if message["type"] == "http.response.start":
+            self._head = self._start(message["status"], list(message.get("headers", ())))
+            return
+        body, more = message.get("body", b""), message.get("more_body", False)
+        data = self._send(h11.Data(data=b"" if self._scope["method"] == "HEAD" else body))
+        if not more:
+            data += self._send(h11.EndOfMessage())
+            self.is_complete = True
+        if self._head is not None:
+            data, self._head = self._head + data, None
+        self._wire.write(data)
+        if self.is_complete:
+            self._has_news.set()
+            self._wire.responded()
+
+    def _start(self, status: int, headers: Headers) -> bytes:
+        self._has_begun = True
+        headers = self._default_headers + headers
+        if _CLOSE not in headers and not (self.keep_alive and self._may_follow()):
+            headers.append(_CLOSE)
+        reason = http.HTTPStatus(status).phrase.encode()
+        return self._send(h11.Response(status_code=status, headers=headers, reason=reason))
+
+    def _may_follow(self) -> bool:
+        """Whether another request may: not behind a body that nobody will read to its end."""
+        if self.parser.is_complete:
+            return True
+        remaining = self.parser.remaining_bytes
+        is_coming = not self.parser.http.they_are_waiting_for_100_continue
+        return is_coming and remaining is not None and remaining <= MAX_SWALLOWED_BYTES
+
+    def _send(self, event: h11.Event) -> bytes:
+        return self.parser.http.send(event) or b""

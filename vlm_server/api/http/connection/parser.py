@@ -1,0 +1,153 @@
+"""One request, from bytes: its head, then its body piece by piece. Knows h11; knows no ASGI.
+
+What a client can make h11 do at once is bounded here: the lines of a head, and the framing of a
+chunked body, which costs a hundred times more to parse than its bytes do if the chunks are tiny.
+"""
+
+from __future__ import annotations
+
+import re
+
+import h11
+
+from vlm_server.errors import HeadersTooLarge, InvalidRequest, RequestError
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_HEAD_LINES = 128
+MAX_FRAMING_BYTES = 128 * 1024
+"""Of a chunked body: sizes of chunks, their extensions and line ends. A body of 26,000 single
+bytes has as many."""
+FREE_FRAMING = 64
+"""Chunks of this many times their framing may go on for ever, that is, from about 500 bytes."""
+
+_MAX_LINE_BYTES = 16 * 1024
+_EVENTS_PER_SLICE = 64
+"""About a millisecond."""
+_BLANK_LINE = re.compile(rb"\n\r?\n")
+
+
+class HeadReader:
+    """The bytes before a request, and its head as they arrive."""
+
+    def __init__(self) -> None:
+        self.buffer = bytearray()
+        self._searched = 0
+
+    def take(self) -> bytes | None:
+        """The head, if it is complete: removed from the buffer. Raises HeadersTooLarge.
+
+        Empty lines before a request are skipped: some clients send one after a body.
+        """
+        if not self._searched and self.buffer.startswith((b"\r", b"\n")):
+            self.buffer[:] = self.buffer.lstrip(b"\r\n")
+        end = _BLANK_LINE.search(self.buffer, max(0, self._searched - 2))
+        size = end.end() if end else len(self.buffer)
+        if size > MAX_HEAD_BYTES:
+            raise HeadersTooLarge(f"The request's head is larger than {MAX_HEAD_BYTES} bytes.")
+        if self.buffer.count(b"\n", 0, size) > MAX_HEAD_LINES:
+            raise HeadersTooLarge(f"The request's head has more than {MAX_HEAD_LINES} lines.")
+        if end is None:
+            self._searched = size
+            return None
+        head = bytes(self.buffer[:size])
+        del self.buffer[:size]
+        self._searched = 0
+        return head
+
+    def take_body(self, num_bytes: int | None) -> bytes:
+        """So much of what came behind the head, or all of it."""
+        body = bytes(self.buffer[:num_bytes])
+        del self.buffer[:num_bytes]
+        return body
+
+
+class RequestParser:
+    """A request whose head is complete. `http` is h11's state, which its response needs too."""
+
+    def __init__(self, head: bytes) -> None:
+        """Raises InvalidRequest if `head` is not a valid head of a request."""
+        self.http = h11.Connection(h11.SERVER, max_incomplete_event_size=_MAX_LINE_BYTES)
+        self.is_complete = False
+        self.has_more = False
+        """Whether bytes were fed that `parse` has not come to yet."""
+        self._fed_bytes = 0
+        self._body_bytes = 0
+        self.http.receive_data(head)
+        request = self._next()
+        if not isinstance(request, h11.Request):
+            raise InvalidRequest(_NOT_HTTP)
+        self.request = request
+        self._declared_bytes = _content_length(request)
+
+    @property
+    def remaining_bytes(self) -> int | None:
+        """How much of the body has not arrived; None if the client did not say."""
+        if self._declared_bytes is None:
+            return None
+        return self._declared_bytes - self._body_bytes
+
+    @property
+    def rest(self) -> bytes:
+        """What arrived behind a complete request."""
+        return self.http.trailing_data[0]
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes that arrived after the head."""
+        if data:  # h11 takes an empty piece for the end of the connection
+            self._fed_bytes += len(data)
+            self.http.receive_data(data)
+
+    def parse(self) -> bytes:
+        """The next bytes of the body, as far as one slice goes.
+
+        Raises InvalidRequest for bytes that are no valid body, or are framing for the most part.
+        """
+        body = bytearray()
+        self.has_more = False
+        for _ in range(_EVENTS_PER_SLICE):
+            event = self._next()
+            if isinstance(event, h11.Data):
+                body += event.data
+            elif isinstance(event, h11.EndOfMessage):
+                self.is_complete = True
+                break
+            else:
+                break
+        else:
+            self.has_more = True
+        self._body_bytes += len(body)
+        if self._declared_bytes is None and not self.is_complete:
+            self._check_framing()
+        return bytes(body)
+
+    def _next(self) -> object:
+        try:
+            return self.http.next_event()
+        except h11.RemoteProtocolError as error:
+            raise _explain(error) from None
+        except ValueError:  # a Content-Length of thousands of digits
+            raise InvalidRequest(_NOT_HTTP) from None
+
+    def _check_framing(self) -> None:
+        framing = self._fed_bytes - self._body_bytes - len(self.rest)
+        if framing > MAX_FRAMING_BYTES + self._body_bytes // FREE_FRAMING:
+            raise InvalidRequest("The request's body comes in too many small chunks.")
+
+
+_NOT_HTTP = "This is not a valid HTTP/1.1 request."
+
+
+def _explain(error: h11.RemoteProtocolError) -> RequestError:
+    """h11's messages quote what the client sent."""
+    if error.error_status_hint == 431:
+        return HeadersTooLarge("A line of the request is too long.")
+    if error.error_status_hint == 501:
+        return InvalidRequest("The only Transfer-Encoding that is supported is chunked.")
+    return InvalidRequest(_NOT_HTTP)
+
+
+def _content_length(request: h11.Request) -> int | None:
+    headers = dict(request.headers)
+    if b"transfer-encoding" in headers:
+        return None
+    return int(headers.get(b"content-length", b"0"))

@@ -1,0 +1,307 @@
+"""One connection: its requests one after another, and what its client may cost meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr
+from uvicorn.server import ServerState
+
+from vlm_server.api.http.connection.deadline import Deadline
+from vlm_server.api.http.connection.exchange import Exchange
+from vlm_server.api.http.connection.outgoing import Outgoing
+from vlm_server.api.http.connection.parser import HeadReader, RequestParser
+from vlm_server.api.http.connection.refusal import refusal
+from vlm_server.api.http.connection.table import ConnectionTable, Stage
+from vlm_server.api.http.connection.target import scope_of
+from vlm_server.api.http.connection.turns import Turns
+from vlm_server.api.http.errors import EncodeError
+from vlm_server.errors import EngineUnavailable, QueueFull, RequestError, RequestTimeout
+from vlm_server.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+MAX_PIPELINED_BYTES = 64 * 1024
+"""What a client may send behind a request that is being answered. It is read, so that we see the
+client leave; a client that sends more is disconnected."""
+LINGER_SECONDS = 2.0
+"""After a refusal, what the client still sends is read and thrown away for this long: closing at
+once would reset the connection, and the client might never see the response."""
+MAX_LINGER_BYTES = 64 << 20
+"""And at most so much of it."""
+
+_HIGH_WATER_BYTES = 256 * 1024
+"""Of a body, what is read ahead of the application."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all connections of a server share."""
+
+    settings: Settings
+    encode: EncodeError
+    table: ConnectionTable
+    turns: Turns
+
+
+class HttpConnection(asyncio.Protocol):
+    """Made by uvicorn for each connection that it accepts; `shared` comes first (`partial`)."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._shared = shared
+        self._limits = self._shared.settings.limits
+        self._server = self._shared.settings.server
+        self._app = config.loaded_app
+        self._state = server_state
+        self._app_state = app_state
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport = None  # type: ignore[assignment]  # until it is made
+        self._head = HeadReader()
+        self._exchange: Exchange | None = None
+        self._deadline = Deadline(self._loop, self._on_deadline)
+        self._outgoing: Outgoing = None  # type: ignore[assignment]  # likewise
+        self._ignored_bytes = 0
+        self._is_stopping = False
+        self._waits_for_turn = False
+        self.stage = Stage.SILENT
+        self.since = self._loop.time()
+
+    # ---- asyncio -------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._outgoing = Outgoing(transport, self._limits, self._drop)
+        self._state.connections.add(self)  # type: ignore[arg-type]  # it takes uvicorn's own
+        if self._shared.table.add(self):
+            self._enter(Stage.SILENT, self._server.header_timeout_seconds)
+        else:
+            self._refuse(QueueFull("The server has too many connections; try again in a moment."))
+            self._close()  # without lingering, since it has no place
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._state.connections.discard(self)
+        self._shared.table.discard(self)
+        self._deadline.cancel()
+        self._outgoing.close()
+        self._enter(Stage.CLOSING)
+        if self._exchange is not None:
+            self._exchange.disconnect()
+
+    def data_received(self, data: bytes) -> None:
+        if self.stage is Stage.CLOSING:
+            self._ignore(len(data))
+        elif self.stage is Stage.BODY:
+            assert self._exchange is not None
+            self._exchange.parser.feed(data)
+            if not self._waits_for_turn:
+                self.parse_slice()
+        else:
+            self._head.buffer += data
+            if self.stage is not Stage.ANSWER:
+                self._begin()
+            elif len(self._head.buffer) > MAX_PIPELINED_BYTES:
+                self._drop("sent too much behind a request")
+
+    def eof_received(self) -> None:
+        """A client that closes its side has left: a closed socket looks no different.
+
+        What is answered completely is still sent.
+        """
+        if self._exchange is not None:
+            self._exchange.disconnect()
+        self._close()
+
+    def pause_writing(self) -> None:
+        self._outgoing.paused()
+
+    def resume_writing(self) -> None:
+        self._outgoing.resumed()
+
+    # ---- uvicorn and the table -----------------------------------------------------
+
+    def shutdown(self) -> None:
+        """The server stops: whole requests are answered, nothing else holds it up."""
+        self._is_stopping = True
+        if self.stage is Stage.BODY:
+            self._refuse(EngineUnavailable("The server is stopping."))
+        elif self.stage is Stage.ANSWER:
+            assert self._exchange is not None
+            self._exchange.keep_alive = False
+        elif self.stage is not Stage.CLOSING:
+            self._close()
+
+    def give_way(self) -> None:
+        """Close at once, for another connection (`ConnectionTable`)."""
+        self._drop("gave way to another connection")
+
+    # ---- requests ------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Start on a request if its head is complete."""
+        try:
+            head = self._head.take()
+            if head is None:
+                self._wait_for_head()
+                return
+            parser = RequestParser(head)
+        except RequestError as error:
+            self._refuse(error)
+            return
+        peers = {
+            "server": get_local_addr(self._transport),
+            "client": get_remote_addr(self._transport),
+            "state": self._app_state.copy(),
+        }
+        scope = scope_of(parser.request, peers)
+        exchange = self._exchange = Exchange(parser, scope, self, self._state.default_headers)
+        exchange.keep_alive = not self._is_stopping
+        task = self._loop.create_task(exchange.run(self._app))
+        self._state.tasks.add(task)
+        task.add_done_callback(self._state.tasks.discard)
+        self._enter(Stage.BODY)
+        parser.feed(self._head.take_body(parser.remaining_bytes))
+        self.parse_slice()
+
+    def _wait_for_head(self) -> None:
+        if self._head.buffer and self.stage is not Stage.HEAD:
+            self._enter(Stage.HEAD, self._server.header_timeout_seconds)
+
+    def parse_slice(self) -> None:
+        """Parse the body as far as one slice goes; the rest in a later turn of the loop."""
+        self._waits_for_turn = False
+        exchange = self._exchange
+        if exchange is None or self.stage is not Stage.BODY:
+            return
+        parser = exchange.parser
+        try:
+            exchange.add_body(parser.parse())
+        except RequestError as error:
+            self._refuse(error)
+            return
+        if parser.is_complete:
+            self._head.buffer += parser.rest
+            self._end_of_request()
+        elif parser.has_more:
+            self._waits_for_turn = True
+            self._transport.pause_reading()
+            self._shared.turns.later(self)
+        elif exchange.unread_body_bytes > _HIGH_WATER_BYTES:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def _end_of_request(self) -> None:
+        assert self._exchange is not None
+        self._transport.resume_reading()
+        if self._exchange.is_complete:  # this was the rest of a body that nobody read
+            self._next()
+        else:
+            self._enter(Stage.ANSWER)
+
+    def _next(self) -> None:
+        """The exchange is over: wait for another request, or take the one that waits."""
+        self._exchange = None
+        self._enter(Stage.IDLE, self._server.idle_timeout_seconds)
+        if self._head.buffer:
+            self._begin()
+
+    # ---- what an exchange asks for -------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        """Send `data` without waiting; a client that leaves too much unread is disconnected."""
+        if self.stage is not Stage.CLOSING:
+            self._outgoing.write(data)
+
+    def want_body(self) -> None:
+        if not self._waits_for_turn:
+            self._transport.resume_reading()
+
+    def responded(self) -> None:
+        exchange = self._exchange
+        assert exchange is not None
+        self._state.total_requests += 1
+        if self.stage is Stage.CLOSING:
+            return
+        if exchange.must_close:
+            self._close_after(is_all_here=exchange.parser.is_complete)
+        elif exchange.parser.is_complete:
+            self._next()
+        else:
+            self._deadline.set(LINGER_SECONDS)  # a little is left of a body that nobody read
+            self.want_body()
+
+    def fail(self) -> None:
+        """Disconnect at once."""
+        self._transport.abort()
+
+    # ---- ends ----------------------------------------------------------------------
+
+    def _refuse(self, error: RequestError) -> None:
+        """Respond with `error` in place of the application, then close."""
+        logger.info("refused a connection's bytes: status=%d error=%s", error.status, error.code)
+        exchange = self._exchange
+        if exchange is not None:
+            exchange.disconnect()
+        if exchange is None or not exchange.has_begun:
+            self.write(refusal(error, self._shared.encode, self._state.default_headers))
+        self._close_after(is_all_here=False)
+
+    def _close_after(self, *, is_all_here: bool) -> None:
+        """Close once everything is sent; linger if the client may be sending yet."""
+        if is_all_here:
+            self._close()
+        else:
+            self._enter(Stage.CLOSING, LINGER_SECONDS)
+            try:
+                self._transport.write_eof()
+            except OSError:  # the client has reset the connection, unseen behind a pause
+                self._transport.abort()
+            self._transport.resume_reading()
+
+    def _close(self) -> None:
+        """Close once everything is sent, or when the client has read too little for too long."""
+        self._enter(Stage.CLOSING, self._limits.unread_timeout_seconds)
+        self._transport.close()
+
+    def _ignore(self, size: int) -> None:
+        self._ignored_bytes += size
+        if self._ignored_bytes > MAX_LINGER_BYTES:
+            self._transport.abort()
+
+    def _drop(self, reason: str) -> None:
+        logger.info("disconnected a client that %s", reason)
+        self._enter(Stage.CLOSING)
+        self._transport.abort()
+        if self._exchange is not None:
+            self._exchange.disconnect()
+
+    def _enter(self, stage: Stage, seconds: float | None = None) -> None:
+        """Change the stage, which must be over within `seconds`."""
+        self.stage = stage
+        self.since = self._loop.time()
+        if seconds is None:
+            self._deadline.clear()
+        else:
+            self._deadline.set(seconds)
+
+    def _on_deadline(self) -> None:
+        if self.stage is Stage.HEAD:
+            seconds = self._server.header_timeout_seconds
+            text = f"The request's headers did not arrive within {seconds:g} seconds."
+            self._refuse(RequestTimeout(text))
+        elif self.stage in (Stage.SILENT, Stage.IDLE):
+            self._close()
+        else:
+            self._transport.abort()

@@ -1,0 +1,66 @@
+"""All open connections, and which of them gives way when there are too many."""
+
+from __future__ import annotations
+
+import enum
+from typing import Protocol
+
+
+class Stage(enum.IntEnum):
+    """What a connection is doing, in the order in which connections give way to a new one."""
+
+    CLOSING = 0
+    """Its last answer is complete; what the client has not read is sent, what it sends ignored."""
+    SILENT = 1
+    """Nothing has arrived yet."""
+    IDLE = 2
+    """Its requests are answered, and no other has begun."""
+    HEAD = 3
+    """The head of a request is arriving."""
+    BODY = 4
+    """The body of a request is arriving."""
+    ANSWER = 5
+    """A whole request is being answered: never gives way."""
+
+
+class Tabled(Protocol):
+    """A connection. `since` is when its stage began, by the event loop's clock."""
+
+    stage: Stage
+    since: float
+
+    def give_way(self) -> None:
+        """Close at once."""
+        ...
+
+
+class ConnectionTable:
+    """At most `limit` connections. A new one takes the place of the one that is worth least:
+    the first by stage, then the one that has been in it longest.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._open: set[Tabled] = set()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, connection: Tabled) -> bool:
+        """Whether there is a place for `connection`, be it another's."""
+        if len(self._open) >= self.limit:
+            victim = min(self._open, key=_worth)
+            if victim.stage is Stage.ANSWER:
+                return False
+            self._open.discard(victim)
+            victim.give_way()
+        self._open.add(connection)
+        return True
+
+    def discard(self, connection: Tabled) -> None:
+        """Forget a connection that is closed."""
+        self._open.discard(connection)
+
+
+def _worth(connection: Tabled) -> tuple[Stage, float]:
+    return connection.stage, connection.since
