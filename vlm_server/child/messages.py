@@ -5,13 +5,16 @@ from __future__ import annotations
 import struct
 from typing import BinaryIO
 
+Data = bytes | bytearray | memoryview
+
 _HEADER = struct.Struct(">Q?")
 
 
-def write(pipe: BinaryIO, body: bytes | bytearray | memoryview, *, flag: bool = False) -> None:
-    """Write one message. Raises OSError if nobody reads it."""
-    pipe.write(_HEADER.pack(len(body), flag))
-    pipe.write(body)
+def write(pipe: BinaryIO, *parts: Data, flag: bool = False) -> None:
+    """Write `parts` as one message. Raises OSError if nobody reads it."""
+    pipe.write(_HEADER.pack(sum(map(len, parts)), flag))
+    for part in parts:
+        pipe.write(part)
     pipe.flush()
 
 

@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from vlm_server.child import launch, messages
@@ -59,18 +60,19 @@ class ChildPool:
                 self._idle.append((time.monotonic(), _Child(self._command)))
 
     def run(
-        self, job: bytes | bytearray | memoryview, seconds: float, cancellation: Cancellation
+        self, job: messages.Data | Sequence[messages.Data], seconds: float, cancellation: Cancellation
     ) -> bytearray:
-        """The answer to `job`. `seconds` count from when a process has it.
+        """The answer to `job`, whose parts, if it comes in several, arrive as one.
 
-        Raises ChildFailed, ChildTimeout or ChildCancelled.
+        `seconds` count from when a process has it. Raises ChildFailed, ChildTimeout or ChildCancelled.
         """
+        parts = (job,) if isinstance(job, messages.Data) else job
         self._wait_for_turn(cancellation)
         kept: _Child | None = None
         try:
             child = self._take()
             kept = child
-            answer, is_retiring = child.ask(job, seconds, cancellation)
+            answer, is_retiring = child.ask(parts, seconds, cancellation)
             if is_retiring:
                 kept = None
                 child.end()
@@ -171,7 +173,7 @@ class _Child:
         return self._process.poll() is None
 
     def ask(
-        self, job: bytes | bytearray | memoryview, seconds: float, cancellation: Cancellation
+        self, parts: Sequence[messages.Data], seconds: float, cancellation: Cancellation
     ) -> tuple[bytearray, bool]:
         """Its answer, and whether the process ends after it."""
         is_late = threading.Event()
@@ -187,7 +189,7 @@ class _Child:
         stdin: Any = self._process.stdin
         stdout: Any = self._process.stdout
         try:
-            messages.write(stdin, job)
+            messages.write(stdin, *parts)
             answer, is_retiring = messages.read(stdout)
         except (OSError, EOFError):
             if cancellation.is_cancelled:

@@ -73,6 +73,18 @@ def test_a_process_that_held_much_memory_is_replaced(pool: ChildPool):
     assert ask(pool, "pid -") != first
 
 
+def test_a_process_is_not_replaced_for_what_its_parent_holds(pool: ChildPool):
+    held = bytearray(b"x" * (300 << 20))
+    first = ask(pool, "pid -")
+    assert ask(pool, "pid -") == first
+    del held
+
+
+def test_parts_of_a_job_arrive_as_one(pool: ChildPool):
+    parts = (b"echo ", bytearray(b"a"), memoryview(b"b"))
+    assert pool.run(parts, 5, Cancellation()) == b"ab"
+
+
 def test_cancelling_kills_the_process_and_frees_its_place(pool: ChildPool):
     outcomes: list[type[Exception]] = []
     cancellations = [Cancellation() for _ in range(3)]
