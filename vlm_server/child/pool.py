@@ -60,7 +60,10 @@ class ChildPool:
                 self._idle.append((time.monotonic(), _Child(self._command)))
 
     def run(
-        self, job: messages.Data | Sequence[messages.Data], seconds: float, cancellation: Cancellation
+        self,
+        job: messages.Data | Sequence[messages.Data],
+        seconds: float,
+        cancellation: Cancellation,
     ) -> bytearray:
         """The answer to `job`, whose parts, if it comes in several, arrive as one.
 
