@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import BinaryIO
-
-Data = bytes | bytearray | memoryview
 
 _HEADER = struct.Struct(">Q?")
 
 
-def write(pipe: BinaryIO, *parts: Data, flag: bool = False) -> None:
-    """Write `parts` as one message. Raises OSError if nobody reads it."""
-    pipe.write(_HEADER.pack(sum(map(len, parts)), flag))
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A message of `size` bytes that is made while it is sent."""
+
+    size: int
+    parts: Iterable[bytes | bytearray]
+
+
+Body = bytes | bytearray | memoryview | Parts
+
+
+def write(pipe: BinaryIO, body: Body, *, flag: bool = False) -> None:
+    """Write one message. Raises OSError if nobody reads it."""
+    size, parts = (body.size, body.parts) if isinstance(body, Parts) else (len(body), [body])
+    pipe.write(_HEADER.pack(size, flag))
     for part in parts:
         pipe.write(part)
     pipe.flush()

@@ -11,7 +11,6 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
 from vlm_server.child import launch, messages
@@ -59,23 +58,17 @@ class ChildPool:
             if not self._idle and not self._num_busy:
                 self._idle.append((time.monotonic(), _Child(self._command)))
 
-    def run(
-        self,
-        job: messages.Data | Sequence[messages.Data],
-        seconds: float,
-        cancellation: Cancellation,
-    ) -> bytearray:
-        """The answer to `job`, whose parts, if it comes in several, arrive as one.
+    def run(self, job: messages.Body, seconds: float, cancellation: Cancellation) -> bytearray:
+        """The answer to `job`. `seconds` count from when a process has it.
 
-        `seconds` count from when a process has it. Raises ChildFailed, ChildTimeout or ChildCancelled.
+        Raises ChildFailed, ChildTimeout or ChildCancelled.
         """
-        parts = (job,) if isinstance(job, messages.Data) else job
         self._wait_for_turn(cancellation)
         kept: _Child | None = None
         try:
             child = self._take()
             kept = child
-            answer, is_retiring = child.ask(parts, seconds, cancellation)
+            answer, is_retiring = child.ask(job, seconds, cancellation)
             if is_retiring:
                 kept = None
                 child.end()
@@ -176,7 +169,7 @@ class _Child:
         return self._process.poll() is None
 
     def ask(
-        self, parts: Sequence[messages.Data], seconds: float, cancellation: Cancellation
+        self, job: messages.Body, seconds: float, cancellation: Cancellation
     ) -> tuple[bytearray, bool]:
         """Its answer, and whether the process ends after it."""
         is_late = threading.Event()
@@ -192,7 +185,7 @@ class _Child:
         stdin: Any = self._process.stdin
         stdout: Any = self._process.stdout
         try:
-            messages.write(stdin, *parts)
+            messages.write(stdin, job)
             answer, is_retiring = messages.read(stdout)
         except (OSError, EOFError):
             if cancellation.is_cancelled:

@@ -28,7 +28,7 @@ class Limits:
     retire_bytes: int
 
 
-def serve(answer: Callable[[bytearray], bytes | bytearray | memoryview], limits: Limits) -> None:
+def serve(answer: Callable[[bytearray], messages.Body], limits: Limits) -> None:
     """Answer jobs with `answer`, which must not raise, until nobody sends any more."""
     jobs = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")

@@ -12,6 +12,7 @@ import pytest
 
 from vlm_server.child import launch
 from vlm_server.child.cancellation import Cancellation
+from vlm_server.child.messages import Parts
 from vlm_server.child.pool import ChildCancelled, ChildFailed, ChildPool, ChildTimeout
 
 MODULE = "tests.unit.child.echo"
@@ -81,8 +82,8 @@ def test_a_process_is_not_replaced_for_what_its_parent_holds(pool: ChildPool):
 
 
 def test_parts_of_a_job_arrive_as_one(pool: ChildPool):
-    parts = (b"echo ", bytearray(b"a"), memoryview(b"b"))
-    assert pool.run(parts, 5, Cancellation()) == b"ab"
+    job = Parts(7, [b"echo ", bytearray(b"a"), b"b"])
+    assert pool.run(job, 5, Cancellation()) == b"ab"
 
 
 def test_cancelling_kills_the_process_and_frees_its_place(pool: ChildPool):
