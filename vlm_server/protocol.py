@@ -118,6 +118,17 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
         return not all(isinstance(part, TextPart) for part in parts)
 
 
+class EncodedSubmit(msgspec.Struct, frozen=True, tag="submit"):
+    """A `Submit` whose large parts are encoded already: for who passes it on and reads no more."""
+
+    request_id: str
+    messages: msgspec.Raw
+    images: msgspec.Raw
+    sampling: msgspec.Raw
+    videos: msgspec.Raw
+    cache_salt: str = ""
+
+
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
     request_id: str
 
@@ -303,10 +314,16 @@ Event = Loading | Ready | Unloadable | Accepted | Working | Tokens | Finished | 
 
 _encoder = msgspec.msgpack.Encoder()
 _command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+_submit_decoder = msgspec.msgpack.Decoder(EncodedSubmit)
 _event_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 
 
-def encode_message(message: Command | Event) -> bytes:
+def encode_submit(submit: Submit) -> EncodedSubmit:
+    """`submit` with its large parts encoded."""
+    return _submit_decoder.decode(_encoder.encode(submit))
+
+
+def encode_message(message: Command | EncodedSubmit | Event) -> bytes:
     """`message` with its header."""
     body = _encoder.encode(message)
     return MESSAGE_HEADER.pack(len(body)) + body

@@ -101,6 +101,22 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     body_timeout_seconds: Annotated[
         float, Meta(gt=0, description="Time within which a request's body must arrive.")
     ] = 60.0
+    intake_processes: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Maximum processes that read bodies with media, and large ones. One is "
+            "kept for bodies under 16 MiB, if there are several.",
+        ),
+    ] = 2
+    intake_timeout_seconds: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Time limit for reading one body: its JSON, and its media's base64 and "
+            "headers.",
+        ),
+    ] = 10.0
 
 
 class Video(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from vlm_server.api.http import access_log, errors
 from vlm_server.api.http.access_log import AnsweredRequests
+from vlm_server.api.http.intake import Intake, start_pool
 from vlm_server.api.http.middleware import Errors, Gate, RequestLog
 from vlm_server.api.http.queue_slots import QueueSlots
 from vlm_server.api.openai.chat import ChatCompletions
@@ -18,16 +19,23 @@ from vlm_server.api.openai.errors import encode
 from vlm_server.api.operations.health import Health
 from vlm_server.api.operations.metrics import Metrics
 from vlm_server.api.operations.models import Models
+from vlm_server.child.pool import ChildPool
 from vlm_server.errors import MethodNotAllowed, NotFound, RequestError
 from vlm_server.settings import Settings
 from vlm_server.supervisor.client import EngineClient
 
 
-def create_app(settings: Settings, engine: EngineClient) -> Starlette:
-    """The ASGI application that serves `engine` as `settings` say."""
+def create_app(
+    settings: Settings, engine: EngineClient, intake_pool: ChildPool | None = None
+) -> Starlette:
+    """The ASGI application that serves `engine` as `settings` say.
+
+    `intake_pool` is for who warms it up and closes it, or shares it between applications.
+    """
+    intake = Intake(intake_pool or start_pool(settings.limits), settings.limits)
     answered = AnsweredRequests()
     app = Starlette(
-        routes=_routes(settings, engine, answered),
+        routes=_routes(settings, engine, intake, answered),
         middleware=[
             Middleware(RequestLog, answered=answered),
             Middleware(Errors, engine=engine, encode=encode),
@@ -39,9 +47,11 @@ def create_app(settings: Settings, engine: EngineClient) -> Starlette:
     return app
 
 
-def _routes(settings: Settings, engine: EngineClient, answered: AnsweredRequests) -> list[Route]:
+def _routes(
+    settings: Settings, engine: EngineClient, intake: Intake, answered: AnsweredRequests
+) -> list[Route]:
     queue_slots = QueueSlots(settings.limits.max_requests)
-    chat = ChatCompletions(engine, queue_slots, settings.limits)
+    chat = ChatCompletions(engine, queue_slots, settings.limits, intake)
     models = Models(engine)
     health = Health(engine, queue_slots)
     metrics = Metrics(engine, queue_slots, answered)

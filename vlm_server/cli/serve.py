@@ -22,6 +22,8 @@ import uvicorn
 
 from vlm_server import heap
 from vlm_server.api.app import create_app
+from vlm_server.api.http import intake
+from vlm_server.child.pool import ChildPool
 from vlm_server.cli import options, terminal
 from vlm_server.errors import ConfigError
 from vlm_server.settings import Server, Settings
@@ -95,7 +97,9 @@ async def serve(settings: Settings, listener: socket.socket, *, stop_at_eof: boo
         stop_when_input_ends(stop.set)
     progress = terminal.ProgressLine(sys.stderr)
     supervisor = Supervisor(settings, on_progress=progress.show)
-    server = HttpServer(http_config(settings, supervisor))
+    intake_pool = intake.start_pool(settings.limits)
+    await asyncio.to_thread(intake_pool.warm_up)
+    server = HttpServer(http_config(settings, supervisor, intake_pool))
     url = url_of(settings.server.host, listener.getsockname()[1])
     print(f"Listening on {url}", flush=True)
     await supervisor.start()
@@ -108,6 +112,7 @@ async def serve(settings: Settings, listener: socket.socket, *, stop_at_eof: boo
     server.should_exit = True  # no new connections; running requests finish or fail below
     await supervisor.stop()
     await http
+    intake_pool.close()
     with contextlib.suppress(asyncio.CancelledError):
         await announcement
 
@@ -127,10 +132,12 @@ def _has_failed(task: asyncio.Task[None]) -> bool:
     return not task.cancelled() and task.exception() is not None
 
 
-def http_config(settings: Settings, supervisor: Supervisor) -> uvicorn.Config:
+def http_config(
+    settings: Settings, supervisor: Supervisor, intake_pool: ChildPool
+) -> uvicorn.Config:
     """The HTTP server's configuration. h11 limits the size of headers, the app that of bodies."""
     return uvicorn.Config(
-        create_app(settings, supervisor),
+        create_app(settings, supervisor, intake_pool),
         http="h11",
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         ws="none",

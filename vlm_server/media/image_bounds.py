@@ -82,7 +82,7 @@ def _check_png_extra(name: bytes, content: memoryview, counts: Counter[str]) -> 
         _count(counts, "compressed chunks", MAX_INFLATED_CHUNKS)
     if name == b"eXIf":
         _check_exif(content)
-    elif name in (b"tEXt", b"zTXt") and content[: len(_RAW_PROFILE)] == _RAW_PROFILE:
+    elif name in (b"tEXt", b"zTXt") and bytes(content[: len(_RAW_PROFILE)]) == _RAW_PROFILE:
         _check_raw_profile(content[len(_RAW_PROFILE) :], is_deflated=name == b"zTXt")
 
 
@@ -117,7 +117,7 @@ def _check_jpeg(data: bytes) -> None:
             continue
         length = int.from_bytes(data[position : position + 2])
         content = memoryview(data)[position + 2 : position + length]
-        if marker == _APP13 or (marker == _APP1 and content[:6] == b"Exif\0\0"):
+        if marker == _APP13 or (marker == _APP1 and bytes(content[:6]) == b"Exif\0\0"):
             _count(counts, "EXIF or Photoshop segments", MAX_LISTED_SEGMENTS)
             _check_exif(content)
         position += max(length, 2)

@@ -6,9 +6,34 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
-from vlm_server.protocol import Accepted, Failed, Finished, Stats, Submit, Tokens
+import msgspec
+
+from vlm_server.protocol import (
+    Accepted,
+    EncodedSubmit,
+    Failed,
+    Finished,
+    Stats,
+    Submit,
+    Tokens,
+    encode_submit,
+)
+from vlm_server.supervisor.quarantine import Shape, shape_of
 
 RequestEvent = Accepted | Tokens | Finished | Failed
+
+
+class EngineRequest(msgspec.Struct, frozen=True):
+    """A request for the engine as the front has it: nothing in it has to be decoded again."""
+
+    submit: EncodedSubmit
+    shape: Shape | None
+    """What the quarantine knows it by."""
+
+
+def engine_request(submit: Submit) -> EngineRequest:
+    """`submit`, encoded."""
+    return EngineRequest(encode_submit(submit), shape_of(submit))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +65,7 @@ class EngineClient(Protocol):
     @property
     def status(self) -> EngineStatus: ...
 
-    def stream(self, submit: Submit) -> AsyncGenerator[RequestEvent, None]:
+    def stream(self, request: EngineRequest) -> AsyncGenerator[RequestEvent, None]:
         """All events of one request in order; the last one is `Finished` or `Failed`.
 
         Each `Tokens` event holds one delta, of this request. Closing the iterator early

@@ -13,6 +13,7 @@ from vlm_server.protocol import (
     MAX_MESSAGE_BYTES,
     MESSAGE_HEADER,
     Command,
+    EncodedSubmit,
     Event,
     decode_event,
     encode_message,
@@ -58,7 +59,7 @@ class EngineProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    async def send(self, command: Command) -> None:
+    async def send(self, command: Command | EncodedSubmit) -> None:
         """Send a command. Does nothing if the engine is dead: `events` ends then."""
         try:
             self._writer.write(encode_message(command))

@@ -106,9 +106,8 @@ class Quarantine:
     def num_tracked(self) -> int:
         return len(self._shapes)
 
-    def admit(self, submit: Submit) -> None:
+    def admit(self, request_id: str, shape: Shape | None) -> None:
         """Admit a request. Raises RequestTooCostly for a shape in quarantine."""
-        shape = shape_of(submit)
         if shape is None:
             return
         seconds = self._seconds_left(shape)
@@ -119,7 +118,7 @@ class Quarantine:
                 f"Reduce it ({shape.advice}), or try again in {math.ceil(seconds)} seconds.",
                 retry_after_seconds=seconds,
             )
-        self._shapes[submit.request_id] = shape
+        self._shapes[request_id] = shape
 
     def working(self, request_ids: Iterable[str]) -> None:
         """The device works on these requests now, and on no others."""

@@ -31,13 +31,12 @@ from vlm_server.protocol import (
     Ready,
     Start,
     Stats,
-    Submit,
     Tokens,
     Unloadable,
     Working,
 )
 from vlm_server.settings import Settings
-from vlm_server.supervisor.client import EngineStatus, RequestEvent
+from vlm_server.supervisor.client import EngineRequest, EngineStatus, RequestEvent
 from vlm_server.supervisor.openblas import find_preload
 from vlm_server.supervisor.process import EngineProcess
 from vlm_server.supervisor.quarantine import Quarantine
@@ -119,20 +118,20 @@ class Supervisor:
                 await self._task
         self._set(state="stopped", pid=None)
 
-    async def stream(self, submit: Submit) -> AsyncGenerator[RequestEvent, None]:
+    async def stream(self, request: EngineRequest) -> AsyncGenerator[RequestEvent, None]:
         """See `EngineClient.stream`."""
         process = self._process
         if process is None or not self._status.is_ready:
             raise EngineUnavailable(f"The engine is not ready: {self._status.state}.")
-        self._quarantine.admit(submit)
-        request_id = submit.request_id
+        request_id = request.submit.request_id
+        self._quarantine.admit(request_id, request.shape)
         queue: asyncio.Queue[RequestEvent] = asyncio.Queue()
         self._streams[request_id] = queue
         self._asked_at = time.monotonic()
         event: RequestEvent | None = None
         try:
-            await process.send(submit)
-            del submit  # its images are not needed here while it is answered
+            await process.send(request.submit)
+            del request  # its images are not needed here while it is answered
             while not isinstance(event, Finished | Failed):
                 event = await queue.get()
                 yield event

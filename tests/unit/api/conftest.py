@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import cache
 
 import httpx
 import pytest
@@ -13,9 +15,19 @@ import uvicorn
 
 from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server.api.app import create_app
-from vlm_server.settings import Settings
+from vlm_server.api.http.intake import start_pool
+from vlm_server.child.pool import ChildPool
+from vlm_server.settings import Limits, Settings
 
 Connect = Callable[..., httpx.AsyncClient]
+
+
+@cache
+def intake_pool() -> ChildPool:
+    """One for all tests: starting a process takes a moment."""
+    pool = start_pool(Limits())
+    atexit.register(pool.close)
+    return pool
 
 
 @pytest.fixture
@@ -29,7 +41,7 @@ async def connect(engine: ScriptedEngine) -> AsyncIterator[Connect]:
     async with AsyncExitStack() as stack:
 
         def make(settings: Settings | None = None) -> httpx.AsyncClient:
-            app = create_app(settings or Settings(), engine)
+            app = create_app(settings or Settings(), engine, intake_pool())
             client = httpx.AsyncClient(
                 transport=httpx.ASGITransport(app, raise_app_exceptions=False),
                 base_url="http://127.0.0.1:8000",
@@ -48,7 +60,7 @@ def client(connect: Connect) -> httpx.AsyncClient:
 @asynccontextmanager
 async def listening(engine: ScriptedEngine, settings: Settings | None = None) -> AsyncIterator[int]:
     """The application behind uvicorn; gives the port."""
-    app = create_app(settings or Settings(), engine)
+    app = create_app(settings or Settings(), engine, intake_pool())
     server = uvicorn.Server(uvicorn.Config(app, http="h11", lifespan="off", log_level="error"))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         task = asyncio.create_task(server.serve(sockets=[listener]))

@@ -40,6 +40,10 @@ def quarantine(clock: Clock) -> Quarantine:
     return Quarantine(SECONDS, clock)
 
 
+def admit(quarantine: Quarantine, submit: Submit) -> None:
+    quarantine.admit(submit.request_id, shape_of(submit))
+
+
 def ask(
     request_id: str = "r",
     text: str = "What?",
@@ -62,7 +66,7 @@ def ask(
 def die(quarantine: Quarantine, *working: Submit) -> None:
     """An engine that has `working` on its device, and nothing else in flight, dies."""
     for submit in working:
-        quarantine.admit(submit)
+        admit(quarantine, submit)
     quarantine.working(submit.request_id for submit in working)
     quarantine.engine_ended(is_death=True)
 
@@ -70,7 +74,7 @@ def die(quarantine: Quarantine, *working: Submit) -> None:
 def is_refused(quarantine: Quarantine, submit: Submit) -> bool:
     """Whether it is; if not, it ends at once."""
     try:
-        quarantine.admit(submit)
+        admit(quarantine, submit)
     except RequestTooCostly:
         return True
     quarantine.acquit(submit.request_id)
@@ -139,7 +143,7 @@ def test_the_third_of_a_shape_is_refused_and_told_what_to_do(
     die(quarantine, ask("b", "", SCREENSHOT))
     assert quarantine.num_shapes == 1
     with pytest.raises(RequestTooCostly) as caught:
-        quarantine.admit(ask("c", "", (1900, 1100)))
+        admit(quarantine, ask("c", "", (1900, 1100)))
     assert caught.value.retry_after_seconds == SECONDS - 100
     assert "2 times" in caught.value.message
     assert "2,097,152 pixels" in caught.value.message
@@ -165,7 +169,7 @@ def test_the_message_names_what_is_there(
     die(quarantine, submit)
     die(quarantine, submit)
     with pytest.raises(RequestTooCostly) as caught:
-        quarantine.admit(submit)
+        admit(quarantine, submit)
     assert [word for word in words if word not in caught.value.message] == []
     assert "picture" not in caught.value.message
 
@@ -213,7 +217,7 @@ def test_nobody_is_blamed_but_who_is_on_the_device(quarantine: Quarantine) -> No
     )
     for _ in range(2):
         for submit in (waiting, answered, past, failed, culprit):
-            quarantine.admit(submit)
+            admit(quarantine, submit)
         quarantine.working(["past"])
         quarantine.working(["answered", "failed", "culprit"])
         quarantine.acquit("answered")
@@ -228,7 +232,7 @@ def test_nobody_is_blamed_but_who_is_on_the_device(quarantine: Quarantine) -> No
 def test_a_picture_that_nobody_waits_for_any_more_is_blamed(quarantine: Quarantine) -> None:
     """The encoder goes on with it after an abort, whatever is prefilled beside it."""
     for _ in range(2):
-        quarantine.admit(ask("a", "", SCREENSHOT))
+        admit(quarantine, ask("a", "", SCREENSHOT))
         quarantine.working(["a"])
         quarantine.finish("a")
         assert quarantine.num_tracked == 0
@@ -239,7 +243,7 @@ def test_a_picture_that_nobody_waits_for_any_more_is_blamed(quarantine: Quaranti
 
 def test_a_picture_that_was_aborted_is_not_blamed_for_the_next_work(quarantine: Quarantine) -> None:
     for _ in range(2):
-        quarantine.admit(ask("a", "", SCREENSHOT))
+        admit(quarantine, ask("a", "", SCREENSHOT))
         quarantine.working(["a"])
         quarantine.finish("a")
         die(quarantine, ask("b", LONG))
@@ -248,7 +252,7 @@ def test_a_picture_that_was_aborted_is_not_blamed_for_the_next_work(quarantine: 
 
 def test_an_engine_that_was_to_end_is_no_death(quarantine: Quarantine) -> None:
     for _ in range(3):
-        quarantine.admit(ask("a", "", SCREENSHOT))
+        admit(quarantine, ask("a", "", SCREENSHOT))
         quarantine.working(["a"])
         quarantine.engine_ended(is_death=False)
     assert not is_refused(quarantine, ask("b", "", SCREENSHOT))
@@ -256,7 +260,7 @@ def test_an_engine_that_was_to_end_is_no_death(quarantine: Quarantine) -> None:
 
 def test_what_the_last_engine_had_is_not_blamed_for_the_next_death(quarantine: Quarantine) -> None:
     die(quarantine, ask("a", "", SCREENSHOT))
-    quarantine.admit(ask("a", "", SCREENSHOT))
+    admit(quarantine, ask("a", "", SCREENSHOT))
     quarantine.engine_ended(is_death=True)
     assert not is_refused(quarantine, ask("b", "", SCREENSHOT))
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from functools import partial
 
-import anyio
-import anyio.to_thread
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -14,17 +11,17 @@ from starlette.types import Receive, Scope, Send
 from vlm_server.api.http import access_log, body, cache_salt, sse
 from vlm_server.api.http.access_log import Entry
 from vlm_server.api.http.answer import Answer, answer, as_request_error, whole
+from vlm_server.api.http.calls import Call, Context
 from vlm_server.api.http.disconnect import until_disconnect
+from vlm_server.api.http.intake import Intake
 from vlm_server.api.http.queue_slots import QueueSlots
 from vlm_server.api.openai import errors
-from vlm_server.api.openai.intake import ChatCall, read_chat
+from vlm_server.api.openai.intake import DIALECT, read_text
 from vlm_server.api.openai.render import Renderer
 from vlm_server.errors import EngineUnavailable
 from vlm_server.protocol import Finished
 from vlm_server.settings import Limits
 from vlm_server.supervisor.client import EngineClient
-
-_INTAKE_THREADS = 4
 
 
 class ChatCompletions:
@@ -34,11 +31,13 @@ class ChatCompletions:
     disconnects, the work is cancelled wherever it is, and its clean-up does both.
     """
 
-    def __init__(self, engine: EngineClient, queue_slots: QueueSlots, limits: Limits) -> None:
+    def __init__(
+        self, engine: EngineClient, queue_slots: QueueSlots, limits: Limits, intake: Intake
+    ) -> None:
         self._engine = engine
         self._queue_slots = queue_slots
         self._limits = limits
-        self._intake = anyio.CapacityLimiter(_INTAKE_THREADS)
+        self._intake = intake
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body.check_headers(Headers(scope=scope), self._limits)
@@ -53,11 +52,11 @@ class ChatCompletions:
         entry = access_log.of(scope)
         call = await self._read_call(data, f"chatcmpl-{entry.request_id}", cache_salt.of(scope))
         data.clear()  # the caller still holds it, and the answer may take minutes
-        entry.images, entry.videos = len(call.submit.images), len(call.submit.videos)
+        entry.images, entry.videos = call.num_images, call.num_videos
         model = self._engine.status.model_name
-        render = Renderer(call.submit.request_id, model, call.include_usage)
-        is_stream, events = call.stream, self._engine.stream(call.submit)
-        num_choices = call.submit.sampling.n
+        render = Renderer(call.request.submit.request_id, model, call.include_usage)
+        is_stream, events = call.stream, self._engine.stream(call.request)
+        num_choices = call.num_choices
         del call  # frees the images while the engine answers
         async with aclosing(answer(events, entry)) as deltas:
             if is_stream:
@@ -67,10 +66,9 @@ class ChatCompletions:
                 response = Response(content, media_type="application/json")
                 await response(scope, receive, send)
 
-    async def _read_call(self, data: bytearray, request_id: str, salt: str) -> ChatCall:
-        model = self._engine.status.model_name
-        read = partial(read_chat, data, self._limits, model, request_id, salt)
-        return await anyio.to_thread.run_sync(read, limiter=self._intake)
+    async def _read_call(self, data: bytearray, request_id: str, salt: str) -> Call:
+        context = Context(self._engine.status.model_name, request_id, salt, self._limits)
+        return await self._intake.read(DIALECT, read_text, data, context)
 
 
 async def _stream(deltas: Answer, render: Renderer, stream: sse.EventStream, entry: Entry) -> None:
