@@ -320,13 +320,20 @@ _event_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 
 def encode_submit(submit: Submit) -> EncodedSubmit:
     """`submit` with its large parts encoded."""
-    return _submit_decoder.decode(_encoder.encode(submit))
+    return decode_encoded_submit(_encoder.encode(submit))
 
 
-def encode_message(message: Command | EncodedSubmit | Event) -> bytes:
+def decode_encoded_submit(body: bytes | memoryview) -> EncodedSubmit:
+    """The `Submit` in a message's body; its large parts are views of `body`."""
+    return _submit_decoder.decode(body)
+
+
+def encode_message(message: Command | EncodedSubmit | Event) -> bytearray:
     """`message` with its header."""
-    body = _encoder.encode(message)
-    return MESSAGE_HEADER.pack(len(body)) + body
+    frame = bytearray(MESSAGE_HEADER.size)
+    _encoder.encode_into(message, frame, MESSAGE_HEADER.size)
+    MESSAGE_HEADER.pack_into(frame, 0, len(frame) - MESSAGE_HEADER.size)
+    return frame
 
 
 def decode_command(body: bytes) -> Command:

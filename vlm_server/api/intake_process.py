@@ -7,7 +7,7 @@ import sys
 
 from vlm_server import heap
 from vlm_server.api.http import intake
-from vlm_server.api.http.calls import Call, Read
+from vlm_server.api.http.calls import Read, Taken, encode_outcome
 from vlm_server.api.openai import intake as openai
 from vlm_server.child.serve import Limits, serve
 from vlm_server.errors import InternalError, RequestError, RequestTooCostly
@@ -19,12 +19,12 @@ _READERS: dict[str, Read] = {openai.DIALECT: openai.read_chat}
 logger = logging.getLogger(__name__)
 
 
-def answer(job: bytearray) -> bytes:
+def answer(job: bytearray) -> bytearray:
     """The outcome of reading a body, encoded."""
-    return intake.encode_outcome(_read(job))
+    return encode_outcome(_read(job))
 
 
-def _read(body: bytearray) -> Call | RequestError:
+def _read(body: bytearray) -> Taken | RequestError:
     try:
         job = intake.take_job(body)
         return _READERS[job.dialect](body, job.context)
@@ -38,7 +38,7 @@ def _read(body: bytearray) -> Call | RequestError:
 
 
 def main(memory_bytes: str, job_seconds: str) -> None:
-    heap.keep_large_blocks_apart()
+    heap.share_one_heap()
     serve(answer, Limits(int(memory_bytes), float(job_seconds), _RETIRE_BYTES))
 
 

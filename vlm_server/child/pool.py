@@ -7,7 +7,9 @@ then that job fails, and a new process takes the next one.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -17,6 +19,7 @@ from vlm_server.child import launch, messages
 from vlm_server.child.cancellation import Cancellation
 
 _IDLE_SECONDS = 30.0
+_PIPE_BYTES = 1 << 20
 
 
 class ChildFailed(Exception):
@@ -163,6 +166,7 @@ class _Child:
             )
         except OSError as error:
             raise ChildFailed(f"can't start: {error.strerror}") from None
+        _widen(self._process.stdin, self._process.stdout)
 
     @property
     def is_alive(self) -> bool:
@@ -207,3 +211,14 @@ class _Child:
             with contextlib.suppress(OSError):  # the rest of a job can't be written any more
                 pipe.close()  # type: ignore[union-attr]
         self._process.wait()
+
+
+def _widen(*pipes: Any) -> None:
+    """Let each pipe hold more than 64 KiB: with less, both ends wait for each other all the time.
+
+    On a busy machine, each time takes as long as others work.
+    """
+    if sys.platform == "linux":
+        for pipe in pipes:
+            with contextlib.suppress(OSError):  # a user's pipes may hold so much together
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)

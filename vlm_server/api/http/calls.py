@@ -1,14 +1,17 @@
-"""What the readers of all dialects get, and what they make of a body."""
+"""What all dialects make of a body, and how that gets from an intake process to the front."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
-from vlm_server.protocol import Submit
+from vlm_server.errors import RequestError
+from vlm_server.protocol import Submit, decode_encoded_submit, encode_submit
 from vlm_server.settings import Limits
-from vlm_server.supervisor.client import EngineRequest, engine_request
+from vlm_server.supervisor.client import EngineRequest
+from vlm_server.supervisor.quarantine import Shape, shape_of
 
 Body = bytes | bytearray
 
@@ -22,30 +25,91 @@ class Context(msgspec.Struct, frozen=True):
     limits: Limits
 
 
-class Call(msgspec.Struct, frozen=True, tag=True):
-    """A request for the engine, and what the front needs to answer it."""
+class Taken(msgspec.Struct, frozen=True):
+    """What a dialect makes of a body: the engine's request, and how the client wants the answer."""
 
-    request: EngineRequest
+    submit: Submit
+    stream: bool
+    include_usage: bool
+
+
+Read = Callable[[Body, Context], Taken]
+"""Raises RequestError."""
+ReadText = Callable[[Body, Context], Taken | None]
+"""The same for a request without media; None for one that has some. Looks at no media."""
+
+
+class Answering(msgspec.Struct, frozen=True, tag=True):
+    """What the front has to know to answer a request."""
+
     stream: bool
     include_usage: bool
     num_images: int
     num_videos: int
     num_choices: int
+    shape: Shape | None
 
 
-Read = Callable[[Body, Context], Call]
-"""Raises RequestError."""
-ReadText = Callable[[Body, Context], Call | None]
-"""The same for a request without media; None for one that has some. Looks at no media."""
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """A `RequestError` on its way to the front."""
+
+    code: str
+    message: str
+    param: str | None
 
 
-def call_of(submit: Submit, *, stream: bool, include_usage: bool) -> Call:
-    """The call that asks the engine for `submit`."""
-    return Call(
-        request=engine_request(submit),
-        stream=stream,
-        include_usage=include_usage,
+class Call(NamedTuple):
+    """A request for the engine, encoded, and what the front has to know to answer it."""
+
+    request: EngineRequest
+    answering: Answering
+
+
+def call_of(taken: Taken) -> Call:
+    """`taken` as the front needs it."""
+    answering = _answering(taken)
+    return Call(EngineRequest(encode_submit(taken.submit), answering.shape), answering)
+
+
+def encode_outcome(outcome: Taken | RequestError) -> bytearray:
+    """What an intake process answers: a length, so many bytes for the front, and the `Submit`."""
+    encoded = bytearray(_LENGTH_BYTES)
+    if isinstance(outcome, RequestError):
+        refused = Refused(outcome.code, outcome.message, outcome.param)
+        _encoder.encode_into(refused, encoded, _LENGTH_BYTES)
+    else:
+        _encoder.encode_into(_answering(outcome), encoded, _LENGTH_BYTES)
+    end = len(encoded)
+    encoded[:_LENGTH_BYTES] = (end - _LENGTH_BYTES).to_bytes(_LENGTH_BYTES)
+    if isinstance(outcome, Taken):
+        _encoder.encode_into(outcome.submit, encoded, end)
+    return encoded
+
+
+def decode_outcome(encoded: bytearray) -> Call:
+    """The call in a process's answer, whose bytes it shares. Raises RequestError."""
+    view = memoryview(encoded)
+    end = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES])
+    head = _head_decoder.decode(view[_LENGTH_BYTES:end])
+    if isinstance(head, Refused):
+        raise RequestError.from_code(head.code, head.message, head.param)
+    return Call(EngineRequest(decode_encoded_submit(view[end:]), head.shape), head)
+
+
+def _answering(taken: Taken) -> Answering:
+    submit = taken.submit
+    return Answering(
+        stream=taken.stream,
+        include_usage=taken.include_usage,
         num_images=len(submit.images),
         num_videos=len(submit.videos),
         num_choices=submit.sampling.n,
+        shape=shape_of(submit),
     )
+
+
+_LENGTH_BYTES = 4
+_encoder = msgspec.msgpack.Encoder()
+_head_decoder: msgspec.msgpack.Decoder[Answering | Refused] = msgspec.msgpack.Decoder(
+    Answering | Refused
+)

@@ -19,11 +19,11 @@ import anyio.to_thread
 import msgspec
 
 from vlm_server.api.http import json_body
-from vlm_server.api.http.calls import Call, Context, ReadText
+from vlm_server.api.http.calls import Call, Context, ReadText, call_of, decode_outcome
 from vlm_server.child.cancellation import Cancellation
 from vlm_server.child.messages import Parts
 from vlm_server.child.pool import ChildFailed, ChildPool, ChildTimeout
-from vlm_server.errors import RequestError, RequestTooCostly
+from vlm_server.errors import RequestTooCostly
 from vlm_server.settings import MIB, Limits
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ MODULE = "vlm_server.api.intake_process"
 LARGE_BYTES = 16 * MIB
 _TEXT_THREADS = 4
 _TRIES = 2
-"""A process may be killed for what is no fault of the body, such as the machine's lack of memory."""
+"""A process may be killed for what is not the body's fault: a machine that is short of memory."""
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -42,16 +42,7 @@ class Job(msgspec.Struct, frozen=True):
     context: Context
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
-    """A `RequestError` on its way to the front."""
-
-    code: str
-    message: str
-    param: str | None
-
-
 _encoder = msgspec.msgpack.Encoder()
-_outcome_decoder: msgspec.msgpack.Decoder[Call | Refused] = msgspec.msgpack.Decoder(Call | Refused)
 
 
 def start_pool(limits: Limits) -> ChildPool:
@@ -78,18 +69,24 @@ class Intake:
     ) -> Call:
         """The call in `body`, as `dialect` says. Raises RequestError.
 
-        Cancelling it ends the work at once.
+        Cancelling it ends the work at once. However it ends, `body` is empty then: whoever holds
+        it, such as an error's traceback, holds no memory.
         """
+        try:
+            return await self._read(dialect, read_text, body, context)
+        finally:
+            body.clear()
+
+    async def _read(
+        self, dialect: str, read_text: ReadText, body: bytearray, context: Context
+    ) -> Call:
         if json_body.is_small(body):
             read = partial(read_text, body, context)
-            call = await anyio.to_thread.run_sync(read, limiter=self._text_threads)
-            if call is not None:
-                return call
+            taken = await anyio.to_thread.run_sync(read, limiter=self._text_threads)
+            if taken is not None:
+                return call_of(taken)
         async with self._turn(len(body)):
-            outcome = await self._in_process(_with_job(body, Job(dialect, context)))
-        if isinstance(outcome, Refused):
-            raise RequestError.from_code(outcome.code, outcome.message, outcome.param)
-        return outcome
+            return await self._in_process(_with_job(body, Job(dialect, context)))
 
     @asynccontextmanager
     async def _turn(self, num_bytes: int) -> AsyncIterator[None]:
@@ -99,7 +96,7 @@ class Intake:
             await stack.enter_async_context(self._turns)
             yield
 
-    async def _in_process(self, job: Parts) -> Call | Refused:
+    async def _in_process(self, job: Parts) -> Call:
         cancellation = Cancellation()
         run = partial(self._run, job, cancellation)
         work = asyncio.ensure_future(anyio.to_thread.run_sync(run, limiter=self._waiting_threads))
@@ -110,10 +107,10 @@ class Intake:
                 cancellation.cancel()
                 await asyncio.gather(work, return_exceptions=True)
 
-    def _run(self, job: Parts, cancellation: Cancellation) -> Call | Refused:
+    def _run(self, job: Parts, cancellation: Cancellation) -> Call:
         """Runs on a thread, which waits for the process."""
         try:
-            return _outcome_decoder.decode(self._answer(job, cancellation))
+            return decode_outcome(self._answer(job, cancellation))
         except ChildTimeout:
             logger.warning("reading a body took more than %g s", self._seconds)
             raise RequestTooCostly(
@@ -131,13 +128,6 @@ class Intake:
             with contextlib.suppress(ChildFailed):
                 return self._pool.run(job, self._seconds, cancellation)
         return self._pool.run(job, self._seconds, cancellation)
-
-
-def encode_outcome(outcome: Call | RequestError) -> bytes:
-    """What a process answers."""
-    if isinstance(outcome, RequestError):
-        return _encoder.encode(Refused(outcome.code, outcome.message, outcome.param))
-    return _encoder.encode(outcome)
 
 
 def take_job(body: bytearray) -> Job:

@@ -40,7 +40,7 @@ _ONLY_EMPTY = re.compile(r"^Expected (`null`, got|`array` of length <= 0)")
 
 def is_small(body: Body) -> bool:
     """Whether `body` is parsed in about a millisecond, whatever it contains."""
-    return len(body) <= SMALL_BYTES and _most_values(body) <= SMALL_VALUES
+    return len(body) <= SMALL_BYTES and _num_of(b"[{,", body, SMALL_VALUES) <= SMALL_VALUES
 
 
 def parse_object(body: Body) -> dict[str, Any]:
@@ -84,11 +84,14 @@ def utf8_length(text: str, param: str) -> int:
 
 def _check_complexity(body: Body) -> None:
     """Raises InvalidRequest for too much nesting or too many values."""
-    if _most_values(body) <= MAX_VALUES and _opened(body) <= MAX_DEPTH:
+    # What stands in strings is counted too, so nothing is missed.
+    if _num_of(b"[{,", body, MAX_VALUES) <= MAX_VALUES and (
+        _num_of(b"[{", body, MAX_DEPTH) <= MAX_DEPTH
+    ):
         return
     # Each string is a value or its name. One more than allowed is never looked for.
     bare, num_strings = _STRING.subn(b"", body, count=2 * MAX_VALUES + 1)
-    if num_strings > 2 * MAX_VALUES or _most_values(bare) > MAX_VALUES:
+    if num_strings > 2 * MAX_VALUES or _num_of(b"[{,", bare, MAX_VALUES) > MAX_VALUES:
         raise InvalidRequest(f"The request's JSON has more than {MAX_VALUES} values.")
     if _depth(bare) > MAX_DEPTH:
         raise _too_deep()
@@ -103,13 +106,18 @@ def _depth(bare: Body) -> int:
     return deepest
 
 
-def _opened(body: Body) -> int:
-    return body.count(b"[") + body.count(b"{")
+def _num_of(characters: bytes, body: Body, most: int) -> int:
+    """How many of `characters` are in `body`; more than `most` if they are more.
 
-
-def _most_values(body: Body) -> int:
-    """At least the number of values in `body`: what stands in its strings is counted too."""
-    return _opened(body) + body.count(b",")
+    `body.count` takes 2 ms for a MiB, searching in base64 a fiftieth.
+    """
+    num = 0
+    for character in characters:
+        position = body.find(character)
+        while position >= 0 and num <= most:
+            num += 1
+            position = body.find(character, position + 1)
+    return num
 
 
 def _too_deep() -> InvalidRequest:

@@ -50,19 +50,19 @@ class ChatCompletions:
 
     async def _answer(self, data: bytearray, scope: Scope, receive: Receive, send: Send) -> None:
         entry = access_log.of(scope)
-        call = await self._read_call(data, f"chatcmpl-{entry.request_id}", cache_salt.of(scope))
-        data.clear()  # the caller still holds it, and the answer may take minutes
-        entry.images, entry.videos = call.num_images, call.num_videos
+        request, wanted = await self._read_call(
+            data, f"chatcmpl-{entry.request_id}", cache_salt.of(scope)
+        )
+        entry.images, entry.videos = wanted.num_images, wanted.num_videos
         model = self._engine.status.model_name
-        render = Renderer(call.request.submit.request_id, model, call.include_usage)
-        is_stream, events = call.stream, self._engine.stream(call.request)
-        num_choices = call.num_choices
-        del call  # frees the images while the engine answers
+        render = Renderer(request.submit.request_id, model, wanted.include_usage)
+        events = self._engine.stream(request)
+        del request  # frees the images while the engine answers
         async with aclosing(answer(events, entry)) as deltas:
-            if is_stream:
+            if wanted.stream:
                 await _stream(deltas, render, sse.EventStream(send), entry)
             else:
-                content = render.completion(*await whole(deltas, num_choices))
+                content = render.completion(*await whole(deltas, wanted.num_choices))
                 response = Response(content, media_type="application/json")
                 await response(scope, receive, send)
 

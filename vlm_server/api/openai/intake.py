@@ -1,4 +1,4 @@
-"""From the body of a chat request to a call of the engine, with all limits checked.
+"""From the body of a chat request to a `Submit`, with all limits checked.
 
 Runs on a thread or in an intake process: see `http.intake`.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from vlm_server.api.http import json_body
-from vlm_server.api.http.calls import Body, Call, Context, call_of
+from vlm_server.api.http.calls import Body, Context, Taken
 from vlm_server.api.openai import schema
 from vlm_server.api.openai.sampling import read_sampling
 from vlm_server.api.openai.schema import (
@@ -41,19 +41,19 @@ _LOW_DETAIL_SIDE_PIXELS = 512
 DIALECT = "openai"
 
 
-def read_chat(body: Body, context: Context) -> Call:
-    """The call in `body`. Raises RequestError."""
-    return _call(schema.parse(body), context)
+def read_chat(body: Body, context: Context) -> Taken:
+    """The request in `body`. Raises RequestError."""
+    return _taken(schema.parse(body), context)
 
 
-def read_text(body: Body, context: Context) -> Call | None:
-    """The call in `body`; None if it has media. Raises RequestError."""
+def read_text(body: Body, context: Context) -> Taken | None:
+    """The request in `body`; None if it has media. Raises RequestError."""
     request = schema.parse(body)
     has_media = any(isinstance(part, ImageUrlPart | VideoUrlPart) for part in _parts(request))
-    return None if has_media else _call(request, context)
+    return None if has_media else _taken(request, context)
 
 
-def _call(request: ChatRequest, context: Context) -> Call:
+def _taken(request: ChatRequest, context: Context) -> Taken:
     if request.model not in (context.model, "default"):
         raise ModelNotFound(f"This server has one model: `{context.model}`.", "model")
     stream = bool(request.stream)
@@ -72,7 +72,7 @@ def _call(request: ChatRequest, context: Context) -> Call:
         cache_salt=context.cache_salt,
     )
     include_usage = options is not None and options.include_usage
-    return call_of(submit, stream=stream, include_usage=include_usage)
+    return Taken(submit, stream, include_usage)
 
 
 def _parts(request: ChatRequest) -> Iterator[ContentPart]:
