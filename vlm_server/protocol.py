@@ -135,6 +135,19 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
         return not all(isinstance(part, TextPart) for part in parts)
 
 
+class EncodedSubmit(msgspec.Struct, frozen=True, tag="submit"):
+    """A `Submit` whose large parts are encoded already: for who passes it on and reads no more."""
+
+    request_id: str
+    messages: msgspec.Raw
+    images: msgspec.Raw
+    sampling: msgspec.Raw
+    videos: msgspec.Raw
+    cache_salt: str = ""
+    client: str = ""
+    deadlines: Deadlines = Deadlines()
+
+
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
     request_id: str
 
@@ -330,13 +343,26 @@ Event = Loading | Ready | Unloadable | Accepted | Working | Tokens | Finished | 
 
 _encoder = msgspec.msgpack.Encoder()
 _command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+_submit_decoder = msgspec.msgpack.Decoder(EncodedSubmit)
 _event_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 
 
-def encode_message(message: Command | Event) -> bytes:
+def encode_submit(submit: Submit) -> EncodedSubmit:
+    """`submit` with its large parts encoded."""
+    return decode_encoded_submit(_encoder.encode(submit))
+
+
+def decode_encoded_submit(body: bytes | memoryview) -> EncodedSubmit:
+    """The `Submit` in a message's body; its large parts are views of `body`."""
+    return _submit_decoder.decode(body)
+
+
+def encode_message(message: Command | EncodedSubmit | Event) -> bytearray:
     """`message` with its header."""
-    body = _encoder.encode(message)
-    return MESSAGE_HEADER.pack(len(body)) + body
+    frame = bytearray(MESSAGE_HEADER.size)
+    _encoder.encode_into(message, frame, MESSAGE_HEADER.size)
+    MESSAGE_HEADER.pack_into(frame, 0, len(frame) - MESSAGE_HEADER.size)
+    return frame
 
 
 def decode_command(body: bytes) -> Command:

@@ -178,6 +178,22 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "disconnected.",
         ),
     ] = 30.0
+    intake_processes: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Maximum processes that read bodies with media, and large ones. One is "
+            "kept for bodies under 16 MiB, if there are several.",
+        ),
+    ] = 2
+    intake_timeout_seconds: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Time limit for reading one body: its JSON, and its media's base64 and "
+            "headers.",
+        ),
+    ] = 10.0
 
 
 class Urls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -12,12 +12,14 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
-from tests.integration.harness import ask, encoded, image_of
+from tests.integration import harness
+from tests.integration.harness import encoded, image_of
 from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import EngineUnavailable, ModelLoadError, RequestTooCostly
@@ -28,12 +30,11 @@ from vlm_server.protocol import (
     Failed,
     Finished,
     SamplingParams,
-    Submit,
     Tokens,
     Working,
 )
 from vlm_server.settings import Engine, Model, Server, Settings
-from vlm_server.supervisor.client import RequestEvent
+from vlm_server.supervisor.client import EngineRequest, RequestEvent, engine_request
 from vlm_server.supervisor.shape import shape_of
 from vlm_server.supervisor.supervisor import Supervisor
 
@@ -70,8 +71,12 @@ async def supervisor(tiny_model: TinyModel) -> AsyncIterator[Supervisor]:
     await made.stop()
 
 
-async def all_events(supervisor: Supervisor, submit: Submit) -> list[RequestEvent]:
-    return [event async for event in supervisor.stream(submit)]
+def ask(*arguments: Any, **fields: Any) -> EngineRequest:
+    return engine_request(harness.ask(*arguments, **fields))
+
+
+async def all_events(supervisor: Supervisor, request: EngineRequest) -> list[RequestEvent]:
+    return [event async for event in supervisor.stream(request)]
 
 
 def text_of(events: list[RequestEvent]) -> str:
@@ -421,9 +426,9 @@ async def perilous(folder: Path, **engine: float) -> AsyncIterator[Perilous]:
         await made.stop()
 
 
-async def die_of(supervisor: Supervisor, submit: Submit) -> None:
+async def die_of(supervisor: Supervisor, request: EngineRequest) -> None:
     """Ask for what the engine dies of, and wait for the next one."""
-    events = await all_events(supervisor, submit)
+    events = await all_events(supervisor, request)
     assert not [event for event in events if isinstance(event, Tokens)]
     assert isinstance(events[-1], Failed)
     assert events[-1].code == "engine_died"
@@ -490,7 +495,8 @@ async def test_a_picture_whose_client_left_is_blamed_while_it_is_encoded(tiny_mo
 FRONT = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from tests.integration.harness import ask, encoded, image_of
+from tests.integration import harness
+from tests.integration.harness import encoded, image_of
 from tests.integration.test_supervisor import LONG, settings_for, supervisor_for
 from vlm_server.protocol import MESSAGE_HEADER
 
@@ -543,10 +549,10 @@ async def test_no_engine_outlives_a_front_that_was_killed(tiny_model: TinyModel,
 
 
 async def test_pictures_do_not_stay_in_the_front_while_they_are_answered(supervisor: Supervisor):
-    submit = ask("large", picture(1), "what?", sampling=LONG)
-    data = submit.images[0].data
-    stream = supervisor.stream(submit)
-    del submit
+    request = ask("large", picture(1), "what?", sampling=LONG)
+    data = request.submit.images
+    stream = supervisor.stream(request)
+    del request
     await into(stream, 3)
     assert sys.getrefcount(data) == 2, "somebody beside this test and getrefcount holds it"
     await stream.aclose()

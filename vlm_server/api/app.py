@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from vlm_server.api.http import access_log, errors, gate
 from vlm_server.api.http.access_log import AnsweredRequests
+from vlm_server.api.http.intake import Intake, start_pool
 from vlm_server.api.http.keys import KeyRing
 from vlm_server.api.http.middleware import Errors, Gate, RequestLog
 from vlm_server.api.http.queue_slots import QueueSlots
@@ -19,21 +20,26 @@ from vlm_server.api.openai.errors import encode
 from vlm_server.api.operations.health import Health
 from vlm_server.api.operations.metrics import Metrics
 from vlm_server.api.operations.models import Models
+from vlm_server.child.pool import ChildPool
 from vlm_server.errors import MethodNotAllowed, NotFound, RequestError
 from vlm_server.settings import Settings
 from vlm_server.supervisor.client import EngineClient
 
 
-def create_app(settings: Settings, engine: EngineClient) -> Starlette:
+def create_app(
+    settings: Settings, engine: EngineClient, intake_pool: ChildPool | None = None
+) -> Starlette:
     """The ASGI application that serves `engine` as `settings` say.
 
-    Raises ConfigError if the file of API keys can't be used.
+    `intake_pool` is for who warms it up and closes it, or shares it between applications. Raises
+    ConfigError if the file of API keys can't be used.
     """
+    intake = Intake(intake_pool or start_pool(settings.limits), settings.limits)
     answered = AnsweredRequests()
     queue_slots = QueueSlots(settings.limits)
     ring = KeyRing(settings.server)  # here, since middleware is made at the first request
     app = Starlette(
-        routes=_routes(settings, engine, queue_slots, answered),
+        routes=_routes(settings, engine, queue_slots, intake, answered),
         middleware=[
             Middleware(RequestLog, answered=answered),
             Middleware(Errors, engine=engine, queue_slots=queue_slots, encode=encode),
@@ -46,9 +52,13 @@ def create_app(settings: Settings, engine: EngineClient) -> Starlette:
 
 
 def _routes(
-    settings: Settings, engine: EngineClient, queue_slots: QueueSlots, answered: AnsweredRequests
+    settings: Settings,
+    engine: EngineClient,
+    queue_slots: QueueSlots,
+    intake: Intake,
+    answered: AnsweredRequests,
 ) -> list[Route]:
-    chat = ChatCompletions(engine, queue_slots, settings)
+    chat = ChatCompletions(engine, queue_slots, intake, settings)
     models = Models(engine)
     health = Health(engine, queue_slots)
     metrics = Metrics(engine, queue_slots, answered)

@@ -21,7 +21,7 @@ class Parts:
     """A message of `size` bytes that is made while it is sent."""
 
     size: int
-    parts: Iterable[bytes]
+    parts: Iterable[bytes | bytearray]
 
 
 Body = bytes | bytearray | memoryview | Parts
@@ -42,7 +42,7 @@ def read(pipe: BinaryIO) -> tuple[bytearray, bool]:
     return _exactly(pipe, length), flag
 
 
-def described(size: int, data: Iterable[bytes], description: bytes) -> Parts:
+def described(size: int, data: Iterable[bytes | bytearray], description: bytes) -> Parts:
     """`data`, of `size` bytes together, with its description."""
     last = description + _LENGTH.pack(len(description))
     return Parts(size + len(last), chain(data, [last]))

@@ -7,7 +7,9 @@ then that job fails, and a new process takes the next one.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -17,6 +19,7 @@ from vlm_server.child import launch, messages
 from vlm_server.child.cancellation import Cancellation, Cancelled
 
 _IDLE_SECONDS = 30.0
+_PIPE_BYTES = 1 << 20
 
 
 class ChildFailed(Exception):
@@ -64,9 +67,7 @@ class ChildPool:
             if not self._idle and not self._num_busy:
                 self._idle.append((time.monotonic(), _Child(self._command)))
 
-    def run(
-        self, job: bytes | bytearray | memoryview, seconds: float, cancellation: Cancellation
-    ) -> bytearray:
+    def run(self, job: messages.Body, seconds: float, cancellation: Cancellation) -> bytearray:
         """The answer to `job`. `seconds` count from when a process has it.
 
         Raises ChildFailed, ChildTimeout or ChildCancelled.
@@ -171,13 +172,14 @@ class _Child:
             )
         except OSError as error:
             raise ChildFailed(f"can't start: {error.strerror}") from None
+        _widen(self._process.stdin, self._process.stdout)
 
     @property
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
     def ask(
-        self, job: bytes | bytearray | memoryview, seconds: float, cancellation: Cancellation
+        self, job: messages.Body, seconds: float, cancellation: Cancellation
     ) -> tuple[bytearray, bool]:
         """Its answer, and whether the process ends after it."""
         is_late = threading.Event()
@@ -215,3 +217,14 @@ class _Child:
             with contextlib.suppress(OSError):  # the rest of a job can't be written any more
                 pipe.close()  # type: ignore[union-attr]
         self._process.wait()
+
+
+def _widen(*pipes: Any) -> None:
+    """Let each pipe hold more than 64 KiB: with less, both ends wait for each other all the time.
+
+    On a busy machine, each time takes as long as others work.
+    """
+    if sys.platform == "linux":
+        for pipe in pipes:
+            with contextlib.suppress(OSError):  # a user's pipes may hold so much together
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)

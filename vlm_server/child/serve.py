@@ -14,14 +14,13 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from vlm_server.child import messages
 
 _NICENESS = 5
 """Answers that are being written come first."""
 _OOM_SCORE = 900
-_KIB = 1024 if sys.platform == "linux" else 1
-"""The unit of `ru_maxrss` in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,5 +84,17 @@ def _limit_job(limits: Limits) -> None:
 
 
 def _must_retire(limits: Limits) -> bool:
-    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
-    return held > limits.retire_bytes
+    return _most_held_bytes() > limits.retire_bytes
+
+
+def _most_held_bytes() -> int:
+    """The most memory that this process ever held.
+
+    On Linux, `ru_maxrss` begins with what the starting process held, and is in KiB.
+    """
+    if sys.platform != "linux":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for line in Path("/proc/self/status").read_bytes().splitlines():
+        if line.startswith(b"VmHWM:"):
+            return int(line.split()[1]) << 10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from vlm_server import heap
 from vlm_server.api.app import create_app
+from vlm_server.api.http import intake
 from vlm_server.api.http.connection.server import SLOW_READER_SECONDS, HttpServer, http_config
 from vlm_server.api.openai.errors import encode
 from vlm_server.cli import options, terminal
@@ -117,7 +118,10 @@ async def serve(settings: Settings, listener: socket.socket, *, stop_at_eof: boo
         stop_when_input_ends(stop.set)
     progress = terminal.ProgressLine(sys.stderr)
     supervisor = Supervisor(settings, on_progress=progress.show)
-    server = HttpServer(http_config(create_app(settings, supervisor), settings, encode))
+    intake_pool = intake.start_pool(settings.limits)
+    await asyncio.to_thread(intake_pool.warm_up)
+    app = create_app(settings, supervisor, intake_pool)
+    server = HttpServer(http_config(app, settings, encode))
     url = url_of(settings.server.host, listener.getsockname()[1])
     print(f"Listening on {url}", flush=True)
     await supervisor.start()
@@ -131,6 +135,7 @@ async def serve(settings: Settings, listener: socket.socket, *, stop_at_eof: boo
     await supervisor.stop()
     server.end_within(SLOW_READER_SECONDS)
     await http
+    intake_pool.close()
     with contextlib.suppress(asyncio.CancelledError):
         await announcement
 

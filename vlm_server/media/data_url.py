@@ -68,11 +68,11 @@ def _payload(url: str, kind: MediaKind) -> str:
 
 
 def _decode_base64(payload: str, max_bytes: int) -> bytes:
+    if not payload.isascii():
+        raise _bad_alphabet(payload)
     data = _without_white_space(payload)
     if not data:
         raise _NotDecodable("The data URL is empty.")
-    if not data.isascii():
-        raise _bad_alphabet(data)
     padding = _padding(data)
     if len(data) // 4 * 3 - padding > max_bytes:
         raise _TooLarge

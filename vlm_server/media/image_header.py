@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from PIL import GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
 from vlm_server.errors import InvalidImage
+from vlm_server.media import image_bounds
 
 _FORMATS = (
     PngImagePlugin.PngImageFile.format,
@@ -34,9 +35,13 @@ class ImageHeader:
 def read(data: bytes, param: str, max_pixels: int) -> ImageHeader:
     """The header of `data`. `param` names the content part in errors.
 
-    Raises InvalidImage for another format, a header that can't be read, or more than
-    `max_pixels`.
+    Raises InvalidImage for another format, a header that can't be read, one that would take long
+    to read, or more than `max_pixels`.
     """
+    try:
+        image_bounds.check(data)
+    except image_bounds.TooMuch as error:
+        raise InvalidImage(f"The image's file has too many {error}.", param) from None
     header = _open(data, param)
     if header.width * header.height > max_pixels:
         raise InvalidImage(f"The image has more than {max_pixels} pixels.", param)

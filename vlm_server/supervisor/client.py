@@ -6,9 +6,41 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
-from vlm_server.protocol import Accepted, Failed, Finished, Stats, Submit, Tokens, Working
+import msgspec
+
+from vlm_server.protocol import (
+    Accepted,
+    Deadlines,
+    EncodedSubmit,
+    Failed,
+    Finished,
+    Stats,
+    Submit,
+    Tokens,
+    Working,
+    encode_submit,
+)
+from vlm_server.supervisor.shape import Shape, shape_of
 
 RequestEvent = Accepted | Working | Tokens | Finished | Failed
+
+
+class EngineRequest(msgspec.Struct, frozen=True):
+    """A request for the engine as the front has it: nothing in it has to be decoded again."""
+
+    submit: EncodedSubmit
+    shape: Shape
+    """What the quarantine knows it by."""
+
+    def with_deadlines(self, deadlines: Deadlines) -> EngineRequest:
+        """The same request with these deadlines."""
+        submit = msgspec.structs.replace(self.submit, deadlines=deadlines)
+        return EngineRequest(submit, self.shape)
+
+
+def engine_request(submit: Submit) -> EngineRequest:
+    """`submit`, encoded."""
+    return EngineRequest(encode_submit(submit), shape_of(submit))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +72,7 @@ class EngineClient(Protocol):
     @property
     def status(self) -> EngineStatus: ...
 
-    def stream(self, submit: Submit) -> AsyncGenerator[RequestEvent, None]:
+    def stream(self, request: EngineRequest) -> AsyncGenerator[RequestEvent, None]:
         """All events of one request in order; the last one is `Finished` or `Failed`.
 
         Each `Tokens` event holds one delta, of this request. `Working` comes before the first

@@ -18,8 +18,8 @@ from vlm_server.protocol import (
     MESSAGE_HEADER,
     STACKS_SIGNAL,
     Command,
+    EncodedSubmit,
     Event,
-    Submit,
     decode_event,
     encode_message,
 )
@@ -46,7 +46,7 @@ class EngineProcess:
         self._process = process
         self._reader = reader
         self._writer = writer
-        self._outbox: deque[Command] = deque()
+        self._outbox: deque[Command | EncodedSubmit] = deque()
         """What was not begun to be written: the engine may take its time to read."""
         self._sending: asyncio.Task[None] | None = None
 
@@ -84,7 +84,7 @@ class EngineProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def send(self, command: Command) -> None:
+    def send(self, command: Command | EncodedSubmit) -> None:
         """Send a command after those before it; never waits, even if the engine does not read.
 
         Does nothing if the engine is dead: `events` ends then.
@@ -174,8 +174,8 @@ class EngineProcess:
             self._sending = None
 
 
-def _submits(command: Command, request_id: str) -> bool:
-    return isinstance(command, Submit) and command.request_id == request_id
+def _submits(command: Command | EncodedSubmit, request_id: str) -> bool:
+    return isinstance(command, EncodedSubmit) and command.request_id == request_id
 
 
 def _state_on_linux(pid: int) -> str:

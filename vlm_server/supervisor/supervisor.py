@@ -37,19 +37,18 @@ from vlm_server.protocol import (
     Ready,
     Start,
     Stats,
-    Submit,
     Tokens,
     Unloadable,
     Working,
 )
 from vlm_server.settings import Settings
-from vlm_server.supervisor.client import EngineStatus, RequestEvent
+from vlm_server.supervisor.client import EngineRequest, EngineStatus, RequestEvent
 from vlm_server.supervisor.environment import for_models
 from vlm_server.supervisor.failed_starts import FailedStarts
 from vlm_server.supervisor.private_folder import PrivateFolder
 from vlm_server.supervisor.process import EngineProcess
 from vlm_server.supervisor.quarantine import Quarantine
-from vlm_server.supervisor.shape import Shape, shape_of
+from vlm_server.supervisor.shape import Shape
 from vlm_server.supervisor.trials import Trials
 from vlm_server.supervisor.watchdog import Watchdog
 
@@ -148,9 +147,10 @@ class Supervisor:
         self._private.close()
         self._set(state="stopped", pid=None)
 
-    async def stream(self, submit: Submit) -> AsyncGenerator[RequestEvent, None]:
+    async def stream(self, request: EngineRequest) -> AsyncGenerator[RequestEvent, None]:
         """See `EngineClient.stream`."""
-        process, request_id, shape = self._running(), submit.request_id, shape_of(submit)
+        process, shape = self._running(), request.shape
+        request_id = request.submit.request_id
         is_alone = await self._trials.turn(request_id, partial(self._is_suspect, shape))
         queue = self._streams[request_id] = asyncio.Queue[RequestEvent]()
         event: RequestEvent | None = None
@@ -159,8 +159,8 @@ class Supervisor:
                 raise EngineUnavailable("The engine has been restarted.")
             self._quarantine.admit(request_id, shape, alone=is_alone)
             self._watchdog.sent(request_id)
-            process.send(submit)
-            del submit  # its images are not needed here while it is answered
+            process.send(request.submit)
+            del request  # its images are not needed here while it is answered
             while not isinstance(event, Finished | Failed):
                 event = await queue.get()
                 yield event

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import cache
 
 import httpx
 import pytest
@@ -13,10 +15,20 @@ import pytest
 from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server.api.app import create_app
 from vlm_server.api.http.connection.server import HttpServer, http_config
+from vlm_server.api.http.intake import start_pool
 from vlm_server.api.openai.errors import encode
-from vlm_server.settings import Settings
+from vlm_server.child.pool import ChildPool
+from vlm_server.settings import Limits, Settings
 
 Connect = Callable[..., httpx.AsyncClient]
+
+
+@cache
+def intake_pool() -> ChildPool:
+    """One for all tests: starting a process takes a moment."""
+    pool = start_pool(Limits())
+    atexit.register(pool.close)
+    return pool
 
 
 @pytest.fixture
@@ -30,7 +42,7 @@ async def connect(engine: ScriptedEngine) -> AsyncIterator[Connect]:
     async with AsyncExitStack() as stack:
 
         def make(settings: Settings | None = None) -> httpx.AsyncClient:
-            app = create_app(settings or Settings(), engine)
+            app = create_app(settings or Settings(), engine, intake_pool())
             client = httpx.AsyncClient(
                 transport=httpx.ASGITransport(app, raise_app_exceptions=False),
                 base_url="http://127.0.0.1:8000",
@@ -50,7 +62,8 @@ def client(connect: Connect) -> httpx.AsyncClient:
 async def listening(engine: ScriptedEngine, settings: Settings | None = None) -> AsyncIterator[int]:
     """The application behind our HTTP server; gives the port."""
     settings = settings or Settings()
-    server = HttpServer(http_config(create_app(settings, engine), settings, encode))
+    app = create_app(settings, engine, intake_pool())
+    server = HttpServer(http_config(app, settings, encode))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:

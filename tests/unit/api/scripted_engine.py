@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from vlm_server.errors import EngineUnavailable, RequestError
 from vlm_server.protocol import (
+    MESSAGE_HEADER,
     Accepted,
     Delta,
     Failed,
@@ -17,8 +18,10 @@ from vlm_server.protocol import (
     TokenLogprob,
     Tokens,
     Usage,
+    decode_command,
+    encode_message,
 )
-from vlm_server.supervisor.client import EngineStatus, RequestEvent
+from vlm_server.supervisor.client import EngineRequest, EngineStatus, RequestEvent
 
 Step = Callable[[str], RequestEvent] | asyncio.Event
 """An event made for a request id, or something to wait for."""
@@ -52,6 +55,13 @@ def never() -> Step:
 HELLO: tuple[Step, ...] = (text("Hello"), text(""), text(" world"), ended(), finished())
 
 
+def decoded(request: EngineRequest) -> Submit:
+    """What the engine gets."""
+    command = decode_command(encode_message(request.submit)[MESSAGE_HEADER.size :])
+    assert isinstance(command, Submit)
+    return command
+
+
 class ScriptedEngine:
     """Plays `script` to each request; remembers what was submitted and what was closed early."""
 
@@ -68,11 +78,12 @@ class ScriptedEngine:
     def be(self, state: str, retry_after_seconds: float = 1.0) -> None:
         self.status = replace(self.status, state=state, retry_after_seconds=retry_after_seconds)
 
-    async def stream(self, submit: Submit) -> AsyncGenerator[RequestEvent, None]:
+    async def stream(self, request: EngineRequest) -> AsyncGenerator[RequestEvent, None]:
         if self.loses_requests:
             raise EngineUnavailable("The engine is not ready.")
         if self.refusal:
             raise self.refusal
+        submit = decoded(request)
         self.submitted.append(submit)
         is_over = False
         try:

@@ -14,6 +14,7 @@ import pytest
 
 from vlm_server.child import launch, messages
 from vlm_server.child.cancellation import Cancellation
+from vlm_server.child.messages import Parts
 from vlm_server.child.pool import ChildCancelled, ChildFailed, ChildPool, ChildTimeout
 
 MODULE = "tests.unit.child.echo"
@@ -73,6 +74,18 @@ def test_a_process_that_held_much_memory_is_replaced(pool: ChildPool):
     first = ask(pool, "pid -")
     assert ask(pool, f"allocate {300 << 20}") == "x"
     assert ask(pool, "pid -") != first
+
+
+def test_a_process_is_not_replaced_for_what_its_parent_holds(pool: ChildPool):
+    held = bytearray(b"x" * (300 << 20))
+    first = ask(pool, "pid -")
+    assert ask(pool, "pid -") == first
+    del held
+
+
+def test_parts_of_a_job_arrive_as_one(pool: ChildPool):
+    job = Parts(7, [b"echo ", bytearray(b"a"), b"b"])
+    assert pool.run(job, 5, Cancellation()) == b"ab"
 
 
 def test_cancelling_kills_the_process_and_frees_its_place(pool: ChildPool):

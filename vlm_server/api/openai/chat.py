@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from functools import partial
 
-import anyio
-import anyio.to_thread
 import msgspec
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -16,20 +13,20 @@ from vlm_server.api.http import access_log, body, cache_salt, client_id, sse
 from vlm_server.api.http.access_log import Entry
 from vlm_server.api.http.answer import Answer, answer, as_request_error, whole
 from vlm_server.api.http.arriving import ArrivingBodies
+from vlm_server.api.http.calls import Call, Context
 from vlm_server.api.http.deadlines import RequestClock
 from vlm_server.api.http.disconnect import until_disconnect
+from vlm_server.api.http.intake import Intake
 from vlm_server.api.http.media_urls import MediaUrls
 from vlm_server.api.http.queue_slots import QueueSlot, QueueSlots
 from vlm_server.api.openai import errors
-from vlm_server.api.openai.intake import ChatCall, read_chat
+from vlm_server.api.openai.intake import DIALECT, read_text
 from vlm_server.api.openai.render import Renderer
 from vlm_server.errors import EngineUnavailable
 from vlm_server.media.external import BytesNeeded
 from vlm_server.protocol import Finished
 from vlm_server.settings import Settings
 from vlm_server.supervisor.client import EngineClient
-
-_INTAKE_THREADS = 4
 
 
 class ChatCompletions:
@@ -39,15 +36,17 @@ class ChatCompletions:
     disconnects, the work is cancelled wherever it is, and its clean-up does both.
     """
 
-    def __init__(self, engine: EngineClient, queue_slots: QueueSlots, settings: Settings) -> None:
+    def __init__(
+        self, engine: EngineClient, queue_slots: QueueSlots, intake: Intake, settings: Settings
+    ) -> None:
         self._engine = engine
         self._queue_slots = queue_slots
+        self._intake = intake
         self._limits = settings.limits
         self._deadlines = settings.deadlines
         self._keepalive_seconds = settings.server.stream_keepalive_seconds
         self._arriving = ArrivingBodies(settings.limits.max_arriving_bytes)
         self._media_urls = MediaUrls(settings.urls, settings.limits)
-        self._intake = anyio.CapacityLimiter(_INTAKE_THREADS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -74,41 +73,40 @@ class ChatCompletions:
         send: Send,
     ) -> None:
         entry = access_log.of(scope)
-        request_id = f"chatcmpl-{entry.request_id}"
-        async with clock.before_submit():
-            call = await self._read_call(data, slot, request_id, cache_salt.of(scope))
-        data.clear()  # the caller still holds it, and the answer may take minutes
-        entry.images, entry.videos = len(call.submit.images), len(call.submit.videos)
         model = self._engine.status.model_name
-        render = Renderer(call.submit.request_id, model, call.include_usage)
-        submit = msgspec.structs.replace(
-            call.submit, client=client_id.of(scope), deadlines=clock.left()
+        context = Context(
+            model=model,
+            request_id=f"chatcmpl-{entry.request_id}",
+            cache_salt=cache_salt.of(scope),
+            client=client_id.of(scope),
+            limits=self._limits,
         )
-        events = clock.watch(self._engine.stream(submit), slot.release_body)
-        is_stream = call.stream
-        num_choices = call.submit.sampling.n
-        del call, submit  # frees the images while the engine answers
+        async with clock.before_submit():
+            request, wanted = await self._read_call(data, slot, context)
+        entry.images, entry.videos = wanted.num_images, wanted.num_videos
+        render = Renderer(context.request_id, model, wanted.include_usage)
+        request = request.with_deadlines(clock.left())
+        events = clock.watch(self._engine.stream(request), slot.release_body)
+        del request  # frees the images while the engine answers
         async with aclosing(answer(events, entry)) as deltas:
-            if is_stream:
+            if wanted.stream:
                 stream = sse.EventStream(send, self._keepalive_seconds)
                 async with stream.kept_alive():
                     await _stream(deltas, render, stream, entry)
             else:
-                content = render.completion(*await whole(deltas, num_choices))
+                content = render.completion(*await whole(deltas, wanted.num_choices))
                 response = Response(content, media_type="application/json")
                 await response(scope, receive, send)
 
-    async def _read_call(
-        self, data: bytearray, slot: QueueSlot, request_id: str, salt: str
-    ) -> ChatCall:
-        model = self._engine.status.model_name
-        read = partial(read_chat, data, self._limits, model, request_id, salt)
+    async def _read_call(self, data: bytearray, slot: QueueSlot, context: Context) -> Call:
+        num_bytes = len(data)
         try:
-            return await anyio.to_thread.run_sync(read, {}, limiter=self._intake)
+            return await self._intake.read(DIALECT, read_text, data, context)
         except BytesNeeded as needed:
             given = await self._media_urls.read(needed.urls)
-        slot.reserve(len(data) + sum(map(len, given.values())))
-        return await anyio.to_thread.run_sync(read, given, limiter=self._intake)
+        slot.reserve(num_bytes + sum(map(len, given.values())))
+        context = msgspec.structs.replace(context, given=given)
+        return await self._intake.read(DIALECT, read_text, data, context)
 
 
 async def _stream(deltas: Answer, render: Renderer, stream: sse.EventStream, entry: Entry) -> None:

@@ -1,18 +1,26 @@
 """From the body of a chat request to a `Submit`, with all limits checked.
 
-Runs on an intake thread, since JSON, base64 and SHA-256 of a large body would block the event loop.
+Runs on a thread or in an intake process: see `http.intake`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import msgspec
 
 from vlm_server.api.http import json_body
+from vlm_server.api.http.calls import Body, Context, Taken
 from vlm_server.api.openai import schema
 from vlm_server.api.openai.sampling import read_sampling
-from vlm_server.api.openai.schema import ChatMessage, ContentPart, ImageUrlPart, VideoUrlPart
+from vlm_server.api.openai.schema import (
+    ChatMessage,
+    ChatRequest,
+    ContentPart,
+    ImageUrlPart,
+    VideoUrlPart,
+)
 from vlm_server.errors import InvalidRequest, ModelNotFound
 from vlm_server.media.external import BytesNeeded, ExternalUrl, is_external
 from vlm_server.media.intake import Given, take_image, take_video
@@ -31,49 +39,54 @@ _LOW_DETAIL_SIDE_PIXELS = 512
 """As OpenAI documents for `detail` low."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChatCall:
-    """The engine's request, and how the client wants the answer."""
-
-    submit: Submit
-    stream: bool
-    include_usage: bool
+DIALECT = "openai"
 
 
-def read_chat(
-    body: bytes | bytearray,
-    limits: Limits,
-    model: str,
-    request_id: str,
-    cache_salt: str,
-    given: Given,
-) -> ChatCall:
-    """Parse `body`, a request to the model served as `model`. Raises RequestError.
+def read_chat(body: Body, context: Context) -> Taken:
+    """The request in `body`. Raises RequestError.
 
-    Raises BytesNeeded if it has `https:` or `file:` URLs whose bytes are not in `given`, and no
-    error besides: to be called again with them.
+    Raises BytesNeeded if it has `https:` or `file:` URLs whose bytes are not in `context.given`,
+    and no error besides: to be called again with them.
     """
+    return _taken(schema.parse(body), context)
+
+
+def read_text(body: Body, context: Context) -> Taken | None:
+    """The request in `body`; None if it has media. Raises RequestError."""
     request = schema.parse(body)
-    if request.model not in (model, "default"):
-        raise ModelNotFound(f"This server has one model: `{model}`.", "model")
+    has_media = any(isinstance(part, ImageUrlPart | VideoUrlPart) for part in _parts(request))
+    return None if has_media else _taken(request, context)
+
+
+def _taken(request: ChatRequest, context: Context) -> Taken:
+    if request.model not in (context.model, "default"):
+        raise ModelNotFound(f"This server has one model: `{context.model}`.", "model")
     stream = bool(request.stream)
     if request.stream_options is not None and not stream:
         raise InvalidRequest("`stream_options` requires `stream`.", "stream_options")
     options = request.stream_options
-    sampling = read_sampling(request, limits)
-    conversation = _Conversation(limits, given)
+    sampling = read_sampling(request, context.limits)
+    conversation = _Conversation(context.limits, context.given)
     conversation.read(request.messages)
     if conversation.needed:
         raise BytesNeeded(list(conversation.needed.values()))
     submit = Submit(
-        request_id=request_id,
+        request_id=context.request_id,
         messages=tuple(conversation.messages),
         images=tuple(conversation.images),
         sampling=sampling,
         videos=tuple(conversation.videos),
-        cache_salt=cache_salt,
+        cache_salt=context.cache_salt,
+        client=context.client,
     )
-    return ChatCall(submit, stream, include_usage=options is not None and options.include_usage)
+    include_usage = options is not None and options.include_usage
+    return Taken(submit, stream, include_usage)
+
+
+def _parts(request: ChatRequest) -> Iterator[ContentPart]:
+    for message in request.messages:
+        if not isinstance(message.content, str):
+            yield from message.content
 
 
 @dataclass(slots=True)

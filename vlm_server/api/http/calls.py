@@ -1,0 +1,136 @@
+"""What all dialects make of a body, and how that gets from an intake process to the front."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from vlm_server.errors import RequestError
+from vlm_server.media.external import BytesNeeded, ExternalUrl
+from vlm_server.protocol import Submit, decode_encoded_submit, encode_submit
+from vlm_server.settings import Limits
+from vlm_server.supervisor.client import EngineRequest
+from vlm_server.supervisor.shape import Shape, shape_of
+
+Body = bytes | bytearray
+
+
+class Context(msgspec.Struct, frozen=True):
+    """What is known of a request besides its body.
+
+    model: the name it is served under. client: whose request it is. given: the bytes of the
+    `https:` and `file:` URLs that were read for it.
+    """
+
+    model: str
+    request_id: str
+    cache_salt: str
+    client: str
+    limits: Limits
+    given: dict[str, bytes] = {}
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """What a dialect makes of a body: the engine's request, and how the client wants the answer."""
+
+    submit: Submit
+    stream: bool
+    include_usage: bool
+
+
+Read = Callable[[Body, Context], Taken]
+"""Raises RequestError, and BytesNeeded."""
+ReadText = Callable[[Body, Context], Taken | None]
+"""The same for a request without media; None for one that has some. Looks at no media."""
+
+
+class Answering(msgspec.Struct, frozen=True, tag=True):
+    """What the front has to know to answer a request."""
+
+    stream: bool
+    include_usage: bool
+    num_images: int
+    num_videos: int
+    num_choices: int
+    shape: Shape
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """A `RequestError` on its way to the front."""
+
+    code: str
+    message: str
+    param: str | None
+
+
+class Needed(msgspec.Struct, frozen=True, tag=True):
+    """`BytesNeeded` on its way to the front."""
+
+    urls: tuple[ExternalUrl, ...]
+
+
+class Call(NamedTuple):
+    """A request for the engine, encoded, and what the front has to know to answer it."""
+
+    request: EngineRequest
+    answering: Answering
+
+
+def call_of(taken: Taken) -> Call:
+    """`taken` as the front needs it."""
+    answering = _answering(taken)
+    return Call(EngineRequest(encode_submit(taken.submit), answering.shape), answering)
+
+
+def encode_outcome(outcome: Taken | RequestError | BytesNeeded) -> bytearray:
+    """What an intake process answers: a length, so many bytes for the front, and the `Submit`."""
+    encoded = bytearray(_LENGTH_BYTES)
+    _encoder.encode_into(_head(outcome), encoded, _LENGTH_BYTES)
+    end = len(encoded)
+    encoded[:_LENGTH_BYTES] = (end - _LENGTH_BYTES).to_bytes(_LENGTH_BYTES)
+    if isinstance(outcome, Taken):
+        _encoder.encode_into(outcome.submit, encoded, end)
+    return encoded
+
+
+def decode_outcome(encoded: bytearray) -> Call:
+    """The call in a process's answer, whose bytes it shares. Raises RequestError or BytesNeeded."""
+    view = memoryview(encoded)
+    end = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES])
+    head = _head_decoder.decode(view[_LENGTH_BYTES:end])
+    if isinstance(head, Refused):
+        raise RequestError.from_code(head.code, head.message, head.param)
+    if isinstance(head, Needed):
+        raise BytesNeeded(head.urls)
+    return Call(EngineRequest(decode_encoded_submit(view[end:]), head.shape), head)
+
+
+def _head(outcome: Taken | RequestError | BytesNeeded) -> Answering | Refused | Needed:
+    match outcome:
+        case RequestError():
+            return Refused(outcome.code, outcome.message, outcome.param)
+        case BytesNeeded():
+            return Needed(outcome.urls)
+        case Taken():
+            return _answering(outcome)
+
+
+def _answering(taken: Taken) -> Answering:
+    submit = taken.submit
+    return Answering(
+        stream=taken.stream,
+        include_usage=taken.include_usage,
+        num_images=len(submit.images),
+        num_videos=len(submit.videos),
+        num_choices=submit.sampling.n,
+        shape=shape_of(submit),
+    )
+
+
+_LENGTH_BYTES = 4
+_encoder = msgspec.msgpack.Encoder()
+_head_decoder: msgspec.msgpack.Decoder[Answering | Refused | Needed] = msgspec.msgpack.Decoder(
+    Answering | Refused | Needed
+)

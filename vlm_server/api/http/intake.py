@@ -1,0 +1,147 @@
+"""Reads bodies beside the event loop: small texts on a thread, everything else in a process.
+
+JSON, base64, hashes and headers of large bodies are work on hostile bytes that holds Python's lock,
+so none of it is done in the front. A process is killed when its client leaves, and when it takes
+too long. Text never waits behind media, nor media for more than one of the large bodies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from vlm_server.api.http import json_body
+from vlm_server.api.http.calls import Call, Context, ReadText, call_of, decode_outcome
+from vlm_server.child.cancellation import Cancellation
+from vlm_server.child.messages import Parts, described
+from vlm_server.child.pool import ChildFailed, ChildPool, ChildTimeout
+from vlm_server.errors import RequestTooCostly
+from vlm_server.settings import MIB, Limits
+
+logger = logging.getLogger(__name__)
+
+MODULE = "vlm_server.api.intake_process"
+LARGE_BYTES = 16 * MIB
+_TEXT_THREADS = 4
+_TRIES = 2
+"""A process may be killed for what is not the body's fault: a machine that is short of memory."""
+
+
+class Job(msgspec.Struct, frozen=True):
+    """What a process has to do; stands behind the body."""
+
+    dialect: str
+    context: Context
+
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def start_pool(limits: Limits) -> ChildPool:
+    """The processes for `Intake`; the first one starts when it is needed, or warmed up."""
+    # A body and its text with four bytes for each character, twice; an image's canvas, twice.
+    memory_bytes = 512 * MIB + 10 * limits.max_body_bytes + 12 * limits.max_image_pixels
+    seconds = limits.intake_timeout_seconds
+    return ChildPool(MODULE, limits.intake_processes, str(memory_bytes), str(seconds))
+
+
+class Intake:
+    """Makes calls of bodies. Use from one event loop."""
+
+    def __init__(self, pool: ChildPool, limits: Limits) -> None:
+        self._pool = pool
+        self._seconds = limits.intake_timeout_seconds
+        self._turns = asyncio.Semaphore(limits.intake_processes)
+        self._large_turns = asyncio.Semaphore(max(1, limits.intake_processes - 1))
+        self._text_threads = anyio.CapacityLimiter(_TEXT_THREADS)
+        self._waiting_threads = anyio.CapacityLimiter(limits.intake_processes)
+
+    async def read(
+        self, dialect: str, read_text: ReadText, body: bytearray, context: Context
+    ) -> Call:
+        """The call in `body`, as `dialect` says. Raises RequestError.
+
+        Cancelling it ends the work at once. However it ends, `body` is empty then: whoever holds
+        it, such as an error's traceback, holds no memory.
+        """
+        try:
+            return await self._read(dialect, read_text, body, context)
+        finally:
+            body.clear()
+
+    async def _read(
+        self, dialect: str, read_text: ReadText, body: bytearray, context: Context
+    ) -> Call:
+        if json_body.is_small(body):
+            read = partial(read_text, body, context)
+            taken = await anyio.to_thread.run_sync(read, limiter=self._text_threads)
+            if taken is not None:
+                return call_of(taken)
+        async with self._turn(len(body)):
+            return await self._in_process(_with_job(body, Job(dialect, context)))
+
+    @asynccontextmanager
+    async def _turn(self, num_bytes: int) -> AsyncIterator[None]:
+        async with contextlib.AsyncExitStack() as stack:
+            if num_bytes > LARGE_BYTES:
+                await stack.enter_async_context(self._large_turns)
+            await stack.enter_async_context(self._turns)
+            yield
+
+    async def _in_process(self, job: Parts) -> Call:
+        cancellation = Cancellation()
+        run = partial(self._run, job, cancellation)
+        work = asyncio.ensure_future(anyio.to_thread.run_sync(run, limiter=self._waiting_threads))
+        try:
+            return await asyncio.shield(work)
+        finally:
+            if not work.done():
+                cancellation.cancel()
+                await asyncio.gather(work, return_exceptions=True)
+
+    def _run(self, job: Parts, cancellation: Cancellation) -> Call:
+        """Runs on a thread, which waits for the process."""
+        try:
+            return decode_outcome(self._answer(job, cancellation))
+        except ChildTimeout:
+            logger.warning("reading a body took more than %g s", self._seconds)
+            raise RequestTooCostly(
+                f"Reading the request took more than {self._seconds:g} seconds."
+            ) from None
+        except ChildFailed as error:
+            logger.warning("reading a body failed %d times: the process %s", _TRIES, error)
+            raise RequestTooCostly("The request can't be read: it takes too much memory.") from None
+        finally:
+            with contextlib.suppress(ChildFailed):
+                self._pool.warm_up()
+
+    def _answer(self, job: Parts, cancellation: Cancellation) -> bytearray:
+        for _ in range(_TRIES - 1):
+            with contextlib.suppress(ChildFailed):
+                return self._pool.run(job, self._seconds, cancellation)
+        return self._pool.run(job, self._seconds, cancellation)
+
+
+def take_job(body: bytearray) -> Job:
+    """The job behind `body`, which is cut off from it."""
+    end = len(body) - _LENGTH_BYTES
+    start = end - int.from_bytes(body[end:])
+    job = msgspec.msgpack.decode(body[start:end], type=Job)
+    del body[start:]
+    return job
+
+
+_LENGTH_BYTES = 4
+
+
+def _with_job(body: bytearray, job: Job) -> Parts:
+    """`body` and `job` as one message; `body` is not copied."""
+    return described(len(body), [body], _encoder.encode(job))

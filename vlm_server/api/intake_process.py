@@ -1,0 +1,47 @@
+"""The process that reads bodies for the front: see `http.intake`. Knows every dialect."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from vlm_server import heap
+from vlm_server.api.http import intake
+from vlm_server.api.http.calls import Read, Taken, encode_outcome
+from vlm_server.api.openai import intake as openai
+from vlm_server.child.serve import Limits, serve
+from vlm_server.errors import InternalError, RequestError, RequestTooCostly
+from vlm_server.media.external import BytesNeeded
+from vlm_server.settings import MIB
+
+_RETIRE_BYTES = 256 * MIB
+_READERS: dict[str, Read] = {openai.DIALECT: openai.read_chat}
+
+logger = logging.getLogger(__name__)
+
+
+def answer(job: bytearray) -> bytearray:
+    """The outcome of reading a body, encoded."""
+    return encode_outcome(_read(job))
+
+
+def _read(body: bytearray) -> Taken | RequestError | BytesNeeded:
+    try:
+        job = intake.take_job(body)
+        return _READERS[job.dialect](body, job.context)
+    except (RequestError, BytesNeeded) as outcome:
+        return outcome
+    except MemoryError:
+        return RequestTooCostly("The request can't be read: it takes too much memory.")
+    except Exception:
+        logger.exception("reading a body failed unexpectedly")
+        return InternalError("The server failed.")
+
+
+def main(memory_bytes: str, job_seconds: str) -> None:
+    heap.share_one_heap()
+    serve(answer, Limits(int(memory_bytes), float(job_seconds), _RETIRE_BYTES))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
