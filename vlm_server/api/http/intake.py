@@ -75,7 +75,8 @@ class Intake:
         try:
             return await self._read(dialect, read_text, body, context)
         finally:
-            body.clear()
+            with contextlib.suppress(BufferError):  # a text is still being read: it is small
+                body.clear()
 
     async def _read(
         self, dialect: str, read_text: ReadText, body: bytearray, context: Context

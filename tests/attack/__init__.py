@@ -1,0 +1,1 @@
+"""Attacks on the real running daemon: what it takes, who pays, and what is left."""
