@@ -367,9 +367,15 @@ def encode_message(message: Command | EncodedSubmit | Event) -> bytearray:
 
 def decode_command(body: bytes) -> Command:
     """The command in a message's body. Raises msgspec.DecodeError on anything else."""
-    return _command_decoder.decode(body)
+    try:
+        return _command_decoder.decode(body)
+    except UnicodeDecodeError as error:
+        raise msgspec.DecodeError(str(error)) from None
 
 
 def decode_event(body: bytes) -> Event:
     """The event in a message's body. Raises msgspec.DecodeError on anything else."""
-    return _event_decoder.decode(body)
+    try:
+        return _event_decoder.decode(body)
+    except UnicodeDecodeError as error:
+        raise msgspec.DecodeError(str(error)) from None

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import msgspec
 import pytest
 from hypothesis import given
+from hypothesis import settings as settings_of_tests
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from vlm_server import protocol, settings
 from vlm_server.protocol import (
@@ -15,6 +19,7 @@ from vlm_server.protocol import (
     Command,
     Delta,
     Drain,
+    EncodedSubmit,
     Event,
     Failed,
     Finished,
@@ -36,6 +41,7 @@ from vlm_server.protocol import (
     decode_command,
     decode_event,
     encode_message,
+    encode_submit,
 )
 
 
@@ -75,7 +81,7 @@ EVENTS: list[Event] = [
 ]
 
 
-def body_of(message: Command | Event) -> bytes:
+def body_of(message: Command | EncodedSubmit | Event) -> bytearray:
     """The frame of `message` without its header, which must say the body's length."""
     frame = encode_message(message)
     (length,) = MESSAGE_HEADER.unpack(frame[: MESSAGE_HEADER.size])
@@ -155,6 +161,29 @@ def test_random_bytes_never_do_worse_than_a_decode_error(body: bytes) -> None:
 def test_any_text_and_any_bytes_travel_unchanged(text: str, data: bytes) -> None:
     command = submit(data, text)
     assert decode_command(body_of(command)) == command
+
+
+def test_an_encoded_submit_is_the_same_message() -> None:
+    names = [field.name for field in msgspec.structs.fields(Submit)]
+    assert sorted(names) == sorted(f.name for f in msgspec.structs.fields(EncodedSubmit))
+    encoded = encode_submit(submit())
+    assert decode_command(body_of(encoded)) == submit()
+    changed = msgspec.structs.replace(encoded, cache_salt="another")
+    assert decode_command(body_of(changed)) == replace(submit(), cache_salt="another")
+
+
+@settings_of_tests(max_examples=100, derandomize=True)
+@given(st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=4))
+def test_a_damaged_message_never_does_worse_than_a_decode_error(
+    damages: list[tuple[int, int]],
+) -> None:
+    for message in (*COMMANDS, *EVENTS):
+        body = bytearray(body_of(message))
+        for place, value in damages:
+            body[place % len(body)] = value
+        for decode in (decode_command, decode_event):
+            with contextlib.suppress(msgspec.DecodeError):
+                decode(bytes(body))
 
 
 def test_the_length_is_four_bytes_with_the_highest_first() -> None:

@@ -21,9 +21,10 @@ import msgspec
 from vlm_server.api.http import json_body
 from vlm_server.api.http.calls import Call, Context, ReadText, call_of, decode_outcome
 from vlm_server.child.cancellation import Cancellation
-from vlm_server.child.messages import Parts, described
+from vlm_server.child.messages import Parts
 from vlm_server.child.pool import ChildFailed, ChildPool, ChildTimeout
 from vlm_server.errors import RequestTooCostly
+from vlm_server.media.external import BytesNeeded
 from vlm_server.settings import MIB, Limits
 
 logger = logging.getLogger(__name__)
@@ -69,13 +70,20 @@ class Intake:
     ) -> Call:
         """The call in `body`, as `dialect` says. Raises RequestError.
 
-        Cancelling it ends the work at once. However it ends, `body` is empty then: whoever holds
-        it, such as an error's traceback, holds no memory.
+        Raises BytesNeeded for a body that is to be read again, with the bytes of its URLs.
+        Cancelling it ends the work at once. However else it ends, `body` is empty then: whoever
+        holds it, such as an error's traceback, holds no memory.
         """
+        is_read_again = False
         try:
             return await self._read(dialect, read_text, body, context)
+        except BytesNeeded:
+            is_read_again = True
+            raise
         finally:
-            body.clear()
+            if not is_read_again:
+                with contextlib.suppress(BufferError):  # a text is still being read: it is small
+                    body.clear()
 
     async def _read(
         self, dialect: str, read_text: ReadText, body: bytearray, context: Context
@@ -143,5 +151,7 @@ _LENGTH_BYTES = 4
 
 
 def _with_job(body: bytearray, job: Job) -> Parts:
-    """`body` and `job` as one message; `body` is not copied."""
-    return described(len(body), [body], _encoder.encode(job))
+    """`body` and `job` as one message, which may be sent again; `body` is not copied."""
+    encoded = _encoder.encode(job)
+    last = encoded + len(encoded).to_bytes(_LENGTH_BYTES)
+    return Parts(len(body) + len(last), [body, last])

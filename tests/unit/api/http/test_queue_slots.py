@@ -45,7 +45,7 @@ class Queue:
     def take(self, client: str, num_bytes: int = 0) -> bool:
         stack = ExitStack()
         try:
-            stack.enter_context(self.slots.take(client, {"content-length": str(num_bytes)}))
+            stack.enter_context(self.slots.take(client, num_bytes))
         except QueueFull:
             return False
         self.held.append((client, stack))
@@ -195,17 +195,36 @@ def body_of(num_bytes: int) -> bytes:
 
 async def test_bytes_are_refused_before_the_body_is_read() -> None:
     engine = ScriptedEngine(never())
-    async with listening(engine, SMALL) as port, raw(port) as first, raw(port) as second:
-        first.send(b"{", f"Content-Length: {MIB}")
-        await asyncio.sleep(0.1)
+    async with (
+        listening(engine, SMALL) as port,
+        raw(port) as second,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
+    ):
+        headers = {"content-type": "application/json"}
+        first = asyncio.create_task(client.post(ROUTE, content=body_of(MIB), headers=headers))
+        await asyncio.wait_for(engine.waiting.wait(), 5)
         second.send(b"", f"Content-Length: {MIB}")
         assert await second.status() == 429
         head = (await second.until(b"\r\n\r\n")).lower()
         assert b"retry-after: " in head
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
-            assert (await client.get("/v1/status")).json()["requests"]["waiting_bytes"] > 0
-            first.reset()
-            await until_nothing_waits(client)
+        assert (await client.get("/v1/status")).json()["requests"]["waiting_bytes"] > 0
+        first.cancel()
+        await until_nothing_waits(client)
+
+
+async def test_a_body_that_does_not_come_keeps_nobody_out() -> None:
+    engine = ScriptedEngine(*HELLO)
+    async with (
+        listening(engine, SMALL) as port,
+        raw(port) as slow,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
+    ):
+        slow.send(b"{", f"Content-Length: {MIB}")
+        await asyncio.sleep(0.1)
+        assert (await client.get("/v1/status")).json()["requests"]["waiting_bytes"] == 0
+        headers = {"content-type": "application/json"}
+        answer = await client.post(ROUTE, content=body_of(MIB), headers=headers)
+        assert answer.status_code == 200
 
 
 async def until_nothing_waits(client: httpx.AsyncClient) -> None:
@@ -217,7 +236,7 @@ async def until_nothing_waits(client: httpx.AsyncClient) -> None:
     raise AssertionError(requests)
 
 
-async def test_a_body_without_a_length_is_counted_as_it_comes() -> None:
+async def test_a_body_without_a_length_is_counted_once_it_is_here() -> None:
     async def chunks() -> AsyncIterator[bytes]:
         yield body_of(MIB // 2)
         for _ in range(8):

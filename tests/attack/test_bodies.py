@@ -1,0 +1,246 @@
+"""Bodies that cost whoever reads them: health, running streams and other requests go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import statistics
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.daemon import Daemon, running_daemon, wait_until
+from tests.unit.api.requests import ROUTE, chat, picture, user
+from tests.unit.media.pictures import data_url, encoded
+from tests.unit.media.test_image_bounds import BOMBS
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
+
+BODY_BYTES = 64 << 20
+MEMORY_BYTES = 64 << 20
+"""What the front may have more than before; four bodies are four times as much."""
+INTAKE_SECONDS = 6.0
+GAP_SECONDS = 1.5
+"""Generous: 0.1 s on an idle machine; it was 13 to 100 s."""
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    folder = tmp_path_factory.mktemp("daemon")
+    limit = f"limits.intake_timeout_seconds={INTAKE_SECONDS}"
+    with running_daemon(folder, "--set", limit) as running:
+        yield running
+    assert "Traceback" not in running.log.read_text()
+
+
+def filled(before: bytes, unit: bytes, after: bytes) -> bytes:
+    return before + unit * ((BODY_BYTES - len(before) - len(after)) // len(unit)) + after
+
+
+HOSTILE: dict[str, Callable[[], bytes]] = {
+    "lists": lambda: filled(b'{"x":[', b"[],", b"[]]}"),
+    "names": lambda: b"{" + b",".join(b'"%07x":1' % n for n in range(5_300_000)) + b"}",
+    "one name": lambda: filled(b'{"', b"k", b'":1}'),
+    "a role": lambda: filled(b'{"model":"demo","messages":[{"role":"', b"s", b'"}]}'),
+    "wide text": lambda: filled('{"model":"🦊'.encode(), b"s", b'"}'),
+    "depth": lambda: filled(b"", b'{"x":', b""),
+}
+
+
+def post(daemon: Daemon, body: bytes) -> tuple[int, dict[str, Any]]:
+    with send(daemon, body) as client:
+        return answer_of(client)
+
+
+def send(daemon: Daemon, body: bytes) -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", daemon.port), timeout=120)
+    head = (
+        f"POST {ROUTE} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    client.sendall(head.encode())
+    client.sendall(body)
+    return client
+
+
+def answer_of(client: socket.socket) -> tuple[int, dict[str, Any]]:
+    answer = bytearray()
+    while data := client.recv(1 << 16):
+        answer += data
+    head, _, body = bytes(answer).partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)
+
+
+def small_picture(**fields: Any) -> bytes:
+    return json.dumps(chat(user(picture()), max_tokens=1, **fields)).encode()
+
+
+def resident_bytes(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def intake_pids(daemon: Daemon) -> set[int]:
+    return {pid for pid in children(daemon.process.pid) if b"intake_process" in command_of(pid)}
+
+
+def children(pid: int) -> Iterator[int]:
+    for folder in Path(f"/proc/{pid}/task").iterdir():
+        yield from map(int, (folder / "children").read_text().split())
+
+
+def command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+@contextmanager
+def measured(daemon: Daemon) -> Iterator[list[float]]:
+    """Times of health checks and gaps of a stream while the `with` block runs, in seconds."""
+    times: list[float] = []
+    over = threading.Event()
+
+    def check() -> None:
+        while not over.is_set():
+            started = time.monotonic()
+            urllib.request.urlopen(f"{daemon.url}/health/live", timeout=60).read()
+            times.append(time.monotonic() - started)
+            over.wait(0.02)
+
+    def read_streams() -> None:
+        client = daemon.client()
+        while not over.is_set():
+            stream = client.chat.completions.create(
+                model="demo",
+                messages=[{"role": "user", "content": "Count."}],
+                stream=True,
+                max_tokens=400,
+                extra_body={"ignore_eos": True},
+            )
+            last = time.monotonic()
+            for _ in stream:
+                times.append(time.monotonic() - last)
+                last = time.monotonic()
+                if over.is_set():
+                    break
+            stream.close()
+
+    with ThreadPoolExecutor() as threads:
+        done = [threads.submit(work) for work in (check, read_streams)]
+        try:
+            yield times
+        finally:
+            over.set()
+            for future in done:
+                future.result()
+
+
+@pytest.mark.parametrize(
+    "names", [("lists", "names", "one name", "a role"), ("lists", "lists", "wide text", "depth")]
+)
+def test_four_hostile_bodies_stop_nobody_and_leave_nothing(daemon: Daemon, names: tuple[str, ...]):
+    assert post(daemon, small_picture())[0] == 200
+    before = resident_bytes(daemon.process.pid)
+    bodies = [HOSTILE[name]() for name in names]
+    with measured(daemon) as times, ThreadPoolExecutor() as threads:
+        answers = list(threads.map(lambda body: post(daemon, body), bodies))
+    for status, answer in answers:
+        assert status == 400
+        assert len(answer["error"]["message"]) < 300
+    assert statistics.quantiles(times, n=100)[98] < GAP_SECONDS
+    wait_until(lambda: resident_bytes(daemon.process.pid) < before + MEMORY_BYTES, 10, daemon.log)
+    wait_until(lambda: daemon.status()["requests"]["in_flight"] == 0, 10, daemon.log)
+    assert sum(map(resident_bytes, intake_pids(daemon))) < 2 * MEMORY_BYTES
+    assert post(daemon, small_picture())[0] == 200
+
+
+def test_header_bombs_are_refused_while_others_are_answered(daemon: Daemon):
+    names = ["PNG, 10,000 profiles", "JPEG, fill bytes", "PNG, 1.7 million chunks", "GIF, zeros"]
+    kinds = [data_url(BOMBS[name]()) for name in names]
+    bombs = [json.dumps(chat(user(picture(url)))).encode() for url in kinds]
+    with ThreadPoolExecutor() as threads:
+        hostile = [threads.submit(post, daemon, bomb) for bomb in bombs]
+        others: list[Future[Any]] = [
+            threads.submit(post, daemon, body)
+            for body in (json.dumps(chat(max_tokens=1)).encode(), small_picture())
+        ]
+        started = time.monotonic()
+        assert [other.result()[0] for other in others] == [200, 200]
+        assert time.monotonic() - started < 10
+        for future in hostile:
+            status, answer = future.result()
+            assert (status, answer["error"]["code"]) == (400, "invalid_image")
+            assert answer["error"]["param"] == "messages[0].content[0]"
+
+
+@contextmanager
+def stopped_intake(daemon: Daemon) -> Iterator[int]:
+    """The idle process is stopped, as if its work took for ever."""
+    assert post(daemon, small_picture())[0] == 200
+    wait_until(lambda: len(intake_pids(daemon)) >= 1, 10, daemon.log)
+    pids = intake_pids(daemon)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield max(pids)
+    finally:
+        for pid in pids & intake_pids(daemon):
+            os.kill(pid, signal.SIGCONT)
+
+
+def in_flight(daemon: Daemon) -> int:
+    return int(daemon.status()["requests"]["in_flight"])
+
+
+def test_a_client_that_leaves_ends_the_reading_of_its_body(daemon: Daemon):
+    with stopped_intake(daemon):
+        pids = intake_pids(daemon)
+        with send(daemon, small_picture()):
+            wait_until(lambda: in_flight(daemon) == 1, 10, daemon.log)
+        wait_until(lambda: in_flight(daemon) == 0, INTAKE_SECONDS / 2, daemon.log)
+        wait_until(lambda: not pids <= intake_pids(daemon), INTAKE_SECONDS / 2, daemon.log)
+    assert post(daemon, small_picture())[0] == 200
+
+
+def test_a_body_that_takes_too_long_is_refused_and_the_next_one_read(daemon: Daemon):
+    with stopped_intake(daemon):
+        status, answer = post(daemon, small_picture())
+    assert (status, answer["error"]["code"]) == (413, "request_too_costly")
+    assert post(daemon, small_picture())[0] == 200
+
+
+def test_text_does_not_wait_for_media(daemon: Daemon):
+    with stopped_intake(daemon), ExitStack() as waiting:
+        for _ in range(6):
+            waiting.enter_context(send(daemon, small_picture()))
+        started = time.monotonic()
+        assert post(daemon, json.dumps(chat(max_tokens=1)).encode())[0] == 200
+        assert time.monotonic() - started < INTAKE_SECONDS
+    wait_until(lambda: in_flight(daemon) == 0, 10, daemon.log)
+
+
+def test_a_process_that_is_killed_fails_nobody(daemon: Daemon):
+    with stopped_intake(daemon) as pid, ThreadPoolExecutor() as threads:
+        asked = threads.submit(post, daemon, small_picture())
+        wait_until(lambda: in_flight(daemon) == 1, 10, daemon.log)
+        time.sleep(0.2)  # until the process has it
+        os.kill(pid, signal.SIGKILL)
+        assert asked.result()[0] == 200
+
+
+def test_pictures_are_answered_right_after_all_this(daemon: Daemon):
+    url = data_url(encoded("PNG", (64, 48)))
+    status, answer = post(daemon, json.dumps(chat(user(picture(url)), max_tokens=1)).encode())
+    assert (status, answer["usage"]["completion_tokens"]) == (200, 1)
