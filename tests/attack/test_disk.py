@@ -91,9 +91,7 @@ def test_a_folder_that_is_removed_is_made_again(daemon: Daemon, folder: Path) ->
     assert known > 20
 
 
-def test_a_full_disk_evicts_and_goes_on_and_so_does_one_that_is_read_only(
-    model: str, tmp_path: Path
-) -> None:
+def test_a_full_disk_evicts_and_goes_on(model: str, tmp_path: Path) -> None:
     with (
         small_disk(tmp_path / "mount", 128 << 10) as mount,
         running_daemon(tmp_path, "--model", model, *on_disk(mount)) as daemon,
@@ -106,9 +104,6 @@ def test_a_full_disk_evicts_and_goes_on_and_so_does_one_that_is_read_only(
         assert num_warnings(daemon) == 1
         wait_written(daemon, mount, 1)
         assert disk(daemon)["damaged"] == 0
-        subprocess.run(["mount", "-o", "remount,ro", str(mount)], check=True)
-        assert ask(daemon, question(asked))[0]
-        assert num_warnings(daemon) == 1
 
 
 @contextmanager
