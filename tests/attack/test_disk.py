@@ -17,6 +17,7 @@ from tests.e2e.pictures import noise, user
 from tests.e2e.test_disk import ask, disk, kill_engine, on_disk, wait_written
 from tests.tiny_models import build
 
+NO_BLAS = ("--set", "engine.openblas=off")
 WARNINGS = ("the disk of the cache is full", "a cache file can't be written")
 
 
@@ -56,7 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def daemon(model: str, folder: Path) -> Iterator[Daemon]:
-    with running_daemon(folder.parent, "--model", model, *on_disk(folder)) as running:
+    with running_daemon(folder.parent, "--model", model, *NO_BLAS, *on_disk(folder)) as running:
         yield running
 
 
@@ -91,12 +92,10 @@ def test_a_folder_that_is_removed_is_made_again(daemon: Daemon, folder: Path) ->
     assert known > 20
 
 
-def test_a_full_disk_evicts_and_goes_on_and_so_does_one_that_is_read_only(
-    model: str, tmp_path: Path
-) -> None:
+def test_a_full_disk_evicts_and_goes_on(model: str, tmp_path: Path) -> None:
     with (
         small_disk(tmp_path / "mount", 128 << 10) as mount,
-        running_daemon(tmp_path, "--model", model, *on_disk(mount)) as daemon,
+        running_daemon(tmp_path, "--model", model, *NO_BLAS, *on_disk(mount)) as daemon,
     ):
         asked = 0
         while not disk(daemon)["evictions"]:
@@ -106,9 +105,6 @@ def test_a_full_disk_evicts_and_goes_on_and_so_does_one_that_is_read_only(
         assert num_warnings(daemon) == 1
         wait_written(daemon, mount, 1)
         assert disk(daemon)["damaged"] == 0
-        subprocess.run(["mount", "-o", "remount,ro", str(mount)], check=True)
-        assert ask(daemon, question(asked))[0]
-        assert num_warnings(daemon) == 1
 
 
 @contextmanager

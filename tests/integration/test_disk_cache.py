@@ -402,7 +402,7 @@ def wait_until_written(engine: Engine) -> None:
     cache = engine.caches.disk
     assert isinstance(cache, disk_cache.DiskCache)
     deadline = time.monotonic() + 30
-    while cache._queued:
+    while cache.writer.num_queued:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 

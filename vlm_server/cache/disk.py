@@ -25,7 +25,12 @@ from vlm_server.protocol import CacheStats
 logger = logging.getLogger(__name__)
 
 _PASSING = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EINTR, errno.EAGAIN})
-"""Errors of this process or machine, not of the file that it reads."""
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether this process or machine lacks what reading takes: it says nothing of the file."""
+    is_memory = isinstance(error, MemoryError)
+    return is_memory or (isinstance(error, OSError) and error.errno in _PASSING)
 
 
 class DiskStore:
@@ -242,7 +247,7 @@ class DiskStore:
                 return data
         except OSError as error:
             logger.debug("a cache file can't be read", exc_info=True)
-            if error.errno in _PASSING:
+            if is_passing(error):
                 raise  # the file is sound, as far as anyone knows
         self._discard(key, path)
         return None

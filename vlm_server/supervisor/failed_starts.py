@@ -41,7 +41,7 @@ class FailedStarts:
         if status == -signal.SIGKILL:
             return (
                 "the last was killed (SIGKILL), as the system does when memory runs out: this "
-                f"process may use {self._memory_bytes / _GIB:.1f} GiB. Serve a smaller or a "
+                f"process may use {self._memory_bytes / _GIB:.2f} GiB. Serve a smaller or a "
                 "quantized checkpoint, or free memory"
             )
         if status is None:

@@ -20,7 +20,7 @@ def give_up(status: int | None, *, was_late: bool = False) -> str:
 
 
 def test_a_kill_is_taken_for_want_of_memory() -> None:
-    assert "6.0 GiB" in give_up(-signal.SIGKILL)
+    assert "6.00 GiB" in give_up(-signal.SIGKILL)
     assert "memory" in give_up(-signal.SIGKILL)
 
 

@@ -6,27 +6,22 @@ What can't be written or read is a miss, and fails no request.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import logging
 import threading
-import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
-
-import mlx.core as mx
 
 from vlm_server.cache.block_hash import KVBlock, KVBlockIndex, block_after
 from vlm_server.cache.cache import Cache, EncodedImage
-from vlm_server.cache.disk import DiskStore
+from vlm_server.cache.disk import DiskStore, is_passing
 from vlm_server.cache.disk_files import default_folder
 from vlm_server.cache.disk_tier import DiskTier, NoDisk, StoredPrefixSizes
 from vlm_server.cache.prefix import Source
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.errors import OutOfMemory
 from vlm_server.runner.device.memory import NO_MEMORY, is_out_of_memory
+from vlm_server.runner.kv.disk_writer import DiskWriter, Job
 from vlm_server.runner.kv.records import (
     UNREADABLE,
     PrefixHeader,
@@ -42,21 +37,6 @@ from vlm_server.runner.vision.encoder import ImageFeatures
 from vlm_server.settings import Cache as CacheSettings
 
 logger = logging.getLogger(__name__)
-
-_MAX_QUEUED_BYTES = 256 << 20
-"""Of arrays that wait to be written: what is more is not stored, or the next time."""
-_WARN_SECONDS = 3600.0
-"""Between two warnings that files can't be written."""
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """A record to write, and the keys of the blocks before it, without which it is useless."""
-
-    key: str
-    record: Record
-    after: tuple[str, ...] = ()
 
 
 class DiskCache:
@@ -77,22 +57,15 @@ class DiskCache:
         self._needs_snapshots = needs_snapshots
         self._lock = threading.Lock()
         self._blocks = KVBlockIndex(whole=needs_snapshots)
-        self._queue: SimpleQueue[_Job | None] = SimpleQueue()
-        self._queued: dict[str, int] = {}
-        """Sizes of what waits to be written, by key."""
-        self._warn_at = 0.0
-        """When a failure to write is worth a warning again."""
         self._read_headers()
-        self._writer = threading.Thread(target=self._write_all, name="disk cache", daemon=True)
-        self._writer.start()
+        self.writer = DiskWriter(store, self._drop)
 
     @property
     def caches(self) -> tuple[Cache, ...]:
         return (self._store,)
 
     def close(self, seconds: float) -> None:
-        self._queue.put(None)
-        self._writer.join(seconds)
+        self.writer.close(seconds)
         self._store.close()
 
     def store_features(self, key: str, features: EncodedImage) -> None:
@@ -100,8 +73,8 @@ class DiskCache:
         stored = _features_key(key)
         with self._lock:
             is_known = self._is_known(stored)
-        if not is_known and features.size_bytes <= self._room:
-            self._add(_Job(stored, features_record(self._fingerprint, key, features)))
+        if not is_known and features.size_bytes <= self.writer.room_bytes:
+            self.writer.add(Job(stored, features_record(self._fingerprint, key, features)))
 
     def find_features(self, key: str) -> int | None:
         size_bytes = self._store.size_of(_features_key(key))
@@ -126,14 +99,14 @@ class DiskCache:
         for end in self._ends(prompt, source, start):
             snapshot = source.snapshots[end] if self._needs_snapshots else None
             size_bytes = source.size_bytes(start, end) + (snapshot.size_bytes if snapshot else 0)
-            if end <= start or size_bytes > self._room:
+            if end <= start or size_bytes > self.writer.room_bytes:
                 return
             block = block_after(walk.chain, prompt.part(start, end))
             segment = source.take(start, end)
             with self._lock:
                 self._blocks.add(block)
             record = prefix_record(self._fingerprint, block, segment, snapshot)
-            self._add(_Job(block.key, record, after))
+            self.writer.add(Job(block.key, record, after))
             start, after = end, (*after, block.key)
 
     def find_prefix(
@@ -216,7 +189,9 @@ class DiskCache:
                 continue
             try:
                 header = read_header(path)
-            except UNREADABLE:
+            except UNREADABLE as error:
+                if is_passing(error):
+                    continue
                 header = None
             if isinstance(header, PrefixHeader) and header.is_sound(self._fingerprint, key):
                 self._blocks.add(header.block)
@@ -225,14 +200,9 @@ class DiskCache:
 
     # ---- writing -------------------------------------------------------------------
 
-    @property
-    def _room(self) -> int:
-        with self._lock:
-            return _MAX_QUEUED_BYTES - sum(self._queued.values())
-
     def _is_known(self, key: str) -> bool:
         """With the lock: whether it is stored or will be."""
-        return key in self._queued or key in self._store
+        return key in self.writer or key in self._store
 
     def _ends(
         self, prompt: PromptKey, source: Source[KVSegment, LayerStates], start: int
@@ -240,63 +210,8 @@ class DiskCache:
         """Where blocks shall end, the first of which begins at `start`."""
         if self._needs_snapshots:
             return sorted(position for position in source.snapshots if position > start)
-        most = self._room // source.size_bytes(0, 1)
+        most = self.writer.room_bytes // source.size_bytes(0, 1)
         return [prompt.floor(min(start + most, len(prompt)))]
-
-    def _add(self, job: _Job) -> None:
-        with self._lock:
-            self._queued[job.key] = job.record.size_bytes
-        self._queue.put(job)
-
-    def _write_all(self) -> None:
-        """The writer thread, until `close`."""
-        while (job := self._queue.get()) is not None:
-            try:
-                is_written = self._write(job)
-            except Exception as error:  # noqa: BLE001 - requests go on without
-                self._note_failure(error)
-                is_written = False
-            with self._lock:
-                del self._queued[job.key]
-            if not is_written:
-                self._drop([job.key])
-        mx.clear_streams()
-
-    def _write(self, job: _Job) -> bool:
-        """Whether there was room. Blocks are used after those that follow them, so that the ends of
-        prompts are evicted first."""
-        if not all(key in self._store for key in job.after):
-            return False
-        gone = self._store.make_room(job.record.size_bytes, keep=job.after)
-        if gone is None:
-            return False
-        self._drop(gone)
-        if job.key in self._store:  # though nothing usable was there
-            self._store.discard(job.key)
-        try:
-            self._store.put(job.key, job.record.write)
-        except OSError as error:
-            if error.errno not in _FULL:
-                raise
-            self._note_failure(error)
-            gone = self._store.evict(job.record.size_bytes, keep=job.after)
-            if gone is None:
-                return False
-            self._drop(gone)
-            self._store.put(job.key, job.record.write)
-        self._store.touch((job.key, *reversed(job.after)))
-        return True
-
-    def _note_failure(self, error: Exception) -> None:
-        """Warn, but not for each file."""
-        now = time.monotonic()
-        level = logging.DEBUG
-        if now >= self._warn_at:
-            level, self._warn_at = logging.WARNING, now + _WARN_SECONDS
-        if isinstance(error, OSError) and error.errno in _FULL:
-            logger.log(level, "the disk of the cache is full: older files make room for newer ones")
-        else:
-            logger.log(level, "a cache file can't be written: %s", error)
 
     def _drop(self, keys: Iterable[str]) -> None:
         with self._lock:
