@@ -84,7 +84,7 @@ def bind(server: Server) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         _set_for_connections(listener)
         listener.bind((server.host, server.port))
-        listener.listen(1024)
+        listener.listen(2048)
     except OSError as error:
         listener.close()
         reason = str(error.strerror).partition(" (")[0]

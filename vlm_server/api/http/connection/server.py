@@ -57,7 +57,7 @@ def http_config(app: ASGIApp, settings: Settings, encode: EncodeError) -> uvicor
         http=cast("type[asyncio.Protocol]", partial(HttpConnection, shared)),
         ws="none",
         lifespan="off",
-        backlog=1024,
+        backlog=2048,
         log_config=None,
         access_log=False,
         proxy_headers=False,
