@@ -56,7 +56,9 @@ def slow() -> bytes:
 def send(daemon: Daemon, data: bytes) -> socket.socket:
     """A client that waits for an answer until it is closed."""
     client = socket.create_connection(("127.0.0.1", daemon.port), timeout=60)
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n"
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n"
+    )
     client.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + data)
     return client
 

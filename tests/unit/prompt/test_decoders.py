@@ -56,7 +56,9 @@ SMALL = encoded(PillowImage.new("RGB", (64, 64), "red"))
 def gradient(mode: str, size: tuple[int, int] = (61, 47)) -> PillowImage.Image:
     red = PillowImage.linear_gradient("L").resize(size)
     green, blue = red.rotate(90), PillowImage.radial_gradient("L").resize(size)
-    rgba = PillowImage.merge("RGBA", (red, green, blue, PillowImage.radial_gradient("L").resize(size)))
+    rgba = PillowImage.merge(
+        "RGBA", (red, green, blue, PillowImage.radial_gradient("L").resize(size))
+    )
     return rgba.convert(mode)
 
 
