@@ -20,8 +20,8 @@ from vlm_server.child import messages
 _NICENESS = 5
 """Answers that are being written come first."""
 _OOM_SCORE = 900
-_KIB = 1024 if sys.platform == "linux" else 1
-"""The unit of `ru_maxrss` in bytes."""
+_STATUS = "/proc/self/status"
+_KIB = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,5 +85,17 @@ def _limit_job(limits: Limits) -> None:
 
 
 def _must_retire(limits: Limits) -> bool:
-    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
-    return held > limits.retire_bytes
+    return _most_held_bytes() > limits.retire_bytes
+
+
+def _most_held_bytes() -> int:
+    """The most memory that this process ever had.
+
+    Linux's `ru_maxrss` begins with what the process had that started this one, its status does not.
+    """
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if sys.platform != "linux":
+        return most
+    with open(_STATUS, encoding="ascii", errors="replace") as status:
+        own = (int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+        return next(own, most) * _KIB

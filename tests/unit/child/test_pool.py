@@ -75,6 +75,14 @@ def test_a_process_that_held_much_memory_is_replaced(pool: ChildPool):
     assert ask(pool, "pid -") != first
 
 
+def test_what_whoever_starts_a_process_holds_does_not_count(pool: ChildPool):
+    """An engine holds more than any of its processes may."""
+    held = bytes(b"x" * (300 << 20))
+    first = ask(pool, "pid -")
+    assert ask(pool, "pid -") == first
+    assert len(held) == 300 << 20
+
+
 def test_cancelling_kills_the_process_and_frees_its_place(pool: ChildPool):
     outcomes: list[type[Exception]] = []
     cancellations = [Cancellation() for _ in range(3)]
