@@ -141,6 +141,12 @@ def mutated(kind: str, number: int) -> bytes:
 # ---- what comes of it ----------------------------------------------------------------
 
 
+def not_read(error: InvalidRequest) -> bool:
+    assert error.param == "part"
+    assert len(error.message) < 200
+    return False
+
+
 def read_picture(decoders: Decoders, kind: str, number: int) -> bool:
     """Whether it was decoded; refused well, if not."""
     data = mutated(kind, number)
@@ -149,9 +155,7 @@ def read_picture(decoders: Decoders, kind: str, number: int) -> bool:
         image = Image(data, "hash", header.format, header.width, header.height, "part")
         shown = decoders.image(image, DecodeBudget(decoders.image_limits, Cancellation()))
     except InvalidImage as error:
-        assert error.param == "part"
-        assert len(error.message) < 200
-        return False
+        return not_read(error)
     assert shown.mode == "RGB"
     sizes = {(header.width, header.height), (header.height, header.width)}
     assert shown.size in sizes
@@ -166,9 +170,7 @@ def read_clip(decoders: Decoders, kind: str, number: int) -> bool:
         video = Video(data, "hash", video_header.read(data, "part"), "part")
         shown = decoders.video(video, limits, Cancellation())
     except InvalidVideo as error:
-        assert error.param == "part"
-        assert len(error.message) < 200
-        return False
+        return not_read(error)
     count, height, width, channels = shown.frames.shape
     assert channels == 3
     assert count == len(shown.seconds) <= limits.max_frames

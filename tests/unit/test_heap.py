@@ -87,6 +87,29 @@ def test_one_heap_keeps_what_threads_freed_until_it_is_trimmed():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")
+def test_what_an_image_takes_stays_mapped_for_the_next():
+    """Those of two megapixels, and not all of what a large one took."""
+    program = """
+import resource
+from vlm_server import heap
+{first}
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def image():
+    [b"x" * each for each in (8 << 20, 6 << 20)]
+image()
+before = faults()
+for _ in range(20):
+    image()
+{last}
+print(faults() - before)
+"""
+    assert growth(first="heap.share_one_heap()", program=program) > 10_000
+    assert growth(first="heap.keep_images()", program=program) < 1_000
+    assert growth(first="heap.keep_images()", program=OTHER_THREAD, count=2000) < 60_000_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc")
 def test_what_a_matrix_product_takes_in_passing_stays_mapped():
     """OpenBLAS takes 2.1 MB for each: to have them mapped anew made pictures 1.6 times as slow."""
     program = """

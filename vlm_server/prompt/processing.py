@@ -72,7 +72,7 @@ def process_image(
     try:
         whole = _whole(host, host.process_image(image, placeholder), host.image_token_id)
     except Exception as error:
-        logger.warning("the processor failed on a picture", exc_info=True)
+        _note_failure("a picture", error)
         size = f"{image.width}x{image.height}"
         raise InvalidImage(
             f"the model's processor can't take this picture of {size} pixels", param
@@ -90,7 +90,7 @@ def process_video(
         made = host.process_video(clip.frames, clip.seconds, placeholder)
         whole = _whole(host, made, token_id)
     except Exception as error:
-        logger.warning("the processor failed on a video", exc_info=True)
+        _note_failure("a video", error)
         height, width = clip.frames.shape[1:3]
         raise InvalidVideo(
             f"the model's processor can't take this video of {width}x{height} pixels", param
@@ -98,6 +98,12 @@ def process_video(
     if whole is None:
         raise InvalidVideo("the model's processor made nothing of this video", param)
     return _in_units(whole)
+
+
+def _note_failure(what: str, error: Exception) -> None:
+    """In one line: it may be the picture's fault, and anybody can send more of them."""
+    logger.info("the processor failed on %s: %s", what, str(error)[:200].replace("\n", " "))
+    logger.debug("the processor failed", exc_info=error)
 
 
 def _whole(host: HostModel, made: ProcessedMedia, token_id: int) -> Processed | None:

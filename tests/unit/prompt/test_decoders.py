@@ -1,4 +1,4 @@
-"""Images through the real decoding processes: the same pixels, and no more than a request may cost."""
+"""Images through the real decoding processes: the same pixels, at a bounded cost."""
 
 from __future__ import annotations
 

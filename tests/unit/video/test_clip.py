@@ -266,3 +266,20 @@ def test_a_decoder_gets_so_much_memory_and_no_more() -> None:
     little = clip.decoder_pool(replace(Limits(), decode_memory_bytes=200 << 20), 1)
     with pytest.raises(InvalidVideo):
         clip.decode(little, Video(data, "key", "MP4", PARAM), Limits(), Cancellation())
+
+
+@pytest.mark.parametrize("container", ["mp4", "webm"])
+def test_without_its_key_frame_a_video_is_refused(container: str) -> None:
+    """What the other frames change is not there."""
+    source = av.open(io.BytesIO(clips.encode(clips.noise(1, 12), container, options={"g": "99"})))
+    buffer = io.BytesIO()
+    with source, av.open(buffer, "w", format=container) as output:
+        stream = output.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(video=0):
+            if packet.size and not packet.is_keyframe:
+                packet.stream = stream
+                output.mux(packet)
+    started = time.monotonic()
+    with pytest.raises(InvalidVideo):
+        decode(buffer.getvalue(), FORMATS[container])
+    assert time.monotonic() - started < 10
