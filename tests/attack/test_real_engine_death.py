@@ -104,7 +104,7 @@ def test_a_crowd_in_every_state_is_told_one_end_each(daemon: Daemon, death: sign
     ends = [client.ends for client in clients]
     assert all(len(told) == 1 for told in ends), ends
     assert {told[0] for told in ends} <= {"engine_died", "length"}
-    assert [told for told in ends[:4]] == [["engine_died"]] * 4
+    assert ends[:4] == [["engine_died"]] * 4
     daemon.wait_ready()
     assert daemon.engine_pid() != pid
     assert known_answer(daemon) == expected

@@ -53,7 +53,8 @@ class EngineProcess:
     async def start(cls, module: str, environment: Mapping[str, str]) -> EngineProcess:
         """Start an engine, the program `module`, which waits for its `Start` command.
 
-        `environment` is added to ours. Raises OSError if there are too few descriptors, or no memory for a process.
+        `environment` is added to ours. Raises OSError if there are too few descriptors, or no
+        memory for a process.
         """
         ours, theirs = socket.socketpair()
         try:
