@@ -387,8 +387,8 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         float,
         Meta(
             gt=0,
-            description="An engine with requests that sends nothing for this long is restarted; "
-            "must be longer than any single step.",
+            description="An engine with requests that sends nothing for this long, or whose encoder "
+            "or preparers do not get on, is restarted; must be longer than any single step.",
         ),
     ] = 120.0
     max_failed_steps: Annotated[
@@ -413,8 +413,8 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         float,
         Meta(
             ge=0,
-            description="Requests of a size that crashed two engines within this time are refused "
-            "until it has passed; 0 refuses none.",
+            description="Requests of a size that crashed two engines within this time, and then "
+            "one alone, are refused until it has passed; 0 refuses none.",
         ),
     ] = 600.0
     openblas: Annotated[

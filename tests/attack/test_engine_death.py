@@ -153,7 +153,7 @@ async def test_clients_that_leave_a_stopped_engine_take_their_places_with_them()
         process = front.supervisor._process
         assert process is not None
         assert sum(1 for _ in process._outbox) <= 1, "bodies of those who left are kept"
-        while await front.is_ready():
+        while await front.is_ready():  # noqa: ASYNC110  it is asked over HTTP
             await asyncio.sleep(0.05)
         assert front.supervisor.status.pid == pid, "it was not ready before it was replaced"
         await front.until_replaced(pid)
@@ -163,7 +163,7 @@ async def test_clients_that_leave_a_stopped_engine_take_their_places_with_them()
 async def test_who_comes_when_the_engine_is_overdue_is_told_when_to_come_again() -> None:
     async with running_front(silence_timeout_seconds=4.0) as front:
         waiting = front.begin("accept stop")
-        while await front.is_ready():
+        while await front.is_ready():  # noqa: ASYNC110  it is asked over HTTP
             await asyncio.sleep(0.05)
         response = await front.http.get("/health/ready")
         assert response.json()["status"] == "unresponsive"

@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,8 +89,17 @@ def free_port() -> int:
 
 
 @contextmanager
-def running_daemon(folder: Path, *arguments: str, wait: bool = True) -> Iterator[Daemon]:
-    """A daemon that has its own log in `folder`, and is gone afterwards."""
+def running_daemon(
+    folder: Path,
+    *arguments: str,
+    wait: bool = True,
+    cwd: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Daemon]:
+    """A daemon that has its own log in `folder`, and is gone afterwards.
+
+    It is started in the working folder `cwd`; `environment` is added to ours.
+    """
     log = folder / "daemon.log"
     port = free_port()
     with log.open("wb") as output:
@@ -99,6 +108,8 @@ def running_daemon(folder: Path, *arguments: str, wait: bool = True) -> Iterator
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            cwd=cwd,
+            env={**os.environ, **(environment or {})},
         )
     daemon = Daemon(process, port, log)
     try:

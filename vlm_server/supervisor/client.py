@@ -47,6 +47,9 @@ def engine_request(submit: Submit) -> EngineRequest:
 class EngineStatus:
     """The state of the engine process. `progress` is (stage, fraction) while the model loads.
 
+    `state` is `stopped`, `starting`, `ready`, `unresponsive` (it has been silent for half of the
+    time after which it is ended), `restarting`, `failed` or `stopping`.
+
     `quarantined_shapes` counts the request sizes that are refused because engines crashed on
     them, `quarantine_refusals` the requests refused for that.
     """
@@ -81,6 +84,7 @@ class EngineClient(Protocol):
         flight, the last event is `Failed(code="engine_died")`.
 
         Raises EngineUnavailable if the engine is not ready, and RequestTooCostly if engines
-        crashed on requests of this size; in both cases nothing was sent.
+        crashed on requests of this size; in both cases nothing was sent. While a request of a
+        size that crashed two engines is tried alone, those that come later wait.
         """
         ...

@@ -78,12 +78,18 @@ def _link_fortran(packages: Path, links: Path) -> Path | None:
         for library in bundled:
             name = library.name.partition("-")[0] + ".so." + library.name.partition(".so.")[2][:1]
             for link in (links / library.name, links / name):
-                link.unlink(missing_ok=True)
-                link.symlink_to(library)
+                _link(link, library)
     except OSError:
         logger.debug("can't link the Fortran runtime", exc_info=True)
         return None
     return links
+
+
+def _link(link: Path, library: Path) -> None:
+    """Raises OSError. One that is right stays: another engine may be loading it."""
+    if not (link.is_symlink() and link.readlink() == library):
+        link.unlink(missing_ok=True)
+        link.symlink_to(library)
 
 
 def _works(environment: dict[str, str]) -> bool:

@@ -1,0 +1,130 @@
+"""What `test_engine_death.py` does to a scripted engine, done to the real one under a crowd."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.e2e.daemon import Daemon, running_daemon, wait_until
+from tests.e2e.pictures import noise, user
+from tests.tiny_models import build
+
+SILENCE_SECONDS = 6
+"""More than any step takes on a busy machine."""
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    folder = tmp_path_factory.mktemp("mortal")
+    with running_daemon(
+        folder,
+        *("--model", str(build("qwen3_vl", folder / "model"))),
+        *("--set", f"engine.silence_timeout_seconds={SILENCE_SECONDS}"),
+        *("--set", "engine.restart_backoff_seconds=0.1"),
+    ) as running:
+        yield running
+
+
+class Client(threading.Thread):
+    """One request, and all ends that it was told of."""
+
+    def __init__(self, daemon: Daemon, *content: Any, stream: bool, max_tokens: int) -> None:
+        super().__init__(daemon=True)
+        self.ends: list[str] = []
+        self.text = ""
+        self._client = daemon.client(timeout=90)
+        self._fields: dict[str, Any] = {
+            "model": "default",
+            "messages": [user(*content)],
+            "temperature": 0,
+            "max_tokens": max_tokens,
+            "stream": stream,
+        }
+        self.start()
+
+    def run(self) -> None:
+        try:
+            answer = self._client.chat.completions.create(**self._fields)
+            for part in answer if self._fields["stream"] else [answer]:
+                choice = part.choices[0]
+                self.text += (
+                    choice.delta if self._fields["stream"] else choice.message
+                ).content or ""
+                if choice.finish_reason:
+                    self.ends.append(choice.finish_reason)
+        except openai.APIError as error:
+            self.ends.append(str(error.code))
+
+
+def crowd(daemon: Daemon) -> list[Client]:
+    """Answers without an end, and pictures in every state before."""
+    answers = [
+        Client(daemon, "Go on", stream=stream, max_tokens=6000) for stream in (True, False) * 2
+    ]
+    wait_until(lambda: states(daemon)["decode"] == len(answers), 20, daemon.log)
+    seed = time.monotonic_ns() % 10**6
+    pictures = [
+        Client(daemon, noise(seed + n, (700, 500)), "What?", stream=n % 2 == 0, max_tokens=200)
+        for n in range(16)
+    ]
+    wait_until(lambda: num_before_first_token(daemon) >= 3, 20, daemon.log)
+    return answers + pictures
+
+
+def states(daemon: Daemon) -> dict[str, int]:
+    counted: dict[str, int] = daemon.status()["engine"]["stats"]["requests"]
+    return counted
+
+
+def num_before_first_token(daemon: Daemon) -> int:
+    return sum(count for state, count in states(daemon).items() if state != "decode")
+
+
+def known_answer(daemon: Daemon) -> str:
+    client = Client(daemon, noise(1, (64, 64)), "What?", stream=False, max_tokens=8)
+    client.join(60)
+    assert client.ends == ["length"]
+    return client.text
+
+
+@pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_crowd_in_every_state_is_told_one_end_each(daemon: Daemon, death: signal.Signals) -> None:
+    expected, pid = known_answer(daemon), daemon.engine_pid()
+    clients = crowd(daemon)
+    os.kill(pid, death)
+    for client in clients:
+        client.join(60)
+    ends = [client.ends for client in clients]
+    assert all(len(told) == 1 for told in ends), ends
+    assert {told[0] for told in ends} <= {"engine_died", "length"}
+    assert ends[:4] == [["engine_died"]] * 4
+    daemon.wait_ready()
+    assert daemon.engine_pid() != pid
+    assert known_answer(daemon) == expected
+    daemon.wait_idle()
+    assert daemon.status()["requests"]["in_flight"] == 0
+    assert daemon.status()["engine"]["quarantine"]["shapes"] == 0
+
+
+def test_a_front_that_was_stopped_does_not_blame_the_engine(daemon: Daemon) -> None:
+    """`docker pause`, or a debugger: the engine works on and nobody hears it."""
+    pid = daemon.engine_pid()
+    stream = daemon.client().chat.completions.create(
+        model="default", messages=[user("Go on")], max_tokens=6000, stream=True
+    )
+    next(stream)
+    daemon.process.send_signal(signal.SIGSTOP)
+    time.sleep(SILENCE_SECONDS + 1)
+    daemon.process.send_signal(signal.SIGCONT)
+    time.sleep(3)  # more than one look of the watchdog
+    next(stream)
+    stream.close()
+    assert daemon.engine_pid() == pid
+    daemon.wait_idle()
