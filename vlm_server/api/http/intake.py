@@ -69,18 +69,8 @@ class Intake:
     ) -> Call:
         """The call in `body`, as `dialect` says. Raises RequestError.
 
-        Cancelling it ends the work at once. However it ends, `body` is empty then: whoever holds
-        it, such as an error's traceback, holds no memory.
+        Cancelling it ends the work at once.
         """
-        try:
-            return await self._read(dialect, read_text, body, context)
-        finally:
-            with contextlib.suppress(BufferError):  # a text is still being read: it is small
-                body.clear()
-
-    async def _read(
-        self, dialect: str, read_text: ReadText, body: bytearray, context: Context
-    ) -> Call:
         if json_body.is_small(body):
             read = partial(read_text, body, context)
             taken = await anyio.to_thread.run_sync(read, limiter=self._text_threads)

@@ -68,7 +68,10 @@ class ChatCompletions:
 
     async def _read_call(self, data: bytearray, request_id: str, salt: str) -> Call:
         context = Context(self._engine.status.model_name, request_id, salt, self._limits)
-        return await self._intake.read(DIALECT, read_text, data, context)
+        try:
+            return await self._intake.read(DIALECT, read_text, data, context)
+        finally:
+            body.discard(data)  # the caller still holds it, and the answer may take minutes
 
 
 async def _stream(deltas: Answer, render: Renderer, stream: sse.EventStream, entry: Entry) -> None:
