@@ -6,8 +6,8 @@ import logging
 import sys
 
 from vlm_server import heap
-from vlm_server.api.http import intake
 from vlm_server.api.http.calls import Read, Taken, encode_outcome
+from vlm_server.api.http.intake_job import take_job
 from vlm_server.api.openai import intake as openai
 from vlm_server.child.serve import Limits, serve
 from vlm_server.errors import InternalError, RequestError, RequestTooCostly
@@ -27,7 +27,7 @@ def answer(job: bytearray) -> bytearray:
 
 def _read(body: bytearray) -> Taken | RequestError | BytesNeeded:
     try:
-        job = intake.take_job(body)
+        job = take_job(body)
         return _READERS[job.dialect](body, job.context)
     except (RequestError, BytesNeeded) as outcome:
         return outcome

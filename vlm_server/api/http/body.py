@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from starlette.datastructures import Headers
 from starlette.types import Receive
@@ -55,6 +56,12 @@ async def read(receive: Receive, limits: Limits, arriving: ArrivingBodies) -> by
         raise RequestTimeout(
             f"The request's body did not arrive within {limits.body_timeout_seconds:g} seconds."
         ) from None
+
+
+def discard(body: bytearray) -> None:
+    """Free the memory of `body`, whoever holds it still: the traceback of an error, say."""
+    with contextlib.suppress(BufferError):  # a cancelled text is still being read: it is small
+        body.clear()
 
 
 async def _collect(

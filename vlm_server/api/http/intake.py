@@ -16,15 +16,14 @@ from functools import partial
 
 import anyio
 import anyio.to_thread
-import msgspec
 
 from vlm_server.api.http import json_body
 from vlm_server.api.http.calls import Call, Context, ReadText, call_of, decode_outcome
+from vlm_server.api.http.intake_job import Job, with_body
 from vlm_server.child.cancellation import Cancellation
 from vlm_server.child.messages import Parts
 from vlm_server.child.pool import ChildFailed, ChildPool, ChildTimeout
 from vlm_server.errors import RequestTooCostly
-from vlm_server.media.external import BytesNeeded
 from vlm_server.settings import MIB, Limits
 
 logger = logging.getLogger(__name__)
@@ -34,16 +33,6 @@ LARGE_BYTES = 16 * MIB
 _TEXT_THREADS = 4
 _TRIES = 2
 """A process may be killed for what is not the body's fault: a machine that is short of memory."""
-
-
-class Job(msgspec.Struct, frozen=True):
-    """What a process has to do; stands behind the body."""
-
-    dialect: str
-    context: Context
-
-
-_encoder = msgspec.msgpack.Encoder()
 
 
 def start_pool(limits: Limits) -> ChildPool:
@@ -71,30 +60,15 @@ class Intake:
         """The call in `body`, as `dialect` says. Raises RequestError.
 
         Raises BytesNeeded for a body that is to be read again, with the bytes of its URLs.
-        Cancelling it ends the work at once. However else it ends, `body` is empty then: whoever
-        holds it, such as an error's traceback, holds no memory.
+        Cancelling it ends the work at once.
         """
-        is_read_again = False
-        try:
-            return await self._read(dialect, read_text, body, context)
-        except BytesNeeded:
-            is_read_again = True
-            raise
-        finally:
-            if not is_read_again:
-                with contextlib.suppress(BufferError):  # a text is still being read: it is small
-                    body.clear()
-
-    async def _read(
-        self, dialect: str, read_text: ReadText, body: bytearray, context: Context
-    ) -> Call:
         if json_body.is_small(body):
             read = partial(read_text, body, context)
             taken = await anyio.to_thread.run_sync(read, limiter=self._text_threads)
             if taken is not None:
                 return call_of(taken)
         async with self._turn(len(body)):
-            return await self._in_process(_with_job(body, Job(dialect, context)))
+            return await self._in_process(with_body(Job(dialect, context), body))
 
     @asynccontextmanager
     async def _turn(self, num_bytes: int) -> AsyncIterator[None]:
@@ -136,22 +110,3 @@ class Intake:
             with contextlib.suppress(ChildFailed):
                 return self._pool.run(job, self._seconds, cancellation)
         return self._pool.run(job, self._seconds, cancellation)
-
-
-def take_job(body: bytearray) -> Job:
-    """The job behind `body`, which is cut off from it."""
-    end = len(body) - _LENGTH_BYTES
-    start = end - int.from_bytes(body[end:])
-    job = msgspec.msgpack.decode(body[start:end], type=Job)
-    del body[start:]
-    return job
-
-
-_LENGTH_BYTES = 4
-
-
-def _with_job(body: bytearray, job: Job) -> Parts:
-    """`body` and `job` as one message, which may be sent again; `body` is not copied."""
-    encoded = _encoder.encode(job)
-    last = encoded + len(encoded).to_bytes(_LENGTH_BYTES)
-    return Parts(len(body) + len(last), [body, last])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing
+from functools import partial
 
 import msgspec
 from starlette.datastructures import Headers
@@ -99,14 +100,16 @@ class ChatCompletions:
                 await response(scope, receive, send)
 
     async def _read_call(self, data: bytearray, slot: QueueSlot, context: Context) -> Call:
-        num_bytes = len(data)
+        read = partial(self._intake.read, DIALECT, read_text, data)
         try:
-            return await self._intake.read(DIALECT, read_text, data, context)
-        except BytesNeeded as needed:
-            given = await self._media_urls.read(needed.urls)
-        slot.reserve(num_bytes + sum(map(len, given.values())))
-        context = msgspec.structs.replace(context, given=given)
-        return await self._intake.read(DIALECT, read_text, data, context)
+            try:
+                return await read(context)
+            except BytesNeeded as needed:
+                given = await self._media_urls.read(needed.urls)
+            slot.reserve(len(data) + sum(map(len, given.values())))
+            return await read(msgspec.structs.replace(context, given=given))
+        finally:
+            body.discard(data)  # the caller still holds it, and the answer may take minutes
 
 
 async def _stream(deltas: Answer, render: Renderer, stream: sse.EventStream, entry: Entry) -> None:
