@@ -33,7 +33,6 @@ class Reply:
         return str(json.loads(self.body)["error"]["code"])
 
 
-_ROUNDS = 4
 WARM_UP = 0.2
 """Part of a load that does not count: the first answers take as long as they take."""
 
@@ -180,16 +179,18 @@ async def health(port: int, seconds: float) -> list[float]:
     return taken
 
 
-async def _measure(port: int, seconds: float, clients: int, max_tokens: int, factor: float) -> None:
+async def _measure(
+    port: int, seconds: float, rounds: int, clients: int, max_tokens: int, factor: float
+) -> None:
     """In turns, so that what else the machine does befalls both loads alike."""
     await at_capacity(port, 3, clients, max_tokens)
     capacity, goodput, with_retries = list[float](), list[float](), list[float]()
-    for _ in range(_ROUNDS):
-        usual = await at_capacity(port, seconds / _ROUNDS, clients, max_tokens)
+    for _ in range(rounds):
+        usual = await at_capacity(port, seconds / rounds, clients, max_tokens)
         capacity.append(usual.goodput)
         rate = factor * usual.goodput
         overload, live = await asyncio.gather(
-            at_rate(port, seconds / _ROUNDS, rate, max_tokens), health(port, seconds / _ROUNDS)
+            at_rate(port, seconds / rounds, rate, max_tokens), health(port, seconds / rounds)
         )
         goodput.append(overload.goodput)
         told = [one for one in overload.retry_after_seconds if one is not None]
@@ -199,7 +200,7 @@ async def _measure(port: int, seconds: float, clients: int, max_tokens: int, fac
             f" /health/live at most {max(live):.3f} s",
             flush=True,
         )
-        waiting = await patient(port, seconds / _ROUNDS, int(factor * clients), max_tokens)
+        waiting = await patient(port, seconds / rounds, int(factor * clients), max_tokens)
         with_retries.append(waiting.goodput)
         print(f"  {factor:g} x the clients, who come back: {waiting.goodput:.2f}", flush=True)
     print(f"goodput at {factor:g} x: {sum(goodput) / sum(capacity):.1%} of that at capacity")
@@ -210,10 +211,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--factor", type=float, default=10)
     chosen = parser.parse_args()
-    asyncio.run(
-        _measure(chosen.port, chosen.seconds, chosen.clients, chosen.max_tokens, chosen.factor)
-    )
+    asyncio.run(_measure(**vars(chosen)))
