@@ -15,7 +15,7 @@ from vlm_server.api.http.intake_job import Job, take_job, with_body
 from vlm_server.errors import InternalError, InvalidImage
 from vlm_server.settings import Limits
 
-JOB = Job("openai", Context("demo", "chatcmpl-1", "", Limits()))
+JOB = Job("openai", Context("demo", "chatcmpl-1", "", "", Limits()))
 
 
 def sent(body: bytes, job: Job = JOB) -> bytearray:

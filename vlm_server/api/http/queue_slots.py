@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from vlm_server import machine
 from vlm_server.api.http.fair_share import FairShare
 from vlm_server.api.http.service_rate import MIN_SECONDS, ServiceRate
 from vlm_server.errors import QueueFull
@@ -147,5 +147,5 @@ def _limit_bytes(limits: Limits) -> int:
     """`max_waiting_bytes`, or what it stands for."""
     if limits.max_waiting_bytes:
         return max(limits.max_waiting_bytes, limits.max_body_bytes)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = machine.memory_bytes()
     return max(_MIN_BODIES * limits.max_body_bytes, int(memory * _MEMORY_FRACTION))
