@@ -15,6 +15,7 @@ from PIL import Image as PillowImage
 
 from vlm_server import settings
 from vlm_server.cache.caches import Caches, EncodedImage
+from vlm_server.child.cancellation import Cancellation
 from vlm_server.engine.inbox import EncodeDone, Message, PrepareDone
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
@@ -22,7 +23,7 @@ from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.scheduling.limits import SchedulerConfig
 from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.errors import InternalError, RequestError
-from vlm_server.child.cancellation import Cancellation
+from vlm_server.host_model import HostModel
 from vlm_server.ports import (
     Encoder,
     EncodeWork,
@@ -32,7 +33,8 @@ from vlm_server.ports import (
     SeqId,
     StepResult,
 )
-from vlm_server.prompt.grammar import Grammars
+from vlm_server.prompt.grammar.grammars import Grammars
+from vlm_server.prompt.grammar.server import GrammarLimits
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import (
     Abort,
@@ -119,6 +121,17 @@ def load_model(folder: Path | str, **options: Any) -> LoadedModel:
     return load(settings.Model(path=str(folder), **options), current_device())
 
 
+def new_grammars(
+    host: HostModel,
+    compile_seconds: float = 60.0,
+    follow_seconds: float = 60.0,
+    cache_bytes: int = 128 << 20,
+) -> Grammars:
+    """With generous limits; the machine may be busy."""
+    limits = GrammarLimits(compile_seconds, settings.Engine().schema_memory_bytes, follow_seconds)
+    return Grammars(host, limits, cache_bytes)
+
+
 def new_preparer(
     loaded: LoadedModel,
     limits: settings.Video | None = None,
@@ -126,7 +139,7 @@ def new_preparer(
     caches: Caches | None = None,
 ) -> MultimodalPreparer:
     """A preparer with the default settings, whose caches keep nothing unless they are given."""
-    grammars = grammars or Grammars(loaded.host, settings.Engine().schema_timeout_seconds)
+    grammars = grammars or new_grammars(loaded.host)
     return MultimodalPreparer(
         loaded.host, limits or settings.Video(), grammars, caches or Caches.of()
     )

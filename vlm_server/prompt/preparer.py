@@ -22,7 +22,7 @@ from vlm_server.errors import ContextLengthExceeded, InternalError
 from vlm_server.host_model import HostModel
 from vlm_server.ports import Grammar, MediaInputs, Prepared, PreparedPrompt
 from vlm_server.prompt.atomic_prefill import atomic_prefill_tokens
-from vlm_server.prompt.grammar import Grammars
+from vlm_server.prompt.grammar.grammars import Grammars
 from vlm_server.prompt.media import MediaItem, MediaProcessor
 from vlm_server.prompt.positions import prompt_positions
 from vlm_server.prompt.snapshot_points import SnapshotPoints
@@ -50,14 +50,19 @@ class MultimodalPreparer:
         Raises InvalidImage and InvalidVideo for what can't be read, ContextLengthExceeded for
         more than fits, and what `Grammars.compile` and `PromptTokenizer.tokenize` do.
         """
-        schema = submit.sampling.json_schema
-        grammar = None if schema is None else self._grammars.compile(schema)
+        grammar = self._grammar(submit, cancellation)
         messages, media = self._lay_out(submit, cancellation)
         layouts = [item.layout for item in media]
         placeholders = [Placeholder(each.token_id, each.prefix, each.suffix) for each in layouts]
         expanded = _expand(self._prompts.tokenize(messages, placeholders), media)
         prompt = self._build(expanded, messages, grammar, submit.cache_salt)
         return self._look_up(prompt, media)
+
+    def _grammar(self, submit: Submit, cancellation: Cancellation) -> Grammar | None:
+        schema = submit.sampling.json_schema
+        if schema is None:
+            return None
+        return self._grammars.compile(schema, submit.cache_salt, cancellation)
 
     @property
     def num_tracked(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vlm_server.prompt.json_grammar import SchemaError, try_schema
+from vlm_server.prompt.grammar.schema import SchemaError, try_schema
 
 HUGE = {"allOf": [{"type": "string", "pattern": f"a{{{i}}}b"} for i in range(1, 200)]}
 """Would take minutes and 20 GB."""
