@@ -27,6 +27,7 @@ class Request:
         """Dropped once the prompt is ready."""
         self.has_media = submit.has_media
         self.has_video = bool(submit.videos)
+        self.has_schema = submit.has_schema
         self.max_tokens = sampling.max_tokens or 0
         """Of each choice; 0 while nobody knows how long the prompt is."""
         self.num_prefilled = 0

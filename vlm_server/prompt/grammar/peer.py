@@ -112,17 +112,16 @@ class Peer:
         """Take what is there, or comes within this time. Raises OSError or EOFError."""
         if not self._wait(select.POLLIN, seconds):
             return False
+        size = len(self._received)
         with contextlib.suppress(BlockingIOError):
             while chunk := self._socket.recv(1 << 18):
                 self._received += chunk
-                self._take_pid()
-            raise EOFError
-        return True
-
-    def _take_pid(self) -> None:
+            if len(self._received) == size:  # else the end is met by the next call
+                raise EOFError
         if not self._pid and len(self._received) >= PID.size:
             (self._pid,) = PID.unpack_from(self._received)
             del self._received[: PID.size]
+        return True
 
     def _wait(self, events: int, seconds: float) -> bool:
         poll = select.poll()
