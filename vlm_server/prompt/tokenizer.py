@@ -15,7 +15,7 @@ import tokenizers
 from vlm_server.errors import ContextLengthExceeded, InvalidRequest
 from vlm_server.host_model import HostModel
 from vlm_server.prompt.special_tokens import SpecialTokens
-from vlm_server.prompt.templates import ChatTemplate, join_texts
+from vlm_server.prompt.templates import ChatTemplate, join_texts, template_of
 from vlm_server.protocol import Message, TextPart
 
 
@@ -40,9 +40,7 @@ class PromptTokenizer:
             for token_id in host.media_token_ids
         }
         video_token = None if host.video_token_id is None else self._tokens[host.video_token_id]
-        self._template = ChatTemplate(
-            host.apply_chat_template, host.image_placeholders, video_token
-        )
+        self._template = ChatTemplate(template_of(host), host.image_placeholders, video_token)
         placeholders = {self.placeholder, *self._tokens.values()}
         self._special = SpecialTokens(host.tokenizer, placeholders)
         either = filter(None, (self.video_placeholder, self.placeholder))
