@@ -114,11 +114,17 @@ class ChatTemplate:
 
     @property
     def generation_suffix(self) -> str:
-        """What the template writes after the last message to begin the answer; may be empty."""
+        """What the template writes after the last message to begin the answer; may be empty.
+
+        Raises ModelLoadError if it can't even render one message.
+        """
         content = _PROBE_PARTS if "user" in self._roles_with_parts else _PROBE
         messages = [{"role": "user", "content": content}]
-        with_suffix = self._apply(messages)
-        without = self._apply(messages, add_generation_prompt=False)
+        try:
+            with_suffix = self._apply(messages)
+            without = self._apply(messages, add_generation_prompt=False)
+        except TemplateError as error:
+            raise ModelLoadError(f"the chat template can't render a message: {error}") from None
         return with_suffix.removeprefix(without) if with_suffix.startswith(without) else ""
 
     def _content(self, message: Message, clean: Callable[[str], str]) -> str | list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
@@ -103,10 +104,8 @@ def test_a_refusal_of_the_templates_own():
     ],
 )
 def test_nothing_behind_what_it_is_given(source: str):
-    try:
+    with contextlib.suppress(TemplateError):
         assert not render(source), "it is undefined"
-    except TemplateError:
-        pass
     assert MESSAGES[0] == {"role": "system", "content": "be brief"}
     assert len(MESSAGES) == 2
 

@@ -16,6 +16,7 @@ from vlm_server.errors import ModelLoadError
 from vlm_server.host_model import HostModel
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.model.checkpoint import check_files, check_shards, read_json, reason_of
+from vlm_server.runner.model.code_guard import no_code_of
 from vlm_server.runner.model.evaluate import evaluate
 from vlm_server.runner.model.families import Family, refuse_unservable
 from vlm_server.runner.model.host import host_model
@@ -70,7 +71,8 @@ def load(settings: ModelSettings, device: Device) -> LoadedModel:
     folder = Path(settings.path)
     config = _read_config(folder)
     refuse_unservable(config)
-    model, processor = _load(folder)
+    with no_code_of(folder):
+        model, processor = _load(folder)
     family = family_of(str(config["model_type"]), model, processor)
     _warn_of_unchecked(family)
     _set_dtype(model, settings.dtype, device)
