@@ -65,7 +65,9 @@ class HostModel:
     vocabulary_size: the width of the logits; the tokenizer may know fewer tokens, or more.
     fingerprint: names all that an image's features follow from, but for the image.
     image_placeholders: what the chat template may write for an image, likeliest first.
-    apply_chat_template: (messages, add_generation_prompt) to the prompt's text.
+    chat_template: the checkpoint's, a program that nobody vouches for; None if there is none, or
+    if the family's processor writes prompts itself. template_variables: what it is given beside
+    messages. write_prompt: (messages, add_generation_prompt) to text, where there is no template.
     process_image: (RGB image, placeholder), process_video: ((frames, height, width, 3) uint8,
     seconds of each frame, placeholder). Neither is thread-safe. Both raise whatever the
     processor does.
@@ -81,7 +83,9 @@ class HostModel:
     fingerprint: str
     adds_special_tokens: bool
     image_placeholders: tuple[str, ...]
-    apply_chat_template: Callable[[Sequence[Mapping[str, Any]], bool], Any]
+    chat_template: str | None
+    template_variables: Mapping[str, Any]
+    write_prompt: Callable[[Sequence[Mapping[str, Any]], bool], Any]
     process_image: Callable[[PillowImage.Image, str], ProcessedMedia]
     process_video: Callable[[NDArray[np.uint8], Sequence[float], str], ProcessedMedia]
     mrope: MRope | AskPositions | None

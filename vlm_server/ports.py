@@ -6,7 +6,7 @@ arrays and plans; no mlx, no HTTP.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -29,27 +29,39 @@ SCHEMA_PARAM = "response_format.json_schema.schema"
 
 
 class AnswerMatcher(Protocol):
-    """Follows one answer, token by token, on the thread that draws its tokens."""
+    """Follows one answer, token by token; another process works out what may come next."""
 
     @property
-    def is_stuck(self) -> bool:
-        """Whether the answer can't go on."""
+    def fault(self) -> str | None:
+        """Why the answer can't go on, to be said of its schema; None if it can."""
         ...
 
     def advance(self, token_id: int) -> None:
-        """`token_id` was drawn."""
+        """`token_id` was drawn. Returns at once."""
+        ...
+
+    def wait(self, seconds: float) -> bool:
+        """Whether `allowed` is known, waiting for it no longer than this."""
         ...
 
     def allowed(self) -> NDArray[np.bool_]:
-        """(vocabulary,): which tokens may come next; none when it is stuck."""
+        """(vocabulary,): which tokens may come next; none if the answer can't go on."""
+        ...
+
+    def yield_to_others(self) -> None:
+        """It was waited for: let its work not slow down what others do."""
+        ...
+
+    def close(self) -> None:
+        """The answer has ended. Closing twice is no error."""
         ...
 
 
 class Grammar(Protocol):
     """What an answer must follow. It never changes: answers begin on any thread."""
 
-    def begin(self) -> AnswerMatcher:
-        """A matcher at the beginning of an answer."""
+    def begin(self, count: int) -> Sequence[AnswerMatcher]:
+        """Matchers at the beginning of so many answers of one request. Returns at once."""
         ...
 
 

@@ -134,6 +134,11 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
         parts = (part for message in self.messages for part in message.content)
         return not all(isinstance(part, TextPart) for part in parts)
 
+    @property
+    def has_schema(self) -> bool:
+        """Whether the answer has to follow one."""
+        return self.sampling.json_schema is not None
+
 
 class EncodedSubmit(msgspec.Struct, frozen=True, tag="submit"):
     """A `Submit` whose large parts are encoded already: for who passes it on and reads no more."""

@@ -355,6 +355,14 @@ class Cache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "-1 is automatic: 1/4 of what is left after the weights.",
         ),
     ] = -1
+    grammar_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Maximum host memory for compiled JSON schemas, 3 MB each or more; 0 keeps "
+            "none.",
+        ),
+    ] = 128 * MIB
     disk_bytes: Annotated[
         int,
         Meta(
@@ -426,10 +434,26 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         float,
         Meta(
             gt=0,
-            description="Time limit for compiling the JSON schema of a request; the request is "
-            "refused if it takes longer.",
+            description="Time limit for compiling the JSON schema of a request, and for what may "
+            "come next in its answer; the request is refused if it takes longer.",
         ),
     ] = 5.0
+    schema_follow_seconds: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="CPU time for what may come next in the answers of one request with a JSON "
+            "schema, beside 5 ms for each token; the request fails if it takes longer.",
+        ),
+    ] = 20.0
+    schema_memory_bytes: Annotated[
+        int,
+        Meta(
+            ge=64 * MIB,
+            description="Memory that a JSON schema may take, and the answers of each request that "
+            "follow it; each has a process of its own (Linux only).",
+        ),
+    ] = 256 * MIB
 
 
 class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

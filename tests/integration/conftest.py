@@ -13,7 +13,6 @@ import pytest
 from tests.integration.harness import Engine, NewEngine, load_model, new_preparer
 from tests.tiny_models import FAMILIES
 from tests.tiny_models.fixtures import TinyModel, tiny_model
-from vlm_server.prompt.grammar import Grammars
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.model.processors import HostProcessor
@@ -26,7 +25,7 @@ def load_tiny(tiny_model: TinyModel) -> Callable[[str], tuple[LoadedModel, Multi
     @cache
     def loaded(family: str) -> tuple[LoadedModel, MultimodalPreparer]:
         model = load_model(tiny_model(family))
-        return model, new_preparer(model, grammars=Grammars(model.host, timeout_seconds=60.0))
+        return model, new_preparer(model)
 
     return loaded
 

@@ -23,6 +23,7 @@ from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.scheduling.limits import SchedulerConfig
 from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.errors import InternalError, RequestError
+from vlm_server.host_model import HostModel
 from vlm_server.ports import (
     Encoder,
     EncodeWork,
@@ -34,7 +35,8 @@ from vlm_server.ports import (
     StepResult,
 )
 from vlm_server.prompt.decoders import Decoders
-from vlm_server.prompt.grammar import Grammars
+from vlm_server.prompt.grammar.grammars import Grammars
+from vlm_server.prompt.grammar.server import GrammarLimits
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import (
     Abort,
@@ -126,6 +128,17 @@ DECODERS = Decoders(settings.Image(), settings.Video(), 2)
 """Those of all tests: starting a process takes a while."""
 
 
+def new_grammars(
+    host: HostModel,
+    compile_seconds: float = 60.0,
+    follow_seconds: float = 60.0,
+    cache_bytes: int = 128 << 20,
+) -> Grammars:
+    """With generous limits; the machine may be busy."""
+    limits = GrammarLimits(compile_seconds, settings.Engine().schema_memory_bytes, follow_seconds)
+    return Grammars(host, limits, cache_bytes)
+
+
 def new_preparer(
     loaded: LoadedModel,
     decoders: Decoders = DECODERS,
@@ -133,7 +146,7 @@ def new_preparer(
     caches: Caches | None = None,
 ) -> MultimodalPreparer:
     """A preparer with the default settings, whose caches keep nothing unless they are given."""
-    grammars = grammars or Grammars(loaded.host, settings.Engine().schema_timeout_seconds)
+    grammars = grammars or new_grammars(loaded.host)
     return MultimodalPreparer(loaded.host, decoders, grammars, caches or Caches.of())
 
 

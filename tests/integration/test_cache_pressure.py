@@ -24,7 +24,6 @@ from tests.integration.test_caches import Served, Turns, cached_tokens, caches_o
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import InvalidImage
 from vlm_server.ports import SeqId
-from vlm_server.prompt.grammar import Grammars
 from vlm_server.protocol import Failed, SamplingParams, TokenLogprob
 from vlm_server.runner.kv.segments import needs_snapshots
 
@@ -277,8 +276,7 @@ def test_a_schema_is_followed_on_a_hit(load_tiny: Callable[[str], Served]):
     strict = SamplingParams(max_tokens=30, temperature=0.0, json_schema=schema)
     wanted = Engine(*served).answer(ask("a", A, "how many?", sampling=strict))
     engine = new_engine(served)
-    grammars = Grammars(served[0].host, timeout_seconds=60.0)
-    engine.preparers.preparer = new_preparer(served[0], grammars=grammars, caches=engine.caches)
+    engine.preparers.preparer = new_preparer(served[0], caches=engine.caches)
     engine.answer(ask("free", A, "how many?"))
     assert engine.answer(ask("strict", A, "how many?", sampling=strict)) == wanted
     assert cached_tokens(engine, "strict") > engine.prompts["strict"].spans[0].end

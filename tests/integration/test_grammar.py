@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,16 +13,16 @@ import pytest
 import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from tokenizers import decoders, models, normalizers
 
-from tests.integration.harness import GREEDY, Engine, NewEngine, ask
+from tests.integration.harness import GREEDY, Engine, NewEngine, ask, new_grammars
 from tests.tiny_models.pictures import picture
+from vlm_server.child.cancellation import Cancellation
 from vlm_server.errors import InvalidRequest
 from vlm_server.host_model import HostModel
-from vlm_server.ports import SCHEMA_PARAM, SeqId
-from vlm_server.prompt import grammar as grammar_module
-from vlm_server.prompt.grammar import Grammar, Grammars
-from vlm_server.prompt.json_grammar import compile_schema
+from vlm_server.ports import SCHEMA_PARAM, AnswerMatcher, Grammar, SeqId
+from vlm_server.prompt.grammar.grammars import Grammars
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished, SamplingParams
 from vlm_server.runner.model.load import LoadedModel
@@ -184,67 +184,92 @@ def test_a_schema_that_is_wrong_ends_its_request_alone(engine: Callable[[], Engi
 # ---- grammars ------------------------------------------------------------------------
 
 
-def grammar_of(host: HostModel, schema: Any) -> Grammar:
-    """Compiled without the trial: schemas of tests are known to be small."""
-    tokenizer = grammar_module._tokenizer(host)
-    assert tokenizer is not None
-    template = compile_schema(tokenizer, json.dumps(schema))
-    return Grammar(template, tokenizer.vocab_size, host.vocabulary_size)
+Compile = Callable[[HostModel, Any], Grammar]
+
+
+@pytest.fixture(scope="module")
+def grammar_of() -> Iterator[Compile]:
+    """Compiles a schema for a model."""
+    made = dict[int, tuple[HostModel, Grammars]]()
+
+    def compiled(host: HostModel, schema: Any) -> Grammar:
+        _, grammars = made.setdefault(id(host), (host, new_grammars(host)))
+        return grammars.compile(json.dumps(schema), "", Cancellation())
+
+    yield compiled
+    for _, grammars in made.values():
+        grammars.close()
+
+
+def allowed(matcher: AnswerMatcher) -> NDArray[np.bool_]:
+    """What may come next, once that is known."""
+    assert matcher.wait(30)
+    return matcher.allowed()
+
+
+def begin(grammar: Grammar) -> AnswerMatcher:
+    (matcher,) = grammar.begin(1)
+    return matcher
 
 
 def drawn_text(host: HostModel, grammar: Grammar, rng: np.random.Generator) -> str:
     """A random answer, hurried to its end after a while."""
-    matcher, tokens = grammar.begin(), list[int]()
+    matcher, tokens = begin(grammar), list[int]()
     ends = host.eos_token_ids
     while not tokens or tokens[-1] not in ends:
         assert len(tokens) < 2000, "no end"
-        allowed = np.flatnonzero(matcher.allowed())
-        assert len(allowed)
-        hurried = [i for i in allowed if i in ends or host.backend.decode([i]) in ('"', "}", "]")]
-        tokens.append(int(rng.choice(hurried if hurried and len(tokens) > 60 else allowed)))
+        allowed_ids = np.flatnonzero(allowed(matcher))
+        assert len(allowed_ids)
+        hurried = [
+            i for i in allowed_ids if i in ends or host.backend.decode([i]) in ('"', "}", "]")
+        ]
+        tokens.append(int(rng.choice(hurried if hurried and len(tokens) > 60 else allowed_ids)))
         matcher.advance(tokens[-1])
+    matcher.close()
     return host.backend.decode(tokens, skip_special_tokens=True)
 
 
-def test_no_other_token_than_an_end_follows_the_end(load_tiny: Load):
+def test_no_other_token_than_an_end_follows_the_end(load_tiny: Load, grammar_of: Compile):
     host = load_tiny("qwen3_vl")[0].host
-    matcher = grammar_of(host, {"const": 5}).begin()
-    allowed = np.flatnonzero(matcher.allowed())
-    assert [host.backend.decode([i]) for i in allowed] == ["5"]
-    matcher.advance(int(allowed[0]))
-    assert set(np.flatnonzero(matcher.allowed())) <= host.eos_token_ids
-    assert not matcher.is_stuck
+    matcher = begin(grammar_of(host, {"const": 5}))
+    first = np.flatnonzero(allowed(matcher))
+    assert [host.backend.decode([i]) for i in first] == ["5"]
+    matcher.advance(int(first[0]))
+    assert set(np.flatnonzero(allowed(matcher))) <= host.eos_token_ids
+    assert matcher.fault is None
 
 
-def test_control_tokens_are_never_allowed_within(load_tiny: Load):
+def test_control_tokens_are_never_allowed_within(load_tiny: Load, grammar_of: Compile):
     host = load_tiny("qwen3_vl")[0].host
-    matcher = grammar_of(host, {"type": "string"}).begin()
+    matcher = begin(grammar_of(host, {"type": "string"}))
     matcher.advance(host.backend.token_to_id('"'))
-    allowed = np.flatnonzero(matcher.allowed()).tolist()
-    assert len(allowed) > 100
+    inside = np.flatnonzero(allowed(matcher)).tolist()
+    assert len(inside) > 100
     special = host.tokenizer.added_tokens_decoder
-    assert not [i for i in allowed if i in special or i in host.eos_token_ids]
+    assert not [i for i in inside if i in special or i in host.eos_token_ids]
 
 
 @pytest.mark.parametrize("change", [-5, 0, 70])
-def test_logits_and_vocabulary_may_differ_in_size(load_tiny: Load, change: int):
+def test_logits_and_vocabulary_may_differ_in_size(
+    load_tiny: Load, grammar_of: Compile, change: int
+):
     host = load_tiny("qwen3_vl")[0].host
     num_tokens = len(host.backend.get_vocab())
     size = num_tokens + change
     end = min(size, num_tokens) - 1
     ends = frozenset({end, num_tokens, 2**40, -1})
     grammar = grammar_of(replace(host, vocabulary_size=size, eos_token_ids=ends), {"const": "é"})
-    matcher, tokens = grammar.begin(), list[int]()
+    matcher, tokens = begin(grammar), list[int]()
     while not tokens or tokens[-1] != end:
-        allowed = matcher.allowed()
-        assert allowed.shape == (size,)
-        tokens.append(int(np.flatnonzero(allowed)[-1]))
+        mask = allowed(matcher)
+        assert mask.shape == (size,)
+        tokens.append(int(np.flatnonzero(mask)[-1]))
         matcher.advance(tokens[-1])
     assert host.backend.decode(tokens[:-1]) == '"é"'
 
 
 @pytest.mark.parametrize("text", ["e\u0301 \u2126 ", "<|im_end|>", "<|im_start|>\ufb01"])
-def test_a_schemas_text_is_written_as_it_stands(load_tiny: Load, text: str):
+def test_a_schemas_text_is_written_as_it_stands(load_tiny: Load, grammar_of: Compile, text: str):
     """Also where the tokenizer would compose characters, or read control tokens."""
     host = load_tiny("qwen3_vl")[0].host
     normalizing = tokenizers.Tokenizer.from_str(host.backend.to_str())
@@ -298,7 +323,9 @@ def wordpiece_tokenizer() -> tokenizers.Tokenizer:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_bytes_and_blanks_of_sentencepiece_are_read(load_tiny: Load, seed: int):
+def test_bytes_and_blanks_of_sentencepiece_are_read(
+    load_tiny: Load, grammar_of: Compile, seed: int
+):
     backend = sentencepiece_tokenizer()
     host = with_tokenizer(load_tiny("qwen3_vl")[0].host, backend)
     text = {"const": {"a ab": ["</s>\u00e9<s>", " a"]}}
@@ -307,35 +334,21 @@ def test_bytes_and_blanks_of_sentencepiece_are_read(load_tiny: Load, seed: int):
     jsonschema.validate(json.loads(drawn_text(host, grammar_of(host, schema), rng)), schema)
 
 
-def test_a_wrong_token_leaves_nothing_to_draw(load_tiny: Load):
+def test_a_wrong_token_leaves_nothing_to_draw(load_tiny: Load, grammar_of: Compile):
     host = load_tiny("qwen3_vl")[0].host
-    matcher = grammar_of(host, {"type": "null"}).begin()
+    matcher = begin(grammar_of(host, {"type": "null"}))
     matcher.advance(host.backend.token_to_id("x"))
-    assert not matcher.allowed().any()
-    assert matcher.is_stuck
+    assert not allowed(matcher).any()
+    assert matcher.fault == "too complex to follow"
 
 
-def test_answers_of_one_grammar_are_apart(load_tiny: Load):
+def test_answers_of_one_grammar_are_apart(load_tiny: Load, grammar_of: Compile):
     host = load_tiny("qwen3_vl")[0].host
     grammar = grammar_of(host, {"enum": ["a", "b"]})
-    first, second = grammar.begin(), grammar.begin()
+    first, second = grammar.begin(2)
     first.advance(host.backend.token_to_id('"'))
-    assert (first.allowed() != second.allowed()).any()
-    assert (second.allowed() == grammar.begin().allowed()).all()
-
-
-def test_grammars_are_kept_by_schema_and_bounded(load_tiny: Load, monkeypatch: pytest.MonkeyPatch):
-    host = load_tiny("qwen3_vl")[0].host
-    monkeypatch.setattr(grammar_module, "_MAX_GRAMMARS", 2)
-    grammars = Grammars(host, timeout_seconds=60.0)
-    one, two, three = '{"const": 1}', '{"const": 2}', '{"const": 3}'
-    kept = grammars.compile(one)
-    other = grammars.compile(two)
-    assert grammars.compile(one) is kept
-    grammars.compile(three)
-    assert grammars.compile(one) is kept
-    assert grammars.compile(two) is not other
-    assert len(grammars._grammars) == 2
+    assert (allowed(first) != allowed(second)).any()
+    assert (allowed(second) == allowed(begin(grammar))).all()
 
 
 @pytest.mark.parametrize(
@@ -350,10 +363,11 @@ def test_grammars_are_kept_by_schema_and_bounded(load_tiny: Load, monkeypatch: p
 def test_a_model_that_can_not_be_held_to_json_refuses_it(
     load_tiny: Load, change: Callable[[HostModel], HostModel]
 ):
-    grammars = Grammars(change(load_tiny("qwen3_vl")[0].host), timeout_seconds=60.0)
-    with pytest.raises(InvalidRequest) as caught:
-        grammars.compile("{}")
-    assert caught.value.param == "response_format"
+    grammars = new_grammars(change(load_tiny("qwen3_vl")[0].host))
+    for _ in range(2):
+        with pytest.raises(InvalidRequest) as caught:
+            grammars.compile("{}", "", Cancellation())
+        assert caught.value.param == "response_format"
 
 
 EXACT = st.integers(-(2**53), 2**53)
@@ -419,7 +433,7 @@ SCHEMAS = st.recursive(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schema=SCHEMAS, seed=st.integers(0, 2**32 - 1))
-def test_whatever_is_drawn_conforms(load_tiny: Load, schema: Any, seed: int):
+def test_whatever_is_drawn_conforms(load_tiny: Load, grammar_of: Compile, schema: Any, seed: int):
     host = load_tiny("qwen3_vl")[0].host
     text = drawn_text(host, grammar_of(host, schema), np.random.default_rng(seed))
     jsonschema.validate(json.loads(text), schema)

@@ -120,13 +120,13 @@ def prefilled(served: Served, chunk_tokens: int) -> tuple[Engine, list[Any]]:
     engine = Engine(*served, chunk_tokens=chunk_tokens)
     engine.add(ask("a", LONG, picture(1), LONG))
     engine.step_until(lambda: bool(engine.tokens))
-    return engine, engine.runner._batch._cache
+    return engine, engine.runner._batches._together._cache
 
 
 def test_the_size_of_a_row_is_known_beforehand(served: Served):
     engine, _ = prefilled(served, 512)
     engine.step()  # windows are cut back when a token follows the prompt
-    layers = engine.runner._batch._cache
+    layers = engine.runner._batches._together._cache
     num_tokens = engine.prompts["a"].num_tokens
     held = sum(
         array.nbytes
@@ -266,7 +266,7 @@ def test_rows_that_run_out_of_memory_end_and_others_come(
     alone_tokens: list[int],
 ):
     engine, baseline = busy
-    patch(monkeypatch, DecodeBatch, "launch")
+    patch(monkeypatch, DecodeBatch, "forward")
     engine.add(ask("a", "what?", picture(1)))
     engine.run()
     other = engine.ends["other"]

@@ -84,6 +84,13 @@ class LruCache(Generic[V]):
                 self._size_bytes += size_bytes
             return self._lease(key, self._entries[key])
 
+    def discard(self, key: str) -> None:
+        """Drop what is stored under `key`, if nobody leases it: it is of no use any more."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is not None and not entry.pins:
+                self._size_bytes -= self._entries.pop(key).size_bytes
+
     @property
     def evictable_bytes(self) -> int:
         with self._lock:

@@ -36,6 +36,20 @@ def write(pipe: BinaryIO, body: Body, *, flag: bool = False) -> None:
     pipe.flush()
 
 
+def packed(body: bytes, *, flag: bool = False) -> bytes:
+    """One message, for who sends it otherwise than by `write`."""
+    return _HEADER.pack(len(body), flag) + body
+
+
+def parsed(received: bytes | bytearray) -> tuple[bytes, bool, int] | None:
+    """The first message in `received`, its flag and all of its size; None if it is not whole."""
+    if len(received) < _HEADER.size:
+        return None
+    length, flag = _HEADER.unpack_from(received)
+    size = _HEADER.size + length
+    return None if len(received) < size else (bytes(received[_HEADER.size : size]), flag, size)
+
+
 def read(pipe: BinaryIO) -> tuple[bytearray, bool]:
     """The next message and its flag. Raises EOFError if the pipe ends before the message does."""
     length, flag = _HEADER.unpack(_exactly(pipe, _HEADER.size))

@@ -16,12 +16,13 @@ from vlm_server.child.cancellation import Cancelled
 from vlm_server.engine.inbox import EncodeDone, Inbox, LoadDone, PrepareDone
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.ports import Encoder, EncodeWork, LoadWork, Prepared, Preparer, PrepareWork
+from vlm_server.protocol import Submit
 
 logger = logging.getLogger(__name__)
 
 
 class PreparerThreads:
-    """Prepares requests: `num_threads` for those with media, and as many for texts.
+    """Prepares requests: `num_threads` for those with a schema, as many with media, or texts.
 
     With media at least two, so that one with few pixels need not wait for one with many.
     """
@@ -31,6 +32,7 @@ class PreparerThreads:
         self._inbox = inbox
         self._media = ThreadPoolExecutor(max(num_threads, 2), "preparer")
         self._texts = ThreadPoolExecutor(num_threads, "tokenizer")
+        self._schemas = ThreadPoolExecutor(num_threads, "schema")
         self._lock = threading.Lock()
         self._num_started = 0
 
@@ -43,8 +45,13 @@ class PreparerThreads:
     def start(self, work: PrepareWork) -> None:
         with self._lock:
             self._num_started += 1
-        threads = self._media if work.submit.has_media else self._texts
-        threads.submit(self._prepare, work)
+        self._threads_for(work.submit).submit(self._prepare, work)
+
+    def _threads_for(self, submit: Submit) -> ThreadPoolExecutor:
+        """No kind waits for threads that another kind keeps busy."""
+        if submit.has_schema:
+            return self._schemas
+        return self._media if submit.has_media else self._texts
 
     def _prepare(self, work: PrepareWork) -> None:
         outcome: Prepared | RequestError

@@ -23,7 +23,7 @@ from vlm_server.host_model import HostModel
 from vlm_server.ports import Grammar, MediaInputs, Prepared, PreparedPrompt
 from vlm_server.prompt.atomic_prefill import atomic_prefill_tokens
 from vlm_server.prompt.decoders import DecodeBudget, Decoders
-from vlm_server.prompt.grammar import Grammars
+from vlm_server.prompt.grammar.grammars import Grammars
 from vlm_server.prompt.media import MediaItem, MediaProcessor
 from vlm_server.prompt.positions import prompt_positions
 from vlm_server.prompt.snapshot_points import SnapshotPoints
@@ -54,8 +54,7 @@ class MultimodalPreparer:
         what `Grammars.compile` and `PromptTokenizer.tokenize` do.
         """
         cancellation.check()
-        schema = submit.sampling.json_schema
-        grammar = None if schema is None else self._grammars.compile(schema)
+        grammar = self._grammar(submit, cancellation)
         messages, media = self._lay_out(submit, self._media.begin(cancellation))
         cancellation.check()
         layouts = [item.layout for item in media]
@@ -67,6 +66,12 @@ class MultimodalPreparer:
     def pixels_to_decode(self, submit: Submit) -> int:
         """About how many pixels the images of a request have that no cache knows."""
         return self._media.pixels_to_decode(submit)
+
+    def _grammar(self, submit: Submit, cancellation: Cancellation) -> Grammar | None:
+        schema = submit.sampling.json_schema
+        if schema is None:
+            return None
+        return self._grammars.compile(schema, submit.cache_salt, cancellation)
 
     @property
     def num_tracked(self) -> int:

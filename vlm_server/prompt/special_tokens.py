@@ -1,8 +1,12 @@
 """Makes a model's control tokens in users' text plain text.
 
 A user who writes `<|im_end|>` must have those characters read, not end a message. Every such string
-in user text is split by a mark, a private-use character that no tokenizer merges with its
-neighbours. After tokenizing, the mark's token ids are removed.
+in user text, also one that overlaps another or holds it, is split by a mark, a private-use
+character that no tokenizer merges with its neighbours. After tokenizing, the mark's token ids are
+removed.
+
+A template may take something out of the text, so that what stood before and behind becomes such a
+string. Where the rendered prompt shows that, the mark follows every character that could begin one.
 """
 
 from __future__ import annotations
@@ -26,12 +30,24 @@ class SpecialTokens:
         """`placeholders` are expanded by the processor, whether tokens are called so or not."""
         added = tokenizer.added_tokens_decoder.values()
         strings = {token.content for token in added if token.special} | set(placeholders)
-        longest_first = sorted(strings, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first)))
+        longest_first = sorted(filter(None, strings), key=len, reverse=True)
+        alternatives = "|".join(map(re.escape, longest_first))
+        self._pattern = re.compile(f"(?=(?:{alternatives})).", re.DOTALL)
+        """The first character of each, wherever one begins."""
+        first = "".join(sorted({string[0] for string in longest_first}))
+        self._beginning = re.compile(f"[{re.escape(first)}]")
         self._mark_ids = {mark: ids for mark in _MARKS if (ids := _ids_of_mark(tokenizer, mark))}
 
     def are_in(self, text: str) -> bool:
         return self._pattern.search(text) is not None
+
+    def may_begin_in(self, text: str) -> bool:
+        """Whether `text` holds what a control token begins with."""
+        return self._beginning.search(text) is not None
+
+    def count(self, text: str) -> int:
+        """At how many places of `text` a control token is spelt out."""
+        return sum(1 for _ in self._pattern.finditer(text))
 
     def choose_mark(self, text: str) -> str | None:
         """A mark that `text` does not hold; None if it holds all of them."""
@@ -39,7 +55,11 @@ class SpecialTokens:
 
     def disarm(self, text: str, mark: str) -> str:
         """`text` with `mark` inside every control token's string."""
-        return self._pattern.sub(lambda found: found[0][0] + mark + found[0][1:], text)
+        return self._pattern.sub(lambda found: found[0] + mark, text)
+
+    def disarm_beginnings(self, text: str, mark: str) -> str:
+        """`text` with `mark` wherever a control token could begin, whatever follows."""
+        return self._beginning.sub(lambda found: found[0] + mark, text)
 
     def remove_marks(self, token_ids: Sequence[int], mark: str) -> list[int]:
         """`token_ids` without those of `mark`."""

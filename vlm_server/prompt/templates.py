@@ -13,9 +13,15 @@ from itertools import groupby
 from typing import Any
 
 from vlm_server.errors import InvalidRequest, ModelLoadError
+from vlm_server.host_model import HostModel
+from vlm_server.prompt.sandbox import SandboxedTemplate, TemplateError
 from vlm_server.protocol import ContentPart, Message, TextPart, VideoPart
 
+Apply = Callable[[Sequence[Mapping[str, Any]], bool], Any]
+"""(messages, add_generation_prompt) to the prompt's text."""
 _PROBE = "probe of the template"
+_NOTHING_ELSE = {"tools": None, "documents": None, "enable_thinking": False}
+"""What else templates ask for."""
 _PROBE_PARTS = [{"type": "text", "text": _PROBE}]
 
 
@@ -36,16 +42,43 @@ def _joined(parts: Sequence[ContentPart]) -> Iterator[ContentPart]:
             yield from group
 
 
+def template_of(host: HostModel) -> Apply:
+    """What renders a model's prompts: its template in a sandbox, if it has one.
+
+    Raises ModelLoadError for a template that can't be read.
+    """
+    if host.chat_template is None:
+        return host.write_prompt
+    return sandboxed(host.chat_template, host.template_variables)
+
+
+def sandboxed(source: str, variables: Mapping[str, Any]) -> Apply:
+    """Renders a template as transformers does. Raises ModelLoadError if it can't be read."""
+    try:
+        template = SandboxedTemplate(source)
+    except TemplateError as error:
+        raise ModelLoadError(str(error)) from None
+
+    def apply(messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
+        return template.render(
+            **_NOTHING_ELSE
+            | dict(variables)
+            | {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
+        )
+
+    return apply
+
+
 class ChatTemplate:
     """Renders messages the way a checkpoint's chat template wants them."""
 
     def __init__(
         self,
-        apply: Callable[[Sequence[Mapping[str, Any]], bool], Any],
+        apply: Apply,
         image_placeholders: Sequence[str],
         video_token: str | None,
     ) -> None:
-        """`apply` and `image_placeholders` are as in `HostModel`.
+        """`apply`: see `template_of`; `image_placeholders` are as in `HostModel`.
 
         `video_token` is the token whose embeddings a video replaces, for families that take videos.
         """
@@ -81,11 +114,17 @@ class ChatTemplate:
 
     @property
     def generation_suffix(self) -> str:
-        """What the template writes after the last message to begin the answer; may be empty."""
+        """What the template writes after the last message to begin the answer; may be empty.
+
+        Raises ModelLoadError if it can't even render one message.
+        """
         content = _PROBE_PARTS if "user" in self._roles_with_parts else _PROBE
         messages = [{"role": "user", "content": content}]
-        with_suffix = self._apply(messages)
-        without = self._apply(messages, add_generation_prompt=False)
+        try:
+            with_suffix = self._apply(messages)
+            without = self._apply(messages, add_generation_prompt=False)
+        except TemplateError as error:
+            raise ModelLoadError(f"the chat template can't render a message: {error}") from None
         return with_suffix.removeprefix(without) if with_suffix.startswith(without) else ""
 
     def _content(self, message: Message, clean: Callable[[str], str]) -> str | list[Any]:

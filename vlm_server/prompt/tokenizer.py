@@ -15,7 +15,7 @@ import tokenizers
 from vlm_server.errors import ContextLengthExceeded, InvalidRequest
 from vlm_server.host_model import HostModel
 from vlm_server.prompt.special_tokens import SpecialTokens
-from vlm_server.prompt.templates import ChatTemplate, join_texts
+from vlm_server.prompt.templates import ChatTemplate, join_texts, template_of
 from vlm_server.protocol import Message, TextPart
 
 
@@ -40,9 +40,7 @@ class PromptTokenizer:
             for token_id in host.media_token_ids
         }
         video_token = None if host.video_token_id is None else self._tokens[host.video_token_id]
-        self._template = ChatTemplate(
-            host.apply_chat_template, host.image_placeholders, video_token
-        )
+        self._template = ChatTemplate(template_of(host), host.image_placeholders, video_token)
         placeholders = {self.placeholder, *self._tokens.values()}
         self._special = SpecialTokens(host.tokenizer, placeholders)
         either = filter(None, (self.video_placeholder, self.placeholder))
@@ -91,14 +89,21 @@ class PromptTokenizer:
                 f"{self._context_tokens} tokens can hold",
                 "messages",
             )
-        mark = self._special.choose_mark(user_text) if self._special.are_in(user_text) else ""
-        if mark is None:
+        may_hold_controls = self._special.may_begin_in(user_text)
+        mark = self._special.choose_mark(user_text) if may_hold_controls else ""
+        if mark is None and self._special.are_in(user_text):
             raise InvalidRequest("the text mixes control tokens and private-use marks", "messages")
-        rendered = self._template.render(
-            messages, lambda text: self._special.disarm(text, mark) if mark else text
-        )
+        rendered = self._render(messages, mark) if mark else self._template.render(messages, str)
         token_ids = self._encode(self._place_media(rendered, placeholders))
         return self._special.remove_marks(token_ids, mark) if mark else token_ids
+
+    def _render(self, messages: Sequence[Message], mark: str) -> str:
+        """The prompt, with marks that keep control tokens in user text from being any."""
+        special, render = self._special, self._template.render
+        rendered = render(messages, lambda text: special.disarm(text, mark))
+        strict = render(messages, lambda text: special.disarm_beginnings(text, mark))
+        # Where a template took out what stood within one, it is whole again.
+        return strict if special.count(rendered) > special.count(strict) else rendered
 
     def _place_media(self, rendered: str, placeholders: Sequence[Placeholder]) -> str:
         text, *parts = self._placeholders.split(rendered)

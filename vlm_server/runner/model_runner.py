@@ -21,7 +21,8 @@ from vlm_server.runner.device.memory import NO_MEMORY, is_out_of_memory
 from vlm_server.runner.kv.segments import SequenceState, StateSize
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.sampling.sampler import NO_TOKEN
-from vlm_server.runner.text.decode_batch import DecodeBatch, Sampled
+from vlm_server.runner.text.decode_batch import Sampled
+from vlm_server.runner.text.decode_batches import DecodeBatches
 from vlm_server.runner.text.prefill import Prefill
 
 logger = logging.getLogger(__name__)
@@ -76,14 +77,14 @@ class ModelRunner:
         self._joined: list[Prefill] = []
         """Prompts that are not stored in the prefix cache yet."""
         self._state_size: StateSize | None = None
-        self._batch = DecodeBatch(
+        self._batches = DecodeBatches(
             loaded.language_model, loaded.host.eos_token_ids, loaded.decode_positions
         )
 
     @property
     def num_tracked(self) -> int:
         """Prompts and sequences that hold device memory."""
-        return len(self._prefills) + len(self._batch.seq_ids)
+        return len(self._prefills) + len(self._batches.seq_ids)
 
     def kv_bytes(self, num_tokens: int) -> int:
         """Device memory of the state of one sequence of so many tokens; 0 before the first."""
@@ -115,16 +116,16 @@ class ModelRunner:
     # ---- decode --------------------------------------------------------------------
 
     def _launch_decode(self, plan: SchedulerOutput, failures: _Failures) -> None:
-        assert set(plan.decode) == set(self._batch.seq_ids)
+        assert set(plan.decode) == set(self._batches.seq_ids)
         try:
-            self._batch.launch()
+            self._batches.launch()
         except Exception as error:
             logger.exception("a decode step of %d sequences failed", len(plan.decode))
             self._fail_decode(plan, error, failures)
 
     def _read_decode(self, plan: SchedulerOutput, failures: _Failures) -> Sampled:
         try:
-            tokens, scores = self._batch.result()
+            tokens, scores = self._batches.result()
         except Exception as error:
             logger.exception("a decode step of %d sequences failed", len(plan.decode))
             self._fail_decode(plan, error, failures)
@@ -134,7 +135,7 @@ class ModelRunner:
     def _fail_decode(self, plan: SchedulerOutput, error: Exception, failures: _Failures) -> None:
         request_ids = tuple(seq.request_id for seq in plan.decode)
         failures.add(error, request_ids, "The model failed while decoding.")
-        self._batch.leave(plan.decode)
+        self._batches.leave(plan.decode)
         self._joined.clear()
 
     def _sound(self, tokens: dict[SeqId, int], failures: _Failures) -> dict[SeqId, int]:
@@ -142,13 +143,13 @@ class ModelRunner:
         for seq in [seq for seq, token in tokens.items() if token == NO_TOKEN]:
             del tokens[seq]
             failures.requests[seq.request_id] = self._fault(seq)
-            self._batch.leave([seq])
+            self._batches.leave([seq])
         return tokens
 
     def _fault(self, seq: SeqId) -> RequestError:
         """Why no token could be drawn."""
-        if self._batch.is_stuck(seq):
-            return InvalidRequest("This schema is too complex to follow.", SCHEMA_PARAM)
+        if fault := self._batches.fault(seq):
+            return InvalidRequest(f"This schema is {fault}.", SCHEMA_PARAM)
         logger.error("a sequence's scores are not finite: no token can be drawn")
         return InternalError("The model's scores for the next token are NaN.")
 
@@ -175,7 +176,7 @@ class ModelRunner:
             if not work.is_last:
                 prefill.wait()
                 return {}, {}
-            tokens, scores = self._batch.join(work.request_id, prefill, logits)
+            tokens, scores = self._batches.join(work.request_id, prefill, logits)
             self._state_size = self._state_size or StateSize(
                 prefill.cache, prefill.prompt.num_tokens
             )
@@ -202,7 +203,7 @@ class ModelRunner:
         for seq in released:
             self._prefills.pop(seq.request_id, None)
             self._store_answer(seq)
-        self._batch.leave(released)
+        self._batches.leave(released)
 
     def _store_prompts(self) -> None:
         """Let others reuse the prompts that have joined; not while their first token waits."""
@@ -210,7 +211,7 @@ class ModelRunner:
             prompt = prefill.prompt
             if prompt.is_atomic:
                 continue
-            are_free = not self._batch.runs_on(prefill.cache)
+            are_free = not self._batches.runs_on(prefill.cache)
             state = SequenceState(prefill.cache, prefill.snapshots, are_free=are_free)
             with _that_fails_nobody():
                 self._caches.store_prefix(prompt.key, state, prompt.cache_salt)
@@ -221,5 +222,5 @@ class ModelRunner:
         if not self._caches.prefixes.limit_bytes:
             return
         with _that_fails_nobody():
-            if (found := self._batch.state_of(seq)) is not None:
+            if (found := self._batches.state_of(seq)) is not None:
                 self._caches.store_prefix(*found)

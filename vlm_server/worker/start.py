@@ -16,7 +16,8 @@ from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.engine.threads import DiskReaderThread, EncoderThread, PreparerThreads
 from vlm_server.errors import ModelLoadError
 from vlm_server.prompt.decoders import Decoders
-from vlm_server.prompt.grammar import Grammars
+from vlm_server.prompt.grammar.grammars import Grammars
+from vlm_server.prompt.grammar.server import GrammarLimits
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Event, Loading, Ready, Start
 from vlm_server.runner.device.device import current_device
@@ -116,7 +117,8 @@ def build_engine(
         default_temperature=loaded.default_temperature,
         default_top_p=loaded.default_top_p,
     )
-    grammars = Grammars(loaded.host, start.engine.schema_timeout_seconds)
+    grammars = Grammars(loaded.host, _grammar_limits(start), start.cache.grammar_bytes)
+    grammars.warm_up()
     runner = ModelRunner(loaded, caches)
     admission = Admission(governor, runner.kv_bytes, config.prefill_chunk_tokens)
     num_decoders = max(start.scheduler.preparer_threads, 2)
@@ -134,4 +136,12 @@ def build_engine(
         governor=governor,
         caches=caches,
         max_failed_steps=start.engine.max_failed_steps,
+    )
+
+
+def _grammar_limits(start: Start) -> GrammarLimits:
+    return GrammarLimits(
+        compile_seconds=start.engine.schema_timeout_seconds,
+        memory_bytes=start.engine.schema_memory_bytes,
+        follow_seconds=start.engine.schema_follow_seconds,
     )

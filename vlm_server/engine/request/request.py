@@ -38,6 +38,7 @@ class Request:
         self.has_video = bool(submit.videos)
         self.num_pixels = 0
         """Of its images, to decode; those of a video are not counted."""
+        self.has_schema = submit.has_schema
         self.max_tokens = sampling.max_tokens or 0
         """Of each choice; 0 while nobody knows how long the prompt is."""
         self.num_prefilled = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable
 
 from vlm_server.child.cancellation import Cancellation
@@ -12,28 +13,39 @@ DEAR_PIXELS = 16_000_000
 """A request with more to decode may take seconds; two 4K screenshots are just below."""
 
 
+class _Kind(enum.Enum):
+    """What takes a place of its own. A request may take several: a dear video, and a schema."""
+
+    TEXT = "neither media nor a schema"
+    MEDIA = "media, whatever they cost"
+    CHEAP = "images with few pixels"
+    DEAR = "images with many pixels, or a video"
+    VIDEO = "a video"
+    SCHEMA = "a schema"
+
+
 class PreparerQueue:
     """Limits how many requests are prepared at once. Changes no request.
 
-    With media, never more than can wait: their pixels take memory. Texts take little, and pass
-    them. Dear requests, with many pixels or a video, never take all threads, and of videos one is
-    prepared at a time. Among the others the oldest and the one with the fewest pixels take turns,
-    so that nobody waits for ever. A request that was aborted keeps its thread until that is done.
+    With media or a schema, never more than can wait: pixels and grammars take memory. Texts take
+    little, and pass them. Dear requests never take all threads, and of videos one is prepared at a
+    time. With media the oldest and the one with the fewest pixels take turns, so that nobody waits
+    for ever. A request that was aborted keeps its thread until that is done.
     """
 
     def __init__(self, max_preparing: int, max_ready: int) -> None:
-        """`max_preparing` of each kind at once; with media, `max_ready` more that did not end.
+        """`max_preparing` of each kind at once; `max_ready` more may wait, but for texts.
 
         Of 1, a cheap request may be prepared beside a dear one all the same.
         """
-        self._max_preparing = max_preparing
-        self._max_dear = max(max_preparing - 1, 1)
-        self._max_media = max(max_preparing, self._max_dear + 1)
-        self._max_ready = max_ready
-        self._cheap: set[str] = set()
-        self._dear: set[str] = set()
-        self._videos: set[str] = set()
-        self._texts: set[str] = set()
+        max_dear = max(max_preparing - 1, 1)
+        self._most = dict.fromkeys(_Kind, max_preparing) | {
+            _Kind.MEDIA: max(max_preparing, max_dear + 1),
+            _Kind.DEAR: max_dear,
+            _Kind.VIDEO: 1,
+        }
+        self._most_begun = max_preparing + max_ready
+        self._preparing: dict[str, frozenset[_Kind]] = {}
         self._cancellations: dict[str, Cancellation] = {}
         self._is_turn_of_oldest = True
 
@@ -45,23 +57,22 @@ class PreparerQueue:
     def next(self, requests: Iterable[Request]) -> list[Request]:
         """Those that a thread should take now: `start` each. `requests`: all, by their turns."""
         tracked = list(requests)
-        waiting = [r for r in tracked if r.state is State.WAITING]
-        texts = [r for r in waiting if not r.has_media]
-        begun = sum(r.has_media and r.state is not State.WAITING for r in tracked)
-        free = self._max_preparing - len(self._texts)
-        return [
-            *self._next_with_media([r for r in waiting if r.has_media], begun),
-            *texts[: max(free, 0)],
-        ]
+        waiting = [request for request in tracked if request.state is State.WAITING]
+        if not waiting:
+            return []
+        rooms = self._rooms([r for r in tracked if r.state is not State.WAITING])
+        taken = list[Request]()
+        while able := _able(waiting, rooms):
+            request = self._choose(able)
+            waiting.remove(request)
+            taken.append(request)
+            for kind in _kinds(request):
+                rooms[kind] -= 1
+        return taken
 
     def start(self, request: Request) -> Cancellation:
         """A thread takes `request`; what tells it to stop."""
-        kind = self._texts
-        if request.has_media:
-            kind = self._dear if _is_dear(request) else self._cheap
-        kind.add(request.request_id)
-        if request.has_video:
-            self._videos.add(request.request_id)
+        self._preparing[request.request_id] = _kinds(request)
         cancellation = self._cancellations[request.request_id] = Cancellation()
         return cancellation
 
@@ -72,37 +83,55 @@ class PreparerQueue:
 
     def end(self, request_id: str) -> None:
         """The thread is done with a request."""
-        del self._cancellations[request_id]
-        for kind in (self._cheap, self._dear, self._videos, self._texts):
-            kind.discard(request_id)
+        del self._cancellations[request_id], self._preparing[request_id]
 
-    def _next_with_media(self, waiting: list[Request], num_begun: int) -> list[Request]:
-        num_cheap, num_dear = len(self._cheap), len(self._dear)
-        room = self._max_preparing + self._max_ready - num_begun
-        has_video, taken = bool(self._videos), list[Request]()
-        while len(taken) < room and num_cheap + num_dear < self._max_media:
-            may_dear, may_cheap = num_dear < self._max_dear, num_cheap < self._max_preparing
-            able = [
-                request
-                for request in waiting
-                if (may_dear if _is_dear(request) else may_cheap)
-                and not (has_video and request.has_video)
-            ]
-            if not able:
-                break
-            request = able[0] if self._is_turn_of_oldest else min(able, key=_num_pixels)
-            self._is_turn_of_oldest = not self._is_turn_of_oldest
-            waiting.remove(request)
-            taken.append(request)
-            num_dear += _is_dear(request)
-            num_cheap += not _is_dear(request)
-            has_video = has_video or request.has_video
-        return taken
+    def _rooms(self, begun: list[Request]) -> dict[_Kind, int]:
+        """How many more of each kind may be prepared; `begun` are those that were, or are."""
+        preparing = list(self._preparing.values())
+        rooms = {kind: most - _count(kind, preparing) for kind, most in self._most.items()}
+        kinds_begun = [_kinds(request) for request in begun]
+        for kind in (_Kind.MEDIA, _Kind.SCHEMA):
+            rooms[kind] = min(rooms[kind], self._most_begun - _count(kind, kinds_begun))
+        return rooms
+
+    def _choose(self, able: list[Request]) -> Request:
+        oldest = able[0]
+        if not oldest.has_media:
+            return oldest
+        self._is_turn_of_oldest = not self._is_turn_of_oldest
+        if not self._is_turn_of_oldest:
+            return oldest
+        return min((r for r in able if r.has_media), key=lambda request: request.num_pixels)
 
 
-def _is_dear(request: Request) -> bool:
-    return request.has_video or request.num_pixels > DEAR_PIXELS
+def _able(waiting: list[Request], rooms: dict[_Kind, int]) -> list[Request]:
+    """Those that there is room for, in order.
+
+    Who waits for a place with media keeps the next one for a schema, if it needs both: else others
+    might take one or the other for ever.
+    """
+    able, left_for_schemas = list[Request](), rooms[_Kind.SCHEMA]
+    for request in waiting:
+        kinds = _kinds(request)
+        has_room = all(rooms[kind] > 0 for kind in kinds)
+        if has_room and (_Kind.SCHEMA not in kinds or left_for_schemas > 0):
+            able.append(request)
+        elif _Kind.SCHEMA in kinds and request.has_media:
+            left_for_schemas -= 1
+    return able
 
 
-def _num_pixels(request: Request) -> int:
-    return request.num_pixels
+def _count(kind: _Kind, each: list[frozenset[_Kind]]) -> int:
+    return sum(kind in kinds for kinds in each)
+
+
+def _kinds(request: Request) -> frozenset[_Kind]:
+    is_dear = request.has_video or request.num_pixels > DEAR_PIXELS
+    found = {
+        _Kind.MEDIA: request.has_media,
+        _Kind.DEAR: request.has_media and is_dear,
+        _Kind.CHEAP: request.has_media and not is_dear,
+        _Kind.VIDEO: request.has_video,
+        _Kind.SCHEMA: request.has_schema,
+    }
+    return frozenset(kind for kind, has_it in found.items() if has_it) or frozenset({_Kind.TEXT})

@@ -46,6 +46,26 @@ def filtered(running: list[Any], rows: list[int]) -> list[Any]:
     return running
 
 
+def separated(running: list[Any], rows: list[int]) -> list[Any]:
+    """The layers of those `rows` of the two or more in `running`, which is left as it is."""
+    made: list[Any] = []
+    for count, row in enumerate(rows):
+        made = joined(made, count, [layer.extract(row) for layer in running], 1)
+    return made
+
+
+def merged(running: list[Any], num_running: int, others: list[Any], count: int) -> list[Any]:
+    """The layers of `num_running` rows, and of `count` others that decoded apart from them."""
+    if num_running == 0:
+        return others
+    if count == 1:
+        return joined(running, num_running, others, 1)
+    for row in range(count):
+        alone = [layer.extract(row) for layer in others]
+        running = joined(running, num_running + row, alone, 1)
+    return running
+
+
 def _as_rows(layer: Any, count: int) -> Any:
     """`count` equal rows of one sequence's plain cache."""
     if type(layer) is KVCache:

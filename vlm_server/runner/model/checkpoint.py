@@ -29,6 +29,9 @@ def check_files(folder: Path) -> None:
         read_json(path)
     for path in weights:
         _check_weights(path)
+    for name in _shard_names(folder):
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise ModelLoadError(f"the index of the weights names {name!r}, which is no shard")
 
 
 def check_shards(folder: Path) -> None:
@@ -36,11 +39,14 @@ def check_shards(folder: Path) -> None:
 
     Not called for a checkpoint that loads: its index may be older than its weights.
     """
+    for name in _shard_names(folder):
+        if not (folder / name).is_file():
+            raise ModelLoadError(f"{folder} has no {name}, which its index names")
+
+
+def _shard_names(folder: Path) -> list[str]:
     weight_map = read_json(folder / "model.safetensors.index.json").get("weight_map")
-    if isinstance(weight_map, dict):
-        for name in sorted({str(name) for name in weight_map.values()}):
-            if not (folder / name).is_file():
-                raise ModelLoadError(f"{folder} has no {name}, which its index names")
+    return sorted({str(n) for n in weight_map.values()}) if isinstance(weight_map, dict) else []
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -49,6 +49,7 @@ class Family:
     fix_processor: changes a processor that would refuse every image.
     position_state: attributes of the language model that hold a prompt's positions between
     calls. Ours belong to the request, so these are cleared.
+    writes_prompts: its processor writes prompts itself and uses no chat template.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Family:
     tower: type[FrameTower] | None = None
     fix_processor: Callable[[Any], None] | None = None
     position_state: tuple[str, ...] = ()
+    writes_prompts: bool = False
 
     def forget_positions(self, language_model: Any) -> None:
         """Clear what `language_model` keeps of a prompt, so that no request meets another's."""
@@ -88,7 +90,9 @@ _ROWS = (
 )
 FAMILIES = {family.name: family for family in _ROWS}
 
-_RUNS_CODE = frozenset({"got", "inkling", "moondream2"})
+WRITE_PROMPTS = frozenset({"hrm_text", "kimi_k3", "plamo2vl"})
+"""Of families without a row, those whose processors use no chat template."""
+_RUNS_CODE = frozenset({"got", "inkling", "internvl_chat", "moondream2"})
 """Families whose processors in mlx-vlm trust the checkpoint's code, whatever the caller says."""
 _ENCODER_DECODERS = frozenset({"florence2"})
 """Those whose configuration does not say so itself."""

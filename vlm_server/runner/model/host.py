@@ -15,7 +15,7 @@ from vlm_server.runner.model.checkpoint import read_json
 from vlm_server.runner.model.families import Family, MRopeRule
 from vlm_server.runner.model.fingerprint import fingerprint
 from vlm_server.runner.model.probe import ask_positions, chunk_policy
-from vlm_server.runner.model.processors import HostProcessor
+from vlm_server.runner.model.processors import HostProcessor, chat_template
 from vlm_server.settings import Model as ModelSettings
 
 Json = dict[str, Any]
@@ -45,7 +45,9 @@ def host_model(
         fingerprint=fingerprint(folder, str(settings.dtype)),
         adds_special_tokens=should_add_special_tokens(family.name, processor),
         image_placeholders=_image_placeholders(processor, tokenizer, image_token_id),
-        apply_chat_template=host_processor.apply_chat_template,
+        chat_template=None if family.writes_prompts else chat_template(processor),
+        template_variables=dict(tokenizer.special_tokens_map),
+        write_prompt=host_processor.write_prompt,
         process_image=host_processor.image,
         process_video=host_processor.video,
         mrope=_mrope(family, model),

@@ -16,6 +16,7 @@ from vlm_server.errors import ModelLoadError
 from vlm_server.host_model import HostModel
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.model.checkpoint import check_files, check_shards, read_json, reason_of
+from vlm_server.runner.model.code_guard import no_code_of
 from vlm_server.runner.model.evaluate import arrays_of, evaluate
 from vlm_server.runner.model.families import Family, refuse_unservable
 from vlm_server.runner.model.host import host_model
@@ -80,7 +81,8 @@ def load(settings: ModelSettings, device: Device, limit_bytes: int) -> LoadedMod
     refuse_unservable(config)
     dtype, budget = dtype_on(device, settings.dtype), Budget(limit_bytes, device)
     check_files_fit(folder, dtype, budget)
-    model, processor = _load(folder)
+    with no_code_of(folder):
+        model, processor = _load(folder)
     family = family_of(str(config["model_type"]), model, processor)
     _warn_of_unchecked(family)
     if dtype != "auto":

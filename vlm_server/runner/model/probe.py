@@ -15,7 +15,13 @@ from mlx_vlm.models.llava.processing_llava import LlavaProcessor
 from numpy.typing import NDArray
 
 from vlm_server.host_model import AskPositions, ChunkPolicy
-from vlm_server.runner.model.families import FAMILIES, POSITION_STATE, Family, MRopeRule
+from vlm_server.runner.model.families import (
+    FAMILIES,
+    POSITION_STATE,
+    WRITE_PROMPTS,
+    Family,
+    MRopeRule,
+)
 from vlm_server.runner.model.processors import drop_tokenizer_options
 from vlm_server.runner.vision.towers import fast_tower_of
 
@@ -38,6 +44,7 @@ def probe(name: str, model: Any, processor: Any) -> Family:
         tower=fast_tower_of(getattr(model, "vision_tower", None)),
         fix_processor=drop_tokenizer_options if isinstance(processor, LlavaProcessor) else None,
         position_state=tuple(each for each in POSITION_STATE if hasattr(language_model, each)),
+        writes_prompts=name in WRITE_PROMPTS,
     )
 
 

@@ -12,6 +12,7 @@ from mlx_vlm.utils import VideoMetadata, prepare_inputs
 from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
+from vlm_server.errors import ModelLoadError
 from vlm_server.host_model import ProcessedMedia
 
 _NOT_FOR_THE_TOWER = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
@@ -19,7 +20,7 @@ _MILLISECONDS = 1000
 
 
 class HostProcessor:
-    """One model's processor and chat template, as `HostModel` has them.
+    """One model's processor, as `HostModel` has it.
 
     Not thread-safe: mlx-vlm sets padding on the tokenizer.
     """
@@ -39,9 +40,10 @@ class HostProcessor:
         metadata = VideoMetadata(indices[-1] + 1, float(_MILLISECONDS), indices)
         return self._process(placeholder, videos=[frames], video_metadata=[metadata])
 
-    def apply_chat_template(
+    def write_prompt(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool
     ) -> Any:
+        """For processors without a chat template: mlx-vlm would render one in no sandbox."""
         return get_chat_template(
             self._processor, list(messages), add_generation_prompt=add_generation_prompt
         )
@@ -56,6 +58,21 @@ class HostProcessor:
             if isinstance(array, mx.array) and name not in _NOT_FOR_THE_TOWER
         }
         return ProcessedMedia(np.array(made["input_ids"], dtype=np.int32).reshape(-1), inputs)
+
+
+def chat_template(processor: Any) -> str | None:
+    """The template that mlx-vlm would render; None if there is none.
+
+    Raises ModelLoadError for one that is no text.
+    """
+    owners = (processor, getattr(processor, "tokenizer", None))
+    found = (getattr(owner, "chat_template", None) for owner in owners)
+    template = next((each for each in found if each is not None), None)
+    if isinstance(template, Mapping):
+        template = template.get("default", "")
+    if template is not None and not isinstance(template, str):
+        raise ModelLoadError("the chat template is no text")
+    return template
 
 
 def drop_tokenizer_options(processor: Any) -> None:

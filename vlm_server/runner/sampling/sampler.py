@@ -104,28 +104,24 @@ class SequenceSampler:
             self._counts = self._counts.at[token].add(1.0)
 
     @property
-    def follows_grammar(self) -> bool:
-        """Whether its next draw waits for `follow`."""
-        return self._matcher is not None
-
-    @property
-    def is_stuck(self) -> bool:
-        """Whether its grammar lets nothing be drawn any more."""
-        return self._matcher is not None and self._matcher.is_stuck
+    def matcher(self) -> AnswerMatcher | None:
+        """What its answer must follow; a draw needs `take_mask` first."""
+        return self._matcher
 
     def follow(self, token_id: int) -> None:
-        """The token that was drawn last, once the host knows it.
-
-        If the grammar can't take it, nothing may be drawn any more, which ends this row alone.
-        """
-        if self._matcher is None or token_id == NO_TOKEN:
-            return
-        try:
+        """The token that was drawn last, once the host knows it."""
+        if self._matcher is not None and token_id != NO_TOKEN:
             self._matcher.advance(token_id)
+
+    def close(self) -> None:
+        """The row has left."""
+        if self._matcher is not None:
+            self._matcher.close()
+
+    def take_mask(self) -> None:
+        """Draw what the grammar allows now; nothing, which ends this row alone, if it can't."""
+        if self._matcher is not None:
             self._allowed = mx.array(self._matcher.allowed())
-        except Exception:
-            logger.exception("a grammar failed")
-            self._allowed = mx.array(False)
 
     @property
     def state(self) -> list[mx.array]:

@@ -1,14 +1,16 @@
-"""All sequences that decode together, and their batched KV cache.
+"""Sequences that decode together, and their batched KV cache.
 
-Runs one step ahead of what it reports: `launch` begins a step on the tokens that the last one drew,
-and only `result` reads those tokens, so the device works while the host reads them. The first token
-of a sequence is waited for, and reported when it joins. Sequences that follow a grammar need those
-tokens before they draw: then the host reads them, and finds what is allowed next, between launching
-the model and launching the draw.
+A step is `forward`, the model on the tokens that were drawn last, and `draw`, the next ones. It
+runs one step ahead of what it reports: `forward` begins on those tokens, and only `result` reads
+them, so the device works while the host reads. The first token of a sequence is waited for, and
+reported when it joins. Sequences that follow a grammar need those tokens before they draw: then the
+host reads them, and learns what is allowed next, between `forward` and `draw`. `decode_batches`
+decides what becomes of those for which that is late.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +20,7 @@ import numpy as np
 
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.ports import PreparedPrompt, SeqId, TokenScore
-from vlm_server.runner.kv.batch_cache import filtered, joined
+from vlm_server.runner.kv.batch_cache import filtered, joined, merged, separated
 from vlm_server.runner.kv.segments import SequenceState, snapshot
 from vlm_server.runner.sampling.logprobs import Scores, score
 from vlm_server.runner.sampling.sampler import SequenceSampler, choice_params, sample
@@ -42,6 +44,15 @@ class _Sequence:
     is_reported: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class _Unread:
+    """What was drawn in the step before, for the sequences that were here then."""
+
+    seqs: list[_Sequence]
+    tokens: mx.array
+    scores: list[Scores]
+
+
 Sampled = tuple[dict[SeqId, int], dict[SeqId, TokenScore]]
 """Tokens by sequence, and the scores of those that were asked for."""
 
@@ -58,20 +69,27 @@ class DecodeBatch:
         self._seqs: list[_Sequence] = []
         self._cache: list[Any] = []
         self._tokens: mx.array | None = None
+        """What was drawn last, (sequences,); None if there are none, or `forward` has taken it."""
         self._scores: list[Scores] = []
-        self._unread: tuple[mx.array, list[Scores]] | None = None
-        """What the step before the launched one drew."""
+        self._logits: mx.array | None = None
+        """(sequences, vocabulary), lazy: what is to be drawn from; None before `forward`."""
+        self._unread: _Unread | None = None
 
     @property
     def seq_ids(self) -> tuple[SeqId, ...]:
         return tuple(seq.id for seq in self._seqs)
 
+    @property
+    def num_guided(self) -> int:
+        """Sequences that follow a grammar."""
+        return len(self._guided())
+
     def join(self, request_id: str, prefill: Prefill, logits: mx.array) -> Sampled:
         """Add a sequence for each choice of a prefilled request; their first tokens.
 
-        Those are drawn from `logits` (1, vocabulary). Each sequence gets a copy of the prompt's
-        cache, or the cache itself if it is alone. The running sequences are left as they were if
-        this fails. See `result` for `NO_TOKEN`.
+        Those are drawn from `logits` (1, vocabulary), between two steps. Each sequence gets a copy
+        of the prompt's cache, or the cache itself if it is alone. The running sequences are left as
+        they were if this fails. See `result` for `NO_TOKEN`.
         """
         seqs = self._new_seqs(request_id, prefill, logits.shape[-1])
         first, scores = _draw(mx.broadcast_to(logits, (len(seqs), logits.shape[-1])), seqs)
@@ -87,9 +105,10 @@ class DecodeBatch:
         """Whether this is the cache of the only sequence here, not one that was copied."""
         return self._cache is cache
 
-    def is_stuck(self, seq_id: SeqId) -> bool:
-        """Whether a sequence's grammar does not let it go on."""
-        return any(seq.id == seq_id and seq.sampler.is_stuck for seq in self._seqs)
+    def fault(self, seq_id: SeqId) -> str | None:
+        """Why a sequence's grammar does not let it go on, if it does not."""
+        matchers = (seq.sampler.matcher for seq in self._seqs if seq.id == seq_id)
+        return next((matcher.fault for matcher in matchers if matcher is not None), None)
 
     def state_of(self, seq_id: SeqId) -> tuple[PromptKey, SequenceState, str] | None:
         """All tokens of a sequence that its cache holds, their KV, and its salt.
@@ -105,39 +124,117 @@ class DecodeBatch:
     def leave(self, seq_ids: Collection[SeqId]) -> None:
         """Drop sequences, and what they were about to draw. Those not here are no error."""
         staying = [i for i, seq in enumerate(self._seqs) if seq.id not in seq_ids]
-        if len(staying) == len(self._seqs):
-            return
-        self._seqs = [self._seqs[i] for i in staying]
-        if self._tokens is None or not staying:
-            self._cache, self._tokens, self._scores = [], None, []
-            return
-        self._cache = filtered(self._cache, staying)
-        self._tokens = self._tokens[mx.array(staying)]
+        for seq in self._seqs:
+            if seq.id in seq_ids:
+                seq.sampler.close()
+        if len(staying) < len(self._seqs):
+            self._keep(staying)
+            self._unread = self._unread if staying else None
 
-    def launch(self) -> None:
-        """Begin the next step of all sequences. Each launch is followed by one `result`."""
+    def split(self, request_id: str) -> DecodeBatch:
+        """Let a request's sequences leave for a batch of their own.
+
+        Between `forward` and `draw`: that is where they go on.
+        """
+        assert self._logits is not None
+        rows = [i for i, seq in enumerate(self._seqs) if seq.id.request_id == request_id]
+        other = DecodeBatch(self._language_model, self._eos_token_ids, self._positions)
+        other._seqs = [self._seqs[i] for i in rows]
+        other._logits = self._logits[mx.array(rows)]
+        other._cache = self._cache
+        if len(rows) < len(self._seqs):
+            other._cache = separated(self._cache, rows)
+            mx.eval(other._logits, [layer.state for layer in other._cache])
+        self._keep([i for i in range(len(self._seqs)) if i not in rows])
+        return other
+
+    def absorb(self, other: DecodeBatch) -> None:
+        """Take in all sequences of `other`. Both have drawn, and begun nothing since."""
+        assert other._tokens is not None
+        drawn = [each._tokens for each in (self, other) if each._tokens is not None]
+        tokens = mx.concatenate(drawn)
+        self._cache = merged(self._cache, len(self._seqs), other._cache, len(other._seqs))
+        self._tokens, self._scores = tokens, self._scores + other._scores
+        self._seqs = self._seqs + other._seqs
+        mx.eval(tokens, [layer.state for layer in self._cache])
+
+    def forward(self) -> None:
+        """Begin the model's part of the next step, if there is a sequence.
+
+        The grammars are told the tokens that it begins with, and work meanwhile.
+        """
         if self._tokens is None:
             return
-        drawn, scores = self._tokens, self._scores
-        self._tokens, self._scores = self._launch(drawn)
-        self._unread = drawn, scores
+        tokens, self._tokens = self._tokens, None
+        self._unread = _Unread(self._seqs, tokens, self._scores)
+        has_positions = self._positions is not DecodePositions.NONE
+        kwargs = {"position_ids": self._position_ids()} if has_positions else {}
+        output = self._language_model(tokens[:, None], cache=self._cache, **kwargs)
+        self._logits = output.logits[:, -1]
+        self._follow_grammars(tokens, self._logits)
+        for seq in self._seqs:
+            seq.position += 1
+
+    def late(self, seconds: float) -> list[str]:
+        """Requests whose grammars do not know yet what may be drawn, having had so much time."""
+        deadline = time.monotonic() + seconds
+        late = dict[str, None]()
+        for seq in self._guided():
+            assert seq.sampler.matcher is not None
+            if not seq.sampler.matcher.wait(max(deadline - time.monotonic(), 0.0)):
+                late[seq.id.request_id] = None
+        return list(late)
+
+    def draw(self) -> None:
+        """Begin to draw what follows. No grammar may be late."""
+        if self._logits is None:
+            return
+        logits, self._logits = self._logits, None
+        for seq in self._guided():
+            seq.sampler.take_mask()
+        self._tokens, self._scores = _draw(logits, self._seqs)
+        state = _counters(self._cache)
+        state += [array for seq in self._seqs for array in seq.sampler.state]
+        state += [array for each in self._scores for array in each.arrays]
+        mx.async_eval(self._tokens, state)  # type: ignore[no-untyped-call]
+
+    def yield_to_others(self) -> None:
+        """The grammars here were late: let their work not slow down what others do."""
+        for seq in self._guided():
+            assert seq.sampler.matcher is not None
+            seq.sampler.matcher.yield_to_others()
 
     def result(self) -> Sampled:
-        """The tokens of the step before the launched one, but for those that `join` reported.
+        """The tokens that `forward` began with, but for those that `join` reported.
 
         `NO_TOKEN` is that of a sequence which has to leave: its scores are not numbers, or its
-        grammar is stuck.
+        grammar does not let it go on.
         """
         if self._unread is None:
             return {}, {}
-        (drawn, scores), self._unread = self._unread, None
+        unread, self._unread = self._unread, None
         tokens = dict[SeqId, int]()
-        for seq, token in zip(self._seqs, np.array(drawn).tolist(), strict=True):
+        for seq, token in zip(unread.seqs, np.array(unread.tokens).tolist(), strict=True):
             seq.token_ids.append(token)
             if not seq.is_reported:
                 tokens[seq.id] = token
             seq.is_reported = False
-        return tokens, {seq: score for seq, score in _read(scores).items() if seq in tokens}
+        scores = _read(unread.scores).items()
+        return tokens, {seq: score for seq, score in scores if seq in tokens}
+
+    def _keep(self, rows: list[int]) -> None:
+        self._seqs = [self._seqs[i] for i in rows]
+        if not rows:
+            self._cache, self._tokens, self._logits, self._scores = [], None, None, []
+            return
+        self._cache = filtered(self._cache, rows)
+        if self._tokens is not None:
+            self._tokens = self._tokens[mx.array(rows)]
+        if self._logits is not None:
+            self._logits = self._logits[mx.array(rows)]
+
+    def _guided(self) -> list[_Sequence]:
+        return [seq for seq in self._seqs if seq.sampler.matcher is not None]
 
     def _state_of(self, i: int, seq: _Sequence) -> tuple[PromptKey, SequenceState]:
         answer = np.array(seq.token_ids, dtype=np.int32)
@@ -147,45 +244,30 @@ class DecodeBatch:
         return PromptKey(token_ids, seq.prompt.spans), state
 
     def _new_seqs(self, request_id: str, prefill: Prefill, vocabulary_size: int) -> list[_Sequence]:
+        count = prefill.sampling.n
+        matchers = prefill.grammar.begin(count) if prefill.grammar else [None] * count
         samplers = [
             SequenceSampler(
                 choice_params(prefill.sampling, choice),
                 prefill.prompt.token_ids,
                 self._eos_token_ids,
                 vocabulary_size,
-                prefill.grammar.begin() if prefill.grammar else None,
+                matcher,
             )
-            for choice in range(prefill.sampling.n)
+            for choice, matcher in enumerate(matchers)
         ]
         return [
             _Sequence(SeqId(request_id, choice), sampler, prefill.prompt, prefill.prompt.num_tokens)
             for choice, sampler in enumerate(samplers)
         ]
 
-    def _launch(self, tokens: mx.array) -> tuple[mx.array, list[Scores]]:
-        has_positions = self._positions is not DecodePositions.NONE
-        kwargs = {"position_ids": self._position_ids()} if has_positions else {}
-        output = self._language_model(tokens[:, None], cache=self._cache, **kwargs)
-        logits = output.logits[:, -1]
-        self._follow_grammars(tokens, logits)
-        following, scores = _draw(logits, self._seqs)
-        state = _counters(self._cache)
-        state += [array for seq in self._seqs for array in seq.sampler.state]
-        state += [array for each in scores for array in each.arrays]
-        mx.async_eval(following, state)  # type: ignore[no-untyped-call]
-        for seq in self._seqs:
-            seq.position += 1
-        return following, scores
-
     def _follow_grammars(self, tokens: mx.array, logits: mx.array) -> None:
-        """Find what may be drawn after `tokens`, while the device works on `logits`."""
-        guided = [(i, seq) for i, seq in enumerate(self._seqs) if seq.sampler.follows_grammar]
-        if not guided:
+        """Tell the grammars which `tokens` were drawn, while the device works on `logits`."""
+        if not self._guided():
             return
         mx.async_eval(logits)  # type: ignore[no-untyped-call]
-        drawn = np.array(tokens).tolist()
-        for i, seq in guided:
-            seq.sampler.follow(drawn[i])
+        for seq, token in zip(self._seqs, np.array(tokens).tolist(), strict=True):
+            seq.sampler.follow(token)
 
     def _position_ids(self) -> mx.array:
         """The M-RoPE position of each sequence's next token: see `DecodePositions`."""

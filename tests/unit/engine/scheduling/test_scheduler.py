@@ -198,6 +198,28 @@ def test_a_text_passes_pictures_that_wait_for_anything():
     engine.step_until(lambda: "text" in engine.ended)
 
 
+def test_texts_and_pictures_pass_schemas_that_wait_for_anything():
+    engine = Engine(max_num_seqs=2, max_preparing=2)
+    engine.preparers.outcome = None
+    engine.add(*(f"schema {number}" for number in range(9)), json_schema="{}")
+    engine.add("both", json_schema="{}", images=1)
+    engine.add("text")
+    engine.add("picture", images=1)
+    assert started(engine.step()) == ["schema 0", "schema 1", "text", "picture"]
+
+
+def test_no_more_schemas_are_compiled_than_can_wait():
+    """Each keeps a process."""
+    engine = Engine(max_num_seqs=2, max_preparing=2)
+    engine.encoder.is_fast = False
+    engine.add(*(f"{number}" for number in range(9)), json_schema="{}", images=1)
+    engine.step_until(lambda: engine.encoder.work is not None)
+    for _ in range(3):
+        engine.step()
+    begun = [state for state in LIVE if state is not State.WAITING]
+    assert sum(map(engine.count, begun)) == 4
+
+
 def test_a_short_prompt_goes_between_the_chunks_of_a_long_one():
     engine = Engine(prefill_chunk_tokens=2, context_tokens=1000)
     engine.ready("long", text="x" * 40)

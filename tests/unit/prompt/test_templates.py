@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from vlm_server.errors import InvalidRequest
-from vlm_server.prompt.templates import ChatTemplate
+from vlm_server.prompt.templates import ChatTemplate, sandboxed
 from vlm_server.protocol import ImagePart, Message, TextPart
-from vlm_server.runner.model.processors import HostProcessor
 
 CONVERSATION = (
     Message("system", (TextPart("be brief"),)),
@@ -23,27 +20,9 @@ USER_PARTS = (
 )
 
 
-class Processor:
-    """A processor whose template is the test's own, rendered as transformers does."""
-
-    image_token = "<image>"
-
-    def __init__(self, template: str) -> None:
-        self.chat_template = template
-
-    def apply_chat_template(self, messages: list[dict[str, Any]], **_: Any) -> str:
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        rendered, _ = render_jinja_template(
-            conversations=[messages], chat_template=self.chat_template
-        )
-        return str(rendered[0])
-
-
 def render(body: str) -> str:
     template = "{% for m in messages %}[{{ m.role }}]" + body + "{% endfor %}"
-    processor = HostProcessor(Processor(template), image_token_id=0)
-    return ChatTemplate(processor.apply_chat_template, ("<image>",), None).render(CONVERSATION, str)
+    return ChatTemplate(sandboxed(template, {}), ("<image>",), None).render(CONVERSATION, str)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,173 @@
+"""Schemas made to take memory, time and the engine's steps: they pay for themselves alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Awaitable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.e2e.daemon import Daemon, running_daemon, wait_until
+
+pytestmark = pytest.mark.e2e
+
+SLOW = {"type": "string", "pattern": "^a{99999}$"}
+"""Compiles; each token of each choice takes 20 ms and more."""
+SMALL = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 1, "maxItems": 1}
+NUM_HUGE = int(os.environ.get("ATTACK_SCHEMAS", "10"))
+"""Each takes a second or two of a core; each left 170 MB in the engine."""
+STREAM_SECONDS = 2.0
+
+
+def huge(number: int) -> dict[str, Any]:
+    """Would take minutes and 20 GB to compile."""
+    parts = [{"type": "string", "pattern": f"a{{{i}}}b"} for i in range(1, 200)]
+    return {"title": f"{number}", "allOf": parts}
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """With the embedded model, and little memory for a schema: then huge ones end early."""
+    folder = tmp_path_factory.mktemp("schemas")
+    with running_daemon(folder, "--set", f"engine.schema_memory_bytes={96 << 20}") as running:
+        yield running
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> openai.AsyncOpenAI:
+    return daemon.async_client(timeout=120)
+
+
+def completion(client: openai.AsyncOpenAI, schema: Any = None, **fields: Any) -> Awaitable[Any]:
+    if schema is not None:
+        held = {"name": "answer", "schema": schema}
+        fields["response_format"] = {"type": "json_schema", "json_schema": held}
+    messages = [{"role": "user", "content": "Hello"}]
+    fields = {"model": "default", "messages": messages, "max_tokens": 8, "temperature": 0} | fields
+    return client.chat.completions.create(**fields)
+
+
+def resident_bytes(pid: int) -> int:
+    """What `pid` and all its descendants hold."""
+    parents, held = dict[int, int](), dict[int, int]()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            number = int(folder.name)
+            parents[number] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            pages = int((folder / "statm").read_text().split()[1])
+            held[number] = pages * os.sysconf("SC_PAGESIZE")
+
+    def is_below(number: int) -> bool:
+        while number not in (0, pid):
+            number = parents.get(number, 0)
+        return number == pid
+
+    return sum(held[number] for number in held if is_below(number))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the system does not tell")
+async def test_many_that_are_refused_leave_nothing_and_hold_up_no_text(
+    daemon: Daemon, client: openai.AsyncOpenAI
+):
+    await completion(client)
+    with pytest.raises(openai.BadRequestError):
+        await completion(client, huge(-1))
+    before = resident_bytes(daemon.process.pid)
+    refused = [asyncio.create_task(_refusal(client, huge(i))) for i in range(NUM_HUGE)]
+    waits = []
+    while not all(task.done() for task in refused):
+        started = time.monotonic()
+        await completion(client)
+        waits.append(time.monotonic() - started)
+        await asyncio.sleep(0.05)
+    assert len(waits) > 5
+    assert sorted(waits)[len(waits) // 2] < 1.0
+    assert max(waits) < 5.0, "text waited behind schemas"
+    for message in await asyncio.gather(*refused):
+        assert "schema" in message
+    daemon.wait_idle()
+    wait_until(lambda: resident_bytes(daemon.process.pid) - before < 64 << 20, 10, daemon.log)
+
+
+async def _refusal(client: openai.AsyncOpenAI, schema: Any) -> str:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await completion(client, schema)
+    assert caught.value.param == "response_format.json_schema.schema"
+    return caught.value.message
+
+
+async def test_a_refusal_is_remembered(client: openai.AsyncOpenAI):
+    await _refusal(client, huge(1000))
+    started = time.monotonic()
+    for _ in range(5):
+        await _refusal(client, huge(1000))
+    assert time.monotonic() - started < 2.0
+
+
+async def read(stream: Any, arrivals: list[float]) -> None:
+    """Note when each token of a stream came."""
+    async for _ in stream:
+        arrivals.append(time.monotonic())  # noqa: PERF401
+
+
+async def test_a_stream_keeps_its_speed_beside_a_slow_schema(
+    daemon: Daemon, client: openai.AsyncOpenAI
+):
+    """Each step of the slow one takes 0.2 s and more; the stream waited for every one of them."""
+    endless = {"max_tokens": 8000, "stream": True, "extra_body": {"ignore_eos": True}}
+    stream, arrivals = await completion(client, **endless), list[float]()
+    reader = asyncio.create_task(read(stream, arrivals))
+    await asyncio.sleep(0.5)
+    before = await rate(arrivals)
+    slow = await completion(client, SLOW, n=8, stream=True, max_tokens=2000)
+    for _ in range(24):
+        await anext(slow)
+    beside = await rate(arrivals)
+    await anext(slow)
+    print(f"{before:.0f} tokens/s before, {beside:.0f} beside")
+    await slow.close()
+    reader.cancel()
+    await stream.close()
+    assert beside >= before / 2
+    daemon.wait_idle()
+
+
+async def rate(arrivals: list[float]) -> float:
+    """Tokens each second, from now on."""
+    first, started = len(arrivals), time.monotonic()
+    await asyncio.sleep(STREAM_SECONDS)
+    return (len(arrivals) - first) / (time.monotonic() - started)
+
+
+async def test_a_good_schema_is_answered_beside_slow_ones(
+    daemon: Daemon, client: openai.AsyncOpenAI
+):
+    slow = [await completion(client, SLOW, n=4, stream=True, max_tokens=2000) for _ in range(2)]
+    for stream in slow:
+        await anext(stream)
+    started = time.monotonic()
+    answer = await completion(client, SMALL, max_tokens=50)
+    assert json.loads(answer.choices[0].message.content) in ([1], [2])
+    assert time.monotonic() - started < 10.0
+    for stream in slow:
+        await stream.close()
+    daemon.wait_idle()
+
+
+async def test_clients_that_leave_leave_no_process(daemon: Daemon, client: openai.AsyncOpenAI):
+    for _ in range(5):
+        stream = await completion(client, SLOW, n=2, stream=True, max_tokens=2000)
+        await anext(stream)
+        await stream.close()
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(completion(client, huge(2000)), 0.1)
+    daemon.wait_idle()
+    assert (await completion(client, SMALL, max_tokens=50)).choices[0].finish_reason == "stop"

@@ -1,0 +1,233 @@
+"""Every way from a checkpoint to code is shut: what is planted never runs."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import transformers
+
+from tests.integration.harness import load_model, new_preparer
+from tests.tiny_models import build
+from vlm_server.errors import ModelLoadError
+from vlm_server.runner.model.code_guard import no_code_of
+
+EVIL = "evil.Evil"
+
+
+class Planted:
+    """Leaves a mark when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return (open, (str(self.mark), "w"))
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> Path:
+    """A file that planted code makes."""
+    return tmp_path / "mark"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, mark: Path) -> Path:
+    """One with modules that leave the mark when they run, under many names."""
+    folder = build("qwen2_5_vl", tmp_path / "model")
+    code = f"open({str(mark)!r}, 'w').close()\nclass Evil:\n    pass\n"
+    for name in ("evil", "modeling_evil", "tokenization_evil", "processing_evil", "custom_model"):
+        (folder / f"{name}.py").write_text(code)
+    for name in ("__init__", "queue", "msgspec", "numpy", "jinja2", "llguidance", "sitecustomize"):
+        (folder / f"{name}.py").write_text(code)
+    return folder
+
+
+def edit(file: Path, **changes: Any) -> None:
+    content = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(content | changes))
+
+
+def load_anyhow(folder: Path) -> str:
+    """The refusal, or nothing if it loads; all that is loaded then is used once."""
+    try:
+        new_preparer(load_model(folder))
+    except ModelLoadError as error:
+        return str(error)
+    return ""
+
+
+AUTO_MAP = {"AutoConfig": EVIL, "AutoModel": EVIL, "AutoTokenizer": [EVIL, EVIL]}
+AUTO_MAP |= {"AutoProcessor": EVIL, "AutoImageProcessor": EVIL, "AutoVideoProcessor": EVIL}
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "config.json",
+        "tokenizer_config.json",
+        "processor_config.json",
+        "preprocessor_config.json",
+        "video_preprocessor_config.json",
+        "generation_config.json",
+    ],
+)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"auto_map": AUTO_MAP, "trust_remote_code": True},
+        {"auto_map": AUTO_MAP, "tokenizer_class": "Evil", "processor_class": "Evil"},
+        {"image_processor_type": "Evil", "video_processor_type": "Evil", "auto_map": AUTO_MAP},
+        {"custom_generate": "evil.py", "custom_model": "evil.py", "architectures": ["Evil"]},
+        {"tokenizer_class": "os.system", "processor_class": "subprocess.Popen"},
+    ],
+    ids=["auto_map", "classes", "processors", "custom", "modules"],
+)
+def test_what_the_configuration_names_never_runs(
+    checkpoint: Path, mark: Path, file: str, changes: dict[str, Any]
+):
+    edit(checkpoint / file, **changes)
+    load_anyhow(checkpoint)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("model_type", ["evil", "..evil", "../model/evil", "evil.Evil", "os"])
+def test_a_model_type_names_no_module_of_the_checkpoint(
+    checkpoint: Path, mark: Path, model_type: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(checkpoint)
+    edit(checkpoint / "config.json", model_type=model_type)
+    assert load_anyhow(checkpoint)
+    assert not mark.exists()
+
+
+def test_a_relative_folder_that_one_stands_in(
+    checkpoint: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(checkpoint)
+    assert not load_anyhow(Path())
+    assert not mark.exists()
+
+
+def pickled_array(mark: Path) -> bytes:
+    array = np.empty(1, dtype=object)
+    array[0] = Planted(mark)
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=True)
+    return buffer.getvalue()
+
+
+def weights_with_code(name: str, mark: Path) -> bytes:
+    """Weights of the format that `name` says, with an object that leaves the mark."""
+    if name.endswith((".bin", ".pt", ".pth", ".pkl", ".ckpt")):
+        return pickle.dumps(Planted(mark))
+    if name.endswith(".npy"):
+        return pickled_array(mark)
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("weight.npy", pickled_array(mark))
+        file.writestr("data.pkl", pickle.dumps(Planted(mark)))
+    return archive.getvalue()
+
+
+WEIGHTS = ["pytorch_model.bin", "model.pt", "consolidated.00.pth", "weights.npz", "weights.npy"]
+WEIGHTS += ["model.ckpt", "adapters.npz", "optimizer.pkl"]
+
+
+def test_pickled_weights_that_lie_there_are_not_read(checkpoint: Path, mark: Path):
+    for name in WEIGHTS:
+        (checkpoint / name).write_bytes(weights_with_code(name, mark))
+    assert not load_anyhow(checkpoint)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_an_index_names_no_pickled_weights(checkpoint: Path, mark: Path, name: str, is_alone: bool):
+    (checkpoint / name).write_bytes(weights_with_code(name, mark))
+    if is_alone:
+        (checkpoint / "model.safetensors").unlink()
+    edit(checkpoint / "model.safetensors.index.json", weight_map={"x": name})
+    assert load_anyhow(checkpoint)
+    assert not mark.exists()
+
+
+def test_pickled_weights_by_the_name_of_safe_ones(checkpoint: Path, mark: Path):
+    (checkpoint / "model.safetensors").write_bytes(weights_with_code("weights.npz", mark))
+    assert load_anyhow(checkpoint)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["../outside.safetensors", "/etc/x.safetensors", "a/b.safetensors"]
+)
+def test_an_index_names_nothing_outside_of_its_folder(checkpoint: Path, name: str):
+    """A shard with a data type that mlx does not know would even be written to."""
+    (checkpoint.parent / "outside.safetensors").write_bytes(
+        (checkpoint / "model.safetensors").read_bytes()
+    )
+    edit(checkpoint / "model.safetensors.index.json", weight_map={"x": name})
+    assert "no shard" in load_anyhow(checkpoint)
+
+
+@pytest.mark.parametrize("key", ["chat_template", "chat_template.jinja"])
+def test_a_chat_template_runs_in_the_sandbox(checkpoint: Path, mark: Path, key: str):
+    source = (
+        "{% for name in ['lipsum', 'cycler', 'joiner', 'namespace', 'dict', 'range'] %}{% endfor %}"
+        f"{{{{ cycler.__init__.__globals__.os.system('touch {mark}') }}}}"
+        f"{{{{ namespace.__init__.__globals__['sys'].modules['os'].system('touch {mark}') }}}}"
+    )
+    if key == "chat_template":
+        edit(checkpoint / "tokenizer_config.json", chat_template=source)
+    else:
+        (checkpoint / key).write_text(source)
+    load_anyhow(checkpoint)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("name", ["list", "function"])
+def test_a_chat_template_that_is_no_text(checkpoint: Path, name: str):
+    template: Any = {"list": [{"name": "x", "template": "{{ 1 }}"}], "function": 5}[name]
+    edit(checkpoint / "tokenizer_config.json", chat_template=template)
+    for file in checkpoint.glob("chat_template*"):
+        file.unlink()
+    load_anyhow(checkpoint)
+
+
+# ---- what gets past all flags --------------------------------------------------------
+
+
+def test_a_class_that_trusts_whatever_it_is_told_runs_nothing(checkpoint: Path, mark: Path):
+    """As some of mlx-vlm's processors do."""
+    edit(checkpoint / "tokenizer_config.json", auto_map={"AutoTokenizer": [EVIL, EVIL]})
+    edit(checkpoint / "tokenizer_config.json", tokenizer_class="Evil")
+    with no_code_of(checkpoint), contextlib.suppress(Exception):
+        transformers.AutoTokenizer.from_pretrained(str(checkpoint), trust_remote_code=True)
+    assert not mark.exists()
+
+
+def test_a_module_of_the_checkpoint_is_not_imported(checkpoint: Path, mark: Path):
+    with no_code_of(checkpoint):
+        pass
+    spec = importlib.util.spec_from_file_location("evil", checkpoint / "evil.py")
+    assert spec is not None
+    assert spec.loader is not None
+    with pytest.raises(ModelLoadError, match=r"evil\.py is code"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    assert not mark.exists()
+
+
+def test_nothing_is_unpickled_while_a_checkpoint_loads(checkpoint: Path, mark: Path):
+    with no_code_of(checkpoint), pytest.raises(ModelLoadError, match="pickle"):
+        pickle.loads(pickle.dumps(Planted(mark)))
+    assert not mark.exists()
+    assert pickle.loads(pickle.dumps(Path("later"))) == Path("later")

@@ -1,0 +1,223 @@
+"""A grammar that is late: its request skips steps, and others go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.integration.harness import Engine, ask, new_grammars, new_preparer, prepare
+from tests.integration.test_grammar import SHAPE, conforming, held_to
+from tests.tiny_models.pictures import picture
+from vlm_server.ports import SCHEMA_PARAM, AnswerMatcher, Grammar
+from vlm_server.prompt.preparer import MultimodalPreparer
+from vlm_server.protocol import Failed, SamplingParams, Submit
+from vlm_server.runner.model.load import LoadedModel
+
+Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
+SLOW = {"type": "string", "pattern": "^a{99999}$"}
+"""Takes 25 ms and more for each token."""
+FREE = SamplingParams(max_tokens=120, temperature=1.1, seed=3)
+
+
+@dataclass
+class Delay:
+    """Whether matchers are late now, and what they were asked."""
+
+    is_late: bool = False
+    num_late: int = 0
+    num_closed: int = 0
+    yielded: bool = False
+
+
+@dataclass
+class SlowMatcher:
+    """A real matcher that is late when the test says so."""
+
+    inner: AnswerMatcher
+    delay: Delay
+    has_asked: bool = False
+
+    @property
+    def fault(self) -> str | None:
+        return self.inner.fault
+
+    def advance(self, token_id: int) -> None:
+        self.has_asked = True
+        self.inner.advance(token_id)
+
+    def wait(self, seconds: float) -> bool:
+        if self.has_asked and self.delay.is_late:
+            self.delay.num_late += 1
+            return False
+        assert self.inner.wait(30)
+        return True
+
+    def allowed(self) -> NDArray[np.bool_]:
+        self.has_asked = False
+        return self.inner.allowed()
+
+    def yield_to_others(self) -> None:
+        self.delay.yielded = True
+
+    def close(self) -> None:
+        self.delay.num_closed += 1
+        self.inner.close()
+
+
+@dataclass
+class SlowGrammar:
+    inner: Grammar
+    delay: Delay
+
+    def begin(self, count: int) -> Sequence[AnswerMatcher]:
+        return [SlowMatcher(each, self.delay) for each in self.inner.begin(count)]
+
+
+def add_slow(engine: Engine, submit: Submit) -> Delay:
+    """Add a request whose grammar is late from now on."""
+    made, delay = prepare(engine.preparer, submit), Delay()
+    assert made.prompt.grammar is not None
+    prompt = replace(made.prompt, grammar=SlowGrammar(made.prompt.grammar, delay))
+    engine.preparers.outcomes[submit.request_id] = replace(made, prompt=prompt)
+    engine.add(submit)
+    return delay
+
+
+@pytest.fixture(params=["qwen3_vl", "gemma3", "qwen3_5"])
+def engine(load_tiny: Load, request: pytest.FixtureRequest) -> Callable[[], Engine]:
+    """Plain KV, windows, and states that can't be cut."""
+    return lambda: Engine(*load_tiny(request.param))
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_answers_are_as_alone_whoever_is_late(engine: Callable[[], Engine], n: int):
+    held = ask("held", picture(2), "and?", sampling=held_to(SHAPE, seed=7, n=n))
+    free = ask("free", "a text", sampling=FREE)
+    prompt = ask("prompt", "another text", sampling=held_to(SHAPE, seed=1))
+    wanted = {}
+    for each in (held, free, prompt):
+        alone = engine()
+        alone.answer(each)
+        wanted |= alone.seqs
+    made = engine()
+    made.add(free)
+    made.add(prompt)
+    delay = add_slow(made, held)
+    made.step_until(lambda: len(made.tokens.get("held", ())) > 2)
+    for steps in (1, 3, 7, 2):
+        delay.is_late = True
+        before = len(made.tokens["held"]), len(made.tokens["free"])
+        made.step(steps)
+        assert len(made.tokens["held"]) - before[0] <= 1
+        assert len(made.tokens["free"]) - before[1] >= steps
+        delay.is_late = False
+        made.step(2)
+    made.run()
+    assert made.seqs == wanted
+    assert delay.yielded
+    assert delay.num_closed == n
+    conforming(made, "held", SHAPE)
+
+
+def test_who_is_in_time_again_comes_back(engine: Callable[[], Engine]):
+    schema = {"type": "string", "minLength": 250, "maxLength": 250, "pattern": "^[a-z]*$"}
+    held = ask("held", "a text", sampling=held_to(schema, max_tokens=500))
+    alone = engine().answer(held)
+    made = engine()
+    made.add(ask("free", "a text", sampling=replace_tokens(500)))
+    delay = add_slow(made, held)
+    made.step_until(lambda: len(made.tokens.get("held", ())) > 2)
+    delay.is_late = True
+    made.step(3)
+    delay.is_late = False
+    batches = made.runner._batches
+    assert len(batches._apart) == 1
+    made.step_until(lambda: not batches._apart)
+    assert "held" not in made.ends
+    made.run()
+    assert made.tokens["held"] == alone
+
+
+def replace_tokens(count: int) -> SamplingParams:
+    return SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
+
+
+def test_who_is_late_alone_is_waited_for_without_a_busy_loop(engine: Callable[[], Engine]):
+    made = engine()
+    delay = add_slow(made, ask("held", "a text", sampling=held_to(SHAPE)))
+    made.step_until(lambda: len(made.tokens.get("held", ())) > 2)
+    delay.is_late = True
+    made.step(3)
+    num_late = delay.num_late
+    made.step(5)
+    assert delay.num_late - num_late <= 10
+    delay.is_late = False
+    made.run()
+    conforming(made, "held", SHAPE)
+
+
+def test_a_request_that_leaves_while_it_is_late_frees_its_grammar(engine: Callable[[], Engine]):
+    made = engine()
+    made.add(ask("free", "a text", sampling=FREE))
+    delay = add_slow(made, ask("held", "a text", sampling=held_to(SHAPE, n=2)))
+    made.step_until(lambda: len(made.tokens.get("held", ())) > 2)
+    delay.is_late = True
+    made.step(3)
+    made.abort("held")
+    made.run()
+    assert delay.num_closed == 2
+    assert not made.runner._batches._apart
+    assert not made.runner._batches._times_late
+
+
+def test_a_process_that_dies_ends_its_request_alone(engine: Callable[[], Engine]):
+    made = engine()
+    alone = engine().answer(ask("free", "a text", sampling=FREE))
+    made.add(ask("free", "a text", sampling=FREE))
+    made.add(ask("held", "a text", sampling=held_to(SHAPE)))
+    made.step_until(lambda: len(made.tokens.get("held", ())) > 2)
+    (matcher,) = [
+        seq.sampler.matcher for seq in made.runner._batches._together._seqs if seq.sampler.matcher
+    ]
+    matcher._answers._process.kill()
+    made.run()
+    end = made.ends["held"]
+    assert isinstance(end, Failed)
+    assert (end.code, end.param) == ("invalid_value", SCHEMA_PARAM)
+    assert made.tokens["free"] == alone
+
+
+def test_a_slow_schema_leaves_the_others_their_speed(load_tiny: Load):
+    loaded, preparer = load_tiny("qwen3_vl")
+    made = Engine(loaded, preparer)
+    made.add(ask("free", "a text", sampling=replace_tokens(300)))
+    made.add(ask("slow", "a text", sampling=held_to(SLOW, n=4, max_tokens=300)))
+    made.step_until(lambda: "slow" in made.tokens)
+    started, before = time.perf_counter(), len(made.tokens["free"])
+    made.step(50)
+    assert len(made.tokens["free"]) - before >= 50
+    seconds = time.perf_counter() - started
+    assert seconds < 50 * 0.025 * 4, "each step would have taken 0.1 s"
+    made.abort("slow")
+    made.run()
+
+
+def test_a_schema_that_is_slow_for_long_ends_its_request_alone(load_tiny: Load):
+    loaded, _ = load_tiny("qwen3_vl")
+    grammars = new_grammars(loaded.host, follow_seconds=0.3)
+    made = Engine(loaded, new_preparer(loaded, grammars=grammars))
+    made.add(ask("free", "a text", sampling=replace_tokens(30)))
+    made.add(ask("slow", "a text", sampling=held_to(SLOW, max_tokens=300)))
+    made.add(ask("held", "a text", sampling=held_to(SHAPE)))
+    made.run()
+    end = made.ends["slow"]
+    assert isinstance(end, Failed)
+    assert (end.code, end.param) == ("invalid_value", SCHEMA_PARAM)
+    assert "too slow" in end.message
+    conforming(made, "held", SHAPE)
+    grammars.close()

@@ -1,0 +1,286 @@
+"""Schemas are compiled and followed in processes of their own, which may fail in every way."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from tests.e2e.daemon import is_alive
+from vlm_server.child.cancellation import Cancellation
+from vlm_server.errors import InternalError, InvalidRequest
+from vlm_server.ports import SCHEMA_PARAM
+from vlm_server.prompt.grammar.grammars import Grammars
+from vlm_server.prompt.grammar.server import Grammar, GrammarLimits
+
+HUGE = {"allOf": [{"type": "string", "pattern": f"a{{{i}}}b"} for i in range(1, 200)]}
+"""Would take minutes and 20 GB."""
+SLOW = {"type": "string", "pattern": "^a{99999}$"}
+"""Takes 40 MB, and 25 ms and more for each token."""
+
+
+def byte_host() -> Any:
+    """What a `Grammars` reads of a `HostModel`: a token for each byte, and an end."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: number for number, letter in enumerate(letters)} | {"<end>": 256}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<end>"])
+    return SimpleNamespace(backend=backend, vocabulary_size=257, eos_token_ids=frozenset({256}))
+
+
+New = Callable[..., Grammars]
+
+
+@pytest.fixture
+def new() -> Iterator[New]:
+    """A function to grammars with generous limits."""
+    made: list[Grammars] = []
+
+    def grammars(
+        compile_seconds: float = 60.0,
+        memory_bytes: int = 256 << 20,
+        follow_seconds: float = 60.0,
+        cache_bytes: int = 128 << 20,
+    ) -> Grammars:
+        limits = GrammarLimits(compile_seconds, memory_bytes, follow_seconds)
+        made.append(Grammars(byte_host(), limits, cache_bytes))
+        return made[-1]
+
+    yield grammars
+    for each in made:
+        each.close()
+
+
+def compiled(grammars: Grammars, schema: Any, salt: str = "") -> Grammar:
+    return grammars.compile(json.dumps(schema), salt, Cancellation())
+
+
+def refusal(grammars: Grammars, schema: Any, salt: str = "") -> str:
+    with pytest.raises(InvalidRequest) as caught:
+        compiled(grammars, schema, salt)
+    assert caught.value.param == SCHEMA_PARAM
+    assert caught.value.message.isprintable()
+    assert len(caught.value.message) <= 300
+    return caught.value.message
+
+
+def pid_of(grammar: Grammar) -> int:
+    return grammar._process._pid
+
+
+def comes_true(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+# ---- compiling -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        {"type": "object"},
+        {"title": "T", "description": "é", "type": "string", "default": "x", "examples": [1]},
+        {"type": ["string", "null"], "maxLength": 10**9},
+        {"$defs": {"n": {"items": {"$ref": "#/$defs/n"}}}, "$ref": "#/$defs/n"},
+        {"properties": {"a": {"type": "integer", "minimum": -5}}, "required": ["a"]},
+        {"enum": [2**53, -(2**53)]},
+        {"type": "string", "pattern": "^(a+)+b$"},
+    ],
+)
+def test_what_can_be_obeyed_is_taken(new: New, schema: Any):
+    assert compiled(new(), schema).size_bytes < 20 << 20
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"type": "text"}, "Invalid type"),
+        ({"type": "string", "minLength": 3, "maxLength": 2}, "minLength"),
+        ({"enum": []}, "empty"),
+        ({"enum": [1, {"a": [2**53 + 1]}]}, "more than 53 bits"),
+        ({"const": -(10**400)}, "more than 53 bits"),
+        ({"allOf": [{"type": "string"}, {"type": "null"}]}, "incompatible"),
+        ({"not": {}}, "not"),
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"uniqueItems": True, "x-guidance": {"lenient": True}}, "uniqueItems"),
+        ({"$ref": "#/$defs/none"}, "none"),
+        ({"$ref": "http://127.0.0.1/schema.json"}, "retriev"),
+        ({"$ref": "file:///etc/passwd"}, "retriev"),
+        ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
+        ({"$ref": "#"}, "complex"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(new: New, schema: Any, reason: str):
+    assert reason in refusal(new(), schema)
+
+
+def test_one_that_takes_for_ever_is_given_up_and_remembered(new: New):
+    grammars = new(compile_seconds=1.0, memory_bytes=8 << 30)
+    started = time.monotonic()
+    assert "more than 1 seconds" in refusal(grammars, HUGE)
+    first, started = time.monotonic() - started, time.monotonic()
+    assert "more than 1 seconds" in refusal(grammars, HUGE)
+    assert time.monotonic() - started < 0.5 < first < 30
+
+
+def test_one_that_takes_too_much_memory_is_refused(new: New):
+    assert "memory" in refusal(new(memory_bytes=64 << 20), HUGE)
+
+
+def test_one_that_is_too_deep_fails_there_and_not_here(new: New):
+    depth = 100_000
+    grammars = new()
+    with pytest.raises(InvalidRequest):
+        grammars.compile('{"items":' * depth + "{}" + "}" * depth, "", Cancellation())
+    assert compiled(grammars, {})
+
+
+def test_refusals_cost_this_process_nothing(new: New):
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("the system does not tell")
+    grammars = new(memory_bytes=64 << 20)
+    refusal(grammars, HUGE)
+    before = resident_bytes()
+    for number in range(5):
+        refusal(grammars, {**HUGE, "title": f"{number}"})
+    assert resident_bytes() - before < 10 << 20
+
+
+def test_cancelling_ends_the_process_and_is_not_remembered(new: New):
+    grammars, cancellation = new(memory_bytes=8 << 30), Cancellation()
+    compiled(grammars, {})
+    threading.Timer(0.3, cancellation.cancel).start()
+    started = time.monotonic()
+    with pytest.raises(InternalError):
+        grammars.compile(json.dumps(HUGE), "", cancellation)
+    assert time.monotonic() - started < 20
+    assert not grammars._refusals._reasons
+
+
+def test_a_server_that_was_killed_is_started_again(new: New):
+    grammars = new()
+    kept = compiled(grammars, {"const": 1})
+    grammars._server._end()
+    assert compiled(grammars, {"const": 2}) is not kept
+    assert compiled(grammars, {"const": 1}) is kept, "grammars live on"
+
+
+# ---- the caches ----------------------------------------------------------------------
+
+
+def test_grammars_are_kept_by_schema_and_key(new: New):
+    grammars = new()
+    mine = compiled(grammars, {"const": 1}, "mine")
+    assert compiled(grammars, {"const": 1}, "mine") is mine
+    assert compiled(grammars, {"const": 1}, "yours") is not mine
+    assert compiled(grammars, {"const": 2}, "mine") is not mine
+
+
+def test_refusals_are_kept_by_key(new: New):
+    grammars = new()
+    refusal(grammars, {"not": {}}, "mine")
+    assert len(grammars._refusals._reasons) == 1
+    refusal(grammars, {"not": {}}, "yours")
+    assert len(grammars._refusals._reasons) == 2
+
+
+def test_kept_grammars_are_bounded_in_bytes_and_their_processes_end(new: New):
+    grammars = new(cache_bytes=16 << 20)
+    pids = [pid_of(compiled(grammars, {"const": number})) for number in range(12)]
+    assert grammars._kept.read().size_bytes <= 16 << 20
+    kept = grammars._kept.read().entries
+    assert 1 <= kept < 12
+    assert comes_true(lambda: sum(map(is_alive, pids)) == kept)
+    grammars._kept.clear()
+    assert comes_true(lambda: not any(map(is_alive, pids)))
+
+
+def test_one_larger_than_the_cache_is_used_and_not_kept(new: New):
+    grammars = new(cache_bytes=16 << 20)
+    pid = pid_of(compiled(grammars, SLOW))
+    assert comes_true(lambda: not is_alive(pid))
+
+
+def test_a_grammar_whose_process_was_killed_is_compiled_again(new: New):
+    grammars = new()
+    first = compiled(grammars, {"const": 1})
+    first._process.kill()
+    assert comes_true(lambda: not first.is_alive)
+    (orphan,) = first.begin(1)
+    orphan.advance(1)
+    assert orphan.wait(10)
+    assert not orphan.allowed().any()
+    assert "memory" in (orphan.fault or "")
+    again = compiled(grammars, {"const": 1})
+    assert again is not first
+    assert compiled(grammars, {"const": 1}) is again
+
+
+# ---- answers -------------------------------------------------------------------------
+
+
+def test_answers_that_end_take_their_process_along(new: New):
+    grammar = compiled(new(), {"type": "string"})
+    first, second = grammar.begin(2)
+    for each in (first, second):
+        each.advance(byte_host().backend.token_to_id('"'))
+        assert each.wait(10)
+    pid = first._answers._process._pid
+    assert is_alive(pid)
+    first.close()
+    first.close()
+    assert is_alive(pid)
+    second.close()
+    assert comes_true(lambda: not is_alive(pid))
+
+
+def test_answers_that_end_while_they_are_waited_for_are_killed(new: New):
+    grammar = compiled(new(), SLOW)
+    (matcher,) = grammar.begin(1)
+    letter = byte_host().backend.token_to_id
+    matcher.advance(letter('"'))
+    assert matcher.wait(30)
+    matcher.advance(letter("a"))
+    matcher.close()
+    pid = matcher._answers._process._pid
+    assert comes_true(lambda: not is_alive(pid))
+
+
+def test_asking_and_looking_never_wait(new: New):
+    (matcher,) = compiled(new(), SLOW).begin(1)
+    started = time.monotonic()
+    matcher.advance(byte_host().backend.token_to_id('"'))
+    matcher.wait(0.0)
+    assert time.monotonic() - started < 1.0
+    assert matcher.wait(30)
+    assert matcher.allowed().sum() == 1
+
+
+def test_a_schema_that_is_slow_for_long_is_given_up(new: New):
+    (matcher,) = compiled(new(follow_seconds=0.1), SLOW).begin(1)
+    for text in '"' + "a" * 200:
+        matcher.advance(byte_host().backend.token_to_id(text))
+        assert matcher.wait(30)
+        if not matcher.allowed().any():
+            break
+    assert matcher.fault == "too slow to follow"

@@ -1,0 +1,91 @@
+"""Control tokens that overlap, nest, or appear once something is taken out, stay text."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from vlm_server.prompt.special_tokens import SpecialTokens
+
+NAMES = ["<|end|>", "<|", "|>", "<a>", ">b<", "<a>b<c>", "<|end|>x<|end|>", "[IMG]", "[[IMG]]"]
+NAMES += ["aXa", "abab", "<\uff5cé\uff5c>", "\n##\n"]
+"""Some begin or end as others do, hold others, or overlap themselves."""
+PLAIN = ["<think>", "</think>"]
+MARK = "\ue0ff"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(
+        models.BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[])
+    )
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(name, special=True) for name in NAMES])
+    backend.add_tokens([AddedToken(name, special=False) for name in PLAIN])
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+@pytest.fixture(scope="module")
+def special(tokenizer: PreTrainedTokenizerFast) -> SpecialTokens:
+    return SpecialTokens(tokenizer, ["[IMG]"])
+
+
+def texts(seed: int, count: int) -> list[str]:
+    """Random nestings: names cut in two with other names, or pieces of them, between."""
+    rng = random.Random(seed)
+
+    def piece(depth: int) -> str:
+        name = rng.choice(NAMES + PLAIN + ["x", "<", ">", "|", "é", " ", "end", "\n"])
+        if depth and rng.random() < 0.6:
+            place = rng.randint(0, len(name))
+            return name[:place] + piece(depth - 1) + name[place:]
+        if rng.random() < 0.3:
+            return name[rng.randint(0, len(name)) :]
+        return name
+
+    return ["".join(piece(3) for _ in range(rng.randint(1, 6))) for _ in range(count)]
+
+
+def controls(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[str]:
+    added = tokenizer.added_tokens_decoder
+    return [added[i].content for i in ids if i in added and added[i].special]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_nests_stays_text(
+    tokenizer: PreTrainedTokenizerFast, special: SpecialTokens, seed: int
+):
+    for text in texts(seed, 200):
+        for disarmed in (special.disarm(text, MARK), special.disarm_beginnings(text, MARK)):
+            assert disarmed.replace(MARK, "") == text
+            ids = tokenizer.encode(disarmed, add_special_tokens=False)
+            cleaned = special.remove_marks(ids, MARK)
+            assert controls(tokenizer, cleaned) == [], text
+            assert tokenizer.decode(cleaned) == text
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_a_template_takes_out_stays_text(
+    tokenizer: PreTrainedTokenizerFast, special: SpecialTokens, seed: int
+):
+    """Beginnings that are marked can't become whole, whatever is taken out between."""
+    rng = random.Random(seed)
+    for text in texts(100 + seed, 100):
+        taken = rng.choice([*PLAIN, "x", "end", " ", "<think>x</think>"])
+        left = special.disarm_beginnings(text, MARK).replace(taken, "")
+        ids = special.remove_marks(tokenizer.encode(left, add_special_tokens=False), MARK)
+        assert controls(tokenizer, ids) == [], text
+
+
+def test_overlapping_ones_are_counted_each(special: SpecialTokens):
+    assert special.count("<a>b<c>") == 2, "<a> and >b<"
+    assert special.count("no < | >") == 0
+    assert special.are_in("x[[IMG]]")
+    assert not special.are_in("x[[IMG")
+    assert special.may_begin_in("x[[IMG")

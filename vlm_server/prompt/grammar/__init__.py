@@ -1,0 +1,1 @@
+"""Holds answers to JSON schemas, in processes that end with them: see `process`."""

@@ -1,0 +1,139 @@
+"""Follows the answers of a request: tells another process the tokens, and takes its masks."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlm_server.prompt.grammar.peer import Peer
+from vlm_server.prompt.grammar.wire import MASK, TOKEN
+
+_LATE_NICENESS = 15
+_FREE_SECONDS = 0.005
+"""CPU time that each mask may take without being counted."""
+_TOO_COMPLEX = "too complex to follow"
+_TOO_SLOW = "too slow to follow"
+_TOO_LARGE = "too slow to follow, or takes too much memory"
+
+
+class Answers:
+    """The process that follows the answers of one request, and what it said."""
+
+    def __init__(
+        self, process: Peer, mask_bytes: int, follow_seconds: float, num_open: int
+    ) -> None:
+        self._process = process
+        self._size = MASK.size + mask_bytes
+        self._seconds_left = follow_seconds
+        self._num_open = num_open
+        self._asked: list[int] = []
+        """The choices whose masks are to come, in this order."""
+        self.masks: dict[int, bytes] = {}
+        self.fault: str | None = None
+        """Why no answer can go on any more; all of them end with it."""
+
+    def ask(self, choice: int, token_id: int) -> None:
+        self._asked.append(choice)
+        try:
+            self._process.send(TOKEN.pack(choice, token_id))
+        except OSError:
+            self._fail(_TOO_LARGE)
+
+    def waits_for(self, choice: int) -> bool:
+        return choice in self._asked
+
+    def read(self, seconds: float) -> bool:
+        """Take what has come, waiting for the first of it; whether anything came."""
+        if not self._asked:
+            return False
+        try:
+            replies = self._process.take(self._size, seconds)
+        except (OSError, EOFError):
+            self._fail(_TOO_LARGE)
+            return True
+        for reply in replies:
+            can_go_on, spent = MASK.unpack_from(reply)
+            self.masks[self._asked.pop(0)] = reply[MASK.size :] if can_go_on else b""
+            self._seconds_left -= max(spent - _FREE_SECONDS, 0.0)
+        if self._seconds_left < 0:
+            self._fail(_TOO_SLOW)
+        return bool(replies)
+
+    def yield_to_others(self) -> None:
+        """Go on at a low priority."""
+        self._process.be_nice(_LATE_NICENESS)
+
+    def close_one(self) -> None:
+        """One answer less; after the last one the process is gone."""
+        self._num_open -= 1
+        if self._num_open == 0:
+            if self._asked:
+                self._process.kill()
+            self._process.close()
+            self._asked.clear()
+
+    def _fail(self, fault: str) -> None:
+        self.fault = self.fault or fault
+        self._process.kill()
+        self._asked.clear()
+
+
+class AnswerMatcher:
+    """Follows one answer, token by token. End tokens are allowed where it may end."""
+
+    def __init__(
+        self, answers: Answers, choice: int, first: NDArray[np.bool_], vocabulary_size: int
+    ) -> None:
+        self._answers = answers
+        self._choice = choice
+        self._allowed = first
+        self._vocabulary_size = vocabulary_size
+        self._is_closed = False
+        self.fault: str | None = None
+        """Why the answer can't go on, if it can't."""
+
+    def advance(self, token_id: int) -> None:
+        """`token_id` was drawn; `allowed` is to be asked for when this `is_ready` again."""
+        if self.fault is None:
+            self._answers.ask(self._choice, token_id)
+
+    def wait(self, seconds: float) -> bool:
+        """Whether `allowed` is known, waiting for it no longer than this."""
+        answers, deadline = self._answers, time.monotonic() + seconds
+        while answers.waits_for(self._choice):
+            left = deadline - time.monotonic()
+            if not answers.read(max(left, 0.0)) and left <= 0:
+                return False
+        return True
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """(vocabulary,): which tokens may come next; none if the answer can't go on."""
+        mask = self._answers.masks.pop(self._choice, None)
+        if mask is not None:
+            self._allowed = unpacked(mask, self._vocabulary_size)
+            if not self._allowed.any():
+                self.fault = _TOO_COMPLEX
+        if self._answers.fault:
+            self.fault = self._answers.fault
+            self._allowed = unpacked(b"", self._vocabulary_size)
+        return self._allowed
+
+    def yield_to_others(self) -> None:
+        """Its masks come late: compute them at a low priority."""
+        self._answers.yield_to_others()
+
+    def close(self) -> None:
+        """Nobody follows the answer any more. Closing twice is no error."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._answers.close_one()
+
+
+def unpacked(mask: bytes, vocabulary_size: int) -> NDArray[np.bool_]:
+    """(vocabulary,): the bits of `mask`; none of an empty one."""
+    if not mask:
+        return np.zeros(vocabulary_size, dtype=np.bool_)
+    bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")
+    return bits[:vocabulary_size].view(np.bool_)

@@ -1,0 +1,102 @@
+"""Grammars that answers must follow: one for each schema, kept for the requests that come after.
+
+Those that can't be compiled are remembered too: trying one takes seconds. API keys share neither,
+or timing would tell one client what another asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import OrderedDict
+from functools import partial
+
+from vlm_server.cache.lru import LruCache
+from vlm_server.child.cancellation import Cancellation
+from vlm_server.errors import InvalidRequest
+from vlm_server.host_model import HostModel
+from vlm_server.ports import SCHEMA_PARAM
+from vlm_server.prompt.grammar import vocabulary
+from vlm_server.prompt.grammar.server import (
+    Grammar,
+    GrammarLimits,
+    GrammarServer,
+    GrammarsUnavailable,
+)
+from vlm_server.prompt.grammar.wire import SchemaError
+
+_MAX_REFUSALS = 4096
+_REFUSAL_SECONDS = 600.0
+"""Then it is tried again: the machine may have been too busy."""
+
+
+class Grammars:
+    """Compiles schemas for one model, and keeps the grammars used last. Thread-safe."""
+
+    def __init__(self, host: HostModel, limits: GrammarLimits, cache_bytes: int) -> None:
+        """`cache_bytes`: what the processes of kept grammars may take for themselves."""
+        self._server = GrammarServer(
+            partial(vocabulary.describe, host), host.vocabulary_size, limits
+        )
+        self._kept = LruCache[Grammar]("grammar", cache_bytes)
+        self._refusals = _Refusals()
+
+    def warm_up(self) -> None:
+        """Let the first schema find all ready; returns at once."""
+        self._server.warm_up()
+
+    def compile(self, schema: str, salt: str, cancellation: Cancellation) -> Grammar:
+        """The grammar of `schema`. Raises InvalidRequest if it can't be obeyed.
+
+        InternalError is for what is no fault of the schema's, such as being cancelled.
+        """
+        key = hashlib.sha256(f"{salt}\0{schema}".encode()).hexdigest()
+        grammar = self._kept.get(key)
+        if grammar is not None:
+            if grammar.is_alive:
+                return grammar
+            self._kept.discard(key)
+        reason = self._refusals.get(key)
+        if reason is not None:
+            raise _refusal(reason)
+        try:
+            grammar = self._server.compile(schema, cancellation)
+        except GrammarsUnavailable:
+            message = "this model's tokenizer can't be held to JSON"
+            raise InvalidRequest(message, "response_format") from None
+        except SchemaError as error:
+            self._refusals.put(key, str(error))
+            raise _refusal(str(error)) from None
+        self._kept.put(key, grammar, grammar.size_bytes).release()
+        return grammar
+
+    def close(self) -> None:
+        """End the process that compiles."""
+        self._server.close()
+
+
+class _Refusals:
+    """Why schemas were refused, for a while. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reasons: OrderedDict[str, tuple[float, str]] = OrderedDict()
+        """By key, the oldest first, each with its time."""
+
+    def get(self, key: str) -> str | None:
+        with self._lock:
+            refused_at, reason = self._reasons.get(key, (0.0, None))
+            is_fresh = time.monotonic() < refused_at + _REFUSAL_SECONDS
+            return reason if is_fresh else None
+
+    def put(self, key: str, reason: str) -> None:
+        with self._lock:
+            self._reasons.pop(key, None)
+            self._reasons[key] = time.monotonic(), reason
+            while len(self._reasons) > _MAX_REFUSALS:
+                self._reasons.popitem(last=False)
+
+
+def _refusal(reason: str) -> InvalidRequest:
+    return InvalidRequest(f"this schema can't be obeyed: {reason}", SCHEMA_PARAM)

@@ -1,0 +1,129 @@
+"""The engine's end of a socket whose other end a forked process has: see `process`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import time
+import weakref
+
+from vlm_server.child import messages
+from vlm_server.prompt.grammar.wire import BEGIN, PID
+
+_START_SECONDS = 60.0
+_GRACE_SECONDS = 2.0
+"""After its time a process ends itself; later than this it is taken for dead."""
+_PROMPT_SECONDS = 0.05
+_LONG_NICENESS = 5
+"""Of what takes longer: the answers that are being written come first."""
+
+
+class Peer:
+    """A forked process at the other end of a socket. It begins by sending its number."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        connection.setblocking(False)
+        weakref.finalize(self, connection.close)
+        self._received = bytearray()
+        self._pid = 0
+        self._niceness = 0
+
+    @property
+    def has_hung_up(self) -> bool:
+        poll = select.poll()
+        try:
+            poll.register(self._socket, 0)
+        except ValueError:  # it is closed
+            return True
+        return bool(poll.poll(0))
+
+    def greet(self) -> None:
+        """Wait for its number. Raises TimeoutError, OSError or EOFError."""
+        deadline = time.monotonic() + _START_SECONDS
+        while not self._pid:
+            if not self._read(deadline - time.monotonic()):
+                raise TimeoutError
+
+    def send(self, message: bytes) -> None:
+        """Raises OSError if nobody reads it for long."""
+        rest = memoryview(message)
+        while rest:
+            try:
+                rest = rest[self._socket.send(rest) :]
+            except BlockingIOError:
+                if not self._wait(select.POLLOUT, _GRACE_SECONDS):
+                    raise TimeoutError from None
+
+    def begin(self, count: int, connection: socket.socket) -> None:
+        socket.send_fds(self._socket, [BEGIN.pack(count)], [connection.fileno()])
+
+    def receive(self, seconds: float) -> tuple[bytes, bool]:
+        """One message and its flag. Raises TimeoutError, OSError or EOFError."""
+        started = time.monotonic()
+        while (parsed := messages.parsed(self._received)) is None:
+            elapsed = time.monotonic() - started
+            is_long = elapsed >= _PROMPT_SECONDS
+            if is_long:
+                self.be_nice(_LONG_NICENESS)
+            left = seconds + _GRACE_SECONDS - elapsed
+            if left <= 0:
+                raise TimeoutError
+            self._read(left if is_long else min(left, _PROMPT_SECONDS))
+        body, flag, size = parsed
+        del self._received[:size]
+        return body, flag
+
+    def take(self, size: int, seconds: float) -> list[bytes]:
+        """What is there of messages of this size, waiting for the first.
+
+        Raises OSError or EOFError.
+        """
+        deadline = time.monotonic() + seconds
+        while len(self._received) < size:
+            left = deadline - time.monotonic()
+            if not self._read(max(left, 0.0)) and left <= 0:
+                return []
+        count = len(self._received) // size
+        taken = [bytes(self._received[i * size : (i + 1) * size]) for i in range(count)]
+        del self._received[: count * size]
+        return taken
+
+    def be_nice(self, niceness: int) -> None:
+        """Lower its priority; it can't be raised again."""
+        if niceness > self._niceness and self._pid and not self.has_hung_up:
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, self._pid, niceness)
+                self._niceness = niceness
+
+    def kill(self) -> None:
+        """Its number is still its own: it holds its end of the socket for as long as it lives."""
+        if self._pid and not self.has_hung_up:
+            with contextlib.suppress(OSError):
+                os.kill(self._pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _read(self, seconds: float) -> bool:
+        """Take what is there, or comes within this time. Raises OSError or EOFError."""
+        if not self._wait(select.POLLIN, seconds):
+            return False
+        size = len(self._received)
+        with contextlib.suppress(BlockingIOError):
+            while chunk := self._socket.recv(1 << 18):
+                self._received += chunk
+            if len(self._received) == size:  # else the end is met by the next call
+                raise EOFError
+        if not self._pid and len(self._received) >= PID.size:
+            (self._pid,) = PID.unpack_from(self._received)
+            del self._received[: PID.size]
+        return True
+
+    def _wait(self, events: int, seconds: float) -> bool:
+        poll = select.poll()
+        poll.register(self._socket, events)
+        return bool(poll.poll(1000 * seconds))

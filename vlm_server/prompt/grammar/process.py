@@ -1,0 +1,190 @@
+"""The process that knows the vocabulary, and forks another one for each schema and each request.
+
+    server, one for an engine: reads the tokenizer, then waits for sockets
+     └ grammar, one for a schema: compiles it, then waits for sockets
+        └ answers, one for a request: takes tokens, says which may come next
+
+What a schema costs is bounded and given back, as all of it is in processes that end with it. Each
+serves one socket, and ends when that is closed. `server` and `answers` are the engine's side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import mmap
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, NoReturn
+
+from llguidance import LLMatcher, LLTokenizer
+
+from vlm_server.child import messages
+from vlm_server.prompt.grammar.schema import compile_schema
+from vlm_server.prompt.grammar.wire import BEGIN, COMPILED, MASK, PID, TOKEN, SchemaError
+
+_UNKNOWN_BYTES = 4 << 20
+"""Taken for the size of a grammar where the system does not tell."""
+
+
+def main() -> None:
+    """Serve the socket that is the standard input until it is closed."""
+    control = socket.socket(fileno=os.dup(0))
+    _drop_standard_files()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system buries the children
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    described, _ = messages.read(_reader(control))
+    start = json.loads(described)
+    del described
+    try:
+        tokenizer = LLTokenizer(start["tokenizer"], n_vocab=start["size"], eos_token=start["ends"])
+    except BaseException as error:  # a panic of Rust's is no Exception  # noqa: BLE001
+        _answer(control, str(error).encode(), flag=False)
+        return
+    limits = start["memory_bytes"], start["seconds"]
+    del start
+    gc.collect()
+    gc.freeze()  # else the forks would write into the pages that they share
+    gc.disable()
+    _answer(control, b"", flag=True)
+
+    def serve_grammar(connection: socket.socket) -> None:
+        _Grammar(tokenizer, connection, *limits).serve()
+
+    for _, connection in _connections(control, 1):
+        _fork(serve_grammar, connection, control)
+
+
+class _Grammar:
+    """A schema, compiled; forks a process for the answers of each request."""
+
+    def __init__(
+        self,
+        tokenizer: LLTokenizer,
+        connection: socket.socket,
+        memory_bytes: int,
+        seconds: float,
+    ) -> None:
+        self._connection = connection
+        self._seconds = seconds
+        connection.sendall(PID.pack(os.getpid()))
+        schema, _ = messages.read(_reader(connection))
+        _limit_memory(memory_bytes)
+        try:
+            with _alarm(seconds):
+                self._matcher = compile_schema(tokenizer, schema.decode())
+                mask = self._matcher.compute_bitmask()
+        except SchemaError as error:
+            _answer(connection, str(error).encode(), flag=False)
+            os._exit(0)
+        _answer(connection, COMPILED.pack(_private_bytes(), len(mask)) + mask, flag=True)
+
+    def serve(self) -> None:
+        for request, connection in _connections(self._connection, BEGIN.size):
+            (count,) = BEGIN.unpack(request)
+            _fork(partial(self._follow, count=count), connection, self._connection)
+
+    def _follow(self, connection: socket.socket, *, count: int) -> None:
+        matchers: list[LLMatcher | None] = [None] * count
+        connection.sendall(PID.pack(os.getpid()))
+        reader = _reader(connection)
+        while True:
+            choice, token_id = TOKEN.unpack(_exactly(reader, TOKEN.size))
+            started = time.process_time()
+            with _alarm(self._seconds):
+                matcher = matchers[choice] or self._matcher.deep_copy()
+                matchers[choice] = matcher
+                matcher.consume_token(token_id)
+                mask = matcher.compute_bitmask()
+            seconds = time.process_time() - started
+            connection.sendall(MASK.pack(not matcher.is_error(), seconds) + mask)
+
+
+def _connections(listener: socket.socket, size: int) -> Iterator[tuple[bytes, socket.socket]]:
+    """Messages of `size` bytes, each with the socket that came with it, to the end."""
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(listener, size, 1)
+        if not request:
+            return
+        for descriptor in descriptors:
+            with socket.socket(fileno=descriptor) as connection:
+                yield request, connection
+
+
+def _fork(
+    work: Callable[[socket.socket], None], connection: socket.socket, listener: socket.socket
+) -> None:
+    """Let a new process do `work` with `connection`; it ends when that is closed."""
+    if os.fork():
+        return
+    try:
+        listener.close()
+        work(connection)
+    finally:
+        os._exit(0)
+
+
+@contextlib.contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    """End the process if this takes longer, even if nobody is left who would."""
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _limit_memory(more_bytes: int) -> None:
+    """Allow the process so much more than it has. Linux alone knows such a limit."""
+    if sys.platform == "linux":
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * mmap.PAGESIZE + more_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _private_bytes() -> int:
+    """What this process holds that it does not share with the one that forked it."""
+    try:
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return _UNKNOWN_BYTES
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_Dirty"))
+
+
+def _drop_standard_files() -> None:
+    """What libraries print on their way out says nothing that the engine does not log."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(nowhere, number)
+    os.close(nowhere)
+
+
+def _reader(connection: socket.socket) -> BinaryIO:
+    return connection.makefile("rb", buffering=0)  # type: ignore[return-value]
+
+
+def _exactly(reader: BinaryIO, size: int) -> bytes:
+    """Ends the process if nobody sends any more."""
+    data = b""
+    while len(data) < size:
+        data += reader.read(size - len(data)) or _end()
+    return data
+
+
+def _answer(connection: socket.socket, body: bytes, *, flag: bool) -> None:
+    with connection.makefile("wb") as writer:
+        messages.write(writer, body, flag=flag)
+
+
+def _end() -> NoReturn:
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

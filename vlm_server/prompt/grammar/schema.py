@@ -1,0 +1,67 @@
+"""Compiles JSON schemas for llguidance.
+
+Most compile in a millisecond, but some of 10 kB take minutes and 20 GB, or overflow the stack, and
+a compilation can't be stopped. So this runs in a process that may die or be killed: `process`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from typing import TYPE_CHECKING
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from vlm_server.prompt.grammar.wire import SchemaError
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+_MAX_REASON_CHARS = 200
+_MAX_EXACT, _EXACT_DIGITS = 1 << 53, 17
+_OPTIONS: JsonCompileOptions = {
+    "whitespace_flexible": False,  # a model that may write blanks can do so for ever
+    "whitespace_pattern": None,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "lenient": False,
+    "coerce_one_of": False,
+    "json_allowed_escapes": None,
+    "json_allow_general_unicode_escapes": False,
+}
+"""All options: a schema could set those left out. Separators are those of `json.dumps`."""
+_LIMITS = LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
+"""A lexer's state takes 1 to 2 kB, and each answer has its own."""
+
+
+def compile_schema(tokenizer: LLTokenizer, schema: str) -> LLMatcher:
+    """A matcher at the beginning of an answer. Raises SchemaError."""
+    _check_integers(schema)
+    try:
+        grammar = LLMatcher.grammar_from_json_schema(schema, overrides=_OPTIONS)
+    except ValueError as error:
+        raise SchemaError(_one_line(str(error))) from None
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
+    matcher.compute_bitmask()  # some fail only here
+    if matcher.is_error():
+        raise SchemaError(_one_line(matcher.get_error()))
+    return matcher
+
+
+def _check_integers(schema: str) -> None:
+    """llguidance reads numbers as doubles: a larger integer would become another one."""
+
+    def parse(digits: str) -> int:
+        if len(digits) > _EXACT_DIGITS or abs(int(digits)) > _MAX_EXACT:
+            raise SchemaError("it has an integer of more than 53 bits")
+        return int(digits)
+
+    with contextlib.suppress(ValueError, RecursionError):  # no JSON: llguidance says why
+        json.loads(schema, parse_int=parse)
+
+
+def _one_line(message: str) -> str:
+    if message.startswith("panic") or "<non-verbose/>" in message:
+        return "it is too complex"
+    return re.sub(r"\s+", " ", message)[:_MAX_REASON_CHARS]

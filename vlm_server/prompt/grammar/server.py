@@ -1,0 +1,215 @@
+"""The engine's side of `process`: starts it, and asks it for grammars.
+
+A process that dies or takes too long fails its own schema or request alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import socket
+import subprocess
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from vlm_server.child import launch, messages
+from vlm_server.child.cancellation import Cancellation
+from vlm_server.errors import InternalError
+from vlm_server.prompt.grammar.answers import AnswerMatcher, Answers, unpacked
+from vlm_server.prompt.grammar.peer import Peer
+from vlm_server.prompt.grammar.wire import COMPILED, SchemaError
+
+logger = logging.getLogger(__name__)
+
+_START_SECONDS = 60.0
+
+
+class GrammarsUnavailable(Exception):
+    """This model's tokenizer can't be held to JSON; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarLimits:
+    """What a schema may take.
+
+    compile_seconds: to compile it, or to compute one mask. memory_bytes: of a schema's process, and
+    of each request's (Linux only). follow_seconds: CPU time for the masks of one request, beside 5
+    ms for each.
+    """
+
+    compile_seconds: float
+    memory_bytes: int
+    follow_seconds: float
+
+
+class GrammarServer:
+    """The process that knows the vocabulary; started when it is needed, and again if it ended.
+
+    Thread-safe.
+    """
+
+    def __init__(
+        self, describe: Callable[[], dict[str, Any]], vocabulary_size: int, limits: GrammarLimits
+    ) -> None:
+        """`describe` gives the tokenizer, its size and its ends; masks have `vocabulary_size`."""
+        self._describe = describe
+        self._vocabulary_size = vocabulary_size
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._control: socket.socket | None = None
+        self._unavailable: str | None = None
+        self._end: Callable[[], object] = lambda: None
+
+    def warm_up(self) -> None:
+        """Begin to start it, so that the first schema need not wait for that."""
+        threading.Thread(target=self._start_early, name="grammar-server", daemon=True).start()
+
+    def compile(self, schema: str, cancellation: Cancellation) -> Grammar:
+        """Raises SchemaError, GrammarsUnavailable, and InternalError, also when cancelled."""
+        process = Peer(self._connect())
+        try:
+            size_bytes, mask = self._compile(process, schema, cancellation)
+        except BaseException:
+            process.close()
+            raise
+        return Grammar(process, mask, size_bytes, self._vocabulary_size, self._limits)
+
+    def close(self) -> None:
+        """End it. Grammars that were compiled live on."""
+        with self._lock:
+            self._end()
+            self._control = None
+
+    def _compile(self, process: Peer, schema: str, cancellation: Cancellation) -> tuple[int, bytes]:
+        """The bytes that a grammar takes, and its first mask."""
+        seconds = self._limits.compile_seconds
+        started = time.monotonic()
+        try:
+            process.greet()
+            cancellation.on_cancel(process.kill)
+            process.send(messages.packed(schema.encode()))
+            answer, flag = process.receive(seconds)
+        except (OSError, EOFError):
+            process.kill()
+            if cancellation.is_cancelled:
+                raise InternalError("Nobody waits for it any more.") from None
+            if time.monotonic() - started >= seconds:
+                raise SchemaError(f"it takes more than {seconds:g} seconds") from None
+            raise SchemaError("it takes too much memory, or is nested too deeply") from None
+        finally:
+            cancellation.on_cancel(None)
+        if not flag:
+            raise SchemaError(answer.decode(errors="replace"))
+        size_bytes, mask_bytes = COMPILED.unpack_from(answer)
+        return size_bytes, answer[COMPILED.size : COMPILED.size + mask_bytes]
+
+    def _connect(self) -> socket.socket:
+        """A socket whose other end the server has, or will have."""
+        for _ in range(2):  # it may have been killed since it was asked last
+            control = self._running()
+            ours, theirs = socket.socketpair()
+            with theirs:
+                try:
+                    socket.send_fds(control, [b"\0"], [theirs.fileno()])
+                except OSError:
+                    ours.close()
+                    self._forget(control)
+                else:
+                    return ours
+        raise InternalError("Schemas can't be compiled.")
+
+    def _forget(self, control: socket.socket) -> None:
+        with self._lock:
+            if self._control is control:
+                self._control = None
+
+    def _running(self) -> socket.socket:
+        """The server's socket, once it knows the vocabulary. Raises as `compile` does."""
+        with self._lock:
+            if self._unavailable is not None:
+                raise GrammarsUnavailable(self._unavailable)
+            if self._control is None:
+                self._end()
+                self._control = self._start()
+            return self._control
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                launch.command("vlm_server.prompt.grammar.process"),
+                stdin=theirs.fileno(),
+                env=launch.environment(),
+                cwd="/",
+                start_new_session=True,  # a terminal's Ctrl-C is for the front alone
+            )
+        self._end = weakref.finalize(self, _end, ours, process)
+        described = self._describe() | {
+            "memory_bytes": self._limits.memory_bytes,
+            "seconds": self._limits.compile_seconds,
+        }
+        ours.settimeout(_START_SECONDS)
+        try:
+            ours.sendall(messages.packed(json.dumps(described).encode()))
+            with ours.makefile("rb", buffering=0) as reader:
+                reason, flag = messages.read(reader)  # type: ignore[arg-type]
+        except (OSError, EOFError):
+            self._end()
+            raise InternalError("Schemas can't be compiled.") from None
+        if not flag:
+            self._end()
+            self._unavailable = reason.decode(errors="replace")
+            logger.warning("answers can't be held to JSON: %s", self._unavailable)
+            raise GrammarsUnavailable(self._unavailable)
+        return ours
+
+    def _start_early(self) -> None:
+        with contextlib.suppress(InternalError, GrammarsUnavailable):  # said when it is needed
+            self._running()
+
+
+class Grammar:
+    """The `Grammar` of a schema: what an answer may be."""
+
+    def __init__(
+        self,
+        process: Peer,
+        mask: bytes,
+        size_bytes: int,
+        vocabulary_size: int,
+        limits: GrammarLimits,
+    ) -> None:
+        """`mask` says what an answer may begin with."""
+        self._process = process
+        self._first = unpacked(mask, vocabulary_size)
+        self._mask_bytes = len(mask)
+        self._vocabulary_size = vocabulary_size
+        self._limits = limits
+        self.size_bytes = size_bytes
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._process.has_hung_up
+
+    def begin(self, count: int) -> list[AnswerMatcher]:
+        """Matchers at the beginning of so many answers, which one process follows."""
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.suppress(OSError):  # the first token meets a closed socket
+            self._process.begin(count, theirs)
+        answers = Answers(Peer(ours), self._mask_bytes, self._limits.follow_seconds, count)
+        return [
+            AnswerMatcher(answers, choice, self._first, self._vocabulary_size)
+            for choice in range(count)
+        ]
+
+
+def _end(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    """The server ends when its socket is closed, unless it is busy with the vocabulary."""
+    control.close()
+    process.kill()
+    process.wait()

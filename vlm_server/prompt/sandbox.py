@@ -1,0 +1,355 @@
+"""Renders chat templates, which are programs of the checkpoint's, in a sandbox with a budget.
+
+Nothing that a template is given can be changed or reached into (jinja2's immutable sandbox). Beside
+that, a rendering may take only so many steps and so much time, and what a single call makes is
+bounded by the size of what it is given.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from contextvars import ContextVar
+from datetime import datetime
+from functools import wraps
+from typing import Any
+
+import jinja2
+from jinja2 import nodes, utils
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+_MAX_STEPS = 2_000_000
+_MAX_SECONDS = 10.0
+_MAX_CHARACTERS = 64 << 20
+"""Of a text, or items of a list. A request's text has less, by default."""
+_MAX_PARTS = 1_000_000
+"""Of what becomes a text at once."""
+_MAX_BITS = 64
+_MAX_WIDTH = 1000
+_WIDE = re.compile(r"\d{4,}|\*|\{[^}]*\{")
+"""A width in a format that could make a text of any length."""
+_WIDENERS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "format_map"})
+_UNKNOWN_FILTERS = frozenset(
+    {"batch", "center", "filesizeformat", "format", "pprint", "round", "slice", "urlize"}
+    | {"wordwrap", "xmlattr"}
+)
+"""Those that take a number of any size; templates of chats need none."""
+_TEXT_FILTERS = frozenset(
+    {"capitalize", "e", "escape", "forceescape", "indent", "join", "lower", "replace", "safe"}
+    | {"string", "striptags", "title", "tojson", "trim", "truncate", "upper", "urlencode"}
+    | {"wordcount"}
+)
+"""Those that make a text of anything."""
+_UNKNOWN_GLOBALS = ("cycler", "joiner", "lipsum")
+_METER, _CONCATENATE = "metered", "concatenated"
+
+
+class TemplateError(Exception):
+    """A template that is wrong, refuses what it is given, or takes too much; says why."""
+
+
+class SandboxedTemplate:
+    """One chat template. Rendering is thread-safe."""
+
+    def __init__(self, source: str) -> None:
+        """Raises TemplateError for what is no template."""
+        try:
+            self._template = _Environment().from_string(source)
+        except (jinja2.TemplateError, RecursionError, KeyError) as error:
+            raise TemplateError(f"the chat template is wrong: {error}") from None
+
+    def render(self, **variables: Any) -> str:
+        """Raises TemplateError."""
+        pieces, size = [], 0
+        token = _budget.set(_Budget())
+        try:
+            for piece in self._template.generate(**variables):
+                pieces.append(piece)
+                size += len(piece)
+                _check_size(size)
+        except Exception as error:  # noqa: BLE001 - templates are programs of their own
+            raise TemplateError(str(error) or type(error).__name__) from None
+        finally:
+            _budget.reset(token)
+        return "".join(pieces)
+
+
+class _Budget:
+    """What is left of a rendering's steps and time."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._deadline = time.monotonic() + _MAX_SECONDS
+
+    def take(self) -> None:
+        """One step: of a loop, or a call."""
+        self._steps += 1
+        if self._steps > _MAX_STEPS:
+            raise jinja2.TemplateRuntimeError("it takes too many steps")
+        if time.monotonic() > self._deadline:
+            raise jinja2.TemplateRuntimeError("it takes too long")
+
+
+_budget: ContextVar[_Budget] = ContextVar("budget")
+
+
+class _Metered:
+    """What a loop goes through; each step is counted."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __iter__(self) -> Iterator[Any]:
+        budget = _budget.get()
+        for item in self._inner:
+            budget.take()
+            yield item
+
+
+class _MeteredSized(_Metered):
+    """One that knows its length."""
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """What templates of Hugging Face's hub expect, as transformers has it."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_Generation, loopcontrols],
+            finalize=_finalized,
+        )
+        for name in _UNKNOWN_FILTERS:
+            del self.filters[name]
+        for name in _UNKNOWN_GLOBALS:
+            del self.globals[name]
+        self.filters |= {"tojson": _to_json, "indent": _indented, "replace": _replaced}
+        self.filters |= {name: _measuring(self.filters[name]) for name in _TEXT_FILTERS}
+        self.filters |= {_METER: _metered, _CONCATENATE: _concatenated}
+        self.globals |= {"raise_exception": _refuse, "strftime_now": _now}
+        self.globals |= {"dict": _Dict(), "namespace": _Namespace}
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        """The template with a meter at every loop, and texts joined by a function of ours."""
+        tree = super()._parse(source, name, filename)
+        for loop in tree.find_all(nodes.For):
+            if loop.recursive:
+                raise jinja2.TemplateSyntaxError("recursive loops are not supported", loop.lineno)
+            loop.iter = _filtered(loop.iter, _METER)
+        made: nodes.Template = _Concatenations().visit(tree)
+        return made
+
+    def call(
+        __self,
+        __context: Context,
+        __obj: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        _budget.get().take()
+        owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
+        if isinstance(owner, str):
+            args = _checked_arguments(owner, name, args)
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None:
+            _check_format(value.__self__)
+        return wrapped
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**":
+            raise SecurityError("chat templates can't raise to a power")
+        if operator == "%" and isinstance(left, str):
+            _check_format(left)
+        if operator == "*":
+            for one, other in ((left, right), (right, left)):
+                if isinstance(one, Sized) and isinstance(other, int):
+                    _check_size(len(one) * other)
+        if operator == "+" and isinstance(left, Sized) and isinstance(right, Sized):
+            _check_size(len(left) + len(right))
+        result = super().call_binop(context, operator, left, right)
+        if isinstance(result, int) and result.bit_length() > _MAX_BITS:
+            raise jinja2.TemplateRuntimeError("a number is too large")
+        return result
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what trainers learn from; here it means nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
+
+    def parse(self, parser: Any) -> list[nodes.Node]:
+        next(parser.stream)
+        body: list[nodes.Node] = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return body
+
+
+class _Concatenations(NodeTransformer):
+    """`~` as a filter, which knows how much comes together."""
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(nodes.List(node.nodes, lineno=node.lineno), _CONCATENATE)
+
+
+class _Namespace(utils.Namespace):
+    """Takes no names that begin with an underscore, as those of Python's own attributes do."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *others = args
+        for name in dict(*others, **kwargs):
+            _check_name(name)
+        utils.Namespace.__init__(self, *others, **kwargs)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+class _Dict:
+    """`dict`, with nothing to reach into."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+
+# ---- what templates call -----------------------------------------------------------------
+
+
+def _metered(value: Any) -> Any:
+    if isinstance(value, jinja2.Undefined):
+        return value
+    return _MeteredSized(value) if isinstance(value, Sized) else _Metered(value)
+
+
+def _concatenated(values: Sequence[Any]) -> str:
+    _check_value(values)
+    return "".join(map(str, values))
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    _check_width(indent)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _indented(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    _check_width(width)
+    return jinja2.filters.do_indent(text, width, first, blank)
+
+
+def _replaced(text: str, old: str, new: str, count: int | None = None) -> str:
+    (old, new) = _checked_arguments(str(text), "replace", (str(old), str(new)))[:2]
+    return str(text).replace(old, new, -1 if count is None else count)
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _now(form: str) -> str:
+    _check_format(form)
+    return datetime.now().strftime(form)
+
+
+# ---- what is bounded ---------------------------------------------------------------------
+
+
+def _filtered(node: Any, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+
+
+def _measuring(inner: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that is given nothing too large to become a text."""
+    offset = int(hasattr(inner, "jinja_pass_arg"))
+
+    @wraps(inner)
+    def measured(*args: Any, **kwargs: Any) -> Any:
+        values = list(args)
+        if len(values) > offset and isinstance(values[offset], Iterator):
+            values[offset] = list(values[offset])
+        for value in values[offset:]:
+            _check_value(value)
+        return inner(*values, **kwargs)
+
+    return measured
+
+
+def _finalized(value: Any) -> Any:
+    _check_value(value)
+    return value
+
+
+def _check_value(value: Any) -> None:
+    """Raises TemplateRuntimeError for what would become too long a text."""
+    if isinstance(value, str):
+        _check_size(len(value))
+        return
+    if not isinstance(value, list | tuple | Mapping):
+        return
+    waiting, size, num_parts = [value], 0, 0
+    while waiting:
+        part = waiting.pop()
+        num_parts += 1
+        if isinstance(part, str):
+            size += len(part)
+        elif isinstance(part, Mapping):
+            waiting += [*part.keys(), *part.values()]
+        elif isinstance(part, list | tuple):
+            waiting += part
+        if size > _MAX_CHARACTERS or num_parts + len(waiting) > _MAX_PARTS:
+            raise jinja2.TemplateRuntimeError("it makes too long a text")
+
+
+def _checked_arguments(text: str, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a text's method may be called with."""
+    if name in _WIDENERS:
+        raise SecurityError(f"chat templates can't call {name}")
+    if name == "join" and args:
+        args = (list(args[0]), *args[1:])
+        _check_value(args[0])
+        _check_size(len(text) * len(args[0]))
+    if name == "replace" and len(args) > 1:
+        _check_size(len(text) + text.count(args[0]) * len(args[1]))
+    return args
+
+
+def _check_size(size: int) -> None:
+    if size > _MAX_CHARACTERS:
+        raise jinja2.TemplateRuntimeError("it makes too long a text")
+
+
+def _check_width(width: Any) -> None:
+    if (len(width) if isinstance(width, str) else width or 0) > _MAX_WIDTH:
+        raise jinja2.TemplateRuntimeError("it makes too long a text")
+
+
+def _check_format(text: str) -> None:
+    if _WIDE.search(text):
+        raise SecurityError("chat templates can't ask for such a width")
+
+
+def _check_name(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"chat templates can't store the attribute {name!r}")
