@@ -78,10 +78,14 @@ class Exchange:
         """How much of the body the application has not taken."""
         return len(self._body)
 
-    def add_body(self, data: bytes) -> None:
-        """More of the body has arrived, or its end."""
-        if not self.is_complete:  # nobody reads it any more
+    def add_body(self, data: bytearray) -> None:
+        """More of the body has arrived, or its end. `data` is not copied if nothing waits."""
+        if self.is_complete:  # nobody reads it any more
+            data.clear()
+        if self._body:
             self._body += data
+        else:
+            self._body = data
         self._has_news.set()
 
     def disconnect(self) -> None:
@@ -112,8 +116,7 @@ class Exchange:
             self._has_news.clear()
         if self.is_gone or self.is_complete:
             return {"type": "http.disconnect"}
-        body = bytes(self._body)
-        self._body.clear()
+        body, self._body = bytes(self._body), bytearray()
         return {"type": "http.request", "body": body, "more_body": not self.parser.is_complete}
 
     async def send(self, message: Message) -> None:

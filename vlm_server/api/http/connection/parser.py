@@ -97,7 +97,7 @@ class RequestParser:
             self._fed_bytes += len(data)
             self.http.receive_data(data)
 
-    def parse(self) -> bytes:
+    def parse(self) -> bytearray:
         """The next bytes of the body, as far as one slice goes.
 
         Raises InvalidRequest for bytes that are no valid body, or are framing for the most part.
@@ -118,7 +118,7 @@ class RequestParser:
         self._body_bytes += len(body)
         if self._declared_bytes is None and not self.is_complete:
             self._check_framing()
-        return bytes(body)
+        return body
 
     def _next(self) -> object:
         try:
