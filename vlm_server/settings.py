@@ -222,8 +222,8 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         float,
         Meta(
             gt=0,
-            description="An engine with requests that sends nothing for this long, or whose encoder "
-            "or preparers do not get on, is restarted; must be longer than any single step.",
+            description="An engine with requests that sends nothing for this long, or whose "
+            "encoder or preparers do not get on, is restarted; must be longer than any single step.",
         ),
     ] = 120.0
     max_failed_steps: Annotated[
