@@ -209,6 +209,7 @@ def test_a_client_that_leaves_ends_the_reading_of_its_body(daemon: Daemon):
         pids = intake_pids(daemon)
         with send(daemon, small_picture()):
             wait_until(lambda: in_flight(daemon) == 1, 10, daemon.log)
+            time.sleep(0.5)  # until the process has it
         wait_until(lambda: in_flight(daemon) == 0, INTAKE_SECONDS / 2, daemon.log)
         wait_until(lambda: not pids <= intake_pids(daemon), INTAKE_SECONDS / 2, daemon.log)
     assert post(daemon, small_picture())[0] == 200

@@ -141,24 +141,22 @@ async def test_who_asks_now_and_then_is_served_beside_who_floods(daemon: Daemon)
 
 async def test_bodies_that_are_announced_are_refused_before_they_come(daemon: Daemon) -> None:
     most = MAX_WAITING_BYTES - MIB
-    reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
-    head = [f"POST {CHAT} HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
-    writer.write("\r\n".join([*head, authorization(KEYS[0]), f"Content-Length: {most}"]).encode())
-    writer.write(b"\r\n\r\n{")
-    async with asyncio.timeout(10):
-        while not (await status(daemon))["requests"]["waiting_bytes"]:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-    other, announcing = await asyncio.open_connection("127.0.0.1", daemon.port)
-    announcing.write(
-        "\r\n".join([*head, authorization(KEYS[0]), f"Content-Length: {most}"]).encode()
-    )
-    announcing.write(b"\r\n\r\n")
-    line = await asyncio.wait_for(other.readline(), 5)
-    assert int(line.split()[1]) == 429
-    assert (await ask(daemon, chat_body(4))).status == 200, "a short text passes"
-    writer.transport.abort()
-    announcing.transport.abort()
-    assert reader is not None
+    async with all_seats_taken(daemon):
+        waiting = asyncio.create_task(ask(daemon, chat_body(4).ljust(most)))
+        async with asyncio.timeout(20):
+            while not (await status(daemon))["requests"]["waiting_bytes"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
+        head = [f"POST {CHAT} HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
+        head += [authorization(KEYS[0]), f"Content-Length: {most}", "", ""]
+        writer.write("\r\n".join(head).encode())
+        line = await asyncio.wait_for(reader.readline(), 5)
+        assert int(line.split()[1]) == 429
+        reply = await ask(daemon, chat_body(4), "X-Queue-Timeout-Ms: 300")
+        assert reply.code == "queue_timeout", "a short text may wait, too"
+        writer.transport.abort()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
 
 
 # ---- deadlines -------------------------------------------------------------------------
