@@ -139,7 +139,7 @@ async def test_a_schema_that_takes_too_much_is_given_up_alone(tiny_daemon: Daemo
     answer = await client.chat.completions.create(**asked, max_tokens=20)
     assert not refused.done()
     assert answer.choices[0].message.content == alone
-    with pytest.raises(openai.BadRequestError, match="seconds|memory"):
+    with pytest.raises(openai.BadRequestError, match=r"seconds|memory"):
         await refused
     assert tiny_daemon.engine_pid() == pid
 
