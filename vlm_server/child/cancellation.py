@@ -14,6 +14,7 @@ class Cancellation:
     """Tells work on another thread that nobody waits for it any more. Thread-safe."""
 
     def __init__(self) -> None:
+        self._num_checks = 0
         self._lock = threading.Lock()
         self._is_cancelled = False
         self._callback: Callable[[], None] | None = None
@@ -22,8 +23,13 @@ class Cancellation:
     def is_cancelled(self) -> bool:
         return self._is_cancelled
 
+    def num_checks(self) -> int:
+        """How often the work has looked; it grows while the work gets on."""
+        return self._num_checks
+
     def check(self) -> None:
-        """Raises Cancelled if nobody waits any more."""
+        """Raises Cancelled if nobody waits any more. To be called between two parts of the work."""
+        self._num_checks += 1
         if self._is_cancelled:
             raise Cancelled
 

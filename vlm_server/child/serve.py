@@ -62,9 +62,10 @@ def _end_with(pipe: int) -> None:
     """End the process when nobody holds the other end of `pipe` any more."""
     watched = select.poll()
     watched.register(pipe, 0)  # a hang-up alone
-    while not watched.poll():
+    while not (happened := watched.poll()):
         pass
-    os._exit(1)
+    if any(event & (select.POLLHUP | select.POLLERR) for _, event in happened):
+        os._exit(1)
 
 
 def _limit_memory(limits: Limits) -> None:

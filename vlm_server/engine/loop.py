@@ -110,7 +110,7 @@ class EngineLoop:
         plan = self._last_plan = self._scheduler.schedule()
         self._clear_if_idle(plan)
         for work in plan.prepare:
-            self._at_work.begin(PREPARERS, work.submit.request_id)
+            self._at_work.begin(PREPARERS, work.submit.request_id, work.cancellation.num_checks)
             self._preparers.start(work)
         self._start_load(plan.load, plan)
         self._start_encode(plan.encode, plan)
@@ -283,7 +283,7 @@ class EngineLoop:
     @property
     def _is_anything_due(self) -> bool:
         """Whether the supervisor's watchdog waits for signs of life."""
-        return self._last_plan.has_requests or bool(self._at_work.oldest)
+        return self._last_plan.has_requests or self._at_work.is_anything
 
     def _stats(self) -> Stats:
         reading = self._scheduler.read()
@@ -301,7 +301,7 @@ class EngineLoop:
             prompt_tokens=reading.num_prompt_tokens,
             cached_tokens=reading.num_cached_tokens,
             caches=reading.caches,
-            at_work=self._at_work.oldest,
+            at_work=self._at_work.read_oldest(),
         )
 
 
