@@ -342,7 +342,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     """The number of the oldest piece of work of each kind of thread that has one."""
 
 
-ENCODER, PREPARERS, DISK_READER = "encoder", "preparers", "disk reader"
+ENCODER, PREPARERS = "encoder", "preparers"
 """The kinds of threads beside the one for inference."""
 Event = Loading | Ready | Unloadable | Accepted | Working | Tokens | Finished | Failed | Stats
 

@@ -396,8 +396,8 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             gt=0,
             description="An engine with requests that sends nothing for this long, or whose "
-            "encoder, disk reader or preparers do not get on, is restarted; must be longer than "
-            "any single step.",
+            "encoder or preparers do not get on, is restarted; must be longer than any step, and "
+            "than the encoding of an image.",
         ),
     ] = 120.0
     max_failed_steps: Annotated[

@@ -225,3 +225,5 @@ def test_a_control_that_a_template_makes_whole_stays_text(tmp_path: Path):
     attacked = prompt_of(preparer, ask("b", text))
     assert controls_in(loaded, attacked.token_ids) == plain
     assert text in shown(loaded, attacked.token_ids)
+    with pytest.raises(InvalidRequest, match="private-use"):
+        prompt_of(preparer, ask("c", text + PRIVATE_USE))

@@ -22,7 +22,11 @@ logger = logging.getLogger(__name__)
 
 def answer(job: bytearray) -> bytearray:
     """The outcome of reading a body, encoded."""
-    return encode_outcome(_read(job))
+    try:
+        return encode_outcome(_read(job))
+    except Exception:
+        logger.exception("the outcome of reading a body can't be encoded")
+        return encode_outcome(InternalError("The server failed."))
 
 
 def _read(body: bytearray) -> Taken | RequestError | BytesNeeded:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
 class Cancelled(Exception):
@@ -15,6 +17,7 @@ class Cancellation:
 
     def __init__(self) -> None:
         self._num_checks = 0
+        self._is_bounded = False
         self._lock = threading.Lock()
         self._is_cancelled = False
         self._callback: Callable[[], None] | None = None
@@ -24,8 +27,18 @@ class Cancellation:
         return self._is_cancelled
 
     def num_checks(self) -> int:
-        """How often the work has looked; it grows while the work gets on."""
-        return self._num_checks
+        """How often the work has looked; it grows while the work gets on, or is `bounded`."""
+        return self._num_checks + (int(time.monotonic()) if self._is_bounded else 0)
+
+    @contextmanager
+    def bounded(self) -> Iterator[None]:
+        """Work that ends by itself, at a deadline of its own."""
+        self._is_bounded = True
+        try:
+            yield
+        finally:
+            self._is_bounded = False
+            self._num_checks += 1
 
     def check(self) -> None:
         """Raises Cancelled if nobody waits any more. To be called between two parts of the work."""

@@ -26,6 +26,10 @@ class ChildFailed(Exception):
     """The process died on the job."""
 
 
+class ChildNotStarted(ChildFailed):
+    """There is no process for the job: the system is short of something."""
+
+
 class ChildTimeout(Exception):
     """The job took longer than it may."""
 
@@ -48,6 +52,8 @@ class ChildPool:
         self._num_busy = 0
         self._waiting: deque[object] = deque()
         self._is_closed = False
+        self._reaper: threading.Timer | None = None
+        """Ends what has been idle for long."""
 
     @property
     def num_tracked(self) -> int:
@@ -64,14 +70,32 @@ class ChildPool:
     def warm_up(self) -> None:
         """Start one process now, so that the first job need not wait for it."""
         with self._changed:
-            if not self._idle and not self._num_busy:
-                self._idle.append((time.monotonic(), _Child(self._command)))
+            if self._idle or self._num_busy or self._is_closed:
+                return
+        child = _Child(self._command)
+        with self._changed:
+            if not (self._idle or self._is_closed):
+                self._idle.append((time.monotonic(), child))
+                return
+        child.end()
 
     def run(self, job: messages.Body, seconds: float, cancellation: Cancellation) -> bytearray:
         """The answer to `job`. `seconds` count from when a process has it.
 
         Raises ChildFailed, ChildTimeout or ChildCancelled.
         """
+        with cancellation.bounded():
+            return self._run(job, seconds, cancellation)
+
+    def close(self) -> None:
+        """End the idle processes, and those that work once they have answered."""
+        with self._changed:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+        for _, child in idle:
+            child.end()
+
+    def _run(self, job: messages.Body, seconds: float, cancellation: Cancellation) -> bytearray:
         self._wait_for_turn(cancellation)
         kept: _Child | None = None
         try:
@@ -89,14 +113,6 @@ class ChildPool:
         finally:
             self._give_back(kept)
         return answer
-
-    def close(self) -> None:
-        """End the idle processes, and those that work once they have answered."""
-        with self._changed:
-            self._is_closed = True
-            idle, self._idle = self._idle, []
-        for _, child in idle:
-            child.end()
 
     def _wait_for_turn(self, cancellation: Cancellation) -> None:
         """Returns when this thread may have a process. Raises ChildCancelled."""
@@ -138,14 +154,17 @@ class ChildPool:
             if child is not None and not self._is_closed:
                 self._idle.append((time.monotonic(), child))
                 child = None
-            has_spare = len(self._idle) > 1
+            self._watch_spare()
             self._changed.notify_all()
         if child is not None:
             child.end()
-        if has_spare:
-            timer = threading.Timer(_IDLE_SECONDS + 1, self._end_spare)
-            timer.daemon = True
-            timer.start()
+
+    def _watch_spare(self) -> None:
+        """Look again in a while, if there is more than one idle process. To be called locked."""
+        if len(self._idle) > 1 and self._reaper is None:
+            self._reaper = threading.Timer(_IDLE_SECONDS + 1, self._end_spare)
+            self._reaper.daemon = True
+            self._reaper.start()
 
     def _end_spare(self) -> None:
         """End what has been idle for long, but for the one that worked last."""
@@ -153,12 +172,14 @@ class ChildPool:
         with self._changed:
             spare = [entry for entry in self._idle[:-1] if entry[0] < before]
             self._idle = [entry for entry in self._idle if entry not in spare]
+            self._reaper = None
+            self._watch_spare()
         for _, child in spare:
             child.end()
 
 
 class _Child:
-    """One process. Raises ChildFailed if it can't be started."""
+    """One process. Raises ChildNotStarted."""
 
     def __init__(self, command: list[str]) -> None:
         try:
@@ -171,7 +192,7 @@ class _Child:
                 start_new_session=True,  # a terminal's Ctrl-C is for the front alone
             )
         except OSError as error:
-            raise ChildFailed(f"can't start: {error.strerror}") from None
+            raise ChildNotStarted(f"can't be started: {error.strerror}") from None
         _widen(self._process.stdin, self._process.stdout)
 
     @property

@@ -12,6 +12,7 @@ import resource
 import select
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,12 +61,16 @@ def serve(answer: Callable[[bytearray], messages.Body], limits: Limits) -> None:
 
 def _end_with(pipe: int) -> None:
     """End the process when nobody holds the other end of `pipe` any more."""
-    watched = select.poll()
-    watched.register(pipe, 0)  # a hang-up alone
-    while not (happened := watched.poll()):
-        pass
-    if any(event & (select.POLLHUP | select.POLLERR) for _, event in happened):
-        os._exit(1)
+    if sys.platform == "linux":
+        watched = select.poll()
+        watched.register(pipe, 0)  # a hang-up alone
+        while not watched.poll():
+            pass
+    else:  # macOS tells nobody who asks for nothing
+        parent = os.getppid()
+        while os.getppid() == parent:
+            time.sleep(1)
+    os._exit(1)
 
 
 def _limit_memory(limits: Limits) -> None:

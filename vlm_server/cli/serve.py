@@ -23,6 +23,7 @@ from vlm_server.api.app import create_app
 from vlm_server.api.http import intake
 from vlm_server.api.http.connection.server import SLOW_READER_SECONDS, HttpServer, http_config
 from vlm_server.api.openai.errors import encode
+from vlm_server.child.pool import ChildFailed
 from vlm_server.cli import options, terminal
 from vlm_server.errors import ConfigError, NotAvailable
 from vlm_server.settings import Server, Settings
@@ -119,7 +120,8 @@ async def serve(settings: Settings, listener: socket.socket, *, stop_at_eof: boo
     progress = terminal.ProgressLine(sys.stderr)
     supervisor = Supervisor(settings, on_progress=progress.show)
     intake_pool = intake.start_pool(settings.limits)
-    await asyncio.to_thread(intake_pool.warm_up)
+    with contextlib.suppress(ChildFailed):  # it is started when it is needed
+        await asyncio.to_thread(intake_pool.warm_up)
     app = create_app(settings, supervisor, intake_pool)
     server = HttpServer(http_config(app, settings, encode))
     url = url_of(settings.server.host, listener.getsockname()[1])

@@ -18,7 +18,13 @@ from vlm_server.settings import Settings
 logger = logging.getLogger(__name__)
 
 _CLEAR_LINE = "\r\x1b[K"
-_EASILY_REPEATED = ("asyncio", "uvicorn.error", "vlm_server.api.http.connection.protocol")
+_EASILY_REPEATED = (
+    "asyncio",
+    "uvicorn.error",
+    "vlm_server.api.http.connection.exchange",
+    "vlm_server.api.http.connection.protocol",
+    "vlm_server.api.http.intake",
+)
 """Loggers of which any client could get any number of lines."""
 
 

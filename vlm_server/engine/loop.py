@@ -34,7 +34,6 @@ from vlm_server.ports import (
     StepResult,
 )
 from vlm_server.protocol import (
-    DISK_READER,
     ENCODER,
     PREPARERS,
     Abort,
@@ -140,7 +139,6 @@ class EngineLoop:
             return
         self._loading = work.request_id
         self._announce(plan)
-        self._at_work.begin(DISK_READER, work.request_id)
         self._governor.before_load(work.load.size_bytes + work.load.transient_bytes)
         self._disk_reader.start(work)
 
@@ -245,7 +243,6 @@ class EngineLoop:
 
     def _handle_loaded(self, done: LoadDone) -> None:
         self._loading = None
-        self._at_work.end(DISK_READER, done.request_id)
         self._governor.note_work()
         if done.loaded.is_out_of_memory:
             self._governor.relieve()

@@ -21,8 +21,17 @@ from vlm_server.protocol import Submit
 logger = logging.getLogger(__name__)
 
 
+def _started(num_threads: int, name: str) -> ThreadPoolExecutor:
+    """Threads that run: one that can't be started later would end the inference thread."""
+    threads, all_run = ThreadPoolExecutor(num_threads, name), threading.Barrier(num_threads + 1)
+    for _ in range(num_threads):
+        threads.submit(all_run.wait)
+    all_run.wait()
+    return threads
+
+
 class PreparerThreads:
-    """Prepares requests: `num_threads` for those with a schema, as many with media, or texts.
+    """Prepares requests: `num_threads` for those with media, as many with a schema, or texts.
 
     With media at least two, so that one with few pixels need not wait for one with many.
     """
@@ -30,9 +39,9 @@ class PreparerThreads:
     def __init__(self, preparer: Preparer, inbox: Inbox, num_threads: int) -> None:
         self._preparer = preparer
         self._inbox = inbox
-        self._media = ThreadPoolExecutor(max(num_threads, 2), "preparer")
-        self._texts = ThreadPoolExecutor(num_threads, "tokenizer")
-        self._schemas = ThreadPoolExecutor(num_threads, "schema")
+        self._media = _started(max(num_threads, 2), "preparer")
+        self._texts = _started(num_threads, "tokenizer")
+        self._schemas = _started(num_threads, "schema")
         self._lock = threading.Lock()
         self._num_started = 0
 
@@ -49,9 +58,9 @@ class PreparerThreads:
 
     def _threads_for(self, submit: Submit) -> ThreadPoolExecutor:
         """No kind waits for threads that another kind keeps busy."""
-        if submit.has_schema:
-            return self._schemas
-        return self._media if submit.has_media else self._texts
+        if submit.has_media:
+            return self._media
+        return self._schemas if submit.has_schema else self._texts
 
     def _prepare(self, work: PrepareWork) -> None:
         outcome: Prepared | RequestError
@@ -77,7 +86,7 @@ class DiskReaderThread:
     def __init__(self, caches: Caches, inbox: Inbox) -> None:
         self._caches = caches
         self._inbox = inbox
-        self._thread = ThreadPoolExecutor(1, "disk reader")
+        self._thread = _started(1, "disk reader")
 
     def start(self, work: LoadWork) -> None:
         self._thread.submit(self._load, work)
@@ -100,7 +109,7 @@ class EncoderThread:
     def __init__(self, encoder: Encoder, inbox: Inbox) -> None:
         self._encoder = encoder
         self._inbox = inbox
-        self._thread = ThreadPoolExecutor(1, "encoder")
+        self._thread = _started(1, "encoder")
 
     def start(self, work: EncodeWork) -> None:
         self._thread.submit(self._encode, work)

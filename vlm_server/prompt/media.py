@@ -206,7 +206,10 @@ class _Flights:
         with self._changed:
             self._num_threads += 1
             try:
-                self._changed.wait_for(lambda: cancellation.is_cancelled or key not in self._busy)
+                with cancellation.bounded():  # by what the other thread does
+                    self._changed.wait_for(
+                        lambda: cancellation.is_cancelled or key not in self._busy
+                    )
                 cancellation.check()
             except BaseException:
                 self._num_threads -= 1

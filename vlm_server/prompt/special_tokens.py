@@ -38,9 +38,6 @@ class SpecialTokens:
         self._beginning = re.compile(f"[{re.escape(first)}]")
         self._mark_ids = {mark: ids for mark in _MARKS if (ids := _ids_of_mark(tokenizer, mark))}
 
-    def are_in(self, text: str) -> bool:
-        return self._pattern.search(text) is not None
-
     def may_begin_in(self, text: str) -> bool:
         """Whether `text` holds what a control token begins with."""
         return self._beginning.search(text) is not None
@@ -60,6 +57,10 @@ class SpecialTokens:
     def disarm_beginnings(self, text: str, mark: str) -> str:
         """`text` with `mark` wherever a control token could begin, whatever follows."""
         return self._beginning.sub(lambda found: found[0] + mark, text)
+
+    def without_beginnings(self, text: str) -> str:
+        """`text` as long as it is, with nothing that a control token could begin with."""
+        return self._beginning.sub("\ufffd", text)
 
     def remove_marks(self, token_ids: Sequence[int], mark: str) -> list[int]:
         """`token_ids` without those of `mark`."""

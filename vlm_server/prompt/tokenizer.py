@@ -89,11 +89,12 @@ class PromptTokenizer:
                 f"{self._context_tokens} tokens can hold",
                 "messages",
             )
-        may_hold_controls = self._special.may_begin_in(user_text)
-        mark = self._special.choose_mark(user_text) if may_hold_controls else ""
-        if mark is None and self._special.are_in(user_text):
-            raise InvalidRequest("the text mixes control tokens and private-use marks", "messages")
-        rendered = self._render(messages, mark) if mark else self._template.render(messages, str)
+        mark: str | None = None
+        if self._special.may_begin_in(user_text):
+            mark = self._special.choose_mark(user_text)
+            rendered = self._render(messages, mark) if mark else self._render_unmarked(messages)
+        else:
+            rendered = self._template.render(messages, str)
         token_ids = self._encode(self._place_media(rendered, placeholders))
         return self._special.remove_marks(token_ids, mark) if mark else token_ids
 
@@ -104,6 +105,17 @@ class PromptTokenizer:
         strict = render(messages, lambda text: special.disarm_beginnings(text, mark))
         # Where a template took out what stood within one, it is whole again.
         return strict if special.count(rendered) > special.count(strict) else rendered
+
+    def _render_unmarked(self, messages: Sequence[Message]) -> str:
+        """The prompt of a text that leaves no mark to choose.
+
+        Raises InvalidRequest if it has more control tokens than the template writes.
+        """
+        rendered = self._template.render(messages, str)
+        harmless = self._template.render(messages, self._special.without_beginnings)
+        if self._special.count(rendered) > self._special.count(harmless):
+            raise InvalidRequest("the text mixes control tokens and private-use marks", "messages")
+        return rendered
 
     def _place_media(self, rendered: str, placeholders: Sequence[Placeholder]) -> str:
         text, *parts = self._placeholders.split(rendered)

@@ -29,6 +29,8 @@ class PrivateFolder:
 
     def __init__(self) -> None:
         self._fresh: tempfile.TemporaryDirectory[str] | None = None
+        self._own: tempfile.TemporaryDirectory[str] | None = None
+        """For the kernels of this daemon, once those that all share are not to be trusted."""
         self._lock: int | None = None
         """Keeps `systemd-tmpfiles` from cleaning it up while it is used."""
 
@@ -48,16 +50,30 @@ class PrivateFolder:
 
     def environment(self) -> dict[str, str]:
         """Makes MLX keep its kernels here, for CPUs and for CUDA. Raises OSError."""
-        temporary = self.path() / "tmp"
-        temporary.mkdir(exist_ok=True)
+        folder = self.path()
+        if self._own is not None and Path(self._own.name).parent == folder:
+            temporary = Path(self._own.name)
+        else:
+            temporary = folder / "tmp"
+        temporary.mkdir(mode=0o700, exist_ok=True)
         return {"TMPDIR": str(temporary)}
 
     def forget_kernels(self) -> None:
-        """Let the next engine compile its own: one of these may be cut short."""
-        shutil.rmtree(self.path() / "tmp", ignore_errors=True)
+        """Let the next engine compile its own: one of these may be cut short.
+
+        Those of before stay, as other daemons of this user may be using them.
+        """
+        if self._own is not None:
+            self._own.cleanup()
+        self._own = tempfile.TemporaryDirectory(
+            prefix="tmp-", dir=self.path(), ignore_cleanup_errors=True
+        )
 
     def close(self) -> None:
-        """Remove the fresh folder, if there is one."""
+        """Remove what is this daemon's alone."""
+        if self._own is not None:
+            self._own.cleanup()
+            self._own = None
         if self._fresh is not None:
             shutil.rmtree(self._fresh.name, ignore_errors=True)
             self._fresh = None

@@ -23,7 +23,6 @@ from vlm_server import machine
 from vlm_server.errors import EngineDied, EngineUnavailable, ModelLoadError
 from vlm_server.models import EMBEDDED
 from vlm_server.protocol import (
-    DISK_READER,
     ENCODER,
     LAST_WRITES_SECONDS,
     PREPARERS,
@@ -60,6 +59,7 @@ _LAST_SECONDS = LAST_WRITES_SECONDS + 1.0
 """Time for an engine without requests to exit by itself."""
 _FAILED = 1
 """The exit status of an engine that gave up."""
+_STARTING = "starting"
 _STOPPED = "stopped"
 
 
@@ -208,6 +208,7 @@ class Supervisor:
         find = partial(for_models, self._private, with_openblas=engine.openblas == "auto")
         while True:
             self._was_ready = False
+            self._hung = None
             self._exit_status: int | None = None
             try:
                 await self._run_once(await asyncio.to_thread(find))
@@ -259,7 +260,7 @@ class Supervisor:
             num_ticks += 1
             seconds, kind = self._watchdog.overdue_seconds
             if not self._was_ready:
-                seconds, kind = num_ticks * self._tick_seconds, "starting"
+                seconds, kind = num_ticks * self._tick_seconds, _STARTING
             limit = engine.silence_timeout_seconds
             if seconds > (limit if self._was_ready else engine.start_timeout_seconds):
                 await self._end_hung(process, kind, seconds)
@@ -318,8 +319,7 @@ class Supervisor:
         self._settled.set()
 
     def _give_up_if_it_never_starts(self) -> None:
-        took = time.monotonic() - self._started_at
-        was_late = took > self._settings.engine.start_timeout_seconds
+        was_late = self._hung == _STARTING
         reason = self._failed_starts.note_end(self._exit_status, was_late=was_late)
         if reason is not None:
             self._take_unloadable(reason)
@@ -345,7 +345,7 @@ class Supervisor:
     def _lose(self, process: EngineProcess) -> None:
         """The engine process has ended: fail the requests in flight, refuse new ones."""
         is_death = self._status.state not in ("failed", "stopping")
-        is_crash = is_death and self._hung not in (PREPARERS, DISK_READER, _STOPPED)
+        is_crash = is_death and self._hung not in (PREPARERS, _STOPPED)
         self._quarantine.engine_ended(is_crash=is_crash, only_encoder=self._hung == ENCODER)
         self._trials.engine_ended()
         self._watchdog = Watchdog(self._tick_seconds, time.monotonic)

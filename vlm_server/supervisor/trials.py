@@ -5,9 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from vlm_server.errors import EngineUnavailable
+
 _PATIENCE_SECONDS = 10.0
 """How long a trial, and who comes after it, waits for answers that have begun. Then it goes on
 beside them: the device has done for them what it is suspected to die of."""
+
+
+_MOST_SECONDS = 30.0
+"""After that, how long for those that have not begun."""
 
 
 class Trials:
@@ -62,8 +68,19 @@ class Trials:
                 while self._starting or self._answering:
                     await self._changed.wait()
         except TimeoutError:
-            while self._starting:
-                await self._changed.wait()
+            await self._wait_for_starting()
+
+    async def _wait_for_starting(self) -> None:
+        """Raises EngineUnavailable if that takes long: everybody else waits, too."""
+        try:
+            async with asyncio.timeout(_MOST_SECONDS):
+                while self._starting:
+                    await self._changed.wait()
+        except TimeoutError:
+            raise EngineUnavailable(
+                "Requests of this size have crashed the engine, and the server has no time to try "
+                "one alone; try again later."
+            ) from None
 
     def _leave(self, request_id: str) -> None:
         self._starting.discard(request_id)

@@ -12,7 +12,7 @@ from tests.unit.api.requests import chat, picture, user
 from vlm_server.api import intake_process
 from vlm_server.api.http.calls import Context, decode_outcome
 from vlm_server.api.http.intake_job import Job, take_job, with_body
-from vlm_server.errors import InternalError, InvalidImage
+from vlm_server.errors import InternalError, InvalidImage, InvalidRequest
 from vlm_server.settings import Limits
 
 JOB = Job("openai", Context("demo", "chatcmpl-1", "", "", Limits()))
@@ -42,6 +42,13 @@ def test_a_bad_request_is_answered_by_its_error() -> None:
     with pytest.raises(InvalidImage) as caught:
         decode_outcome(intake_process.answer(sent(body)))
     assert caught.value.param == "messages[0].content[0]"
+
+
+@pytest.mark.parametrize("url", ["https://x/\\ud800", "file:///\\ud800", "\\ud800"])
+def test_a_url_with_half_a_character_is_a_bad_request(url: str) -> None:
+    body = json.dumps(chat(user(picture("URL")))).replace("URL", url).encode()
+    with pytest.raises(InvalidRequest):
+        decode_outcome(intake_process.answer(sent(body)))
 
 
 def test_a_mistake_of_ours_ends_no_process() -> None:

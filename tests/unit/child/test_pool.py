@@ -170,3 +170,28 @@ def test_an_answer_may_be_made_while_it_is_sent():
 def test_an_answer_without_a_description_is_none(answer: bytes):
     with pytest.raises(ValueError, match="description"):
         messages.split(bytearray(answer))
+
+
+def test_jobs_leave_no_threads_behind(pool: ChildPool):
+    threads = [threading.Thread(target=ask, args=(pool, "sleep 0.1")) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    before = threading.active_count()
+    for _ in range(20):
+        ask(pool, "echo a")
+    assert threading.active_count() <= before
+
+
+def test_a_job_under_way_counts_as_progress(pool: ChildPool):
+    """It ends at its own deadline: nobody else has to watch it."""
+    cancellation = Cancellation()
+    thread = threading.Thread(target=pool.run, args=(b"sleep 3", 10, cancellation))
+    thread.start()
+    while not pool.num_tracked:
+        time.sleep(0.01)
+    before = cancellation.num_checks()
+    time.sleep(1.5)
+    assert cancellation.num_checks() != before
+    thread.join()

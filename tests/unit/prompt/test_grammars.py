@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -284,3 +286,14 @@ def test_a_schema_that_is_slow_for_long_is_given_up(new: New):
         if not matcher.allowed().any():
             break
     assert matcher.fault == "too slow to follow"
+
+
+def test_a_server_that_dies_says_nothing_about_the_schema(new: New):
+    grammars = new()
+    compiled(grammars, {"type": "integer"})
+    control = grammars._server._control
+    assert control is not None
+    control.shutdown(socket.SHUT_WR)  # the server takes it for the engine's end
+    with contextlib.suppress(InternalError):
+        compiled(grammars, {"type": "boolean"})
+    assert compiled(grammars, {"type": "boolean"}).is_alive

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,8 +23,9 @@ class Arrival:
 
     def give_way(self) -> None:
         """End the wait for the rest of it."""
-        self.gives_way = True
-        self._deadline.reschedule(asyncio.get_running_loop().time())
+        with contextlib.suppress(RuntimeError):  # its time is up just now
+            self._deadline.reschedule(asyncio.get_running_loop().time())
+            self.gives_way = True
 
 
 class ArrivingBodies:

@@ -120,6 +120,7 @@ class _Backstop:
         self._timer = self._loop.call_at(at, self._check, at)
 
     def _check(self, due: float) -> None:
+        self._timer = None
         now, at = self._loop.time(), self._deadlines.next_at + _GRACE_SECONDS
         was_stopped = now - due > _STOPPED_SECONDS
         if at > now:

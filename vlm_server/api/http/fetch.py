@@ -29,7 +29,7 @@ _HEADERS = {"User-Agent": "vlm-server", "Accept-Encoding": "identity", "Connecti
 _URL = re.compile(
     r"https://(?P<host>[a-z0-9.-]+|\[[0-9a-f:.]+\])(?::(?P<port>[0-9]{1,5}))?"
     r"(?P<target>(?:[/?][!-\[\]-~]*)?)",  # printable ASCII but for the backslash
-    re.IGNORECASE,
+    re.IGNORECASE | re.ASCII,
 )
 """Stricter than any parser: nothing is left for two of them to read differently."""
 

@@ -22,8 +22,8 @@ from vlm_server.api.http.calls import Call, Context, ReadText, call_of, decode_o
 from vlm_server.api.http.intake_job import Job, with_body
 from vlm_server.child.cancellation import Cancellation
 from vlm_server.child.messages import Parts
-from vlm_server.child.pool import ChildFailed, ChildPool, ChildTimeout
-from vlm_server.errors import RequestTooCostly
+from vlm_server.child.pool import ChildFailed, ChildNotStarted, ChildPool, ChildTimeout
+from vlm_server.errors import EngineUnavailable, RequestTooCostly
 from vlm_server.settings import MIB, Limits
 
 logger = logging.getLogger(__name__)
@@ -67,8 +67,9 @@ class Intake:
             taken = await anyio.to_thread.run_sync(read, limiter=self._text_threads)
             if taken is not None:
                 return call_of(taken)
-        async with self._turn(len(body)):
-            return await self._in_process(with_body(Job(dialect, context), body))
+        num_bytes = len(body) + sum(map(len, context.given.values()))
+        async with self._turn(num_bytes):
+            return await self._in_process(Job(dialect, context), body)
 
     @asynccontextmanager
     async def _turn(self, num_bytes: int) -> AsyncIterator[None]:
@@ -78,9 +79,9 @@ class Intake:
             await stack.enter_async_context(self._turns)
             yield
 
-    async def _in_process(self, job: Parts) -> Call:
+    async def _in_process(self, job: Job, body: bytearray) -> Call:
         cancellation = Cancellation()
-        run = partial(self._run, job, cancellation)
+        run = partial(self._run, job, body, cancellation)
         work = asyncio.ensure_future(anyio.to_thread.run_sync(run, limiter=self._waiting_threads))
         try:
             return await asyncio.shield(work)
@@ -89,10 +90,13 @@ class Intake:
                 cancellation.cancel()
                 await asyncio.gather(work, return_exceptions=True)
 
-    def _run(self, job: Parts, cancellation: Cancellation) -> Call:
+    def _run(self, job: Job, body: bytearray, cancellation: Cancellation) -> Call:
         """Runs on a thread, which waits for the process."""
         try:
-            return decode_outcome(self._answer(job, cancellation))
+            return decode_outcome(self._answer(with_body(job, body), cancellation))
+        except ChildNotStarted as error:
+            logger.warning("a process that reads bodies %s", error)
+            raise EngineUnavailable("The server is short of processes; try again later.") from None
         except ChildTimeout:
             logger.warning("reading a body took more than %g s", self._seconds)
             raise RequestTooCostly(

@@ -53,13 +53,12 @@ class MediaUrls:
             max_total_bytes=self._max_total_bytes,
         )
         try:
-            answer = await self._run(msgspec.msgpack.encode(job))
+            made = await self._run(msgspec.msgpack.encode(job))
         except ChildTimeout:
             seconds = f"{self._urls.timeout_seconds:g} seconds"
             raise urls[0].refusal(f"did not arrive within {seconds}") from None
         except ChildFailed:
             raise urls[0].refusal("can't be read: what its URL leads to takes too much") from None
-        made = msgspec.msgpack.decode(answer, type=Contents | Refusal)
         if isinstance(made, Refusal):
             raise RequestError.from_code(made.code, made.message, made.param)
         return {url.url: data for url, data in zip(urls, made.data, strict=True)}
@@ -70,11 +69,17 @@ class MediaUrls:
         if not url.is_file and not self._urls.https_hosts:
             raise url.refusal("must be a base64 data URL; this server fetches no `https:` URLs")
 
-    async def _run(self, job: bytes) -> bytearray:
+    async def _run(self, job: bytes) -> Contents | Refusal:
         cancellation = Cancellation()
-        seconds = self._urls.timeout_seconds + _GRACE_SECONDS
-        run = partial(self._pool.run, job, seconds, cancellation)
+        run = partial(self._answer, job, cancellation)
         try:
             return await anyio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=self._turns)
         finally:
             cancellation.cancel()
+
+    def _answer(self, job: bytes, cancellation: Cancellation) -> Contents | Refusal:
+        seconds = self._urls.timeout_seconds + _GRACE_SECONDS
+        return _decoder.decode(self._pool.run(job, seconds, cancellation))
+
+
+_decoder: msgspec.msgpack.Decoder[Contents | Refusal] = msgspec.msgpack.Decoder(Contents | Refusal)

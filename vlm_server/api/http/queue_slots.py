@@ -61,10 +61,10 @@ class QueueSlots:
         """
         now = self._clock()
         if not self._slots.has_room(client, 1, now):
-            raise self._full(self._slots, client)
+            raise self._full(self._slots, client, 1)
         more = _declared_bytes(headers) - _FREE_BYTES
         if more > 0 and not self._bytes.has_room(client, more, now):
-            raise self._full(self._bytes, client)
+            raise self._full(self._bytes, client, more)
 
     @contextmanager
     def take(self, client: str, num_bytes: int) -> Iterator[QueueSlot]:
@@ -74,7 +74,7 @@ class QueueSlots:
         """
         now = self._clock()
         if not self._slots.has_room(client, 1, now):
-            raise self._full(self._slots, client)
+            raise self._full(self._slots, client, 1)
         slot = QueueSlot(self._bytes, client, self._clock, self._full)
         slot.reserve(num_bytes)
         if not self.taken:
@@ -96,9 +96,9 @@ class QueueSlots:
         seconds = self._rate.seconds_for(self.taken, self._clock())
         return max(MIN_SECONDS, seconds * random.uniform(0.5, 1.0))  # noqa: S311  not a secret
 
-    def _full(self, share: FairShare, client: str) -> QueueFull:
+    def _full(self, share: FairShare, client: str, amount: int) -> QueueFull:
         seconds = self.retry_after_seconds()
-        share.want(client, self._clock() + seconds + _RETRY_SECONDS)
+        share.want(client, amount, self._clock() + seconds + _RETRY_SECONDS)
         if share is self._bytes:
             message = f"{share.taken} bytes of {share.limit} for requests that wait are in use"
         else:
@@ -114,7 +114,7 @@ class QueueSlot:
         share: FairShare,
         client: str,
         clock: Callable[[], float],
-        full: Callable[[FairShare, str], QueueFull],
+        full: Callable[[FairShare, str, int], QueueFull],
     ) -> None:
         self._share = share
         self._client = client
@@ -128,7 +128,7 @@ class QueueSlot:
         if more <= 0:
             return
         if not self._share.has_room(self._client, more, self._clock()):
-            raise self._full(self._share, self._client)
+            raise self._full(self._share, self._client, more)
         self._share.take(self._client, more)
         self._num_reserved += more
 

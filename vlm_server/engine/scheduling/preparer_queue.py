@@ -14,14 +14,14 @@ DEAR_PIXELS = 16_000_000
 
 
 class _Kind(enum.Enum):
-    """What takes a place of its own. A request may take several: a dear video, and a schema."""
+    """What takes a place of its own. A request with media takes several; its schema takes none."""
 
     TEXT = "neither media nor a schema"
     MEDIA = "media, whatever they cost"
     CHEAP = "images with few pixels"
     DEAR = "images with many pixels, or a video"
     VIDEO = "a video"
-    SCHEMA = "a schema"
+    SCHEMA = "a schema, and no media"
 
 
 class PreparerQueue:
@@ -101,24 +101,16 @@ class PreparerQueue:
         self._is_turn_of_oldest = not self._is_turn_of_oldest
         if not self._is_turn_of_oldest:
             return oldest
-        return min((r for r in able if r.has_media), key=lambda request: request.num_pixels)
+        return min((request for request in able if request.has_media), key=_cost)
 
 
 def _able(waiting: list[Request], rooms: dict[_Kind, int]) -> list[Request]:
-    """Those that there is room for, in order.
+    """Those that there is room for, in order."""
+    return [one for one in waiting if all(rooms[kind] > 0 for kind in _kinds(one))]
 
-    Who waits for a place with media keeps the next one for a schema, if it needs both: else others
-    might take one or the other for ever.
-    """
-    able, left_for_schemas = list[Request](), rooms[_Kind.SCHEMA]
-    for request in waiting:
-        kinds = _kinds(request)
-        has_room = all(rooms[kind] > 0 for kind in kinds)
-        if has_room and (_Kind.SCHEMA not in kinds or left_for_schemas > 0):
-            able.append(request)
-        elif _Kind.SCHEMA in kinds and request.has_media:
-            left_for_schemas -= 1
-    return able
+
+def _cost(request: Request) -> tuple[bool, int]:
+    return request.has_video, request.num_pixels
 
 
 def _count(kind: _Kind, each: list[frozenset[_Kind]]) -> int:
@@ -132,6 +124,6 @@ def _kinds(request: Request) -> frozenset[_Kind]:
         _Kind.DEAR: request.has_media and is_dear,
         _Kind.CHEAP: request.has_media and not is_dear,
         _Kind.VIDEO: request.has_video,
-        _Kind.SCHEMA: request.has_schema,
+        _Kind.SCHEMA: request.has_schema and not request.has_media,
     }
     return frozenset(kind for kind, has_it in found.items() if has_it) or frozenset({_Kind.TEXT})

@@ -202,8 +202,8 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """All that the next step does; see `SchedulerOutput`."""
+        refused = self._admit_waiting()  # may send a request back to be prepared
         prepare = self._start_preparing()
-        refused = self._admit_waiting()
         load = self._start_load()
         encode = self._start_encode(beside=None)
         # Listed before the chunk: a prompt that ends with it decodes from the next step on.

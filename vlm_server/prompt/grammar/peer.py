@@ -13,6 +13,7 @@ import weakref
 from vlm_server.child import messages
 from vlm_server.prompt.grammar.wire import BEGIN, PID
 
+_HUNG_UP = select.POLLHUP | select.POLLERR | select.POLLNVAL
 _START_SECONDS = 60.0
 _GRACE_SECONDS = 2.0
 """After its time a process ends itself; later than this it is taken for dead."""
@@ -36,10 +37,10 @@ class Peer:
     def has_hung_up(self) -> bool:
         poll = select.poll()
         try:
-            poll.register(self._socket, 0)
+            poll.register(self._socket, select.POLLIN)  # macOS tells nobody who asks for nothing
         except ValueError:  # it is closed
             return True
-        return bool(poll.poll(0))
+        return any(event & _HUNG_UP for _, event in poll.poll(0))
 
     def greet(self) -> None:
         """Wait for its number. Raises TimeoutError, OSError or EOFError."""

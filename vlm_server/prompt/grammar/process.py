@@ -122,8 +122,14 @@ def _connections(listener: socket.socket, size: int) -> Iterator[tuple[bytes, so
 def _fork(
     work: Callable[[socket.socket], None], connection: socket.socket, listener: socket.socket
 ) -> None:
-    """Let a new process do `work` with `connection`; it ends when that is closed."""
-    if os.fork():
+    """Let a new process do `work` with `connection`; it ends when that is closed.
+
+    If there can be none, `connection` is closed, which is all that its other end is told.
+    """
+    try:
+        if os.fork():
+            return
+    except OSError:
         return
     try:
         listener.close()

@@ -91,6 +91,9 @@ class GrammarServer:
         started = time.monotonic()
         try:
             process.greet()
+        except (OSError, EOFError):  # no fault of the schema's
+            raise InternalError("Schemas can't be compiled.") from None
+        try:
             cancellation.on_cancel(process.kill)
             process.send(messages.packed(schema.encode()))
             answer, flag = process.receive(seconds)

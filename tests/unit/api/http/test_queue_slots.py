@@ -125,7 +125,17 @@ def test_nothing_is_remembered_of_clients_that_are_gone() -> None:
         share.give_back(client, 1)
     assert share.taken == 0
     assert not share._held
-    assert len(share._wants_until) <= 11
+    assert not share._wants
+
+
+def test_who_wants_one_slot_keeps_one_from_the_others() -> None:
+    queue = Queue(max_requests=8)
+    queue.fill("a")
+    assert not queue.take("b")
+    for _ in range(5):
+        queue.end("a")
+    assert queue.fill("a") == 4, "one of five is for b, which has not asked for more"
+    assert queue.take("b")
 
 
 async def test_a_key_can_not_take_all_while_another_waits(

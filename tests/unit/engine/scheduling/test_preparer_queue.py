@@ -17,10 +17,12 @@ class Queue:
         self.queue = PreparerQueue(max_preparing, max_ready)
         self.requests: dict[str, Request] = {}
 
-    def add(self, name: str, num_pixels: int = 1000) -> None:
-        asked = submit(name, images=1)
+    def add(
+        self, name: str, num_pixels: int = 1000, images: int = 1, *, has_schema: bool = False
+    ) -> None:
+        asked = submit(name, images=images)
         request = self.requests[name] = Request(asked, asked.sampling, ByteDecoder(), 0.0)
-        request.num_pixels = num_pixels
+        request.num_pixels, request.has_schema = num_pixels, has_schema
 
     def dear(self, *names: str) -> None:
         for name in names:
@@ -102,3 +104,24 @@ def test_what_is_ready_bounds_what_is_begun():
         for name in made.start():
             made.queue.end(name)  # it is ready, and still tracked
     assert sum(r.state is State.PREPARING for r in made.requests.values()) == 3
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_text_with_a_schema_waits_for_no_picture_that_has_one(threads: int):
+    made = Queue(threads)
+    made.dear("a")
+    assert made.start() == ["a"]
+    for number in range(threads + 1):
+        made.add(f"dear {number}", DEAR_PIXELS + 1, has_schema=True)
+    made.add("text", images=0, has_schema=True)
+    assert made.start() == ["text"]
+
+
+def test_texts_with_a_schema_take_no_more_threads_than_there_are():
+    made = Queue(2)
+    for name in "abc":
+        made.add(name, images=0, has_schema=True)
+    made.add("text", images=0)
+    assert made.start() == ["a", "b", "text"]
+    made.end("a")
+    assert made.start() == ["c"]

@@ -205,7 +205,7 @@ def test_texts_and_pictures_pass_schemas_that_wait_for_anything():
     engine.add("both", json_schema="{}", images=1)
     engine.add("text")
     engine.add("picture", images=1)
-    assert started(engine.step()) == ["schema 0", "schema 1", "text", "picture"]
+    assert started(engine.step()) == ["schema 0", "schema 1", "both", "text", "picture"]
 
 
 def test_no_more_schemas_are_compiled_than_can_wait():
