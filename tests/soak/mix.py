@@ -163,7 +163,7 @@ def refills(seed: int) -> list[Request]:
 
 
 def schemas() -> list[Request]:
-    """As many schemas as the engine caches grammars: each later one evicts an old one."""
+    """More schemas than the engine keeps grammars: each later one evicts an old one."""
     asked = {"model": "default", "max_tokens": 1} | _ask("Hello")
     return [_refill(asked | _schema(number)) for number in range(_GRAMMARS)]
 
