@@ -35,7 +35,6 @@ from vlm_server.protocol import (
 )
 from vlm_server.settings import Engine, Model, Server, Settings
 from vlm_server.supervisor.client import EngineRequest, RequestEvent, engine_request
-from vlm_server.supervisor.shape import shape_of
 from vlm_server.supervisor.supervisor import Supervisor
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -471,11 +470,11 @@ async def test_two_engines_that_somebody_killed_refuse_nobody_a_picture(tiny_mod
         for number in range(2):
             await die_of(made, ask(f"costly {number}", COSTLY))
         suspect = ask("harmless", COSTLY)
-        assert made._quarantine.is_suspect(shape_of(suspect))
+        assert made._quarantine.is_suspect(suspect.shape)
         beside = asyncio.create_task(all_events(made, ask("beside", "Hello")))
         assert isinstance((await all_events(made, suspect))[-1], Finished)
         assert isinstance((await beside)[-1], Finished)
-        assert not made._quarantine.is_suspect(shape_of(suspect))
+        assert not made._quarantine.is_suspect(suspect.shape)
 
 
 async def test_a_picture_whose_client_left_is_blamed_while_it_is_encoded(tiny_model: TinyModel):
@@ -489,15 +488,13 @@ async def test_a_picture_whose_client_left_is_blamed_while_it_is_encoded(tiny_mo
             os.kill(made.status.pid, signal.SIGKILL)
             await wait_until(lambda: not made.status.is_ready)
             await wait_until(lambda: made.status.is_ready, START_SECONDS)
-        assert made._quarantine.is_suspect(shape_of(ask("next", COSTLY)))
+        assert made._quarantine.is_suspect(ask("next", COSTLY).shape)
 
 
 FRONT = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from tests.integration import harness
-from tests.integration.harness import encoded, image_of
-from tests.integration.test_supervisor import LONG, settings_for, supervisor_for
+from tests.integration.test_supervisor import LONG, ask, settings_for, supervisor_for
 from vlm_server.protocol import MESSAGE_HEADER
 
 async def front(moment):
