@@ -34,9 +34,9 @@ from vlm_server.ports import (
     SeqId,
     StepResult,
 )
-from vlm_server.prompt.decoders import Decoders
 from vlm_server.prompt.grammar.grammars import Grammars
 from vlm_server.prompt.grammar.server import GrammarLimits
+from vlm_server.prompt.media.decoders import Decoders
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import (
     Abort,

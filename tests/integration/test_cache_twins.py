@@ -31,8 +31,8 @@ from tests.integration.test_caches import Served, cached_tokens, caches_of
 from tests.tiny_models.pictures import picture
 from vlm_server.cache.caches import EncodedImage
 from vlm_server.ports import EncodeWork, Prepared
-from vlm_server.prompt import processing
-from vlm_server.prompt.decoders import Decoders
+from vlm_server.prompt.media import processing
+from vlm_server.prompt.media.decoders import Decoders
 from vlm_server.protocol import Image, SamplingParams, Submit
 from vlm_server.settings import Image as ImageLimits
 from vlm_server.settings import Video as VideoLimits

@@ -16,8 +16,8 @@ from PIL import Image as PillowImage
 from tests.integration.harness import encoded, image_of
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import InvalidImage
-from vlm_server.prompt import png as png_rows
-from vlm_server.prompt.images import decode_rgb
+from vlm_server.prompt.media import png as png_rows
+from vlm_server.prompt.media.images import decode_rgb
 from vlm_server.protocol import Image
 
 WIDTH, HEIGHT = 48, 32
@@ -96,7 +96,7 @@ def test_grey_and_palette_with_alpha_are_white_where_transparent(mode: str):
 
 def test_pa_as_pillow_gives_it_is_flattened():
     """No format of ours decodes to PA, but a plugin may."""
-    from vlm_server.prompt.images import _flatten
+    from vlm_server.prompt.media.images import _flatten
 
     source = PillowImage.new("RGBA", (2, 1), (0, 255, 0, 0))
     source.putpixel((0, 0), (0, 0, 255, 255))

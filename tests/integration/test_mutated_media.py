@@ -25,7 +25,7 @@ from vlm_server import settings
 from vlm_server.child.cancellation import Cancellation
 from vlm_server.errors import InvalidImage, InvalidRequest, InvalidVideo, PayloadTooLarge
 from vlm_server.media import image_header, video_header
-from vlm_server.prompt.decoders import DecodeBudget, Decoders
+from vlm_server.prompt.media.decoders import DecodeBudget, Decoders
 from vlm_server.protocol import Image, Video
 
 TIMES = int(os.environ.get("VLM_MUTATIONS", "1"))

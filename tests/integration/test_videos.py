@@ -31,7 +31,7 @@ from tests.integration.harness import (
 from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
 from vlm_server.child.cancellation import Cancellation
-from vlm_server.prompt import processing
+from vlm_server.prompt.media import processing
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, SamplingParams, Video
 from vlm_server.runner.model.families import FAMILIES

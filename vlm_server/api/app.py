@@ -9,12 +9,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from vlm_server.api.http import access_log, errors, gate
+from vlm_server.api.http import access_log, errors
+from vlm_server.api.http.access import gate
+from vlm_server.api.http.access.keys import KeyRing
 from vlm_server.api.http.access_log import AnsweredRequests
-from vlm_server.api.http.intake import Intake, start_pool
-from vlm_server.api.http.keys import KeyRing
+from vlm_server.api.http.intake.intake import Intake, start_pool
 from vlm_server.api.http.middleware import Errors, Gate, RequestLog
-from vlm_server.api.http.queue_slots import QueueSlots
+from vlm_server.api.http.queue.queue_slots import QueueSlots
 from vlm_server.api.openai.chat import ChatCompletions
 from vlm_server.api.openai.errors import encode
 from vlm_server.api.operations.health import Health

@@ -6,8 +6,8 @@ import logging
 import sys
 
 from vlm_server import heap
-from vlm_server.api.http.calls import Read, Taken, encode_outcome
-from vlm_server.api.http.intake_job import take_job
+from vlm_server.api.http.intake.calls import Read, Taken, encode_outcome
+from vlm_server.api.http.intake.intake_job import take_job
 from vlm_server.api.openai import intake as openai
 from vlm_server.child.serve import Limits, serve
 from vlm_server.errors import InternalError, RequestError, RequestTooCostly

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from vlm_server.api.http import key_file
+from vlm_server.api.http.access import key_file
 from vlm_server.cli import options
 from vlm_server.cli.client.answer import ChunkReader, error_message
 from vlm_server.cli.client.chat import ChatClient

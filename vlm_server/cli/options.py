@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlm_server import settings
-from vlm_server.api.http import keys
+from vlm_server.api.http.access import keys
 from vlm_server.errors import ConfigError, NotAvailable
 from vlm_server.settings import Settings
 

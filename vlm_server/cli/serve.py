@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from vlm_server import heap
 from vlm_server.api.app import create_app
-from vlm_server.api.http import intake
 from vlm_server.api.http.connection.server import SLOW_READER_SECONDS, HttpServer, http_config
+from vlm_server.api.http.intake import intake
 from vlm_server.api.openai.errors import encode
 from vlm_server.child.pool import ChildFailed
 from vlm_server.cli import options, terminal

@@ -23,7 +23,7 @@ _EASILY_REPEATED = (
     "uvicorn.error",
     "vlm_server.api.http.connection.exchange",
     "vlm_server.api.http.connection.protocol",
-    "vlm_server.api.http.intake",
+    "vlm_server.api.http.intake.intake",
 )
 """Loggers of which any client could get any number of lines."""
 

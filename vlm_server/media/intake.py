@@ -3,7 +3,7 @@
 The bytes of URLs that are not data URLs are given: whoever has the network or the disk read them.
 
 Runs on an intake thread: the base64 and SHA-256 of a large image take tens of milliseconds, which
-would block the event loop. Pixels are decoded in the engine (`prompt.images`).
+would block the event loop. Pixels are decoded in the engine (`prompt.media.images`).
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ from vlm_server.errors import ContextLengthExceeded, InternalError
 from vlm_server.host_model import HostModel
 from vlm_server.ports import Grammar, MediaInputs, Prepared, PreparedPrompt
 from vlm_server.prompt.atomic_prefill import atomic_prefill_tokens
-from vlm_server.prompt.decoders import DecodeBudget, Decoders
 from vlm_server.prompt.grammar.grammars import Grammars
-from vlm_server.prompt.media import MediaItem, MediaProcessor
+from vlm_server.prompt.media.decoders import DecodeBudget, Decoders
+from vlm_server.prompt.media.processor import MediaItem, MediaProcessor
 from vlm_server.prompt.positions import prompt_positions
 from vlm_server.prompt.snapshot_points import SnapshotPoints
 from vlm_server.prompt.tokenizer import Placeholder, PromptTokenizer

@@ -8,8 +8,8 @@ import contextlib
 from starlette.datastructures import Headers
 from starlette.types import Receive
 
-from vlm_server.api.http.arriving import Arrival, ArrivingBodies
 from vlm_server.api.http.disconnect import ClientGone
+from vlm_server.api.http.queue.arriving import Arrival, ArrivingBodies
 from vlm_server.errors import (
     PayloadTooLarge,
     QueueFull,

@@ -9,13 +9,14 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vlm_server.api.http import access_log, cache_salt, client_id, errors, gate, keys
+from vlm_server.api.http import access_log, errors
+from vlm_server.api.http.access import cache_salt, client_id, gate, keys
+from vlm_server.api.http.access.key_slots import KeySlots
+from vlm_server.api.http.access.keys import ApiKey, KeyRing
 from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.disconnect import ClientGone
 from vlm_server.api.http.errors import EncodeError
-from vlm_server.api.http.key_slots import KeySlots
-from vlm_server.api.http.keys import ApiKey, KeyRing
-from vlm_server.api.http.queue_slots import QueueSlots
+from vlm_server.api.http.queue.queue_slots import QueueSlots
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.settings import Cache, Server
 from vlm_server.supervisor.client import EngineClient

@@ -10,16 +10,17 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from vlm_server.api.http import access_log, body, cache_salt, client_id, sse
+from vlm_server.api.http import access_log, body, sse
+from vlm_server.api.http.access import cache_salt, client_id
 from vlm_server.api.http.access_log import Entry
 from vlm_server.api.http.answer import Answer, answer, as_request_error, whole
-from vlm_server.api.http.arriving import ArrivingBodies
-from vlm_server.api.http.calls import Call, Context
-from vlm_server.api.http.deadlines import RequestClock
 from vlm_server.api.http.disconnect import until_disconnect
-from vlm_server.api.http.intake import Intake
-from vlm_server.api.http.media_urls import MediaUrls
-from vlm_server.api.http.queue_slots import QueueSlot, QueueSlots
+from vlm_server.api.http.intake.calls import Call, Context
+from vlm_server.api.http.intake.intake import Intake
+from vlm_server.api.http.queue.arriving import ArrivingBodies
+from vlm_server.api.http.queue.deadlines import RequestClock
+from vlm_server.api.http.queue.queue_slots import QueueSlot, QueueSlots
+from vlm_server.api.http.urls.media_urls import MediaUrls
 from vlm_server.api.openai import errors
 from vlm_server.api.openai.intake import DIALECT, read_text
 from vlm_server.api.openai.render import Renderer

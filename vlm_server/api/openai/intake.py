@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from vlm_server.api.http import json_body
-from vlm_server.api.http.calls import Body, Context, Taken
+from vlm_server.api.http.intake import json_body
+from vlm_server.api.http.intake.calls import Body, Context, Taken
 from vlm_server.api.openai import schema
 from vlm_server.api.openai.sampling import read_sampling
 from vlm_server.api.openai.schema import (

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from vlm_server.api.http import json_body
+from vlm_server.api.http.intake import json_body
 from vlm_server.errors import InvalidRequest
 from vlm_server.settings import Limits
 

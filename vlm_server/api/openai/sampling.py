@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from vlm_server.api.http import json_body
+from vlm_server.api.http.intake import json_body
 from vlm_server.api.openai.response_format import read_schema
 from vlm_server.api.openai.schema import ChatRequest
 from vlm_server.errors import InvalidRequest

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 from msgspec.json import Decoder
 
-from vlm_server.api.http import json_body
+from vlm_server.api.http.intake import json_body
 from vlm_server.api.openai.response_format import ResponseFormat
 from vlm_server.errors import UnsupportedField
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vlm_server.api.http.access_log import AnsweredRequests
-from vlm_server.api.http.queue_slots import QueueSlots
+from vlm_server.api.http.queue.queue_slots import QueueSlots
 from vlm_server.protocol import CacheStats, MemoryStats, Stats
 from vlm_server.supervisor.client import EngineClient, EngineStatus
 

@@ -10,7 +10,7 @@ from PIL import ExifTags
 from PIL import Image as PillowImage
 
 from vlm_server.errors import InvalidImage
-from vlm_server.prompt.png import has_all_rows
+from vlm_server.prompt.media.png import has_all_rows
 from vlm_server.protocol import Image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from vlm_server.api.http import json_body
+from vlm_server.api.http.intake import json_body
 from vlm_server.errors import InvalidRequest, RequestError
 
 MEBIBYTE = 1 << 20

@@ -19,8 +19,8 @@ from vlm_server import settings
 from vlm_server.child import launch
 from vlm_server.child.cancellation import Cancellation, Cancelled
 from vlm_server.errors import DecodeBudgetExceeded, InvalidImage
-from vlm_server.prompt.decoders import DecodeBudget, Decoders
-from vlm_server.prompt.images import decode_rgb
+from vlm_server.prompt.media.decoders import DecodeBudget, Decoders
+from vlm_server.prompt.media.images import decode_rgb
 from vlm_server.protocol import Image
 
 PARAM = "messages[0].content[1]"
@@ -179,7 +179,7 @@ def test_a_picture_whose_process_was_killed_by_others_is_decoded_by_another_one(
 def test_the_process_needs_pillow_alone():
     """It starts fast, and takes little memory."""
     program = (
-        "import vlm_server.prompt.image_process, sys\n"
+        "import vlm_server.prompt.media.image_process, sys\n"
         "print([name for name in ('numpy', 'mlx', 'av', 'asyncio') if name in sys.modules])"
     )
     ended = subprocess.run(

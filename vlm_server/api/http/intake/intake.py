@@ -17,9 +17,9 @@ from functools import partial
 import anyio
 import anyio.to_thread
 
-from vlm_server.api.http import json_body
-from vlm_server.api.http.calls import Call, Context, ReadText, call_of, decode_outcome
-from vlm_server.api.http.intake_job import Job, with_body
+from vlm_server.api.http.intake import json_body
+from vlm_server.api.http.intake.calls import Call, Context, ReadText, call_of, decode_outcome
+from vlm_server.api.http.intake.intake_job import Job, with_body
 from vlm_server.child.cancellation import Cancellation
 from vlm_server.child.messages import Parts
 from vlm_server.child.pool import ChildFailed, ChildNotStarted, ChildPool, ChildTimeout

@@ -18,7 +18,7 @@ from urllib.parse import urljoin
 
 import httpx
 
-from vlm_server.api.http import public_address
+from vlm_server.api.http.urls import public_address
 
 MAX_REDIRECTS = 3
 MAX_URL_CHARS = 4096

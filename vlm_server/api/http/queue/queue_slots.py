@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from vlm_server import machine
-from vlm_server.api.http.fair_share import FairShare
-from vlm_server.api.http.service_rate import MIN_SECONDS, ServiceRate
+from vlm_server.api.http.queue.fair_share import FairShare
+from vlm_server.api.http.queue.service_rate import MIN_SECONDS, ServiceRate
 from vlm_server.errors import QueueFull
 from vlm_server.settings import Limits
 

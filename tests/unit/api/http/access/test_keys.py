@@ -13,8 +13,8 @@ import pytest
 from tests.unit.api.conftest import Connect
 from tests.unit.api.requests import ROUTE, chat
 from tests.unit.api.scripted_engine import HELLO, ScriptedEngine
-from vlm_server.api.http import keys
-from vlm_server.api.http.keys import CHECK_SECONDS, KeyRing
+from vlm_server.api.http.access import keys
+from vlm_server.api.http.access.keys import CHECK_SECONDS, KeyRing
 from vlm_server.errors import ConfigError
 from vlm_server.settings import Server, Settings
 

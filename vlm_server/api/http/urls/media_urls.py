@@ -17,7 +17,7 @@ from vlm_server.settings import MIB, Limits, Urls
 
 NUM_READERS = 4
 """Requests whose URLs are read at the same time; others wait."""
-_CHILD = "vlm_server.api.http.media_url_child"
+_CHILD = "vlm_server.api.http.urls.media_url_child"
 _GRACE_SECONDS = 5.0
 """For the process to start, and between its giving up and being killed."""
 _CODE_BYTES = 1024 * MIB

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from vlm_server.api.http.keys import ApiKey
+from vlm_server.api.http.access.keys import ApiKey
 from vlm_server.errors import KeyLimitReached
 
 

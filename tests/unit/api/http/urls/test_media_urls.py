@@ -11,12 +11,12 @@ import httpx
 import pytest
 
 from tests.unit.api.conftest import Connect
-from tests.unit.api.http.test_fetch import NAMES
-from tests.unit.api.http.tls_server import Serve, TlsServer, page, tls_server
+from tests.unit.api.http.urls.test_fetch import NAMES
+from tests.unit.api.http.urls.tls_server import Serve, TlsServer, page, tls_server
 from tests.unit.api.requests import PNG_URL, ROUTE, chat, picture, text, user
 from tests.unit.api.scripted_engine import ScriptedEngine
 from tests.unit.media.pictures import encoded
-from vlm_server.api.http.media_urls import MediaUrls
+from vlm_server.api.http.urls.media_urls import MediaUrls
 from vlm_server.errors import InvalidImage, InvalidVideo, PayloadTooLarge, RequestError
 from vlm_server.media.external import ExternalUrl
 from vlm_server.settings import Limits, Settings, Urls
@@ -160,7 +160,11 @@ async def server(tmp_path: Path) -> AsyncIterator[TlsServer]:
 
 def media_urls(server: TlsServer, seconds: float = 10.0, limits: Limits | None = None) -> MediaUrls:
     urls = Urls(https_hosts=("*",), timeout_seconds=seconds)
-    child = ("tests.unit.api.http.near_media_url_child", str(server.port), str(server.certificate))
+    child = (
+        "tests.unit.api.http.urls.near_media_url_child",
+        str(server.port),
+        str(server.certificate),
+    )
     return MediaUrls(urls, limits or Limits(), *child)
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from starlette.types import Scope
 
-from vlm_server.api.http import cache_salt
-from vlm_server.api.http.key_file import KeyEntry, WatchedKeyFile
+from vlm_server.api.http.access import cache_salt
+from vlm_server.api.http.access.key_file import KeyEntry, WatchedKeyFile
 from vlm_server.settings import Server
 
 CHECK_SECONDS = 1.0

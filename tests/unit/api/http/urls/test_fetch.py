@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.api.http.tls_server import TlsServer, page, redirect, tls_server
-from vlm_server.api.http import public_address
-from vlm_server.api.http.fetch import Fetcher, FetchError, TooLarge
+from tests.unit.api.http.urls.tls_server import TlsServer, page, redirect, tls_server
+from vlm_server.api.http.urls import public_address
+from vlm_server.api.http.urls.fetch import Fetcher, FetchError, TooLarge
 
 PICTURE = bytes(range(256)) * 40
 LIMIT = 20_000

@@ -19,8 +19,8 @@ from PIL import Image as PillowImage
 from vlm_server.cache.caches import Caches
 from vlm_server.child.cancellation import Cancellation
 from vlm_server.host_model import HostModel
-from vlm_server.prompt.decoders import DecodeBudget, Decoders
-from vlm_server.prompt.processing import (
+from vlm_server.prompt.media.decoders import DecodeBudget, Decoders
+from vlm_server.prompt.media.processing import (
     Inputs,
     Processed,
     TokenLayout,

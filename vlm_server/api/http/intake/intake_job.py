@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from vlm_server.api.http.calls import Context
+from vlm_server.api.http.intake.calls import Context
 from vlm_server.child.messages import Parts
 
 _LENGTH_BYTES = 4

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.api.http.key_file import MAX_FILE_BYTES, KeyEntry, WatchedKeyFile, read
+from vlm_server.api.http.access.key_file import MAX_FILE_BYTES, KeyEntry, WatchedKeyFile, read
 from vlm_server.errors import ConfigError
 
 SECRET = "swordfish-and-chips"

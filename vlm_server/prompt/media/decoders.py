@@ -12,7 +12,7 @@ from PIL import Image as PillowImage
 from vlm_server.child.cancellation import Cancellation
 from vlm_server.child.pool import ChildFailed, ChildPool, ChildTimeout
 from vlm_server.errors import DecodeBudgetExceeded, InvalidImage
-from vlm_server.prompt.image_messages import Refused, pack_job, unpack
+from vlm_server.prompt.media.image_messages import Refused, pack_job, unpack
 from vlm_server.protocol import Image, Video
 from vlm_server.settings import Image as ImageLimits
 from vlm_server.settings import Video as VideoLimits
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 PillowImage.core.set_blocks_max(1)  # type: ignore[attr-defined]  # Pillow's, but not typed
 """Pillow keeps one block, of 16 MB at most, for the next image: mapping one anew takes 3 ms."""
 
-_IMAGE_MODULE = "vlm_server.prompt.image_process"
+_IMAGE_MODULE = "vlm_server.prompt.media.image_process"
 _WHOLE_PIXELS = 100_000_000
 """So many pixels may take all of `image.decode_seconds`, and fewer their share of it."""
 _LEAST_SHARE = 0.05

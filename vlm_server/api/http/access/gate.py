@@ -13,8 +13,8 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vlm_server.api.http import keys
-from vlm_server.api.http.keys import ApiKey, KeyRing
+from vlm_server.api.http.access import keys
+from vlm_server.api.http.access.keys import ApiKey, KeyRing
 from vlm_server.errors import Forbidden, Unauthorized
 from vlm_server.settings import Server, is_loopback
 

@@ -1,4 +1,4 @@
-"""The process that decodes images: `python -m vlm_server.prompt.image_process BYTES SECONDS`.
+"""The process that decodes images: `python -m vlm_server.prompt.media.image_process BYTES SECONDS`.
 
 Its arguments are its limits: bytes of address space, and seconds of CPU time for an image. It
 decodes one image after the other, and ends when it has held much memory. Needs Pillow alone.
@@ -14,8 +14,8 @@ from vlm_server import heap
 from vlm_server.child.messages import Parts
 from vlm_server.child.serve import Limits, serve
 from vlm_server.errors import InvalidImage
-from vlm_server.prompt.image_messages import pack, pack_refusal, unpack_job
-from vlm_server.prompt.images import decode_rgb
+from vlm_server.prompt.media.image_messages import pack, pack_refusal, unpack_job
+from vlm_server.prompt.media.images import decode_rgb
 
 _RETIRE_BYTES = 256 << 20
 

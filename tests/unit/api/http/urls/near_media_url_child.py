@@ -7,9 +7,9 @@ import ssl
 import sys
 from pathlib import Path
 
-from tests.unit.api.http.test_fetch import Resolver, is_ours
-from vlm_server.api.http.fetch import Fetcher
-from vlm_server.api.http.media_url_child import main
+from tests.unit.api.http.urls.test_fetch import Resolver, is_ours
+from vlm_server.api.http.urls.fetch import Fetcher
+from vlm_server.api.http.urls.media_url_child import main
 
 if __name__ == "__main__":
     memory_bytes, port, certificate = sys.argv[1:]

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from vlm_server.api.http import fetch
-from vlm_server.api.http.fetch import Fetcher, FetchError
+from vlm_server.api.http.urls import fetch
+from vlm_server.api.http.urls.fetch import Fetcher, FetchError
 from vlm_server.child.serve import Limits, serve
 from vlm_server.errors import PayloadTooLarge, RequestError
 from vlm_server.media import file_url

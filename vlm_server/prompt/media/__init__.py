@@ -1,0 +1,1 @@
+"""Images and videos of a request: decoded in processes that can be killed, and processed."""
