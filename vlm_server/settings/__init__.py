@@ -1,0 +1,36 @@
+"""All settings, in one typed tree, and how they are read.
+
+A setting is one field with its name, type, bounds, default and description. Settings are read
+from a TOML file (`configs/default.toml` lists all of them) and from `section.key=value`
+overrides. Unknown names are errors.
+"""
+
+from __future__ import annotations
+
+from vlm_server.settings.bounds import MAX_FLOAT, MAX_INT, MIB, MIN_KEY_CHARS
+from vlm_server.settings.engine import Cache, Engine, Image, Memory, Model, Scheduler, Video
+from vlm_server.settings.front import Deadlines, Limits, Server, Urls
+from vlm_server.settings.tree import Log, Settings, fault_of_key, is_loopback, load
+
+__all__ = [
+    "MAX_FLOAT",
+    "MAX_INT",
+    "MIB",
+    "MIN_KEY_CHARS",
+    "Cache",
+    "Deadlines",
+    "Engine",
+    "Image",
+    "Limits",
+    "Log",
+    "Memory",
+    "Model",
+    "Scheduler",
+    "Server",
+    "Settings",
+    "Urls",
+    "Video",
+    "fault_of_key",
+    "is_loopback",
+    "load",
+]

@@ -1,0 +1,160 @@
+"""The tree of all settings, and how it is read and checked."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from vlm_server.errors import ConfigError, NotAvailable
+from vlm_server.settings.bounds import MAX_FLOAT, MAX_INT, MIN_KEY_CHARS
+from vlm_server.settings.engine import Cache, Engine, Image, Memory, Model, Scheduler, Video
+from vlm_server.settings.front import Deadlines, Limits, Server, Urls
+
+_HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.IGNORECASE)
+
+
+class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="Minimum severity of logged messages."),
+    ] = "info"
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All settings of the daemon; immutable."""
+
+    server: Server = Server()
+    model: Model = Model()
+    limits: Limits = Limits()
+    urls: Urls = Urls()
+    image: Image = Image()
+    deadlines: Deadlines = Deadlines()
+    video: Video = Video()
+    scheduler: Scheduler = Scheduler()
+    cache: Cache = Cache()
+    engine: Engine = Engine()
+    memory: Memory = Memory()
+    log: Log = Log()
+
+
+def load(path: Path | None = None, overrides: tuple[str, ...] = ()) -> Settings:
+    """Settings from the defaults, then the TOML file at `path`, then `section.key=value` lines.
+
+    Raises ConfigError, naming the setting, if one is unknown, of the wrong type or out of
+    bounds, if the address is not loopback and there is no API key, or if a path that has to be
+    absolute is relative; NotAvailable if there is no such file. `model.path` in a file starts at
+    its folder.
+    """
+    table: dict[str, Any] = _read_toml(path) if path else {}
+    for override in overrides:
+        _apply_override(table, override)
+    try:
+        settings = msgspec.convert(table, Settings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error).replace("`$.", "`")) from None
+    _check_numbers(settings)
+    _check_exposure(settings.server)
+    _check_keys(settings.server)
+    _check_urls(settings.urls)
+    _check_absolute("cache.disk_path", settings.cache.disk_path)
+    return settings
+
+
+def fault_of_key(key: str) -> str | None:
+    """Why `key` can't be an API key, as the end of a sentence about it; None if it can."""
+    if not key.isprintable() or any(character.isspace() for character in key):
+        return "has a blank or a control character"
+    if len(key) < MIN_KEY_CHARS:
+        return f"has fewer than {MIN_KEY_CHARS} characters"
+    return None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` can only be reached from this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        is_gone = isinstance(error, FileNotFoundError)
+        kind = NotAvailable if is_gone else ConfigError
+        raise kind(f"can't read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    _resolve_model_path(table, path.absolute().parent)
+    return table
+
+
+def _resolve_model_path(table: dict[str, Any], folder: Path) -> None:
+    model = table.get("model")
+    if isinstance(model, dict) and isinstance(model.get("path"), str) and model["path"]:
+        model["path"] = str(folder / Path(model["path"]).expanduser())
+
+
+def _apply_override(table: dict[str, Any], override: str) -> None:
+    name, equals, text = override.partition("=")
+    section, dot, key = name.strip().partition(".")
+    if not (equals and dot and section and key):
+        raise ConfigError(f"expected section.key=value, not {override!r}")
+    inner = table.setdefault(section, {})
+    if not isinstance(inner, dict):
+        raise ConfigError(f"{section!r} is not a section")
+    try:
+        inner[key] = tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        inner[key] = text.strip()  # a bare word or path counts as a string
+
+
+def _check_numbers(settings: Settings) -> None:
+    """No number may be NaN or infinite, nor so large that clocks or messages can't hold it."""
+    for section in msgspec.structs.fields(settings):
+        for name, value in msgspec.structs.asdict(getattr(settings, section.name)).items():
+            limit = MAX_FLOAT if isinstance(value, float) else MAX_INT
+            if isinstance(value, int | float) and not value <= limit:
+                raise ConfigError(f"`{section.name}.{name}` must be a number of at most {limit:g}")
+
+
+def _check_absolute(name: str, path: str) -> None:
+    if path and not Path(path).expanduser().is_absolute():
+        raise ConfigError(f"{name} {path!r} is not absolute")
+
+
+def _check_urls(urls: Urls) -> None:
+    for host in urls.https_hosts:
+        if not _HOST_PATTERN.fullmatch(host):
+            raise ConfigError(
+                f"urls.https_hosts: {host!r} is not a host, `*` or `*.` and a host's last part"
+            )
+    for root in urls.file_roots:
+        if not root:
+            raise ConfigError("urls.file_roots: a path is empty")
+        _check_absolute("urls.file_roots", root)
+
+
+def _check_exposure(server: Server) -> None:
+    if not is_loopback(server.host) and not server.needs_key:
+        raise ConfigError(
+            f"server.host {server.host!r} can be reached from other machines: "
+            "set server.api_key_file or server.api_keys, or listen on 127.0.0.1"
+        )
+
+
+def _check_keys(server: Server) -> None:
+    """The messages do not show the keys."""
+    for i, key in enumerate(server.api_keys):
+        if fault := fault_of_key(key):
+            raise ConfigError(f"server.api_keys[{i}] {fault}")
+    _check_absolute("server.api_key_file", server.api_key_file)
