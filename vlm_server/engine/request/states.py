@@ -34,8 +34,16 @@ class State(Enum):
         """Whether it may hold device memory."""
         return self in _ADMITTED
 
+    @property
+    def waits_for_first_token(self) -> bool:
+        """Whether work on it brings its first token; waiting for memory is not work."""
+        return self in _BEFORE_FIRST_TOKEN
+
 
 _ADMITTED = frozenset({State.LOADING, State.ENCODING, State.PREFILL, State.DECODE})
+_BEFORE_FIRST_TOKEN = frozenset(
+    {State.WAITING, State.PREPARING, State.LOADING, State.ENCODING, State.PREFILL}
+)
 _ENDS_EARLY = frozenset({State.FINISHED_ABORTED, State.FINISHED_FAILED})
 
 TRANSITIONS: dict[State, frozenset[State]] = {

@@ -16,21 +16,22 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from vlm_server.cache.caches import Caches, EncodedImage
 from vlm_server.cache.disk_load import Loaded
-from vlm_server.child.cancellation import Cancellation
 from vlm_server.engine.memory.admission import Admission, Admit, Refuse, Wait
 from vlm_server.engine.request.detokenizer import Decoder
+from vlm_server.engine.request.logprobs import logprobs
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import LIVE, State
 from vlm_server.engine.scheduling.arbiter import EncoderPrefillArbiter
 from vlm_server.engine.scheduling.chunk_sizer import ChunkSizer
+from vlm_server.engine.scheduling.disk_queue import DiskQueue
 from vlm_server.engine.scheduling.limits import SchedulerConfig
 from vlm_server.engine.scheduling.preparer_queue import PreparerQueue
-from vlm_server.engine.scheduling.turns import Turns
+from vlm_server.engine.scheduling.requests import Requests
+from vlm_server.engine.scheduling.stats import SchedulerStats
 from vlm_server.errors import (
     ContextLengthExceeded,
     EngineUnavailable,
@@ -51,32 +52,13 @@ from vlm_server.ports import (
 )
 from vlm_server.protocol import (
     Accepted,
-    CacheStats,
     Delta,
     Event,
     Failed,
     Finished,
     Submit,
-    TokenLogprob,
     Tokens,
-    TokenText,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerStats:
-    """What `/v1/status` and `/metrics` show of the scheduler.
-
-    requests: how many there are in each live state. num_tracked: everything that is remembered of
-    any request; 0 when idle. The other counts are since the last `reset_stats`.
-    """
-
-    requests: dict[str, int]
-    num_tracked: int
-    num_generated_tokens: int
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    caches: tuple[CacheStats, ...]
 
 
 class Scheduler:
@@ -107,13 +89,10 @@ class Scheduler:
         self._caches = caches
         self._admission = admission
         self._chunk_sizer = ChunkSizer(config.max_step_seconds, config.prefill_chunk_tokens)
-        self._requests: dict[str, Request] = {}
-        """By their turns; a client's in the order in which they came."""
-        self._turns = Turns()
+        self._requests = Requests()
         self._arbiter = EncoderPrefillArbiter(self._requests, config.max_num_seqs)
         self._preparer_queue = PreparerQueue(config.max_preparing, max_ready=config.max_num_seqs)
-        self._loading: LoadWork | None = None
-        """What the disk reader has; its request may have ended."""
+        self._disk_queue = DiskQueue()
         self._finished_seqs: list[SeqId] = []
         """Sequences that have ended since the last plan, and that the runner still holds."""
         self._is_draining = False
@@ -131,7 +110,7 @@ class Scheduler:
         sampling = self._config.with_defaults(submit.sampling)
         request = Request(submit, sampling, self._decoder, self._clock())
         request.num_pixels = self._pixels_to_decode(submit)
-        self._line_up(request)
+        self._requests.line_up(request)
         return [Accepted(submit.request_id)]
 
     def abort(self, request_id: str) -> list[Event]:
@@ -166,7 +145,7 @@ class Scheduler:
 
     def loaded(self, request_id: str, loaded: Loaded) -> None:
         """What the disk had of a request was read; it may have been aborted meanwhile."""
-        self._loading = None
+        self._disk_queue.end()
         request = self._requests.get(request_id)
         if request is None:
             loaded.release()
@@ -207,7 +186,7 @@ class Scheduler:
         load = self._start_load()
         encode = self._start_encode(beside=None)
         # Listed before the chunk: a prompt that ends with it decodes from the next step on.
-        decode = tuple(seq for r in self._in_state(State.DECODE) for seq in r.seqs)
+        decode = tuple(seq for r in self._requests.in_state(State.DECODE) for seq in r.seqs)
         request = self._arbiter.next_to_prefill()
         new: tuple[NewRequest, ...] = ()
         prefill = encode_next = None
@@ -230,7 +209,7 @@ class Scheduler:
             refused=refused,
             has_requests=bool(requests),
             waits_for_memory=any(r.state is State.WAITING_FOR_MEMORY for r in requests),
-            waits_for_first_token=any(r.state in _BEFORE_FIRST_TOKEN for r in requests),
+            waits_for_first_token=any(r.state.waits_for_first_token for r in requests),
             is_drained=self._is_draining and not (requests or finished_seqs),
             is_idle=not (self._num_tracked or finished_seqs),
         )
@@ -265,7 +244,7 @@ class Scheduler:
 
     def read(self) -> SchedulerStats:
         return SchedulerStats(
-            requests={s.value: sum(1 for _ in self._in_state(s)) for s in LIVE},
+            requests={s.value: sum(1 for _ in self._requests.in_state(s)) for s in LIVE},
             num_tracked=self._num_tracked + len(self._finished_seqs),
             num_generated_tokens=self._num_generated_tokens,
             num_prompt_tokens=self._num_prompt_tokens,
@@ -294,18 +273,18 @@ class Scheduler:
         Returns those that could not even run alone: they fail in `update`. What has ended must have
         given its device memory back (`is_settled`) before a request is refused.
         """
-        self._admission.make_room_for_reserved(self._admitted())
+        self._admission.make_room_for_reserved(self._requests.admitted)
         encoding = self._arbiter.encoding
-        under_way = [work for work in (encoding, self._loading) if work]
+        under_way = [work for work in (encoding, self._disk_queue.loading) if work]
         is_settled = not self._finished_seqs and all(
             work.request_id in self._requests for work in under_way
         )
         refused = dict[str, RequestError]()
-        for request in list(self._in_state(State.WAITING_FOR_MEMORY)):
+        for request in list(self._requests.in_state(State.WAITING_FOR_MEMORY)):
             if not self._admission.may_load(request):
                 request.prepare_again()
                 continue
-            match self._admission.decide(request, self._admitted(), is_settled=is_settled):
+            match self._admission.decide(request, self._requests.admitted, is_settled=is_settled):
                 case Admit(transient_bytes):
                     request.admit(transient_bytes)
                 case Refuse(error):
@@ -315,13 +294,10 @@ class Scheduler:
         return refused
 
     def _start_load(self) -> LoadWork | None:
-        """What to read from disk: of one request at a time, the oldest first."""
-        request = next(self._in_state(State.LOADING), None)
-        if self._loading is not None or request is None or request.load is None:
-            return None
-        self._loading = LoadWork(request.request_id, request.load, Cancellation())
-        request.leave_queue()
-        return self._loading
+        work = self._disk_queue.start(self._requests.in_state(State.LOADING))
+        if work is not None:
+            self._requests[work.request_id].leave_queue()
+        return work
 
     def _start_encode(self, beside: Request | None) -> EncodeWork | None:
         """What the encoder should start, beside the last chunk of `beside` if there is one."""
@@ -330,7 +306,9 @@ class Scheduler:
             work = request.next_encode() if request.state is State.ENCODING else None
             if work is None:
                 continue
-            if beside and not self._admission.fit_together((request, beside), self._admitted()):
+            if beside and not self._admission.fit_together(
+                (request, beside), self._requests.admitted
+            ):
                 return None
             self._arbiter.start_encode(work)
             request.leave_queue()
@@ -385,16 +363,8 @@ class Scheduler:
         reason = request.choices[seq.choice].finish_reason
         if reason is not None:
             self._finished_seqs.append(seq)
-        return Delta(seq.request_id, text, self._logprobs(token_id, score), seq.choice, reason)
-
-    def _logprobs(self, token_id: int, score: TokenScore | None) -> tuple[TokenLogprob, ...]:
-        if score is None:
-            return ()
-        token = self._token_text(token_id, score.logprob)
-        return (TokenLogprob(token, tuple(self._token_text(*top) for top in score.top)),)
-
-    def _token_text(self, token_id: int, logprob: float) -> TokenText:
-        return TokenText(self._decoder.decode([token_id], skip_special_tokens=False), logprob)
+        scores = logprobs(self._decoder, token_id, score)
+        return Delta(seq.request_id, text, scores, seq.choice, reason)
 
     @staticmethod
     def _may_retry(request: Request, error: RequestError) -> bool:
@@ -405,24 +375,10 @@ class Scheduler:
 
     # ---- requests ------------------------------------------------------------------
 
-    def _line_up(self, request: Request) -> None:
-        """Track `request`, before those whose turn comes later."""
-        request.turn = self._turns.take(request.client, request.sampling.n, self._requests.values())
-        later = [one for one in self._requests.values() if one.turn > request.turn]
-        self._requests[request.request_id] = request
-        for one in later:  # to the end, in their order
-            self._requests[one.request_id] = self._requests.pop(one.request_id)
-
-    def _in_state(self, state: State) -> Iterator[Request]:
-        return (request for request in self._requests.values() if request.state is state)
-
-    def _admitted(self) -> list[Request]:
-        return [request for request in self._requests.values() if request.state.is_admitted]
-
     @property
     def _num_tracked(self) -> int:
         """Requests that are live, being prepared, read from disk or encoded."""
-        works = (self._arbiter.encoding, self._loading)
+        works = (self._arbiter.encoding, self._disk_queue.loading)
         under_way = {work.request_id for work in works if work}
         return len(self._requests.keys() | self._preparer_queue.request_ids | under_way)
 
@@ -434,17 +390,10 @@ class Scheduler:
     def _forget(self, request: Request) -> None:
         del self._requests[request.request_id]
         self._preparer_queue.cancel(request.request_id)
-        if self._loading and self._loading.request_id == request.request_id:
-            self._loading.cancellation.cancel()
+        self._disk_queue.cancel(request.request_id)
         request.release_holds()
         if request.is_known_to_runner:
             self._finished_seqs += request.seqs  # even if only its prompt was begun
-
-
-_BEFORE_FIRST_TOKEN = frozenset(
-    {State.WAITING, State.PREPARING, State.LOADING, State.ENCODING, State.PREFILL}
-)
-"""Of `waits_for_first_token`; a request that waits for memory has a flag of its own."""
 
 
 def _failed(request_id: str, error: RequestError) -> Failed:

@@ -1,0 +1,23 @@
+"""What is shown of the scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vlm_server.protocol import CacheStats
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """What `/v1/status` and `/metrics` show of the scheduler.
+
+    requests: how many there are in each live state. num_tracked: everything that is remembered of
+    any request; 0 when idle. The other counts are since the last `reset_stats`.
+    """
+
+    requests: dict[str, int]
+    num_tracked: int
+    num_generated_tokens: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    caches: tuple[CacheStats, ...]
