@@ -276,13 +276,15 @@ class DiskStore:
 
     def _evict(self, size_bytes: int, keep: Collection[Path] = ()) -> dict[Path, int]:
         """With the lock: count files no more until `size_bytes` fit. Returns those to delete."""
-        leaving: dict[Path, int] = {}
-        for path in [path for path in self._sizes if path not in keep]:
-            if self._size_bytes + size_bytes <= self._limit_bytes:
+        victims, excess = list[Path](), self._size_bytes + size_bytes - self._limit_bytes
+        for path, file_bytes in self._sizes.items():
+            if excess <= 0:
                 break
-            leaving[path] = self._forget(path)
-            self._evictions += 1
-        return leaving
+            if path not in keep:
+                victims.append(path)
+                excess -= file_bytes
+        self._evictions += len(victims)
+        return {path: self._forget(path) for path in victims}
 
     def _forget(self, path: Path) -> int:
         """With the lock: count a file no more, which then is to be deleted. Returns its size."""

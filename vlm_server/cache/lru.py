@@ -139,12 +139,16 @@ class LruCache(Generic[V]):
             assert self._size_bytes <= self._limit_bytes
 
     def _make_room(self, size_bytes: int) -> None:
-        free = [key for key, entry in self._entries.items() if not entry.pins]
-        for key in free:
-            if self._size_bytes + size_bytes <= self._limit_bytes:
-                return
+        victims, excess = list[str](), self._size_bytes + size_bytes - self._limit_bytes
+        for key, entry in self._entries.items():
+            if excess <= 0:
+                break
+            if not entry.pins:
+                victims.append(key)
+                excess -= entry.size_bytes
+        for key in victims:
             self._size_bytes -= self._entries.pop(key).size_bytes
-            self._evictions += 1
+        self._evictions += len(victims)
 
     def _lease(self, key: str, entry: _Entry[V]) -> Lease[V]:
         self._entries.move_to_end(key)

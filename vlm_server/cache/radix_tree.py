@@ -195,12 +195,16 @@ class RadixTree(Generic[T, S]):
 
     def evict(self, num_bytes: int) -> int:
         """Evict at least so much of what is not pinned, if there is so much; returns the bytes."""
-        before = self.size_bytes
-        for node in [node for node in self._nodes if not node.pins]:
-            if before - self.size_bytes >= num_bytes:
+        victims, freed = list[Node[T, S]](), 0
+        for node in self._nodes:  # a fraction of them: this runs for each prompt that is stored
+            if freed >= num_bytes:
                 break
+            if not node.pins:
+                victims.append(node)
+                freed += node.size_bytes
+        for node in victims:
             self._remove(node)
-        return before - self.size_bytes
+        return freed
 
     def _remove(self, node: Node[T, S]) -> None:
         assert not node.children
