@@ -56,6 +56,33 @@ class ProcessedMedia:
     inputs: Mapping[str, NDArray[Any]]
 
 
+ParseCalls = Callable[[str, Sequence[Mapping[str, Any]]], Sequence[tuple[str, str]]]
+"""(text between the marks, tools as chat templates have them) to each call's name and arguments.
+
+The arguments are the JSON of an object. Raises ValueError for what is no call."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How a model writes tool calls: what stands before and after one, or a list of them.
+
+    `end` is empty if they go on to the end of the line, or of the answer.
+    """
+
+    name: str
+    start: str
+    end: str
+    parse: ParseCalls
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """What stands before and after a model's thought, such as `<think>` and `</think>`."""
+
+    start: str
+    end: str
+
+
 @dataclass(frozen=True, slots=True)
 class HostModel:
     """What preparing prompts needs of a loaded model. Holds no device array.
@@ -70,7 +97,8 @@ class HostModel:
     messages. write_prompt: (messages, add_generation_prompt) to text, where there is no template.
     process_image: (RGB image, placeholder), process_video: ((frames, height, width, 3) uint8,
     seconds of each frame, placeholder). Neither is thread-safe. Both raise whatever the
-    processor does.
+    processor does. tool_format and reasoning_format: None for models that call no tools, or whose
+    thoughts have no marks.
     """
 
     tokenizer: Any
@@ -90,6 +118,8 @@ class HostModel:
     process_video: Callable[[NDArray[np.uint8], Sequence[float], str], ProcessedMedia]
     mrope: MRope | AskPositions | None
     chunk_policy: ChunkPolicy
+    tool_format: ToolFormat | None = None
+    reasoning_format: ReasoningFormat | None = None
 
     @property
     def media_token_ids(self) -> tuple[int, ...]:

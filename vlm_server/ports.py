@@ -69,6 +69,22 @@ class Grammar(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerFormat:
+    """What the text of an answer is made of.
+
+    tools: those that may be called, as chat templates have them; none of them are looked for if
+    there are none. is_forced: the answer, after a thought perhaps, is nothing but the JSON of a list
+    `[{"name": ..., "arguments": {...}}, ...]` that a grammar ensures. parallel: whether there may be
+    more than one call. starts_in_thought: whether the prompt ends inside a thought.
+    """
+
+    tools: tuple[Mapping[str, Any], ...] = ()
+    is_forced: bool = False
+    parallel: bool = True
+    starts_in_thought: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class PreparedPrompt:
     """A request as the model takes it. Plain data, built once.
 
@@ -77,7 +93,8 @@ class PreparedPrompt:
     n + `rope_delta`. snapshot_points: the token counts, ascending, after which a state is stored,
     for families whose states can't be cut. The first `atomic_prefill_tokens`, for families where
     tokens attend to later ones, are prefilled in one chunk or all cached; token_types: (tokens,)
-    int32, is then 1 for media tokens and 0 for text. The answer follows `grammar`, if there is one.
+    int32, is then 1 for media tokens and 0 for text. The answer follows `grammar`, if there is one,
+    and is read as `answer_format` says.
     """
 
     token_ids: NDArray[np.int32]
@@ -89,6 +106,7 @@ class PreparedPrompt:
     token_types: NDArray[np.int32] | None = None
     grammar: Grammar | None = None
     cache_salt: str = ""
+    answer_format: AnswerFormat = AnswerFormat()
 
     @property
     def num_tokens(self) -> int:

@@ -18,7 +18,7 @@ from vlm_server import settings
 MESSAGE_HEADER = struct.Struct(">I")
 MAX_MESSAGE_BYTES = 1 << 30
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class TextPart(msgspec.Struct, frozen=True, tag="text"):
@@ -40,9 +40,57 @@ class VideoPart(msgspec.Struct, frozen=True, tag="video"):
 ContentPart = TextPart | ImagePart | VideoPart
 
 
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call that the model made; `arguments` is the JSON of an object."""
+
+    id: str
+    name: str
+    arguments: str
+
+
 class Message(msgspec.Struct, frozen=True):
-    role: Literal["system", "user", "assistant"]
+    """One turn. The result of a tool call has the role `tool` and may hold images, too.
+
+    `reasoning` is what the assistant thought before `content`, and `tool_calls` what it called
+    after it. `tool_call_id` names the call that a result is of, and `name` its tool.
+    """
+
+    role: Literal["system", "user", "assistant", "tool"]
     content: tuple[ContentPart, ...]
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+
+
+class Tools(msgspec.Struct, frozen=True):
+    """What the model may call.
+
+    `definitions` is the JSON of a list of tools as OpenAI's chat completions have them: `{"type":
+    "function", "function": {"name": ..., "description": ..., "parameters": <JSON schema>}}`. With
+    `choice` "required" the answer is calls and nothing else, made of those in `allowed` (all, if
+    it is empty). Without `parallel` it is one call at most. `strict` names the tools whose
+    arguments must match their schema although the model is free to call them.
+    """
+
+    definitions: str
+    choice: Literal["auto", "required"] = "auto"
+    allowed: tuple[str, ...] = ()
+    parallel: bool = True
+    strict: tuple[str, ...] = ()
+
+
+class TemplateOptions(msgspec.Struct, frozen=True):
+    """How the chat template writes the prompt.
+
+    `enable_thinking` None leaves it to the template. `variables` is the JSON of an object with more
+    of the template's own. With `continue_final` the answer goes on where the last message, which
+    is the assistant's, ends.
+    """
+
+    enable_thinking: bool | None = None
+    variables: str = "{}"
+    continue_final: bool = False
 
 
 class Image(msgspec.Struct, frozen=True):
@@ -82,7 +130,8 @@ class SamplingParams(msgspec.Struct, frozen=True):
     nothing. `min_tokens` keeps end tokens from being drawn, `ignore_eos` from ending anything.
     `max_tokens` None means as many as the context leaves room for; `temperature` and `top_p`
     None are the checkpoint's own (`generation_config.json`); `seed` None draws one.
-    `json_schema` is the text of one, which the answer conforms to.
+    `json_schema` is the text of one, which the answer conforms to. `max_reasoning_tokens` ends a
+    thought that gets longer; None is no bound.
     """
 
     max_tokens: int | None = None
@@ -101,6 +150,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
     logprobs: int | None = None
     n: int = 1
     json_schema: str | None = None
+    max_reasoning_tokens: int | None = None
 
 
 class Deadlines(msgspec.Struct, frozen=True):
@@ -127,6 +177,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     client: str = ""
     """Requests of different clients take turns."""
     deadlines: Deadlines = Deadlines()
+    tools: Tools | None = None
+    template: TemplateOptions = TemplateOptions()
 
     @property
     def has_media(self) -> bool:
@@ -136,8 +188,11 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
 
     @property
     def has_schema(self) -> bool:
-        """Whether the answer has to follow one."""
-        return self.sampling.json_schema is not None
+        """Whether the answer has to follow a schema: its own, or those of tools."""
+        has_strict = self.tools is not None and (
+            self.tools.choice == "required" or self.tools.strict
+        )
+        return self.sampling.json_schema is not None or bool(has_strict)
 
 
 class EncodedSubmit(msgspec.Struct, frozen=True, tag="submit"):
@@ -151,6 +206,8 @@ class EncodedSubmit(msgspec.Struct, frozen=True, tag="submit"):
     cache_salt: str = ""
     client: str = ""
     deadlines: Deadlines = Deadlines()
+    tools: msgspec.Raw = msgspec.Raw(b"\xc0")
+    template: msgspec.Raw = msgspec.Raw(b"\x80")
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -186,12 +243,13 @@ Command = Start | Submit | Abort | Drain
 class Usage(msgspec.Struct, frozen=True):
     """Token counts of one request, of all its choices together.
 
-    `prompt_tokens` counts those of the pictures too.
+    `prompt_tokens` counts those of the pictures too, `completion_tokens` those of thoughts.
     """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
@@ -245,10 +303,21 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     top: tuple[TokenText, ...]
 
 
-class Delta(msgspec.Struct, frozen=True):
-    """New text of one choice; may be empty while bytes or a possible stop are held back.
+class ToolCallDelta(msgspec.Struct, frozen=True):
+    """More of the tool call number `index` of a choice; its first delta has the id and the name."""
 
-    The last of a choice, and no other, says why the choice ended.
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """News of one choice: text of its answer, or of a thought, or more of a tool call.
+
+    `text` may be empty while bytes or a possible stop are held back. A token may bring several
+    deltas, in order; its `logprobs` are the first one's. The last of a choice, and no other, says
+    why the choice ended.
     """
 
     request_id: str
@@ -256,6 +325,8 @@ class Delta(msgspec.Struct, frozen=True):
     logprobs: tuple[TokenLogprob, ...] = ()
     choice: int = 0
     finish_reason: FinishReason | None = None
+    is_reasoning: bool = False
+    tool_call: ToolCallDelta | None = None
 
 
 class Tokens(msgspec.Struct, frozen=True, tag="tokens"):

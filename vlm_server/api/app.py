@@ -8,16 +8,19 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Scope
 
 from vlm_server.api.http import access_log, errors
 from vlm_server.api.http.access import gate
 from vlm_server.api.http.access.keys import KeyRing
 from vlm_server.api.http.access_log import AnsweredRequests
+from vlm_server.api.http.errors import EncodeError
+from vlm_server.api.http.generation import Endpoint, Generation
 from vlm_server.api.http.intake.intake import Intake, start_pool
 from vlm_server.api.http.middleware import Errors, Gate, RequestLog
 from vlm_server.api.http.queue.queue_slots import QueueSlots
 from vlm_server.api.openai.chat import ChatCompletions
-from vlm_server.api.openai.errors import encode
+from vlm_server.api.openai.errors import encode as encode_openai
 from vlm_server.api.operations.health import Health
 from vlm_server.api.operations.metrics import Metrics
 from vlm_server.api.operations.models import Models
@@ -43,7 +46,7 @@ def create_app(
         routes=_routes(settings, engine, queue_slots, intake, answered),
         middleware=[
             Middleware(RequestLog, answered=answered),
-            Middleware(Errors, engine=engine, queue_slots=queue_slots, encode=encode),
+            Middleware(Errors, engine=engine, queue_slots=queue_slots, encode_for=_encode_for),
             Middleware(Gate, server=settings.server, cache=settings.cache, ring=ring),
         ],
         exception_handlers={HTTPException: _routing_error},
@@ -59,13 +62,13 @@ def _routes(
     intake: Intake,
     answered: AnsweredRequests,
 ) -> list[Route]:
-    chat = ChatCompletions(engine, queue_slots, intake, settings)
+    generation = Generation(engine, queue_slots, intake, settings)
     models = Models(engine)
     health = Health(engine, queue_slots)
     metrics = Metrics(engine, queue_slots, answered)
     return [
         Route("/", models.page),
-        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/chat/completions", Endpoint(generation, ChatCompletions()), methods=["POST"]),
         Route("/v1/models", models.list),
         Route("/v1/models/{model:path}", models.retrieve),
         Route("/v1/status", gate.admin_only(health.status)),
@@ -73,6 +76,16 @@ def _routes(
         Route("/health/live", health.live),
         Route("/health/ready", health.ready),
     ]
+
+
+def _encode_for(scope: Scope) -> EncodeError:
+    """Errors are written as the dialect does whose route was asked for; OpenAI's by default."""
+    path = str(scope["path"])
+    return next((encode for start, encode in _ENCODERS if path.startswith(start)), encode_openai)
+
+
+_ENCODERS: tuple[tuple[str, EncodeError], ...] = ()
+"""By how the paths of a dialect's routes begin."""
 
 
 async def _routing_error(request: Request, error: Exception) -> Response:
@@ -84,4 +97,4 @@ async def _routing_error(request: Request, error: Exception) -> Response:
     else:
         ours = NotFound("No such route. The routes are listed in docs/api.md.")
     access_log.of(request.scope).error_code = ours.code
-    return errors.response(ours, encode, 1, error.headers)
+    return errors.response(ours, _encode_for(request.scope), 1, error.headers)

@@ -24,7 +24,8 @@ _PROBED = ("/health", "/metrics", "/v1/status")
 class Entry:
     """Filled in while a request is answered; logged once, when it ends.
 
-    `key_name` is the name of the API key, never the key.
+    `key_name` is the name of the API key, never the key; `ignored` are the names of fields of the
+    body that had no effect.
     """
 
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -36,6 +37,7 @@ class Entry:
     videos: int = 0
     error_code: str | None = None
     key_name: str | None = None
+    ignored: tuple[str, ...] = ()
 
     def first_text(self) -> None:
         """Note the time to first token; later calls do nothing."""
@@ -49,7 +51,7 @@ class Entry:
         logger.log(
             level,
             "%s %s id=%s status=%d ms=%.0f ttft_ms=%s tokens=%d images=%d videos=%d error=%s "
-            "key=%s",
+            "key=%s ignored=%s",
             method,
             route,
             self.request_id,
@@ -61,6 +63,7 @@ class Entry:
             self.videos,
             self.error_code or "-",
             self.key_name or "-",
+            ",".join(self.ignored) or "-",
         )
 
 

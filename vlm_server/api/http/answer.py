@@ -17,7 +17,7 @@ Answer = AsyncGenerator[Delta | Finished, None]
 
 
 async def answer(events: AsyncGenerator[RequestEvent, None], entry: Entry) -> Answer:
-    """The deltas with text or a finish reason, then `Finished`. Raises RequestError.
+    """The deltas that say something, then `Finished`. Raises RequestError.
 
     Logprobs of tokens without text are added to the choice's next delta. The engine's events
     are closed before `Finished` is passed on, so that a client that disconnects as soon as it
@@ -30,10 +30,10 @@ async def answer(events: AsyncGenerator[RequestEvent, None], entry: Entry) -> An
             if isinstance(event, Tokens):
                 for delta in event.deltas:
                     logprobs = held.pop(delta.choice, ()) + delta.logprobs
-                    if not (delta.text or delta.finish_reason):
+                    if not (delta.text or delta.tool_call or delta.finish_reason):
                         held[delta.choice] = logprobs
                         continue
-                    if delta.text:
+                    if delta.text or delta.tool_call:
                         entry.first_text()
                     yield msgspec.structs.replace(delta, logprobs=logprobs)
             elif isinstance(event, Finished | Failed):

@@ -6,11 +6,14 @@ import math
 from collections.abc import Callable, Mapping
 
 from starlette.responses import Response
+from starlette.types import Scope
 
 from vlm_server.errors import RequestError
 
 EncodeError = Callable[[RequestError], bytes]
 """A dialect's JSON for an error."""
+EncodeFor = Callable[[Scope], EncodeError]
+"""That of the dialect whose route was asked for."""
 
 _RETRY_STATUSES = frozenset({429, 502, 503, 504})
 

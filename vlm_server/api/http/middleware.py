@@ -15,7 +15,7 @@ from vlm_server.api.http.access.key_slots import KeySlots
 from vlm_server.api.http.access.keys import ApiKey, KeyRing
 from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.disconnect import ClientGone
-from vlm_server.api.http.errors import EncodeError
+from vlm_server.api.http.errors import EncodeFor
 from vlm_server.api.http.queue.queue_slots import QueueSlots
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.settings import Cache, Server
@@ -23,7 +23,10 @@ from vlm_server.supervisor.client import EngineClient
 
 
 class RequestLog:
-    """Gives each request an id (`X-Request-Id`), then logs and counts it when it ends."""
+    """Gives each request an id (`X-Request-Id`), then logs and counts it when it ends.
+
+    Fields of its body that had no effect are named in `X-VLM-Ignored`.
+    """
 
     def __init__(self, app: ASGIApp, answered: AnsweredRequests) -> None:
         self.app = app
@@ -38,7 +41,10 @@ class RequestLog:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 entry.status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = entry.request_id
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = entry.request_id
+                if entry.ignored:
+                    headers["X-VLM-Ignored"] = ", ".join(entry.ignored)
             await send(message)
 
         try:
@@ -53,12 +59,12 @@ class Errors:
     """Answers what a request raises with a status and JSON; a client never sees a traceback."""
 
     def __init__(
-        self, app: ASGIApp, engine: EngineClient, queue_slots: QueueSlots, encode: EncodeError
+        self, app: ASGIApp, engine: EngineClient, queue_slots: QueueSlots, encode_for: EncodeFor
     ) -> None:
         self.app = app
         self.engine = engine
         self.queue_slots = queue_slots
-        self.encode = encode
+        self.encode_for = encode_for
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -84,7 +90,7 @@ class Errors:
         retry_after_seconds = max(
             self.engine.status.retry_after_seconds, self.queue_slots.retry_after_seconds()
         )
-        response = errors.response(error, self.encode, retry_after_seconds)
+        response = errors.response(error, self.encode_for(scope), retry_after_seconds)
         await response(scope, receive, send)
 
 

@@ -1,4 +1,4 @@
-"""Sends server-sent events."""
+"""Streams the events of an answer."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 """A comment: every reader of events skips it."""
 
-_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-]
+CONTENT_TYPE = b"text/event-stream; charset=utf-8"
 
 
 def event(data: bytes) -> bytes:
@@ -24,13 +21,17 @@ def event(data: bytes) -> bytes:
 
 
 class EventStream:
-    """A streaming response. Its status line is sent with the first events, or the first comment.
+    """A streaming response. Its status line goes out with the first events or sign of life.
 
-    While it is `kept_alive`, a comment is sent after each `keepalive_seconds` without events.
+    While it is `kept_alive`, `keep_alive` is sent after each `keepalive_seconds` without events.
     """
 
-    def __init__(self, send: Send, keepalive_seconds: float) -> None:
+    def __init__(
+        self, send: Send, content_type: bytes, keep_alive: bytes | None, keepalive_seconds: float
+    ) -> None:
         self._send = send
+        self._headers = [(b"content-type", content_type), (b"cache-control", b"no-cache")]
+        self._sign_of_life = keep_alive
         self._keepalive_seconds = keepalive_seconds
         self._sending = asyncio.Lock()
         self._sent_at = 0.0
@@ -39,9 +40,12 @@ class EventStream:
 
     @asynccontextmanager
     async def kept_alive(self) -> AsyncIterator[None]:
-        """Send comments while the `with` block is silent."""
+        """Send signs of life while the `with` block is silent."""
+        if self._sign_of_life is None:
+            yield
+            return
         self._sent_at = asyncio.get_running_loop().time()
-        task = asyncio.create_task(self._keep_alive())
+        task = asyncio.create_task(self._keep_alive(self._sign_of_life))
         try:
             yield
         finally:
@@ -55,24 +59,24 @@ class EventStream:
         """Send the last `events` and end the response."""
         await self._body(events, more_body=False)
 
-    async def _keep_alive(self) -> None:
+    async def _keep_alive(self, sign_of_life: bytes) -> None:
         clock = asyncio.get_running_loop().time
         while True:
             silence = clock() - self._sent_at
             if silence >= self._keepalive_seconds:
-                await self.write(KEEP_ALIVE)
+                await self.write(sign_of_life)
                 silence = 0.0
             await asyncio.sleep(self._keepalive_seconds - silence)
 
     async def _body(self, events: tuple[bytes, ...], *, more_body: bool) -> None:
         async with self._sending:
-            if self._has_ended:  # a comment that waited meanwhile
+            if self._has_ended:  # a sign of life that waited meanwhile
                 return
             self._has_ended = not more_body
             self._sent_at = asyncio.get_running_loop().time()
             if not self.started:
                 self.started = True
-                start = {"type": "http.response.start", "status": 200, "headers": _HEADERS}
+                start = {"type": "http.response.start", "status": 200, "headers": self._headers}
                 await self._send(start)
             body = b"".join(events)
             await self._send({"type": "http.response.body", "body": body, "more_body": more_body})

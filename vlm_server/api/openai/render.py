@@ -11,6 +11,10 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from vlm_server import protocol
+from vlm_server.api.http import sse
+from vlm_server.api.openai import errors
+from vlm_server.api.openai.options import Options
+from vlm_server.errors import RequestError
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -83,39 +87,55 @@ class Completion(msgspec.Struct, frozen=True, tag_field="object", tag="chat.comp
 
 
 @dataclass(frozen=True, slots=True)
-class Renderer:
+class ChatRenderer:
     """The JSON of one answer: a whole completion, or its chunks."""
 
     id: str
     model: str
-    include_usage: bool
+    options: Options
     created: int = field(default_factory=lambda: int(time.time()))
+    _begun: set[int] = field(default_factory=set)
+    """Choices of which a chunk was sent."""
 
-    def completion(
+    def whole(
         self, choices: Sequence[Sequence[protocol.Delta]], finished: protocol.Finished
     ) -> bytes:
-        """The whole answer; `choices` has all deltas of each choice."""
+        """The whole answer."""
         answers = tuple(_choice(index, deltas) for index, deltas in enumerate(choices))
         usage = _usage(finished.usage)
         return _encode(Completion(self.id, self.created, self.model, answers, usage))
 
-    def role(self, delta: protocol.Delta) -> bytes:
-        return self._chunk(ChunkChoice(Delta(role="assistant", content=""), index=delta.choice))
+    def delta(self, delta: protocol.Delta) -> bytes:
+        """Up to three chunks: the role, the text, the finish reason."""
+        chunks = []
+        if delta.choice not in self._begun:
+            self._begun.add(delta.choice)
+            chunks.append(ChunkChoice(Delta(role="assistant", content=""), index=delta.choice))
+        if delta.text or delta.logprobs:
+            chunks.append(
+                ChunkChoice(
+                    Delta(content=delta.text),
+                    index=delta.choice,
+                    logprobs=_logprobs(delta.logprobs),
+                )
+            )
+        if delta.finish_reason:
+            chunks.append(ChunkChoice(Delta(), delta.finish_reason, delta.choice))
+        return b"".join(sse.event(self._chunk(chunk)) for chunk in chunks)
 
-    def text(self, delta: protocol.Delta) -> bytes:
-        choice = ChunkChoice(
-            Delta(content=delta.text), index=delta.choice, logprobs=_logprobs(delta.logprobs)
-        )
-        return self._chunk(choice)
+    def end(self, finished: protocol.Finished) -> bytes:
+        """The usage, if the client wants it, and `[DONE]`."""
+        if not self.options.include_usage:
+            return sse.DONE
+        chunk = Chunk(self.id, self.created, self.model, (), _usage(finished.usage))
+        return sse.event(_encode(chunk)) + sse.DONE
 
-    def finish(self, delta: protocol.Delta) -> bytes:
-        return self._chunk(ChunkChoice(Delta(), delta.finish_reason, delta.choice))
-
-    def usage(self, finished: protocol.Finished) -> bytes:
-        return _encode(Chunk(self.id, self.created, self.model, (), _usage(finished.usage)))
+    def error(self, error: RequestError) -> bytes:
+        """An event with the error, and no `[DONE]`."""
+        return sse.event(errors.encode(error))
 
     def _chunk(self, choice: ChunkChoice) -> bytes:
-        usage = None if self.include_usage else UNSET
+        usage = None if self.options.include_usage else UNSET
         return _encode(Chunk(self.id, self.created, self.model, (choice,), usage))
 
 

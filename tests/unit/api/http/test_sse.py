@@ -6,10 +6,12 @@ import asyncio
 
 from starlette.types import Message
 
-from vlm_server.api.http.sse import DONE, KEEP_ALIVE, EventStream
+from vlm_server.api.http.sse import CONTENT_TYPE, DONE, KEEP_ALIVE, EventStream
 
 
-async def sent_by(stream_for_seconds: list[float], keepalive_seconds: float) -> list[Message]:
+async def sent_by(
+    stream_for_seconds: list[float], keepalive_seconds: float, keep_alive: bytes | None = KEEP_ALIVE
+) -> list[Message]:
     """What is sent by a stream with such pauses before its events."""
     sent: list[Message] = []
 
@@ -17,7 +19,7 @@ async def sent_by(stream_for_seconds: list[float], keepalive_seconds: float) -> 
         await asyncio.sleep(0)
         sent.append(message)
 
-    stream = EventStream(send, keepalive_seconds)
+    stream = EventStream(send, CONTENT_TYPE, keep_alive, keepalive_seconds)
     async with stream.kept_alive():
         for seconds in stream_for_seconds:
             await asyncio.sleep(seconds)
@@ -41,3 +43,8 @@ async def test_silence_is_filled_and_the_status_line_sent() -> None:
     assert [body for body in bodies if body != KEEP_ALIVE] == [b"data: x\n\n"] * 2 + [DONE]
     assert bodies[-1] == DONE
     assert [message["more_body"] for message in sent[1:]] == [True] * (len(bodies) - 1) + [False]
+
+
+async def test_a_stream_whose_readers_could_not_skip_it_gets_no_sign_of_life() -> None:
+    sent = await sent_by([0.2], 0.05, keep_alive=None)
+    assert [message.get("body") for message in sent[1:]] == [b"data: x\n\n", DONE]

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.api.openai.test_chat_fields import refusal
 from tests.unit.api.requests import ROUTE, chat
 from tests.unit.api.scripted_engine import ScriptedEngine
-from vlm_server.api.openai.response_format import MAX_SCHEMA_DEPTH
+from vlm_server.api.http.intake.json_schema import MAX_SCHEMA_DEPTH
 from vlm_server.protocol import SamplingParams
 from vlm_server.settings import Limits
 

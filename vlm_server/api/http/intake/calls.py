@@ -33,11 +33,16 @@ class Context(msgspec.Struct, frozen=True):
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """What a dialect makes of a body: the engine's request, and how the client wants the answer."""
+    """What a dialect makes of a body: the engine's request, and how the client wants the answer.
+
+    `options` is for the dialect's renderer, which alone reads it. `ignored` names the fields of the
+    body that have no effect, by their paths.
+    """
 
     submit: Submit
     stream: bool
-    include_usage: bool
+    options: bytes = b""
+    ignored: tuple[str, ...] = ()
 
 
 Read = Callable[[Body, Context], Taken]
@@ -50,7 +55,8 @@ class Answering(msgspec.Struct, frozen=True, tag=True):
     """What the front has to know to answer a request."""
 
     stream: bool
-    include_usage: bool
+    options: bytes
+    ignored: tuple[str, ...]
     num_images: int
     num_videos: int
     num_choices: int
@@ -121,7 +127,8 @@ def _answering(taken: Taken) -> Answering:
     submit = taken.submit
     return Answering(
         stream=taken.stream,
-        include_usage=taken.include_usage,
+        options=taken.options,
+        ignored=taken.ignored,
         num_images=len(submit.images),
         num_videos=len(submit.videos),
         num_choices=submit.sampling.n,

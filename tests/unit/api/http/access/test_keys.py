@@ -85,7 +85,7 @@ async def test_the_log_has_the_name_and_not_the_key(
             await client.get("/v1/models", headers=bearer(key))
         await connect().get("/v1/models")
     lines = [r.getMessage() for r in caplog.records if r.name == "vlm_server.api"]
-    assert [line.rpartition("key=")[2] for line in lines] == [
+    assert [line.rpartition("key=")[2].split()[0] for line in lines] == [
         "user",
         "boss",
         "api_keys[0]",

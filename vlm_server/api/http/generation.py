@@ -1,0 +1,147 @@
+"""An endpoint that generates: the order of the steps, from the queue slot to the last byte."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from functools import partial
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from vlm_server.api.http import access_log, body
+from vlm_server.api.http.access import cache_salt, client_id
+from vlm_server.api.http.access_log import Entry
+from vlm_server.api.http.answer import Answer, answer, as_request_error, whole
+from vlm_server.api.http.dialect import Dialect, Renderer
+from vlm_server.api.http.disconnect import until_disconnect
+from vlm_server.api.http.intake.calls import Call, Context
+from vlm_server.api.http.intake.intake import Intake
+from vlm_server.api.http.queue.arriving import ArrivingBodies
+from vlm_server.api.http.queue.deadlines import RequestClock
+from vlm_server.api.http.queue.queue_slots import QueueSlot, QueueSlots
+from vlm_server.api.http.sse import EventStream
+from vlm_server.api.http.urls.media_urls import MediaUrls
+from vlm_server.errors import EngineUnavailable
+from vlm_server.media.external import BytesNeeded
+from vlm_server.protocol import Finished
+from vlm_server.settings import Settings
+from vlm_server.supervisor.client import EngineClient
+
+
+class Generation:
+    """What the generating endpoints of all dialects share."""
+
+    def __init__(
+        self, engine: EngineClient, queue_slots: QueueSlots, intake: Intake, settings: Settings
+    ) -> None:
+        self.engine = engine
+        self.queue_slots = queue_slots
+        self.intake = intake
+        self.limits = settings.limits
+        self.deadlines = settings.deadlines
+        self.keepalive_seconds = settings.server.stream_keepalive_seconds
+        self.arriving = ArrivingBodies(settings.limits.max_arriving_bytes)
+        self.media_urls = MediaUrls(settings.urls, settings.limits)
+
+
+class Endpoint:
+    """One of them, as an ASGI application.
+
+    The engine's events are always closed and the queue slot released: if the client
+    disconnects, the work is cancelled wherever it is, and its clean-up does both.
+    """
+
+    def __init__(self, shared: Generation, dialect: Dialect) -> None:
+        self._shared = shared
+        self._dialect = dialect
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        shared, headers = self._shared, Headers(scope=scope)
+        body.check_headers(headers, shared.limits)
+        clock = RequestClock(headers, shared.deadlines)
+        status = shared.engine.status
+        if not status.is_ready:
+            raise EngineUnavailable(f"The engine is not ready: {status.state}.")
+        client = client_id.of(scope)
+        shared.queue_slots.check(client, headers)
+        async with clock.before_submit():
+            data = await body.read(receive, shared.limits, shared.arriving)
+        with shared.queue_slots.take(client, len(data)) as slot:
+            answering = self._answer(data, clock, slot, scope, receive, send)
+            await until_disconnect(receive, answering)
+
+    async def _answer(
+        self,
+        data: bytearray,
+        clock: RequestClock,
+        slot: QueueSlot,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        shared, dialect, entry = self._shared, self._dialect, access_log.of(scope)
+        model = shared.engine.status.model_name
+        context = Context(
+            model=model,
+            request_id=f"{dialect.id_prefix}{entry.request_id}",
+            cache_salt=cache_salt.of(scope),
+            client=client_id.of(scope),
+            limits=shared.limits,
+        )
+        async with clock.before_submit():
+            request, wanted = await self._read_call(data, slot, context)
+        entry.images, entry.videos = wanted.num_images, wanted.num_videos
+        entry.ignored = wanted.ignored
+        render = dialect.renderer(context.request_id, model, wanted.options)
+        request = request.with_deadlines(clock.left())
+        events = clock.watch(shared.engine.stream(request), slot.release_body)
+        del request  # frees the images while the engine answers
+        async with aclosing(answer(events, entry)) as deltas:
+            if wanted.stream:
+                stream = EventStream(
+                    send, dialect.content_type, dialect.keep_alive, shared.keepalive_seconds
+                )
+                async with stream.kept_alive():
+                    await _stream(deltas, render, stream, entry)
+            else:
+                content = render.whole(*await whole(deltas, wanted.num_choices))
+                response = Response(content, media_type="application/json")
+                await response(scope, receive, send)
+
+    async def _read_call(self, data: bytearray, slot: QueueSlot, context: Context) -> Call:
+        dialect, shared = self._dialect, self._shared
+        read = partial(shared.intake.read, dialect.name, dialect.read_text, data)
+        try:
+            try:
+                return await read(context)
+            except BytesNeeded as needed:
+                given = await shared.media_urls.read(needed.urls)
+            slot.reserve(len(data) + sum(map(len, given.values())))
+            return await read(msgspec.structs.replace(context, given=given))
+        finally:
+            body.discard(data)  # the caller still holds it, and the answer may take minutes
+
+
+async def _stream(deltas: Answer, render: Renderer, stream: EventStream, entry: Entry) -> None:
+    """Send the answer as events. Errors are raised until the stream has begun, with an event or a
+    comment, and sent as an event after that.
+
+    What has a choice's finish reason is sent together with what comes next: a client that
+    disconnects when it sees it interrupts nothing.
+    """
+    held = b""
+    try:
+        async for event in deltas:
+            if isinstance(event, Finished):
+                await stream.end(held + render.end(event))
+                return
+            held += render.delta(event)
+            if not event.finish_reason:
+                await stream.write(held)
+                held = b""
+    except Exception as error:
+        if not stream.started:
+            raise
+        await stream.end(render.error(as_request_error(error, entry)))

@@ -1,0 +1,108 @@
+"""The messages of a request, as every dialect reads them: what is in them, within the limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from vlm_server.api.http.intake import json_body
+from vlm_server.errors import InvalidRequest
+from vlm_server.media.external import BytesNeeded, ExternalUrl, is_external
+from vlm_server.media.intake import Given, take_image, take_video
+from vlm_server.protocol import ContentPart, Image, ImagePart, Message, TextPart, Video, VideoPart
+from vlm_server.settings import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What a request has, as is known before the first data URL is decoded."""
+
+    messages: int
+    parts: int
+    images: int
+    videos: int
+
+    def check(self, limits: Limits, param: str = "messages") -> None:
+        """Raises InvalidRequest for more than `limits` allow."""
+        for count, limit, what in (
+            (self.messages, limits.max_messages, "messages"),
+            (self.parts, limits.max_parts, "parts"),
+            (self.images, limits.max_images, "images"),
+            (self.videos, limits.max_videos, "videos"),
+        ):
+            if count > limit:
+                raise InvalidRequest(f"At most {limit} {what} are allowed.", param)
+
+
+@dataclass(slots=True)
+class Conversation:
+    """Collects a request's messages, images and videos. Its methods raise RequestError.
+
+    `param` names the field of the request, for errors. Its texts have `limits.max_text_bytes` in
+    all, tools and calls included.
+    """
+
+    limits: Limits
+    given: Given
+    text_param: str = "messages"
+    messages: list[Message] = field(default_factory=list)
+    images: list[Image] = field(default_factory=list)
+    videos: list[Video] = field(default_factory=list)
+    _needed: dict[str, ExternalUrl] = field(default_factory=dict)
+    _num_text_bytes: int = 0
+
+    def add(self, message: Message) -> None:
+        """`message` is next."""
+        self.messages.append(message)
+
+    def check_complete(self) -> None:
+        """Raises BytesNeeded for URLs whose bytes were not given."""
+        if self._needed:
+            raise BytesNeeded(list(self._needed.values()))
+
+    # ---- parts of a message ------------------------------------------------------------
+
+    def text(self, text: str, param: str) -> TextPart:
+        """A part with `text`."""
+        self.count_text(text, param)
+        return TextPart(text)
+
+    def texts(self, texts: Iterable[tuple[str, str]]) -> tuple[ContentPart, ...]:
+        """Parts of (text, param)."""
+        return tuple(self.text(text, param) for text, param in texts)
+
+    def count_text(self, text: str, param: str) -> str:
+        """`text`, which counts as the request's."""
+        self._num_text_bytes += json_body.utf8_length(text, param)
+        if self._num_text_bytes > self.limits.max_text_bytes:
+            limit = self.limits.max_text_bytes
+            raise InvalidRequest(f"At most {limit} bytes of text are allowed.", self.text_param)
+        return text
+
+    def image(self, url: str, param: str, max_side_pixels: int | None = None) -> ImagePart:
+        """A part with the image of a `data:`, `https:` or `file:` URL."""
+        if not self._has_bytes(ExternalUrl(url, param, "image", self.limits.max_image_bytes)):
+            return ImagePart(len(self.images))
+        image = take_image(url, param, self.limits, self.given)
+        if max_side_pixels is not None:
+            image = msgspec.structs.replace(image, max_side_pixels=max_side_pixels)
+        self.images.append(image)
+        return ImagePart(len(self.images) - 1)
+
+    def video(self, url: str, param: str) -> VideoPart:
+        """A part with the video of a `data:`, `https:` or `file:` URL."""
+        if not self._has_bytes(ExternalUrl(url, param, "video", self.limits.max_video_bytes)):
+            return VideoPart(len(self.videos))
+        self.videos.append(take_video(url, param, self.limits, self.given))
+        return VideoPart(len(self.videos) - 1)
+
+    def _has_bytes(self, url: ExternalUrl) -> bool:
+        """Whether the bytes of `url` are in it or given; if not, notes that they are needed."""
+        if is_external(url.url):
+            json_body.utf8_length(url.url, url.param)
+        if url.url in self.given or not is_external(url.url):
+            return True
+        self._needed.setdefault(url.url, url)
+        return False
