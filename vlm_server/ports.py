@@ -72,10 +72,10 @@ class Grammar(Protocol):
 class AnswerFormat:
     """What the text of an answer is made of.
 
-    tools: those that may be called, as chat templates have them; none of them are looked for if
-    there are none. is_forced: the answer, after a thought perhaps, is nothing but the JSON of a list
-    `[{"name": ..., "arguments": {...}}, ...]` that a grammar ensures. parallel: whether there may be
-    more than one call. starts_in_thought: whether the prompt ends inside a thought.
+    tools: those that may be called, as chat templates have them; without any, no call is looked
+    for. is_forced: the answer, after a thought perhaps, is nothing but JSON that a grammar ensures:
+    `[{"name": ..., "arguments": {...}}, ...]`. parallel: whether there may be more than one call.
+    starts_in_thought: whether the prompt ends inside a thought.
     """
 
     tools: tuple[Mapping[str, Any], ...] = ()
