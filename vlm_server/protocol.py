@@ -411,6 +411,10 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     caches: tuple[CacheStats, ...] = ()
     at_work: dict[str, int] = {}
     """The number of the oldest piece of work of each kind of thread that has one."""
+    tool_calls: int = 0
+    """Complete ones, in answers that have ended."""
+    broken_tool_calls: int = 0
+    """Those that were sent as text, or were cut off."""
 
 
 ENCODER, PREPARERS = "encoder", "preparers"

@@ -20,7 +20,9 @@ def answer(stops: tuple[str, ...], ids: list[int], max_tokens: int) -> tuple[lis
     choice = Choice(SamplingParams(stop=stops), ByteDecoder())
     pieces = []
     for token_id in [*ids, EOS]:
-        pieces.append(choice.append_token(token_id, frozenset({EOS}), max_tokens))
+        (piece,) = choice.append_token(token_id, frozenset({EOS}), max_tokens)
+        assert isinstance(piece, str)
+        pieces.append(piece)
         if choice.finish_reason:
             return pieces, choice
     raise AssertionError("the end token did not end it")
@@ -60,7 +62,7 @@ def test_text_that_can_begin_no_stop_is_told_at_once(stops: tuple[str, ...], ids
     choice = Choice(SamplingParams(stop=stops), ByteDecoder())
     told = ""
     for number, token_id in enumerate(ids, 1):
-        told += choice.append_token(token_id, frozenset({EOS}), 1000)
+        told += "".join(map(str, choice.append_token(token_id, frozenset({EOS}), 1000)))
         if choice.finish_reason:
             return
         text = bytes(ids[:number]).decode(errors="ignore")
