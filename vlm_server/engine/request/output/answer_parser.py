@@ -86,7 +86,7 @@ class AnswerParser:
         self._has_thought = self.is_in_thought
         self._held += text
         self._read(is_last=False)
-        self._count_token()
+        self._count_token(text)
         return self._pieces
 
     def flush(self, end_mark: str = "") -> Sequence[Piece]:
@@ -226,10 +226,13 @@ class AnswerParser:
         for piece in pieces:
             add_piece(self._pieces, piece)
 
-    def _count_token(self) -> None:
-        """Count the newest token, and those before it that were undecided, if of a thought."""
+    def _count_token(self, text: str) -> None:
+        """Count the newest token, which brought `text`, if it is of a thought.
+
+        So are those before it that were undecided.
+        """
         if self._has_thought:
             self.num_reasoning_tokens += self._num_undecided_tokens
             self._num_undecided_tokens = 0
-        else:
-            self._num_undecided_tokens = min(self._num_undecided_tokens, len(self._held))
+        elif len(self._held) <= len(text):
+            self._num_undecided_tokens = 1 if self._held else 0

@@ -35,6 +35,8 @@ class ForcedCalls:
         """What was understood since the last delta."""
         self._is_incomplete = True
         """Whether what was read so far ends before a call does."""
+        self._is_named = False
+        """Whether a call was begun that is not complete."""
         self._is_text = False
         self._pieces: list[Piece] = []
         self._reader = self._read_calls()
@@ -54,8 +56,10 @@ class ForcedCalls:
         return self._pieces
 
     def flush(self) -> list[Piece]:
-        """What is left, now that no more text comes: half a call is text, as far as not sent."""
+        """What is left, now that no more text comes: half a call is text, unless it was begun."""
         self._pieces = []
+        if self._is_named:
+            self._unsent, self._held = [], ""
         has_begun = bool(self._unsent or self._held or self._calls.num_begun)
         if self._is_incomplete and has_begun and not self._is_text:
             self._give_up()
@@ -80,6 +84,8 @@ class ForcedCalls:
                 break
             yield from self._skip_blanks()
             separator = self._take(1)
+            if separator == ",":
+                yield from self._skip_blanks()
             self._unsent.clear()
         if separator not in ",]":
             self._held = separator + self._held
@@ -98,7 +104,7 @@ class ForcedCalls:
         yield from self._skip_blanks()
         yield from self._read_arguments()
         self._calls.num_valid += 1
-        self._is_incomplete = False
+        self._is_incomplete = self._is_named = False
         if not self._calls.is_full:
             yield from self._read("}")
 
@@ -125,11 +131,13 @@ class ForcedCalls:
             raise _Unexpected
         self._take(found.end())
         self._unsent.clear()
+        self._is_named = True
         self._pieces.append(self._calls.begin(name))
 
     def _read_arguments(self) -> _NeedsText:
         if self._held[0] != "{":
             raise _Unexpected
+        self._unsent.clear()
         scanner = _ObjectScanner()
         while True:
             arguments = self._held[: scanner.scan(self._held)]
@@ -137,7 +145,6 @@ class ForcedCalls:
             if arguments:
                 self._pieces.append(self._calls.go_on(arguments))
             if scanner.is_done:
-                self._unsent.clear()
                 return
             yield
 

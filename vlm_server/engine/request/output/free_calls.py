@@ -53,10 +53,12 @@ class FreeCalls:
         """Names and arguments; none if one of the calls is not valid."""
         try:
             read = list(self._parse(body, self._tools))
-            arguments = [msgspec.json.decode(arguments) for _, arguments in read]
+            are_valid = all(map(self._is_valid, read))
         except Exception:  # noqa: BLE001 - parsers raise almost anything on broken calls
             return []
-        are_valid = all(self._calls.may_call(name) for name, _ in read) and all(
-            isinstance(values, dict) for values in arguments
-        )
         return read if are_valid else []
+
+    def _is_valid(self, call: tuple[str, str]) -> bool:
+        """Raises if the arguments are no JSON, or the like."""
+        name, arguments = call
+        return self._calls.may_call(name) and isinstance(msgspec.json.decode(arguments), dict)
