@@ -140,7 +140,13 @@ class Request:
         """
         self._prompt, self._holds = prepared.prompt, prepared.holds
         for choice in self.choices:
-            choice.read_with(build_parser(formats, prepared.prompt))
+            choice.read_with(
+                build_parser(
+                    formats,
+                    prepared.prompt.answer_format,
+                    is_json=self.sampling.json_schema is not None,
+                )
+            )
         self._inputs = dict(prepared.inputs)
         self.load, self.max_tokens = prepared.load, max_tokens
         self.submit = None if self.load is None else self.submit

@@ -38,16 +38,16 @@ class AnswerParser:
         reasoning: ReasoningFormat | None,
         *,
         starts_in_thought: bool,
-        only_begins_with_thought: bool,
+        content_has_marks: bool,
     ) -> None:
-        """`only_begins_with_thought`: no marks are looked for once there is content."""
+        """Without `content_has_marks` none are looked for once there is content."""
         self.num_reasoning_tokens = 0
         """Tokens with text of a thought, or with a part of its marks."""
         self.calls = calls
         self._free = free
         self._forced = forced
         self._reasoning = reasoning
-        self._only_begins_with_thought = only_begins_with_thought
+        self._content_has_marks = content_has_marks
         self._control_spans = ControlSpans()
         self._num_announced = 0
         """Characters of raw text that were announced."""
@@ -215,7 +215,7 @@ class AnswerParser:
         return "".join(blanks) + bare
 
     def _add_content(self, text: str) -> None:
-        if self._only_begins_with_thought:
+        if not self._content_has_marks:
             self._marks = marks()
         if self._forced is None:
             add_piece(self._pieces, text)

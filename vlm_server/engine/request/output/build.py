@@ -9,7 +9,7 @@ from vlm_server.engine.request.output.calls import Calls
 from vlm_server.engine.request.output.forced_calls import ForcedCalls
 from vlm_server.engine.request.output.free_calls import FreeCalls
 from vlm_server.host_model import ReasoningFormat, ToolFormat
-from vlm_server.ports import PreparedPrompt
+from vlm_server.ports import AnswerFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +23,12 @@ class Formats:
 NO_FORMATS = Formats()
 
 
-def build_parser(formats: Formats, prompt: PreparedPrompt) -> AnswerParser | None:
-    """A parser for one answer to `prompt`; None if all of its text is content.
+def build_parser(formats: Formats, answer: AnswerFormat, *, is_json: bool) -> AnswerParser | None:
+    """A parser for one answer; None if all of its text is content.
 
-    Answers that are JSON by a grammar hold no marks but those of a thought before it.
+    `is_json`: content, if there is any, is JSON that a grammar ensures. What looks like a mark in
+    it is none.
     """
-    answer = prompt.answer_format
     may_call = bool(answer.tools) and formats.tools is not None
     if not (may_call or answer.is_forced or formats.reasoning):
         return None
@@ -42,6 +42,5 @@ def build_parser(formats: Formats, prompt: PreparedPrompt) -> AnswerParser | Non
         ForcedCalls(calls) if answer.is_forced else None,
         formats.reasoning,
         starts_in_thought=answer.starts_in_thought,
-        only_begins_with_thought=answer.is_forced
-        or (prompt.grammar is not None and not answer.tools),
+        content_has_marks=not (is_json or answer.is_forced),
     )

@@ -9,12 +9,11 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from tests.unit.engine.fakes import prompt
 from vlm_server.engine.request.output.answer_parser import AnswerParser
 from vlm_server.engine.request.output.build import Formats, build_parser
 from vlm_server.engine.request.output.pieces import Piece, Thought
 from vlm_server.host_model import ReasoningFormat, ToolFormat
-from vlm_server.ports import AnswerFormat, PreparedPrompt
+from vlm_server.ports import AnswerFormat
 from vlm_server.protocol import ToolCallDelta
 
 
@@ -51,18 +50,16 @@ Event = tuple[str, ...]
 """("text", text), ("thought", text) or ("call", name, arguments)."""
 
 
-def prompt_for(answer: AnswerFormat) -> PreparedPrompt:
-    return replace(prompt(), answer_format=answer)
-
-
 def parser(
     tool_format: ToolFormat | None = HERMES,
     reasoning: ReasoningFormat | None = THINK,
     answer: AnswerFormat = ANSWER,
+    *,
+    is_json: bool = False,
     **changes: object,
 ) -> AnswerParser:
     answer = replace(answer, **changes)  # type: ignore[arg-type]
-    made = build_parser(Formats(tool_format, reasoning), prompt_for(answer))
+    made = build_parser(Formats(tool_format, reasoning), answer, is_json=is_json)
     assert made is not None
     return made
 

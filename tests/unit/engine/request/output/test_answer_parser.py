@@ -19,7 +19,6 @@ from tests.unit.engine.request.output.formats import (
     Event,
     merged,
     parser,
-    prompt_for,
     read,
     split_at,
 )
@@ -236,8 +235,18 @@ def test_without_tools_nobody_looks_for_calls():
         ("text", 'a<tool_call>\n{"name": "look", "arguments": {"a": "'),
         ("thought", '"}}\n</tool_call>'),
     ]
-    assert build_parser(Formats(HERMES), prompt_for(AnswerFormat())) is None
-    assert build_parser(Formats(), prompt_for(ANSWER)) is None
+    assert build_parser(Formats(HERMES), AnswerFormat(), is_json=False) is None
+    assert build_parser(Formats(), ANSWER, is_json=False) is None
+
+
+def test_marks_in_json_are_its_text():
+    made = parser(is_json=True)
+    text = '{"a": "<think>b</think><tool_call>"}'
+    assert merged(read(made, list(f"<think>hm</think>\n{text}"))) == [
+        ("thought", "hm"),
+        ("text", text),
+    ]
+    assert merged(read(parser(is_json=True), [f"{CALL}\n{CALL}"])) == [LOOK, LOOK]
 
 
 # ---- thoughts ------------------------------------------------------------------------
