@@ -243,7 +243,8 @@ Command = Start | Submit | Abort | Drain
 class Usage(msgspec.Struct, frozen=True):
     """Token counts of one request, of all its choices together.
 
-    `prompt_tokens` counts those of the pictures too, `completion_tokens` those of thoughts.
+    `prompt_tokens` counts those of the pictures too, `completion_tokens` those of thoughts:
+    `reasoning_tokens`, with those of the marks around them.
     """
 
     prompt_tokens: int

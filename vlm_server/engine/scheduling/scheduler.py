@@ -61,7 +61,6 @@ from vlm_server.protocol import (
     Submit,
     TokenLogprob,
     Tokens,
-    ToolCallDelta,
 )
 
 
@@ -371,11 +370,12 @@ class Scheduler:
         if reason is not None:
             self._finished_seqs.append(seq)
         scores = logprobs(self._decoder, token_id, score)
-        last = len(pieces) - 1
-        return [
-            _delta(seq, piece, () if n else scores, reason if n == last else None)
-            for n, piece in enumerate(pieces)
-        ]
+        deltas = []
+        for piece in pieces[:-1]:
+            deltas.append(_delta(seq, piece, scores, None))
+            scores = ()
+        deltas.append(_delta(seq, pieces[-1], scores, reason))
+        return deltas
 
     @staticmethod
     def _may_retry(request: Request, error: RequestError) -> bool:
@@ -413,13 +413,14 @@ class Scheduler:
 def _delta(
     seq: SeqId, piece: Piece, scores: tuple[TokenLogprob, ...], reason: FinishReason | None
 ) -> Delta:
-    match piece:
-        case str():
-            return Delta(seq.request_id, piece, scores, seq.choice, reason)
-        case Thought(text):
-            return Delta(seq.request_id, text, scores, seq.choice, reason, is_reasoning=True)
-        case ToolCallDelta():
-            return Delta(seq.request_id, "", scores, seq.choice, reason, tool_call=piece)
+    is_reasoning, call = False, None
+    if isinstance(piece, str):
+        text = piece
+    elif isinstance(piece, Thought):
+        text, is_reasoning = piece.text, True
+    else:
+        text, call = "", piece
+    return Delta(seq.request_id, text, scores, seq.choice, reason, is_reasoning, call)
 
 
 def _failed(request_id: str, error: RequestError) -> Failed:
