@@ -316,7 +316,8 @@ class ToolCallDelta(msgspec.Struct, frozen=True):
 class Delta(msgspec.Struct, frozen=True):
     """News of one choice: text of its answer, or of a thought, or more of a tool call.
 
-    `text` may be empty while bytes or a possible stop are held back. A token may bring several
+    `text` may be empty, which is no news, while bytes, what may become a stop or a mark, or a call
+    that is not complete are held back. A token may bring several
     deltas, in order; its `logprobs` are the first one's. The last of a choice, and no other, says
     why the choice ended.
     """
