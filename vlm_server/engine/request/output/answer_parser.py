@@ -64,9 +64,13 @@ class AnswerParser:
         self._blanks: list[str] = []
         """Those that nothing but a mark stands before, and nothing yet after them."""
         self._is_after_mark = True
-        self._drops_blanks = starts_in_thought
+        self._drops_blanks = False
+        """Whether those right after the last mark are dropped, whatever follows."""
         self._pieces: list[Piece] = []
-        self._enter(_State.THOUGHT if reasoning and starts_in_thought else _State.CONTENT)
+        self._enter(_State.CONTENT)
+        if reasoning is not None and starts_in_thought:
+            self._drops_blanks = True
+            self._enter(_State.THOUGHT)
 
     # ---- what comes in ---------------------------------------------------------------
 
@@ -196,7 +200,7 @@ class AnswerParser:
             self._free.push(text)
             return
         text = self._control_spans.strip(text, start)
-        if self._is_after_mark:
+        if text and self._is_after_mark:
             text = self._without_blanks(text)
         if text and self.is_in_thought:
             add_piece(self._pieces, Thought(text))
@@ -206,7 +210,7 @@ class AnswerParser:
     def _without_blanks(self, text: str) -> str:
         """`text` without the blanks it begins with, unless they are shown."""
         bare = text.lstrip(BLANKS)
-        if not self._drops_blanks:
+        if len(bare) < len(text) and not self._drops_blanks:
             self._blanks.append(text[: len(text) - len(bare)])
         if not bare:
             return ""
