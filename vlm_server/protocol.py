@@ -243,7 +243,8 @@ Command = Start | Submit | Abort | Drain
 class Usage(msgspec.Struct, frozen=True):
     """Token counts of one request, of all its choices together.
 
-    `prompt_tokens` counts those of the pictures too, `completion_tokens` those of thoughts.
+    `prompt_tokens` counts those of the pictures too, `completion_tokens` those of thoughts:
+    `reasoning_tokens`, with those of the marks around them.
     """
 
     prompt_tokens: int
@@ -315,7 +316,8 @@ class ToolCallDelta(msgspec.Struct, frozen=True):
 class Delta(msgspec.Struct, frozen=True):
     """News of one choice: text of its answer, or of a thought, or more of a tool call.
 
-    `text` may be empty while bytes or a possible stop are held back. A token may bring several
+    `text` may be empty, which is no news, while bytes, what may become a stop or a mark, or a call
+    that is not complete are held back. A token may bring several
     deltas, in order; its `logprobs` are the first one's. The last of a choice, and no other, says
     why the choice ended.
     """
@@ -411,6 +413,10 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     caches: tuple[CacheStats, ...] = ()
     at_work: dict[str, int] = {}
     """The number of the oldest piece of work of each kind of thread that has one."""
+    tool_calls: int = 0
+    """Complete ones, in answers that have ended."""
+    broken_tool_calls: int = 0
+    """Those that were sent as text, or were cut off."""
 
 
 ENCODER, PREPARERS = "encoder", "preparers"

@@ -299,6 +299,8 @@ class EngineLoop:
             cached_tokens=reading.num_cached_tokens,
             caches=reading.caches,
             at_work=self._at_work.read_oldest(),
+            tool_calls=reading.num_tool_calls,
+            broken_tool_calls=reading.num_broken_tool_calls,
         )
 
 

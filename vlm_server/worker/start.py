@@ -11,6 +11,7 @@ from vlm_server.engine.inbox import Inbox
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import MIB, Governor
+from vlm_server.engine.request.output.build import Formats
 from vlm_server.engine.scheduling.limits import SchedulerConfig
 from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.engine.threads import DiskReaderThread, EncoderThread, PreparerThreads
@@ -116,6 +117,7 @@ def build_engine(
         eos_token_ids=loaded.host.eos_token_ids,
         default_temperature=loaded.default_temperature,
         default_top_p=loaded.default_top_p,
+        formats=Formats(loaded.host.tool_format, loaded.host.reasoning_format),
     )
     grammars = Grammars(loaded.host, _grammar_limits(start), start.cache.grammar_bytes)
     grammars.warm_up()

@@ -70,6 +70,8 @@ async def test_the_status(client: httpx.AsyncClient, engine: ScriptedEngine) -> 
         600,
         (cache,),
         {"encoder": 5},
+        70,
+        8,
     )
     engine.status = replace(engine.status, stats=stats, pid=77, restarts=2)
     engine.status = replace(engine.status, quarantined_shapes=8, quarantine_refusals=9)
@@ -95,6 +97,8 @@ async def test_the_status(client: httpx.AsyncClient, engine: ScriptedEngine) -> 
         "generated_tokens": 5000,
         "prompt_tokens": 7000,
         "cached_tokens": 600,
+        "tool_calls": 70,
+        "broken_tool_calls": 8,
         "at_work": {"encoder": 5},
         "caches": [
             {

@@ -23,6 +23,7 @@ from vlm_server.engine.inbox import EncodeDone, LoadDone, Message, PrepareDone
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import Governor
+from vlm_server.engine.request.detokenizer import Decoder
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
 from vlm_server.engine.scheduling.scheduler import Scheduler
@@ -138,6 +139,7 @@ class Engine:
         caches: Caches | None = None,
         memory: FakeMemory | None = None,
         scheduler: type[Scheduler] = Scheduler,
+        decoder: Decoder | None = None,
         **limits: object,
     ) -> None:
         self.config = config(**{"max_preparing": 9, **limits})
@@ -152,7 +154,7 @@ class Engine:
             self.governor, self.runner.kv_bytes, self.config.prefill_chunk_tokens
         )
         self.scheduler = scheduler(
-            self.config, ByteDecoder(), self.caches, self.admission, header_pixels
+            self.config, decoder or ByteDecoder(), self.caches, self.admission, header_pixels
         )
         self.inbox = ImpatientQueue()
         self.preparers = ScriptedPreparers(self.inbox)

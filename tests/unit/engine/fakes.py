@@ -8,7 +8,9 @@ late, like the real one: a token is reported by the step after the one that drew
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -59,6 +61,37 @@ class ByteDecoder:
 
     def id_to_token(self, id: int) -> str | None:
         return f"token {id}" if 0 <= id <= IMAGE_TOKEN else None
+
+
+class MarkDecoder(ByteDecoder):
+    """A `ByteDecoder` with control tokens, from `FIRST` on, that have texts of their own."""
+
+    FIRST = IMAGE_TOKEN + 1
+
+    def __init__(self, *marks: str) -> None:
+        self._marks = marks
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        text = b""
+        for token_id in ids:
+            if token_id < self.FIRST:
+                text += (
+                    bytes([token_id]) if token_id < 256 else b"" if skip_special_tokens else b"#"
+                )
+            elif not skip_special_tokens:
+                text += self._marks[token_id - self.FIRST].encode()
+        return text.decode("utf-8", errors="replace")
+
+    def id_to_token(self, id: int) -> str | None:
+        return "a mark" if 0 <= id - self.FIRST < len(self._marks) else super().id_to_token(id)
+
+    def encode(self, text: str) -> list[int]:
+        """A token for each mark, and one for each byte of the rest."""
+        pieces = re.split("(" + "|".join(map(re.escape, self._marks)) + ")", text)
+        ids = list[int]()
+        for number, piece in enumerate(pieces):
+            ids += [self.FIRST + self._marks.index(piece)] if number % 2 else piece.encode()
+        return ids
 
 
 def config(**changes: object) -> SchedulerConfig:
@@ -170,6 +203,8 @@ class FakeRunner:
     """What prefilling is said to take."""
     fails_decode: bool = False
     """Whether the next decode step fails."""
+    answer: Callable[[PreparedPrompt, int], list[int]] = answer_tokens
+    """What is said to a prompt, by the choice."""
     plans: list[SchedulerOutput] = field(default_factory=list)
     prefills: dict[str, _Prefill] = field(default_factory=dict)
     seqs: dict[SeqId, _Sequence] = field(default_factory=dict)
@@ -250,7 +285,7 @@ class FakeRunner:
         if work.is_last:
             self.joined[work.request_id] = self.prefills.pop(work.request_id)
             for choice in range(prefill.request.sampling.n):
-                seq = _Sequence(made, answer_tokens(made, choice))
+                seq = _Sequence(made, self.answer(made, choice))
                 self.seqs[SeqId(work.request_id, choice)] = seq
 
     def _meet(self, new: NewRequest) -> None:

@@ -102,6 +102,12 @@ def _of_stats(stats: Stats) -> Iterator[Metric]:
     yield _counter(
         "cached_prompt_tokens", "Prompt tokens found in the prefix cache.", stats.cached_tokens
     )
+    yield _counter("tool_calls", "Complete tool calls.", stats.tool_calls)
+    yield _counter(
+        "broken_tool_calls",
+        "Tool calls that were sent as text, or were cut off.",
+        stats.broken_tool_calls,
+    )
 
 
 def _of_memory(memory: MemoryStats) -> Iterator[Metric]:

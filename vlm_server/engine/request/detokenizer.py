@@ -22,11 +22,15 @@ class Detokenizer:
 
     Decodes a short window, and emits what the newest tokens add to what the window already
     gave (the method of vLLM's and text-generation-inference's incremental detokenizers).
-    All that it emits, joined, is the text of all ids decoded at once.
+    All that it emits, joined, is the text of all ids decoded at once. Control tokens, which are
+    the tokenizer's special ones, have text only for who asks for it `with_control`.
     """
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, *, with_control: bool = False) -> None:
+        self.num_control = 0
+        """Characters of a control token that the text emitted last ends with."""
         self._decoder = decoder
+        self._with_control = with_control
         self._ids: list[int] = []
         self._num_emitted = 0
 
@@ -35,24 +39,32 @@ class Detokenizer:
 
         Ids that the tokenizer does not know have no text: logits are often wider than it.
         """
+        self.num_control = 0
         if self._decoder.id_to_token(token_id) is None:
             return ""
         self._ids.append(token_id)
         text = self._decode(self._ids)
         if not text.endswith(_REPLACEMENT):
-            return self._emit(len(self._ids))
+            text = self._emit(len(self._ids), text)
+            if self._with_control and text:
+                self.num_control = self._num_control_in(text, token_id)
+            return text
         if len(self._ids) - self._num_emitted <= _MAX_HELD_TOKENS:
             return ""
-        return self._emit(self._last_border(text))
+        end = self._last_border(text)
+        return self._emit(end, self._decode(self._ids[:end]))
 
     def flush(self) -> str:
         """What is still held back, unreadable bytes as U+FFFD."""
-        return self._emit(len(self._ids))
+        self.num_control = 0
+        return self._emit(len(self._ids), self._decode(self._ids))
 
-    def _emit(self, end: int) -> str:
-        """The text that the ids up to `end` add; the window then begins where they did."""
+    def _emit(self, end: int, after: str) -> str:
+        """The text that the ids up to `end`, which are `after`, add.
+
+        The window then begins where they did.
+        """
         before = self._decode(self._ids[: self._num_emitted])
-        after = self._decode(self._ids[:end])
         if len(after) <= len(before):
             if self._ids and self._is_control(self._ids[-1]):
                 self._ids.pop()  # it has no text, and must not count as one that waits for more
@@ -68,9 +80,16 @@ class Detokenizer:
                 return end
         return len(self._ids)
 
+    def _num_control_in(self, text: str, token_id: int) -> int:
+        """How many characters of `text`, which `token_id` has completed, are a control token's."""
+        if not self._is_control(token_id):
+            return 0
+        control = self._decoder.decode([token_id], skip_special_tokens=False)
+        return len(control) if text.endswith(control) else 0
+
     def _is_control(self, token_id: int) -> bool:
         decode = self._decoder.decode
-        return not self._decode([token_id]) and bool(decode([token_id], skip_special_tokens=False))
+        return not decode([token_id]) and bool(decode([token_id], skip_special_tokens=False))
 
     def _decode(self, ids: list[int]) -> str:
-        return self._decoder.decode(ids, skip_special_tokens=True)
+        return self._decoder.decode(ids, skip_special_tokens=not self._with_control)

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from vlm_server.cache.caches import EncodedImage
 from vlm_server.cache.disk_load import DiskLoad, Loaded
 from vlm_server.cache.holds import CacheHolds
@@ -12,6 +14,8 @@ from vlm_server.cache.lru import Lease
 from vlm_server.deadlines import RequestDeadlines
 from vlm_server.engine.request.choice import Choice
 from vlm_server.engine.request.detokenizer import Decoder
+from vlm_server.engine.request.output.build import NO_FORMATS, Formats, build_parser
+from vlm_server.engine.request.output.pieces import Piece
 from vlm_server.engine.request.states import State, check_transition
 from vlm_server.ports import EncodeWork, MediaInputs, NewRequest, Prepared, PreparedPrompt, SeqId
 from vlm_server.protocol import SamplingParams, Submit, Usage
@@ -112,7 +116,8 @@ class Request:
     def usage(self) -> Usage:
         prompt_tokens = self._prompt.num_tokens if self._prompt else 0
         completion_tokens = sum(choice.num_generated for choice in self.choices)
-        return Usage(prompt_tokens, completion_tokens, self.num_cached_tokens)
+        reasoning_tokens = sum(choice.num_reasoning_tokens for choice in self.choices)
+        return Usage(prompt_tokens, completion_tokens, self.num_cached_tokens, reasoning_tokens)
 
     @property
     def load_bytes(self) -> int:
@@ -126,9 +131,22 @@ class Request:
         check_transition(self.state, state)
         self.state = state
 
-    def set_prepared(self, prepared: Prepared, max_tokens: int) -> None:
-        """The prompt is ready; `submit` is needed only if what the disk has can't be read."""
+    def set_prepared(
+        self, prepared: Prepared, max_tokens: int, formats: Formats = NO_FORMATS
+    ) -> None:
+        """The prompt is ready; `submit` is needed only if what the disk has can't be read.
+
+        `formats`: how the model writes what is not content.
+        """
         self._prompt, self._holds = prepared.prompt, prepared.holds
+        for choice in self.choices:
+            choice.read_with(
+                build_parser(
+                    formats,
+                    prepared.prompt.answer_format,
+                    is_json=self.sampling.json_schema is not None,
+                )
+            )
         self._inputs = dict(prepared.inputs)
         self.load, self.max_tokens = prepared.load, max_tokens
         self.submit = None if self.load is None else self.submit
@@ -196,15 +214,17 @@ class Request:
             self.request_id, self.prompt, self.sampling, self._holds.prefix, self._holds.features
         )
 
-    def append_token(self, seq: SeqId, token_id: int, eos_token_ids: frozenset[int]) -> str:
-        """The text that a token of `seq` brings; the last choice to end finishes the request."""
+    def append_token(
+        self, seq: SeqId, token_id: int, eos_token_ids: frozenset[int]
+    ) -> Sequence[Piece]:
+        """What a token of `seq` brings; the last choice to end finishes the request."""
         choice = self.choices[seq.choice]
-        text = choice.append_token(token_id, eos_token_ids, self.max_tokens)
+        pieces = choice.append_token(token_id, eos_token_ids, self.max_tokens)
         if choice.finish_reason is not None:
             self.seqs.remove(seq)
             if not self.seqs:
                 self.move_to(State.FINISHED_ANSWERED)
-        return text
+        return pieces
 
     def release_holds(self) -> None:
         """Release what only a prefill needs: pixels, features, the cached prefix."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from vlm_server.engine.request.output.build import NO_FORMATS, Formats
 from vlm_server.errors import ContextLengthExceeded, InvalidRequest, RequestError
 from vlm_server.protocol import SamplingParams
 
@@ -23,6 +24,8 @@ class SchedulerConfig:
     eos_token_ids: frozenset[int]
     default_temperature: float
     default_top_p: float
+    formats: Formats = NO_FORMATS
+    """How the model writes tool calls and thoughts."""
 
     def refusal(self, sampling: SamplingParams) -> RequestError | None:
         """Why `sampling` can't be obeyed here, if it can't."""

@@ -23,6 +23,7 @@ from vlm_server.cache.disk_load import Loaded
 from vlm_server.engine.memory.admission import Admission, Admit, Refuse, Wait
 from vlm_server.engine.request.detokenizer import Decoder
 from vlm_server.engine.request.logprobs import logprobs
+from vlm_server.engine.request.output.pieces import Piece, Thought
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import LIVE, State
 from vlm_server.engine.scheduling.arbiter import EncoderPrefillArbiter
@@ -56,7 +57,9 @@ from vlm_server.protocol import (
     Event,
     Failed,
     Finished,
+    FinishReason,
     Submit,
+    TokenLogprob,
     Tokens,
 )
 
@@ -140,7 +143,7 @@ class Scheduler:
         except ContextLengthExceeded as error:
             outcome.holds.release()
             return self._fail(request, error)
-        request.set_prepared(outcome, max_tokens)
+        request.set_prepared(outcome, max_tokens, self._config.formats)
         return []
 
     def loaded(self, request_id: str, loaded: Loaded) -> None:
@@ -217,12 +220,12 @@ class Scheduler:
     def update(self, plan: SchedulerOutput, result: StepResult) -> list[Event]:
         """What a step brought: one `Tokens` for all, then terminal events."""
         self._advance(plan, result)
-        deltas, finished, events = [], [], list[Event]()
+        deltas, finished, events = list[Delta](), [], list[Event]()
         for seq, token_id in result.tokens.items():
             request = self._requests.get(seq.request_id)
             if request is None or seq.request_id in result.failures:
                 continue
-            deltas.append(self._take_token(request, seq, token_id, result.logprobs.get(seq)))
+            deltas += self._take_token(request, seq, token_id, result.logprobs.get(seq))
             if request.state.is_finished:
                 finished.append(request)
         if deltas:
@@ -249,11 +252,14 @@ class Scheduler:
             num_generated_tokens=self._num_generated_tokens,
             num_prompt_tokens=self._num_prompt_tokens,
             num_cached_tokens=self._num_cached_tokens,
+            num_tool_calls=self._num_tool_calls,
+            num_broken_tool_calls=self._num_broken_tool_calls,
             caches=self._caches.read(),
         )
 
     def reset_stats(self) -> None:
-        """Count tokens from zero."""
+        """Count tokens and tool calls from zero."""
+        self._num_tool_calls = self._num_broken_tool_calls = 0
         self._num_generated_tokens = self._num_prompt_tokens = self._num_cached_tokens = 0
 
     # ---- parts of a plan; each changes requests as the plan says ---------------------
@@ -355,16 +361,21 @@ class Scheduler:
 
     def _take_token(
         self, request: Request, seq: SeqId, token_id: int, score: TokenScore | None
-    ) -> Delta:
+    ) -> list[Delta]:
         """What a token brings to its choice; a choice that ends releases its sequence."""
         request.deadlines.take_token(self._clock())
-        text = request.append_token(seq, token_id, self._config.eos_token_ids)
+        pieces = request.append_token(seq, token_id, self._config.eos_token_ids)
         self._num_generated_tokens += 1
         reason = request.choices[seq.choice].finish_reason
         if reason is not None:
             self._finished_seqs.append(seq)
         scores = logprobs(self._decoder, token_id, score)
-        return Delta(seq.request_id, text, scores, seq.choice, reason)
+        deltas = []
+        for piece in pieces[:-1]:
+            deltas.append(_delta(seq, piece, scores, None))
+            scores = ()
+        deltas.append(_delta(seq, pieces[-1], scores, reason))
+        return deltas
 
     @staticmethod
     def _may_retry(request: Request, error: RequestError) -> bool:
@@ -392,8 +403,24 @@ class Scheduler:
         self._preparer_queue.cancel(request.request_id)
         self._disk_queue.cancel(request.request_id)
         request.release_holds()
+        for choice in request.choices:
+            self._num_tool_calls += choice.num_tool_calls
+            self._num_broken_tool_calls += choice.num_broken_tool_calls
         if request.is_known_to_runner:
             self._finished_seqs += request.seqs  # even if only its prompt was begun
+
+
+def _delta(
+    seq: SeqId, piece: Piece, scores: tuple[TokenLogprob, ...], reason: FinishReason | None
+) -> Delta:
+    is_reasoning, call = False, None
+    if isinstance(piece, str):
+        text = piece
+    elif isinstance(piece, Thought):
+        text, is_reasoning = piece.text, True
+    else:
+        text, call = "", piece
+    return Delta(seq.request_id, text, scores, seq.choice, reason, is_reasoning, call)
 
 
 def _failed(request_id: str, error: RequestError) -> Failed:

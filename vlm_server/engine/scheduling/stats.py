@@ -12,7 +12,8 @@ class SchedulerStats:
     """What `/v1/status` and `/metrics` show of the scheduler.
 
     requests: how many there are in each live state. num_tracked: everything that is remembered of
-    any request; 0 when idle. The other counts are since the last `reset_stats`.
+    any request; 0 when idle. The other counts are since the last `reset_stats`; those of tool
+    calls are of requests that have ended.
     """
 
     requests: dict[str, int]
@@ -20,4 +21,6 @@ class SchedulerStats:
     num_generated_tokens: int
     num_prompt_tokens: int
     num_cached_tokens: int
+    num_tool_calls: int
+    num_broken_tool_calls: int
     caches: tuple[CacheStats, ...]

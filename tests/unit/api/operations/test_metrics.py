@@ -24,6 +24,8 @@ STATS = Stats(
     generated_tokens=5000,
     prompt_tokens=7000,
     cached_tokens=600,
+    tool_calls=70,
+    broken_tool_calls=8,
     caches=(
         CacheStats("pixels", 1, 10, 5, 50, 2, 3, 4),
         CacheStats("prefix", 21, 210, 25, 250, 22, 23, 24, 26),
@@ -78,6 +80,8 @@ async def test_what_the_engine_says(client: httpx.AsyncClient, engine: ScriptedE
         sample("generated_tokens_total"): 5000,
         sample("prompt_tokens_total"): 7000,
         sample("cached_prompt_tokens_total"): 600,
+        sample("tool_calls_total"): 70,
+        sample("broken_tool_calls_total"): 8,
         sample("cache_entries", cache="pixels"): 1,
         sample("cache_size_bytes", cache="pixels"): 10,
         sample("cache_pinned_bytes", cache="pixels"): 5,
@@ -119,6 +123,7 @@ async def test_counters_and_gauges_say_what_they_are(
         f"vlm_server_{name}"
         for name in ("requests", "engine_restarts", "quarantine_refusals", "generated_tokens",
                      "prompt_tokens", "cached_prompt_tokens", "cache_hits", "cache_misses",
+                     "tool_calls", "broken_tool_calls",
                      "cache_evictions", "cache_damaged", "memory_decisions", "memory_clear_seconds")
     }  # fmt: skip
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.unit.engine.fakes import EOS, SPECIAL, ByteDecoder
+from tests.unit.engine.fakes import EOS, SPECIAL, ByteDecoder, MarkDecoder
+from tests.unit.engine.request.output.formats import merged, parser
 from vlm_server.engine.request.choice import Choice
+from vlm_server.engine.request.output.pieces import Piece, Thought
 from vlm_server.protocol import SamplingParams
 
 CHARACTERS = "aab é€😀"
@@ -20,7 +22,9 @@ def answer(stops: tuple[str, ...], ids: list[int], max_tokens: int) -> tuple[lis
     choice = Choice(SamplingParams(stop=stops), ByteDecoder())
     pieces = []
     for token_id in [*ids, EOS]:
-        pieces.append(choice.append_token(token_id, frozenset({EOS}), max_tokens))
+        (piece,) = choice.append_token(token_id, frozenset({EOS}), max_tokens)
+        assert isinstance(piece, str)
+        pieces.append(piece)
         if choice.finish_reason:
             return pieces, choice
     raise AssertionError("the end token did not end it")
@@ -60,9 +64,45 @@ def test_text_that_can_begin_no_stop_is_told_at_once(stops: tuple[str, ...], ids
     choice = Choice(SamplingParams(stop=stops), ByteDecoder())
     told = ""
     for number, token_id in enumerate(ids, 1):
-        told += choice.append_token(token_id, frozenset({EOS}), 1000)
+        told += "".join(map(str, choice.append_token(token_id, frozenset({EOS}), 1000)))
         if choice.finish_reason:
             return
         text = bytes(ids[:number]).decode(errors="ignore")
         held = text[len(told) :]
         assert not held or any(stop.startswith(held) for stop in stops)
+
+
+MARKS = MarkDecoder("<tool_call>", "</tool_call>", "<think>", "</think>", "<other>")
+MARKED_TEXT = st.lists(
+    st.sampled_from(
+        [*"ab <\n", "<tool_call>", "</tool_call>", "<think>", "</think>", "<other>", "<oth",
+         '<tool_call>{"name": "look", "arguments": {}}</tool_call>']
+    ),
+    max_size=10,
+).map("".join)  # fmt: skip
+
+
+@given(MARKED_TEXT, st.lists(st.sampled_from(["a<", "b", "</tool_call>", "<other>a"]), max_size=2))
+@example("a<other>b<tool_call>x<other></tool_call><other>c", [])
+@example("<other>a<other>b", ["a<"])
+def test_marks_and_stops_are_found_in_what_the_model_writes(text: str, stops: list[str]):
+    """As if all tokens, up to the first stop, had come at once."""
+    choice = Choice(SamplingParams(stop=tuple(stops)), MARKS)
+    choice.read_with(parser())
+    found = list[Piece]()
+    for token_id in [*MARKS.encode(text), EOS]:
+        found += choice.append_token(token_id, frozenset({EOS}), 1000)
+        if choice.finish_reason:
+            break
+    raw, reason = expected(tuple(stops), [*text.encode()], 1000)
+    whole = parser()
+    for token_id in MARKS.encode(text):
+        token = MARKS.decode([token_id], skip_special_tokens=False)
+        is_control = token_id >= MARKS.FIRST
+        whole.announce(token, len(token) if is_control else 0)
+    told = [piece for piece in found if piece not in ("", Thought(""))]
+    assert merged(told) == merged([*whole.push(raw), *whole.flush()])
+    is_call = reason == "stop" and whole.calls.num_valid
+    assert choice.finish_reason == ("tool_calls" if is_call else reason)
+    assert choice.num_tool_calls == whole.calls.num_valid
+    assert choice.num_broken_tool_calls == whole.calls.num_broken

@@ -70,6 +70,23 @@ def test_no_piece_of_a_valid_text_holds_half_a_character(text: str, as_bytes: bo
     assert not [piece for piece in pieces_of(ids) if "\ufffd" in piece]
 
 
+@given(st.lists(IDS, max_size=60))
+@example([*map(byte_id, "€".encode()[:2]), special_id("<|box|>"), byte_id(ord("a"))])
+@example([special_id("<|box|>")] * 12)
+def test_control_tokens_have_text_for_who_asks_for_it(ids: list[int]):
+    detokenizer = Detokenizer(tokenizer(), with_control=True)
+    text, controls = "", 0
+    for token_id in ids:
+        piece = detokenizer.push(token_id)
+        text += piece
+        control = piece[len(piece) - detokenizer.num_control :]
+        assert not control or control == tokenizer().id_to_token(token_id)
+        controls += bool(control)
+    assert text + detokenizer.flush() == tokenizer().decode(ids, skip_special_tokens=False)
+    assert detokenizer.num_control == 0
+    assert controls == sum(token_id in map(special_id, SPECIALS) for token_id in ids)
+
+
 def test_tokens_without_text_do_not_make_a_later_character_split():
     ids = [special_id("<|box|>")] * 20 + [byte_id(b) for b in "😀".encode()]
     assert "".join(pieces_of(ids)) == "😀"

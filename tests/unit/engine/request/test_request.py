@@ -1,5 +1,7 @@
 """One request's tokens to text and to its end: EOS, stop strings, limits, usage."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from tests.unit.engine.fakes import (
@@ -12,6 +14,7 @@ from tests.unit.engine.fakes import (
     submit,
 )
 from vlm_server.cache.caches import Caches
+from vlm_server.engine.request.output.pieces import Piece
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import IllegalTransition, State
 from vlm_server.ports import SeqId
@@ -37,8 +40,13 @@ def feed(request: Request, tokens: list[int], choice: int = 0) -> str:
     text = ""
     for token in tokens:
         assert not end_of(request, choice), "a token after the end"
-        text += request.append_token(SeqId("a", choice), token, EOS_IDS)
+        text += joined(request.append_token(SeqId("a", choice), token, EOS_IDS))
     return text
+
+
+def joined(pieces: Sequence[Piece]) -> str:
+    """All of it, which is content."""
+    return "".join(piece for piece in pieces if isinstance(piece, str))
 
 
 def end_of(request: Request, choice: int = 0) -> str | None:

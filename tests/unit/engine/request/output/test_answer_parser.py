@@ -1,0 +1,369 @@
+"""What an answer is made of: the same for any split, with nothing lost, doubled or half sent."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tests.unit.engine.request.output.formats import (
+    ANSWER,
+    HERMES,
+    MISTRAL,
+    THINK,
+    XML,
+    Event,
+    merged,
+    parser,
+    read,
+    split_at,
+)
+from vlm_server.engine.request.output.build import Formats, build_parser
+from vlm_server.engine.request.output.pieces import Piece, Thought
+from vlm_server.host_model import ToolFormat
+from vlm_server.ports import AnswerFormat
+from vlm_server.protocol import ToolCallDelta
+
+CALL = '<tool_call>\n{"name": "look", "arguments": {"a": "<think>"}}\n</tool_call>'
+LOOK = ("call", "look", '{"a": "<think>"}')
+BROKEN = "<tool_call>look <think> there</tool_call>"
+UNKNOWN = '<tool_call>{"name": "jump", "arguments": {}}</tool_call>'
+
+SEGMENT = (
+    st.tuples(
+        st.just("text"),
+        st.lists(st.sampled_from([*"ab< \n", "<tool", "<thin", "</think", "</tool_call>"])).map(
+            "".join
+        ),
+    )
+    | st.tuples(st.just("thought"), st.text("ab< \n", max_size=5))
+    | st.just(("call", CALL))
+    | st.sampled_from([("broken", BROKEN), ("broken", UNKNOWN)])
+)
+PLACES = st.lists(st.integers(0, 300), max_size=40)
+
+
+def written(segments: list[tuple[str, str]]) -> str:
+    texts = {"thought": "<think>{}</think>"}
+    return "".join(texts.get(kind, "{}").format(text) if kind == "thought" else text
+                   for kind, text in segments)  # fmt: skip
+
+
+def expected(segments: list[tuple[str, str]]) -> list[Event]:
+    """By the rules for blanks: alone beside a mark they are dropped, after a thought's always."""
+    events: list[Event] = []
+    held, before = "", ""  # a stretch of content, and the mark before it
+    for kind, text in [*segments, ("end", "")]:
+        if kind in ("text", "broken"):
+            held += text
+            continue
+        if before == "thought":
+            held = held.lstrip()
+        is_beside_mark = bool(before) or kind != "end"
+        if held.strip() or (held and not is_beside_mark):
+            events.append(("text", held))
+        held, before = "", kind
+        if kind == "thought" and text.strip():
+            events.append(("thought", text.lstrip()))
+        elif kind == "call":
+            events.append(LOOK)
+    joined: list[Event] = []
+    for event in events:
+        if joined and event[0] == joined[-1][0] != "call":
+            event = (event[0], joined.pop()[1] + event[1])
+        joined.append(event)
+    return joined
+
+
+@given(st.lists(SEGMENT, max_size=6), PLACES)
+@example([("text", "a"), ("call", CALL), ("text", "\n"), ("call", CALL), ("text", "b")], [])
+@example([("text", "\n"), ("broken", BROKEN), ("text", "\n")], [])
+@example([("text", " "), ("thought", "a"), ("text", "\n\n"), ("call", CALL)], [3, 5])
+def test_any_split_gives_what_was_written(segments: list[tuple[str, str]], places: list[int]):
+    made = parser()
+    assert merged(read(made, split_at(written(segments), places))) == expected(segments)
+    kinds = [kind for kind, _ in segments]
+    assert (made.calls.num_valid, made.calls.num_broken) == (
+        kinds.count("call"),
+        kinds.count("broken"),
+    )
+
+
+@pytest.mark.parametrize("tools", [HERMES, XML, MISTRAL, None])
+@given(
+    text=st.lists(
+        st.sampled_from(
+            [*"a<[ \n", "<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", CALL,
+             '[{"name": "look", "arguments": {}}]', "<function=look></function>"]
+        ),
+        max_size=12,
+    ).map("".join),
+    places=PLACES,
+    starts=st.booleans(),
+)  # fmt: skip
+def test_any_text_is_the_same_for_any_split(
+    tools: ToolFormat | None, text: str, places: list[int], starts: bool
+):
+    def events(pieces: list[str]) -> list[Event]:
+        return merged(read(parser(tools, starts_in_thought=starts), pieces))
+
+    whole = events([text])
+    assert events(split_at(text, places)) == whole
+    assert events(list(text)) == whole
+
+
+@given(st.lists(SEGMENT, max_size=5), st.integers(0, 300))
+def test_no_part_of_a_mark_is_ever_sent(segments: list[tuple[str, str]], length: int):
+    """What is sent of a beginning is how all of it begins, but for a call that is cut off."""
+    text = written(segments)
+    made = parser()
+    sent = merged(piece for letter in text[:length] for piece in made.push(letter))
+    whole = expected(segments)
+    for event, full in zip(sent, whole, strict=False):
+        assert event[0] == full[0]
+        assert full[-1].startswith(event[-1])
+    assert len(sent) <= len(whole)
+
+
+# ---- calls ---------------------------------------------------------------------------
+
+
+def test_a_call_comes_whole_once_it_is_complete():
+    made = parser()
+    *before, last = CALL
+    assert [piece for letter in before for piece in made.push(letter)] == []
+    first, second = made.push(last)
+    assert isinstance(first, ToolCallDelta)
+    assert isinstance(second, ToolCallDelta)
+    assert (first.index, first.name, first.arguments) == (0, "look", "")
+    assert second == ToolCallDelta(0, arguments='{"a": "<think>"}')
+
+
+def test_ids_are_random_and_as_templates_want_them():
+    def first_id(pieces: list[Piece]) -> str:
+        assert isinstance(pieces[0], ToolCallDelta)
+        return pieces[0].id
+
+    ids = {first_id(read(parser(), [CALL])) for _ in range(20)}
+    assert len(ids) == 20
+    assert all(re.fullmatch("call_[A-Za-z0-9]{24}", one) for one in ids)
+    line = '[TOOL_CALLS][{"name": "look", "arguments": {}}]'
+    assert re.fullmatch("[A-Za-z0-9]{9}", first_id(read(parser(MISTRAL), [line])))
+
+
+def test_xml_is_read_to_its_end_mark():
+    text = (
+        "I look.\n<tool_call>\n<function=look>\n<parameter=at>\n<a>\nb</a>\n</parameter>\n"
+        "</function>\n</tool_call>"
+    )
+    wanted = [("text", "I look.\n"), ("call", "look", json.dumps({"at": "<a>\nb</a>"}))]
+    for pieces in ([text], list(text)):
+        assert merged(read(parser(XML), pieces)) == wanted
+
+
+LINE = '[TOOL_CALLS][{"name": "look", "arguments": {}}, {"name": "click", "arguments": {"x": 1}}]'
+LINE_CALLS: list[Event] = [("call", "look", "{}"), ("call", "click", '{"x": 1}')]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (LINE, LINE_CALLS),
+        (f"a {LINE}\n b", [("text", "a "), *LINE_CALLS, ("text", "\n b")]),
+        (f"{LINE}{LINE}", LINE_CALLS * 2),
+        (f"{LINE}\n{LINE}\n", LINE_CALLS * 2),
+        ("[TOOL_CALLS][{\nb", [("text", "[TOOL_CALLS][{\nb")]),
+        (f"[TOOL_CALLS]x{LINE}", [("text", "[TOOL_CALLS]x"), *LINE_CALLS]),
+        ("[TOOL_CALLS]", [("text", "[TOOL_CALLS]")]),
+        (LINE[:-1], [("text", LINE[:-1])]),
+    ],
+)
+def test_a_format_without_an_end_mark_ends_with_the_line(text: str, wanted: list[Event]):
+    for pieces in ([text], list(text)):
+        assert merged(read(parser(MISTRAL), pieces)) == wanted
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        BROKEN,
+        UNKNOWN,
+        "<tool_call></tool_call>",
+        '<tool_call>{"name": "look", "arguments": [1]}</tool_call>',
+        '<tool_call>{"name": "look"}</tool_call>',
+        '<tool_call>{"name": ["look"], "arguments": {}}</tool_call>',
+        "<tool_call>" + "[" * 100_000 + "</tool_call>",
+        '<tool_call>{"name": "look", "arguments": {}}',
+        CALL[:-1],
+        "<tool_call>",
+    ],
+)
+def test_a_broken_call_is_text_as_it_was_generated(broken: str):
+    made = parser()
+    assert merged(read(made, [f"\n {CALL} ", broken])) == [LOOK, ("text", " " + broken)]
+    assert (made.calls.num_valid, made.calls.num_broken) == (1, 1)
+
+
+def test_a_list_with_one_wrong_call_is_text():
+    text = '[TOOL_CALLS][{"name": "look", "arguments": {}}, {"name": "jump", "arguments": {}}]'
+    assert merged(read(parser(MISTRAL), [text])) == [("text", text)]
+
+
+@pytest.mark.parametrize("tools", [HERMES, MISTRAL])
+def test_without_parallel_calls_the_first_one_is_the_end(tools: ToolFormat):
+    line = f"{LINE}\nmore" if tools is MISTRAL else f"{CALL}{CALL} more"
+    wanted = LINE_CALLS[:1] if tools is MISTRAL else [LOOK]
+    for pieces in ([line], list(line)):
+        made = parser(tools, parallel=False)
+        assert merged(read(made, pieces)) == wanted
+        assert made.is_ended
+        assert made.calls.num_valid == 1
+
+
+def test_broken_calls_do_not_count_as_the_only_one():
+    made = parser(parallel=False)
+    assert merged(read(made, [BROKEN, CALL, CALL])) == [("text", BROKEN), LOOK]
+
+
+def test_without_tools_nobody_looks_for_calls():
+    made = parser(answer=AnswerFormat())
+    assert merged(read(made, ["a", CALL])) == [
+        ("text", 'a<tool_call>\n{"name": "look", "arguments": {"a": "'),
+        ("thought", '"}}\n</tool_call>'),
+    ]
+    assert build_parser(Formats(HERMES), AnswerFormat(), is_json=False) is None
+    assert build_parser(Formats(), ANSWER, is_json=False) is None
+
+
+def test_marks_in_json_are_its_text():
+    made = parser(is_json=True)
+    text = '{"a": "<think>b</think><tool_call>"}'
+    assert merged(read(made, list(f"<think>hm</think>\n{text}"))) == [
+        ("thought", "hm"),
+        ("text", text),
+    ]
+    assert merged(read(parser(is_json=True), [f"{CALL}\n{CALL}"])) == [LOOK, LOOK]
+
+
+# ---- thoughts ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "starts", "wanted"),
+    [
+        ("hm</think>\n\nyes", True, [("thought", "hm"), ("text", "yes")]),
+        ("\nhm\n</think>yes", True, [("thought", "hm\n"), ("text", "yes")]),
+        ("<think>\nhm</think>yes", False, [("thought", "hm"), ("text", "yes")]),
+        (" \n<think>hm</think>yes", False, [("thought", "hm"), ("text", "yes")]),
+        ("<think>\n\n</think>\n\nyes", False, [("text", "yes")]),
+        ("hm", True, [("thought", "hm")]),
+        ("<think>hm</thi", False, [("thought", "hm</thi")]),
+        ("yes", False, [("text", "yes")]),
+        (" yes ", False, [("text", " yes ")]),
+        ("\n", False, [("text", "\n")]),
+        ("a<think>b</think>c", False, [("text", "a"), ("thought", "b"), ("text", "c")]),
+        ("a</think>c", False, [("text", "a</think>c")]),
+        ("<think>a<tool_call>b", False, [("thought", "a<tool_call>b")]),
+    ],
+)
+def test_thoughts(text: str, starts: bool, wanted: list[Event]):
+    for pieces in ([text], list(text)):
+        assert merged(read(parser(starts_in_thought=starts), pieces)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("pieces", "starts", "num_tokens"),
+    [
+        (["hm", " so", "</think>", "yes"], True, 3),
+        (["<think>", "hm", "</think>", "\n\n", "yes"], False, 3),
+        (["a", "<th", "ink", ">", "hm", "</th", "ink>", "yes"], False, 6),
+        (["a", "<th", "is", "yes"], False, 0),
+        (["<th", "<th", "ink>", "</think>"], False, 3),
+        (["<think>hm</think>yes", "no"], False, 1),
+        (["<think>", "hm"], False, 2),
+        (["hm", ""], True, 2),
+    ],
+)
+def test_tokens_of_thoughts_are_counted_with_their_marks(
+    pieces: list[str], starts: bool, num_tokens: int
+):
+    made = parser(starts_in_thought=starts)
+    read(made, pieces)
+    assert made.num_reasoning_tokens == num_tokens
+
+
+def test_text_that_is_held_back_is_no_longer_than_a_mark():
+    made = parser()
+    assert merged(made.push("a <thin")) == [("text", "a ")]
+    assert merged(made.push("g <tool_c")) == [("text", "<thing ")]
+    assert merged(made.push("lass>")) == [("text", "<tool_class>")]
+    assert made.push("<think>hm</thi") == [Thought("hm")]
+    assert made.push("s") == [Thought("</this")]
+
+
+# ---- control tokens ------------------------------------------------------------------
+
+
+def read_control(pieces: list[str], **changes: object) -> list[Event]:
+    """As if every piece in the shape <...> were a control token."""
+    made = parser(**changes)  # type: ignore[arg-type]
+    found = list[Piece]()
+    for piece in pieces:
+        made.announce(piece, len(piece) if piece.startswith("<") else 0)
+    for piece in pieces:
+        found += made.push(piece)
+    return merged([*found, *made.flush()])
+
+
+def test_control_tokens_are_marks_or_are_not_shown():
+    body = '{"name": "look", "arguments": {}}'
+    assert read_control(
+        [
+            "a",
+            "<x>",
+            "b",
+            "<tool_call>",
+            body,
+            "</tool_call>",
+            "<x>",
+            "<think>",
+            "c",
+            "<x>",
+            "</think>",
+        ]
+    ) == [("text", "ab"), ("call", "look", "{}"), ("thought", "c")]
+    assert read_control(["</tool_call>", "a", "</think>"]) == [("text", "a")]
+
+
+def test_control_tokens_of_a_broken_call_are_its_text():
+    assert read_control(["a", "<tool_call>", "b", "<x>", "c", "</tool_call>", "<x>", "d"]) == [
+        ("text", "a<tool_call>b<x>c</tool_call>d")
+    ]
+    assert read_control(["<tool_call>", "b"]) == [("text", "<tool_call>b")]
+
+
+# ---- time ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", ["<tool_call>", "<think>", "", "[TOOL_CALLS]"])
+@pytest.mark.parametrize("filling", ["abcd", "    ", "</to", "<<<<"])
+def test_a_long_answer_takes_time_in_proportion(start: str, filling: str):
+    made = parser(MISTRAL if start.startswith("[") else HERMES)
+    began = time.process_time()
+    found = merged(read(made, [start, *[filling] * 50_000]))
+    assert time.process_time() - began < 5
+    assert sum(len(event[1]) for event in found) >= (0 if start == "<think>" else 200_000)
+
+
+def test_the_end_of_the_answer_may_be_the_end_mark():
+    made = parser()
+    made.push(CALL.removesuffix("</tool_call>"))
+    assert merged(made.flush("</tool_call>")) == [LOOK]
+    made = parser()
+    made.push(CALL.removesuffix("</tool_call>"))
+    assert made.flush("<|end|>") == [CALL.removesuffix("</tool_call>")]
+    assert THINK.end

@@ -1,0 +1,1 @@
+"""What an answer's text is made of: content, thoughts and tool calls."""

@@ -1,0 +1,56 @@
+"""The tool calls of one choice: which may be made, how many were, and what they are called."""
+
+from __future__ import annotations
+
+import secrets
+import string
+
+from vlm_server.host_model import ToolFormat
+from vlm_server.ports import AnswerFormat
+from vlm_server.protocol import ToolCallDelta
+
+_ALPHANUMERICS = string.ascii_letters + string.digits
+
+
+class Calls:
+    """Counts the calls of one choice, and numbers them."""
+
+    def __init__(self, answer: AnswerFormat, tools: ToolFormat | None) -> None:
+        self.num_begun = 0
+        self.num_valid = 0
+        """Those that are complete."""
+        self.num_broken = 0
+        """Those that are text instead, or were cut off."""
+        self._names = frozenset(_name_of(dict(tool)) for tool in answer.tools)
+        self._parallel = answer.parallel
+        # The chat templates of Mistral refuse other ids.
+        self._prefix, self._length = ("", 9) if tools and tools.name == "mistral" else ("call_", 24)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more may follow."""
+        return not self._parallel and self.num_valid > 0
+
+    @property
+    def longest_name(self) -> int:
+        return max(map(len, self._names), default=0)
+
+    def may_call(self, name: str) -> bool:
+        return name in self._names
+
+    def begin(self, name: str) -> ToolCallDelta:
+        """The first delta of one more call."""
+        call_id = self._prefix + "".join(
+            secrets.choice(_ALPHANUMERICS) for _ in range(self._length)
+        )
+        self.num_begun += 1
+        return ToolCallDelta(self.num_begun - 1, call_id, name)
+
+    def go_on(self, arguments: str) -> ToolCallDelta:
+        """More arguments of the call that was begun last."""
+        return ToolCallDelta(self.num_begun - 1, arguments=arguments)
+
+
+def _name_of(tool: dict[str, object]) -> str:
+    function = tool.get("function", tool)
+    return str(function["name"]) if isinstance(function, dict) else ""

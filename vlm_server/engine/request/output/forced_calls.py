@@ -1,0 +1,202 @@
+"""Calls that the model is made to write: JSON that a grammar ensures, sent on as it comes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+from vlm_server.engine.request.output.calls import Calls
+from vlm_server.engine.request.output.pieces import BLANKS, Piece, add_piece
+
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_LONGEST_ESCAPE = len(r"\ud83d\ude00")
+
+_NeedsText = Iterator[None]
+"""Reads a part of the JSON; stops wherever more text is needed."""
+
+
+class _Unexpected(Exception):
+    """The text is no list of calls."""
+
+
+class ForcedCalls:
+    """Reads `[{"name": ..., "arguments": {...}}, ...]`, with any blanks between JSON's tokens.
+
+    A name goes on as soon as it is complete, arguments as they come. Should the text be anything
+    else, what was not sent yet becomes content, and so does all that follows.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._held = ""
+        """What is not understood yet."""
+        self._unsent: list[str] = []
+        """What was understood since the last delta."""
+        self._is_incomplete = True
+        """Whether what was read so far ends before a call does."""
+        self._is_named = False
+        """Whether a call was begun that is not complete."""
+        self._is_text = False
+        self._pieces: list[Piece] = []
+        self._reader = self._read_calls()
+
+    def push(self, text: str) -> list[Piece]:
+        """What `text` brings."""
+        self._pieces = []
+        self._held += text
+        if not self._is_text:
+            try:
+                next(self._reader)
+            except _Unexpected:
+                self._give_up()
+        elif self._held:
+            add_piece(self._pieces, self._held)
+            self._held = ""
+        return self._pieces
+
+    def flush(self) -> list[Piece]:
+        """What is left, now that no more text comes: half a call is text, unless it was begun."""
+        self._pieces = []
+        if self._is_named:
+            self._unsent, self._held = [], ""
+        has_begun = bool(self._unsent or self._held or self._calls.num_begun)
+        if self._is_incomplete and has_begun and not self._is_text:
+            self._give_up()
+        return self._pieces
+
+    def _give_up(self) -> None:
+        self._is_text = True
+        self._calls.num_broken += 1
+        text = "".join(self._unsent) + self._held
+        self._unsent, self._held = [], ""
+        if text:
+            add_piece(self._pieces, text)
+
+    # ---- the JSON --------------------------------------------------------------------
+
+    def _read_calls(self) -> _NeedsText:
+        yield from self._read("[")
+        separator = ","
+        while separator == ",":
+            yield from self._read_call()
+            if self._calls.is_full:
+                break
+            yield from self._skip_blanks()
+            separator = self._take(1)
+            if separator == ",":
+                yield from self._skip_blanks()
+            self._unsent.clear()
+        if separator not in ",]":
+            self._held = separator + self._held
+            raise _Unexpected
+        while self._calls.is_full or not self._held.strip(BLANKS):
+            self._held = ""
+            yield
+        raise _Unexpected
+
+    def _read_call(self) -> _NeedsText:
+        yield from self._read("{")
+        self._is_incomplete = True
+        yield from self._read('"name"', ":")
+        yield from self._read_name()
+        yield from self._read(",", '"arguments"', ":")
+        yield from self._skip_blanks()
+        yield from self._read_arguments()
+        self._calls.num_valid += 1
+        self._is_incomplete = self._is_named = False
+        if not self._calls.is_full:
+            yield from self._read("}")
+
+    def _read(self, *tokens: str) -> _NeedsText:
+        for token in tokens:
+            yield from self._skip_blanks()
+            while len(self._held) < len(token) and token.startswith(self._held):
+                yield
+            if not self._held.startswith(token):
+                raise _Unexpected
+            self._take(len(token))
+
+    def _read_name(self) -> _NeedsText:
+        yield from self._skip_blanks()
+        while (found := _STRING.match(self._held)) is None:
+            if self._held[0] != '"' or len(self._held) > self._longest_name:
+                raise _Unexpected
+            yield
+        try:
+            name = json.loads(found[0])
+        except ValueError:
+            raise _Unexpected from None
+        if not self._calls.may_call(name):
+            raise _Unexpected
+        self._take(found.end())
+        self._unsent.clear()
+        self._is_named = True
+        self._pieces.append(self._calls.begin(name))
+
+    def _read_arguments(self) -> _NeedsText:
+        if self._held[0] != "{":
+            raise _Unexpected
+        self._unsent.clear()
+        scanner = _ObjectScanner()
+        while True:
+            arguments = self._held[: scanner.scan(self._held)]
+            self._held = self._held[len(arguments) :]
+            if arguments:
+                self._pieces.append(self._calls.go_on(arguments))
+            if scanner.is_done:
+                return
+            yield
+
+    def _skip_blanks(self) -> _NeedsText:
+        """Up to something else."""
+        while not (bare := self._held.lstrip(BLANKS)):
+            self._take(len(self._held))
+            yield
+        self._take(len(self._held) - len(bare))
+
+    def _take(self, length: int) -> str:
+        taken, self._held = self._held[:length], self._held[length:]
+        self._unsent.append(taken)
+        return taken
+
+    @property
+    def _longest_name(self) -> int:
+        """Characters of a name as JSON: more are no name of ours."""
+        return 2 + _LONGEST_ESCAPE * self._calls.longest_name
+
+
+class _ObjectScanner:
+    """Finds where an object of JSON ends, in text that comes in pieces."""
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self._depth = 0
+        self._is_in_string = False
+        self._is_escaped = False
+
+    def scan(self, text: str) -> int:
+        """How many characters of `text` belong to the object."""
+        at = 0
+        if self._is_escaped and text:
+            at, self._is_escaped = 1, False
+        while found := (_IN_STRING if self._is_in_string else _OUTSIDE).search(text, at):
+            at = found.end()
+            match found[0]:
+                case '"':
+                    self._is_in_string = not self._is_in_string
+                case "\\":
+                    self._is_escaped = at == len(text)
+                    at += 1
+                case "{" | "[":
+                    self._depth += 1
+                case _:
+                    self._depth -= 1
+                    if not self._depth:
+                        self.is_done = True
+                        return at
+        return len(text)
+
+
+_IN_STRING = re.compile(r'["\\]')
+_OUTSIDE = re.compile(r'["{}\[\]]')
