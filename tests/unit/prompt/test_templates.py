@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vlm_server.errors import InvalidRequest
+from vlm_server.prompt.chat import Chat
 from vlm_server.prompt.templates import ChatTemplate, sandboxed
 from vlm_server.protocol import ImagePart, Message, TextPart
 
@@ -22,7 +23,7 @@ USER_PARTS = (
 
 def render(body: str) -> str:
     template = "{% for m in messages %}[{{ m.role }}]" + body + "{% endfor %}"
-    return ChatTemplate(sandboxed(template, {}), ("<image>",), None).render(CONVERSATION, str)
+    return ChatTemplate(sandboxed(template, {}), ("<image>",), None).render(Chat(CONVERSATION), str)
 
 
 @pytest.mark.parametrize(
