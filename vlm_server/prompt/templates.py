@@ -20,6 +20,7 @@ from vlm_server.prompt.chat import Chat, arguments_of, cleaned, join_texts
 from vlm_server.prompt.sandbox import SandboxedTemplate, TemplateError
 from vlm_server.prompt.template_traits import PROBE, PROBE_PARTS, Apply, CallStyle, probe
 from vlm_server.prompt.tool_turns import (
+    given_id,
     instruction,
     move_media_to_user,
     name_results,
@@ -102,12 +103,11 @@ class ChatTemplate:
         """
         traits, messages = self._traits, chat.messages
         if any(message.role == "tool" or message.tool_calls for message in messages):
+            messages = name_results(messages, traits.calls.make_id if traits.calls else given_id)
             if traits.calls is None:
                 messages = tuple(write_as_text(messages))
-            else:
-                messages = tuple(name_results(messages, traits.calls.make_id))
-                if "tool" not in traits.roles_with_parts and traits.takes_user_after_result:
-                    messages = tuple(move_media_to_user(messages))
+            elif "tool" not in traits.roles_with_parts and traits.takes_user_after_result:
+                messages = tuple(move_media_to_user(messages))
         if not chat.tools or traits.takes_tools:
             return replace(chat, messages=messages)
         if not must_call:
@@ -132,19 +132,26 @@ class ChatTemplate:
             return self._render_open(chat, clean, variables)
         return self._render([self._message(each, clean) for each in chat.messages], variables)
 
-    def generation_suffix(self, variables: Mapping[str, Any]) -> str:
-        """What the template writes after the last message to begin the answer; may be empty.
+    def check(self) -> None:
+        """Raises ModelLoadError for a template that can't even render one message."""
+        try:
+            self._apply([self._question()], {})
+        except TemplateError as error:
+            raise ModelLoadError(f"the chat template can't render a message: {error}") from None
 
-        Raises ModelLoadError if it can't even render one message.
-        """
-        content = PROBE_PARTS if "user" in self._traits.roles_with_parts else PROBE
-        messages = [{"role": "user", "content": content}]
+    def generation_suffix(self, variables: Mapping[str, Any]) -> str:
+        """What the template writes after the last message to begin the answer; may be empty."""
+        messages = [self._question()]
         try:
             with_suffix = self._apply(messages, variables)
             without = self._apply(messages, variables, add_generation_prompt=False)
-        except TemplateError as error:
-            raise ModelLoadError(f"the chat template can't render a message: {error}") from None
+        except TemplateError:
+            return ""
         return with_suffix.removeprefix(without) if with_suffix.startswith(without) else ""
+
+    def _question(self) -> dict[str, Any]:
+        takes_parts = "user" in self._traits.roles_with_parts
+        return {"role": "user", "content": PROBE_PARTS if takes_parts else PROBE}
 
     # ---- messages --------------------------------------------------------------------------
 
@@ -157,8 +164,8 @@ class ChatTemplate:
             style = self._traits.calls
             made["tool_calls"] = [_call(call, style, clean) for call in message.tool_calls]
         if message.role == "tool":
-            made["tool_call_id"] = clean(message.tool_call_id)
-            made["name"] = clean(message.name)
+            named = {"tool_call_id": message.tool_call_id, "name": message.name}
+            made |= {key: clean(value) for key, value in named.items() if value}
         return made
 
     def _content(self, message: Message, clean: Clean) -> str | list[Any]:

@@ -47,6 +47,7 @@ class PromptTokenizer:
         self._template = ChatTemplate(
             template_of(host), host.image_placeholders, video_token, tuple(host.template_variables)
         )
+        self._template.check()
         self._thought_start = host.reasoning_format.start if host.reasoning_format else ""
         placeholders = {self.placeholder, *self._tokens.values()}
         self._special = SpecialTokens(host.tokenizer, placeholders)

@@ -35,7 +35,7 @@ def numbered_id(call: ToolCall, index: int) -> str:
     return f"functions.{call.name}:{index}"
 
 
-def name_results(messages: Sequence[Message], make_id: MakeId) -> list[Message]:
+def name_results(messages: Sequence[Message], make_id: MakeId) -> tuple[Message, ...]:
     """`messages` where each call has an id, and each result the id and the name of its call.
 
     A result without an id is that of the oldest call without one, of that name if it says any.
@@ -59,7 +59,7 @@ def name_results(messages: Sequence[Message], make_id: MakeId) -> list[Message]:
                 call = ToolCall(message.tool_call_id, message.name, "{}")
                 message = replace(message, tool_call_id=make_id(call, num_calls))
         named.append(message)
-    return named
+    return tuple(named)
 
 
 def _answers(result: Message, call: ToolCall) -> bool:
@@ -141,7 +141,7 @@ def instruction(tools: Sequence[Mapping[str, Any]]) -> str:
 def with_instruction(
     messages: Sequence[Message], text: str, *, takes_system: bool
 ) -> Iterator[Message]:
-    """`messages` that say `text`: to the system, or in the first message if there is no such role."""
+    """`messages` that say `text`: in the system's, or in the first where there is no such role."""
     first, *others = messages
     if first.role == "system":
         yield replace(first, content=(*first.content, TextPart("\n\n" + text)))
