@@ -95,7 +95,7 @@ class _Probe:
             takes_tools=_TOOL in self._render([self._user], {"tools": _TOOLS}),
             calls=calls,
             takes_user_after_result=calls is not None
-            and PROBE in self._render([*self._loop(calls, _RESULT)[1:], self._user][-3:]),
+            and self._render([*self._loop(calls, _RESULT), self._user]).count(PROBE) > 1,
         )
 
     def _find_video_placeholder(self, video_token: str | None) -> str | None:
@@ -119,7 +119,8 @@ class _Probe:
     def _shows_image_in_result(self, style: CallStyle, placeholder: str) -> bool:
         parts = [{"type": "text", "text": _RESULT}, {"type": "image"}]
         text = self._render(self._loop(style, parts), {"tools": _TOOLS})
-        return _RESULT in text and text.count(placeholder) == 1 and not _is_repr(text)
+        is_repr = "'image'" in text or '"image"' in text
+        return _RESULT in text and text.count(placeholder) == 1 and not is_repr
 
     def _loop(
         self, style: CallStyle, result: str | list[dict[str, str]]

@@ -36,8 +36,8 @@ class TaggedParser:
 
     def __call__(self, text: str, tools: Tools) -> Calls:
         calls = [self._read(found, tools) for found in self.call.finditer(text)]
-        if not calls or self.call.sub("", text).strip():
-            raise ValueError("no call")
+        if self.call.sub("", text).strip():
+            raise ValueError("there is more than calls")
         return calls
 
     def _read(self, call: re.Match[str], tools: Tools) -> tuple[str, Any]:
@@ -98,10 +98,7 @@ def longcat(text: str, tools: Tools) -> Calls:
 
 def from_json(value: Any) -> Calls:
     """Calls as most formats with JSON have them: an object, or a list of them."""
-    listed = value if isinstance(value, list) else [value]
-    if not listed:
-        raise ValueError("no call")
-    return [_from_object(each) for each in listed]
+    return [_from_object(each) for each in (value if isinstance(value, list) else [value])]
 
 
 def _from_object(call: Any) -> tuple[str, Any]:
@@ -152,8 +149,6 @@ def mistral(text: str, tools: Tools) -> Calls:
         arguments, end = decoder.raw_decode(rest, found.end())
         calls.append((found["name"], arguments))
         rest = rest[end:].lstrip().removeprefix("[TOOL_CALLS]")
-    if not calls:
-        raise ValueError("no call")
     return calls
 
 
@@ -178,8 +173,6 @@ def pythonic(text: str, tools: Tools) -> Calls:
             text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?=\()", f"tool_{index}_", text)
     expression = ast.parse(text.strip(), mode="eval").body
     elements = expression.elts if isinstance(expression, ast.List) else [expression]
-    if not elements:
-        raise ValueError("no call")
     return [_python_call(each, aliases) for each in elements]
 
 

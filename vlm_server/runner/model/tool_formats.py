@@ -93,9 +93,12 @@ def _normalised(parse: _Parse) -> ParseCalls:
 
     def parsed(text: str, tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         try:
-            return [(_name(name), _object(arguments)) for name, arguments in parse(text, tools)]
+            calls = [(_name(name), _object(arguments)) for name, arguments in parse(text, tools)]
         except Exception as error:  # noqa: BLE001 - parsers raise whatever the text makes them
             raise ValueError(f"no tool call: {error}") from None
+        if not calls:
+            raise ValueError("no tool call")
+        return calls
 
     return parsed
 
