@@ -29,6 +29,8 @@ _OURS: dict[str, _Parse] = {
     "pythonic": call_parsers.pythonic,
     "qwen3_coder": call_parsers.qwen3_coder,
 }
+_JSON_CALL = re.compile(r"<tool_call>.*\"name\\?\"", re.DOTALL)
+"""In templates like Qwen's, whatever they call their variables."""
 _CALL_BEGINS = {
     "atem": re.compile(r"<atem:invoke\b"),
     "kimi_k2": re.compile(r"<\|tool_call_begin\|>"),
@@ -61,6 +63,8 @@ def tool_format(template: str | None, parser: str) -> ToolFormat | None:
             f"model.tool_parser: there is no {parser!r}, only {', '.join([AUTO, NONE, *names])}"
         )
     name = _infer_tool_parser(template, None if parser == AUTO else parser)
+    if name is None and _JSON_CALL.search(template or ""):
+        name = "json_tools"
     if name is None:
         return None
     module = load_tool_module(name)

@@ -272,6 +272,7 @@ def test_arguments_between_tags_have_the_types_of_the_schema(
     ("template", "name"),
     [
         ("<tool_call>{{ tool_call.name }}</tool_call>", "json_tools"),
+        ('<tool_call>{"name": "{{ f.name }}"}</tool_call>', "json_tools"),
         ("<tool_call>\\n<function={{ tool_call.name }}>", "qwen3_coder"),
         ("[TOOL_CALLS]{{ call.function.name }}[ARGS]", "mistral"),
         ("<|tool_call>call:{{ name }}", "gemma4"),
