@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -60,8 +61,9 @@ class SnapshotPoints:
         return tuple(sorted(point for point in points - inside if 0 < point < num_tokens))
 
     def _ends_of(self, chat: Chat, salt: str) -> _Ends:
-        named = (salt, chat.messages, chat.tools, chat.variables)
-        key = hashlib.sha256(msgspec.msgpack.encode(named)).hexdigest()
+        own = json.dumps([list(chat.tools), dict(chat.variables)])
+        named = msgspec.msgpack.encode((salt, chat.messages, own))
+        key = hashlib.sha256(named).hexdigest()
         ends = self._ends.get(key)
         if ends is None:
             head = np.array(self._find_head(chat), dtype=np.int32)

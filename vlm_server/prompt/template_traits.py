@@ -145,7 +145,7 @@ class _Probe:
     def _shown(self, *messages: Mapping[str, Any]) -> str:
         """What the template makes of `messages`; empty if it can't take parts as they are."""
         prompt = self._render(messages)
-        wanted = sum(message["content"] is PROBE_PARTS for message in messages) or 1
+        wanted = sum(message["content"] in (PROBE, PROBE_PARTS) for message in messages) or 1
         return "" if _is_repr(prompt) or prompt.count(PROBE) < wanted else prompt
 
     def _render(self, messages: _Messages, variables: Mapping[str, Any] | None = None) -> str:

@@ -35,6 +35,9 @@ def render(body: str) -> str:
         ),
         pytest.param(USER_PARTS + "{% else %}{{ m.content + '' }}{% endif %}", id="users' alone"),
         pytest.param("{{ m.content + '' }}", id="strings alone"),
+        pytest.param(
+            "{% if m.content is string %}{{ m.content }}{% endif %}", id="lists left out in silence"
+        ),
     ],
 )
 def test_every_kind_of_template_gets_the_same_conversation(body: str):
