@@ -83,8 +83,9 @@ class Tools(msgspec.Struct, frozen=True):
 class TemplateOptions(msgspec.Struct, frozen=True):
     """How the chat template writes the prompt.
 
-    `enable_thinking` None leaves it to the template. `variables` is the JSON of an object with more
-    of the template's own. With `continue_final` the answer goes on where the last message, which
+    A model that may think or not does so if `enable_thinking`; None is the same as False.
+    `variables` is the JSON of an object with more of the template's own; it wins if it sets
+    `enable_thinking`, too. With `continue_final` the answer goes on where the last message, which
     is the assistant's, ends.
     """
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from vlm_server.prompt import snapshot_points
+from vlm_server.prompt.chat import Chat
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.prompt.snapshot_points import SnapshotPoints
 from vlm_server.prompt.tokenizer import PromptTokenizer
@@ -26,17 +27,17 @@ def test_long_system_prompts_are_not_all_remembered(
 
     def ask(number: int, salt: str) -> tuple[int, ...]:
         text = f"{number} " + "ab cd " * 500
-        messages = [Message("system", (TextPart(text),)), Message("user", (TextPart("what?"),))]
-        token_ids = np.array(prompts.tokenize(messages, []), dtype=np.int32)
-        return points.of(messages, token_ids, (), salt)
+        chat = Chat((Message("system", (TextPart(text),)), Message("user", (TextPart("what?"),))))
+        token_ids = np.array(prompts.tokenize(chat, []), dtype=np.int32)
+        return points.of(chat, token_ids, (), salt)
 
     wanted = ask(0, "")
     assert len(wanted) == 2, "after the system prompt, and before the answer"
     assert ask(0, "other") == wanted
-    assert points._heads.read().entries == 2
-    size_bytes = points._heads.read().size_bytes // 2
+    assert points._ends.read().entries == 2
+    size_bytes = points._ends.read().size_bytes // 2
     for number in range(1, 100_000 // size_bytes + 3):
         ask(number, "")
-    points._heads.check_integrity()
-    assert points._heads.read().evictions > 0
+    points._ends.check_integrity()
+    assert points._ends.read().evictions > 0
     assert ask(0, "") == wanted

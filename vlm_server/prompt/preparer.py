@@ -9,19 +9,21 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from vlm_server.cache.caches import Caches
 from vlm_server.cache.holds import CacheHolds
 from vlm_server.cache.prompt_key import MediaSpan
 from vlm_server.child.cancellation import Cancellation
-from vlm_server.errors import ContextLengthExceeded, InternalError
+from vlm_server.errors import ContextLengthExceeded, InternalError, InvalidRequest
 from vlm_server.host_model import HostModel
-from vlm_server.ports import Grammar, MediaInputs, Prepared, PreparedPrompt
+from vlm_server.ports import AnswerFormat, Grammar, MediaInputs, Prepared, PreparedPrompt
 from vlm_server.prompt.atomic_prefill import atomic_prefill_tokens
+from vlm_server.prompt.chat import Chat, read_chat
 from vlm_server.prompt.grammar.grammars import Grammars
 from vlm_server.prompt.media.decoders import DecodeBudget, Decoders
 from vlm_server.prompt.media.processor import MediaItem, MediaProcessor
@@ -55,12 +57,16 @@ class MultimodalPreparer:
         """
         cancellation.check()
         grammar = self._grammar(submit, cancellation)
-        messages, media = self._lay_out(submit, self._media.begin(cancellation))
+        arranged, answer_format = self._arrange(submit)
+        chat, media = self._lay_out(submit, arranged, self._media.begin(cancellation))
         cancellation.check()
         layouts = [item.layout for item in media]
         placeholders = [Placeholder(each.token_id, each.prefix, each.suffix) for each in layouts]
-        expanded = _expand(self._prompts.tokenize(messages, placeholders), media)
-        prompt = self._build(expanded, messages, grammar, submit.cache_salt)
+        token_ids = self._prompts.tokenize(chat, placeholders)
+        if self._starts_in_thought(chat, token_ids):
+            answer_format = replace(answer_format, starts_in_thought=True)
+        prompt = self._build(_expand(token_ids, media), chat, submit.cache_salt)
+        prompt = replace(prompt, grammar=grammar, answer_format=answer_format)
         return self._look_up(prompt, media, use_disk=use_disk)
 
     def pixels_to_decode(self, submit: Submit) -> int:
@@ -73,22 +79,49 @@ class MultimodalPreparer:
             return None
         return self._grammars.compile(schema, submit.cache_salt, cancellation)
 
+    def _arrange(self, submit: Submit) -> tuple[Chat, AnswerFormat]:
+        """The conversation as the chat template takes it, and what the answer is made of."""
+        chat, tools = read_chat(submit), submit.tools
+        is_forced = tools is not None and tools.choice == "required"
+        if chat.tools and not is_forced and self._host.tool_format is None:
+            raise InvalidRequest(
+                "this server can't read the calls that this model writes; it can only be made to "
+                "call a tool (`tool_choice`)",
+                "tools",
+            )
+        answer_format = AnswerFormat(
+            tools=chat.tools, is_forced=is_forced, parallel=tools is None or tools.parallel
+        )
+        return self._prompts.arrange(chat, must_call=is_forced), answer_format
+
+    def _starts_in_thought(self, chat: Chat, token_ids: Sequence[int]) -> bool:
+        """Whether the prompt ends inside a thought: the template's, or one that is continued."""
+        marks = self._host.reasoning_format
+        if marks is None:
+            return False
+        if chat.continue_final:
+            parts = chat.messages[-1].content
+            text = "".join(part.text for part in parts if isinstance(part, TextPart))
+            if text.rfind(marks.start) > text.rfind(marks.end):
+                return True
+        return self._prompts.ends_in_thought(token_ids)
+
     @property
     def num_tracked(self) -> int:
         """Media items that are being decoded or processed, or waited for."""
         return self._media.num_in_flight
 
     def _lay_out(
-        self, submit: Submit, budget: DecodeBudget
-    ) -> tuple[list[Message], list[MediaItem]]:
-        """The messages for the chat template, and their media items in order.
+        self, submit: Submit, chat: Chat, budget: DecodeBudget
+    ) -> tuple[Chat, list[MediaItem]]:
+        """What the chat template is given, and its media items in order.
 
         One item after the other, so that no two are in memory decoded.
         """
         messages: list[Message] = []
         media: list[MediaItem] = []
         num_tokens, limit = 0, self._host.context_tokens
-        for message in submit.messages:
+        for message in chat.messages:
             parts: list[ContentPart] = []
             for part, item in self._lay_out_parts(submit, message, budget):
                 parts.append(part)
@@ -102,8 +135,8 @@ class MultimodalPreparer:
                         f"this model's context holds {limit}.",
                         item.param,
                     )
-            messages.append(Message(message.role, tuple(parts)))
-        return messages, media
+            messages.append(structs.replace(message, content=tuple(parts)))
+        return replace(chat, messages=tuple(messages)), media
 
     def _lay_out_parts(
         self, submit: Submit, message: Message, budget: DecodeBudget
@@ -124,9 +157,7 @@ class MultimodalPreparer:
                         yield TextPart(f"\nFrame at {time:.1f} s:"), None
                         yield ImagePart(0), frame
 
-    def _build(
-        self, expanded: _Expanded, messages: Sequence[Message], grammar: Grammar | None, salt: str
-    ) -> PreparedPrompt:
+    def _build(self, expanded: _Expanded, chat: Chat, salt: str) -> PreparedPrompt:
         token_ids, spans = expanded.token_ids, expanded.spans
         positions, rope_delta = None, 0
         if self._host.mrope is not None:
@@ -135,7 +166,7 @@ class MultimodalPreparer:
         num_atomic = atomic_prefill_tokens(self._host.chunk_policy, token_types)
         snapshot_points: tuple[int, ...] = ()
         if self._caches.prefixes.needs_snapshots:
-            points = self._snapshot_points.of(messages, token_ids, spans, salt)
+            points = self._snapshot_points.of(chat, token_ids, spans, salt)
             snapshot_points = points[bisect_left(points, num_atomic) :]
         return PreparedPrompt(
             token_ids=token_ids,
@@ -145,7 +176,6 @@ class MultimodalPreparer:
             snapshot_points=snapshot_points,
             atomic_prefill_tokens=num_atomic,
             token_types=token_types if num_atomic else None,
-            grammar=grammar,
             cache_salt=salt,
         )
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
@@ -11,12 +13,22 @@ from numpy.typing import NDArray
 
 from vlm_server.cache.lru import LruCache
 from vlm_server.cache.prompt_key import MediaSpan
+from vlm_server.prompt.chat import Chat
 from vlm_server.prompt.tokenizer import PromptTokenizer
 from vlm_server.protocol import Message, TextPart
 
 _HEAD_BYTES = 4 << 20
-"""Of the tokens of all system prompts that are remembered."""
+"""Of the tokens of all system prompts, with their tools, that are remembered."""
 _ENTRY_BYTES = 500
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """head: the tokens of all prompts with the same system message, tools and variables, before
+    what the user says. suffix: what begins the answer. Both (tokens,) int32."""
+
+    head: NDArray[np.int32]
+    suffix: NDArray[np.int32]
 
 
 class SnapshotPoints:
@@ -28,43 +40,46 @@ class SnapshotPoints:
 
     def __init__(self, prompts: PromptTokenizer) -> None:
         self._prompts = prompts
-        self._suffix = prompts.generation_suffix
-        self._heads = LruCache[NDArray[np.int32]]("system prompts", _HEAD_BYTES)
+        self._ends = LruCache[_Ends]("system prompts", _HEAD_BYTES)
 
     def of(
-        self,
-        messages: Sequence[Message],
-        token_ids: NDArray[np.int32],
-        spans: Sequence[MediaSpan],
-        salt: str,
+        self, chat: Chat, token_ids: NDArray[np.int32], spans: Sequence[MediaSpan], salt: str
     ) -> tuple[int, ...]:
         """Numbers of tokens, ascending, none of them the whole prompt or inside a span.
 
         `salt` separates requests that must not share what is remembered.
         """
         num_tokens = len(token_ids)
-        system = tuple(messages[:1] if messages[0].role == "system" else ())
+        system = chat.messages[:1] if chat.messages[0].role == "system" else ()
+        ends = self._ends_of(replace(chat, messages=system, continue_final=False), salt)
         points = {span.end for span in spans}
-        points.add(_num_common(token_ids, self._head(system, salt)))
-        if self._suffix and token_ids[-len(self._suffix) :].tolist() == self._suffix:
-            points.add(num_tokens - len(self._suffix))
+        points.add(_num_common(token_ids, ends.head))
+        num_before = num_tokens - len(ends.suffix)
+        if len(ends.suffix) and np.array_equal(token_ids[max(num_before, 0) :], ends.suffix):
+            points.add(num_before)
         inside = {point for span in spans for point in points if span.start < point < span.end}
         return tuple(sorted(point for point in points - inside if 0 < point < num_tokens))
 
-    def _head(self, system: tuple[Message, ...], salt: str) -> NDArray[np.int32]:
-        key = hashlib.sha256(msgspec.msgpack.encode((salt, system))).hexdigest()
-        head = self._heads.get(key)
-        if head is None:
-            head = np.array(self._find_head(system), dtype=np.int32)
-            self._heads.put(key, head, head.nbytes + _ENTRY_BYTES).release()
-        return head
+    def _ends_of(self, chat: Chat, salt: str) -> _Ends:
+        own = json.dumps([list(chat.tools), dict(chat.variables)])
+        named = msgspec.msgpack.encode((salt, chat.messages, own))
+        key = hashlib.sha256(named).hexdigest()
+        ends = self._ends.get(key)
+        if ends is None:
+            head = np.array(self._find_head(chat), dtype=np.int32)
+            suffix = np.array(self._prompts.generation_suffix(chat.variables), dtype=np.int32)
+            ends = _Ends(head, suffix)
+            self._ends.put(key, ends, head.nbytes + suffix.nbytes + _ENTRY_BYTES).release()
+        return ends
 
-    def _find_head(self, system: tuple[Message, ...]) -> list[int]:
-        """The tokens of all prompts with that system message, before what the user says."""
+    def _find_head(self, chat: Chat) -> list[int]:
+        system = chat.messages
         if not all(isinstance(part, TextPart) for message in system for part in message.content):
             return []
         one, other = (
-            self._prompts.tokenize([*system, Message("user", (TextPart(text),))], [])
+            self._prompts.tokenize(
+                replace(chat, messages=(*system, Message("user", (TextPart(text),)))), []
+            )
             for text in ("A", "B")
         )
         return one[: _num_common(np.array(one), np.array(other))]

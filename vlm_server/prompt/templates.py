@@ -1,45 +1,43 @@
 """Renders a conversation to one prompt string with the checkpoint's chat template.
 
-Content parts keep the order in which the user gave them. Templates differ in two ways, which
-rendering a probe tells: for which roles they take a list of parts, and what they write for an
-image.
+Content parts keep the order in which the user gave them. What a template takes is found out once
+(`template_traits.py`), and conversations are arranged accordingly (`tool_turns.py`).
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from vlm_server.errors import InvalidRequest, ModelLoadError
 from vlm_server.host_model import HostModel
+from vlm_server.prompt.chat import Chat, arguments_of, cleaned, join_texts
 from vlm_server.prompt.sandbox import SandboxedTemplate, TemplateError
-from vlm_server.protocol import ContentPart, Message, TextPart, VideoPart
+from vlm_server.prompt.template_traits import PROBE, PROBE_PARTS, Apply, CallStyle, probe
+from vlm_server.prompt.tool_turns import (
+    given_id,
+    instruction,
+    move_media_to_user,
+    name_results,
+    with_instruction,
+    write_as_text,
+)
+from vlm_server.protocol import Message, TextPart, ToolCall, VideoPart
 
-Apply = Callable[[Sequence[Mapping[str, Any]], bool], Any]
-"""(messages, add_generation_prompt) to the prompt's text."""
-_PROBE = "probe of the template"
-_NOTHING_ELSE = {"tools": None, "documents": None, "enable_thinking": False}
-"""What else templates ask for."""
-_PROBE_PARTS = [{"type": "text", "text": _PROBE}]
-
-
-def join_texts(messages: Sequence[Message]) -> list[Message]:
-    """`messages` with neighbouring text parts as one, as the model reads them.
-
-    Templates trim parts, or take the first one alone. And a control token that is split between
-    two parts is whole again once they are rendered.
-    """
-    return [Message(message.role, tuple(_joined(message.content))) for message in messages]
-
-
-def _joined(parts: Sequence[ContentPart]) -> Iterator[ContentPart]:
-    for is_text, group in groupby(parts, lambda part: isinstance(part, TextPart)):
-        if is_text:
-            yield TextPart("".join(part.text for part in group if isinstance(part, TextPart)))
-        else:
-            yield from group
+_DEFAULTS = {"tools": None, "documents": None, "enable_thinking": False, "thinking": False}
+"""What templates ask for. A model that may think or not thinks for those who ask for it: others
+would wait for a thought, and pay for it, that many clients never show."""
+_END = "\ue0fc"
+"""Marks, in as many as the text does not hold, where the answer goes on."""
+_ENDS = re.compile(f"{_END}+")
+_TAIL_CHARACTERS = 20
+"""Of a message that is continued, to be found where the prompt is cut off."""
+Clean = Callable[[str], str]
 
 
 def template_of(host: HostModel) -> Apply:
@@ -47,9 +45,11 @@ def template_of(host: HostModel) -> Apply:
 
     Raises ModelLoadError for a template that can't be read.
     """
-    if host.chat_template is None:
-        return host.write_prompt
-    return sandboxed(host.chat_template, host.template_variables)
+    if host.chat_template is not None:
+        return sandboxed(host.chat_template, host.template_variables)
+    return lambda messages, add_generation_prompt, _: host.write_prompt(
+        messages, add_generation_prompt
+    )
 
 
 def sandboxed(source: str, variables: Mapping[str, Any]) -> Apply:
@@ -59,10 +59,13 @@ def sandboxed(source: str, variables: Mapping[str, Any]) -> Apply:
     except TemplateError as error:
         raise ModelLoadError(str(error)) from None
 
-    def apply(messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
+    def apply(
+        messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, own: Mapping[str, Any]
+    ) -> str:
         return template.render(
-            **_NOTHING_ELSE
+            **_DEFAULTS
             | dict(variables)
+            | dict(own)
             | {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
         )
 
@@ -70,65 +73,103 @@ def sandboxed(source: str, variables: Mapping[str, Any]) -> Apply:
 
 
 class ChatTemplate:
-    """Renders messages the way a checkpoint's chat template wants them."""
+    """Renders chats the way a checkpoint's chat template wants them."""
 
     def __init__(
         self,
         apply: Apply,
         image_placeholders: Sequence[str],
         video_token: str | None,
+        names: Sequence[str] = (),
     ) -> None:
         """`apply`: see `template_of`; `image_placeholders` are as in `HostModel`.
 
         `video_token` is the token whose embeddings a video replaces, for families that take videos.
+        `names` are variables that no request may set.
         """
         self._apply_template = apply
-        asked = self._probe({"role": "user", "content": [{"type": "image"}, *_PROBE_PARTS]})
-        found = next((name for name in image_placeholders if name in asked), None)
-        self.placeholder = found or image_placeholders[0]
+        self._names = frozenset(names)
+        self._traits = probe(apply, image_placeholders, video_token)
+        self.placeholder = self._traits.placeholder
         """What stands for one image in a rendered prompt."""
-        self._roles_with_parts = {"user"} if found else set[str]()
-        self.video_placeholder = self._find_video_placeholder(video_token)
+        self.video_placeholder = self._traits.video_placeholder
         """What stands for one video in a rendered prompt; None if nothing does."""
-        user = {"role": "user", "content": _PROBE_PARTS if found else "text"}
-        if self._probe({"role": "system", "content": _PROBE_PARTS}, user):
-            self._roles_with_parts.add("system")
-        if self._probe(user, {"role": "assistant", "content": _PROBE_PARTS}, user):
-            self._roles_with_parts.add("assistant")
 
-    def render(self, messages: Sequence[Message], clean: Callable[[str], str]) -> str:
-        """The prompt up to where the answer begins; user text goes through `clean` first.
+    def arrange(self, chat: Chat, *, must_call: bool = False) -> Chat:
+        """`chat` as the template takes it; to be rendered, its media in this order.
 
-        Raises InvalidRequest if the template refuses the order of roles.
+        Tools that the template has no place for are described to the system if one of them
+        `must_call`. Raises InvalidRequest if that is left to the model.
         """
-        rendered = [
-            {"role": message.role, "content": self._content(message, clean)} for message in messages
-        ]
-        try:
-            return self._apply(rendered)
-        except Exception as error:  # noqa: BLE001 - templates are programs of their own
-            reason = re.sub(r"\s+", " ", str(error))[:200]
-            raise InvalidRequest(
-                f"this model's chat template refuses the conversation: {reason}", "messages"
-            ) from None
+        traits, messages = self._traits, chat.messages
+        if any(message.role == "tool" or message.tool_calls for message in messages):
+            messages = name_results(messages, traits.calls.make_id if traits.calls else given_id)
+            if traits.calls is None:
+                messages = tuple(write_as_text(messages))
+            elif "tool" not in traits.roles_with_parts and traits.takes_user_after_result:
+                messages = tuple(move_media_to_user(messages))
+        if not chat.tools or traits.takes_tools:
+            return replace(chat, messages=messages)
+        if not must_call:
+            raise InvalidRequest("this model's chat template has no place for tools", "tools")
+        text = instruction(chat.tools)
+        told = with_instruction(messages, text, takes_system=traits.takes_system)
+        return replace(chat, messages=tuple(told), tools=())
 
-    @property
-    def generation_suffix(self) -> str:
-        """What the template writes after the last message to begin the answer; may be empty.
+    def render(self, chat: Chat, clean: Clean) -> str:
+        """The prompt up to where the answer begins; what users say goes through `clean` first.
 
-        Raises ModelLoadError if it can't even render one message.
+        Raises InvalidRequest if the template refuses the order of roles, or can't leave the last
+        message open.
         """
-        content = _PROBE_PARTS if "user" in self._roles_with_parts else _PROBE
-        messages = [{"role": "user", "content": content}]
+        if taken := sorted(self._names & chat.variables.keys()):
+            param = "chat_template_kwargs"
+            raise InvalidRequest(f"`{param}` can't set `{taken[0]}`.", param)
+        variables = cleaned(chat.variables, clean)
+        if chat.tools:
+            variables["tools"] = cleaned(chat.tools, clean)
+        if chat.continue_final:
+            return self._render_open(chat, clean, variables)
+        return self._render([self._message(each, clean) for each in chat.messages], variables)
+
+    def check(self) -> None:
+        """Raises ModelLoadError for a template that can't even render one message."""
         try:
-            with_suffix = self._apply(messages)
-            without = self._apply(messages, add_generation_prompt=False)
+            self._apply([self._question()], {})
         except TemplateError as error:
             raise ModelLoadError(f"the chat template can't render a message: {error}") from None
+
+    def generation_suffix(self, variables: Mapping[str, Any]) -> str:
+        """What the template writes after the last message to begin the answer; may be empty."""
+        messages = [self._question()]
+        try:
+            with_suffix = self._apply(messages, variables)
+            without = self._apply(messages, variables, add_generation_prompt=False)
+        except TemplateError:
+            return ""
         return with_suffix.removeprefix(without) if with_suffix.startswith(without) else ""
 
-    def _content(self, message: Message, clean: Callable[[str], str]) -> str | list[Any]:
-        if message.role not in self._roles_with_parts:
+    def _question(self) -> dict[str, Any]:
+        takes_parts = "user" in self._traits.roles_with_parts
+        return {"role": "user", "content": PROBE_PARTS if takes_parts else PROBE}
+
+    # ---- messages --------------------------------------------------------------------------
+
+    def _message(self, message: Message, clean: Clean) -> dict[str, Any]:
+        made: dict[str, Any] = {"role": message.role, "content": self._content(message, clean)}
+        if message.reasoning:
+            thought = clean(message.reasoning)
+            made |= {"reasoning_content": thought, "reasoning": thought, "thinking": thought}
+        if message.tool_calls and self._traits.calls is not None:
+            style = self._traits.calls
+            made["tool_calls"] = [_call(call, style, clean) for call in message.tool_calls]
+        if message.role == "tool":
+            named = {"tool_call_id": message.tool_call_id, "name": message.name}
+            made |= {key: clean(value) for key, value in named.items() if value}
+        return made
+
+    def _content(self, message: Message, clean: Clean) -> str | list[Any]:
+        if message.role not in self._traits.roles_with_parts or not message.content:
             return "".join(
                 clean(part.text) if isinstance(part, TextPart) else self.placeholder
                 for part in message.content
@@ -140,26 +181,56 @@ class ChatTemplate:
             for part in message.content
         ]
 
-    def _find_video_placeholder(self, video_token: str | None) -> str | None:
-        """The token with the marks that templates of Qwen's families write around it."""
-        if video_token is None:
-            return None
-        marked = f"<|vision_start|>{video_token}<|vision_end|>"
-        asked = self._probe({"role": "user", "content": [{"type": "video"}, *_PROBE_PARTS]})
-        return marked if marked in asked else None
+    # ---- rendering -------------------------------------------------------------------------
 
-    def _apply(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        prompt = self._apply_template(messages, add_generation_prompt)
+    def _render_open(self, chat: Chat, clean: Clean, variables: Mapping[str, Any]) -> str:
+        """The prompt, cut off after the last message's text."""
+        last = chat.messages[-1]
+        if last.role != "assistant" or last.tool_calls:
+            raise InvalidRequest("only an assistant's text can be continued", "messages")
+        longest = max((len(run) for text in chat.texts() for run in _ENDS.findall(text)), default=0)
+        end = _END * (longest + 1)
+        opened = msgspec.structs.replace(last, content=(*last.content, TextPart(end)))
+        messages = join_texts([*chat.messages[:-1], opened])
+        made = [self._message(message, clean) for message in messages]
+        before, found, _ = self._render(made, variables, False).rpartition(end)
+        text = clean("".join(part.text for part in last.content if isinstance(part, TextPart)))
+        if not found or not before.endswith(text[-_TAIL_CHARACTERS:].lstrip()):
+            raise InvalidRequest(
+                "this model's chat template can't continue the last message", "messages"
+            )
+        return before
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        add_generation_prompt: bool = True,
+    ) -> str:
+        try:
+            return self._apply(messages, variables, add_generation_prompt=add_generation_prompt)
+        except Exception as error:  # noqa: BLE001 - templates are programs of their own
+            reason = re.sub(r"\s+", " ", str(error))[:200]
+            raise InvalidRequest(
+                f"this model's chat template refuses the conversation: {reason}", "messages"
+            ) from None
+
+    def _apply(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        prompt = self._apply_template(messages, add_generation_prompt, variables)
         if not isinstance(prompt, str):
             raise ModelLoadError("the chat template does not render text")
         return prompt
 
-    def _probe(self, *messages: dict[str, Any]) -> str:
-        """What the template makes of `messages`; empty if it can't take parts as they are."""
-        try:
-            prompt = self._apply(list(messages))
-        except Exception:  # noqa: BLE001 - any failure means that it takes no parts
-            return ""
-        is_repr = "'type'" in prompt or '"type"' in prompt
-        wanted = sum(message["content"] is _PROBE_PARTS for message in messages) or 1
-        return "" if is_repr or prompt.count(_PROBE) < wanted else prompt
+
+def _call(call: ToolCall, style: CallStyle, clean: Clean) -> dict[str, Any]:
+    arguments = cleaned(arguments_of(call.arguments), clean)
+    function = {"name": clean(call.name), "arguments": arguments}
+    if style.as_text:
+        function["arguments"] = json.dumps(arguments, ensure_ascii=False)
+    return {"type": "function", "id": clean(call.id), "function": function}

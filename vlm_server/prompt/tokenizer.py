@@ -7,16 +7,20 @@ truncation on theirs. Encoding releases the interpreter lock.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import tokenizers
 
 from vlm_server.errors import ContextLengthExceeded, InvalidRequest
 from vlm_server.host_model import HostModel
+from vlm_server.prompt.chat import Chat, join_texts
 from vlm_server.prompt.special_tokens import SpecialTokens
-from vlm_server.prompt.templates import ChatTemplate, join_texts, template_of
-from vlm_server.protocol import Message, TextPart
+from vlm_server.prompt.templates import ChatTemplate, template_of
+
+_TAIL_TOKENS = 32
+"""Enough for what begins a thought."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,11 @@ class PromptTokenizer:
             for token_id in host.media_token_ids
         }
         video_token = None if host.video_token_id is None else self._tokens[host.video_token_id]
-        self._template = ChatTemplate(template_of(host), host.image_placeholders, video_token)
+        self._template = ChatTemplate(
+            template_of(host), host.image_placeholders, video_token, tuple(host.template_variables)
+        )
+        self._template.check()
+        self._thought_start = host.reasoning_format.start if host.reasoning_format else ""
         placeholders = {self.placeholder, *self._tokens.values()}
         self._special = SpecialTokens(host.tokenizer, placeholders)
         either = filter(None, (self.video_placeholder, self.placeholder))
@@ -61,28 +69,31 @@ class PromptTokenizer:
         """What stands for one video; None if the template knows no videos."""
         return self._template.video_placeholder
 
-    @property
-    def generation_suffix(self) -> list[int]:
+    def generation_suffix(self, variables: Mapping[str, Any]) -> list[int]:
         """Ids of what the template writes after the last message to begin the answer."""
-        text = self._template.generation_suffix
+        text = self._template.generation_suffix(variables)
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def tokenize(
-        self, messages: Sequence[Message], placeholders: Sequence[Placeholder]
-    ) -> list[int]:
-        """Ids of the prompt up to where the answer begins.
+    def arrange(self, chat: Chat, *, must_call: bool = False) -> Chat:
+        """See `ChatTemplate.arrange`."""
+        return self._template.arrange(chat, must_call=must_call)
+
+    def ends_in_thought(self, token_ids: Sequence[int]) -> bool:
+        """Whether a prompt's last words begin a thought."""
+        if not self._thought_start:
+            return False
+        tail = self._tokenizer.decode(list(token_ids[-_TAIL_TOKENS:]), skip_special_tokens=False)
+        return tail.rstrip().endswith(self._thought_start)
+
+    def tokenize(self, chat: Chat, placeholders: Sequence[Placeholder]) -> list[int]:
+        """Ids of the prompt of an arranged chat, up to where the answer begins.
 
         `placeholders` are those of the images and videos, in order. Raises InvalidRequest for a
         conversation that the template refuses, and ContextLengthExceeded, without tokenizing it,
         for a text that could not fit whatever its tokens are.
         """
-        messages = join_texts(messages)
-        user_text = "\n".join(
-            part.text
-            for message in messages
-            for part in message.content
-            if isinstance(part, TextPart)
-        )
+        chat = replace(chat, messages=join_texts(chat.messages))
+        user_text = "\n".join(chat.texts())
         if len(user_text) > self._max_characters:
             raise ContextLengthExceeded(
                 f"{len(user_text)} characters are more than this model's context of "
@@ -92,27 +103,27 @@ class PromptTokenizer:
         mark: str | None = None
         if self._special.may_begin_in(user_text):
             mark = self._special.choose_mark(user_text)
-            rendered = self._render(messages, mark) if mark else self._render_unmarked(messages)
+            rendered = self._render(chat, mark) if mark else self._render_unmarked(chat)
         else:
-            rendered = self._template.render(messages, str)
+            rendered = self._template.render(chat, str)
         token_ids = self._encode(self._place_media(rendered, placeholders))
         return self._special.remove_marks(token_ids, mark) if mark else token_ids
 
-    def _render(self, messages: Sequence[Message], mark: str) -> str:
+    def _render(self, chat: Chat, mark: str) -> str:
         """The prompt, with marks that keep control tokens in user text from being any."""
         special, render = self._special, self._template.render
-        rendered = render(messages, lambda text: special.disarm(text, mark))
-        strict = render(messages, lambda text: special.disarm_beginnings(text, mark))
+        rendered = render(chat, lambda text: special.disarm(text, mark))
+        strict = render(chat, lambda text: special.disarm_beginnings(text, mark))
         # Where a template took out what stood within one, it is whole again.
         return strict if special.count(rendered) > special.count(strict) else rendered
 
-    def _render_unmarked(self, messages: Sequence[Message]) -> str:
+    def _render_unmarked(self, chat: Chat) -> str:
         """The prompt of a text that leaves no mark to choose.
 
         Raises InvalidRequest if it has more control tokens than the template writes.
         """
-        rendered = self._template.render(messages, str)
-        harmless = self._template.render(messages, self._special.without_beginnings)
+        rendered = self._template.render(chat, str)
+        harmless = self._template.render(chat, self._special.without_beginnings)
         if self._special.count(rendered) > self._special.count(harmless):
             raise InvalidRequest("the text mixes control tokens and private-use marks", "messages")
         return rendered

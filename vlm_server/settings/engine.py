@@ -35,6 +35,14 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             description="Maximum tokens of prompt plus answer; 0 means the model's own limit.",
         ),
     ] = 0
+    tool_parser: Annotated[
+        str,
+        Meta(
+            description="How the model writes tool calls: the name of one of mlx-vlm's parsers, "
+            "such as json_tools, qwen3_coder or mistral; auto means what its chat template says, "
+            "none that it calls tools only when it is made to."
+        ),
+    ] = "auto"
 
 
 class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vlm_server.errors import InvalidRequest
+from vlm_server.prompt.chat import Chat
 from vlm_server.prompt.templates import ChatTemplate, sandboxed
 from vlm_server.protocol import ImagePart, Message, TextPart
 
@@ -22,7 +23,7 @@ USER_PARTS = (
 
 def render(body: str) -> str:
     template = "{% for m in messages %}[{{ m.role }}]" + body + "{% endfor %}"
-    return ChatTemplate(sandboxed(template, {}), ("<image>",), None).render(CONVERSATION, str)
+    return ChatTemplate(sandboxed(template, {}), ("<image>",), None).render(Chat(CONVERSATION), str)
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,9 @@ def render(body: str) -> str:
         ),
         pytest.param(USER_PARTS + "{% else %}{{ m.content + '' }}{% endif %}", id="users' alone"),
         pytest.param("{{ m.content + '' }}", id="strings alone"),
+        pytest.param(
+            "{% if m.content is string %}{{ m.content }}{% endif %}", id="lists left out in silence"
+        ),
     ],
 )
 def test_every_kind_of_template_gets_the_same_conversation(body: str):

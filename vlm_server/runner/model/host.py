@@ -16,6 +16,7 @@ from vlm_server.runner.model.families import Family, MRopeRule
 from vlm_server.runner.model.fingerprint import fingerprint
 from vlm_server.runner.model.probe import ask_positions, chunk_policy
 from vlm_server.runner.model.processors import HostProcessor, chat_template
+from vlm_server.runner.model.tool_formats import reasoning_format, tool_format
 from vlm_server.settings import Model as ModelSettings
 
 Json = dict[str, Any]
@@ -24,7 +25,8 @@ Json = dict[str, Any]
 def host_model(
     settings: ModelSettings, config: Json, family: Family, model: Any, processor: Any
 ) -> HostModel:
-    """Raises ModelLoadError without an image token or a fast tokenizer."""
+    """Raises ModelLoadError without an image token or a fast tokenizer, or for a tool parser that
+    there is not."""
     folder = Path(settings.path)
     tokenizer = getattr(processor, "tokenizer", processor)
     if not hasattr(tokenizer, "backend_tokenizer"):
@@ -34,6 +36,7 @@ def host_model(
         raise ModelLoadError(f"{family.name} names no image token: not a vision model")
     video_token_id = _token_id(model, config, "video_token_index", "video_token_id")
     host_processor = HostProcessor(processor, image_token_id)
+    template = None if family.writes_prompts else chat_template(processor)
     return HostModel(
         tokenizer=tokenizer,
         backend=tokenizer.backend_tokenizer,
@@ -45,13 +48,15 @@ def host_model(
         fingerprint=fingerprint(folder, str(settings.dtype)),
         adds_special_tokens=should_add_special_tokens(family.name, processor),
         image_placeholders=_image_placeholders(processor, tokenizer, image_token_id),
-        chat_template=None if family.writes_prompts else chat_template(processor),
+        chat_template=template,
         template_variables=dict(tokenizer.special_tokens_map),
         write_prompt=host_processor.write_prompt,
         process_image=host_processor.image,
         process_video=host_processor.video,
         mrope=_mrope(family, model),
         chunk_policy=chunk_policy(model),
+        tool_format=tool_format(template, settings.tool_parser),
+        reasoning_format=reasoning_format(template),
     )
 
 

@@ -1,0 +1,131 @@
+"""What a chat template is given: a conversation, tools, and variables of the template's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from vlm_server.errors import InvalidRequest
+from vlm_server.protocol import ContentPart, Message, Submit, TemplateOptions, TextPart
+
+RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+"""Variables that the request itself sets."""
+_STRUCTURE = frozenset(
+    {"type", "function", "name", "description", "parameters", "properties", "required", "items"}
+    | {"object", "array", "string", "number", "integer", "boolean", "null", "enum", "const"}
+    | {"anyOf", "oneOf", "allOf", "additionalProperties", "nullable", "default", "format"}
+    | {"title", "strict", "return", "response", "$defs", "$ref", "minimum", "maximum"}
+)
+"""Words of tool definitions that templates look for; they stay as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation as the chat template takes it.
+
+    tools: as in `protocol.Tools.definitions`. variables: more of the template's own. With
+    `continue_final` the answer goes on where the last message ends.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    continue_final: bool = False
+
+    def texts(self) -> Iterator[str]:
+        """All that comes from the user, wherever the template writes it."""
+        for message in self.messages:
+            yield from (part.text for part in message.content if isinstance(part, TextPart))
+            yield from (message.reasoning, message.name, message.tool_call_id)
+            for call in message.tool_calls:
+                yield from (call.id, call.name)
+                yield from strings_in(arguments_of(call.arguments))
+        yield from strings_in(list(self.tools))
+        yield from strings_in(dict(self.variables))
+
+
+def read_chat(submit: Submit) -> Chat:
+    """Raises InvalidRequest for variables that would replace what the request says elsewhere."""
+    tools = () if submit.tools is None else tuple(json.loads(submit.tools.definitions))
+    return Chat(
+        messages=submit.messages,
+        tools=tools,
+        variables=_variables(submit.template),
+        continue_final=submit.template.continue_final,
+    )
+
+
+def _variables(options: TemplateOptions) -> Mapping[str, Any]:
+    """Templates know thinking by two names. What the variables say is more exact, and wins."""
+    param = "chat_template_kwargs"
+    try:
+        own = json.loads(options.variables)
+    except ValueError:
+        own = None
+    if not isinstance(own, dict):
+        raise InvalidRequest(f"`{param}` must be an object.", param)
+    if taken := sorted(RESERVED & own.keys()):
+        raise InvalidRequest(f"`{param}` can't set `{taken[0]}`.", param)
+    if options.enable_thinking is None:
+        return own
+    return {"enable_thinking": options.enable_thinking, "thinking": options.enable_thinking} | own
+
+
+def arguments_of(text: str) -> dict[str, Any]:
+    """The arguments of a call in the conversation. Raises InvalidRequest for what is no object."""
+    try:
+        arguments = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise InvalidRequest("the arguments of a tool call must be a JSON object", "messages")
+    return arguments
+
+
+def join_texts(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """`messages` with neighbouring text parts as one, as the model reads them.
+
+    Templates trim parts, or take the first one alone. And a control token that is split between
+    two parts is whole again once they are rendered.
+    """
+    return tuple(
+        msgspec.structs.replace(message, content=tuple(_joined(message.content)))
+        for message in messages
+    )
+
+
+def _joined(parts: Sequence[ContentPart]) -> Iterator[ContentPart]:
+    for is_text, group in groupby(parts, lambda part: isinstance(part, TextPart)):
+        if is_text:
+            yield TextPart("".join(part.text for part in group if isinstance(part, TextPart)))
+        else:
+            yield from group
+
+
+def strings_in(value: Any) -> Iterator[str]:
+    """All strings of a JSON value, keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield key
+            yield from strings_in(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from strings_in(inner)
+
+
+def cleaned(value: Any, clean: Callable[[str], str]) -> Any:
+    """A JSON value with all its strings, but for those that templates look for, made `clean`."""
+    if isinstance(value, str):
+        return value if value in _STRUCTURE else clean(value)
+    if isinstance(value, Mapping):
+        return {cleaned(key, clean): cleaned(inner, clean) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [cleaned(inner, clean) for inner in value]
+    return value

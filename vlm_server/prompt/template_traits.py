@@ -1,0 +1,162 @@
+"""Finds out what a chat template takes, by rendering short conversations with it.
+
+Templates differ in the roles for which they take a list of parts, in what they write for an image,
+and in how they write tools, calls and their results, if they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vlm_server.prompt.tool_turns import MakeId, given_id, numbered_id, short_id
+from vlm_server.protocol import ToolCall
+
+Apply = Callable[[Sequence[Mapping[str, Any]], bool, Mapping[str, Any]], Any]
+"""(messages, add_generation_prompt, variables of the template's own, `tools` among them) to the
+prompt's text."""
+PROBE = "probe of the template"
+PROBE_PARTS = [{"type": "text", "text": PROBE}]
+_VALUE, _RESULT, _TOOL = "probed_value", "probed result", "probed_tool"
+_KIMI = "<|tool_call_argument_begin|>"
+_TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": _TOOL,
+            "description": "does nothing",
+            "parameters": {"type": "object", "properties": {"key": {"type": "string"}}},
+        },
+    }
+]
+_CALL = ToolCall("call_0123456789abcdef01234567", _TOOL, "{}")
+_Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class CallStyle:
+    """How a template takes calls: their arguments as a JSON text or an object, and their ids."""
+
+    as_text: bool
+    make_id: MakeId
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateTraits:
+    """What a chat template takes.
+
+    placeholder: what it writes for an image. video_placeholder: what it writes for a video; None if
+    nothing. roles_with_parts: those whose messages may be lists of parts, with media. calls: None
+    if it has no place for calls in the conversation. takes_user_after_result: whether the user may
+    speak next after a tool's result.
+    """
+
+    placeholder: str
+    video_placeholder: str | None
+    roles_with_parts: frozenset[str]
+    takes_system: bool
+    takes_tools: bool
+    calls: CallStyle | None
+    takes_user_after_result: bool
+
+
+def probe(
+    apply: Apply, image_placeholders: Sequence[str], video_token: str | None
+) -> TemplateTraits:
+    """`image_placeholders` are as in `HostModel`; a video's tokens replace `video_token`."""
+    return _Probe(apply).run(image_placeholders, video_token)
+
+
+class _Probe:
+    def __init__(self, apply: Apply) -> None:
+        self._apply = apply
+        self._user: Mapping[str, Any] = {"role": "user", "content": PROBE}
+
+    def run(self, image_placeholders: Sequence[str], video_token: str | None) -> TemplateTraits:
+        asked = self._shown({"role": "user", "content": [{"type": "image"}, *PROBE_PARTS]})
+        found = next((name for name in image_placeholders if name in asked), None)
+        placeholder = found or image_placeholders[0]
+        roles = {"user"} if found else set[str]()
+        if found:
+            self._user = {"role": "user", "content": PROBE_PARTS}
+        if self._shown({"role": "system", "content": PROBE_PARTS}, self._user):
+            roles.add("system")
+        if self._shown(self._user, {"role": "assistant", "content": PROBE_PARTS}, self._user):
+            roles.add("assistant")
+        calls = self._find_calls()
+        if calls is not None and self._shows_image_in_result(calls, placeholder):
+            roles.add("tool")
+        return TemplateTraits(
+            placeholder=placeholder,
+            video_placeholder=self._find_video_placeholder(video_token),
+            roles_with_parts=frozenset(roles),
+            takes_system=_RESULT in self._render([self._as("system", roles, _RESULT), self._user]),
+            takes_tools=_TOOL in self._render([self._user], {"tools": _TOOLS}),
+            calls=calls,
+            takes_user_after_result=calls is not None
+            and self._render([*self._loop(calls, _RESULT), self._user]).count(PROBE) > 1,
+        )
+
+    def _find_video_placeholder(self, video_token: str | None) -> str | None:
+        """The token with the marks that templates of Qwen's families write around it."""
+        if video_token is None:
+            return None
+        marked = f"<|vision_start|>{video_token}<|vision_end|>"
+        asked = self._shown({"role": "user", "content": [{"type": "video"}, *PROBE_PARTS]})
+        return marked if marked in asked else None
+
+    def _find_calls(self) -> CallStyle | None:
+        for as_text in (False, True):
+            for make_id in (given_id, short_id):
+                style = CallStyle(as_text, make_id)
+                text = self._render(self._loop(style, _RESULT), {"tools": _TOOLS})
+                is_repr = "{'key'" in text or '\\"key' in text
+                if _VALUE in text and _RESULT in text and not is_repr:
+                    return CallStyle(as_text, numbered_id) if _KIMI in text else style
+        return None
+
+    def _shows_image_in_result(self, style: CallStyle, placeholder: str) -> bool:
+        parts = [{"type": "text", "text": _RESULT}, {"type": "image"}]
+        text = self._render(self._loop(style, parts), {"tools": _TOOLS})
+        is_repr = "'image'" in text or '"image"' in text
+        return _RESULT in text and text.count(placeholder) == 1 and not is_repr
+
+    def _loop(
+        self, style: CallStyle, result: str | list[dict[str, str]]
+    ) -> list[Mapping[str, Any]]:
+        """A user's turn, a call, and its result."""
+        arguments: Any = f'{{"key": "{_VALUE}"}}' if style.as_text else {"key": _VALUE}
+        made_id = style.make_id(_CALL, 0)
+        function = {"name": _TOOL, "arguments": arguments}
+        call = {"type": "function", "id": made_id, "function": function}
+        return [
+            self._user,
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": result, "tool_call_id": made_id, "name": _TOOL},
+        ]
+
+    def _as(self, role: str, roles: set[str], text: str) -> Mapping[str, Any]:
+        return {
+            "role": role,
+            "content": [{"type": "text", "text": text}] if role in roles else text,
+        }
+
+    def _shown(self, *messages: Mapping[str, Any]) -> str:
+        """What the template makes of `messages`; empty if it can't take parts as they are."""
+        prompt = self._render(messages)
+        wanted = sum(message["content"] in (PROBE, PROBE_PARTS) for message in messages) or 1
+        return "" if _is_repr(prompt) or prompt.count(PROBE) < wanted else prompt
+
+    def _render(self, messages: _Messages, variables: Mapping[str, Any] | None = None) -> str:
+        """What the template makes of `messages`; empty if it refuses them."""
+        try:
+            prompt = self._apply(list(messages), True, variables or {})
+        except Exception:  # noqa: BLE001 - any failure means that it does not take them
+            return ""
+        return prompt if isinstance(prompt, str) else ""
+
+
+def _is_repr(prompt: str) -> bool:
+    """Whether a list of parts was written as if it were a text."""
+    return "'type'" in prompt or '"type"' in prompt

@@ -1,0 +1,153 @@
+"""Arranges calls of tools and their results the way a chat template has a place for them.
+
+Templates differ: some show pictures in a tool's result, some text alone; some know no calls at all.
+Pictures keep their order, whichever turn they end up in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from vlm_server.prompt.chat import arguments_of
+from vlm_server.protocol import ContentPart, Message, TextPart, ToolCall, VideoPart
+
+MakeId = Callable[[ToolCall, int], str]
+"""(call, how many came before it in the conversation) to the id that the template takes."""
+
+
+def given_id(call: ToolCall, index: int) -> str:
+    """The client's own, or one for a client that has none."""
+    return call.id or f"call_{index}"
+
+
+def short_id(call: ToolCall, index: int) -> str:
+    """Nine letters and digits, as Mistral's templates insist."""
+    return hashlib.sha256(given_id(call, index).encode()).hexdigest()[:9]
+
+
+def numbered_id(call: ToolCall, index: int) -> str:
+    """As Kimi's models write them."""
+    return f"functions.{call.name}:{index}"
+
+
+def name_results(messages: Sequence[Message], make_id: MakeId) -> tuple[Message, ...]:
+    """`messages` where each call has an id, and each result the id and the name of its call.
+
+    A result without an id is that of the oldest call without one, of that name if it says any.
+    """
+    waiting: list[tuple[ToolCall, str]] = []
+    num_calls, named = 0, []
+    for message in messages:
+        calls = []
+        for call in message.tool_calls:
+            new_id = make_id(call, num_calls)
+            num_calls += 1
+            waiting.append((call, new_id))
+            calls.append(replace(call, id=new_id))
+        message = replace(message, tool_calls=tuple(calls))
+        if message.role == "tool":
+            found = next((each for each in waiting if _answers(message, each[0])), None)
+            if found is not None:
+                waiting.remove(found)
+                message = replace(message, tool_call_id=found[1], name=found[0].name)
+            else:
+                call = ToolCall(message.tool_call_id, message.name, "{}")
+                message = replace(message, tool_call_id=make_id(call, num_calls))
+        named.append(message)
+    return tuple(named)
+
+
+def _answers(result: Message, call: ToolCall) -> bool:
+    if result.tool_call_id:
+        return result.tool_call_id == call.id
+    return not result.name or result.name == call.name
+
+
+def move_media_to_user(messages: Sequence[Message]) -> Iterator[Message]:
+    """The media of tools' results follow in the next user turn, in order.
+
+    Where one stood, the result says so. The turn is made if there is none.
+    """
+    moved: list[ContentPart] = []
+    for message in messages:
+        if message.role == "tool":
+            yield replace(message, content=tuple(_pointers(message.content, moved)))
+            continue
+        if moved and message.role == "user":
+            message = replace(message, content=(*moved, *message.content))
+        elif moved:
+            yield Message("user", tuple(moved))
+        moved.clear()
+        yield message
+    if moved:
+        yield Message("user", tuple(moved))
+
+
+def _pointers(parts: Sequence[ContentPart], moved: list[ContentPart]) -> Iterator[ContentPart]:
+    """`parts` as texts alone; the others are added to `moved`."""
+    for part in parts:
+        if isinstance(part, TextPart):
+            yield part
+            continue
+        moved.append(part)
+        kind = "video" if isinstance(part, VideoPart) else "image"
+        yield TextPart(f"[{kind} {len(moved)}, shown below]")
+
+
+def write_as_text(messages: Sequence[Message]) -> Iterator[Message]:
+    """For templates that know no calls: they are JSON that the assistant wrote, as forced ones are.
+
+    The results of a turn's calls, and what the user says next, become one turn of the user's.
+    """
+    results: list[ContentPart] = []
+    for message in messages:
+        if message.role == "tool":
+            title = f"Result of {message.name or message.tool_call_id}:\n"
+            results += [TextPart("\n" + title if results else title), *message.content]
+            continue
+        if results and message.role == "user":
+            message = replace(message, content=(*results, TextPart("\n"), *message.content))
+        elif results:
+            yield Message("user", tuple(results))
+        results.clear()
+        if message.tool_calls:
+            text = TextPart(("\n" if message.content else "") + _calls_text(message.tool_calls))
+            message = replace(message, content=(*message.content, text), tool_calls=())
+        yield message
+    if results:
+        yield Message("user", tuple(results))
+
+
+def _calls_text(calls: Sequence[ToolCall]) -> str:
+    made = [{"name": call.name, "arguments": arguments_of(call.arguments)} for call in calls]
+    return json.dumps(made, ensure_ascii=False)
+
+
+def instruction(tools: Sequence[Mapping[str, Any]]) -> str:
+    """What a model is told that must call tools, and whose template has no place for them."""
+    return (
+        "You can call these tools:\n"
+        + "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+        + "\nAnswer with calls alone, as a JSON list in this form: "
+        '[{"name": "<tool>", "arguments": {...}}]'
+    )
+
+
+def with_instruction(
+    messages: Sequence[Message], text: str, *, takes_system: bool
+) -> Iterator[Message]:
+    """`messages` that say `text`: in the system's, or in the first where there is no such role."""
+    first, *others = messages
+    if first.role == "system":
+        yield replace(first, content=(*first.content, TextPart("\n\n" + text)))
+    elif takes_system:
+        yield Message("system", (TextPart(text),))
+        yield first
+    else:
+        yield replace(first, content=(TextPart(text + "\n\n"), *first.content))
+    yield from others
