@@ -364,7 +364,8 @@ class Scheduler:
         if reason is not None:
             self._finished_seqs.append(seq)
         scores = logprobs(self._decoder, token_id, score)
-        return Delta(seq.request_id, text, scores, seq.choice, reason)
+        usage = request.usage if request.sampling.reports_usage else None
+        return Delta(seq.request_id, text, scores, seq.choice, reason, usage=usage)
 
     @staticmethod
     def _may_retry(request: Request, error: RequestError) -> bool:
