@@ -83,4 +83,6 @@ async def _collect(
 
 
 def _too_large(limits: Limits) -> PayloadTooLarge:
-    return PayloadTooLarge(f"The request's body is larger than {limits.max_body_bytes} bytes.")
+    return PayloadTooLarge(
+        f"The request's body is larger than {limits.max_body_bytes} bytes (limits.max_body_bytes)."
+    )
