@@ -526,6 +526,16 @@ def test_an_answer_may_fill_the_context_and_is_cut_there(max_tokens: int | None)
     assert deltas(engine.events)[-1].finish_reason == "length"
 
 
+def test_usage_is_reported_with_each_token_to_who_wants_it():
+    engine = Engine(eos_token_ids=frozenset())
+    engine.add("a", text="12345", max_tokens=2, reports_usage=True)
+    engine.add("b", text="12345", max_tokens=2)
+    engine.run()
+    counts = [delta.usage for delta in deltas(engine.events) if delta.request_id == "a"]
+    assert counts == [Usage(5, 1), Usage(5, 2)]
+    assert {d.usage for d in deltas(engine.events) if d.request_id == "b"} == {None}
+
+
 # ---- what the disk has -----------------------------------------------------------------
 
 
