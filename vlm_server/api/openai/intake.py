@@ -14,6 +14,7 @@ from vlm_server.api.openai import schema
 from vlm_server.api.openai.history import parts_of, read_messages
 from vlm_server.api.openai.messages import ImageUrlPart, VideoUrlPart
 from vlm_server.api.openai.options import Options, encode_options
+from vlm_server.api.openai.response_format import TextFormat
 from vlm_server.api.openai.sampling import read_sampling
 from vlm_server.api.openai.schema import ChatRequest, StreamOptions
 from vlm_server.api.openai.thinking import ThinkingFields
@@ -53,8 +54,8 @@ def _taken(request: ChatRequest, context: Context, ignored: IgnoredFields) -> Ta
     conversation = Conversation(context.limits, context.given)
     tools = _tools(request, conversation)
     is_forced = tools is not None and tools.choice == "required"
-    if is_forced and request.response_format is not None:
-        ignored.add("response_format")  # the answer is calls and no text
+    if is_forced and not isinstance(request.response_format, TextFormat):
+        ignored.add("response_format", request.response_format)  # the answer has no text
     thinking = ThinkingFields(
         request.reasoning_effort, request.thinking, request.reasoning, request.chat_template_kwargs
     )
