@@ -132,7 +132,8 @@ class SamplingParams(msgspec.Struct, frozen=True):
     `max_tokens` None means as many as the context leaves room for; `temperature` and `top_p`
     None are the checkpoint's own (`generation_config.json`); `seed` None draws one.
     `json_schema` is the text of one, which the answer conforms to. `max_reasoning_tokens` ends a
-    thought that gets longer; None is no bound.
+    thought that gets longer; None is no bound. With `reports_usage` each delta counts what was used
+    so far.
     """
 
     max_tokens: int | None = None
@@ -152,6 +153,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
     n: int = 1
     json_schema: str | None = None
     max_reasoning_tokens: int | None = None
+    reports_usage: bool = False
 
 
 class Deadlines(msgspec.Struct, frozen=True):
@@ -320,7 +322,7 @@ class Delta(msgspec.Struct, frozen=True):
     `text` may be empty, which is no news, while bytes, what may become a stop or a mark, or a call
     that is not complete are held back. A token may bring several
     deltas, in order; its `logprobs` are the first one's. The last of a choice, and no other, says
-    why the choice ended.
+    why the choice ended. `usage` is the request's so far, if it wants to know.
     """
 
     request_id: str
@@ -330,6 +332,7 @@ class Delta(msgspec.Struct, frozen=True):
     finish_reason: FinishReason | None = None
     is_reasoning: bool = False
     tool_call: ToolCallDelta | None = None
+    usage: Usage | None = None
 
 
 class Tokens(msgspec.Struct, frozen=True, tag="tokens"):

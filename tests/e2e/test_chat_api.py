@@ -161,10 +161,10 @@ def metrics(daemon: Daemon) -> dict[str, float]:
     return {name: float(value) for name, _, value in lines}
 
 
-@pytest.mark.parametrize("name", ["tools", "best_of", "made_up"])
+@pytest.mark.parametrize("name", ["functions", "best_of", "made_up"])
 def test_unsupported_fields_are_refused_by_name(tiny_daemon: Daemon, name: str) -> None:
     values: dict[str, Any] = {
-        "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
+        "functions": [{"name": "f", "parameters": {}}],
         "best_of": 2,
         "made_up": 1,
     }
@@ -177,8 +177,6 @@ def test_prompt_over_the_context_is_refused(tiny_daemon: Daemon) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         complete(tiny_daemon, messages=[user("word " * 20_000)])
     assert caught.value.code == "context_length_exceeded"
-    with pytest.raises(openai.BadRequestError):
-        complete(tiny_daemon, max_tokens=10**6)
 
 
 @pytest.mark.parametrize(

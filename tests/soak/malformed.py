@@ -17,6 +17,9 @@ Fields = dict[str, Any]
 _TOO_MANY = 65
 """Images; `limits.max_images` is 64."""
 
+_TOO_MANY_WORDS = 300_000
+"""More tokens than contexts hold."""
+
 
 def _unknown_field(png: bytes) -> Fields:
     return {"messages": [user(DESCRIBE, data_url(png))], "colour": "blue"}
@@ -56,8 +59,8 @@ def _no_video(png: bytes) -> Fields:
     return {"messages": [{"role": "user", "content": [part]}]}
 
 
-def _too_long(png: bytes) -> Fields:
-    return {"messages": [user(DESCRIBE, data_url(png))], "max_tokens": 10**9}
+def _too_long(_: bytes) -> Fields:
+    return {"messages": [user("x " * _TOO_MANY_WORDS)]}
 
 
 def _impossible_schema(_: bytes) -> Fields:

@@ -18,6 +18,7 @@ from vlm_server.api.http.errors import EncodeError
 from vlm_server.api.http.generation import Endpoint, Generation
 from vlm_server.api.http.intake.intake import Intake, start_pool
 from vlm_server.api.http.middleware import Errors, Gate, RequestLog
+from vlm_server.api.http.missing_route import not_found
 from vlm_server.api.http.queue.queue_slots import QueueSlots
 from vlm_server.api.openai.chat import ChatCompletions
 from vlm_server.api.openai.errors import encode as encode_openai
@@ -25,7 +26,7 @@ from vlm_server.api.operations.health import Health
 from vlm_server.api.operations.metrics import Metrics
 from vlm_server.api.operations.models import Models
 from vlm_server.child.pool import ChildPool
-from vlm_server.errors import MethodNotAllowed, NotFound, RequestError
+from vlm_server.errors import MethodNotAllowed, RequestError
 from vlm_server.settings import Settings
 from vlm_server.supervisor.client import EngineClient
 
@@ -95,6 +96,6 @@ async def _routing_error(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         ours = MethodNotAllowed(f"The method {request.method} is not allowed on this route.")
     else:
-        ours = NotFound("No such route. The routes are listed in docs/api.md.")
+        ours = not_found(request, request.app.routes)
     access_log.of(request.scope).error_code = ours.code
     return errors.response(ours, _encode_for(request.scope), 1, error.headers)

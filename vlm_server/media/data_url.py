@@ -8,6 +8,7 @@ the bytes. The URL-safe alphabet, percent escapes and missing padding are refuse
 from __future__ import annotations
 
 import binascii
+import re
 from dataclasses import dataclass
 
 import pybase64
@@ -15,6 +16,12 @@ import pybase64
 from vlm_server.errors import InvalidImage, InvalidRequest, InvalidVideo, PayloadTooLarge
 
 MAX_HEADER_CHARS = 1024
+_BYTES_LITERAL = re.compile("b['\"]")
+_IS_BYTES_LITERAL = (
+    "The base64 is written as Python's bytes (b'...'): decode it to text first, with `.decode()`."
+)
+_BASE64 = re.compile(r"[A-Za-z0-9+/=\s]{40,}")
+_PROBED_CHARS = 256
 _WHITE_SPACE = " \t\r\n\f"
 
 
@@ -41,7 +48,9 @@ def decode(url: str, param: str, max_bytes: int, kind: MediaKind) -> bytes:
     except _NotDecodable as error:
         raise kind.error(str(error), param) from None
     except _TooLarge:
-        message = f"The {kind.noun} is larger than {max_bytes} bytes."
+        message = (
+            f"The {kind.noun} is larger than {max_bytes} bytes (limits.max_{kind.noun}_bytes)."
+        )
         raise PayloadTooLarge(message, param) from None
 
 
@@ -55,9 +64,7 @@ class _TooLarge(Exception):
 
 def _payload(url: str, kind: MediaKind) -> str:
     if url[:5].lower() != "data:":
-        raise _NotDecodable(
-            f"The {kind.noun} must be a base64 data URL; files and remote URLs are not supported."
-        )
+        raise _NotDecodable(_not_a_data_url(url, kind))
     comma = url.find(",", 0, MAX_HEADER_CHARS)
     if comma < 0:
         raise _NotDecodable("The data URL has no comma before its data.")
@@ -67,7 +74,23 @@ def _payload(url: str, kind: MediaKind) -> str:
     return url[comma + 1 :]
 
 
+def _not_a_data_url(url: str, kind: MediaKind) -> str:
+    if _BYTES_LITERAL.match(url):
+        return _IS_BYTES_LITERAL
+    start = f"'data:{kind.noun}/...;base64,'"
+    if _BASE64.fullmatch(url[:_PROBED_CHARS]):
+        return f"The {kind.noun} must be a base64 data URL: write {start} before the base64."
+    return (
+        f"The {kind.noun} must be a base64 data URL, which begins with {start}, or an https: or "
+        "file: URL that the settings urls.https_hosts or urls.file_roots allow."
+    )
+
+
 def _decode_base64(payload: str, max_bytes: int) -> bytes:
+    if payload[:5].lower() == "data:":
+        raise _NotDecodable("The data URL holds another one: it has 'data:...;base64,' twice.")
+    if _BYTES_LITERAL.match(payload):
+        raise _NotDecodable(_IS_BYTES_LITERAL)
     if not payload.isascii():
         raise _bad_alphabet(payload)
     data = _without_white_space(payload)

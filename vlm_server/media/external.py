@@ -32,7 +32,9 @@ class ExternalUrl(Struct, frozen=True):
         return error(f"The {self.kind} {why}.", self.param)
 
     def too_large(self) -> RequestError:
-        message = f"The {self.kind} is larger than {self.max_bytes} bytes."
+        message = (
+            f"The {self.kind} is larger than {self.max_bytes} bytes (limits.max_{self.kind}_bytes)."
+        )
         return PayloadTooLarge(message, self.param)
 
 

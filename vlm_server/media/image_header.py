@@ -12,6 +12,7 @@ from PIL import GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, WebPImag
 
 from vlm_server.errors import InvalidImage
 from vlm_server.media import image_bounds
+from vlm_server.media.formats import not_readable
 
 _FORMATS = (
     PngImagePlugin.PngImageFile.format,
@@ -20,7 +21,6 @@ _FORMATS = (
     GifImagePlugin.GifImageFile.format,
 )
 Image.MAX_IMAGE_PIXELS = None  # `limits.max_image_pixels` is checked below instead
-_NOT_READABLE = "The image is not a readable PNG, JPEG, WebP or GIF."
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,9 @@ def read(data: bytes, param: str, max_pixels: int) -> ImageHeader:
         raise InvalidImage(f"The image's file has too many {error}.", param) from None
     header = _open(data, param)
     if header.width * header.height > max_pixels:
-        raise InvalidImage(f"The image has more than {max_pixels} pixels.", param)
+        raise InvalidImage(
+            f"The image has more than {max_pixels} pixels (limits.max_image_pixels).", param
+        )
     return header
 
 
@@ -55,4 +57,5 @@ def _open(data: bytes, param: str) -> ImageHeader:
             name = "JPEG" if image.format == "MPO" else str(image.format)
             return ImageHeader(name, image.width, image.height)
     except Exception:  # noqa: BLE001  Pillow's parsers raise almost anything on hostile bytes
-        raise InvalidImage(_NOT_READABLE, param) from None
+        message = not_readable("image", "PNG, JPEG, WebP or GIF", data)
+        raise InvalidImage(message, param) from None

@@ -58,5 +58,8 @@ def _bytes_of(url: str, param: str, max_bytes: int, kind: MediaKind, given: Give
         return data_url.decode(url, param, max_bytes, kind)
     data = given[url]
     if len(data) > max_bytes:
-        raise PayloadTooLarge(f"The {kind.noun} is larger than {max_bytes} bytes.", param)
+        raise PayloadTooLarge(
+            f"The {kind.noun} is larger than {max_bytes} bytes (limits.max_{kind.noun}_bytes).",
+            param,
+        )
     return data

@@ -7,6 +7,7 @@ what is left of it as if it were the whole video.
 from __future__ import annotations
 
 from vlm_server.errors import InvalidVideo
+from vlm_server.media.formats import not_readable
 
 _EBML = b"\x1a\x45\xdf\xa3"
 _SEGMENT = b"\x18\x53\x80\x67"
@@ -29,7 +30,8 @@ def read(data: bytes, param: str) -> str:
     elif data[:4] == _EBML and any(kind in data[:64] for kind in _DOCUMENT_TYPES):
         name, whole = "WEBM", _segment_fits(data)
     else:
-        raise InvalidVideo("The video is not a readable MP4, MOV, WebM, Matroska or GIF.", param)
+        message = not_readable("video", "MP4, MOV, WebM, Matroska or GIF", data)
+        raise InvalidVideo(message, param)
     if not whole:
         raise InvalidVideo(f"The {name} video is truncated.", param)
     return name

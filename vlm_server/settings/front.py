@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -66,6 +66,20 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "proxies do not give up during a long prefill.",
         ),
     ] = 5.0
+    model_aliases: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="More names that the model is asked for by: `gpt-4o`, or patterns such as "
+            "`gpt-*` and `claude-*` (`*` is any text, `?` one character, `[ab]` one of these)."
+        ),
+    ] = ()
+    unknown_fields: Annotated[
+        Literal["refuse", "ignore"],
+        Meta(
+            description="What happens to fields of a request that are unknown: refused by name, or "
+            "ignored and named in the header `X-VLM-Ignored` and in the log."
+        ),
+    ] = "refuse"
 
     @property
     def needs_key(self) -> bool:
@@ -98,6 +112,14 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_schema_bytes: Annotated[
         int, Meta(ge=1, description="Maximum size of the JSON schema of a `response_format`.")
     ] = 64 << 10
+    default_max_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Longest answer of a request that names no `max_tokens`; 0 is as long as "
+            "the context has room for.",
+        ),
+    ] = 4096
     max_stop_strings: Annotated[int, Meta(ge=0, description="Maximum `stop` strings.")] = 16
     max_requests: Annotated[
         int, Meta(ge=1, description="Maximum requests in flight; more are answered 429.")

@@ -26,3 +26,21 @@ def picture(url: str = PNG_URL) -> dict[str, Any]:
 
 def chat(*messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return {"model": "demo", "messages": list(messages) or [user("hi")], **fields}
+
+
+def tool(name: str = "f", **fields: Any) -> dict[str, Any]:
+    """A tool as OpenAI's chat completions have it."""
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
+def called(id: str, name: str = "f", arguments: Any = "{}") -> dict[str, Any]:
+    """A call in the history."""
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def assistant(*calls: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": list(calls), **fields}
+
+
+def result(id: str, *content: dict[str, Any] | str) -> dict[str, Any]:
+    return {**user(*content), "role": "tool", "tool_call_id": id}

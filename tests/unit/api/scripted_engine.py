@@ -17,6 +17,7 @@ from vlm_server.protocol import (
     Submit,
     TokenLogprob,
     Tokens,
+    ToolCallDelta,
     Usage,
     decode_command,
     encode_message,
@@ -33,6 +34,18 @@ def text(piece: str, choice: int = 0) -> Step:
 
 def scored(piece: str, *entries: TokenLogprob, choice: int = 0) -> Step:
     return lambda request_id: Tokens((Delta(request_id, piece, entries, choice),))
+
+
+def thinks(piece: str, choice: int = 0) -> Step:
+    return lambda request_id: Tokens((Delta(request_id, piece, choice=choice, is_reasoning=True),))
+
+
+def calls(
+    index: int, arguments: str = "", *, id: str = "", name: str = "", choice: int = 0
+) -> Step:
+    """More of a tool call; the first one of a call has its `id` and `name`."""
+    call = ToolCallDelta(index, id, name, arguments)
+    return lambda request_id: Tokens((Delta(request_id, "", choice=choice, tool_call=call),))
 
 
 def ended(reason: FinishReason = "stop", choice: int = 0) -> Step:

@@ -134,6 +134,37 @@ async def test_unknown_routes_are_404_in_openais_shape(
 
 
 @pytest.mark.parametrize(
+    ("path", "nearest"),
+    [
+        ("/chat/completions", "`POST /v1/chat/completions`"),
+        ("/v1/v1/chat/completions", "`POST /v1/chat/completions`"),
+        ("/v1/chat/completion", "`POST /v1/chat/completions`"),
+        ("/models", "`GET /v1/models`"),
+    ],
+)
+async def test_a_404_names_the_path_and_the_nearest_route(
+    client: httpx.AsyncClient, path: str, nearest: str
+) -> None:
+    message = (await client.get(path)).json()["error"]["message"]
+    assert message.startswith(f"There is no route `{path}`. Do you mean {nearest}?")
+
+
+async def test_a_404_is_short_and_printable_whatever_the_path(client: httpx.AsyncClient) -> None:
+    message = (await client.get("/%0a`%00" + "x" * 5000)).json()["error"]["message"]
+    assert message.isprintable()
+    assert len(message) < 250
+    assert "Do you mean" not in message
+
+
+async def test_a_foreign_host_is_told_the_setting(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/", headers={"Host": "host.docker.internal:8000"})
+    assert answer.status_code == 403
+    message = answer.json()["error"]["message"]
+    assert "`host.docker.internal`" in message
+    assert "server.allowed_hosts" in message
+
+
+@pytest.mark.parametrize(
     ("method", "path"), [("GET", ROUTE), ("PUT", ROUTE), ("POST", "/v1/models"), ("DELETE", "/")]
 )
 async def test_wrong_methods_are_405_in_openais_shape(

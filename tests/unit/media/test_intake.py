@@ -50,7 +50,7 @@ def test_a_video_is_keyed_by_its_bytes() -> None:
     ("url", "limits", "error", "words"),
     [
         ("file:///etc/passwd", Limits(), InvalidVideo, "The video must be a base64 data URL"),
-        ("https://127.0.0.1/a.mp4", Limits(), InvalidVideo, "remote URLs are not supported"),
+        ("https://127.0.0.1/a.mp4", Limits(), InvalidVideo, "urls.https_hosts"),
         ("data:video/mp4;base64,AAAA", Limits(), InvalidVideo, "not a readable MP4"),
         ("data:video/mp4;base64,AAAAAAAA", Limits(max_video_bytes=5), PayloadTooLarge, "The video"),
     ],

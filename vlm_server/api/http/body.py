@@ -54,7 +54,8 @@ async def read(receive: Receive, limits: Limits, arriving: ArrivingBodies) -> by
                 "Too many large bodies are arriving, and this one has taken longest; try again."
             ) from None
         raise RequestTimeout(
-            f"The request's body did not arrive within {limits.body_timeout_seconds:g} seconds."
+            f"The request's body did not arrive within {limits.body_timeout_seconds:g} seconds "
+            "(limits.body_timeout_seconds)."
         ) from None
 
 
@@ -83,4 +84,6 @@ async def _collect(
 
 
 def _too_large(limits: Limits) -> PayloadTooLarge:
-    return PayloadTooLarge(f"The request's body is larger than {limits.max_body_bytes} bytes.")
+    return PayloadTooLarge(
+        f"The request's body is larger than {limits.max_body_bytes} bytes (limits.max_body_bytes)."
+    )

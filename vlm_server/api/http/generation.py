@@ -40,6 +40,7 @@ class Generation:
         self.queue_slots = queue_slots
         self.intake = intake
         self.limits = settings.limits
+        self.server = settings.server
         self.deadlines = settings.deadlines
         self.keepalive_seconds = settings.server.stream_keepalive_seconds
         self.arriving = ArrivingBodies(settings.limits.max_arriving_bytes)
@@ -89,6 +90,8 @@ class Endpoint:
             cache_salt=cache_salt.of(scope),
             client=client_id.of(scope),
             limits=shared.limits,
+            model_aliases=shared.server.model_aliases,
+            unknown_fields=shared.server.unknown_fields,
         )
         async with clock.before_submit():
             request, wanted = await self._read_call(data, slot, context)

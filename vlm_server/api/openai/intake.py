@@ -5,26 +5,22 @@ Runs on a thread or in an intake process: see `http.intake`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from vlm_server.api.http.intake.calls import Body, Context, Taken
-from vlm_server.api.http.intake.conversation import Conversation, Counts
+from vlm_server.api.http.intake.conversation import Conversation
+from vlm_server.api.http.intake.leniency import IgnoredFields
+from vlm_server.api.http.intake.request_model import check_model
+from vlm_server.api.http.intake.tool_definitions import read_tools
 from vlm_server.api.openai import schema
+from vlm_server.api.openai.history import parts_of, read_messages
+from vlm_server.api.openai.messages import ImageUrlPart, VideoUrlPart
 from vlm_server.api.openai.options import Options, encode_options
+from vlm_server.api.openai.response_format import TextFormat
 from vlm_server.api.openai.sampling import read_sampling
-from vlm_server.api.openai.schema import (
-    ChatMessage,
-    ChatRequest,
-    ImageUrlPart,
-    StreamOptions,
-    VideoUrlPart,
-)
-from vlm_server.errors import InvalidRequest, ModelNotFound
-from vlm_server.protocol import ContentPart, Message, Submit
-
-_LOW_DETAIL_SIDE_PIXELS = 512
-"""As OpenAI documents for `detail` low."""
-
+from vlm_server.api.openai.schema import ChatRequest, StreamOptions
+from vlm_server.api.openai.thinking import ThinkingFields
+from vlm_server.api.openai.tools import choice_of, definitions_of
+from vlm_server.errors import InvalidRequest, UnsupportedField
+from vlm_server.protocol import Submit, Tools
 
 DIALECT = "openai"
 
@@ -35,25 +31,43 @@ def read_chat(body: Body, context: Context) -> Taken:
     Raises BytesNeeded if it has `https:` or `file:` URLs whose bytes are not in `context.given`,
     and no error besides: to be called again with them.
     """
-    return _taken(schema.parse(body), context)
+    ignored = IgnoredFields()
+    return _taken(_parse(body, context, ignored), context, ignored)
 
 
 def read_text(body: Body, context: Context) -> Taken | None:
     """The request in `body`; None if it has media. Raises RequestError."""
-    request = schema.parse(body)
-    has_media = any(isinstance(part, ImageUrlPart | VideoUrlPart) for part in _parts(request))
-    return None if has_media else _taken(request, context)
+    ignored = IgnoredFields()
+    request = _parse(body, context, ignored)
+    parts = parts_of(request.messages)
+    has_media = any(isinstance(part, ImageUrlPart | VideoUrlPart) for part in parts)
+    return None if has_media else _taken(request, context, ignored)
 
 
-def _taken(request: ChatRequest, context: Context) -> Taken:
-    if request.model not in (context.model, "default"):
-        raise ModelNotFound(f"This server has one model: `{context.model}`.", "model")
-    stream = bool(request.stream)
-    if request.stream_options is not None and not stream:
-        raise InvalidRequest("`stream_options` requires `stream`.", "stream_options")
-    sampling = read_sampling(request, context.limits)
+def _parse(body: Body, context: Context, ignored: IgnoredFields) -> ChatRequest:
+    return schema.parse(body, ignored, refuses=context.unknown_fields == "refuse")
+
+
+def _taken(request: ChatRequest, context: Context, ignored: IgnoredFields) -> Taken:
+    check_model(request.model, context)
+    options = _options(request, ignored)
     conversation = Conversation(context.limits, context.given)
-    _read_messages(request, conversation)
+    tools = _tools(request, conversation)
+    is_forced = tools is not None and tools.choice == "required"
+    if is_forced and not isinstance(request.response_format, TextFormat):
+        ignored.add("response_format", request.response_format)  # the answer has no text
+    thinking = ThinkingFields(
+        request.reasoning_effort, request.thinking, request.reasoning, request.chat_template_kwargs
+    )
+    sampling = read_sampling(
+        request,
+        context.limits,
+        calls_only=is_forced,
+        max_reasoning_tokens=thinking.max_tokens(),
+    )
+    continues = _continues(request, constrained=is_forced or sampling.json_schema is not None)
+    template = thinking.template_options(continue_final=continues)
+    read_messages(request.messages, conversation, ignored)
     submit = Submit(
         request_id=context.request_id,
         messages=tuple(conversation.messages),
@@ -62,62 +76,58 @@ def _taken(request: ChatRequest, context: Context) -> Taken:
         videos=tuple(conversation.videos),
         cache_salt=context.cache_salt,
         client=context.client,
+        tools=tools,
+        template=template,
     )
-    wanted = request.stream_options or StreamOptions()
-    return Taken(submit, stream, encode_options(Options(wanted.include_usage)))
+    return Taken(submit, bool(request.stream), encode_options(options), ignored.names)
 
 
-def _read_messages(request: ChatRequest, conversation: Conversation) -> None:
-    if not any(message.role == "user" for message in request.messages):
-        raise InvalidRequest("At least one message must have the role 'user'.", "messages")
-    _counts(request).check(conversation.limits)
-    for i, message in enumerate(request.messages):
-        conversation.add(_message(message, f"messages[{i}].content", conversation))
-    conversation.check_complete()
+def _options(request: ChatRequest, ignored: IgnoredFields) -> Options:
+    wanted = request.stream_options
+    if wanted is None:
+        wanted = StreamOptions()
+    elif not request.stream:
+        raise InvalidRequest("`stream_options` requires `stream`.", "stream_options")
+    if wanted.include_obfuscation:
+        ignored.add("stream_options.include_obfuscation")
+    return Options(bool(wanted.include_usage), bool(wanted.continuous_usage_stats))
 
 
-def _counts(request: ChatRequest) -> Counts:
-    parts = list(_parts(request))
-    num_texts = sum(isinstance(message.content, str) for message in request.messages)
-    return Counts(
-        messages=len(request.messages),
-        parts=len(parts) + num_texts,
-        images=sum(isinstance(part, ImageUrlPart) for part in parts),
-        videos=sum(isinstance(part, VideoUrlPart) for part in parts),
-    )
+def _tools(request: ChatRequest, conversation: Conversation) -> Tools | None:
+    choice = choice_of(request.tool_choice, parallel=request.parallel_tool_calls is not False)
+    return read_tools(definitions_of(request.tools), choice, conversation)
 
 
-def _parts(request: ChatRequest) -> Iterator[schema.ContentPart]:
-    for message in request.messages:
-        if not isinstance(message.content, str):
-            yield from message.content
+def _continues(request: ChatRequest, *, constrained: bool) -> bool:
+    """Whether the answer goes on where the last message ends. Raises InvalidRequest.
 
-
-def _message(message: ChatMessage, param: str, conversation: Conversation) -> Message:
-    role = "system" if message.role == "developer" else message.role
-    if isinstance(message.content, str):
-        return Message(role, (conversation.text(message.content, param),))
-    if not message.content:
-        raise InvalidRequest(f"`{param}` is empty.", param)
-    parts = (
-        _part(part, role, f"{param}[{i}]", conversation) for i, part in enumerate(message.content)
-    )
-    return Message(role, tuple(parts))
-
-
-def _part(
-    part: schema.ContentPart, role: str, param: str, conversation: Conversation
-) -> ContentPart:
-    match part:
-        case ImageUrlPart(image_url=url) if role == "user":
-            given, detail = (url, None) if isinstance(url, str) else (url.url, url.detail)
-            max_side_pixels = _LOW_DETAIL_SIDE_PIXELS if detail == "low" else None
-            return conversation.image(given, param, max_side_pixels)
-        case VideoUrlPart(video_url=url) if role == "user":
-            return conversation.video(url if isinstance(url, str) else url.url, param)
-        case ImageUrlPart():
-            raise InvalidRequest(f"Images are not allowed in messages of role '{role}'.", param)
-        case VideoUrlPart():
-            raise InvalidRequest(f"Videos are not allowed in messages of role '{role}'.", param)
-        case _:
-            return conversation.text(part.text, param)
+    A `constrained` answer begins anew, with its grammar.
+    """
+    param = "continue_final_message"
+    is_assistants = request.messages[-1].role == "assistant"
+    if not request.continue_final_message:
+        if request.add_generation_prompt is False:
+            raise UnsupportedField(
+                f"`add_generation_prompt` may be false with `{param}` only.",
+                "add_generation_prompt",
+            )
+        if is_assistants:
+            raise InvalidRequest(
+                "The last message is the assistant's; it is continued with "
+                f"`{param}: true`. Otherwise end with a message of role 'user' or 'tool'.",
+                f"messages[{len(request.messages) - 1}]",
+            )
+        return False
+    if request.add_generation_prompt:
+        raise InvalidRequest(f"`{param}` and `add_generation_prompt` exclude each other.", param)
+    if not is_assistants or request.messages[-1].tool_calls:
+        raise InvalidRequest(
+            f"`{param}` needs a last message that is the assistant's and has no calls.", param
+        )
+    if constrained:
+        raise InvalidRequest(
+            f"`{param}` can't be combined with a JSON `response_format`, nor with calls that must "
+            "be made.",
+            param,
+        )
+    return True

@@ -21,11 +21,16 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
@@ -45,9 +50,25 @@ class Logprobs(msgspec.Struct, frozen=True):
     refusal: None = None
 
 
+class Function(msgspec.Struct, frozen=True):
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True):
+    """The first one of a call has all but its arguments."""
+
+    index: int
+    function: Function
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+
+
 class Delta(msgspec.Struct, frozen=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: tuple[ToolCallDelta, ...] | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct, frozen=True):
@@ -65,10 +86,20 @@ class Chunk(msgspec.Struct, frozen=True, tag_field="object", tag="chat.completio
     usage: Usage | UnsetType | None = UNSET
 
 
+class ToolCall(msgspec.Struct, frozen=True):
+    id: str
+    function: Function
+    type: str = "function"
+
+
 class AnswerMessage(msgspec.Struct, frozen=True):
-    content: str
+    """`content` is None for calls without text."""
+
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: tuple[ToolCall, ...] | UnsetType = UNSET
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -106,22 +137,18 @@ class ChatRenderer:
         return _encode(Completion(self.id, self.created, self.model, answers, usage))
 
     def delta(self, delta: protocol.Delta) -> bytes:
-        """Up to three chunks: the role, the text, the finish reason."""
-        chunks = []
+        """Its chunks: the role, the text or the call, the finish reason."""
+        news = []
         if delta.choice not in self._begun:
             self._begun.add(delta.choice)
-            chunks.append(ChunkChoice(Delta(role="assistant", content=""), index=delta.choice))
-        if delta.text or delta.logprobs:
-            chunks.append(
-                ChunkChoice(
-                    Delta(content=delta.text),
-                    index=delta.choice,
-                    logprobs=_logprobs(delta.logprobs),
-                )
-            )
+            news.append(Delta(role="assistant", content=""))
+        news += _news(delta)
+        chunks = [ChunkChoice(each, index=delta.choice) for each in news]
+        if delta.logprobs:
+            chunks[-1] = msgspec.structs.replace(chunks[-1], logprobs=_logprobs(delta.logprobs))
         if delta.finish_reason:
             chunks.append(ChunkChoice(Delta(), delta.finish_reason, delta.choice))
-        return b"".join(sse.event(self._chunk(chunk)) for chunk in chunks)
+        return b"".join(sse.event(self._chunk(chunk, delta.usage)) for chunk in chunks)
 
     def end(self, finished: protocol.Finished) -> bytes:
         """The usage, if the client wants it, and `[DONE]`."""
@@ -134,8 +161,10 @@ class ChatRenderer:
         """An event with the error, and no `[DONE]`."""
         return sse.event(errors.encode(error))
 
-    def _chunk(self, choice: ChunkChoice) -> bytes:
-        usage = None if self.options.include_usage else UNSET
+    def _chunk(self, choice: ChunkChoice, so_far: protocol.Usage | None) -> bytes:
+        usage: Usage | UnsetType | None = None if self.options.include_usage else UNSET
+        if self.options.continuous_usage and so_far is not None:
+            usage = _usage(so_far)
         return _encode(Chunk(self.id, self.created, self.model, (choice,), usage))
 
 
@@ -149,9 +178,50 @@ def _choice(index: int, deltas: Sequence[protocol.Delta]) -> Choice:
     """A whole choice; its last delta has the finish reason."""
     finish_reason = deltas[-1].finish_reason
     assert finish_reason is not None
-    text = "".join(delta.text for delta in deltas)
+    text = "".join(delta.text for delta in deltas if not delta.is_reasoning)
+    reasoning = "".join(delta.text for delta in deltas if delta.is_reasoning)
+    calls = _calls(deltas)
+    message = AnswerMessage(
+        content=None if calls and not text else text,
+        reasoning_content=reasoning or UNSET,
+        tool_calls=calls or UNSET,
+    )
     logprobs = [entry for delta in deltas for entry in delta.logprobs]
-    return Choice(AnswerMessage(text), finish_reason, index, _logprobs(logprobs))
+    return Choice(message, finish_reason, index, _logprobs(logprobs))
+
+
+def _calls(deltas: Sequence[protocol.Delta]) -> tuple[ToolCall, ...]:
+    """The whole calls that the deltas of a choice make."""
+    news: dict[int, list[protocol.ToolCallDelta]] = {}
+    for delta in deltas:
+        if delta.tool_call is not None:
+            news.setdefault(delta.tool_call.index, []).append(delta.tool_call)
+    return tuple(
+        ToolCall(each[0].id, Function("".join(one.arguments for one in each), each[0].name))
+        for _, each in sorted(news.items())
+    )
+
+
+def _news(delta: protocol.Delta) -> list[Delta]:
+    """What a stream says of `delta` besides its end; something, if it has log probabilities."""
+    news = [] if delta.tool_call is None else _call_news(delta.tool_call)
+    if news or not (delta.text or delta.logprobs):
+        return news
+    return [
+        Delta(reasoning_content=delta.text) if delta.is_reasoning else Delta(content=delta.text)
+    ]
+
+
+def _call_news(call: protocol.ToolCallDelta) -> list[Delta]:
+    """What a stream says of more of a call: first what is called, apart from the arguments."""
+    news = []
+    if call.name:
+        head = ToolCallDelta(call.index, Function("", call.name), call.id, "function")
+        news.append(Delta(tool_calls=(head,)))
+    if call.arguments:
+        more = ToolCallDelta(call.index, Function(call.arguments))
+        news.append(Delta(tool_calls=(more,)))
+    return news
 
 
 def _logprobs(entries: Sequence[protocol.TokenLogprob]) -> Logprobs | None:
@@ -177,4 +247,5 @@ def _usage(usage: protocol.Usage) -> Usage:
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
         prompt_tokens_details=PromptTokensDetails(usage.cached_tokens),
+        completion_tokens_details=CompletionTokensDetails(usage.reasoning_tokens),
     )

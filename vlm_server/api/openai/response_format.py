@@ -13,11 +13,11 @@ _PARAM = "response_format.json_schema.schema"
 
 
 class TextFormat(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
-    pass
+    json_schema: None = None
 
 
 class JsonObjectFormat(Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True):
-    pass
+    json_schema: None = None
 
 
 class NamedSchema(Struct, forbid_unknown_fields=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from vlm_server.api.http.intake import json_body
+from vlm_server.api.http.intake.request_model import max_tokens_or_default
 from vlm_server.api.openai.response_format import read_schema
 from vlm_server.api.openai.schema import ChatRequest
 from vlm_server.errors import InvalidRequest
@@ -15,14 +16,17 @@ _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 """One spelling for each id. The engine checks that the id exists."""
 
 
-def read_sampling(request: ChatRequest, limits: Limits) -> SamplingParams:
-    """Raises InvalidRequest."""
+def read_sampling(
+    request: ChatRequest, limits: Limits, *, calls_only: bool, max_reasoning_tokens: int | None
+) -> SamplingParams:
+    """With `calls_only` the answer has no text to format. Raises InvalidRequest."""
     max_tokens = _max_tokens(request)
-    json_schema = read_schema(request.response_format, limits)
-    if json_schema is not None:
+    min_tokens = _min_tokens(request.min_tokens or 0, max_tokens)
+    json_schema = None if calls_only else read_schema(request.response_format, limits)
+    if calls_only or json_schema is not None:
         _check_ends(request)
     return SamplingParams(
-        max_tokens=max_tokens,
+        max_tokens=max_tokens_or_default(max_tokens, limits, min_tokens),
         temperature=request.temperature,
         top_p=request.top_p,
         seed=request.seed,
@@ -33,19 +37,30 @@ def read_sampling(request: ChatRequest, limits: Limits) -> SamplingParams:
         frequency_penalty=request.frequency_penalty or 0.0,
         repetition_penalty=request.repetition_penalty or 1.0,
         logit_bias=_logit_bias(request.logit_bias or {}),
-        min_tokens=_min_tokens(request.min_tokens or 0, max_tokens),
+        min_tokens=min_tokens,
         ignore_eos=bool(request.ignore_eos),
         logprobs=_logprobs(bool(request.logprobs), request.top_logprobs or 0),
         n=request.n or 1,
         json_schema=json_schema,
+        max_reasoning_tokens=max_reasoning_tokens,
+        reports_usage=_reports_usage(request),
     )
+
+
+def _reports_usage(request: ChatRequest) -> bool:
+    options = request.stream_options
+    return options is not None and bool(options.continuous_usage_stats)
 
 
 def _check_ends(request: ChatRequest) -> None:
     """JSON ends where it is complete, so its length can't be set."""
     for name in ("min_tokens", "ignore_eos"):
         if getattr(request, name):
-            raise InvalidRequest(f"`{name}` can't be combined with a JSON `response_format`.", name)
+            raise InvalidRequest(
+                f"`{name}` can't be combined with a JSON `response_format`, nor with calls that "
+                "must be made.",
+                name,
+            )
 
 
 def _max_tokens(request: ChatRequest) -> int | None:
@@ -66,7 +81,11 @@ def _min_tokens(min_tokens: int, max_tokens: int | None) -> int:
 def _stop(stop: str | list[str] | None, limits: Limits) -> tuple[str, ...]:
     strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(strings) > limits.max_stop_strings:
-        raise InvalidRequest(f"At most {limits.max_stop_strings} stop strings are allowed.", "stop")
+        raise InvalidRequest(
+            f"At most {limits.max_stop_strings} stop strings are allowed "
+            "(limits.max_stop_strings).",
+            "stop",
+        )
     for string in strings:
         json_body.utf8_length(string, "stop")
     return strings

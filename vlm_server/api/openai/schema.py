@@ -5,13 +5,17 @@ A field either takes effect, or is on one of the two lists below, or is refused 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 from msgspec.json import Decoder
 
 from vlm_server.api.http.intake import json_body
+from vlm_server.api.http.intake.leniency import IgnoredFields, without_unknown
+from vlm_server.api.openai.messages import ChatMessage
 from vlm_server.api.openai.response_format import ResponseFormat
+from vlm_server.api.openai.thinking import Effort, Reasoning, Thinking
+from vlm_server.api.openai.tools import FunctionTool, WantedChoice
 from vlm_server.errors import UnsupportedField
 
 INT32_MAX = 2**31 - 1
@@ -22,79 +26,56 @@ MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 8
 
 HARMLESS = frozenset(
-    {"metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "user"}
+    {
+        "cache_control",
+        "metadata",
+        "moderation",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "user",
+    }
 )
-"""Fields that do not change the answer: accepted with any value and ignored."""
+"""Fields that do not change the answer: accepted with any value and ignored, and named as such."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
     "function_call": (None, "none", "auto"),
     "functions": (None, []),
     "modalities": (None, ["text"]),
-    "parallel_tool_calls": (None, False, True),
     "prediction": (None,),
-    "reasoning_effort": (None,),
     "service_tier": (None, "auto", "default"),
     "store": (None, False),
-    "tool_choice": (None, "none", "auto"),
-    "tools": (None, []),
-    "verbosity": (None,),
+    "verbosity": (None, "medium"),
     "web_search_options": (None,),
 }
-"""OpenAI's fields that are not supported, and the values of them that have no effect."""
+"""Fields that are not supported, and the values of them that have no effect."""
+
+_EFFORTS = "must be 'none', 'minimal', 'low', 'medium', 'high', 'xhigh' or 'max'"
 
 RULES = {
-    "role": "must be 'system', 'developer', 'user' or 'assistant'",
+    "role": "must be 'system', 'developer', 'user', 'assistant' or 'tool'",
     "type": "must be 'text', 'image_url' or 'video_url'",
+    "tools[].type": "must be 'function'",
+    "messages[].tool_calls[].type": "must be 'function'",
+    "tool_choice": "must be 'none', 'auto', 'required', or an object that names tools",
+    "tool_choice.type": "must be 'function' or 'allowed_tools'",
+    "thinking.type": "must be 'enabled', 'disabled', 'auto' or 'adaptive'",
+    "reasoning_effort": _EFFORTS,
+    "reasoning.effort": _EFFORTS,
     "detail": "must be 'auto', 'low' or 'high'",
     "response_format.type": "must be 'text', 'json_object' or 'json_schema'",
 }
 """What a field must be, by its path or name; completes the message of an error."""
 
 
-class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
-    text: str
-
-
-class ImageUrl(Struct, forbid_unknown_fields=True):
-    """With `detail` low the image is scaled down; the other values have no effect."""
-
-    url: str
-    detail: Literal["auto", "low", "high"] | None = None
-
-
-class ImageUrlPart(Struct, tag_field="type", tag="image_url", forbid_unknown_fields=True):
-    image_url: ImageUrl | str
-
-
-class VideoUrl(Struct, forbid_unknown_fields=True):
-    url: str
-
-
-class VideoUrlPart(Struct, tag_field="type", tag="video_url", forbid_unknown_fields=True):
-    video_url: VideoUrl | str
-
-
-ContentPart = TextPart | ImageUrlPart | VideoUrlPart
-
-Nothing = Annotated[list[Any], Meta(max_length=0)] | None
-
-
-class ChatMessage(Struct, forbid_unknown_fields=True):
-    """The fields after `content` come from answers that clients send back; they must be empty."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[ContentPart]
-    annotations: Nothing = None
-    audio: None = None
-    function_call: None = None
-    name: None = None
-    refusal: None = None
-    tool_calls: Nothing = None
-
-
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    include_usage: bool = False
+    """`include_obfuscation` would add nothing to streams on the own machine: it is ignored."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 MaxTokens = Annotated[int, Meta(ge=1, le=INT32_MAX)]
@@ -126,6 +107,15 @@ class ChatRequest(Struct, forbid_unknown_fields=True):
     ignore_eos: bool | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     response_format: ResponseFormat | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: WantedChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
+    thinking: Thinking | None = None
+    reasoning: Reasoning | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
 
 Decoder(ChatRequest)
@@ -133,16 +123,23 @@ Decoder(ChatRequest)
 the same time, for the first two requests, crash the process."""
 
 
-def parse(body: bytes | bytearray) -> ChatRequest:
-    """The request in `body`. Raises InvalidRequest, naming the field at fault."""
+def parse(body: bytes | bytearray, ignored: IgnoredFields, *, refuses: bool = True) -> ChatRequest:
+    """The request in `body`; what has no effect goes to `ignored`.
+
+    Raises InvalidRequest, naming the field at fault: one that is unknown, if it `refuses` those.
+    """
     fields = json_body.parse_object(body)
-    obeyed = {name: value for name, value in fields.items() if not _is_ignored(name, value)}
-    return json_body.convert(obeyed, ChatRequest, RULES)
+    obeyed = {name: value for name, value in fields.items() if not _is_neutral(name, value)}
+    for name in sorted(HARMLESS & obeyed.keys()):
+        ignored.add(name, obeyed.pop(name))
+    if not refuses:
+        obeyed = without_unknown(obeyed, ChatRequest, ignored)
+    request = json_body.convert(obeyed, ChatRequest, RULES)
+    ignored.add_unread(obeyed, request)
+    return request
 
 
-def _is_ignored(name: str, value: Any) -> bool:
-    if name in HARMLESS:
-        return True
+def _is_neutral(name: str, value: Any) -> bool:
     if name not in NEUTRAL:
         return False
     if not any(_same(value, neutral) for neutral in NEUTRAL[name]):

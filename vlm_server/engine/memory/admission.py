@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from vlm_server.engine.request.states import State
 from vlm_server.errors import MemoryExceeded
 
 _UNBOUNDED_ANSWER_TOKENS = 2048
-"""What is reserved for an answer whose request names no `max_tokens`."""
+"""What is reserved for an answer that may fill the context, as hardly any does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +68,13 @@ class Admission:
         )
         match decision:
             case governor.Refuse(needed_bytes, free_bytes):
+                largest = self._largest_answer(request, free_bytes)
+                advice = f" `max_tokens` may be at most {largest}." if largest else ""
                 return Refuse(
                     MemoryExceeded(
                         f"This request needs up to {needed_bytes / MIB:.0f} MiB of device memory; "
-                        f"{free_bytes / MIB:.0f} MiB are available beside the model."
+                        f"{free_bytes / MIB:.0f} MiB are available beside the model.{advice}",
+                        "max_tokens" if largest else None,
                     )
                 )
             case governor.Wait():
@@ -142,6 +146,15 @@ class Admission:
         """Bytes of their KV as it will be when the longest of them ends."""
         return self._side_by_side(requests, _final_width)
 
+    def _largest_answer(self, request: Request, free_bytes: int) -> int:
+        """Tokens of the longest answer for which there is memory; 0 if there is none for any."""
+
+        def is_too_long(num_tokens: int) -> bool:
+            width = request.prompt.num_tokens + num_tokens
+            return self._side_by_side([request], lambda _: width) > free_bytes
+
+        return bisect_left(range(1, request.max_tokens + 1), True, key=is_too_long)
+
     def _side_by_side(self, requests: list[Request], width: Callable[[Request], int]) -> int:
         """Bytes of one batch: all its sequences are padded to the longest."""
         return _num_seqs(requests) * self._kv_bytes(max(map(width, requests), default=0))
@@ -154,7 +167,8 @@ def _num_seqs(requests: list[Request]) -> int:
 def _final_width(request: Request) -> int:
     """Tokens of its prompt and its answer, at most."""
     answer = request.max_tokens
-    if request.sampling.max_tokens is None:
+    wanted = request.sampling.max_tokens
+    if wanted is None or wanted > answer:
         answer = min(answer, _UNBOUNDED_ANSWER_TOKENS)
     return request.prompt.num_tokens + answer
 

@@ -48,13 +48,19 @@ class SchedulerConfig:
         )
 
     def room_for_answer(self, num_prompt_tokens: int, max_tokens: int | None) -> int:
-        """Tokens that an answer may have. Raises ContextLengthExceeded if they don't fit."""
+        """Tokens that an answer may have: at most `max_tokens`, and what the context has room for.
+
+        Raises ContextLengthExceeded if that is nothing, in words by which clients know it: those of
+        OpenAI (LangChain, LiteLLM), vLLM and Anthropic.
+        """
         room = self.context_tokens - num_prompt_tokens
-        if room < 1 or (max_tokens or 0) > room:
-            answer = f" and an answer of up to {max_tokens}" if max_tokens else ""
+        if room < 1:
             raise ContextLengthExceeded(
-                f"The prompt has {num_prompt_tokens} tokens{answer}; "
-                f"this model's context holds {self.context_tokens}.",
+                f"Input tokens exceed the configured limit of {self.context_tokens - 1} tokens: "
+                f"this model's maximum context length is {self.context_tokens} tokens, with the "
+                f"answer. The prompt is too long: {num_prompt_tokens} tokens > "
+                f"{self.context_tokens - 1} maximum. Send fewer or shorter messages, or smaller "
+                "images.",
                 "messages",
             )
-        return max_tokens or room
+        return min(max_tokens or room, room)

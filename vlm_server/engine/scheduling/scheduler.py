@@ -18,6 +18,8 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from vlm_server.cache.caches import Caches, EncodedImage
 from vlm_server.cache.disk_load import Loaded
 from vlm_server.engine.memory.admission import Admission, Admit, Refuse, Wait
@@ -370,11 +372,14 @@ class Scheduler:
         if reason is not None:
             self._finished_seqs.append(seq)
         scores = logprobs(self._decoder, token_id, score)
-        deltas = []
-        for piece in pieces[:-1]:
-            deltas.append(_delta(seq, piece, scores, None))
-            scores = ()
-        deltas.append(_delta(seq, pieces[-1], scores, reason))
+        deltas = [_delta(seq, piece) for piece in pieces]
+        if scores:
+            deltas[0] = replace(deltas[0], logprobs=scores)
+        if reason is not None:
+            stop = request.choices[seq.choice].stop
+            deltas[-1] = replace(deltas[-1], finish_reason=reason, stop=stop)
+        if request.sampling.reports_usage:
+            deltas[-1] = replace(deltas[-1], usage=request.usage)
         return deltas
 
     @staticmethod
@@ -410,17 +415,15 @@ class Scheduler:
             self._finished_seqs += request.seqs  # even if only its prompt was begun
 
 
-def _delta(
-    seq: SeqId, piece: Piece, scores: tuple[TokenLogprob, ...], reason: FinishReason | None
-) -> Delta:
-    is_reasoning, call = False, None
-    if isinstance(piece, str):
-        text = piece
-    elif isinstance(piece, Thought):
-        text, is_reasoning = piece.text, True
-    else:
-        text, call = "", piece
-    return Delta(seq.request_id, text, scores, seq.choice, reason, is_reasoning, call)
+def _delta(seq: SeqId, piece: Piece) -> Delta:
+    request_id, choice = seq
+    match piece:
+        case str():
+            return Delta(request_id, piece, choice=choice)
+        case Thought(text):
+            return Delta(request_id, text, choice=choice, is_reasoning=True)
+        case _:
+            return Delta(request_id, "", choice=choice, tool_call=piece)
 
 
 def _failed(request_id: str, error: RequestError) -> Failed:

@@ -27,6 +27,7 @@ USAGE = {
     "completion_tokens": 2,
     "total_tokens": 9,
     "prompt_tokens_details": {"cached_tokens": 3},
+    "completion_tokens_details": {"reasoning_tokens": 0},
 }
 
 

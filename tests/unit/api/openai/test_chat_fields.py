@@ -12,10 +12,12 @@ from msgspec import structs
 from tests.unit.api.conftest import Connect
 from tests.unit.api.requests import PNG_URL, ROUTE, chat, user
 from tests.unit.api.scripted_engine import ScriptedEngine
+from vlm_server.api.http.intake.leniency import MAX_NAMES
 from vlm_server.api.openai.schema import HARMLESS, NEUTRAL, ChatRequest
 from vlm_server.protocol import SamplingParams
-from vlm_server.settings import Limits, Settings
+from vlm_server.settings import Limits, Server, Settings
 
+LONGEST = Limits().default_max_tokens
 OPTIONAL = [f.name for f in structs.fields(ChatRequest) if f.name not in ("model", "messages")]
 
 
@@ -52,45 +54,45 @@ async def refusal(client: httpx.AsyncClient, body: dict[str, Any] | bytes) -> di
 @pytest.mark.parametrize(
     ("fields", "sampling"),
     [
-        ({}, SamplingParams()),
+        ({}, SamplingParams(LONGEST)),
         ({"max_tokens": 5}, SamplingParams(max_tokens=5)),
         ({"max_completion_tokens": 6}, SamplingParams(max_tokens=6)),
         ({"max_tokens": 7, "max_completion_tokens": 7}, SamplingParams(max_tokens=7)),
-        ({"temperature": 0}, SamplingParams(temperature=0.0)),
-        ({"temperature": 2.0}, SamplingParams(temperature=2.0)),
-        ({"top_p": 1}, SamplingParams(top_p=1.0)),
-        ({"top_p": 0.01}, SamplingParams(top_p=0.01)),
-        ({"seed": 0}, SamplingParams(seed=0)),
-        ({"seed": 2**63 - 1}, SamplingParams(seed=2**63 - 1)),
-        ({"seed": -(2**63)}, SamplingParams(seed=-(2**63))),
-        ({"stop": "END"}, SamplingParams(stop=("END",))),
-        ({"stop": ["a", "é\n"]}, SamplingParams(stop=("a", "é\n"))),
-        ({"stop": []}, SamplingParams()),
-        ({"presence_penalty": -2}, SamplingParams(presence_penalty=-2.0)),
-        ({"frequency_penalty": 2.0}, SamplingParams(frequency_penalty=2.0)),
-        ({"repetition_penalty": 1e-30}, SamplingParams(repetition_penalty=1e-30)),
-        ({"repetition_penalty": 2}, SamplingParams(repetition_penalty=2.0)),
-        ({"logit_bias": {}}, SamplingParams()),
+        ({"temperature": 0}, SamplingParams(LONGEST, temperature=0.0)),
+        ({"temperature": 2.0}, SamplingParams(LONGEST, temperature=2.0)),
+        ({"top_p": 1}, SamplingParams(LONGEST, top_p=1.0)),
+        ({"top_p": 0.01}, SamplingParams(LONGEST, top_p=0.01)),
+        ({"seed": 0}, SamplingParams(LONGEST, seed=0)),
+        ({"seed": 2**63 - 1}, SamplingParams(LONGEST, seed=2**63 - 1)),
+        ({"seed": -(2**63)}, SamplingParams(LONGEST, seed=-(2**63))),
+        ({"stop": "END"}, SamplingParams(LONGEST, stop=("END",))),
+        ({"stop": ["a", "é\n"]}, SamplingParams(LONGEST, stop=("a", "é\n"))),
+        ({"stop": []}, SamplingParams(LONGEST)),
+        ({"presence_penalty": -2}, SamplingParams(LONGEST, presence_penalty=-2.0)),
+        ({"frequency_penalty": 2.0}, SamplingParams(LONGEST, frequency_penalty=2.0)),
+        ({"repetition_penalty": 1e-30}, SamplingParams(LONGEST, repetition_penalty=1e-30)),
+        ({"repetition_penalty": 2}, SamplingParams(LONGEST, repetition_penalty=2.0)),
+        ({"logit_bias": {}}, SamplingParams(LONGEST)),
         (
             {"logit_bias": {"0": -100, "50256": 99.5, "9999999999": 0}},
-            SamplingParams(logit_bias={0: -100.0, 50256: 99.5, 9999999999: 0.0}),
+            SamplingParams(LONGEST, logit_bias={0: -100.0, 50256: 99.5, 9999999999: 0.0}),
         ),
-        ({"logprobs": False, "top_logprobs": 0}, SamplingParams()),
-        ({"top_logprobs": 0}, SamplingParams()),
-        ({"logprobs": True}, SamplingParams(logprobs=0)),
-        ({"logprobs": True, "top_logprobs": 20}, SamplingParams(logprobs=20)),
-        ({"top_k": 0}, SamplingParams()),
-        ({"top_k": -1}, SamplingParams()),
-        ({"top_k": 2**31 - 1}, SamplingParams(top_k=2**31 - 1)),
-        ({"min_p": 0}, SamplingParams()),
-        ({"min_p": 1}, SamplingParams(min_p=1.0)),
-        ({"min_tokens": 0}, SamplingParams()),
-        ({"min_tokens": 5}, SamplingParams(min_tokens=5)),
+        ({"logprobs": False, "top_logprobs": 0}, SamplingParams(LONGEST)),
+        ({"top_logprobs": 0}, SamplingParams(LONGEST)),
+        ({"logprobs": True}, SamplingParams(LONGEST, logprobs=0)),
+        ({"logprobs": True, "top_logprobs": 20}, SamplingParams(LONGEST, logprobs=20)),
+        ({"top_k": 0}, SamplingParams(LONGEST)),
+        ({"top_k": -1}, SamplingParams(LONGEST)),
+        ({"top_k": 2**31 - 1}, SamplingParams(LONGEST, top_k=2**31 - 1)),
+        ({"min_p": 0}, SamplingParams(LONGEST)),
+        ({"min_p": 1}, SamplingParams(LONGEST, min_p=1.0)),
+        ({"min_tokens": 0}, SamplingParams(LONGEST)),
+        ({"min_tokens": 5}, SamplingParams(LONGEST, min_tokens=5)),
         ({"min_tokens": 5, "max_tokens": 5}, SamplingParams(max_tokens=5, min_tokens=5)),
-        ({"ignore_eos": True}, SamplingParams(ignore_eos=True)),
-        ({"ignore_eos": False}, SamplingParams()),
-        ({"n": 1}, SamplingParams()),
-        (dict.fromkeys(OPTIONAL), SamplingParams()),
+        ({"ignore_eos": True}, SamplingParams(LONGEST, ignore_eos=True)),
+        ({"ignore_eos": False}, SamplingParams(LONGEST)),
+        ({"n": 1}, SamplingParams(LONGEST)),
+        (dict.fromkeys(OPTIONAL), SamplingParams(LONGEST)),
     ],
 )
 async def test_fields_reach_the_engine(
@@ -133,6 +135,24 @@ async def test_fields_reach_the_engine(
         ("stream_options", [True, []]),
         ("stream_options.include_usage", [{"include_usage": 1}]),
         ("stream_options", [{"include_usage": True}]),
+        ("tools", [5, {}, "x"]),
+        ("tools[0]", [[5], ["x"], [None]]),
+        ("tools[0].type", [[{"type": "custom"}], [{"type": 5}]]),
+        ("tools[0].function", [[{"type": "function"}], [{"type": "function", "function": "f"}]]),
+        ("tool_choice", [5, [], "any", "", True]),
+        ("tool_choice", ["required", {"type": "function", "function": {"name": "f"}}]),
+        ("tool_choice.type", [{}, {"type": "custom"}]),
+        ("parallel_tool_calls", [1, "true", []]),
+        ("reasoning_effort", ["huge", 5, True, []]),
+        ("thinking", ["enabled", True, []]),
+        ("thinking.type", [{}, {"type": "on"}]),
+        ("thinking.budget_tokens", [{"type": "enabled", "budget_tokens": -1}]),
+        ("reasoning", ["high", 5]),
+        ("reasoning.effort", [{"effort": "huge"}]),
+        ("chat_template_kwargs", ["x", [], {"a": "x" * 20_000}]),
+        ("chat_template_kwargs.enable_thinking", [{"enable_thinking": "yes"}]),
+        ("continue_final_message", [1, "true", True]),
+        ("add_generation_prompt", [1, "false"]),
         ("model", [None, 1, []]),
         ("messages", [None, [], {}, "hi"]),
     ],
@@ -145,6 +165,20 @@ async def test_bad_values_are_refused(
         assert error["param"] == param, error
         assert error["code"] == "invalid_value"
     assert engine.submitted == []
+
+
+async def test_the_longest_answer_by_default_is_a_setting(
+    connect: Connect, engine: ScriptedEngine
+) -> None:
+    for longest, expected in ((7, 7), (0, None)):
+        client = connect(Settings(limits=Limits(default_max_tokens=longest)))
+        await client.post(ROUTE, json=chat())
+        assert engine.submitted[-1].sampling.max_tokens == expected
+    await client.post(ROUTE, json=chat(min_tokens=9))
+    assert engine.submitted[-1].sampling == SamplingParams(min_tokens=9)
+    client = connect(Settings(limits=Limits(default_max_tokens=7)))
+    await client.post(ROUTE, json=chat(min_tokens=9))
+    assert engine.submitted[-1].sampling == SamplingParams(max_tokens=9, min_tokens=9)
 
 
 async def test_two_different_lengths_are_refused(client: httpx.AsyncClient) -> None:
@@ -207,9 +241,8 @@ async def test_neutral_values_are_taken_and_others_refused(
     ("field", "value"),
     [
         ("store", 0),
-        ("parallel_tool_calls", 1),
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tool_choice", "required"),
+        ("functions", [{"name": "f"}]),
+        ("function_call", {"name": "f"}),
         ("service_tier", "flex"),
     ],
 )
@@ -223,7 +256,9 @@ async def test_what_only_looks_neutral_is_refused(
 @pytest.mark.parametrize("field", sorted(HARMLESS))
 async def test_harmless_fields_take_any_value(client: httpx.AsyncClient, field: str) -> None:
     for value in (None, "x", {"a": "b"}):
-        assert (await client.post(ROUTE, json=chat(**{field: value}))).status_code == 200
+        answer = await client.post(ROUTE, json=chat(**{field: value}))
+        assert answer.status_code == 200, answer.text
+        assert answer.headers.get("x-vlm-ignored") == (None if value is None else field)
 
 
 @pytest.mark.parametrize("field", ["best_of", "typical_p", "max_token", "Temperature", "", "a.b"])
@@ -231,6 +266,40 @@ async def test_unknown_fields_are_refused_by_name(client: httpx.AsyncClient, fie
     error = await refusal(client, chat(**{field: 1}))
     assert error["code"] == "unsupported_parameter"
     assert error["param"] == field
+
+
+async def test_unknown_fields_are_ignored_and_named_if_the_server_says_so(
+    connect: Connect, engine: ScriptedEngine
+) -> None:
+    client = connect(Settings(server=Server(unknown_fields="ignore")))
+    odd = {"best_of": 1, "a, b\n\u202e": 2, "nothing": None, "x" * 900: 3}
+    answer = await client.post(ROUTE, json=chat(**odd, seed=5))
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-vlm-ignored"] == f"best_of, a??b??, {'x' * 64}"
+    assert engine.submitted[0].sampling == SamplingParams(LONGEST, seed=5)
+    assert (await refusal(client, chat(functions=[{}])))["param"] == "functions"
+
+
+async def test_a_list_of_ignored_fields_is_bounded(connect: Connect) -> None:
+    client = connect(Settings(server=Server(unknown_fields="ignore")))
+    answer = await client.post(ROUTE, json=chat(**{f"field{i}": 1 for i in range(1000)}))
+    names = answer.headers["x-vlm-ignored"].split(", ")
+    assert (len(names), names[0], names[-1]) == (MAX_NAMES, "field0", "...")
+
+
+@pytest.mark.parametrize(
+    ("body", "where"),
+    [
+        (b"{", "line 1, column 2"),
+        (b'{"a": 1,\n "b": tru}', "line 2, column 7"),
+        (b"{'model': 'demo'}", "line 1, column 2"),
+        (b'{"a": 1}\nx', "line 2, column 1"),
+    ],
+)
+async def test_a_message_says_where_the_json_breaks(
+    client: httpx.AsyncClient, body: bytes, where: str
+) -> None:
+    assert where in (await refusal(client, body))["message"]
 
 
 @pytest.mark.parametrize("name", ["x" * 100_000, "a`b\nc\u202e", "\0"])
@@ -311,6 +380,15 @@ async def test_another_model_is_not_found(client: httpx.AsyncClient, model: str)
     error = answer.json()["error"]
     assert (error["code"], error["param"]) == ("model_not_found", "model")
     assert "`demo`" in error["message"]
+
+
+@pytest.mark.parametrize("name", ["gpt-4o", "claude-3-5-sonnet", "my", "demo"])
+async def test_the_model_has_other_names(connect: Connect, name: str) -> None:
+    client = connect(Settings(server=Server(model_aliases=("gpt-*", "claude-?-[0-9]*", "my"))))
+    answer = await client.post(ROUTE, json={**chat(), "model": name})
+    assert answer.json()["model"] == "demo", answer.text
+    for other in ("Gpt-4o", "gpt4", "mine", "claude-x", "gpt-" + "x" * 500):
+        assert (await client.post(ROUTE, json={**chat(), "model": other})).status_code == 404
 
 
 async def test_the_model_may_be_called_default(client: httpx.AsyncClient) -> None:

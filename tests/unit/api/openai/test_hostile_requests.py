@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -40,10 +41,19 @@ ANYTHING = st.recursive(
 PART = st.sampled_from([text(), picture(), {"type": "text"}]) | st.fixed_dictionaries(
     {"type": WORD}, optional={"text": ANYTHING, "image_url": ANYTHING, "video_url": ANYTHING}
 )
+CALL = st.fixed_dictionaries(
+    {"id": st.just("1"), "type": st.just("function")},
+    optional={"function": st.fixed_dictionaries({"name": WORD, "arguments": ANYTHING})},
+)
 CONTENT = st.lists(PART, max_size=3) | ANYTHING
 MESSAGE = st.fixed_dictionaries(
-    {"role": st.sampled_from(["user", "system", "assistant", "robot"]), "content": CONTENT},
-    optional={"name": ANYTHING, "tool_calls": ANYTHING, "x" * 900: ANYTHING},
+    {"role": st.sampled_from(["user", "system", "assistant", "tool", "robot"]), "content": CONTENT},
+    optional={
+        "name": ANYTHING,
+        "tool_calls": st.lists(CALL, max_size=3) | ANYTHING,
+        "tool_call_id": st.just("1") | ANYTHING,
+        "x" * 900: ANYTHING,
+    },
 )
 REQUEST = st.fixed_dictionaries(
     {"model": st.just("demo") | WORD, "messages": st.lists(MESSAGE, max_size=3) | ANYTHING},
@@ -66,6 +76,7 @@ def check(body: bytes) -> Taken | RequestError:
     frames = [encode_message(call.request.submit) for call in (at_once, by_process)]
     assert decode_command(frames[0][MESSAGE_HEADER.size :]) == taken.submit
     assert decode_command(frames[1][MESSAGE_HEADER.size :]) == taken.submit
+    assert ", ".join(taken.ignored).isascii()
     return taken
 
 
@@ -84,6 +95,15 @@ def checked(error: RequestError) -> RequestError:
 @given(REQUEST)
 def test_nearly_right_requests_are_taken_or_refused(request: dict[str, Any]) -> None:
     check(json.dumps(request).encode())
+
+
+@settings(max_examples=50, derandomize=True)
+@given(REQUEST)
+def test_unknown_fields_that_are_ignored_do_no_harm(request: dict[str, Any]) -> None:
+    context = msgspec.structs.replace(CONTEXT, unknown_fields="ignore")
+    with contextlib.suppress(RequestError):
+        ignored = read_chat(json.dumps(request).encode(), context).ignored
+        assert ", ".join(ignored).isascii()
 
 
 @settings(max_examples=150, derandomize=True)

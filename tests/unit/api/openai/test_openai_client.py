@@ -15,14 +15,28 @@ from tests.unit.api.requests import PNG_URL
 from tests.unit.api.scripted_engine import (
     HELLO,
     ScriptedEngine,
+    Step,
+    calls,
     ended,
     failed,
     finished,
     never,
     scored,
+    thinks,
 )
 from tests.unit.api.scripted_engine import text as says
-from vlm_server.protocol import ImagePart, SamplingParams, TextPart, TokenLogprob, TokenText
+from vlm_server.protocol import (
+    Delta,
+    ImagePart,
+    Message,
+    SamplingParams,
+    TextPart,
+    TokenLogprob,
+    Tokens,
+    TokenText,
+    ToolCall,
+    Usage,
+)
 from vlm_server.settings import Server, Settings
 
 KEY = "correct-horse-battery"
@@ -131,6 +145,80 @@ async def test_the_clients_own_stream_helper(client: AsyncOpenAI) -> None:
     async with client.chat.completions.stream(model="demo", messages=MESSAGES) as stream:
         final = await stream.get_final_completion()
     assert final.choices[0].message.content == "Hello world"
+
+
+CLICK: Any = {
+    "type": "function",
+    "function": {
+        "name": "click",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {"x": {"type": "integer"}},
+            "required": ["x"],
+            "additionalProperties": False,
+        },
+    },
+}
+CALLS = (
+    *(thinks("A button."), calls(0, id="call_1", name="click"), calls(0, '{"x"'), calls(0, ": 3}")),
+    *(ended("tool_calls"), finished()),
+)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_tool_loop_with_a_picture_in_the_result(
+    client: AsyncOpenAI, engine: ScriptedEngine, streams: bool
+) -> None:
+    engine.script = CALLS
+    completions = client.chat.completions
+    if streams:
+        async with completions.stream(model="demo", messages=MESSAGES, tools=[CLICK]) as stream:
+            answer = await stream.get_final_completion()
+    else:
+        answer = await completions.parse(model="demo", messages=MESSAGES, tools=[CLICK])
+    (choice,) = answer.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.tool_calls
+    (call,) = choice.message.tool_calls
+    assert (call.id, call.function.name, call.function.parsed_arguments) == (
+        *("call_1", "click"),
+        {"x": 3},
+    )
+    assert choice.message.content in (None, "")
+    assert getattr(choice.message, "reasoning_content", None) == "A button."
+
+    engine.script = HELLO
+    picture = {"type": "image_url", "image_url": {"url": PNG_URL}}
+    said: Any = choice.message
+    result: Any = {"role": "tool", "tool_call_id": call.id, "content": [picture]}
+    answer = await completions.parse(
+        model="demo", messages=[*MESSAGES, said, result], tools=[CLICK]
+    )
+    assert answer.choices[0].message.content == "Hello world"
+    assert engine.submitted[1].messages[-2:] == (
+        Message(
+            "assistant",
+            (TextPart(""),) if streams else (),
+            reasoning="A button.",
+            tool_calls=(ToolCall("call_1", "click", '{"x": 3}'),),
+        ),
+        Message("tool", (ImagePart(1),), tool_call_id="call_1", name="click"),
+    )
+
+
+async def test_usage_with_every_chunk(client: AsyncOpenAI, engine: ScriptedEngine) -> None:
+    def counted(piece: str, num_tokens: int) -> Step:
+        return lambda request_id: Tokens((Delta(request_id, piece, usage=Usage(7, num_tokens)),))
+
+    engine.script = (counted("a", 1), counted("b", 2), ended("length"), finished(Usage(7, 2)))
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    stream = await client.chat.completions.create(
+        model="demo", messages=MESSAGES, stream=True, stream_options=options
+    )
+    totals = [chunk.usage.total_tokens if chunk.usage else None async for chunk in stream]
+    assert totals == [8, 8, 9, None, 9]
+    assert engine.submitted[0].sampling.reports_usage
 
 
 async def test_the_synchronous_client(base_url: str) -> None:

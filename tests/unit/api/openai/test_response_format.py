@@ -15,6 +15,8 @@ from vlm_server.api.http.intake.json_schema import MAX_SCHEMA_DEPTH
 from vlm_server.protocol import SamplingParams
 from vlm_server.settings import Limits
 
+LONGEST = Limits().default_max_tokens
+
 SCHEMA_PARAM = "response_format.json_schema.schema"
 OBJECT = {"type": "json_object"}
 
@@ -36,6 +38,8 @@ def nested(depth: int) -> dict[str, Any]:
     [
         (None, None),
         ({"type": "text"}, None),
+        ({"type": "text", "json_schema": None}, None),
+        ({**OBJECT, "json_schema": None}, '{"type":"object"}'),
         (OBJECT, '{"type":"object"}'),
         (schema_format({}), "{}"),
         (schema_format({"enum": ["é", 1.5]}, strict=True), '{"enum":["é",1.5]}'),
@@ -48,7 +52,7 @@ async def test_the_schema_reaches_the_engine(
 ) -> None:
     answer = await client.post(ROUTE, json=chat(response_format=value))
     assert answer.status_code == 200, answer.text
-    assert engine.submitted[0].sampling == SamplingParams(json_schema=schema)
+    assert engine.submitted[0].sampling == SamplingParams(LONGEST, json_schema=schema)
 
 
 @pytest.mark.parametrize(

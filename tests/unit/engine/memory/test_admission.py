@@ -259,6 +259,27 @@ def test_two_fit_together_if_there_is_room_for_both_of_their_worst_moments():
     assert not admission.fit_together((a, b), [c])
 
 
+@pytest.mark.parametrize(("room", "advice"), [(25, " `max_tokens` may be at most 20."), (4, "")])
+def test_a_refusal_says_how_long_an_answer_may_be(room: int, advice: str):
+    engine = Engine(room=room)
+    admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
+    decision = admission.decide(waiting("a", max_tokens=30), [], is_settled=True)
+    assert isinstance(decision, Refuse)
+    assert decision.error.message.endswith(f"are available beside the model.{advice}")
+    assert decision.error.param == ("max_tokens" if advice else None)
+
+
+def test_an_answer_that_is_cut_to_the_context_reserves_no_more_than_one_without_a_bound():
+    engine = Engine(room=5000)
+    admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
+    cut = waiting("cut", max_tokens=65535)
+    cut.max_tokens = 10_000
+    assert isinstance(admission.decide(cut, [], is_settled=True), Admit)
+    assert isinstance(
+        admission.decide(waiting("long", max_tokens=10_000), [], is_settled=True), Refuse
+    )
+
+
 def waiting(name: str, text: str = "", max_tokens: int = 20) -> Request:
     """A request that is prepared: 5 prompt tokens, if not of `text`."""
     request = Request(submit(name), SamplingParams(max_tokens=max_tokens), ByteDecoder(), now=0.0)

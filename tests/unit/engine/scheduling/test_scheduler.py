@@ -498,9 +498,9 @@ def test_a_bias_on_no_token_fails_its_request_alone(token_id: int):
 
 @pytest.mark.parametrize(
     ("tokens", "max_tokens", "is_taken"),
-    [(199, 1, True), (199, 2, False), (200, None, False), (199, None, True), (150, 50, True)],
+    [(199, 1, True), (199, 2, True), (200, None, False), (200, 1, False), (150, 50, True)],
 )
-def test_prompt_and_answer_must_fit_the_context(
+def test_the_prompt_must_leave_room_in_the_context(
     tokens: int, max_tokens: int | None, is_taken: bool
 ):
     engine = Engine(context_tokens=200)
@@ -517,12 +517,23 @@ def test_prompt_and_answer_must_fit_the_context(
     assert engine.is_clean()
 
 
-def test_without_max_tokens_the_answer_may_fill_the_context():
+@pytest.mark.parametrize("max_tokens", [None, 5, 65535])
+def test_an_answer_may_fill_the_context_and_is_cut_there(max_tokens: int | None):
     engine = Engine(context_tokens=9, eos_token_ids=frozenset())
-    engine.add("a", text="12345")
+    engine.add("a", text="12345", max_tokens=max_tokens)
     engine.run()
     assert Finished("a", Usage(5, 4)) in engine.events
     assert deltas(engine.events)[-1].finish_reason == "length"
+
+
+def test_usage_is_reported_with_each_token_to_who_wants_it():
+    engine = Engine(eos_token_ids=frozenset())
+    engine.add("a", text="12345", max_tokens=2, reports_usage=True)
+    engine.add("b", text="12345", max_tokens=2)
+    engine.run()
+    counts = [delta.usage for delta in deltas(engine.events) if delta.request_id == "a"]
+    assert counts == [Usage(5, 1), Usage(5, 2)]
+    assert {d.usage for d in deltas(engine.events) if d.request_id == "b"} == {None}
 
 
 # ---- what the disk has -----------------------------------------------------------------

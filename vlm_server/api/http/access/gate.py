@@ -21,14 +21,21 @@ from vlm_server.settings import Server, is_loopback
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 _EVERY_ADDRESS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104  compared, not listened on
+_MAX_SHOWN_CHARS = 100
 _HOST = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]{1,5})?")
 
 
 def check_host(headers: Headers, server: Server) -> None:
     """Raises Forbidden unless there is one Host header and it names this server."""
     hosts = headers.getlist("host")
-    if len(hosts) != 1 or not _is_ours(_name(hosts[0]), server):
-        raise Forbidden("The Host header does not name this server; see server.allowed_hosts.")
+    name = _name(hosts[0]) if len(hosts) == 1 else None
+    if not _is_ours(name, server):
+        shown = f" `{name[:_MAX_SHOWN_CHARS]}`" if name else ""
+        advice = ", if that is you: list it, with all others that you use" if name else ""
+        raise Forbidden(
+            f"The Host header{shown} does not name this server; see the setting "
+            f"server.allowed_hosts{advice}."
+        )
 
 
 def check_origin(headers: Headers) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -21,7 +21,8 @@ class Context(msgspec.Struct, frozen=True):
     """What is known of a request besides its body.
 
     model: the name it is served under. client: whose request it is. given: the bytes of the
-    `https:` and `file:` URLs that were read for it.
+    `https:` and `file:` URLs that were read for it. model_aliases, unknown_fields: the settings of
+    the server.
     """
 
     model: str
@@ -30,6 +31,8 @@ class Context(msgspec.Struct, frozen=True):
     client: str
     limits: Limits
     given: dict[str, bytes] = {}
+    model_aliases: tuple[str, ...] = ()
+    unknown_fields: Literal["refuse", "ignore"] = "refuse"
 
 
 class Taken(msgspec.Struct, frozen=True):

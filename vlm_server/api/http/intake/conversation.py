@@ -33,7 +33,9 @@ class Counts:
             (self.videos, limits.max_videos, "videos"),
         ):
             if count > limit:
-                raise InvalidRequest(f"At most {limit} {what} are allowed.", param)
+                raise InvalidRequest(
+                    f"At most {limit} {what} are allowed (limits.max_{what}).", param
+                )
 
 
 @dataclass(slots=True)
@@ -78,7 +80,10 @@ class Conversation:
         self._num_text_bytes += json_body.utf8_length(text, param)
         if self._num_text_bytes > self.limits.max_text_bytes:
             limit = self.limits.max_text_bytes
-            raise InvalidRequest(f"At most {limit} bytes of text are allowed.", self.text_param)
+            raise InvalidRequest(
+                f"At most {limit} bytes of text are allowed (limits.max_text_bytes).",
+                self.text_param,
+            )
         return text
 
     def image(self, url: str, param: str, max_side_pixels: int | None = None) -> ImagePart:

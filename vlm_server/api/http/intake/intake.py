@@ -100,7 +100,8 @@ class Intake:
         except ChildTimeout:
             logger.warning("reading a body took more than %g s", self._seconds)
             raise RequestTooCostly(
-                f"Reading the request took more than {self._seconds:g} seconds."
+                f"Reading the request took more than {self._seconds:g} seconds "
+                "(limits.intake_timeout_seconds)."
             ) from None
         except ChildFailed as error:
             logger.warning("reading a body failed %d times: the process %s", _TRIES, error)

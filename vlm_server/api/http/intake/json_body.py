@@ -34,6 +34,7 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 """One that is never closed goes up to the end: looking again from each quote in it takes hours."""
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _UNKNOWN = re.compile(r"^Object contains unknown field `(.*)`$", re.DOTALL)
+_INDEX = re.compile(r"\[[0-9]+\]")
 _MISSING = re.compile(r"^Object missing required field `(.*)`$")
 _ONLY_EMPTY = re.compile(r"^Expected (`null`, got|`array` of length <= 0)")
 
@@ -52,8 +53,13 @@ def parse_object(body: Body) -> dict[str, Any]:
         raise InvalidRequest("The request's body is not UTF-8.") from None
     except RecursionError:
         raise _too_deep() from None
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise InvalidRequest(
+            f"The request's body is not valid JSON at {where}: {error.msg}."
+        ) from None
     except ValueError:
-        raise InvalidRequest("The request's body is not valid JSON.") from None
+        raise InvalidRequest("The request's body has a number with too many digits.") from None
     if not isinstance(value, dict):
         raise InvalidRequest("The request's body must be a JSON object.")
     return value
@@ -62,7 +68,8 @@ def parse_object(body: Body) -> dict[str, Any]:
 def convert(fields: dict[str, Any], schema: type[T], rules: Mapping[str, str]) -> T:
     """`fields` as a `schema`. Raises InvalidRequest, or UnsupportedField for unknown names.
 
-    `rules` says what a field's value must be, by the field's path or its name alone.
+    `rules` says what a field's value must be, by the field's path (`tools[].type`) or its name
+    alone.
     """
     try:
         return msgspec.convert(fields, schema)
@@ -137,7 +144,8 @@ def _explain(message: str, rules: Mapping[str, str]) -> InvalidRequest:
         return UnsupportedField(f"`{path}` is not supported; leave it out.", path)
     if text.startswith("Invalid"):  # it quotes the value
         name = path.rpartition(".")[2]
-        rule = rules.get(path) or rules.get(name, "has a value that is not allowed")
+        kind = _INDEX.sub("[]", path)
+        rule = rules.get(kind) or rules.get(name, "has a value that is not allowed")
         return InvalidRequest(f"`{path}` {rule}.", path)
     return InvalidRequest(f"`{path}`: {text[:1].lower()}{text[1:]}.", path or None)
 

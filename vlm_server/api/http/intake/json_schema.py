@@ -18,16 +18,28 @@ def schema_text(schema: dict[str, Any], limits: Limits, param: str) -> str:
 
     Raises InvalidRequest, naming `param`.
     """
-    if _is_deeper(schema, MAX_SCHEMA_DEPTH):
-        message = f"The schema is nested more than {MAX_SCHEMA_DEPTH} levels deep."
+    limit = limits.max_schema_bytes
+    return json_text(schema, param, limit, "schema", "limits.max_schema_bytes")
+
+
+def json_text(
+    value: dict[str, Any], param: str, max_bytes: int, noun: str, setting: str | None = None
+) -> str:
+    """`value` as JSON, within bounds on its depth and size.
+
+    `noun` says what it is, and `setting` names the one that sets `max_bytes`. Raises
+    InvalidRequest, naming `param`.
+    """
+    if _is_deeper(value, MAX_SCHEMA_DEPTH):
+        message = f"The {noun} is nested more than {MAX_SCHEMA_DEPTH} levels deep."
         raise InvalidRequest(message, param)
     try:
-        text = json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except ValueError:
-        raise InvalidRequest("The schema contains a number that is too large.", param) from None
-    if json_body.utf8_length(text, param) > limits.max_schema_bytes:
-        limit = limits.max_schema_bytes
-        raise InvalidRequest(f"At most {limit} bytes of schema are allowed.", param)
+        raise InvalidRequest(f"The {noun} contains a number that is too large.", param) from None
+    if json_body.utf8_length(text, param) > max_bytes:
+        where = f" ({setting})" if setting else ""
+        raise InvalidRequest(f"At most {max_bytes} bytes of {noun} are allowed{where}.", param)
     return text
 
 

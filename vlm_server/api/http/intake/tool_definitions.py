@@ -46,13 +46,17 @@ def read_tools(
     _check_names(definitions, choice)
     if not definitions or choice.mode == "none":
         return None
+    allowed = choice.allowed
+    if choice.mode == "auto" and allowed:  # the model can't call what it does not know
+        definitions = [each for each in definitions if each.name in allowed]
+        allowed = ()
     listed = [_as_openai(each, conversation) for each in definitions]
     text = json.dumps(listed, ensure_ascii=False)
     conversation.count_text(text, "tools")
     return Tools(
         definitions=text,
         choice=choice.mode,
-        allowed=choice.allowed,
+        allowed=allowed,
         parallel=choice.parallel,
         strict=tuple(each.name for each in definitions if each.strict),
     )

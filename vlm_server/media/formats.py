@@ -1,0 +1,55 @@
+"""What bytes are that are not one of the formats that are read: said in errors, and no more."""
+
+from __future__ import annotations
+
+_BOXES = {
+    b"heic": "HEIC",
+    b"heix": "HEIC",
+    b"hevc": "HEIC",
+    b"mif1": "HEIF",
+    b"msf1": "HEIF",
+    b"avif": "AVIF",
+    b"avis": "AVIF",
+}
+"""By the brand of an ISO file."""
+_BEGINNINGS = {
+    b"%PDF": "PDF",
+    b"\x89PNG": "PNG",
+    b"\xff\xd8\xff": "JPEG",
+    b"GIF8": "GIF",
+    b"RIFF": "RIFF (WebP, WAV or AVI)",
+    b"BM": "BMP",
+    b"II*\0": "TIFF",
+    b"MM\0*": "TIFF",
+    b"\0\0\1\0": "ICO",
+    b"8BPS": "PSD",
+    b"\xff\x0a": "JPEG XL",
+    b"\0\0\0\x0cJXL ": "JPEG XL",
+    b"\0\0\0\x0cjP  ": "JPEG 2000",
+    b"\x1a\x45\xdf\xa3": "WebM or Matroska",
+    b"PK\3\4": "ZIP",
+    b"\x1f\x8b": "gzip",
+    b"data:": "another data URL",
+    b"http": "a URL",
+    b"<svg": "SVG",
+    b"<?xml": "XML",
+    b"<!DOCTYPE": "HTML",
+    b"<!doctype": "HTML",
+    b"<html": "HTML",
+    b"{": "JSON",
+}
+
+
+def looks_like(data: bytes) -> str | None:
+    """The name of the format that `data` begins like; None for one that is not known here."""
+    if data[4:8] == b"ftyp":
+        return _BOXES.get(data[8:12], "MP4 or MOV")
+    beginning = data[:64].lstrip(b" \t\r\n")
+    return next((name for start, name in _BEGINNINGS.items() if beginning.startswith(start)), None)
+
+
+def not_readable(noun: str, readable: str, data: bytes) -> str:
+    """An error about `data`, which is no `noun` in one of the `readable` formats."""
+    found = looks_like(data) if data else "nothing"
+    guess = f" It looks like {found}." if found else ""
+    return f"The {noun} is not a readable {readable}.{guess}"
