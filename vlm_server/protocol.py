@@ -179,6 +179,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     deadlines: Deadlines = Deadlines()
     tools: Tools | None = None
     template: TemplateOptions = TemplateOptions()
+    count_only: bool = False
+    """It ends when its prompt is prepared, with the prompt's tokens in its usage."""
 
     @property
     def has_media(self) -> bool:
@@ -208,6 +210,7 @@ class EncodedSubmit(msgspec.Struct, frozen=True, tag="submit"):
     deadlines: Deadlines = Deadlines()
     tools: msgspec.Raw = msgspec.Raw(b"\xc0")
     template: msgspec.Raw = msgspec.Raw(b"\x80")
+    count_only: bool = False
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -317,7 +320,7 @@ class Delta(msgspec.Struct, frozen=True):
 
     `text` may be empty while bytes or a possible stop are held back. A token may bring several
     deltas, in order; its `logprobs` are the first one's. The last of a choice, and no other, says
-    why the choice ended.
+    why the choice ended, and in `stop` at which stop string, if it was one.
     """
 
     request_id: str
@@ -327,6 +330,7 @@ class Delta(msgspec.Struct, frozen=True):
     finish_reason: FinishReason | None = None
     is_reasoning: bool = False
     tool_call: ToolCallDelta | None = None
+    stop: str | None = None
 
 
 class Tokens(msgspec.Struct, frozen=True, tag="tokens"):

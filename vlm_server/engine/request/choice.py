@@ -17,6 +17,11 @@ class Choice:
         self._detokenizer = Detokenizer(decoder)
         self._stops = StopChecker(sampling.stop)
 
+    @property
+    def stop(self) -> str | None:
+        """The stop string that ended it."""
+        return self._stops.reached
+
     def append_token(self, token_id: int, eos_token_ids: frozenset[int], max_tokens: int) -> str:
         """The text that a sampled token brings; may end the answer."""
         self.num_generated += 1

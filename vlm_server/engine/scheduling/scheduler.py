@@ -360,11 +360,12 @@ class Scheduler:
         request.deadlines.take_token(self._clock())
         text = request.append_token(seq, token_id, self._config.eos_token_ids)
         self._num_generated_tokens += 1
-        reason = request.choices[seq.choice].finish_reason
+        choice = request.choices[seq.choice]
+        reason = choice.finish_reason
         if reason is not None:
             self._finished_seqs.append(seq)
         scores = logprobs(self._decoder, token_id, score)
-        return Delta(seq.request_id, text, scores, seq.choice, reason)
+        return Delta(seq.request_id, text, scores, seq.choice, reason, stop=choice.stop)
 
     @staticmethod
     def _may_retry(request: Request, error: RequestError) -> bool:
