@@ -91,7 +91,7 @@ def _decode_base64(payload: str, max_bytes: int) -> bytes:
         raise _bad_alphabet(payload)
     data = _without_white_space(payload)
     if not data:
-        raise _NotDecodable("There is no data.")
+        raise _NotDecodable("The data is empty.")
     padding = _padding(data)
     if len(data) // 4 * 3 - padding > max_bytes:
         raise _TooLarge
