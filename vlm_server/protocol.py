@@ -180,7 +180,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     tools: Tools | None = None
     template: TemplateOptions = TemplateOptions()
     count_only: bool = False
-    """It ends when its prompt is prepared, with the prompt's tokens in its usage."""
+    """Whether the prompt is only made and counted: it ends without an answer."""
 
     @property
     def has_media(self) -> bool:

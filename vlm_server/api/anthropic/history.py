@@ -5,7 +5,6 @@ The results of tools, which Anthropic has in the user's messages, are turns of t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 
 from vlm_server.api.anthropic.schema import (
@@ -21,6 +20,7 @@ from vlm_server.api.anthropic.schema import (
     ToolUseBlock,
 )
 from vlm_server.api.http.intake.conversation import Conversation, Counts
+from vlm_server.api.http.intake.tool_calls import object_text
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import ContentPart, ImagePart, Message, TextPart, ToolCall
 
@@ -107,12 +107,7 @@ class _History:
         return Message("assistant", tuple(content), "\n\n".join(filter(None, thoughts)), (*calls,))
 
     def _call(self, block: ToolUseBlock, param: str) -> ToolCall:
-        try:
-            arguments = json.dumps(block.input, ensure_ascii=False, allow_nan=False)
-        except ValueError:
-            raise InvalidRequest(
-                f"`{param}.input` has a number that is too large.", param
-            ) from None
+        arguments = object_text(block.input, f"{param}.input")
         for text in (block.id, block.name, arguments):
             self._conversation.count_text(text, param)
         self._tools[block.id] = block.name

@@ -33,6 +33,7 @@ from vlm_server.api.http.intake import json_body
 from vlm_server.api.http.intake.calls import Body, Context, Taken
 from vlm_server.api.http.intake.conversation import Conversation
 from vlm_server.api.http.intake.json_schema import schema_text
+from vlm_server.api.http.intake.leniency import IgnoredFields
 from vlm_server.api.http.intake.tool_definitions import ToolChoice, ToolDefinition, read_tools
 from vlm_server.errors import InvalidRequest, ModelNotFound
 from vlm_server.protocol import Message, SamplingParams, Submit, TemplateOptions
@@ -73,7 +74,7 @@ def _only_counted(taken: Taken) -> Taken:
     return msgspec.structs.replace(taken, submit=submit, stream=False)
 
 
-def _taken(request: MessagesRequest, ignored: tuple[str, ...], context: Context) -> Taken:
+def _taken(request: MessagesRequest, ignored: IgnoredFields, context: Context) -> Taken:
     if request.model not in (context.model, "default"):
         raise ModelNotFound(f"This server has one model: `{context.model}`.", "model")
     conversation = Conversation(context.limits, context.given)
@@ -95,9 +96,9 @@ def _taken(request: MessagesRequest, ignored: tuple[str, ...], context: Context)
         ),
     )
     if has_billing_header(request):
-        ignored += (BILLING_HEADER,)
+        ignored.add(BILLING_HEADER)
     options = Options(shows_thoughts=_shows_thoughts(request))
-    return Taken(submit, bool(request.stream), encode_options(options), ignored)
+    return Taken(submit, bool(request.stream), encode_options(options), ignored.names)
 
 
 def _continues(messages: Sequence[Message]) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from vlm_server.api.anthropic.intake import COUNT_DIALECT, DIALECT, read_count_text, read_text
 from vlm_server.api.anthropic.options import decode_options
-from vlm_server.api.anthropic.render import PING, CountRenderer, MessageRenderer
+from vlm_server.api.anthropic.render import PING, MessageRenderer, encode_count
 from vlm_server.api.http import sse
+from vlm_server.api.http.dialect import CountRenderer
 
 PATH = "/v1/messages"
 
@@ -35,4 +36,4 @@ class CountTokens:
 
     def renderer(self, request_id: str, model: str, options: bytes) -> CountRenderer:
         """See `Dialect.renderer`."""
-        return CountRenderer()
+        return CountRenderer(encode_count)

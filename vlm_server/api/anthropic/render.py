@@ -128,23 +128,9 @@ class MessageRenderer:
         return (MessageStart(Message(self.id, self.model)),)
 
 
-class CountRenderer:
-    """The JSON of a prompt's token count; it is never streamed."""
-
-    def whole(
-        self, choices: Sequence[Sequence[protocol.Delta]], finished: protocol.Finished
-    ) -> bytes:
-        """The count, of tokens that are cached too."""
-        return _encode(Count(finished.usage.prompt_tokens))
-
-    def delta(self, delta: protocol.Delta) -> bytes:
-        raise NotImplementedError
-
-    def end(self, finished: protocol.Finished) -> bytes:
-        raise NotImplementedError
-
-    def error(self, error: RequestError) -> bytes:
-        raise NotImplementedError
+def encode_count(finished: protocol.Finished) -> bytes:
+    """The JSON of a prompt's token count, of tokens that are cached too."""
+    return _encode(Count(finished.usage.prompt_tokens))
 
 
 _encode = msgspec.json.Encoder().encode

@@ -12,16 +12,20 @@ from msgspec import Meta, Struct
 from msgspec.json import Decoder
 
 from vlm_server.api.http.intake import json_body
-from vlm_server.api.http.intake.ignored import fields_without_effect
+from vlm_server.api.http.intake.leniency import IgnoredFields
 
 INT32_MAX = 2**31 - 1
 MAX_STOP_CHARS = 256
 
+_SOURCES = "must be 'base64' or 'url'"
 RULES = {
     "role": "must be 'user', 'assistant' or 'system'",
     "type": "must be 'text' or 'image'; in the user's messages also 'tool_result', in the "
     "assistant's 'tool_use', 'thinking' or 'redacted_thinking'",
-    "source.type": "must be 'base64' or 'url'",
+    "messages[].content[].source.type": _SOURCES,
+    "messages[].content[].content[].source.type": _SOURCES,
+    "messages[].content[].content[].type": "must be 'text' or 'image'",
+    "system[].type": "must be 'text'",
     "tool_choice.type": "must be 'auto', 'any', 'tool' or 'none'",
     "thinking.type": "must be 'enabled', 'disabled' or 'adaptive'",
     "display": "must be 'summarized' or 'omitted'",
@@ -162,11 +166,13 @@ Decoder(MessagesRequest)
 the same time, for the first two requests, crash the process."""
 
 
-def parse(body: bytes | bytearray) -> tuple[MessagesRequest, tuple[str, ...]]:
+def parse(body: bytes | bytearray) -> tuple[MessagesRequest, IgnoredFields]:
     """The request in `body`, and which of its fields are ignored.
 
     Raises InvalidRequest, naming the field at fault.
     """
     fields = json_body.parse_object(body)
     request = json_body.convert(fields, MessagesRequest, RULES)
-    return request, fields_without_effect(fields, MessagesRequest)
+    ignored = IgnoredFields()
+    ignored.add_unread(fields, request)
+    return request, ignored

@@ -17,8 +17,8 @@ CONTENT_TYPE = b"text/event-stream; charset=utf-8"
 
 def event(data: bytes, name: str = "") -> bytes:
     """One event on the wire, with its name if it has one. `data` is JSON on one line."""
-    head = f"event: {name}\n".encode() if name else b""
-    return head + b"data: " + data + b"\n\n"
+    named = b"event: " + name.encode() + b"\n" if name else b""
+    return named + b"data: " + data + b"\n\n"
 
 
 class EventStream:

@@ -220,8 +220,8 @@ async def test_fields_without_effect_are_named(
     )
     expected = (
         "messages[].content[].cache_control, tools[].cache_control, tools[].defer_loading, "
-        "context_management, odd??X-Evil:?1??? "
-    ).strip()
+        "context_management, odd??X-Evil??1???"
+    )
     assert ask.ignored == expected
     assert f"ignored={expected.replace(', ', ',')}" in caplog.text
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -34,6 +34,7 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 """One that is never closed goes up to the end: looking again from each quote in it takes hours."""
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _UNKNOWN = re.compile(r"^Object contains unknown field `(.*)`$", re.DOTALL)
+_INDEX = re.compile(r"\[[0-9]+\]")
 _MISSING = re.compile(r"^Object missing required field `(.*)`$")
 _ONLY_EMPTY = re.compile(r"^Expected (`null`, got|`array` of length <= 0)")
 
@@ -62,7 +63,8 @@ def parse_object(body: Body) -> dict[str, Any]:
 def convert(fields: dict[str, Any], schema: type[T], rules: Mapping[str, str]) -> T:
     """`fields` as a `schema`. Raises InvalidRequest, or UnsupportedField for unknown names.
 
-    `rules` says what a field's value must be, by the field's path or the end of it.
+    `rules` says what a field's value must be, by the field's path (`tools[].type`) or its name
+    alone.
     """
     try:
         return msgspec.convert(fields, schema)
@@ -136,7 +138,9 @@ def _explain(message: str, rules: Mapping[str, str]) -> InvalidRequest:
     if _ONLY_EMPTY.match(text):
         return UnsupportedField(f"`{path}` is not supported; leave it out.", path)
     if text.startswith("Invalid"):  # it quotes the value
-        rule = next(filter(None, map(rules.get, _ends(path))), "has a value that is not allowed")
+        name = path.rpartition(".")[2]
+        kind = _INDEX.sub("[]", path)
+        rule = rules.get(kind) or rules.get(name, "has a value that is not allowed")
         return InvalidRequest(f"`{path}` {rule}.", path)
     return InvalidRequest(f"`{path}`: {text[:1].lower()}{text[1:]}.", path or None)
 
@@ -151,13 +155,6 @@ def _text_and_path(message: str) -> tuple[str, str]:
         return message, ""
     # msgspec writes `map[...]` for any value of a map.
     return text, path.removesuffix("`").removesuffix("[...]").removeprefix(".")
-
-
-def _ends(path: str) -> Iterator[str]:
-    """`a.b.c`, `b.c`, `c`."""
-    while path:
-        yield path
-        path = path.partition(".")[2]
 
 
 def _join(path: str, name: str) -> str:
