@@ -8,7 +8,7 @@ import msgspec
 
 from vlm_server.errors import ContextLengthExceeded, RequestError
 
-_TYPES = {
+TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
@@ -38,7 +38,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 def encode(error: RequestError) -> bytes:
     """`error` as JSON: the body of a response, or the data of an event in a stream."""
     other = "invalid_request_error" if error.status < 500 else "api_error"
-    kind = _TYPES.get(error.status, other)
+    kind = TYPES.get(error.status, other)
     detail = ErrorDetail(kind, _message(error), error.code, error.param)
     return msgspec.json.encode(ErrorBody(detail))
 
