@@ -44,7 +44,7 @@ def encode(error: RequestError) -> bytes:
 
 
 def _message(error: RequestError) -> str:
-    """Clients shorten the conversation when they read these words."""
+    """With the words by which clients recognise it."""
     if isinstance(error, ContextLengthExceeded):
         return f"prompt is too long: {error.message}"
     return error.message
