@@ -1,4 +1,4 @@
-"""What Claude Code sent to a server with a scripted engine, in a loop of one tool."""
+"""What Claude Code sent to a server with a scripted engine: a loop of one tool, and `/context`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import httpx
 
-from tests.unit.api.anthropic.steps import COUNT_ROUTE
 from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server.protocol import ImagePart, TextPart, ToolCall
 
@@ -73,9 +72,8 @@ async def test_the_next_request_begins_with_the_same_turns(
 
 
 async def test_its_count_of_tokens(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
-    request = recorded("claude_code")
-    wanted = ("model", "messages", "system", "tools", "thinking")
-    request["body"] = {name: request["body"][name] for name in wanted}
-    request["path"] = f"{COUNT_ROUTE}?beta=true"
+    request = recorded("claude_code_count_tokens")
     assert (await send(client, request)).json() == {"input_tokens": 7}
     assert engine.submitted[0].count_only
+    assert engine.submitted[0].tools is not None
+    assert len(json.loads(engine.submitted[0].tools.definitions)) == 2
