@@ -136,6 +136,30 @@ async def test_counting_tokens(client: AsyncAnthropic, engine: ScriptedEngine) -
     assert not engine.submitted[1].images
 
 
+async def test_using_a_computer(client: AsyncAnthropic, engine: ScriptedEngine) -> None:
+    click = '{"action": "left_click", "coordinate": [3, 2]}'
+    engine.script = (calls(click, "call_1", "computer"), ended("tool_calls"), finished())
+    message = await client.beta.messages.create(
+        model="demo",
+        max_tokens=50,
+        betas=["computer-use-2025-01-24"],
+        messages=PICTURE_QUESTION,
+        tools=[
+            {
+                "type": "computer_20250124",
+                "name": "computer",
+                "display_width_px": 1024,
+                "display_height_px": 768,
+            },
+            {"type": "bash_20250124", "name": "bash"},
+        ],
+    )
+    assert message.content[0].to_dict()["input"] == {"action": "left_click", "coordinate": [3, 2]}
+    tools = engine.submitted[0].tools
+    assert tools is not None
+    assert "1024 pixels wide" in tools.definitions
+
+
 async def test_structured_output(client: AsyncAnthropic, engine: ScriptedEngine) -> None:
     schema = {"type": "object", "properties": {"colour": {"type": "string"}}}
     await ask(client, output_config={"format": {"type": "json_schema", "schema": schema}})
