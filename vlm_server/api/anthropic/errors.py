@@ -20,6 +20,8 @@ TYPES = {
 }
 """By status; the others are `invalid_request_error` below 500 and `api_error` from there."""
 
+_TOO_LONG = "prompt is too long"
+
 
 class ErrorDetail(msgspec.Struct, frozen=True):
     """`code` and `param` are ours: as OpenAI's errors have them."""
@@ -45,6 +47,5 @@ def encode(error: RequestError) -> bytes:
 
 def _message(error: RequestError) -> str:
     """With the words by which clients recognise it."""
-    if isinstance(error, ContextLengthExceeded):
-        return f"prompt is too long: {error.message}"
-    return error.message
+    is_known = not isinstance(error, ContextLengthExceeded) or _TOO_LONG in error.message
+    return error.message if is_known else f"{_TOO_LONG}: {error.message}"
