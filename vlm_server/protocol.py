@@ -182,6 +182,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     deadlines: Deadlines = Deadlines()
     tools: Tools | None = None
     template: TemplateOptions = TemplateOptions()
+    count_only: bool = False
+    """Whether the prompt is only made and counted: it ends without an answer."""
 
     @property
     def has_media(self) -> bool:
@@ -211,6 +213,7 @@ class EncodedSubmit(msgspec.Struct, frozen=True, tag="submit"):
     deadlines: Deadlines = Deadlines()
     tools: msgspec.Raw = msgspec.Raw(b"\xc0")
     template: msgspec.Raw = msgspec.Raw(b"\x80")
+    count_only: bool = False
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -322,7 +325,8 @@ class Delta(msgspec.Struct, frozen=True):
     `text` may be empty, which is no news, while bytes, what may become a stop or a mark, or a call
     that is not complete are held back. A token may bring several
     deltas, in order; its `logprobs` are the first one's. The last of a choice, and no other, says
-    why the choice ended. `usage` is the request's so far, if it wants to know.
+    why the choice ended, and in `stop` at which stop string, if it was one. `usage` is the
+    request's so far, if it wants to know.
     """
 
     request_id: str
@@ -333,6 +337,7 @@ class Delta(msgspec.Struct, frozen=True):
     is_reasoning: bool = False
     tool_call: ToolCallDelta | None = None
     usage: Usage | None = None
+    stop: str | None = None
 
 
 class Tokens(msgspec.Struct, frozen=True, tag="tokens"):

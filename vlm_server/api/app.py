@@ -10,6 +10,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Scope
 
+from vlm_server.api.anthropic.errors import encode as encode_anthropic
+from vlm_server.api.anthropic.messages import PATH as MESSAGES
+from vlm_server.api.anthropic.messages import CountTokens, Messages
 from vlm_server.api.http import access_log, errors
 from vlm_server.api.http.access import gate
 from vlm_server.api.http.access.keys import KeyRing
@@ -70,6 +73,8 @@ def _routes(
     return [
         Route("/", models.page),
         Route("/v1/chat/completions", Endpoint(generation, ChatCompletions()), methods=["POST"]),
+        Route(MESSAGES, Endpoint(generation, Messages()), methods=["POST"]),
+        Route(f"{MESSAGES}/count_tokens", Endpoint(generation, CountTokens()), methods=["POST"]),
         Route("/v1/models", models.list),
         Route("/v1/models/{model:path}", models.retrieve),
         Route("/v1/status", gate.admin_only(health.status)),
@@ -85,7 +90,7 @@ def _encode_for(scope: Scope) -> EncodeError:
     return next((encode for start, encode in _ENCODERS if path.startswith(start)), encode_openai)
 
 
-_ENCODERS: tuple[tuple[str, EncodeError], ...] = ()
+_ENCODERS: tuple[tuple[str, EncodeError], ...] = ((MESSAGES, encode_anthropic),)
 """By how the paths of a dialect's routes begin."""
 
 

@@ -6,6 +6,7 @@ import logging
 import sys
 
 from vlm_server import heap
+from vlm_server.api.anthropic import intake as anthropic
 from vlm_server.api.http.intake.calls import Read, Taken, encode_outcome
 from vlm_server.api.http.intake.intake_job import take_job
 from vlm_server.api.openai import intake as openai
@@ -15,7 +16,11 @@ from vlm_server.media.external import BytesNeeded
 from vlm_server.settings import MIB
 
 _RETIRE_BYTES = 256 * MIB
-_READERS: dict[str, Read] = {openai.DIALECT: openai.read_chat}
+_READERS: dict[str, Read] = {
+    openai.DIALECT: openai.read_chat,
+    anthropic.DIALECT: anthropic.read_message,
+    anthropic.COUNT_DIALECT: anthropic.read_count,
+}
 
 logger = logging.getLogger(__name__)
 

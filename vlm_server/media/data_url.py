@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import binascii
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pybase64
@@ -43,8 +45,25 @@ def decode(url: str, param: str, max_bytes: int, kind: MediaKind) -> bytes:
     `param` names the content part in errors. Raises `kind.error` if `url` is not a base64 data URL,
     and PayloadTooLarge, before decoding, if it holds more than `max_bytes`.
     """
-    try:
+    with _errors_of(param, max_bytes, kind):
         return _decode_base64(_payload(url, kind), max_bytes)
+
+
+def decode_base64(data: str, param: str, max_bytes: int, kind: MediaKind) -> bytes:
+    """The bytes in `data`, which is the base64 of a data URL without what comes before it.
+
+    Raises as `decode` does.
+    """
+    with _errors_of(param, max_bytes, kind):
+        if data[:5].lower() == "data:":
+            raise _NotDecodable("This must be the base64 alone, without the 'data:...,' before it.")
+        return _decode_base64(data, max_bytes)
+
+
+@contextmanager
+def _errors_of(param: str, max_bytes: int, kind: MediaKind) -> Iterator[None]:
+    try:
+        yield
     except _NotDecodable as error:
         raise kind.error(str(error), param) from None
     except _TooLarge:
@@ -95,7 +114,7 @@ def _decode_base64(payload: str, max_bytes: int) -> bytes:
         raise _bad_alphabet(payload)
     data = _without_white_space(payload)
     if not data:
-        raise _NotDecodable("The data URL is empty.")
+        raise _NotDecodable("The data is empty.")
     padding = _padding(data)
     if len(data) // 4 * 3 - padding > max_bytes:
         raise _TooLarge
@@ -124,4 +143,4 @@ def _padding(data: str) -> int:
 def _bad_alphabet(data: str) -> _NotDecodable:
     if "-" in data or "_" in data:
         return _NotDecodable("The URL-safe base64 alphabet is not supported; use '+' and '/'.")
-    return _NotDecodable("The data URL contains characters that are not base64.")
+    return _NotDecodable("The data contains characters that are not base64.")

@@ -28,15 +28,13 @@ def take_image(url: str, param: str, limits: Limits, given: Given = _NONE) -> Im
     Raises InvalidImage or PayloadTooLarge, both naming `param`.
     """
     data = _bytes_of(url, param, limits.max_image_bytes, data_url.IMAGE, given)
-    header = image_header.read(data, param, limits.max_image_pixels)
-    return Image(
-        data=data,
-        content_hash=hashlib.sha256(data).hexdigest(),
-        format=header.format,
-        width=header.width,
-        height=header.height,
-        param=param,
-    )
+    return _image(data, param, limits)
+
+
+def take_base64_image(base64: str, param: str, limits: Limits) -> Image:
+    """The image in `base64`; otherwise as `take_image`."""
+    data = data_url.decode_base64(base64, param, limits.max_image_bytes, data_url.IMAGE)
+    return _image(data, param, limits)
 
 
 def take_video(url: str, param: str, limits: Limits, given: Given = _NONE) -> Video:
@@ -49,6 +47,18 @@ def take_video(url: str, param: str, limits: Limits, given: Given = _NONE) -> Vi
         data=data,
         content_hash=hashlib.sha256(data).hexdigest(),
         format=video_header.read(data, param),
+        param=param,
+    )
+
+
+def _image(data: bytes, param: str, limits: Limits) -> Image:
+    header = image_header.read(data, param, limits.max_image_pixels)
+    return Image(
+        data=data,
+        content_hash=hashlib.sha256(data).hexdigest(),
+        format=header.format,
+        width=header.width,
+        height=header.height,
         param=param,
     )
 

@@ -33,6 +33,20 @@ def test_valid_urls_are_read(url: str) -> None:
     assert decode(url) == DATA
 
 
+def test_base64_may_come_alone() -> None:
+    def alone(base64: str, max_bytes: int = 1 << 20) -> bytes:
+        return data_url.decode_base64(base64, PARAM, max_bytes, data_url.IMAGE)
+
+    assert alone(BASE64) == DATA
+    for wrong in ("", "a", "@@@@", f"data:image/png;base64,{BASE64}"):
+        with pytest.raises(InvalidImage) as refused:
+            alone(wrong)
+        assert refused.value.param == PARAM
+    assert "alone" in refused.value.message
+    with pytest.raises(PayloadTooLarge):
+        alone(BASE64, len(DATA) - 1)
+
+
 @pytest.mark.parametrize("length", range(8))
 def test_every_padding_is_read(length: int) -> None:
     data = bytes(range(1, length + 2))

@@ -28,6 +28,11 @@ class Choice:
         self._parser: AnswerParser | None = None
 
     @property
+    def stop(self) -> str | None:
+        """The stop string that ended it."""
+        return self._stops.reached
+
+    @property
     def num_reasoning_tokens(self) -> int:
         """Of `num_generated`, those of thoughts; those of their marks count."""
         return 0 if self._parser is None else self._parser.num_reasoning_tokens

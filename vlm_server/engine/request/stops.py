@@ -6,23 +6,26 @@ from __future__ import annotations
 class StopChecker:
     """Passes text on until a stop string appears, and never emits a part of one.
 
-    Text that could be the beginning of a stop string is held back until it is decided.
+    Text that could be the beginning of a stop string is held back until it is decided. `reached`
+    is the one that appeared.
     """
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = stops
         self._longest = max(map(len, stops), default=0)
         self._held = ""
+        self.reached: str | None = None
 
     def push(self, text: str) -> tuple[str, bool]:
         """(text to emit, whether a stop string was reached)."""
         if not self._stops:
             return text, False
         text = self._held + text
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
             self._held = ""
-            _, start = min(found)  # the stop that was complete first, however the text came
+            # The stop that was complete first, however the text came.
+            _, start, self.reached = min(found)
             return text[:start], True
         keep = self._possible_stop_length(text)
         self._held = text[len(text) - keep :]

@@ -59,9 +59,7 @@ from vlm_server.protocol import (
     Event,
     Failed,
     Finished,
-    FinishReason,
     Submit,
-    TokenLogprob,
     Tokens,
 )
 
@@ -368,7 +366,8 @@ class Scheduler:
         request.deadlines.take_token(self._clock())
         pieces = request.append_token(seq, token_id, self._config.eos_token_ids)
         self._num_generated_tokens += 1
-        reason = request.choices[seq.choice].finish_reason
+        choice = request.choices[seq.choice]
+        reason = choice.finish_reason
         if reason is not None:
             self._finished_seqs.append(seq)
         scores = logprobs(self._decoder, token_id, score)
@@ -376,8 +375,7 @@ class Scheduler:
         if scores:
             deltas[0] = replace(deltas[0], logprobs=scores)
         if reason is not None:
-            stop = request.choices[seq.choice].stop
-            deltas[-1] = replace(deltas[-1], finish_reason=reason, stop=stop)
+            deltas[-1] = replace(deltas[-1], finish_reason=reason, stop=choice.stop)
         if request.sampling.reports_usage:
             deltas[-1] = replace(deltas[-1], usage=request.usage)
         return deltas

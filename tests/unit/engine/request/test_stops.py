@@ -70,6 +70,14 @@ def test_nothing_is_held_that_can_not_begin_a_stop():
     assert checker.push("the ENx") == ("the ENx", False)
 
 
+def test_the_stop_that_was_complete_first_is_named():
+    checker = StopChecker(("later", "now", "no"))
+    checker.push("first n")
+    assert checker.reached is None
+    checker.push("ow later")
+    assert checker.reached == "no"
+
+
 def test_flush_gives_what_was_held_once():
     checker = StopChecker(("END",))
     assert checker.push("E") == ("", False)

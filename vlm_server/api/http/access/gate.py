@@ -1,4 +1,4 @@
-"""Who may send requests: checks of the Host, Origin and Authorization headers.
+"""Who may send requests: checks of the Host and Origin headers, and of those with API keys.
 
 The Host check stops DNS rebinding: a web page whose name resolves to this machine still sends
 its own name. The Origin check stops requests from other web pages in a browser.
@@ -49,18 +49,23 @@ def check_origin(headers: Headers) -> None:
 
 
 def check_key(headers: Headers, ring: KeyRing) -> ApiKey | None:
-    """The key in the Authorization header; None if no key is needed.
+    """The key in the headers Authorization or X-Api-Key; None if no key is needed.
 
-    Raises Unauthorized if one is needed and there is not exactly one that is accepted.
+    One of them is enough; the first counts if both are accepted. Raises Unauthorized if a key is
+    needed and neither is accepted.
     """
     if not ring.needs_key:
         return None
-    given = headers.getlist("authorization")
-    scheme, _, credentials = (given[0] if len(given) == 1 else "").partition(" ")
-    key = ring.find(credentials.strip().encode("latin-1"))
-    if scheme.lower() != "bearer" or key is None:
-        raise Unauthorized("A valid API key is required: 'Authorization: Bearer <key>'.")
-    return key
+    scheme, _, credentials = _only(headers, "authorization").partition(" ")
+    in_bearer = ring.find(credentials.strip().encode("latin-1"))
+    in_own_header = ring.find(_only(headers, "x-api-key").strip().encode("latin-1"))
+    if in_bearer is not None and scheme.lower() == "bearer":
+        return in_bearer
+    if in_own_header is not None:
+        return in_own_header
+    raise Unauthorized(
+        "A valid API key is required: 'Authorization: Bearer <key>' or 'X-Api-Key: <key>'."
+    )
 
 
 def admin_only(endpoint: Endpoint) -> Endpoint:
@@ -73,6 +78,12 @@ def admin_only(endpoint: Endpoint) -> Endpoint:
         return await endpoint(request)
 
     return guarded
+
+
+def _only(headers: Headers, name: str) -> str:
+    """The header called `name`; empty unless there is exactly one."""
+    given = headers.getlist(name)
+    return given[0] if len(given) == 1 else ""
 
 
 def _is_ours(name: str | None, server: Server) -> bool:

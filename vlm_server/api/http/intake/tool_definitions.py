@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from vlm_server.api.http.intake import json_body
 from vlm_server.api.http.intake.conversation import Conversation
 from vlm_server.api.http.intake.json_schema import schema_text
 from vlm_server.errors import InvalidRequest
@@ -77,6 +78,8 @@ def _check_names(definitions: Sequence[ToolDefinition], choice: ToolChoice) -> N
         names.add(each.name)
     if choice.mode == "required" and not definitions:
         raise InvalidRequest("A tool must be called, but there are no `tools`.", choice.param)
+    for name in choice.allowed:
+        json_body.utf8_length(name, choice.param)
     if unknown := [name for name in choice.allowed if name not in names]:
         raise InvalidRequest(f"There is no tool called `{unknown[0][:128]}`.", choice.param)
 

@@ -126,6 +126,27 @@ async def test_no_key_no_answer(connect: Connect, authorization: str, path: str)
     assert KEY not in answer.text
 
 
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ([("x-api-key", KEY)], 200),
+        ([("x-api-key", KEY), ("authorization", "Bearer wrong")], 200),
+        ([("x-api-key", "wrong"), ("authorization", f"Bearer {KEY}")], 200),
+        ([("x-api-key", "wrong")], 401),
+        ([("x-api-key", "")], 401),
+        ([("x-api-key", f"Bearer {KEY}")], 401),
+        ([("x-api-key", KEY), ("x-api-key", KEY)], 401),
+        ([("authorization", f"Bearer {KEY}"), ("authorization", f"Bearer {KEY}")], 401),
+        ([("x-api-key", "wrong"), ("authorization", KEY)], 401),
+    ],
+)
+async def test_a_key_may_have_a_header_of_its_own(
+    connect: Connect, headers: list[tuple[str, str]], expected: int
+) -> None:
+    client = connect(settings(api_keys=(KEY,)))
+    assert (await client.get("/v1/models", headers=headers)).status_code == expected
+
+
 @pytest.mark.parametrize("path", ["/health/live", "/health/ready"])
 async def test_health_needs_no_key(connect: Connect, path: str) -> None:
     assert (await connect(settings(api_keys=(KEY,))).get(path)).status_code == 200

@@ -1,0 +1,174 @@
+"""From the body of a request for a message to a `Submit`, with all limits checked.
+
+Runs on a thread or in an intake process: see `http.intake`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from vlm_server.api.anthropic import schema
+from vlm_server.api.anthropic.builtin_tools import builtin_tool
+from vlm_server.api.anthropic.history import (
+    BILLING_HEADER,
+    has_billing_header,
+    has_images,
+    read_messages,
+)
+from vlm_server.api.anthropic.options import Options, encode_options
+from vlm_server.api.anthropic.schema import (
+    AnyChoice,
+    AutoChoice,
+    MessagesRequest,
+    NamedChoice,
+    NoChoice,
+    ThinkingAdaptive,
+    ThinkingDisabled,
+    ThinkingEnabled,
+    Tool,
+)
+from vlm_server.api.http.intake import json_body
+from vlm_server.api.http.intake.calls import Body, Context, Taken
+from vlm_server.api.http.intake.conversation import Conversation
+from vlm_server.api.http.intake.json_schema import schema_text
+from vlm_server.api.http.intake.leniency import IgnoredFields
+from vlm_server.api.http.intake.request_model import check_model, max_tokens_or_default
+from vlm_server.api.http.intake.tool_definitions import ToolChoice, ToolDefinition, read_tools
+from vlm_server.errors import InvalidRequest
+from vlm_server.protocol import Message, SamplingParams, Submit, TemplateOptions
+from vlm_server.settings import Limits
+
+DIALECT = "anthropic"
+COUNT_DIALECT = "anthropic-count"
+
+
+def read_message(body: Body, context: Context) -> Taken:
+    """The request in `body`. Raises RequestError.
+
+    Raises BytesNeeded if it has `https:` or `file:` URLs whose bytes are not in `context.given`,
+    and no error besides: to be called again with them.
+    """
+    return _taken(*schema.parse(body), context)
+
+
+def read_text(body: Body, context: Context) -> Taken | None:
+    """The request in `body`; None if it has images. Raises RequestError."""
+    request, ignored = schema.parse(body)
+    return None if has_images(request) else _taken(request, ignored, context)
+
+
+def read_count(body: Body, context: Context) -> Taken:
+    """The request in `body`, as one whose tokens are counted; otherwise as `read_message`."""
+    return _only_counted(read_message(body, context))
+
+
+def read_count_text(body: Body, context: Context) -> Taken | None:
+    """As `read_text`, for `read_count`."""
+    taken = read_text(body, context)
+    return None if taken is None else _only_counted(taken)
+
+
+def _only_counted(taken: Taken) -> Taken:
+    submit = msgspec.structs.replace(taken.submit, count_only=True)
+    return msgspec.structs.replace(taken, submit=submit, stream=False)
+
+
+def _taken(request: MessagesRequest, ignored: IgnoredFields, context: Context) -> Taken:
+    check_model(request.model, context)
+    conversation = Conversation(context.limits, context.given)
+    definitions = [_definition(tool, f"tools[{i}]") for i, tool in enumerate(request.tools or ())]
+    tools = read_tools(definitions, _choice(request), conversation)
+    sampling = _sampling(request, context.limits)
+    read_messages(request, conversation)
+    submit = Submit(
+        request_id=context.request_id,
+        messages=tuple(conversation.messages),
+        images=tuple(conversation.images),
+        sampling=sampling,
+        cache_salt=context.cache_salt,
+        client=context.client,
+        tools=tools,
+        template=TemplateOptions(
+            enable_thinking=_may_think(request),
+            continue_final=_continues(conversation.messages),
+        ),
+    )
+    if has_billing_header(request):
+        ignored.add(BILLING_HEADER)
+    options = Options(shows_thoughts=_shows_thoughts(request))
+    return Taken(submit, bool(request.stream), encode_options(options), ignored.names)
+
+
+def _continues(messages: Sequence[Message]) -> bool:
+    """Whether the answer goes on where the assistant's last message ends."""
+    last = messages[-1]
+    if last.role != "assistant":
+        return False
+    if last.tool_calls:
+        raise InvalidRequest("The last message has a `tool_use` without its result.", "messages")
+    return True
+
+
+def _may_think(request: MessagesRequest) -> bool | None:
+    match request.thinking:
+        case ThinkingEnabled() | ThinkingAdaptive():
+            return True
+        case ThinkingDisabled():
+            return False
+    return None
+
+
+def _shows_thoughts(request: MessagesRequest) -> bool:
+    match request.thinking:
+        case ThinkingEnabled(display="omitted") | ThinkingAdaptive(display="omitted"):
+            return False
+    return True
+
+
+def _sampling(request: MessagesRequest, limits: Limits) -> SamplingParams:
+    budget = None
+    if isinstance(request.thinking, ThinkingEnabled):
+        budget = request.thinking.budget_tokens
+    json_schema = None
+    if request.output_config and (wanted := request.output_config.format):
+        json_schema = schema_text(wanted.schema, limits, "output_config.format.schema")
+    return SamplingParams(
+        max_tokens=max_tokens_or_default(request.max_tokens, limits),
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k or 0,
+        stop=_stop(request.stop_sequences or (), limits),
+        json_schema=json_schema,
+        max_reasoning_tokens=budget,
+    )
+
+
+def _stop(strings: Sequence[str], limits: Limits) -> tuple[str, ...]:
+    param, limit = "stop_sequences", limits.max_stop_strings
+    if len(strings) > limit:
+        raise InvalidRequest(f"At most {limit} stop strings are allowed.", param)
+    for string in strings:
+        json_body.utf8_length(string, param)
+    return tuple(strings)
+
+
+def _definition(tool: Tool, param: str) -> ToolDefinition:
+    if tool.type not in (None, "custom"):
+        return builtin_tool(tool, param)
+    strict = bool(tool.strict)
+    return ToolDefinition(tool.name, param, tool.description, tool.input_schema, strict)
+
+
+def _choice(request: MessagesRequest) -> ToolChoice:
+    match request.tool_choice:
+        case NoChoice():
+            return ToolChoice("none")
+        case NamedChoice(name=name):
+            return ToolChoice("required", (name,), parallel=False, param="tool_choice.name")
+        case AnyChoice(disable_parallel_tool_use=one_at_most):
+            return ToolChoice("required", parallel=not one_at_most)
+        case AutoChoice(disable_parallel_tool_use=one_at_most):
+            return ToolChoice("auto", parallel=not one_at_most)
+    return ToolChoice()
