@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from vlm_server.cache.caches import Caches
 from vlm_server.cache.holds import CacheHolds
 from vlm_server.cache.prompt_key import MediaSpan
 from vlm_server.child.cancellation import Cancellation
-from vlm_server.errors import ContextLengthExceeded, InternalError
+from vlm_server.errors import ContextLengthExceeded, InternalError, InvalidRequest
 from vlm_server.host_model import HostModel
 from vlm_server.ports import Grammar, MediaInputs, Prepared, PreparedPrompt
 from vlm_server.prompt.atomic_prefill import atomic_prefill_tokens
@@ -28,7 +28,15 @@ from vlm_server.prompt.media.processor import MediaItem, MediaProcessor
 from vlm_server.prompt.positions import prompt_positions
 from vlm_server.prompt.snapshot_points import SnapshotPoints
 from vlm_server.prompt.tokenizer import Placeholder, PromptTokenizer
-from vlm_server.protocol import ContentPart, ImagePart, Message, Submit, TextPart, VideoPart
+from vlm_server.protocol import (
+    ContentPart,
+    ImagePart,
+    ImageUse,
+    Message,
+    Submit,
+    TextPart,
+    VideoPart,
+)
 
 
 class MultimodalPreparer:
@@ -51,9 +59,12 @@ class MultimodalPreparer:
 
         Raises InvalidImage and InvalidVideo for what can't be read, DecodeBudgetExceeded and
         ContextLengthExceeded for more than a request may have, Cancelled between two steps, and
-        what `Grammars.compile` and `PromptTokenizer.tokenize` do.
+        what `Grammars.compile` and `PromptTokenizer` do. A request that is counted only gets no
+        grammar and no pixels.
         """
         cancellation.check()
+        if submit.prompt is not None:
+            return self._prepare_raw(submit, submit.prompt, cancellation, use_disk=use_disk)
         grammar = self._grammar(submit, cancellation)
         messages, media = self._lay_out(submit, self._media.begin(cancellation))
         cancellation.check()
@@ -61,7 +72,41 @@ class MultimodalPreparer:
         placeholders = [Placeholder(each.token_id, each.prefix, each.suffix) for each in layouts]
         expanded = _expand(self._prompts.tokenize(messages, placeholders), media)
         prompt = self._build(expanded, messages, grammar, submit.cache_salt)
+        prompt = replace(prompt, images=_images(media))
+        if submit.count_only:
+            return self._count(prompt)
         return self._look_up(prompt, media, use_disk=use_disk)
+
+    def _prepare_raw(
+        self,
+        submit: Submit,
+        given: str | tuple[int, ...],
+        cancellation: Cancellation,
+        *,
+        use_disk: bool,
+    ) -> Prepared:
+        """A prompt that is text or token ids already."""
+        if isinstance(given, str):
+            token_ids = self._prompts.tokenize_text(given)
+        else:
+            token_ids = self._prompts.check_ids(given)
+        if not token_ids:
+            raise InvalidRequest("The prompt has no tokens.", "prompt")
+        if submit.count_only:
+            text = "" if isinstance(given, str) else self._prompts.text_of(given)
+            ids = np.array(token_ids, dtype=np.int32)
+            return self._count(PreparedPrompt(ids, cache_salt=submit.cache_salt, text=text))
+        grammar = self._grammar(submit, cancellation)
+        expanded = _expand(token_ids, [])
+        prompt = self._build(expanded, (), grammar, submit.cache_salt)
+        return self._look_up(prompt, [], use_disk=use_disk)
+
+    def _count(self, prompt: PreparedPrompt) -> Prepared:
+        """`prompt`, with what the prefix cache has of it and nothing to work with."""
+        holds = CacheHolds(
+            self._caches, prompt.key, prompt.cache_salt, prompt.atomic_prefill_tokens
+        )
+        return Prepared(prompt, holds)
 
     def pixels_to_decode(self, submit: Submit) -> int:
         """About how many pixels the images of a request have that no cache knows."""
@@ -69,7 +114,7 @@ class MultimodalPreparer:
 
     def _grammar(self, submit: Submit, cancellation: Cancellation) -> Grammar | None:
         schema = submit.sampling.json_schema
-        if schema is None:
+        if schema is None or submit.count_only:
             return None
         return self._grammars.compile(schema, submit.cache_salt, cancellation)
 
@@ -171,6 +216,15 @@ class MultimodalPreparer:
             holds.release()
             raise
         return Prepared(prompt, holds, inputs, load)
+
+
+def _images(media: Sequence[MediaItem]) -> tuple[ImageUse, ...]:
+    """How the model sees the images among `media`."""
+    return tuple(
+        ImageUse(*item.layout.size, len(item.layout.token_ids))
+        for item in media
+        if item.is_image and item.layout.size is not None
+    )
 
 
 @dataclass(frozen=True, slots=True)

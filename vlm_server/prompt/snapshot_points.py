@@ -43,7 +43,7 @@ class SnapshotPoints:
         `salt` separates requests that must not share what is remembered.
         """
         num_tokens = len(token_ids)
-        system = tuple(messages[:1] if messages[0].role == "system" else ())
+        system = tuple(messages[:1] if messages and messages[0].role == "system" else ())
         points = {span.end for span in spans}
         points.add(_num_common(token_ids, self._head(system, salt)))
         if self._suffix and token_ids[-len(self._suffix) :].tolist() == self._suffix:
