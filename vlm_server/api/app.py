@@ -20,8 +20,11 @@ from vlm_server.api.http.intake.intake import Intake, start_pool
 from vlm_server.api.http.middleware import Errors, Gate, RequestLog
 from vlm_server.api.http.queue.queue_slots import QueueSlots
 from vlm_server.api.openai.chat import ChatCompletions
+from vlm_server.api.openai.completions import Completions
 from vlm_server.api.openai.errors import encode as encode_openai
+from vlm_server.api.openai.tokenize import Detokenize, Tokenize
 from vlm_server.api.operations.health import Health
+from vlm_server.api.operations.lm_studio import LmStudioModels
 from vlm_server.api.operations.metrics import Metrics
 from vlm_server.api.operations.models import Models
 from vlm_server.child.pool import ChildPool
@@ -63,16 +66,26 @@ def _routes(
     answered: AnsweredRequests,
 ) -> list[Route]:
     generation = Generation(engine, queue_slots, intake, settings)
-    models = Models(engine)
+    models = Models(engine, settings)
+    lm_studio = LmStudioModels(engine)
     health = Health(engine, queue_slots)
     metrics = Metrics(engine, queue_slots, answered)
     return [
         Route("/", models.page),
         Route("/v1/chat/completions", Endpoint(generation, ChatCompletions()), methods=["POST"]),
+        Route("/v1/completions", Endpoint(generation, Completions()), methods=["POST"]),
+        *(
+            Route(f"{start}/{name}", Endpoint(generation, dialect), methods=["POST"])
+            for name, dialect in (("tokenize", Tokenize(engine)), ("detokenize", Detokenize()))
+            for start in ("/v1", "")
+        ),
         Route("/v1/models", models.list),
         Route("/v1/models/{model:path}", models.retrieve),
+        Route("/api/v0/models", lm_studio.list),
+        Route("/api/v0/models/{model:path}", lm_studio.retrieve),
         Route("/v1/status", gate.admin_only(health.status)),
         Route("/metrics", gate.admin_only(metrics.scrape)),
+        Route("/health", health.ready),
         Route("/health/live", health.live),
         Route("/health/ready", health.ready),
     ]

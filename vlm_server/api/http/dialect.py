@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from vlm_server.api.http.intake.calls import ReadText
-from vlm_server.errors import RequestError
+from vlm_server.errors import InternalError, RequestError
 from vlm_server.protocol import Delta, Finished
 
 
@@ -28,6 +29,25 @@ class Renderer(Protocol):
     def error(self, error: RequestError) -> bytes:
         """The end of a stream that failed."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class CountRenderer:
+    """The `Renderer` of requests that are counted only, and never streamed."""
+
+    encode: Callable[[Finished], bytes]
+
+    def whole(self, choices: Sequence[Sequence[Delta]], finished: Finished) -> bytes:
+        return self.encode(finished)
+
+    def delta(self, delta: Delta) -> bytes:
+        raise InternalError("A request that is counted has an answer.")
+
+    def end(self, finished: Finished) -> bytes:
+        return self.encode(finished)
+
+    def error(self, error: RequestError) -> bytes:
+        raise error
 
 
 class Dialect(Protocol):

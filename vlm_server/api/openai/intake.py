@@ -6,7 +6,9 @@ Runs on a thread or in an intake process: see `http.intake`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+from vlm_server.api.http.intake import json_body
 from vlm_server.api.http.intake.calls import Body, Context, Taken
 from vlm_server.api.http.intake.conversation import Conversation, Counts
 from vlm_server.api.openai import schema
@@ -16,6 +18,7 @@ from vlm_server.api.openai.schema import (
     ChatMessage,
     ChatRequest,
     ImageUrlPart,
+    PixelLimits,
     StreamOptions,
     VideoUrlPart,
 )
@@ -35,12 +38,22 @@ def read_chat(body: Body, context: Context) -> Taken:
     Raises BytesNeeded if it has `https:` or `file:` URLs whose bytes are not in `context.given`,
     and no error besides: to be called again with them.
     """
-    return _taken(schema.parse(body), context)
+    return read_fields(json_body.parse_object(body), context)
 
 
 def read_text(body: Body, context: Context) -> Taken | None:
     """The request in `body`; None if it has media. Raises RequestError."""
-    request = schema.parse(body)
+    return read_text_fields(json_body.parse_object(body), context)
+
+
+def read_fields(fields: dict[str, Any], context: Context) -> Taken:
+    """The request of a body's fields: see `read_chat`."""
+    return _taken(schema.read(fields), context)
+
+
+def read_text_fields(fields: dict[str, Any], context: Context) -> Taken | None:
+    """The request of a body's fields: see `read_text`."""
+    request = schema.read(fields)
     has_media = any(isinstance(part, ImageUrlPart | VideoUrlPart) for part in _parts(request))
     return None if has_media else _taken(request, context)
 
@@ -53,6 +66,7 @@ def _taken(request: ChatRequest, context: Context) -> Taken:
         raise InvalidRequest("`stream_options` requires `stream`.", "stream_options")
     sampling = read_sampling(request, context.limits)
     conversation = Conversation(context.limits, context.given)
+    read_pixel_limits(request.mm_processor_kwargs, conversation)
     _read_messages(request, conversation)
     submit = Submit(
         request_id=context.request_id,
@@ -65,6 +79,18 @@ def _taken(request: ChatRequest, context: Context) -> Taken:
     )
     wanted = request.stream_options or StreamOptions()
     return Taken(submit, stream, encode_options(Options(wanted.include_usage)))
+
+
+def read_pixel_limits(wanted: PixelLimits | None, conversation: Conversation) -> None:
+    """The sizes that all images of a request are to have. Raises InvalidRequest."""
+    if wanted is None:
+        return
+    least, most = wanted.min_pixels, wanted.max_pixels
+    if least is not None and most is not None and least > most:
+        raise InvalidRequest(
+            "`min_pixels` is above `max_pixels`.", "mm_processor_kwargs.min_pixels"
+        )
+    conversation.min_pixels, conversation.max_pixels = least, most
 
 
 def _read_messages(request: ChatRequest, conversation: Conversation) -> None:
@@ -112,7 +138,7 @@ def _part(
         case ImageUrlPart(image_url=url) if role == "user":
             given, detail = (url, None) if isinstance(url, str) else (url.url, url.detail)
             max_side_pixels = _LOW_DETAIL_SIDE_PIXELS if detail == "low" else None
-            return conversation.image(given, param, max_side_pixels)
+            return conversation.image(given, param, max_side_pixels, for_grounding=detail == "high")
         case VideoUrlPart(video_url=url) if role == "user":
             return conversation.video(url if isinstance(url, str) else url.url, param)
         case ImageUrlPart():

@@ -22,10 +22,13 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
+    """`images` is ours: the size at which the model saw each picture, and its tokens."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    images: tuple[protocol.ImageUse, ...] | UnsetType = UNSET
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
@@ -102,7 +105,7 @@ class ChatRenderer:
     ) -> bytes:
         """The whole answer."""
         answers = tuple(_choice(index, deltas) for index, deltas in enumerate(choices))
-        usage = _usage(finished.usage)
+        usage = usage_of(finished)
         return _encode(Completion(self.id, self.created, self.model, answers, usage))
 
     def delta(self, delta: protocol.Delta) -> bytes:
@@ -127,7 +130,7 @@ class ChatRenderer:
         """The usage, if the client wants it, and `[DONE]`."""
         if not self.options.include_usage:
             return sse.DONE
-        chunk = Chunk(self.id, self.created, self.model, (), _usage(finished.usage))
+        chunk = Chunk(self.id, self.created, self.model, (), usage_of(finished))
         return sse.event(_encode(chunk)) + sse.DONE
 
     def error(self, error: RequestError) -> bytes:
@@ -171,10 +174,13 @@ def _shown(token: protocol.TokenText) -> tuple[str, float, tuple[int, ...]]:
     return token.text, logprob, tuple(token.text.encode("utf-8"))
 
 
-def _usage(usage: protocol.Usage) -> Usage:
+def usage_of(finished: protocol.Finished) -> Usage:
+    """What an answer cost."""
+    usage = finished.usage
     return Usage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
         prompt_tokens_details=PromptTokensDetails(usage.cached_tokens),
+        images=finished.images or UNSET,
     )

@@ -57,7 +57,7 @@ class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True)
 
 
 class ImageUrl(Struct, forbid_unknown_fields=True):
-    """With `detail` low the image is scaled down; the other values have no effect."""
+    """With `detail` low the image is scaled down, with high up to what pointing at things needs."""
 
     url: str
     detail: Literal["auto", "low", "high"] | None = None
@@ -93,6 +93,13 @@ class ChatMessage(Struct, forbid_unknown_fields=True):
     tool_calls: Nothing = None
 
 
+class PixelLimits(Struct, forbid_unknown_fields=True):
+    """Width times height of every image, as the model sees it."""
+
+    min_pixels: Annotated[int, Meta(ge=1, le=INT32_MAX)] | None = None
+    max_pixels: Annotated[int, Meta(ge=1, le=INT32_MAX)] | None = None
+
+
 class StreamOptions(Struct, forbid_unknown_fields=True):
     include_usage: bool = False
 
@@ -126,6 +133,7 @@ class ChatRequest(Struct, forbid_unknown_fields=True):
     ignore_eos: bool | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     response_format: ResponseFormat | None = None
+    mm_processor_kwargs: PixelLimits | None = None
 
 
 Decoder(ChatRequest)
@@ -135,7 +143,11 @@ the same time, for the first two requests, crash the process."""
 
 def parse(body: bytes | bytearray) -> ChatRequest:
     """The request in `body`. Raises InvalidRequest, naming the field at fault."""
-    fields = json_body.parse_object(body)
+    return read(json_body.parse_object(body))
+
+
+def read(fields: dict[str, Any]) -> ChatRequest:
+    """The request of a body's `fields`. Raises InvalidRequest, naming the field at fault."""
     obeyed = {name: value for name, value in fields.items() if not _is_ignored(name, value)}
     return json_body.convert(obeyed, ChatRequest, RULES)
 
