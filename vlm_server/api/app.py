@@ -19,14 +19,20 @@ from vlm_server.api.http.generation import Endpoint, Generation
 from vlm_server.api.http.intake.intake import Intake, start_pool
 from vlm_server.api.http.middleware import Errors, Gate, RequestLog
 from vlm_server.api.http.queue.queue_slots import QueueSlots
+from vlm_server.api.openai import completions_intake, schema, tokenize_intake
 from vlm_server.api.openai.chat import ChatCompletions
 from vlm_server.api.openai.completions import Completions
+from vlm_server.api.openai.completions_intake import CompletionRequest
+from vlm_server.api.openai.errors import ErrorBody
 from vlm_server.api.openai.errors import encode as encode_openai
+from vlm_server.api.openai.schema import ChatRequest
 from vlm_server.api.openai.tokenize import Detokenize, Tokenize
+from vlm_server.api.openai.tokenize_intake import PromptRequest, TokensRequest
 from vlm_server.api.operations.health import Health
 from vlm_server.api.operations.lm_studio import LmStudioModels
 from vlm_server.api.operations.metrics import Metrics
 from vlm_server.api.operations.models import Models
+from vlm_server.api.operations.openapi import Body, OpenApi
 from vlm_server.child.pool import ChildPool
 from vlm_server.errors import MethodNotAllowed, NotFound, RequestError
 from vlm_server.settings import Settings
@@ -70,7 +76,7 @@ def _routes(
     lm_studio = LmStudioModels(engine)
     health = Health(engine, queue_slots)
     metrics = Metrics(engine, queue_slots, answered)
-    return [
+    routes = [
         Route("/", models.page),
         Route("/v1/chat/completions", Endpoint(generation, ChatCompletions()), methods=["POST"]),
         Route("/v1/completions", Endpoint(generation, Completions()), methods=["POST"]),
@@ -89,6 +95,17 @@ def _routes(
         Route("/health/live", health.live),
         Route("/health/ready", health.ready),
     ]
+    return [*routes, Route("/openapi.json", OpenApi(routes, _BODIES, ErrorBody).show)]
+
+
+_BODIES = {
+    "/v1/chat/completions": Body((ChatRequest,), schema.HARMLESS, schema.NEUTRAL),
+    "/v1/completions": Body((CompletionRequest,), schema.HARMLESS, completions_intake.NEUTRAL),
+    "/v1/tokenize": Body((PromptRequest, ChatRequest), (), tokenize_intake.NEUTRAL),
+    "/v1/detokenize": Body((TokensRequest,)),
+}
+_BODIES |= {"/tokenize": _BODIES["/v1/tokenize"], "/detokenize": _BODIES["/v1/detokenize"]}
+"""What routes take, for `/openapi.json`."""
 
 
 def _encode_for(scope: Scope) -> EncodeError:
