@@ -72,13 +72,17 @@ def _routes(
     answered: AnsweredRequests,
 ) -> list[Route]:
     generation = Generation(engine, queue_slots, intake, settings)
+    chat = Endpoint(generation, ChatCompletions())
     models = Models(engine, settings)
     lm_studio = LmStudioModels(engine)
     health = Health(engine, queue_slots)
     metrics = Metrics(engine, queue_slots, answered)
     routes = [
         Route("/", models.page),
-        Route("/v1/chat/completions", Endpoint(generation, ChatCompletions()), methods=["POST"]),
+        *(
+            Route(f"{start}/chat/completions", chat, methods=["POST"])
+            for start in ("/v1", "/api/v0")
+        ),
         Route("/v1/completions", Endpoint(generation, Completions()), methods=["POST"]),
         *(
             Route(f"{start}/{name}", Endpoint(generation, dialect), methods=["POST"])
@@ -104,7 +108,11 @@ _BODIES = {
     "/v1/tokenize": Body((PromptRequest, ChatRequest), (), tokenize_intake.NEUTRAL),
     "/v1/detokenize": Body((TokensRequest,)),
 }
-_BODIES |= {"/tokenize": _BODIES["/v1/tokenize"], "/detokenize": _BODIES["/v1/detokenize"]}
+_BODIES |= {
+    "/api/v0/chat/completions": _BODIES["/v1/chat/completions"],
+    "/detokenize": _BODIES["/v1/detokenize"],
+    "/tokenize": _BODIES["/v1/tokenize"],
+}
 """What routes take, for `/openapi.json`."""
 
 

@@ -12,7 +12,7 @@ from tests.unit.api.conftest import Connect
 from tests.unit.api.requests import ROUTE, chat, picture, text, user
 from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server.protocol import CacheStats, MemoryStats, ModelFacts, Stats
-from vlm_server.settings import Server, Settings
+from vlm_server.settings import Image, Server, Settings
 
 
 async def test_the_models(client: httpx.AsyncClient) -> None:
@@ -38,6 +38,9 @@ FACTS = ModelFacts(
     modified_at=1_700_000_000.5,
     capabilities=("completion", "vision", "video", "tools"),
     context_tokens=32768,
+    min_image_pixels=4096,
+    max_image_pixels=1_000_000,
+    image_side_multiple=32,
 )
 
 
@@ -60,8 +63,26 @@ async def test_a_models_facts(client: httpx.AsyncClient, engine: ScriptedEngine)
             "max_image_bytes": limits.max_image_bytes,
             "max_image_pixels": limits.max_image_pixels,
             "formats": ["png", "jpeg", "webp", "gif"],
+            "seen": {"min_pixels": 4096, "max_pixels": 1_000_000, "side_multiple": 32},
         },
     }
+
+
+async def test_the_settings_bound_the_size_that_is_seen(
+    connect: Connect, engine: ScriptedEngine
+) -> None:
+    client = connect(Settings(image=Image(max_pixels=500_000)))
+    engine.status = replace(engine.status, model_facts=FACTS)
+    limits = (await client.get("/v1/models/demo")).json()["image_limits"]
+    assert limits["seen"]["max_pixels"] == 500_000
+    engine.status = replace(engine.status, model_facts=ModelFacts(family="gemma3"))
+    limits = (await client.get("/v1/models/demo")).json()["image_limits"]
+    assert limits["seen"] is None
+
+
+async def test_lm_studios_clients_chat_below_their_own_path(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/api/v0/chat/completions", json=chat())
+    assert answer.json()["choices"][0]["message"]["content"] == "Hello world"
 
 
 async def test_lm_studios_models(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:

@@ -13,7 +13,7 @@ from msgspec.json import Decoder
 
 from vlm_server.api.http.intake import json_body
 from vlm_server.api.http.intake.calls import Body, Context, Taken
-from vlm_server.api.openai import intake
+from vlm_server.api.openai import intake, schema
 from vlm_server.errors import InvalidRequest, ModelNotFound, UnsupportedField
 from vlm_server.protocol import SamplingParams, Submit
 
@@ -129,8 +129,12 @@ IN_PROMPT = frozenset(
 """The fields of a chat request that may change its prompt; the others are checked alone."""
 
 
+_CHECKED = schema.HARMLESS | schema.NEUTRAL.keys() | set(schema.ChatRequest.__struct_fields__)
+"""Of the others, the reader of chat requests says itself what it ignores."""
+
+
 def _counted(taken: Taken, fields: dict[str, Any]) -> Taken:
     submit = msgspec.structs.replace(taken.submit, count_only=True)
-    without_effect = [name for name in fields if name not in IN_PROMPT]
+    without_effect = [name for name in fields if name in _CHECKED - IN_PROMPT]
     ignored = tuple(dict.fromkeys([*taken.ignored, *without_effect]))
     return Taken(submit, stream=False, options=b"", ignored=ignored)

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from vlm_server.errors import ModelNotFound
+from vlm_server.protocol import ModelFacts
 from vlm_server.settings import Settings
 from vlm_server.supervisor.client import EngineClient
 
@@ -39,6 +40,7 @@ class Models:
     def __init__(self, engine: EngineClient, settings: Settings) -> None:
         self._engine = engine
         self._limits = settings.limits
+        self._max_pixels = settings.image.max_pixels
         self._started = int(time.time())
 
     async def list(self, _: Request) -> Response:
@@ -82,5 +84,16 @@ class Models:
                 "max_image_bytes": limits.max_image_bytes,
                 "max_image_pixels": limits.max_image_pixels,
                 "formats": list(_IMAGE_FORMATS),
+                "seen": self._seen(facts),
             },
+        }
+
+    def _seen(self, facts: ModelFacts) -> dict[str, int] | None:
+        """The sizes at which the model sees pictures, for families that scale them."""
+        if not facts.image_side_multiple:
+            return None
+        return {
+            "min_pixels": facts.min_image_pixels,
+            "max_pixels": min(facts.max_image_pixels, self._max_pixels or facts.max_image_pixels),
+            "side_multiple": facts.image_side_multiple,
         }

@@ -17,6 +17,7 @@ _FILES = ("*.safetensors", "config.json")
 def model_facts(loaded: LoadedModel, folder: Path) -> ModelFacts:
     """The facts of the model from `folder`."""
     parameters = _parameters(loaded)
+    rule = loaded.host.pixel_rule
     quantization = max(parameters, key=parameters.__getitem__, default="")
     return ModelFacts(
         family=loaded.family.name,
@@ -27,6 +28,9 @@ def model_facts(loaded: LoadedModel, folder: Path) -> ModelFacts:
         modified_at=_modified_at(folder),
         capabilities=_capabilities(loaded),
         context_tokens=loaded.host.context_tokens,
+        min_image_pixels=rule.min_pixels if rule else 0,
+        max_image_pixels=rule.max_pixels if rule else 0,
+        image_side_multiple=rule.factor if rule else 0,
     )
 
 
