@@ -49,11 +49,32 @@ class ProcessedMedia:
     """What a model's processor makes of the placeholder of one image or video.
 
     token_ids: (tokens,) int32, with the text around the media tokens. `inputs` are arrays for the
-    vision tower, by name.
+    vision tower, by name. size: width and height to which an image was resized; None of a video.
     """
 
     token_ids: NDArray[np.int32]
     inputs: Mapping[str, NDArray[Any]]
+    size: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PixelRule:
+    """How a family of dynamic resolution sizes its pictures.
+
+    A side is a multiple of `factor`, and a square of that side one token; a picture has
+    `min_pixels` to `max_pixels`. grounding_tokens: what it takes to point at things in a
+    screenshot; 0 if nobody knows.
+    """
+
+    factor: int
+    min_pixels: int
+    max_pixels: int
+    grounding_tokens: int = 0
+
+    @property
+    def max_tokens(self) -> int:
+        """Of a picture."""
+        return self.max_pixels // self.factor**2
 
 
 ParseCalls = Callable[[str, Sequence[Mapping[str, Any]]], Sequence[tuple[str, str]]]
@@ -97,7 +118,8 @@ class HostModel:
     messages. write_prompt: (messages, add_generation_prompt) to text, where there is no template.
     process_image: (RGB image, placeholder), process_video: ((frames, height, width, 3) uint8,
     seconds of each frame, placeholder). Neither is thread-safe. Both raise whatever the
-    processor does. tool_format and reasoning_format: None for models that call no tools, or whose
+    processor does. pixel_rule: None where pictures have a fixed size, or the rule is not known.
+    tool_format and reasoning_format: None for models that call no tools, or whose
     thoughts have no marks.
     """
 
@@ -118,6 +140,7 @@ class HostModel:
     process_video: Callable[[NDArray[np.uint8], Sequence[float], str], ProcessedMedia]
     mrope: MRope | AskPositions | None
     chunk_policy: ChunkPolicy
+    pixel_rule: PixelRule | None = None
     tool_format: ToolFormat | None = None
     reasoning_format: ReasoningFormat | None = None
 

@@ -19,7 +19,7 @@ from vlm_server.cache.holds import CacheHolds
 from vlm_server.cache.prompt_key import MediaSpan, PromptKey
 from vlm_server.child.cancellation import Cancellation
 from vlm_server.errors import RequestError
-from vlm_server.protocol import SamplingParams, Submit
+from vlm_server.protocol import ImageUse, SamplingParams, Submit
 
 MediaInputs = Mapping[str, NDArray[Any]]
 """What the vision tower takes for one span: `pixel_values`, grids and the like."""
@@ -94,7 +94,9 @@ class PreparedPrompt:
     for families whose states can't be cut. The first `atomic_prefill_tokens`, for families where
     tokens attend to later ones, are prefilled in one chunk or all cached; token_types: (tokens,)
     int32, is then 1 for media tokens and 0 for text. The answer follows `grammar`, if there is one,
-    and is read as `answer_format` says.
+    and is read as `answer_format` says; without one, all of its text is content. images: those of
+    the messages, as the model sees them. text: what ids that were given read as, if they are to be
+    counted only.
     """
 
     token_ids: NDArray[np.int32]
@@ -106,7 +108,9 @@ class PreparedPrompt:
     token_types: NDArray[np.int32] | None = None
     grammar: Grammar | None = None
     cache_salt: str = ""
-    answer_format: AnswerFormat = AnswerFormat()
+    answer_format: AnswerFormat | None = AnswerFormat()
+    images: tuple[ImageUse, ...] = ()
+    text: str = ""
 
     @property
     def num_tokens(self) -> int:

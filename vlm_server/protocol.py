@@ -98,7 +98,9 @@ class Image(msgspec.Struct, frozen=True):
     """One encoded picture, as it came, with what its header says.
 
     `content_hash` is the SHA-256 of `data` in hex; `param` names the part it came from. The model
-    is shown the picture with neither side longer than `max_side_pixels`; None sets no bound.
+    is shown the picture with neither side longer than `max_side_pixels`, and scaled to `min_pixels`
+    to `max_pixels` in all, within what model and server allow; None sets no bound. With
+    `for_grounding` it has as many tokens as the model needs to point at things, if it allows that.
     """
 
     data: bytes
@@ -108,6 +110,9 @@ class Image(msgspec.Struct, frozen=True):
     height: int
     param: str
     max_side_pixels: int | None = None
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    for_grounding: bool = False
 
 
 class Video(msgspec.Struct, frozen=True):
@@ -182,6 +187,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     deadlines: Deadlines = Deadlines()
     tools: Tools | None = None
     template: TemplateOptions = TemplateOptions()
+    prompt: str | tuple[int, ...] | None = None
+    """The whole prompt as text or as token ids, in place of messages: no template is applied."""
     count_only: bool = False
     """Whether the prompt is only made and counted: it ends without an answer."""
 
@@ -213,6 +220,7 @@ class EncodedSubmit(msgspec.Struct, frozen=True, tag="submit"):
     deadlines: Deadlines = Deadlines()
     tools: msgspec.Raw = msgspec.Raw(b"\xc0")
     template: msgspec.Raw = msgspec.Raw(b"\x80")
+    prompt: msgspec.Raw = msgspec.Raw(b"\xc0")
     count_only: bool = False
 
 
@@ -266,12 +274,37 @@ class Loading(msgspec.Struct, frozen=True, tag="loading"):
     fraction: float
 
 
+class ModelFacts(msgspec.Struct, frozen=True):
+    """What a client may want to know of the model that was loaded.
+
+    `size_bytes` is that of its weights on the device, `modified_at` the newest change of its files
+    in seconds since 1970, `digest` a SHA-256 in hex over all that its answers follow from.
+    `quantization` names the weights' type, such as `4bit` or `bfloat16`. `capabilities` are of
+    "completion", "vision", "video", "tools", "thinking" and "structured_output". A picture is seen
+    with `min_image_pixels` to `max_image_pixels`, its sides multiples of `image_side_multiple`; 0
+    where its size is the processor's own.
+    """
+
+    family: str = ""
+    num_parameters: int = 0
+    size_bytes: int = 0
+    quantization: str = ""
+    digest: str = ""
+    modified_at: float = 0.0
+    capabilities: tuple[str, ...] = ()
+    context_tokens: int = 0
+    min_image_pixels: int = 0
+    max_image_pixels: int = 0
+    image_side_multiple: int = 0
+
+
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The engine takes requests: weights are loaded and one of each prompt kind was run."""
 
     model_type: str
     device: str
     context_tokens: int
+    facts: ModelFacts = ModelFacts()
 
 
 class Unloadable(msgspec.Struct, frozen=True, tag="unloadable"):
@@ -346,12 +379,30 @@ class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
     deltas: tuple[Delta, ...]
 
 
+class ImageUse(msgspec.Struct, frozen=True):
+    """A picture as the model saw it: its size in pixels after all resizing, and its tokens.
+
+    Of families that cut a picture into tiles it is the size before the cutting.
+    """
+
+    width: int
+    height: int
+    tokens: int
+
+
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
-    """All choices have ended, or the request was aborted."""
+    """All choices have ended, or the request was aborted, or it was to be counted only.
+
+    `images` are those of the messages, in order. A prompt that was counted comes with its
+    `token_ids`, and with its `text` if it was given as ids.
+    """
 
     request_id: str
     usage: Usage
     is_aborted: bool = False
+    images: tuple[ImageUse, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

@@ -35,11 +35,15 @@ Served = tuple[LoadedModel, MultimodalPreparer]
 
 
 def test_a_row_says_what_probing_finds(family: str, mlx_vlms: LoadedModel):
-    """But for what can't be probed: which rule of M-RoPE, and whether videos are taken."""
+    """But for what can't be probed: which rule of M-RoPE, whether videos are taken, what pointing
+    takes.
+    """
     row, found = FAMILIES[family], probe(family, mlx_vlms.model, mlx_vlms.processor)
     assert family_of(family, mlx_vlms.model, mlx_vlms.processor) is row
     assert (row.mrope is None) == (found.mrope is None)
-    assert found == replace(row, is_checked=False, takes_videos=False, mrope=found.mrope)
+    assert found == replace(
+        row, is_checked=False, takes_videos=False, mrope=found.mrope, grounding_tokens=0
+    )
 
 
 def test_a_loaded_model_carries_its_row(served: Served):

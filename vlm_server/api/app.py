@@ -23,11 +23,20 @@ from vlm_server.api.http.intake.intake import Intake, start_pool
 from vlm_server.api.http.middleware import Errors, Gate, RequestLog
 from vlm_server.api.http.missing_route import not_found
 from vlm_server.api.http.queue.queue_slots import QueueSlots
+from vlm_server.api.openai import completions_intake, schema, tokenize_intake
 from vlm_server.api.openai.chat import ChatCompletions
+from vlm_server.api.openai.completions import Completions
+from vlm_server.api.openai.completions_intake import CompletionRequest
+from vlm_server.api.openai.errors import ErrorBody
 from vlm_server.api.openai.errors import encode as encode_openai
+from vlm_server.api.openai.schema import ChatRequest
+from vlm_server.api.openai.tokenize import Detokenize, Tokenize
+from vlm_server.api.openai.tokenize_intake import PromptRequest, TokensRequest
 from vlm_server.api.operations.health import Health
+from vlm_server.api.operations.lm_studio import LmStudioModels
 from vlm_server.api.operations.metrics import Metrics
 from vlm_server.api.operations.models import Models
+from vlm_server.api.operations.openapi import Body, OpenApi
 from vlm_server.child.pool import ChildPool
 from vlm_server.errors import MethodNotAllowed, RequestError
 from vlm_server.settings import Settings
@@ -67,21 +76,50 @@ def _routes(
     answered: AnsweredRequests,
 ) -> list[Route]:
     generation = Generation(engine, queue_slots, intake, settings)
-    models = Models(engine)
+    chat = Endpoint(generation, ChatCompletions())
+    models = Models(engine, settings)
+    lm_studio = LmStudioModels(engine)
     health = Health(engine, queue_slots)
     metrics = Metrics(engine, queue_slots, answered)
-    return [
+    routes = [
         Route("/", models.page),
-        Route("/v1/chat/completions", Endpoint(generation, ChatCompletions()), methods=["POST"]),
+        *(
+            Route(f"{start}/chat/completions", chat, methods=["POST"])
+            for start in ("/v1", "/api/v0")
+        ),
         Route(MESSAGES, Endpoint(generation, Messages()), methods=["POST"]),
         Route(f"{MESSAGES}/count_tokens", Endpoint(generation, CountTokens()), methods=["POST"]),
+        Route("/v1/completions", Endpoint(generation, Completions()), methods=["POST"]),
+        *(
+            Route(f"{start}/{name}", Endpoint(generation, dialect), methods=["POST"])
+            for name, dialect in (("tokenize", Tokenize(engine)), ("detokenize", Detokenize()))
+            for start in ("/v1", "")
+        ),
         Route("/v1/models", models.list),
         Route("/v1/models/{model:path}", models.retrieve),
+        Route("/api/v0/models", lm_studio.list),
+        Route("/api/v0/models/{model:path}", lm_studio.retrieve),
         Route("/v1/status", gate.admin_only(health.status)),
         Route("/metrics", gate.admin_only(metrics.scrape)),
+        Route("/health", health.ready),
         Route("/health/live", health.live),
         Route("/health/ready", health.ready),
     ]
+    return [*routes, Route("/openapi.json", OpenApi(routes, _BODIES, ErrorBody).show)]
+
+
+_BODIES = {
+    "/v1/chat/completions": Body((ChatRequest,), schema.HARMLESS, schema.NEUTRAL),
+    "/v1/completions": Body((CompletionRequest,), schema.HARMLESS, completions_intake.NEUTRAL),
+    "/v1/tokenize": Body((PromptRequest, ChatRequest), (), tokenize_intake.NEUTRAL),
+    "/v1/detokenize": Body((TokensRequest,)),
+}
+_BODIES |= {
+    "/api/v0/chat/completions": _BODIES["/v1/chat/completions"],
+    "/detokenize": _BODIES["/v1/detokenize"],
+    "/tokenize": _BODIES["/v1/tokenize"],
+}
+"""What routes take, for `/openapi.json`."""
 
 
 def _encode_for(scope: Scope) -> EncodeError:

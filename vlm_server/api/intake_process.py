@@ -9,7 +9,9 @@ from vlm_server import heap
 from vlm_server.api.anthropic import intake as anthropic
 from vlm_server.api.http.intake.calls import Read, Taken, encode_outcome
 from vlm_server.api.http.intake.intake_job import take_job
+from vlm_server.api.openai import completions_intake as completions
 from vlm_server.api.openai import intake as openai
+from vlm_server.api.openai import tokenize_intake as tokenize
 from vlm_server.child.serve import Limits, serve
 from vlm_server.errors import InternalError, RequestError, RequestTooCostly
 from vlm_server.media.external import BytesNeeded
@@ -20,6 +22,9 @@ _READERS: dict[str, Read] = {
     openai.DIALECT: openai.read_chat,
     anthropic.DIALECT: anthropic.read_message,
     anthropic.COUNT_DIALECT: anthropic.read_count,
+    completions.DIALECT: completions.read,
+    tokenize.TOKENIZE: tokenize.read_prompt,
+    tokenize.DETOKENIZE: tokenize.read_tokens,
 }
 
 logger = logging.getLogger(__name__)

@@ -30,7 +30,15 @@ from vlm_server.prompt.media.processor import MediaItem, MediaProcessor
 from vlm_server.prompt.positions import prompt_positions
 from vlm_server.prompt.snapshot_points import SnapshotPoints
 from vlm_server.prompt.tokenizer import Placeholder, PromptTokenizer
-from vlm_server.protocol import ContentPart, ImagePart, Message, Submit, TextPart, VideoPart
+from vlm_server.protocol import (
+    ContentPart,
+    ImagePart,
+    ImageUse,
+    Message,
+    Submit,
+    TextPart,
+    VideoPart,
+)
 
 
 class MultimodalPreparer:
@@ -53,9 +61,12 @@ class MultimodalPreparer:
 
         Raises InvalidImage and InvalidVideo for what can't be read, DecodeBudgetExceeded and
         ContextLengthExceeded for more than a request may have, Cancelled between two steps, and
-        what `Grammars.compile` and `PromptTokenizer.tokenize` do.
+        what `Grammars.compile` and `PromptTokenizer` do. A request that is counted only gets no
+        grammar and no pixels.
         """
         cancellation.check()
+        if submit.prompt is not None:
+            return self._prepare_raw(submit, submit.prompt, cancellation, use_disk=use_disk)
         grammar = self._grammar(submit, cancellation)
         arranged, answer_format = self._arrange(submit)
         chat, media = self._lay_out(submit, arranged, self._media.begin(cancellation))
@@ -66,8 +77,44 @@ class MultimodalPreparer:
         if self._starts_in_thought(chat, token_ids):
             answer_format = replace(answer_format, starts_in_thought=True)
         prompt = self._build(_expand(token_ids, media), chat, submit.cache_salt)
-        prompt = replace(prompt, grammar=grammar, answer_format=answer_format)
+        prompt = replace(
+            prompt, grammar=grammar, answer_format=answer_format, images=_images(media)
+        )
+        if submit.count_only:
+            return self._count(prompt)
         return self._look_up(prompt, media, use_disk=use_disk)
+
+    def _prepare_raw(
+        self,
+        submit: Submit,
+        given: str | tuple[int, ...],
+        cancellation: Cancellation,
+        *,
+        use_disk: bool,
+    ) -> Prepared:
+        """A prompt that is text or token ids already."""
+        if isinstance(given, str):
+            token_ids = self._prompts.tokenize_text(given)
+        else:
+            token_ids = self._prompts.check_ids(given)
+        if not token_ids:
+            raise InvalidRequest("The prompt has no tokens.", "prompt")
+        if submit.count_only:
+            text = "" if isinstance(given, str) else self._prompts.text_of(given)
+            ids = np.array(token_ids, dtype=np.int32)
+            return self._count(PreparedPrompt(ids, cache_salt=submit.cache_salt, text=text))
+        grammar = self._grammar(submit, cancellation)
+        expanded = _expand(token_ids, [])
+        prompt = self._build(expanded, Chat(()), submit.cache_salt)
+        prompt = replace(prompt, grammar=grammar, answer_format=None)
+        return self._look_up(prompt, [], use_disk=use_disk)
+
+    def _count(self, prompt: PreparedPrompt) -> Prepared:
+        """`prompt`, with what the prefix cache has of it and nothing to work with."""
+        holds = CacheHolds(
+            self._caches, prompt.key, prompt.cache_salt, prompt.atomic_prefill_tokens
+        )
+        return Prepared(prompt, holds)
 
     def pixels_to_decode(self, submit: Submit) -> int:
         """About how many pixels the images of a request have that no cache knows."""
@@ -75,7 +122,7 @@ class MultimodalPreparer:
 
     def _grammar(self, submit: Submit, cancellation: Cancellation) -> Grammar | None:
         schema = submit.sampling.json_schema
-        if schema is None:
+        if schema is None or submit.count_only:
             return None
         return self._grammars.compile(schema, submit.cache_salt, cancellation)
 
@@ -201,6 +248,15 @@ class MultimodalPreparer:
             holds.release()
             raise
         return Prepared(prompt, holds, inputs, load)
+
+
+def _images(media: Sequence[MediaItem]) -> tuple[ImageUse, ...]:
+    """How the model sees the images among `media`."""
+    return tuple(
+        ImageUse(*item.layout.size, len(item.layout.token_ids))
+        for item in media
+        if item.is_image and item.layout.size is not None
+    )
 
 
 @dataclass(frozen=True, slots=True)

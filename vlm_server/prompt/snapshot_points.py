@@ -50,7 +50,8 @@ class SnapshotPoints:
         `salt` separates requests that must not share what is remembered.
         """
         num_tokens = len(token_ids)
-        system = chat.messages[:1] if chat.messages[0].role == "system" else ()
+        first = chat.messages[:1]
+        system = first if first and first[0].role == "system" else ()
         ends = self._ends_of(replace(chat, messages=system, continue_final=False), salt)
         points = {span.end for span in spans}
         points.add(_num_common(token_ids, ends.head))

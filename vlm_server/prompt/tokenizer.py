@@ -57,6 +57,7 @@ class PromptTokenizer:
         self._adds_special = host.adds_special_tokens
         longest = max(map(len, self._tokenizer.get_vocab()))
         self._context_tokens = host.context_tokens
+        self._vocabulary_size = host.vocabulary_size
         self._max_characters = host.context_tokens * longest
 
     @property
@@ -94,12 +95,7 @@ class PromptTokenizer:
         """
         chat = replace(chat, messages=join_texts(chat.messages))
         user_text = "\n".join(chat.texts())
-        if len(user_text) > self._max_characters:
-            raise ContextLengthExceeded(
-                f"{len(user_text)} characters are more than this model's context of "
-                f"{self._context_tokens} tokens can hold",
-                "messages",
-            )
+        self._check_length(user_text, "messages")
         mark: str | None = None
         if self._special.may_begin_in(user_text):
             mark = self._special.choose_mark(user_text)
@@ -108,6 +104,44 @@ class PromptTokenizer:
             rendered = self._template.render(chat, str)
         token_ids = self._encode(self._place_media(rendered, placeholders))
         return self._special.remove_marks(token_ids, mark) if mark else token_ids
+
+    def tokenize_text(self, text: str) -> list[int]:
+        """Ids of a prompt that no template writes: what looks like a control token is one.
+
+        Raises InvalidRequest for tokens that stand for media, and ContextLengthExceeded as above.
+        """
+        self._check_length(text, "prompt")
+        has_bos = self._bos is not None and text.startswith(self._bos)
+        token_ids = list(self._tokenizer.encode(text, add_special_tokens=not has_bos).ids)
+        self._check_no_media(token_ids)
+        return token_ids
+
+    def check_ids(self, token_ids: Sequence[int]) -> list[int]:
+        """The ids of a prompt that was given as such. Raises InvalidRequest."""
+        if not all(map(self._is_known, set(token_ids))):
+            raise InvalidRequest("This model's tokenizer does not have one of the ids.", "prompt")
+        self._check_no_media(token_ids)
+        return list(token_ids)
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """What `token_ids` read as, control tokens included."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
+    def _is_known(self, token_id: int) -> bool:
+        in_model = 0 <= token_id < self._vocabulary_size
+        return in_model and self._tokenizer.id_to_token(token_id) is not None
+
+    def _check_no_media(self, token_ids: Sequence[int]) -> None:
+        if not self._tokens.keys().isdisjoint(token_ids):
+            raise InvalidRequest("The prompt has tokens that stand for images.", "prompt")
+
+    def _check_length(self, text: str, param: str) -> None:
+        if len(text) > self._max_characters:
+            raise ContextLengthExceeded(
+                f"{len(text)} characters are more than this model's context of "
+                f"{self._context_tokens} tokens can hold",
+                param,
+            )
 
     def _render(self, chat: Chat, mark: str) -> str:
         """The prompt, with marks that keep control tokens in user text from being any."""

@@ -54,6 +54,24 @@ class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "cached does not count.",
         ),
     ] = 1_000_000_000
+    max_pixels: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Maximum pixels of an image as the model is shown it; larger ones are "
+            "scaled down. 0 is the checkpoint's own maximum, which holds in any case.",
+        ),
+    ] = 0
+    min_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=65536,
+            description="Minimum tokens of an image for models that scale them (the Qwen "
+            "families); smaller images are scaled up. 0 is the checkpoint's own; 1024 lets them "
+            "point at things in small screenshots.",
+        ),
+    ] = 0
     decode_seconds: Annotated[
         float,
         Meta(

@@ -14,6 +14,7 @@ from vlm_server.protocol import (
     EncodedSubmit,
     Failed,
     Finished,
+    ModelFacts,
     Stats,
     Submit,
     Tokens,
@@ -23,6 +24,9 @@ from vlm_server.protocol import (
 from vlm_server.supervisor.shape import Shape, shape_of
 
 RequestEvent = Accepted | Working | Tokens | Finished | Failed
+
+
+_UNKNOWN = ModelFacts()
 
 
 class EngineRequest(msgspec.Struct, frozen=True):
@@ -51,7 +55,8 @@ class EngineStatus:
     time after which it is ended), `restarting`, `failed` or `stopping`.
 
     `quarantined_shapes` counts the request sizes that are refused because engines crashed on
-    them, `quarantine_refusals` the requests refused for that.
+    them, `quarantine_refusals` the requests refused for that. `model_facts` are those of the last
+    engine that was ready.
     """
 
     state: str
@@ -63,6 +68,7 @@ class EngineStatus:
     stats: Stats | None = None
     quarantined_shapes: int = 0
     quarantine_refusals: int = 0
+    model_facts: ModelFacts = _UNKNOWN
 
     @property
     def is_ready(self) -> bool:

@@ -78,9 +78,11 @@ class Shape(NamedTuple):
 
 
 def shape_of(submit: Submit) -> Shape:
-    """The shape of a request."""
+    """The shape of a request; one that is counted only is no load."""
+    if submit.count_only:
+        return Shape()
     texts = (p for m in submit.messages for p in m.content if isinstance(p, TextPart))
-    num_characters = sum(len(part.text) for part in texts)
+    num_characters = sum(len(part.text) for part in texts) + len(submit.prompt or ())
     is_small = num_characters * submit.sampling.n <= _SMALL_TEXT_CHARACTERS
     sides = [_sides(image) for image in submit.images]
     video_bytes = sum(len(video.data) for video in submit.videos)
@@ -101,6 +103,11 @@ def _sides(image: Image) -> tuple[int, int]:
     """Width and height at the size that the model gets it."""
     longest = max(image.width, image.height, 1)
     scale = min(1.0, (image.max_side_pixels or longest) / longest)
+    num_pixels = max(image.width * image.height, 1) * scale**2
+    if image.max_pixels is not None and num_pixels > image.max_pixels:
+        scale *= math.sqrt(image.max_pixels / num_pixels)
+    elif image.min_pixels is not None and num_pixels < image.min_pixels:
+        scale *= math.sqrt(image.min_pixels / num_pixels)
     return max(1, round(image.width * scale)), max(1, round(image.height * scale))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.inbox import Inbox
@@ -25,6 +26,7 @@ from vlm_server.runner.device.device import current_device
 from vlm_server.runner.device.memory import MlxMemory
 from vlm_server.runner.device.speed import warn_of_slow_products
 from vlm_server.runner.kv.build import build_caches
+from vlm_server.runner.model.facts import model_facts
 from vlm_server.runner.model.load import LoadedModel, load
 from vlm_server.runner.model_runner import ModelRunner
 from vlm_server.runner.vision.encoder import ImageEncoder
@@ -99,7 +101,8 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     warn_of_slow_products(device)
     gc.collect()
     gc.freeze()  # else each full collection goes through all of it: 30 ms in somebody's answer
-    channel.send(Ready(loaded.family.name, device.name, loaded.host.context_tokens))
+    facts = model_facts(loaded, Path(start.model.path))
+    channel.send(Ready(loaded.family.name, device.name, loaded.host.context_tokens, facts))
     return engine.loop(channel.send), caches
 
 

@@ -8,10 +8,11 @@ from dataclasses import replace
 import httpx
 import pytest
 
+from tests.unit.api.conftest import Connect
 from tests.unit.api.requests import ROUTE, chat, picture, text, user
 from tests.unit.api.scripted_engine import ScriptedEngine
-from vlm_server.protocol import CacheStats, MemoryStats, Stats
-from vlm_server.settings import Settings
+from vlm_server.protocol import CacheStats, MemoryStats, ModelFacts, Stats
+from vlm_server.settings import Image, Server, Settings
 
 
 async def test_the_models(client: httpx.AsyncClient) -> None:
@@ -26,6 +27,93 @@ async def test_a_models_name_may_hold_a_slash(
 ) -> None:
     engine.status = replace(engine.status, model_name="org/model-3b")
     assert (await client.get("/v1/models/org/model-3b")).json()["id"] == "org/model-3b"
+
+
+FACTS = ModelFacts(
+    family="qwen3_vl",
+    num_parameters=3_000_000_000,
+    size_bytes=2_000_000_000,
+    quantization="4bit",
+    digest="ab" * 32,
+    modified_at=1_700_000_000.5,
+    capabilities=("completion", "vision", "video", "tools"),
+    context_tokens=32768,
+    min_image_pixels=4096,
+    max_image_pixels=1_000_000,
+    image_side_multiple=32,
+)
+
+
+async def test_a_models_facts(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+    engine.status = replace(engine.status, model_facts=FACTS)
+    limits = Settings().limits
+    assert (await client.get("/v1/models/demo")).json() == {
+        "id": "demo",
+        "object": "model",
+        "created": 1_700_000_000,
+        "owned_by": "vlm_server",
+        "family": "qwen3_vl",
+        "max_model_len": 32768,
+        "num_parameters": 3_000_000_000,
+        "quantization": "4bit",
+        "modalities": {"input": ["text", "image", "video"], "output": ["text"]},
+        "capabilities": ["completion", "vision", "video", "tools"],
+        "image_limits": {
+            "max_images": limits.max_images,
+            "max_image_bytes": limits.max_image_bytes,
+            "max_image_pixels": limits.max_image_pixels,
+            "formats": ["png", "jpeg", "webp", "gif"],
+            "seen": {"min_pixels": 4096, "max_pixels": 1_000_000, "side_multiple": 32},
+        },
+    }
+
+
+async def test_the_settings_bound_the_size_that_is_seen(
+    connect: Connect, engine: ScriptedEngine
+) -> None:
+    client = connect(Settings(image=Image(max_pixels=500_000)))
+    engine.status = replace(engine.status, model_facts=FACTS)
+    limits = (await client.get("/v1/models/demo")).json()["image_limits"]
+    assert limits["seen"]["max_pixels"] == 500_000
+    engine.status = replace(engine.status, model_facts=ModelFacts(family="gemma3"))
+    limits = (await client.get("/v1/models/demo")).json()["image_limits"]
+    assert limits["seen"] is None
+
+
+async def test_lm_studios_clients_chat_below_their_own_path(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/api/v0/chat/completions", json=chat())
+    assert answer.json()["choices"][0]["message"]["content"] == "Hello world"
+
+
+async def test_lm_studios_models(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+    (unknown,) = (await client.get("/api/v0/models")).json()["data"]
+    assert (unknown["id"], unknown["capabilities"]) == ("demo", [])
+    engine.status = replace(engine.status, model_facts=FACTS)
+    (model,) = (await client.get("/api/v0/models")).json()["data"]
+    assert model == (await client.get("/api/v0/models/demo")).json()
+    assert model == {
+        "id": "demo",
+        "object": "model",
+        "type": "vlm",
+        "publisher": "vlm_server",
+        "arch": "qwen3_vl",
+        "compatibility_type": "mlx",
+        "quantization": "4bit",
+        "state": "loaded",
+        "max_context_length": 32768,
+        "loaded_context_length": 32768,
+        "capabilities": ["tool_use"],
+    }
+    engine.be("restarting")
+    assert (await client.get("/api/v0/models/demo")).json()["state"] == "not-loaded"
+    assert (await client.get("/api/v0/models/gpt-4o")).status_code == 404
+
+
+async def test_health_is_what_routers_probe(connect: Connect, engine: ScriptedEngine) -> None:
+    client = connect(Settings(server=Server(api_keys=("a secret key",))))
+    assert (await client.get("/health")).status_code == 200, "without a key"
+    engine.be("restarting")
+    assert (await client.get("/health")).status_code == 503
 
 
 async def test_another_model_is_404(client: httpx.AsyncClient) -> None:

@@ -3,10 +3,32 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.supervisor.requests import LONG, SCREENSHOT, ask
-from vlm_server.protocol import Submit
+from vlm_server.protocol import SamplingParams, Submit
 from vlm_server.supervisor.shape import Encoding, Prefilling, Shape, shape_of
+
+
+def with_pixels(request: Submit, **limits: int) -> Submit:
+    images = tuple(replace(image, **limits) for image in request.images)
+    return replace(request, images=images)
+
+
+def test_pictures_count_at_the_size_that_was_asked_for() -> None:
+    large, small = ask("a", "", (2048, 2048)), ask("b", "", (512, 512))
+    assert shape_of(with_pixels(large, max_pixels=512 * 512)) == shape_of(small)
+    assert shape_of(with_pixels(small, min_pixels=2048 * 2048)) == shape_of(large)
+    assert shape_of(with_pixels(small, max_pixels=2048 * 2048)) == shape_of(small)
+
+
+def test_what_is_counted_only_is_no_load() -> None:
+    assert shape_of(replace(ask("a", LONG, SCREENSHOT), count_only=True)) == Shape()
+
+
+def test_a_long_raw_prompt_is_a_load() -> None:
+    raw = Submit("a", (), (), SamplingParams(), prompt="x" * 100_000)
+    assert shape_of(raw).prefilling is not None
 
 
 @pytest.mark.parametrize(

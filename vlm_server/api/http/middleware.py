@@ -114,7 +114,7 @@ class Gate:
         headers = Headers(scope=scope)
         gate.check_host(headers, self.server)
         gate.check_origin(headers)
-        if scope["path"].startswith("/health/"):
+        if scope["path"] == "/health" or scope["path"].startswith("/health/"):
             keys.attach(scope, None)
             await self.app(scope, receive, send)
             return

@@ -143,7 +143,9 @@ class _Reader:
             case ImageUrlPart(image_url=url) if role in _IMAGE_ROLES:
                 given, detail = (url, None) if isinstance(url, str) else (url.url, url.detail)
                 max_side_pixels = _LOW_DETAIL_SIDE_PIXELS if detail == "low" else None
-                return self.conversation.image(given, param, max_side_pixels)
+                return self.conversation.image(
+                    given, param, max_side_pixels, for_grounding=detail == "high"
+                )
             case VideoUrlPart(video_url=url) if role == "user":
                 return self.conversation.video(url if isinstance(url, str) else url.url, param)
             case ImageUrlPart():

@@ -5,6 +5,9 @@ Runs on a thread or in an intake process: see `http.intake`.
 
 from __future__ import annotations
 
+from typing import Any
+
+from vlm_server.api.http.intake import json_body
 from vlm_server.api.http.intake.calls import Body, Context, Taken
 from vlm_server.api.http.intake.conversation import Conversation
 from vlm_server.api.http.intake.leniency import IgnoredFields
@@ -16,7 +19,7 @@ from vlm_server.api.openai.messages import ImageUrlPart, VideoUrlPart
 from vlm_server.api.openai.options import Options, encode_options
 from vlm_server.api.openai.response_format import TextFormat
 from vlm_server.api.openai.sampling import read_sampling
-from vlm_server.api.openai.schema import ChatRequest, StreamOptions
+from vlm_server.api.openai.schema import ChatRequest, PixelLimits, StreamOptions
 from vlm_server.api.openai.thinking import ThinkingFields
 from vlm_server.api.openai.tools import choice_of, definitions_of
 from vlm_server.errors import InvalidRequest, UnsupportedField
@@ -31,27 +34,50 @@ def read_chat(body: Body, context: Context) -> Taken:
     Raises BytesNeeded if it has `https:` or `file:` URLs whose bytes are not in `context.given`,
     and no error besides: to be called again with them.
     """
-    ignored = IgnoredFields()
-    return _taken(_parse(body, context, ignored), context, ignored)
+    return read_fields(json_body.parse_object(body), context)
 
 
 def read_text(body: Body, context: Context) -> Taken | None:
     """The request in `body`; None if it has media. Raises RequestError."""
+    return read_text_fields(json_body.parse_object(body), context)
+
+
+def read_fields(fields: dict[str, Any], context: Context) -> Taken:
+    """The request of a body's fields: see `read_chat`."""
     ignored = IgnoredFields()
-    request = _parse(body, context, ignored)
+    return _taken(_read(fields, context, ignored), context, ignored)
+
+
+def read_text_fields(fields: dict[str, Any], context: Context) -> Taken | None:
+    """The request of a body's fields: see `read_text`."""
+    ignored = IgnoredFields()
+    request = _read(fields, context, ignored)
     parts = parts_of(request.messages)
     has_media = any(isinstance(part, ImageUrlPart | VideoUrlPart) for part in parts)
     return None if has_media else _taken(request, context, ignored)
 
 
-def _parse(body: Body, context: Context, ignored: IgnoredFields) -> ChatRequest:
-    return schema.parse(body, ignored, refuses=context.unknown_fields == "refuse")
+def read_pixel_limits(wanted: PixelLimits | None, conversation: Conversation) -> None:
+    """The sizes that all images of a request are to have. Raises InvalidRequest."""
+    if wanted is None:
+        return
+    least, most = wanted.min_pixels, wanted.max_pixels
+    if least is not None and most is not None and least > most:
+        raise InvalidRequest(
+            "`min_pixels` is above `max_pixels`.", "mm_processor_kwargs.min_pixels"
+        )
+    conversation.min_pixels, conversation.max_pixels = least, most
+
+
+def _read(fields: dict[str, Any], context: Context, ignored: IgnoredFields) -> ChatRequest:
+    return schema.read(fields, ignored, refuses=context.unknown_fields == "refuse")
 
 
 def _taken(request: ChatRequest, context: Context, ignored: IgnoredFields) -> Taken:
     check_model(request.model, context)
     options = _options(request, ignored)
     conversation = Conversation(context.limits, context.given)
+    read_pixel_limits(request.mm_processor_kwargs, conversation)
     tools = _tools(request, conversation)
     is_forced = tools is not None and tools.choice == "required"
     if is_forced and not isinstance(request.response_format, TextFormat):

@@ -26,11 +26,14 @@ class CompletionTokensDetails(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
+    """`images` is ours: the size at which the model saw each picture, and its tokens."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
+    images: tuple[protocol.ImageUse, ...] | UnsetType = UNSET
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
@@ -133,7 +136,7 @@ class ChatRenderer:
     ) -> bytes:
         """The whole answer."""
         answers = tuple(_choice(index, deltas) for index, deltas in enumerate(choices))
-        usage = _usage(finished.usage)
+        usage = usage_of(finished.usage, finished.images)
         return _encode(Completion(self.id, self.created, self.model, answers, usage))
 
     def delta(self, delta: protocol.Delta) -> bytes:
@@ -154,7 +157,9 @@ class ChatRenderer:
         """The usage, if the client wants it, and `[DONE]`."""
         if not self.options.include_usage:
             return sse.DONE
-        chunk = Chunk(self.id, self.created, self.model, (), _usage(finished.usage))
+        chunk = Chunk(
+            self.id, self.created, self.model, (), usage_of(finished.usage, finished.images)
+        )
         return sse.event(_encode(chunk)) + sse.DONE
 
     def error(self, error: RequestError) -> bytes:
@@ -164,7 +169,7 @@ class ChatRenderer:
     def _chunk(self, choice: ChunkChoice, so_far: protocol.Usage | None) -> bytes:
         usage: Usage | UnsetType | None = None if self.options.include_usage else UNSET
         if self.options.continuous_usage and so_far is not None:
-            usage = _usage(so_far)
+            usage = usage_of(so_far)
         return _encode(Chunk(self.id, self.created, self.model, (choice,), usage))
 
 
@@ -241,11 +246,13 @@ def _shown(token: protocol.TokenText) -> tuple[str, float, tuple[int, ...]]:
     return token.text, logprob, tuple(token.text.encode("utf-8"))
 
 
-def _usage(usage: protocol.Usage) -> Usage:
+def usage_of(usage: protocol.Usage, images: tuple[protocol.ImageUse, ...] = ()) -> Usage:
+    """What an answer cost, or has cost so far."""
     return Usage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
         prompt_tokens_details=PromptTokensDetails(usage.cached_tokens),
         completion_tokens_details=CompletionTokensDetails(usage.reasoning_tokens),
+        images=images or UNSET,
     )

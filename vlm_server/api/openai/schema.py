@@ -70,6 +70,13 @@ RULES = {
 """What a field must be, by its path or name; completes the message of an error."""
 
 
+class PixelLimits(Struct, forbid_unknown_fields=True):
+    """Width times height of every image, as the model sees it."""
+
+    min_pixels: Annotated[int, Meta(ge=1, le=INT32_MAX)] | None = None
+    max_pixels: Annotated[int, Meta(ge=1, le=INT32_MAX)] | None = None
+
+
 class StreamOptions(Struct, forbid_unknown_fields=True):
     """`include_obfuscation` would add nothing to streams on the own machine: it is ignored."""
 
@@ -116,6 +123,7 @@ class ChatRequest(Struct, forbid_unknown_fields=True):
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
+    mm_processor_kwargs: PixelLimits | None = None
 
 
 Decoder(ChatRequest)
@@ -124,11 +132,15 @@ the same time, for the first two requests, crash the process."""
 
 
 def parse(body: bytes | bytearray, ignored: IgnoredFields, *, refuses: bool = True) -> ChatRequest:
-    """The request in `body`; what has no effect goes to `ignored`.
+    """The request in `body`: see `read`."""
+    return read(json_body.parse_object(body), ignored, refuses=refuses)
+
+
+def read(fields: dict[str, Any], ignored: IgnoredFields, *, refuses: bool = True) -> ChatRequest:
+    """The request of a body's `fields`; what has no effect goes to `ignored`.
 
     Raises InvalidRequest, naming the field at fault: one that is unknown, if it `refuses` those.
     """
-    fields = json_body.parse_object(body)
     obeyed = {name: value for name, value in fields.items() if not _is_neutral(name, value)}
     for name in sorted(HARMLESS & obeyed.keys()):
         ignored.add(name, obeyed.pop(name))

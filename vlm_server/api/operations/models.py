@@ -9,8 +9,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from vlm_server.errors import ModelNotFound
+from vlm_server.protocol import ModelFacts
+from vlm_server.settings import Settings
 from vlm_server.supervisor.client import EngineClient
 
+_IMAGE_FORMATS = ("png", "jpeg", "webp", "gif")
 _PAGE = """\
 vlm_server: a vision-language model on this machine, served over OpenAI's API.
 
@@ -34,9 +37,11 @@ Also: {url}/v1/models  {url}/v1/status  {url}/metrics  {url}/health/ready
 class Models:
     """The endpoints about the model."""
 
-    def __init__(self, engine: EngineClient) -> None:
+    def __init__(self, engine: EngineClient, settings: Settings) -> None:
         self._engine = engine
-        self._created = int(time.time())
+        self._limits = settings.limits
+        self._max_pixels = settings.image.max_pixels
+        self._started = int(time.time())
 
     async def list(self, _: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._model()]})
@@ -53,10 +58,42 @@ class Models:
         return PlainTextResponse(_PAGE.format(model=status.model_name, state=status.state, url=url))
 
     def _model(self) -> dict[str, Any]:
-        name = self._engine.status.model_name
-        return {
-            "id": name,
+        """OpenAI's four fields, vLLM's `max_model_len`, and what agents look for.
+
+        Before the first engine is ready nobody knows more than the name.
+        """
+        status = self._engine.status
+        facts, limits = status.model_facts, self._limits
+        model: dict[str, Any] = {
+            "id": status.model_name,
             "object": "model",
-            "created": self._created,
+            "created": int(facts.modified_at) or self._started,
             "owned_by": "vlm_server",
+        }
+        if not facts.family:
+            return model
+        return model | {
+            "family": facts.family,
+            "max_model_len": facts.context_tokens,
+            "num_parameters": facts.num_parameters,
+            "quantization": facts.quantization,
+            "modalities": {"input": ["text", "image", "video"], "output": ["text"]},
+            "capabilities": list(facts.capabilities),
+            "image_limits": {
+                "max_images": limits.max_images,
+                "max_image_bytes": limits.max_image_bytes,
+                "max_image_pixels": limits.max_image_pixels,
+                "formats": list(_IMAGE_FORMATS),
+                "seen": self._seen(facts),
+            },
+        }
+
+    def _seen(self, facts: ModelFacts) -> dict[str, int] | None:
+        """The sizes at which the model sees pictures, for families that scale them."""
+        if not facts.image_side_multiple:
+            return None
+        return {
+            "min_pixels": facts.min_image_pixels,
+            "max_pixels": min(facts.max_image_pixels, self._max_pixels or facts.max_image_pixels),
+            "side_multiple": facts.image_side_multiple,
         }

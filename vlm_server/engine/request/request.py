@@ -32,6 +32,7 @@ class Request:
         self.client = submit.client
         self.deadlines = RequestDeadlines(submit.deadlines, now)
         self.sampling = sampling
+        self.count_only = submit.count_only
         self.state = State.WAITING
         self.submit: Submit | None = submit
         """Dropped once nothing has to be prepared any more."""
@@ -152,6 +153,12 @@ class Request:
         self.submit = None if self.load is None else self.submit
         self.num_prefilled = self.num_cached_tokens = prepared.holds.num_cached_tokens
         self.move_to(State.WAITING_FOR_MEMORY)
+
+    def set_counted(self, prepared: Prepared) -> None:
+        """The prompt was all that was wanted."""
+        self._prompt, self._holds = prepared.prompt, prepared.holds
+        self.num_cached_tokens = prepared.holds.num_cached_tokens
+        self.move_to(State.FINISHED_ANSWERED)
 
     def admit(self, transient_bytes: int) -> None:
         """It may take device memory from now on."""

@@ -137,6 +137,8 @@ class Scheduler:
         if request is None:
             outcome.holds.release()
             return []
+        if request.count_only:
+            return self._count(request, outcome)
         try:
             wanted = request.sampling.max_tokens
             max_tokens = self._config.room_for_answer(outcome.prompt.num_tokens, wanted)
@@ -232,7 +234,8 @@ class Scheduler:
             events.append(Tokens(tuple(deltas)))
         for request in finished:
             self._forget(request)
-            events.append(Finished(request.request_id, request.usage))
+            images = request.prompt.images
+            events.append(Finished(request.request_id, request.usage, images=images))
         for request_id, error in [*plan.refused.items(), *result.failures.items()]:
             if request := self._requests.get(request_id):
                 events += self._fail(request, error)
@@ -395,6 +398,22 @@ class Scheduler:
         works = (self._arbiter.encoding, self._disk_queue.loading)
         under_way = {work.request_id for work in works if work}
         return len(self._requests.keys() | self._preparer_queue.request_ids | under_way)
+
+    def _count(self, request: Request, prepared: Prepared) -> list[Event]:
+        """End a request of which nothing but the prompt was wanted."""
+        request.set_counted(prepared)
+        self._forget(request)
+        prompt = prepared.prompt
+        token_ids = tuple(prompt.token_ids.tolist())
+        return [
+            Finished(
+                request.request_id,
+                request.usage,
+                images=prompt.images,
+                token_ids=token_ids,
+                text=prompt.text,
+            )
+        ]
 
     def _fail(self, request: Request, error: RequestError) -> list[Event]:
         request.move_to(State.FINISHED_FAILED)

@@ -36,7 +36,8 @@ class TokenLayout:
 
     Its `token_ids` run from the first of `token_id` to the last; `prefix` and `suffix` are the
     text around them. `positions`, (3, tokens), are those of M-RoPE, counted from the first token.
-    `units` are the tokens, start and end, that are encoded at once.
+    `units` are the tokens, start and end, that are encoded at once. `size` is that of an image as
+    the model sees it.
     """
 
     token_id: int
@@ -45,6 +46,7 @@ class TokenLayout:
     suffix: str
     positions: NDArray[np.int32] | None
     units: tuple[tuple[int, int], ...]
+    size: tuple[int, int] | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -123,6 +125,7 @@ def _whole(host: HostModel, made: ProcessedMedia, token_id: int) -> Processed | 
         if host.mrope is None
         else media_positions(host.mrope, token_ids, token_id, grids),
         units=((0, last - first),),
+        size=made.size,
     )
     return Processed(layout, (made.inputs,))
 

@@ -20,6 +20,7 @@ from vlm_server.cache.caches import Caches
 from vlm_server.child.cancellation import Cancellation
 from vlm_server.host_model import HostModel
 from vlm_server.prompt.media.decoders import DecodeBudget, Decoders
+from vlm_server.prompt.media.picture_sizes import PictureSizes
 from vlm_server.prompt.media.processing import (
     Inputs,
     Processed,
@@ -40,13 +41,20 @@ class MediaItem:
     """An image or a video of one request.
 
     `mm_hashes` name its units, with all that their features follow from; `param` names what was
-    sent.
+    sent. A frame of a video is no image.
     """
 
     def __init__(
-        self, key: str, layout: TokenLayout, param: str, load: Callable[[], Processed]
+        self,
+        key: str,
+        layout: TokenLayout,
+        param: str,
+        load: Callable[[], Processed],
+        *,
+        is_image: bool,
     ) -> None:
         self.layout = layout
+        self.is_image = is_image
         self.mm_hashes = tuple(f"{key}/{number}" for number in range(len(layout.units)))
         self.param = param
         self._load = load
@@ -74,20 +82,26 @@ class MediaProcessor:
         self._caches = caches
         self._processor = threading.Lock()
         self._flights = _Flights()
+        self._sizes = PictureSizes(host.pixel_rule, decoders.image_limits)
 
     def begin(self, cancellation: Cancellation) -> DecodeBudget:
         """What all the items of one request may cost together."""
         return DecodeBudget(self._decoders.image_limits, cancellation)
 
     def image(self, image: Image, salt: str, budget: DecodeBudget) -> MediaItem:
-        """Raises InvalidImage if it has to be decoded and can't be, and DecodeBudgetExceeded."""
+        """Raises InvalidImage if it has to be decoded and can't be, and DecodeBudgetExceeded.
+
+        Raises InvalidRequest if it is wanted in a size that this model has none of.
+        """
+        self._sizes.check(image)
 
         def load() -> Processed:
             decoded = self._decoders.image(image, budget)
+            decoded = self._sizes.scale(decoded, self._sizes.bounds(image))
             return self._image(decoded, image.param, budget.cancellation)
 
         key = self._image_key(image, salt)
-        return self._item(key, image.param, load, budget.cancellation)
+        return self._item(key, image.param, load, budget.cancellation, is_image=True)
 
     def video(self, video: Video, salt: str, cancellation: Cancellation) -> MediaItem:
         """A video for a family that takes videos. Raises InvalidVideo if it can't be read."""
@@ -148,11 +162,17 @@ class MediaProcessor:
             return process_video(self._host, token_id, placeholder, decoded, param)
 
     def _item(
-        self, key: str, param: str, load: Callable[[], Processed], cancellation: Cancellation
+        self,
+        key: str,
+        param: str,
+        load: Callable[[], Processed],
+        cancellation: Cancellation,
+        *,
+        is_image: bool = False,
     ) -> MediaItem:
         once = cache(partial(self._processed, key, load, cancellation))
         layout: TokenLayout | None = self._caches.token_layouts.get(key)
-        return MediaItem(key, layout or once().layout, param, once)
+        return MediaItem(key, layout or once().layout, param, once, is_image=is_image)
 
     def _processed(
         self, key: str, load: Callable[[], Processed], cancellation: Cancellation
@@ -174,7 +194,8 @@ class MediaProcessor:
     def _image_key(self, image: Image, salt: str) -> str:
         bound = image.max_side_pixels
         is_larger = bound is not None and max(image.width, image.height) > bound
-        return self._key("image", salt, image.content_hash, bound if is_larger else None)
+        side = bound if is_larger else None
+        return self._key("image", salt, image.content_hash, side, str(self._sizes.bounds(image)))
 
     def _video_key(self, video: Video, salt: str, limits: VideoLimits) -> str:
         """Names the sampled frames. A GIF may be an image or a video, with different keys."""

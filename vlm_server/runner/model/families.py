@@ -50,6 +50,8 @@ class Family:
     position_state: attributes of the language model that hold a prompt's positions between
     calls. Ours belong to the request, so these are cleared.
     writes_prompts: its processor writes prompts itself and uses no chat template.
+    grounding_tokens: of a picture, for the model to point at things in a screenshot; 0 if nobody
+    knows.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Family:
     fix_processor: Callable[[Any], None] | None = None
     position_state: tuple[str, ...] = ()
     writes_prompts: bool = False
+    grounding_tokens: int = 0
 
     def forget_positions(self, language_model: Any) -> None:
         """Clear what `language_model` keeps of a prompt, so that no request meets another's."""
@@ -68,7 +71,14 @@ class Family:
 
 
 def _qwen(name: str, mrope: MRopeRule, tower: type[FrameTower]) -> Family:
-    return Family(name, takes_videos=True, mrope=mrope, tower=tower, position_state=POSITION_STATE)
+    return Family(
+        name,
+        takes_videos=True,
+        mrope=mrope,
+        tower=tower,
+        position_state=POSITION_STATE,
+        grounding_tokens=1024,
+    )
 
 
 _ROWS = (

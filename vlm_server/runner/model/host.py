@@ -15,7 +15,7 @@ from vlm_server.runner.model.checkpoint import read_json
 from vlm_server.runner.model.families import Family, MRopeRule
 from vlm_server.runner.model.fingerprint import fingerprint
 from vlm_server.runner.model.probe import ask_positions, chunk_policy
-from vlm_server.runner.model.processors import HostProcessor, chat_template
+from vlm_server.runner.model.processors import HostProcessor, chat_template, pixel_rule
 from vlm_server.runner.model.tool_formats import reasoning_format, tool_format
 from vlm_server.settings import Model as ModelSettings
 
@@ -57,6 +57,7 @@ def host_model(
         chunk_policy=chunk_policy(model),
         tool_format=tool_format(template, settings.tool_parser),
         reasoning_format=reasoning_format(template),
+        pixel_rule=pixel_rule(processor, family.grounding_tokens),
     )
 
 

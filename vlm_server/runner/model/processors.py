@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -13,10 +14,12 @@ from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
 from vlm_server.errors import ModelLoadError
-from vlm_server.host_model import ProcessedMedia
+from vlm_server.host_model import PixelRule, ProcessedMedia
 
 _NOT_FOR_THE_TOWER = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
 _MILLISECONDS = 1000
+_ONE_PICTURE = 4
+"""Dimensions of the pixels of a picture that is not cut: (1, channels, height, width)."""
 
 
 class HostProcessor:
@@ -30,7 +33,8 @@ class HostProcessor:
         self._image_token_id = image_token_id
 
     def image(self, image: PillowImage.Image, placeholder: str) -> ProcessedMedia:
-        return self._process(placeholder, images=[image])
+        made = self._process(placeholder, images=[image])
+        return replace(made, size=self._size(made, image))
 
     def video(
         self, frames: NDArray[np.uint8], seconds: Sequence[float], placeholder: str
@@ -48,6 +52,21 @@ class HostProcessor:
             self._processor, list(messages), add_generation_prompt=add_generation_prompt
         )
 
+    def _size(self, made: ProcessedMedia, image: PillowImage.Image) -> tuple[int, int]:
+        """Width and height of `image` as it was resized; its own if it was cut into tiles."""
+        inputs = made.inputs
+        if "image_grid_thw" in inputs:
+            _, rows, columns = (int(each) for each in inputs["image_grid_thw"].reshape(-1)[:3])
+            side = int(self._processor.image_processor.patch_size)
+            return columns * side, rows * side
+        if "image_sizes" in inputs:
+            height, width = (int(each) for each in inputs["image_sizes"].reshape(-1)[:2])
+            return width, height
+        pixels = inputs.get("pixel_values")
+        if pixels is not None and pixels.ndim == _ONE_PICTURE and len(pixels) == 1:
+            return pixels.shape[3], pixels.shape[2]
+        return image.size
+
     def _process(self, placeholder: str, **media: Any) -> ProcessedMedia:
         made = prepare_inputs(
             self._processor, prompts=placeholder, image_token_index=self._image_token_id, **media
@@ -58,6 +77,17 @@ class HostProcessor:
             if isinstance(array, mx.array) and name not in _NOT_FOR_THE_TOWER
         }
         return ProcessedMedia(np.array(made["input_ids"], dtype=np.int32).reshape(-1), inputs)
+
+
+def pixel_rule(processor: Any, grounding_tokens: int) -> PixelRule | None:
+    """That of mlx-vlm's processors of the Qwen families; None for any other."""
+    own = getattr(processor, "image_processor", None)
+    names = ("patch_size", "merge_size", "min_pixels", "max_pixels")
+    values = [getattr(own, name, None) for name in names]
+    if not all(isinstance(value, int) and value > 0 for value in values):
+        return None
+    patch_size, merge_size, min_pixels, max_pixels = (int(value or 0) for value in values)
+    return PixelRule(patch_size * merge_size, min_pixels, max_pixels, grounding_tokens)
 
 
 def chat_template(processor: Any) -> str | None:

@@ -20,7 +20,7 @@ from tests.unit.api.scripted_engine import (
     text,
 )
 from vlm_server.errors import RequestTooCostly
-from vlm_server.protocol import Accepted, TokenLogprob, TokenText, Usage
+from vlm_server.protocol import Accepted, Finished, ImageUse, TokenLogprob, TokenText, Usage
 
 USAGE = {
     "prompt_tokens": 7,
@@ -59,6 +59,26 @@ async def test_a_whole_answer(client: httpx.AsyncClient) -> None:
         ],
         "usage": USAGE,
     }
+
+
+async def test_usage_says_how_large_the_model_saw_each_picture(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    images = (ImageUse(308, 196, 77), ImageUse(28, 56, 2))
+    engine.script = (
+        text("A cat"),
+        ended(),
+        lambda request_id: Finished(request_id, Usage(7, 2, 3), images=images),
+    )
+    told = [
+        {"width": 308, "height": 196, "tokens": 77},
+        {"width": 28, "height": 56, "tokens": 2},
+    ]
+    whole = (await client.post(ROUTE, json=chat())).json()
+    assert whole["usage"] == {**USAGE, "images": told}
+    options = {"include_usage": True}
+    stream = await client.post(ROUTE, json=chat(stream=True, stream_options=options))
+    assert events(stream)[-2]["usage"] == {**USAGE, "images": told}
 
 
 async def test_a_streams_chunks(client: httpx.AsyncClient) -> None:

@@ -83,6 +83,35 @@ async def test_both_spellings_of_a_picture_are_taken(
     (image,) = engine.submitted[0].images
     is_low = isinstance(image_url, dict) and image_url.get("detail") == "low"
     assert image.max_side_pixels == (512 if is_low else None)
+    is_high = isinstance(image_url, dict) and image_url.get("detail") == "high"
+    assert image.for_grounding == is_high
+
+
+async def test_pixel_limits_hold_for_every_picture(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    limits = {"min_pixels": 1000, "max_pixels": 4000}
+    body = chat(user(picture(), picture()), user(picture()), mm_processor_kwargs=limits)
+    assert (await client.post(ROUTE, json=body)).status_code == 200
+    (submit,) = engine.submitted
+    assert [(i.min_pixels, i.max_pixels) for i in submit.images] == [(1000, 4000)] * 3
+
+
+@pytest.mark.parametrize(
+    ("limits", "param"),
+    [
+        ({"min_pixels": 5, "max_pixels": 4}, "mm_processor_kwargs.min_pixels"),
+        ({"max_pixels": 0}, "mm_processor_kwargs.max_pixels"),
+        ({"min_pixels": 1.5}, "mm_processor_kwargs.min_pixels"),
+        ({"do_resize": False}, "mm_processor_kwargs.do_resize"),
+    ],
+    ids=str,
+)
+async def test_pixel_limits_that_make_no_sense_are_refused(
+    client: httpx.AsyncClient, limits: dict[str, Any], param: str
+) -> None:
+    answer = await client.post(ROUTE, json=chat(user(picture()), mm_processor_kwargs=limits))
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
 @pytest.mark.parametrize("as_object", [True, False])

@@ -51,6 +51,29 @@ def test_a_request_gets_its_answer_and_leaves_nothing():
     assert engine.is_clean()
 
 
+def counted(engine: Engine, wanted: Submit) -> Finished:
+    """The end of a request of which nothing but the prompt is wanted."""
+    engine.inbox.put(msgspec.structs.replace(wanted, count_only=True))
+    (end,) = (event for event in engine.run() if isinstance(event, Finished))
+    return end
+
+
+def test_a_request_that_is_counted_only_ends_when_it_is_prepared():
+    engine = Engine()
+    end = counted(engine, submit("a", text="a longer prompt", images=2))
+    made = prompt("a longer prompt", 2)
+    token_ids = tuple(made.token_ids.tolist())
+    assert end == Finished("a", Usage(made.num_tokens, 0), token_ids=token_ids)
+    assert not engine.encoder.done
+    assert not any(plan.has_runner_work for plan in engine.plans)
+    assert engine.is_clean()
+
+
+def test_a_prompt_beyond_the_context_can_be_counted():
+    engine = Engine(context_tokens=10)
+    assert counted(engine, submit("a", text="more than ten bytes")).usage == Usage(19, 0)
+
+
 def test_a_request_goes_through_all_states_in_order():
     engine = Engine()
     engine.preparers.outcome = None

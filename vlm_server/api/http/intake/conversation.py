@@ -52,6 +52,9 @@ class Conversation:
     messages: list[Message] = field(default_factory=list)
     images: list[Image] = field(default_factory=list)
     videos: list[Video] = field(default_factory=list)
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    """Of every image, as the model sees it."""
     _needed: dict[str, ExternalUrl] = field(default_factory=dict)
     _num_text_bytes: int = 0
 
@@ -86,13 +89,25 @@ class Conversation:
             )
         return text
 
-    def image(self, url: str, param: str, max_side_pixels: int | None = None) -> ImagePart:
-        """A part with the image of a `data:`, `https:` or `file:` URL."""
+    def image(
+        self,
+        url: str,
+        param: str,
+        max_side_pixels: int | None = None,
+        *,
+        for_grounding: bool = False,
+    ) -> ImagePart:
+        """A part with the image of a `data:`, `https:` or `file:` URL; see `protocol.Image`."""
         if not self._has_bytes(ExternalUrl(url, param, "image", self.limits.max_image_bytes)):
             return ImagePart(len(self.images))
         image = take_image(url, param, self.limits, self.given)
-        if max_side_pixels is not None:
-            image = msgspec.structs.replace(image, max_side_pixels=max_side_pixels)
+        image = msgspec.structs.replace(
+            image,
+            max_side_pixels=max_side_pixels,
+            min_pixels=self.min_pixels,
+            max_pixels=self.max_pixels,
+            for_grounding=for_grounding,
+        )
         self.images.append(image)
         return ImagePart(len(self.images) - 1)
 

@@ -23,12 +23,16 @@ class Formats:
 NO_FORMATS = Formats()
 
 
-def build_parser(formats: Formats, answer: AnswerFormat, *, is_json: bool) -> AnswerParser | None:
+def build_parser(
+    formats: Formats, answer: AnswerFormat | None, *, is_json: bool
+) -> AnswerParser | None:
     """A parser for one answer; None if all of its text is content.
 
     `is_json`: content, if there is any, is JSON that a grammar ensures. What looks like a mark in
     it is none.
     """
+    if answer is None:
+        return None
     may_call = bool(answer.tools) and formats.tools is not None
     if not (may_call or answer.is_forced or formats.reasoning):
         return None

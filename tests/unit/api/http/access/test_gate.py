@@ -115,7 +115,7 @@ async def test_a_key_opens(connect: Connect, authorization: str) -> None:
      f"Bearer {KEY[:-1]}", "Bearer \u00e9"],
 )  # fmt: skip
 @pytest.mark.parametrize(
-    "path", ["/v1/models", "/v1/status", "/metrics", "/", "/nowhere", "/health"]
+    "path", ["/v1/models", "/v1/status", "/metrics", "/", "/nowhere", "/healthy"]
 )
 async def test_no_key_no_answer(connect: Connect, authorization: str, path: str) -> None:
     client = connect(settings(api_keys=(KEY,)))

@@ -1,0 +1,73 @@
+"""Prompts without answers, raw prompts, sizes of pictures, and what the model is, in a daemon."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.daemon import Daemon
+from tests.e2e.pictures import noise, user
+
+pytestmark = pytest.mark.e2e
+
+
+def post(daemon: Daemon, route: str, **body: Any) -> Any:
+    answer = httpx.post(f"{daemon.url}{route}", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_counting_is_what_answering_costs(tiny_daemon: Daemon) -> None:
+    messages = [user(noise(31, (320, 200)), "What?")]
+    limits = {"max_pixels": 40_000}
+    before = post(tiny_daemon, "/v1/tokenize", messages=messages, mm_processor_kwargs=limits)
+    answer = post(
+        tiny_daemon,
+        "/v1/chat/completions",
+        model="default",
+        messages=messages,
+        mm_processor_kwargs=limits,
+        max_tokens=4,
+    )
+    after = post(tiny_daemon, "/v1/tokenize", messages=messages, mm_processor_kwargs=limits)
+    usage = answer["usage"]
+    assert before["count"] == after["count"] == usage["prompt_tokens"] == len(before["tokens"])
+    assert before["images"] == usage["images"]
+    (image,) = before["images"]
+    assert image["width"] * image["height"] <= 40_000
+    assert (before["cached_tokens"], after["cached_tokens"]) == (0, after["count"] - 1)
+    unlimited = post(tiny_daemon, "/v1/tokenize", messages=messages)
+    assert unlimited["count"] > before["count"]
+
+
+def test_tokens_go_there_and_back(daemon: Daemon) -> None:
+    counted = post(daemon, "/v1/tokenize", prompt="How many red circles?")
+    assert counted["count"] == len(counted["tokens"]) > 0
+    read = post(daemon, "/v1/detokenize", tokens=counted["tokens"])
+    assert read == {"prompt": "How many red circles?"}
+
+
+def test_a_raw_prompt_is_continued(tiny_daemon: Daemon) -> None:
+    client = tiny_daemon.client()
+    one = client.completions.create(model="default", prompt="a b", max_tokens=5, temperature=0)
+    assert one.usage is not None
+    assert one.usage.completion_tokens == 5
+    assert one.choices[0].finish_reason == "length"
+    ids = post(tiny_daemon, "/v1/tokenize", prompt="a b")["tokens"]
+    assert one.usage.prompt_tokens == len(ids)
+    stream = client.completions.create(
+        model="default", prompt=ids, max_tokens=5, temperature=0, stream=True
+    )
+    assert "".join(chunk.choices[0].text for chunk in stream) == one.choices[0].text
+
+
+def test_the_model_says_what_it_is(daemon: Daemon) -> None:
+    model = httpx.get(f"{daemon.url}/v1/models").json()["data"][0]
+    assert (model["family"], model["max_model_len"]) == ("qwen3_vl", 8192)
+    assert "vision" in model["capabilities"]
+    assert model["num_parameters"] > 1_000_000
+    (shown,) = httpx.get(f"{daemon.url}/api/v0/models").json()["data"]
+    assert (shown["type"], shown["state"], shown["max_context_length"]) == ("vlm", "loaded", 8192)
+    assert httpx.get(f"{daemon.url}/health").status_code == 200

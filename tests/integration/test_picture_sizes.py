@@ -1,0 +1,200 @@
+"""The size at which a picture is shown: what was asked for, what is told, and what caches make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from tests.integration.harness import Engine, ask, encoded, new_preparer, prepare, prompt_of
+from tests.tiny_models import FAMILIES
+from tests.tiny_models.pictures import picture
+from vlm_server import settings
+from vlm_server.cache.caches import Caches
+from vlm_server.errors import InvalidRequest
+from vlm_server.prompt.media.decoders import Decoders
+from vlm_server.prompt.preparer import MultimodalPreparer
+from vlm_server.protocol import Finished, Image, ImageUse, Submit
+from vlm_server.runner.model.load import LoadedModel
+
+Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
+
+SHOT = encoded(picture(1, 320, 200))
+CACHING = {"encoder_bytes": 1 << 24, "pixel_bytes": 1 << 24, "prefix_bytes": 1 << 24}
+
+
+def shot(**wishes: object) -> Image:
+    return replace(SHOT, **wishes)
+
+
+def uses(preparer: MultimodalPreparer, *images: Image) -> tuple[ImageUse, ...]:
+    return prompt_of(preparer, ask("a", *images, "what?")).images
+
+
+@pytest.mark.parametrize(
+    ("wishes", "size"),
+    [
+        ({}, (308, 196)),
+        ({"min_pixels": 400 * 300}, (448, 280)),
+        ({"max_pixels": 100 * 100}, (112, 56)),
+        ({"min_pixels": 1, "max_pixels": 1 << 40}, (308, 196)),
+        ({"for_grounding": True}, (1148, 728)),
+        ({"for_grounding": True, "max_pixels": 400 * 300}, (420, 252)),
+        ({"max_side_pixels": 100}, (112, 56)),
+        ({"min_pixels": 1 << 40}, (1260, 784)),
+    ],
+    ids=str,
+)
+def test_qwens_see_a_picture_as_large_as_asked_within_the_checkpoints_bounds(
+    load_tiny: Load, wishes: dict[str, object], size: tuple[int, int]
+):
+    (use,) = uses(load_tiny("qwen2_5_vl")[1], shot(**wishes))
+    assert (use.width, use.height) == size
+    assert use.tokens == use.width * use.height // 28**2
+
+
+def test_what_we_scale_is_what_the_processor_itself_would_make(load_tiny: Load):
+    loaded, preparer = load_tiny("qwen2_5_vl")
+    wanted = shot(min_pixels=400 * 300)
+    (ours,) = prepare(preparer, ask("a", wanted, "what?")).inputs.values()
+    own = loaded.processor.image_processor(picture(1, 320, 200), min_pixels=400 * 300)
+    assert ours["image_grid_thw"].reshape(-1).tolist() == list(own["image_grid_thw"][0])
+    assert np.array_equal(ours["pixel_bytes"], own["pixel_bytes"])
+
+
+def with_settings(loaded: LoadedModel, **changes: int) -> MultimodalPreparer:
+    return new_preparer(loaded, Decoders(settings.Image(**changes), settings.Video(), 1))
+
+
+def test_the_settings_bound_what_is_asked(load_tiny: Load):
+    loaded = load_tiny("qwen2_5_vl")[0]
+    limited = with_settings(loaded, max_pixels=200 * 200)
+    (as_set, asked) = uses(limited, shot(), shot(min_pixels=1 << 30))
+    assert as_set.width * as_set.height <= 200 * 200
+    assert asked.width * asked.height <= 210 * 210
+    large = with_settings(loaded, min_tokens=256)
+    (least, low) = uses(large, shot(), shot(max_side_pixels=100))
+    assert least.tokens >= 256
+    assert low.tokens < 20, "who asks for low detail gets it"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_tells_what_it_saw_and_obeys_max_pixels(load_tiny: Load, family: str):
+    preparer = load_tiny(family)[1]
+    whole, small = uses(preparer, shot(), shot(max_pixels=50 * 50))
+    prompt = prompt_of(preparer, ask("a", shot(), "what?"))
+    assert prompt.images == (whole,)
+    assert whole.tokens == prompt.spans[0].end - prompt.spans[0].start
+    assert whole.width > 0 < whole.height
+    assert small.tokens <= whole.tokens
+
+
+@pytest.mark.parametrize("family", ["gemma3", "pixtral"])
+def test_min_pixels_are_refused_where_sizes_are_the_processors_own(load_tiny: Load, family: str):
+    with pytest.raises(InvalidRequest) as refused:
+        uses(load_tiny(family)[1], shot(min_pixels=1000))
+    assert refused.value.param == "mm_processor_kwargs.min_pixels"
+
+
+def test_a_frame_of_a_video_is_no_picture_of_the_request(load_tiny: Load):
+    from tests.integration.test_videos import SMALL
+
+    assert prompt_of(load_tiny("gemma3")[1], ask("a", SMALL, "what?")).images == ()
+
+
+# ---- caches --------------------------------------------------------------------------
+
+WISHES: list[dict[str, object]] = [
+    {},
+    {"min_pixels": 300 * 300},
+    {"max_pixels": 150 * 150},
+    {"min_pixels": 300 * 300},
+    {"max_pixels": 150 * 150, "max_side_pixels": 250},
+    {"for_grounding": True},
+    {},
+]
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "pixtral"])
+def test_one_picture_in_many_sizes_never_shares_what_differs(load_tiny: Load, family: str):
+    """A hit equals a miss: one engine with caches answers as engines without do."""
+    loaded, preparer = load_tiny(family)
+    wishes = [w for w in WISHES if loaded.host.pixel_rule or "min_pixels" not in w]
+    cached = Engine(loaded, preparer, caches=Caches.of(**CACHING))
+    for number, wish in enumerate(wishes):
+        submit = ask(f"{number}", shot(**wish), "what?")
+        fresh = Engine(loaded, preparer)
+        assert cached.answer(submit) == fresh.answer(submit), wish
+        assert images_of(cached, submit) == images_of(fresh, submit), wish
+
+
+def images_of(engine: Engine, submit: Submit) -> tuple[ImageUse, ...]:
+    end = engine.ends[submit.request_id]
+    assert isinstance(end, Finished)
+    assert end.images
+    return end.images
+
+
+def test_wishes_that_change_nothing_share_the_cache(load_tiny: Load):
+    loaded, preparer = load_tiny("qwen2_5_vl")
+    engine = Engine(loaded, preparer, caches=Caches.of(**CACHING))
+    engine.answer(ask("a", shot(), "what?"))
+    again = ask("b", shot(min_pixels=1, max_pixels=1 << 30), "what?")
+    engine.answer(again)
+    end = engine.ends["b"]
+    assert isinstance(end, Finished)
+    assert end.usage.cached_tokens == end.usage.prompt_tokens - 1
+
+
+# ---- counting ------------------------------------------------------------------------
+
+
+def test_counting_says_what_an_answer_costs_and_what_is_cached(load_tiny: Load):
+    loaded, preparer = load_tiny("qwen2_5_vl")
+    engine = Engine(loaded, preparer, caches=Caches.of(**CACHING))
+    asked = ask("a", shot(), "what?")
+    cold = counted(engine, asked, "cold")
+    engine.answer(asked)
+    answered = engine.ends["a"]
+    assert isinstance(answered, Finished)
+    warm = counted(engine, asked, "warm")
+    assert cold.usage.prompt_tokens == warm.usage.prompt_tokens == answered.usage.prompt_tokens
+    assert (cold.usage.cached_tokens, cold.usage.completion_tokens) == (0, 0)
+    assert warm.usage.cached_tokens == warm.usage.prompt_tokens - 1
+    assert cold.images == warm.images == answered.images
+    assert list(cold.token_ids) == engine.prompts["a"].token_ids.tolist()
+
+
+def counted(engine: Engine, submit: Submit, name: str) -> Finished:
+    engine.add(replace(submit, request_id=name, count_only=True))
+    engine.run()
+    end = engine.ends[name]
+    assert isinstance(end, Finished)
+    return end
+
+
+def test_a_raw_prompt_is_answered_and_read_back(load_tiny: Load):
+    loaded, preparer = load_tiny("qwen2_5_vl")
+    engine = Engine(loaded, preparer)
+    raw = replace(ask("a"), messages=(), prompt="a red circle")
+    as_ids = counted(engine, raw, "ids").token_ids
+    back = counted(engine, replace(raw, prompt=as_ids), "back")
+    assert (back.text, back.token_ids) == ("a red circle", as_ids)
+    text = engine.answer(raw)
+    assert text
+    assert engine.answer(replace(raw, request_id="b", prompt=as_ids)) == text
+
+
+@pytest.mark.parametrize("prompt", ["", (10**6,), (0, -1)])
+def test_a_raw_prompt_that_is_none_is_refused(load_tiny: Load, prompt: str | tuple[int, ...]):
+    with pytest.raises(InvalidRequest):
+        prompt_of(load_tiny("qwen2_5_vl")[1], replace(ask("a"), messages=(), prompt=prompt))
+
+
+def test_a_raw_prompt_has_no_pictures(load_tiny: Load):
+    loaded, preparer = load_tiny("qwen2_5_vl")
+    raw = replace(ask("a"), messages=(), prompt=(5, loaded.host.image_token_id))
+    with pytest.raises(InvalidRequest, match="stand for images"):
+        prompt_of(preparer, raw)

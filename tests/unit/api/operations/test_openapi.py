@@ -1,0 +1,74 @@
+"""`/openapi.json` describes every route, and what follows it is never the server's fault."""
+
+from __future__ import annotations
+
+import httpx
+import jsonschema
+import pytest
+import schemathesis
+from hypothesis import HealthCheck
+from hypothesis import settings as settings_of_tests
+from schemathesis.checks import not_a_server_error
+from starlette.routing import Route
+
+from tests.unit.api.conftest import intake_pool
+from tests.unit.api.requests import PNG_URL, chat, picture, text, user
+from tests.unit.api.scripted_engine import ScriptedEngine
+from vlm_server.api.app import create_app
+from vlm_server.settings import Settings
+
+APP = create_app(Settings(), ScriptedEngine(), intake_pool())
+HOST = {"Host": "127.0.0.1:8000"}
+SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", APP, headers=HOST)
+
+
+@SCHEMA.parametrize()
+@settings_of_tests(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+def test_nothing_that_follows_the_schema_or_breaks_it_is_the_servers_fault(
+    case: schemathesis.Case,
+) -> None:
+    case.call_and_validate(headers=HOST, checks=[not_a_server_error])
+
+
+async def document(client: httpx.AsyncClient) -> dict[str, object]:
+    answer = await client.get("/openapi.json")
+    assert answer.status_code == 200
+    found: dict[str, object] = answer.json()
+    return found
+
+
+async def test_every_route_is_described(client: httpx.AsyncClient) -> None:
+    described = await document(client)
+    declared = {
+        (route.path.replace(":path", ""), method.lower())
+        for route in APP.routes
+        if isinstance(route, Route) and route.path != "/openapi.json"
+        for method in (route.methods or set()) - {"HEAD"}
+    }
+    paths = described["paths"]
+    assert isinstance(paths, dict)
+    assert {(path, method) for path, item in paths.items() for method in item} == declared
+    posts = [item["post"] for item in paths.values() if "post" in item]
+    assert posts
+    assert all("requestBody" in post for post in posts)
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "is_valid"),
+    [
+        ("ChatRequest", chat(), True),
+        ("ChatRequest", chat(user(text(), picture(PNG_URL)), temperature=1, user="x"), True),
+        ("ChatRequest", chat(temperature=3), False),
+        ("ChatRequest", chat(colour="red"), False),
+        ("CompletionRequest", {"model": "demo", "prompt": "a", "echo": False}, True),
+        ("CompletionRequest", {"model": "demo", "prompt": "a", "echo": True}, False),
+        ("TokensRequest", {"tokens": [1]}, True),
+        ("TokensRequest", {"tokens": []}, False),
+    ],
+)
+async def test_the_schemas_say_what_is_taken(
+    client: httpx.AsyncClient, name: str, body: dict[str, object], is_valid: bool
+) -> None:
+    described = await document(client)
+    schema = {"$ref": f"#/components/schemas/{name}", "components": described["components"]}
+    assert jsonschema.Draft202012Validator(schema).is_valid(body) == is_valid

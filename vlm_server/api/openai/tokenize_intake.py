@@ -1,0 +1,143 @@
+"""From the bodies of `/v1/tokenize` and `/v1/detokenize` to a `Submit` that is counted only.
+
+The forms are vLLM's. Runs on a thread or in an intake process: see `http.intake`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.json import Decoder
+
+from vlm_server.api.http.intake import json_body
+from vlm_server.api.http.intake.calls import Body, Context, Taken
+from vlm_server.api.http.intake.request_model import check_model
+from vlm_server.api.openai import intake, schema
+from vlm_server.errors import InvalidRequest, UnsupportedField
+from vlm_server.protocol import SamplingParams, Submit
+
+TOKENIZE, DETOKENIZE = "openai-tokenize", "openai-detokenize"
+INT32_MAX = 2**31 - 1
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (None, True),
+    "return_token_strs": (None, False),
+}
+"""vLLM's fields that are not supported, and their values that have no effect."""
+ADDS_SPECIAL = "add_special_tokens"
+"""Another one: true for a prompt, false for messages, whose template writes them."""
+
+
+class PromptRequest(Struct, forbid_unknown_fields=True):
+    """The body of `/v1/tokenize` without messages; `model` may be left out."""
+
+    prompt: str
+    model: str | None = None
+
+
+class TokensRequest(Struct, forbid_unknown_fields=True):
+    """The body of `/v1/detokenize`."""
+
+    tokens: Annotated[list[Annotated[int, Meta(ge=0, le=INT32_MAX)]], Meta(min_length=1)]
+    model: str | None = None
+
+
+Decoder(PromptRequest | None), Decoder(TokensRequest)
+"""See `schema`."""
+
+
+def read_prompt(body: Body, context: Context) -> Taken:
+    """The request in a body of `/v1/tokenize`. Raises RequestError and BytesNeeded."""
+    fields = _fields(body)
+    if "messages" not in fields:
+        return _read_text(fields, context)
+    return _counted(intake.read_fields(_as_chat(fields, context), context), fields)
+
+
+def read_prompt_text(body: Body, context: Context) -> Taken | None:
+    """The same; None if it has media."""
+    fields = _fields(body)
+    if "messages" not in fields:
+        return _read_text(fields, context)
+    taken = intake.read_text_fields(_as_chat(fields, context), context)
+    return None if taken is None else _counted(taken, fields)
+
+
+def read_tokens(body: Body, context: Context) -> Taken:
+    """The request in a body of `/v1/detokenize`. Raises RequestError."""
+    request = json_body.convert(json_body.parse_object(body), TokensRequest, {})
+    return _raw(tuple(request.tokens), request.model, context)
+
+
+def _fields(body: Body) -> dict[str, Any]:
+    fields = json_body.parse_object(body)
+    if ("messages" in fields) == ("prompt" in fields):
+        raise InvalidRequest("Either `prompt` or `messages` must be given.", "prompt")
+    adds_special = (None, "prompt" in fields)
+    for name, values in {**NEUTRAL, ADDS_SPECIAL: adds_special}.items():
+        if fields.pop(name, None) not in values:
+            message = f"`{name}` is not supported with this value; leave it out."
+            raise UnsupportedField(message, name)
+    return fields
+
+
+def _read_text(fields: dict[str, Any], context: Context) -> Taken:
+    request = json_body.convert(fields, PromptRequest, {})
+    length = json_body.utf8_length(request.prompt, "prompt")
+    if length > context.limits.max_text_bytes:
+        limit = context.limits.max_text_bytes
+        raise InvalidRequest(f"At most {limit} bytes of text are allowed.", "prompt")
+    return _raw(request.prompt, request.model, context)
+
+
+def _raw(prompt: str | tuple[int, ...], model: str | None, context: Context) -> Taken:
+    if model is not None:
+        check_model(model, context)
+    submit = Submit(
+        request_id=context.request_id,
+        messages=(),
+        images=(),
+        sampling=SamplingParams(),
+        cache_salt=context.cache_salt,
+        client=context.client,
+        prompt=prompt,
+        count_only=True,
+    )
+    return Taken(submit, stream=False)
+
+
+def _as_chat(fields: dict[str, Any], context: Context) -> dict[str, Any]:
+    """A chat request whose prompt is to be counted."""
+    return {**fields, "model": fields.get("model") or context.model}
+
+
+IN_PROMPT = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template_kwargs",
+        "continue_final_message",
+        "messages",
+        "mm_processor_kwargs",
+        "model",
+        "parallel_tool_calls",
+        "reasoning",
+        "reasoning_effort",
+        "thinking",
+        "tool_choice",
+        "tools",
+    }
+)
+"""The fields of a chat request that may change its prompt; the others are checked alone."""
+
+
+_CHECKED = schema.HARMLESS | schema.NEUTRAL.keys() | set(schema.ChatRequest.__struct_fields__)
+"""Of the others, the reader of chat requests says itself what it ignores."""
+
+
+def _counted(taken: Taken, fields: dict[str, Any]) -> Taken:
+    submit = msgspec.structs.replace(taken.submit, count_only=True)
+    without_effect = [name for name in fields if name in _CHECKED - IN_PROMPT]
+    ignored = tuple(dict.fromkeys([*taken.ignored, *without_effect]))
+    return Taken(submit, stream=False, options=b"", ignored=ignored)

@@ -1,0 +1,128 @@
+"""`/openapi.json`: every route, and the bodies that those that take one decode.
+
+The schemas are made of the structs that decode requests, so that they can't differ from them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+import vlm_server
+from vlm_server.errors import RequestError
+
+_REF = "#/components/schemas/{name}"
+_PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What a route takes: one of `structs`.
+
+    The first one takes more than it says: `harmless` fields with any value, `neutral` ones with
+    these values.
+    """
+
+    structs: tuple[type[msgspec.Struct], ...]
+    harmless: Collection[str] = ()
+    neutral: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+
+class OpenApi:
+    """The endpoint. `routes` and `bodies` (by path) are those of the application."""
+
+    def __init__(
+        self,
+        routes: Iterable[Route],
+        bodies: Mapping[str, Body],
+        error: type[msgspec.Struct],
+    ) -> None:
+        """`error`: the body of errors."""
+        self._document = msgspec.json.encode(document(list(routes), bodies, error))
+
+    async def show(self, _: Request) -> Response:
+        return Response(self._document, media_type="application/json")
+
+
+def document(
+    routes: Sequence[Route], bodies: Mapping[str, Body], error: type[msgspec.Struct]
+) -> Json:
+    """The description of an application, as OpenAPI 3.1 has it."""
+    structs = list(dict.fromkeys(each for body in bodies.values() for each in body.structs))
+    schemas, components = msgspec.json.schema_components([error, *structs], ref_template=_REF)
+    refs = dict(zip(structs, schemas[1:], strict=True))
+    paths: dict[str, Json] = {}
+    for route in routes:
+        path = _PARAMETER.sub(r"{\1}", route.path)
+        body = bodies.get(route.path)
+        if body is not None:
+            _allow(components[_name(refs[body.structs[0]])], body)
+        for method in sorted((route.methods or set()) - {"HEAD"}):
+            operation = _operation(route, method, schemas[0])
+            if body is not None and method == "POST":
+                operation["requestBody"] = _request_body([refs[each] for each in body.structs])
+            paths.setdefault(path, {})[method.lower()] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "vlm_server", "version": vlm_server.__version__},
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"key": []}],
+    }
+
+
+def _allow(schema: Json, body: Body) -> None:
+    """Note the fields that are taken although the struct has none of them."""
+    more = {name: {"enum": list(values)} for name, values in body.neutral.items()}
+    more |= {name: {} for name in sorted(body.harmless)}
+    schema["properties"] = {**schema["properties"], **more}
+
+
+def _name(ref: Json) -> str:
+    """Of the component that `ref` refers to."""
+    return str(ref["$ref"]).rpartition("/")[2]
+
+
+def _request_body(schemas: list[Any]) -> Json:
+    schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    return {"required": True, "content": {"application/json": {"schema": schema}}}
+
+
+def _operation(route: Route, method: str, error: Any) -> Json:
+    names = _PARAMETER.findall(route.path)
+    failed: Json = {
+        "description": "An error; `code` is of: " + ", ".join(_codes()),
+        "content": {"application/json": {"schema": error}},
+    }
+    operation: Json = {
+        "operationId": re.sub(r"\W+", "_", f"{method.lower()} {route.path}").strip("_"),
+        "responses": {"200": {"description": "The answer: see docs/api.md."}, "default": failed},
+    }
+    if names:
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in names
+        ]
+    return operation
+
+
+def _codes() -> list[str]:
+    """All codes of errors."""
+    found = set[str]()
+    kinds = [RequestError]
+    while kinds:
+        kind = kinds.pop()
+        found.add(kind.code)
+        kinds += kind.__subclasses__()
+    return sorted(found)
