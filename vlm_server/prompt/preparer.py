@@ -22,6 +22,7 @@ from vlm_server.errors import ContextLengthExceeded, InternalError
 from vlm_server.host_model import HostModel
 from vlm_server.ports import Grammar, MediaInputs, Prepared, PreparedPrompt
 from vlm_server.prompt.atomic_prefill import atomic_prefill_tokens
+from vlm_server.prompt.grammar.constraints import Constraints
 from vlm_server.prompt.grammar.grammars import Grammars
 from vlm_server.prompt.media.decoders import DecodeBudget, Decoders
 from vlm_server.prompt.media.processor import MediaItem, MediaProcessor
@@ -38,6 +39,7 @@ class MultimodalPreparer:
         self, host: HostModel, decoders: Decoders, grammars: Grammars, caches: Caches
     ) -> None:
         self._host = host
+        self._constraints = Constraints(host)
         self._grammars = grammars
         self._caches = caches
         self._prompts = PromptTokenizer(host)
@@ -51,7 +53,7 @@ class MultimodalPreparer:
 
         Raises InvalidImage and InvalidVideo for what can't be read, DecodeBudgetExceeded and
         ContextLengthExceeded for more than a request may have, Cancelled between two steps, and
-        what `Grammars.compile` and `PromptTokenizer.tokenize` do.
+        what `Constraints.of`, `Grammars.compile` and `PromptTokenizer.tokenize` do.
         """
         cancellation.check()
         grammar = self._grammar(submit, cancellation)
@@ -68,10 +70,10 @@ class MultimodalPreparer:
         return self._media.pixels_to_decode(submit)
 
     def _grammar(self, submit: Submit, cancellation: Cancellation) -> Grammar | None:
-        schema = submit.sampling.json_schema
-        if schema is None:
+        constraint = self._constraints.of(submit)
+        if constraint is None:
             return None
-        return self._grammars.compile(schema, submit.cache_salt, cancellation)
+        return self._grammars.compile(constraint, submit.cache_salt, cancellation)
 
     @property
     def num_tracked(self) -> int:
