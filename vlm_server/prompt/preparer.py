@@ -20,7 +20,7 @@ from vlm_server.cache.prompt_key import MediaSpan
 from vlm_server.child.cancellation import Cancellation
 from vlm_server.errors import ContextLengthExceeded, InternalError
 from vlm_server.host_model import HostModel
-from vlm_server.ports import Grammar, MediaInputs, Prepared, PreparedPrompt
+from vlm_server.ports import AnswerFormat, Grammar, MediaInputs, Prepared, PreparedPrompt
 from vlm_server.prompt.atomic_prefill import atomic_prefill_tokens
 from vlm_server.prompt.grammar.constraints import Constraints
 from vlm_server.prompt.grammar.grammars import Grammars
@@ -28,6 +28,8 @@ from vlm_server.prompt.media.decoders import DecodeBudget, Decoders
 from vlm_server.prompt.media.processor import MediaItem, MediaProcessor
 from vlm_server.prompt.positions import prompt_positions
 from vlm_server.prompt.snapshot_points import SnapshotPoints
+from vlm_server.prompt.thinking import thinking
+from vlm_server.prompt.thought_marks import ThoughtMarks
 from vlm_server.prompt.tokenizer import Placeholder, PromptTokenizer
 from vlm_server.protocol import ContentPart, ImagePart, Message, Submit, TextPart, VideoPart
 
@@ -41,6 +43,8 @@ class MultimodalPreparer:
         self._host = host
         self._constraints = Constraints(host)
         self._grammars = grammars
+        marks = host.reasoning_format
+        self._marks = None if marks is None else ThoughtMarks(host, marks)
         self._caches = caches
         self._prompts = PromptTokenizer(host)
         self._snapshot_points = SnapshotPoints(self._prompts)
@@ -62,6 +66,8 @@ class MultimodalPreparer:
         layouts = [item.layout for item in media]
         placeholders = [Placeholder(each.token_id, each.prefix, each.suffix) for each in layouts]
         expanded = _expand(self._prompts.tokenize(messages, placeholders), media)
+        answer_format = AnswerFormat()
+        grammar = thinking(self._marks, grammar, submit, starts=answer_format.starts_in_thought)
         prompt = self._build(expanded, messages, grammar, submit.cache_salt)
         return self._look_up(prompt, media, use_disk=use_disk)
 
