@@ -368,3 +368,15 @@ def test_what_can_not_be_ensured_is_refused(
     with pytest.raises(InvalidRequest) as caught:
         constraint(offered, tool_format, schema)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize("field", [{"min_tokens": 1}, {"ignore_eos": True}])
+@pytest.mark.parametrize("offered", [tools(now={}), tools("auto", strict=("now",), now={})])
+def test_the_end_is_the_grammars(field: dict[str, Any], offered: Tools):
+    host = byte_host()
+    host.tool_format = HERMES
+    with pytest.raises(InvalidRequest) as caught:
+        Constraints(host).of(Submit("a", (), (), SamplingParams(**field), tools=offered))
+    assert caught.value.param in field
+    free = Submit("a", (), (), SamplingParams(**field), tools=tools("auto", now={}))
+    assert Constraints(host).of(free) is None

@@ -13,7 +13,7 @@ from vlm_server.prompt.grammar.constraint import (
     Mark,
     Schema,
 )
-from vlm_server.protocol import Submit
+from vlm_server.protocol import SamplingParams, Submit
 
 _JSON_FORMATS = frozenset({"json_tools"})
 """Tool formats whose body is `{"name": ..., "arguments": {...}}`."""
@@ -28,6 +28,12 @@ class Constraints:
 
     def of(self, submit: Submit) -> Constraint | None:
         """None for an answer that is free. Raises InvalidRequest for what can't be ensured."""
+        found = self._find(submit)
+        if found is not None:
+            _check_end(submit.sampling)
+        return found
+
+    def _find(self, submit: Submit) -> Constraint | None:
         schema, tools = submit.sampling.json_schema, submit.tools
         if tools is not None and tools.choice == "required":
             if schema is not None:
@@ -45,6 +51,15 @@ class Constraints:
         if schema is None and not tools.strict:
             return None
         return FreeCalls(tools, self._syntax, schema)
+
+
+def _check_end(sampling: SamplingParams) -> None:
+    """An answer with a grammar ends where that does."""
+    for name in ("min_tokens", "ignore_eos"):
+        if getattr(sampling, name):
+            raise InvalidRequest(
+                f"`{name}` can't be combined with a schema, nor with forced or strict tools", name
+            )
 
 
 def _syntax(host: HostModel, tool_format: ToolFormat) -> CallSyntax:
