@@ -86,8 +86,9 @@ class ThoughtMarks:
         """For what is left of the mark behind a thought, the shortest first: see `inside`."""
         rests = [self._end[i:] for i in range(len(self._end) - 1, 0, -1)]
         beyond: dict[str, list[int]] = {rest: [] for rest in rests}
+        spelled, is_spelled_in_bytes = tuple(rests), not self._end.isascii()
         for name, token_id in self._backend.get_vocab().items():
-            if name[:1] in self._end[1:]:
+            if is_spelled_in_bytes or name.startswith(spelled):
                 text = self._text([token_id])
                 for rest in rests:
                     if text.startswith(rest) and text[len(rest) :].strip():

@@ -288,6 +288,17 @@ def test_arguments_of_strict_tools_conform(new: New, answer: str, is_taken: bool
     assert takes(compiled(new(), constraint(offered)), answer) == is_taken
 
 
+def test_text_around_calls_has_no_control_tokens(new: New):
+    host = byte_host()
+    host.backend.add_special_tokens(["<box>"])
+    host.vocabulary_size, host.tool_format = 258, HERMES
+    offered = tools("auto", strict=("now",), now={})
+    made = Constraints(host).of(Submit("a", (), (), SamplingParams(), tools=offered))
+    (matcher,) = compiled(new(host=host), made).begin(1)
+    assert matcher.allowed()[END]
+    assert not matcher.allowed()[257]
+
+
 def test_strict_calls_without_parallel_are_one(new: New):
     offered = tools("auto", strict=("now",), parallel=False, now={})
     grammar = compiled(new(), constraint(offered))
