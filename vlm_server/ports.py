@@ -24,16 +24,13 @@ from vlm_server.protocol import ImageUse, SamplingParams, Submit
 MediaInputs = Mapping[str, NDArray[Any]]
 """What the vision tower takes for one span: `pixel_values`, grids and the like."""
 
-SCHEMA_PARAM = "response_format.json_schema.schema"
-"""The field of a request that a schema comes from."""
-
 
 class AnswerMatcher(Protocol):
     """Follows one answer, token by token; another process works out what may come next."""
 
     @property
-    def fault(self) -> str | None:
-        """Why the answer can't go on, to be said of its schema; None if it can."""
+    def fault(self) -> RequestError | None:
+        """Why the answer can't go on; None if it can."""
         ...
 
     def advance(self, token_id: int) -> None:

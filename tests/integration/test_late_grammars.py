@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from tests.integration.harness import Engine, ask, new_grammars, new_preparer, prepare
 from tests.integration.test_grammar import SHAPE, conforming, held_to
 from tests.tiny_models.pictures import picture
-from vlm_server.ports import SCHEMA_PARAM, AnswerMatcher, Grammar
+from vlm_server.errors import RequestError
+from vlm_server.ports import AnswerMatcher, Grammar
+from vlm_server.prompt.grammar.constraint import SCHEMA_PARAM
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, SamplingParams, Submit
 from vlm_server.runner.model.load import LoadedModel
@@ -43,7 +45,7 @@ class SlowMatcher:
     has_asked: bool = False
 
     @property
-    def fault(self) -> str | None:
+    def fault(self) -> RequestError | None:
         return self.inner.fault
 
     def advance(self, token_id: int) -> None:

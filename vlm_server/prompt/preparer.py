@@ -24,11 +24,14 @@ from vlm_server.host_model import HostModel
 from vlm_server.ports import AnswerFormat, Grammar, MediaInputs, Prepared, PreparedPrompt
 from vlm_server.prompt.atomic_prefill import atomic_prefill_tokens
 from vlm_server.prompt.chat import Chat, read_chat
+from vlm_server.prompt.grammar.constraints import Constraints
 from vlm_server.prompt.grammar.grammars import Grammars
 from vlm_server.prompt.media.decoders import DecodeBudget, Decoders
 from vlm_server.prompt.media.processor import MediaItem, MediaProcessor
 from vlm_server.prompt.positions import prompt_positions
 from vlm_server.prompt.snapshot_points import SnapshotPoints
+from vlm_server.prompt.thinking import thinking
+from vlm_server.prompt.thought_marks import ThoughtMarks
 from vlm_server.prompt.tokenizer import Placeholder, PromptTokenizer
 from vlm_server.protocol import (
     ContentPart,
@@ -48,7 +51,10 @@ class MultimodalPreparer:
         self, host: HostModel, decoders: Decoders, grammars: Grammars, caches: Caches
     ) -> None:
         self._host = host
+        self._constraints = Constraints(host)
         self._grammars = grammars
+        marks = host.reasoning_format
+        self._marks = None if marks is None else ThoughtMarks(host, marks)
         self._caches = caches
         self._prompts = PromptTokenizer(host)
         self._snapshot_points = SnapshotPoints(self._prompts)
@@ -61,8 +67,8 @@ class MultimodalPreparer:
 
         Raises InvalidImage and InvalidVideo for what can't be read, DecodeBudgetExceeded and
         ContextLengthExceeded for more than a request may have, Cancelled between two steps, and
-        what `Grammars.compile` and `PromptTokenizer` do. A request that is counted only gets no
-        grammar and no pixels.
+        what `Constraints.of`, `Grammars.compile` and `PromptTokenizer` do. A request that is
+        counted only gets no grammar and no pixels.
         """
         cancellation.check()
         if submit.prompt is not None:
@@ -77,11 +83,11 @@ class MultimodalPreparer:
         if self._starts_in_thought(chat, token_ids):
             answer_format = replace(answer_format, starts_in_thought=True)
         prompt = self._build(_expand(token_ids, media), chat, submit.cache_salt)
-        prompt = replace(
-            prompt, grammar=grammar, answer_format=answer_format, images=_images(media)
-        )
+        prompt = replace(prompt, answer_format=answer_format, images=_images(media))
         if submit.count_only:
             return self._count(prompt)
+        grammar = thinking(self._marks, grammar, submit, starts=answer_format.starts_in_thought)
+        prompt = replace(prompt, grammar=grammar)
         return self._look_up(prompt, media, use_disk=use_disk)
 
     def _prepare_raw(
@@ -121,10 +127,10 @@ class MultimodalPreparer:
         return self._media.pixels_to_decode(submit)
 
     def _grammar(self, submit: Submit, cancellation: Cancellation) -> Grammar | None:
-        schema = submit.sampling.json_schema
-        if schema is None or submit.count_only:
+        constraint = None if submit.count_only else self._constraints.of(submit)
+        if constraint is None:
             return None
-        return self._grammars.compile(schema, submit.cache_salt, cancellation)
+        return self._grammars.compile(constraint, submit.cache_salt, cancellation)
 
     def _arrange(self, submit: Submit) -> tuple[Chat, AnswerFormat]:
         """The conversation as the chat template takes it, and what the answer is made of."""

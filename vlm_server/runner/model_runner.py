@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from vlm_server.cache.caches import Caches
-from vlm_server.errors import InternalError, InvalidRequest, OutOfMemory, RequestError
-from vlm_server.ports import SCHEMA_PARAM, PrefillWork, SchedulerOutput, SeqId, StepResult
+from vlm_server.errors import InternalError, OutOfMemory, RequestError
+from vlm_server.ports import PrefillWork, SchedulerOutput, SeqId, StepResult
 from vlm_server.runner.device.memory import NO_MEMORY, is_out_of_memory
 from vlm_server.runner.kv.segments import SequenceState, StateSize
 from vlm_server.runner.model.load import LoadedModel
@@ -149,7 +149,7 @@ class ModelRunner:
     def _fault(self, seq: SeqId) -> RequestError:
         """Why no token could be drawn."""
         if fault := self._batches.fault(seq):
-            return InvalidRequest(f"This schema is {fault}.", SCHEMA_PARAM)
+            return fault
         logger.error("a sequence's scores are not finite: no token can be drawn")
         return InternalError("The model's scores for the next token are NaN.")
 

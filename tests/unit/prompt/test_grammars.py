@@ -20,7 +20,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from tests.e2e.daemon import is_alive
 from vlm_server.child.cancellation import Cancellation
 from vlm_server.errors import InternalError, InvalidRequest
-from vlm_server.ports import SCHEMA_PARAM
+from vlm_server.prompt.grammar.constraint import SCHEMA_PARAM, Schema
 from vlm_server.prompt.grammar.grammars import Grammars
 from vlm_server.prompt.grammar.server import Grammar, GrammarLimits
 
@@ -38,7 +38,9 @@ def byte_host() -> Any:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<end>"])
-    return SimpleNamespace(backend=backend, vocabulary_size=257, eos_token_ids=frozenset({256}))
+    return SimpleNamespace(
+        backend=backend, vocabulary_size=257, eos_token_ids=frozenset({256}), tool_format=None
+    )
 
 
 New = Callable[..., Grammars]
@@ -54,9 +56,10 @@ def new() -> Iterator[New]:
         memory_bytes: int = 256 << 20,
         follow_seconds: float = 60.0,
         cache_bytes: int = 128 << 20,
+        host: Any = None,
     ) -> Grammars:
         limits = GrammarLimits(compile_seconds, memory_bytes, follow_seconds)
-        made.append(Grammars(byte_host(), limits, cache_bytes))
+        made.append(Grammars(host or byte_host(), limits, cache_bytes))
         return made[-1]
 
     yield grammars
@@ -65,7 +68,7 @@ def new() -> Iterator[New]:
 
 
 def compiled(grammars: Grammars, schema: Any, salt: str = "") -> Grammar:
-    return grammars.compile(json.dumps(schema), salt, Cancellation())
+    return grammars.compile(Schema(json.dumps(schema)), salt, Cancellation())
 
 
 def refusal(grammars: Grammars, schema: Any, salt: str = "") -> str:
@@ -149,8 +152,9 @@ def test_one_that_takes_too_much_memory_is_refused(new: New):
 def test_one_that_is_too_deep_fails_there_and_not_here(new: New):
     depth = 100_000
     grammars = new()
+    deep = '{"items":' * depth + "{}" + "}" * depth
     with pytest.raises(InvalidRequest):
-        grammars.compile('{"items":' * depth + "{}" + "}" * depth, "", Cancellation())
+        grammars.compile(Schema(deep), "", Cancellation())
     assert compiled(grammars, {})
 
 
@@ -174,7 +178,7 @@ def test_cancelling_ends_the_process_and_is_not_remembered(new: New):
     threading.Timer(0.3, cancellation.cancel).start()
     started = time.monotonic()
     with pytest.raises(InternalError):
-        grammars.compile(json.dumps(HUGE), "", cancellation)
+        grammars.compile(Schema(json.dumps(HUGE)), "", cancellation)
     assert time.monotonic() - started < 20
     assert not grammars._refusals._reasons
 
@@ -232,7 +236,8 @@ def test_a_grammar_whose_process_was_killed_is_compiled_again(new: New):
     orphan.advance(1)
     assert orphan.wait(10)
     assert not orphan.allowed().any()
-    assert "memory" in (orphan.fault or "")
+    assert orphan.fault is not None
+    assert "memory" in orphan.fault.message
     again = compiled(grammars, {"const": 1})
     assert again is not first
     assert compiled(grammars, {"const": 1}) is again
@@ -285,7 +290,8 @@ def test_a_schema_that_is_slow_for_long_is_given_up(new: New):
         assert matcher.wait(30)
         if not matcher.allowed().any():
             break
-    assert matcher.fault == "too slow to follow"
+    assert matcher.fault is not None
+    assert matcher.fault.message == "this schema can't be obeyed: it is too slow to follow"
 
 
 def test_a_server_that_dies_says_nothing_about_the_schema(new: New):

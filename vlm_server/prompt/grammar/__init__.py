@@ -1,1 +1,1 @@
-"""Holds answers to JSON schemas, in processes that end with them: see `process`."""
+"""Holds answers to JSON schemas and tool calls, in processes that end with them: see `process`."""

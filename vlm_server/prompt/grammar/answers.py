@@ -7,15 +7,17 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
+from vlm_server.errors import RequestError
+from vlm_server.prompt.grammar.constraint import Constraint
 from vlm_server.prompt.grammar.peer import Peer
 from vlm_server.prompt.grammar.wire import MASK, TOKEN
 
 _LATE_NICENESS = 15
 _FREE_SECONDS = 0.005
 """CPU time that each mask may take without being counted."""
-_TOO_COMPLEX = "too complex to follow"
-_TOO_SLOW = "too slow to follow"
-_TOO_LARGE = "too slow to follow, or takes too much memory"
+_TOO_COMPLEX = "it is too complex to follow"
+_TOO_SLOW = "it is too slow to follow"
+_TOO_LARGE = "it is too slow to follow, or takes too much memory"
 
 
 class Answers:
@@ -84,14 +86,20 @@ class AnswerMatcher:
     """Follows one answer, token by token. End tokens are allowed where it may end."""
 
     def __init__(
-        self, answers: Answers, choice: int, first: NDArray[np.bool_], vocabulary_size: int
+        self,
+        answers: Answers,
+        choice: int,
+        constraint: Constraint,
+        first: NDArray[np.bool_],
+        vocabulary_size: int,
     ) -> None:
         self._answers = answers
         self._choice = choice
+        self._constraint = constraint
         self._allowed = first
         self._vocabulary_size = vocabulary_size
         self._is_closed = False
-        self.fault: str | None = None
+        self.fault: RequestError | None = None
         """Why the answer can't go on, if it can't."""
 
     def advance(self, token_id: int) -> None:
@@ -114,9 +122,9 @@ class AnswerMatcher:
         if mask is not None:
             self._allowed = unpacked(mask, self._vocabulary_size)
             if not self._allowed.any():
-                self.fault = _TOO_COMPLEX
+                self.fault = self._constraint.refusal(_TOO_COMPLEX)
         if self._answers.fault:
-            self.fault = self._answers.fault
+            self.fault = self._constraint.refusal(self._answers.fault)
             self._allowed = unpacked(b"", self._vocabulary_size)
         return self._allowed
 

@@ -1,4 +1,4 @@
-"""Grammars that answers must follow: one for each schema, kept for the requests that come after.
+"""Grammars that answers must follow: one for each constraint, kept for requests that come after.
 
 Those that can't be compiled are remembered too: trying one takes seconds. API keys share neither,
 or timing would tell one client what another asked.
@@ -16,8 +16,8 @@ from vlm_server.cache.lru import LruCache
 from vlm_server.child.cancellation import Cancellation
 from vlm_server.errors import InvalidRequest
 from vlm_server.host_model import HostModel
-from vlm_server.ports import SCHEMA_PARAM
 from vlm_server.prompt.grammar import vocabulary
+from vlm_server.prompt.grammar.constraint import Constraint, encode
 from vlm_server.prompt.grammar.server import (
     Grammar,
     GrammarLimits,
@@ -32,7 +32,7 @@ _REFUSAL_SECONDS = 600.0
 
 
 class Grammars:
-    """Compiles schemas for one model, and keeps the grammars used last. Thread-safe."""
+    """Compiles constraints for one model, and keeps the grammars used last. Thread-safe."""
 
     def __init__(self, host: HostModel, limits: GrammarLimits, cache_bytes: int) -> None:
         """`cache_bytes`: what the processes of kept grammars may take for themselves."""
@@ -46,12 +46,12 @@ class Grammars:
         """Let the first schema find all ready; returns at once."""
         self._server.warm_up()
 
-    def compile(self, schema: str, salt: str, cancellation: Cancellation) -> Grammar:
-        """The grammar of `schema`. Raises InvalidRequest if it can't be obeyed.
+    def compile(self, constraint: Constraint, salt: str, cancellation: Cancellation) -> Grammar:
+        """The grammar of `constraint`. Raises InvalidRequest if it can't be obeyed.
 
-        InternalError is for what is no fault of the schema's, such as being cancelled.
+        InternalError is for what is no fault of its own, such as being cancelled.
         """
-        key = hashlib.sha256(f"{salt}\0{schema}".encode()).hexdigest()
+        key = hashlib.sha256(salt.encode() + b"\0" + encode(constraint)).hexdigest()
         grammar = self._kept.get(key)
         if grammar is not None:
             if grammar.is_alive:
@@ -59,15 +59,15 @@ class Grammars:
             self._kept.discard(key)
         reason = self._refusals.get(key)
         if reason is not None:
-            raise _refusal(reason)
+            raise constraint.refusal(reason)
         try:
-            grammar = self._server.compile(schema, cancellation)
+            grammar = self._server.compile(constraint, cancellation)
         except GrammarsUnavailable:
             message = "this model's tokenizer can't be held to JSON"
-            raise InvalidRequest(message, "response_format") from None
+            raise InvalidRequest(message, constraint.param.partition(".")[0]) from None
         except SchemaError as error:
             self._refusals.put(key, str(error))
-            raise _refusal(str(error)) from None
+            raise constraint.refusal(str(error)) from None
         self._kept.put(key, grammar, grammar.size_bytes).release()
         return grammar
 
@@ -96,7 +96,3 @@ class _Refusals:
             self._reasons[key] = time.monotonic(), reason
             while len(self._reasons) > _MAX_REFUSALS:
                 self._reasons.popitem(last=False)
-
-
-def _refusal(reason: str) -> InvalidRequest:
-    return InvalidRequest(f"this schema can't be obeyed: {reason}", SCHEMA_PARAM)

@@ -1,10 +1,10 @@
-"""The process that knows the vocabulary, and forks another one for each schema and each request.
+"""The process that knows the vocabulary, and forks another one for each grammar and each request.
 
     server, one for an engine: reads the tokenizer, then waits for sockets
-     └ grammar, one for a schema: compiles it, then waits for sockets
+     └ grammar, one for a schema, or the tools of requests: compiles it, then waits for sockets
         └ answers, one for a request: takes tokens, says which may come next
 
-What a schema costs is bounded and given back, as all of it is in processes that end with it. Each
+What one costs is bounded and given back, as all of it is in processes that end with it. Each
 serves one socket, and ends when that is closed. `server` and `answers` are the engine's side.
 """
 
@@ -28,7 +28,8 @@ from typing import BinaryIO, NoReturn
 from llguidance import LLMatcher, LLTokenizer
 
 from vlm_server.child import messages
-from vlm_server.prompt.grammar.schema import compile_schema
+from vlm_server.prompt.grammar import constraint
+from vlm_server.prompt.grammar.schema import compile_constraint
 from vlm_server.prompt.grammar.wire import BEGIN, COMPILED, MASK, PID, TOKEN, SchemaError
 
 _UNKNOWN_BYTES = 4 << 20
@@ -64,7 +65,7 @@ def main() -> None:
 
 
 class _Grammar:
-    """A schema, compiled; forks a process for the answers of each request."""
+    """A constraint, compiled; forks a process for the answers of each request."""
 
     def __init__(
         self,
@@ -76,11 +77,11 @@ class _Grammar:
         self._connection = connection
         self._seconds = seconds
         connection.sendall(PID.pack(os.getpid()))
-        schema, _ = messages.read(_reader(connection))
+        described, _ = messages.read(_reader(connection))
         _limit_memory(memory_bytes)
         try:
             with _alarm(seconds):
-                self._matcher = compile_schema(tokenizer, schema.decode())
+                self._matcher = compile_constraint(tokenizer, constraint.decode(described))
                 mask = self._matcher.compute_bitmask()
         except SchemaError as error:
             _answer(connection, str(error).encode(), flag=False)

@@ -1,4 +1,4 @@
-"""Compiles JSON schemas for llguidance.
+"""Compiles what answers are held to, JSON schemas and those of tools, with llguidance.
 
 Most compile in a millisecond, but some of 10 kB take minutes and 20 GB, or overflow the stack, and
 a compilation can't be stopped. So this runs in a process that may die or be killed: `process`.
@@ -9,10 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from vlm_server.prompt.grammar import lark
+from vlm_server.prompt.grammar.constraint import Constraint, ForcedCalls, FreeCalls, Schema
 from vlm_server.prompt.grammar.wire import SchemaError
 
 if TYPE_CHECKING:
@@ -35,18 +38,71 @@ _LIMITS = LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
 """A lexer's state takes 1 to 2 kB, and each answer has its own."""
 
 
-def compile_schema(tokenizer: LLTokenizer, schema: str) -> LLMatcher:
+def compile_constraint(tokenizer: LLTokenizer, constraint: Constraint) -> LLMatcher:
     """A matcher at the beginning of an answer. Raises SchemaError."""
+    match constraint:
+        case Schema(schema):
+            return _compile_schema(tokenizer, schema)
+        case ForcedCalls():
+            _check_tools(constraint)
+            grammar = lark.forced_calls(constraint, dict(_OPTIONS))
+        case FreeCalls():
+            _check_integers(constraint.schema or "")
+            _check_tools(constraint)
+            grammar = lark.free_calls(constraint, dict(_OPTIONS))
+    try:
+        return _matcher(tokenizer, LLMatcher.grammar_from_lark(grammar))
+    except SchemaError:
+        _find_fault(tokenizer, constraint)
+        raise
+
+
+def _compile_schema(tokenizer: LLTokenizer, schema: str) -> LLMatcher:
     _check_integers(schema)
     try:
         grammar = LLMatcher.grammar_from_json_schema(schema, overrides=_OPTIONS)
     except ValueError as error:
         raise SchemaError(_one_line(str(error))) from None
+    return _matcher(tokenizer, grammar)
+
+
+def _matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
     matcher.compute_bitmask()  # some fail only here
     if matcher.is_error():
         raise SchemaError(_one_line(matcher.get_error()))
     return matcher
+
+
+def _check_tools(constraint: ForcedCalls | FreeCalls) -> None:
+    """Raises SchemaError, naming the tool at fault."""
+    for name, parameters in _held_tools(constraint):
+        with _naming(name):
+            _check_integers(json.dumps(lark.arguments_schema(parameters)))
+
+
+def _find_fault(tokenizer: LLTokenizer, constraint: ForcedCalls | FreeCalls) -> None:
+    """Raises what is wrong with one of the schemas alone, if that is it."""
+    for name, parameters in _held_tools(constraint):
+        with _naming(name):
+            _compile_schema(tokenizer, json.dumps(lark.arguments_schema(parameters)))
+    if isinstance(constraint, FreeCalls) and constraint.schema is not None:
+        _compile_schema(tokenizer, constraint.schema)
+
+
+def _held_tools(constraint: ForcedCalls | FreeCalls) -> Iterator[tuple[str, Any]]:
+    """Those whose arguments conform to their schemas."""
+    for name, parameters in lark.callable_tools(constraint.tools):
+        if isinstance(constraint, ForcedCalls) or name in constraint.tools.strict:
+            yield name, parameters
+
+
+@contextlib.contextmanager
+def _naming(tool: str) -> Iterator[None]:
+    try:
+        yield
+    except SchemaError as error:
+        raise SchemaError(f"`{tool}`: {error}") from None
 
 
 def _check_integers(schema: str) -> None:

@@ -21,6 +21,7 @@ from vlm_server.child import launch, messages
 from vlm_server.child.cancellation import Cancellation
 from vlm_server.errors import InternalError
 from vlm_server.prompt.grammar.answers import AnswerMatcher, Answers, unpacked
+from vlm_server.prompt.grammar.constraint import Constraint, encode
 from vlm_server.prompt.grammar.peer import Peer
 from vlm_server.prompt.grammar.wire import COMPILED, SchemaError
 
@@ -69,15 +70,15 @@ class GrammarServer:
         """Begin to start it, so that the first schema need not wait for that."""
         threading.Thread(target=self._start_early, name="grammar-server", daemon=True).start()
 
-    def compile(self, schema: str, cancellation: Cancellation) -> Grammar:
+    def compile(self, constraint: Constraint, cancellation: Cancellation) -> Grammar:
         """Raises SchemaError, GrammarsUnavailable, and InternalError, also when cancelled."""
         process = Peer(self._connect())
         try:
-            size_bytes, mask = self._compile(process, schema, cancellation)
+            size_bytes, mask = self._compile(process, encode(constraint), cancellation)
         except BaseException:
             process.close()
             raise
-        return Grammar(process, mask, size_bytes, self._vocabulary_size, self._limits)
+        return Grammar(process, constraint, mask, size_bytes, self._vocabulary_size, self._limits)
 
     def close(self) -> None:
         """End it. Grammars that were compiled live on."""
@@ -85,7 +86,9 @@ class GrammarServer:
             self._end()
             self._control = None
 
-    def _compile(self, process: Peer, schema: str, cancellation: Cancellation) -> tuple[int, bytes]:
+    def _compile(
+        self, process: Peer, described: bytes, cancellation: Cancellation
+    ) -> tuple[int, bytes]:
         """The bytes that a grammar takes, and its first mask."""
         seconds = self._limits.compile_seconds
         started = time.monotonic()
@@ -95,7 +98,7 @@ class GrammarServer:
             raise InternalError("Schemas can't be compiled.") from None
         try:
             cancellation.on_cancel(process.kill)
-            process.send(messages.packed(schema.encode()))
+            process.send(messages.packed(described))
             answer, flag = process.receive(seconds)
         except (OSError, EOFError):
             process.kill()
@@ -177,11 +180,12 @@ class GrammarServer:
 
 
 class Grammar:
-    """The `Grammar` of a schema: what an answer may be."""
+    """The `Grammar` of a constraint: what an answer may be."""
 
     def __init__(
         self,
         process: Peer,
+        constraint: Constraint,
         mask: bytes,
         size_bytes: int,
         vocabulary_size: int,
@@ -189,6 +193,7 @@ class Grammar:
     ) -> None:
         """`mask` says what an answer may begin with."""
         self._process = process
+        self._constraint = constraint
         self._first = unpacked(mask, vocabulary_size)
         self._mask_bytes = len(mask)
         self._vocabulary_size = vocabulary_size
@@ -206,7 +211,7 @@ class Grammar:
             self._process.begin(count, theirs)
         answers = Answers(Peer(ours), self._mask_bytes, self._limits.follow_seconds, count)
         return [
-            AnswerMatcher(answers, choice, self._first, self._vocabulary_size)
+            AnswerMatcher(answers, choice, self._constraint, self._first, self._vocabulary_size)
             for choice in range(count)
         ]
 

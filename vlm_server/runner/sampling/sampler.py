@@ -47,8 +47,9 @@ class SequenceSampler:
         self._matcher = matcher
         self._allowed: mx.array | None = None
         """(vocabulary,) bool: what the grammar lets be drawn next; None without a grammar."""
-        if matcher is not None:
-            self._allowed = mx.array(matcher.allowed())
+        self._mask: NDArray[np.bool_] | None = None
+        """What `_allowed` was made of."""
+        self.take_mask()
         self.temperature = params.temperature or 0.0
         """Zero for greedy."""
         top_p = 1.0 if params.top_p is None else params.top_p
@@ -120,8 +121,11 @@ class SequenceSampler:
 
     def take_mask(self) -> None:
         """Draw what the grammar allows now; nothing, which ends this row alone, if it can't."""
-        if self._matcher is not None:
-            self._allowed = mx.array(self._matcher.allowed())
+        if self._matcher is None:
+            return
+        allowed = self._matcher.allowed()
+        if allowed is not self._mask:  # most of those inside a thought are the same one
+            self._mask, self._allowed = allowed, mx.array(allowed)
 
     @property
     def state(self) -> list[mx.array]:

@@ -19,6 +19,7 @@ import mlx.core as mx
 import numpy as np
 
 from vlm_server.cache.prompt_key import PromptKey
+from vlm_server.errors import RequestError
 from vlm_server.ports import PreparedPrompt, SeqId, TokenScore
 from vlm_server.runner.kv.batch_cache import filtered, joined, merged, separated
 from vlm_server.runner.kv.segments import SequenceState, snapshot
@@ -105,7 +106,7 @@ class DecodeBatch:
         """Whether this is the cache of the only sequence here, not one that was copied."""
         return self._cache is cache
 
-    def fault(self, seq_id: SeqId) -> str | None:
+    def fault(self, seq_id: SeqId) -> RequestError | None:
         """Why a sequence's grammar does not let it go on, if it does not."""
         matchers = (seq.sampler.matcher for seq in self._seqs if seq.id == seq_id)
         return next((matcher.fault for matcher in matchers if matcher is not None), None)

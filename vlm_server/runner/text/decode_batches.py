@@ -15,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from vlm_server.cache.prompt_key import PromptKey
+from vlm_server.errors import RequestError
 from vlm_server.ports import SeqId, TokenScore
 from vlm_server.runner.kv.segments import SequenceState
 from vlm_server.runner.text.decode_batch import DecodeBatch, Sampled
@@ -64,7 +65,7 @@ class DecodeBatches:
         """See `DecodeBatch.runs_on`."""
         return any(batch.runs_on(cache) for batch in self._batches())
 
-    def fault(self, seq_id: SeqId) -> str | None:
+    def fault(self, seq_id: SeqId) -> RequestError | None:
         """Why a sequence's grammar does not let it go on, if it does not."""
         return next((fault for batch in self._batches() if (fault := batch.fault(seq_id))), None)
 

@@ -1,0 +1,279 @@
+"""Forced calls and thoughts in the engine: valid whatever a random model would rather write."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+
+from tests.integration.harness import Engine, ask, new_grammars, new_preparer, prepare
+from tests.tiny_models.pictures import picture
+from vlm_server.child.cancellation import Cancellation
+from vlm_server.host_model import ReasoningFormat, ToolFormat
+from vlm_server.ports import SeqId
+from vlm_server.prompt.grammar.lark import arguments_schema
+from vlm_server.prompt.preparer import MultimodalPreparer
+from vlm_server.prompt.thinking import thinking
+from vlm_server.protocol import Failed, Finished, SamplingParams, Submit, Tools
+from vlm_server.runner.model.load import LoadedModel
+
+Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
+
+THINK = ReasoningFormat("<think>", "</think>")
+POINT = {"type": "integer", "minimum": 0, "maximum": 1000}
+TOOLS: dict[str, Any] = {
+    "click": {
+        "type": "object",
+        "$defs": {"point": {"type": "array", "prefixItems": [POINT, POINT], "minItems": 2}},
+        "properties": {"at": {"$ref": "#/$defs/at"}, "button": {"enum": ["left", "right"]}},
+        "required": ["at"],
+    },
+    "type-text": {
+        "properties": {"text": {"type": "string", "maxLength": 20}, "enter": {"type": "boolean"}},
+        "required": ["text", "enter"],
+        "additionalProperties": False,
+    },
+    "wait": {},
+    "count": {
+        "type": "object",
+        "properties": {
+            "shape": {"enum": ["circle", "square", "star"]},
+            "colour": {"type": ["string", "null"], "pattern": "^[a-z]{3,8}$"},
+            "number": {"type": "integer", "minimum": 1, "maximum": 9},
+        },
+        "required": ["shape", "colour", "number"],
+    },
+}
+TOOLS["click"]["$defs"]["at"] = {
+    "type": "object",
+    "properties": {"x": POINT, "y": POINT},
+    "required": ["x", "y"],
+    "additionalProperties": False,
+}
+
+
+def tools(*names: str, **changes: Any) -> Tools:
+    """Those of `TOOLS`, all if there is no name; one must be called."""
+    listed = [
+        {"type": "function", "function": {"name": name, "parameters": TOOLS[name]}}
+        for name in names or TOOLS
+    ]
+    return Tools(json.dumps(listed), **{"choice": "required", **changes})
+
+
+def sampling(seed: int, **changes: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 2000, "temperature": 1.0, "seed": seed, **changes})
+
+
+def with_tools(submit: Submit, offered: Tools) -> Submit:
+    return msgspec.structs.replace(submit, tools=offered)
+
+
+def check_calls(text: str, offered: Tools) -> list[Any]:
+    """The calls in a whole answer, which are as `offered` wants them."""
+    calls: list[Any] = json.loads(text)
+    names = {each["function"]["name"] for each in json.loads(offered.definitions)}
+    assert 1 <= len(calls) <= (16 if offered.parallel else 1)
+    for call in calls:
+        assert list(call) == ["name", "arguments"]
+        assert call["name"] in (offered.allowed or names)
+        jsonschema.validate(call["arguments"], arguments_schema(TOOLS[call["name"]]))
+    return calls
+
+
+def answers(engine: Engine, request_id: str) -> list[str]:
+    """The texts of a request's choices, each of which has ended by itself."""
+    end = engine.ends[request_id]
+    assert isinstance(end, Finished), end
+    seqs = sorted(seq for seq in engine.seq_texts if seq.request_id == request_id)
+    assert [engine.finish_reasons[seq] for seq in seqs] == ["stop"] * len(seqs)
+    return [engine.seq_texts[seq] for seq in seqs]
+
+
+@pytest.mark.timeout(600)
+def test_two_hundred_forced_answers_are_valid(load_tiny: Load):
+    engine = Engine(*load_tiny("qwen3_vl"))
+    kinds = [
+        tools("wait"),
+        tools("click", parallel=False),
+        tools("count", "type-text"),
+        tools(),
+        tools(parallel=False),
+        tools(allowed=("count",), parallel=False),
+        tools(allowed=("click", "wait"), parallel=False),
+        tools("type-text", "count", "click", parallel=False),
+    ]
+    asked = {f"{i}": kinds[i % len(kinds)] for i in range(50)}
+    for name, offered in asked.items():
+        parts = [picture(int(name) % 5), "what?"] if int(name) % 3 == 0 else ["what?"]
+        submit = ask(name, *parts, sampling=sampling(int(name), n=4))
+        engine.add(with_tools(submit, offered))
+        engine.step(3)
+    engine.run()
+    called = [
+        call["name"]
+        for name, offered in asked.items()
+        for text in answers(engine, name)
+        for call in check_calls(text, offered)
+    ]
+    assert len(engine.seq_texts) == 200
+    assert set(called) == set(TOOLS)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "smolvlm", "pixtral"])
+def test_other_vocabularies_are_forced_too(load_tiny: Load, family: str):
+    engine, offered = Engine(*load_tiny(family)), tools()
+    for seed in range(4):
+        engine.add(with_tools(ask(f"{seed}", "what?", sampling=sampling(seed)), offered))
+    engine.run()
+    for seed in range(4):
+        check_calls(answers(engine, f"{seed}")[0], offered)
+
+
+def test_calls_that_are_forced_leave_the_others_alone(load_tiny: Load):
+    free = ask("free", "a text", sampling=SamplingParams(max_tokens=40, temperature=1.1, seed=2))
+    alone = Engine(*load_tiny("qwen3_vl")).answer(free)
+    engine = Engine(*load_tiny("qwen3_vl"))
+    engine.add(free)
+    engine.add(with_tools(ask("forced", "a text", sampling=sampling(1)), tools()))
+    engine.run()
+    assert engine.tokens["free"] == alone
+
+
+def test_tools_that_can_not_be_held_to_end_their_request_alone(load_tiny: Load):
+    engine = Engine(*load_tiny("qwen3_vl"))
+    wrong = Tools('[{"type": "function", "function": {"name": "f", "parameters": {"type": 5}}}]')
+    wrong = msgspec.structs.replace(wrong, choice="required")
+    engine.add(with_tools(ask("wrong", "a text"), wrong))
+    engine.add(with_tools(ask("right", "a text", sampling=sampling(1)), tools()))
+    engine.run()
+    end = engine.ends["wrong"]
+    assert isinstance(end, Failed)
+    assert (end.code, end.param) == ("invalid_value", "tools")
+    check_calls(answers(engine, "right")[0], tools())
+
+
+def test_tools_that_get_stuck_are_named_by_their_field(load_tiny: Load):
+    ways = {"anyOf": [{"type": "object", "properties": {f"k{i}": {}}} for i in range(700)]}
+    definitions = [{"type": "function", "function": {"name": "f", "parameters": ways}}]
+    engine = Engine(*load_tiny("qwen3_vl"))
+    stuck = Tools(json.dumps(definitions), "required")
+    engine.add(with_tools(ask("stuck", "a text", sampling=sampling(1)), stuck))
+    engine.run()
+    end = engine.ends["stuck"]
+    assert isinstance(end, Failed)
+    assert (end.code, end.param) == ("invalid_value", "tools")
+
+
+# ---- thoughts ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def thinker(load_tiny: Load) -> Engine:
+    """A model whose thoughts have marks, which it never writes by chance."""
+    loaded, _ = load_tiny("qwen3_5")
+    hermes = ToolFormat("json_tools", "<tool_call>", "</tool_call>", lambda _text, _tools: [])
+    host = replace(loaded.host, reasoning_format=THINK, tool_format=hermes)
+    loaded = replace(loaded, host=host)
+    return Engine(loaded, new_preparer(loaded, grammars=new_grammars(host)))
+
+
+def add_in_thought(engine: Engine, submit: Submit) -> None:
+    """Add a request whose prompt ends inside a thought."""
+    made = prepare(engine.preparer, submit)
+    marks = engine.preparer._marks
+    grammar = engine.preparer._grammar(submit, Cancellation())
+    guided = thinking(marks, grammar, submit, starts=True)
+    prompt = replace(made.prompt, grammar=guided)
+    engine.preparers.outcomes[submit.request_id] = replace(made, prompt=prompt)
+    engine.add(submit)
+
+
+def raw_texts(engine: Engine, request_id: str) -> list[str]:
+    """What was drawn for each choice up to its end, control tokens included."""
+    host = engine.preparer._host
+    seqs = sorted(seq for seq in engine.seqs if seq.request_id == request_id)
+    drawn = [[i for i in engine.seqs[seq] if i not in host.eos_token_ids] for seq in seqs]
+    return [host.backend.decode(each, skip_special_tokens=False) for each in drawn]
+
+
+@pytest.mark.parametrize("budget", [0, 1, 17])
+def test_a_budget_closes_a_thought(thinker: Engine, budget: int):
+    params = sampling(1, max_tokens=40, n=2, max_reasoning_tokens=budget)
+    add_in_thought(thinker, ask("a", "what?", sampling=params))
+    thinker.run()
+    end = thinker.preparer._host.backend.token_to_id("</think>")
+    for choice in range(2):
+        drawn = thinker.seqs[SeqId("a", choice)]
+        assert drawn.index(end) == budget
+        assert drawn.count(end) == 1
+        assert len(drawn) == 40
+
+
+def test_forced_calls_come_after_a_thought(thinker: Engine):
+    offered = tools(parallel=False)
+    for seed in range(8):
+        params = sampling(seed, n=2, max_reasoning_tokens=5 * seed)
+        add_in_thought(thinker, with_tools(ask(f"{seed}", "what?", sampling=params), offered))
+        thinker.step(3)
+    thinker.run()
+    for seed in range(8):
+        for text in raw_texts(thinker, f"{seed}"):
+            thought, mark, answer = text.partition("</think>")
+            assert mark
+            assert bool(thought) == (seed > 0)
+            check_calls(answer, offered)
+
+
+def test_a_forced_answer_may_begin_a_thought(thinker: Engine):
+    bias = {thinker.preparer._host.backend.token_to_id("<think>"): 1000.0}
+    params = sampling(1, logit_bias=bias, max_reasoning_tokens=10)
+    thinker.add(with_tools(ask("a", "what?", sampling=params), tools(parallel=False)))
+    thinker.run()
+    (text,) = raw_texts(thinker, "a")
+    thought, _, answer = text.partition("</think>")
+    assert thought.startswith("<think>")
+    check_calls(answer, tools(parallel=False))
+
+
+def test_a_schema_is_followed_after_a_thought(thinker: Engine):
+    schema = json.dumps({"enum": ["a", "b"]})
+    params = sampling(3, json_schema=schema, max_reasoning_tokens=6)
+    add_in_thought(thinker, ask("a", "what?", sampling=params))
+    thinker.run()
+    (text,) = raw_texts(thinker, "a")
+    assert json.loads(text.partition("</think>")[2]) in ("a", "b")
+
+
+def test_thoughts_are_as_alone_whoever_decodes_beside_them(thinker: Engine, load_tiny: Load):
+    params = sampling(7, max_reasoning_tokens=12)
+    thought = with_tools(ask("thought", "what?", sampling=params), tools("count", parallel=False))
+    free = ask("free", "a text", sampling=SamplingParams(max_tokens=50, temperature=1.1, seed=2))
+    alone = Engine(*load_tiny("qwen3_5")).answer(free)
+    add_in_thought(thinker, thought)
+    thinker.run()
+    drawn = thinker.tokens["thought"]
+    both = Engine(thinker.runner._loaded, thinker.preparer)
+    both.add(free)
+    add_in_thought(both, thought)
+    both.run()
+    assert both.tokens == {"free": alone, "thought": drawn}
+
+
+def test_strict_arguments_conform_where_the_model_calls_by_itself(thinker: Engine):
+    """Pushed to begin a call, a random model finishes it as its schema wants it."""
+    offered = tools("count", choice="auto", strict=("count",), parallel=False)
+    backend = thinker.preparer._host.backend
+    schema = json.dumps({"const": 1})
+    first = backend.encode("<tool_call>", add_special_tokens=False).ids[0]
+    params = sampling(2, logit_bias={first: 1000.0}, json_schema=schema)
+    thinker.add(with_tools(ask("a", "what?", sampling=params), offered))
+    thinker.run()
+    (text,) = answers(thinker, "a")
+    body = text.removeprefix("<tool_call>").removesuffix("</tool_call>")
+    check_calls(f"[{body}]", offered)

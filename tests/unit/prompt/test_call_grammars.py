@@ -1,0 +1,393 @@
+"""Grammars of tool calls: what they let pass, what they refuse and how it is named."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.unit.prompt.test_grammars import New, byte_host, new
+from vlm_server.child.cancellation import Cancellation
+from vlm_server.errors import InvalidRequest
+from vlm_server.host_model import ToolFormat
+from vlm_server.ports import Grammar
+from vlm_server.prompt.grammar.constraint import Constraint, ForcedCalls, FreeCalls, Schema
+from vlm_server.prompt.grammar.constraints import Constraints
+from vlm_server.prompt.grammar.grammars import Grammars
+from vlm_server.prompt.grammar.lark import MAX_CALLS, arguments_schema
+from vlm_server.protocol import SamplingParams, Submit, Tools
+
+__all__ = ["new"]
+
+POINT = {
+    "type": "object",
+    "properties": {"x": {"type": "integer"}, "y": {"$ref": "#/properties/x"}},
+    "required": ["x", "y"],
+}
+TREE = {
+    "$defs": {"tree": {"type": "array", "items": {"$ref": "#/$defs/tree"}}},
+    "properties": {"tree": {"$ref": "#/$defs/tree"}},
+    "required": ["tree"],
+}
+HERMES = ToolFormat("json_tools", "<tool_call>", "</tool_call>", lambda _text, _tools: [])
+END = 256
+XML = replace(HERMES, name="qwen3_coder")
+
+
+def tools(
+    choice: str = "required",
+    allowed: tuple[str, ...] = (),
+    strict: tuple[str, ...] = (),
+    parallel: bool = True,
+    **parameters: Any,
+) -> Tools:
+    listed = [
+        {"type": "function", "function": {"name": name, "parameters": schema}}
+        for name, schema in parameters.items()
+    ]
+    return Tools(json.dumps(listed), choice, allowed, parallel, strict)  # type: ignore[arg-type]
+
+
+def constraint(
+    offered: Tools | None, tool_format: ToolFormat | None = HERMES, schema: Any = None
+) -> Constraint | None:
+    """What a request is held to, by a model of bytes."""
+    host = byte_host()
+    host.tool_format = tool_format
+    text = None if schema is None else json.dumps(schema)
+    submit = Submit("a", (), (), SamplingParams(json_schema=text), tools=offered)
+    return Constraints(host).of(submit)
+
+
+def compiled(grammars: Grammars, made: Constraint | None, salt: str = "") -> Grammar:
+    assert made is not None
+    return grammars.compile(made, salt, Cancellation())
+
+
+def takes(grammar: Grammar, text: str, host: Any = None) -> bool:
+    """Whether `text` is a whole answer."""
+    (matcher,) = grammar.begin(1)
+    for token_id in [*(host or byte_host()).backend.encode(text).ids, END]:
+        assert matcher.wait(30)
+        if not matcher.allowed()[token_id]:
+            matcher.close()
+            return False
+        matcher.advance(token_id)
+    matcher.close()
+    return True
+
+
+def call(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"name": name, "arguments": arguments}
+
+
+def refusal(grammars: Grammars, made: Constraint | None) -> str:
+    with pytest.raises(InvalidRequest) as caught:
+        compiled(grammars, made)
+    assert caught.value.param == "tools"
+    assert caught.value.message.isprintable()
+    return caught.value.message
+
+
+# ---- forced calls --------------------------------------------------------------------
+
+
+def test_a_forced_answer_is_calls_of_the_tools_and_nothing_else(new: New):
+    grammar = compiled(new(), constraint(tools(point=POINT, tree=TREE)))
+    for answer in (
+        [call("point", x=1, y=-2)],
+        [call("tree", tree=[[], [[]]]), call("point", x=0, y=0)],
+        [call("tree", tree=[])] * MAX_CALLS,
+    ):
+        assert takes(grammar, json.dumps(answer)), answer
+    for wrong in (
+        [],
+        {},
+        call("point", x=1, y=1),
+        [call("point", x=1)],
+        [call("point", x=1, y="a")],
+        [call("point", x=1, y=1, z=1)],
+        [call("tree", x=1, y=1)],
+        [call("other")],
+        [call("tree", tree=[5])],
+        [{"name": "point"}],
+        [call("tree", tree=[])] * (MAX_CALLS + 1),
+    ):
+        assert not takes(grammar, json.dumps(wrong)), wrong
+
+
+def test_without_parallel_there_is_one_call(new: New):
+    grammar = compiled(new(), constraint(tools(parallel=False, tree=TREE)))
+    assert takes(grammar, json.dumps([call("tree", tree=[])]))
+    assert not takes(grammar, json.dumps([call("tree", tree=[])] * 2))
+
+
+def test_only_those_allowed_are_called(new: New):
+    grammar = compiled(new(), constraint(tools(allowed=("tree",), point=POINT, tree=TREE)))
+    assert takes(grammar, json.dumps([call("tree", tree=[])]))
+    assert not takes(grammar, json.dumps([call("point", x=1, y=1)]))
+
+
+@pytest.mark.parametrize("parameters", [None, {}, {"type": "object", "properties": {}}])
+def test_a_tool_without_parameters_takes_no_arguments(new: New, parameters: Any):
+    grammar = compiled(new(), constraint(tools(now=parameters)))
+    assert takes(grammar, '[{"name": "now", "arguments": {}}]')
+    assert not takes(grammar, '[{"name": "now", "arguments": {"a": 1}}]')
+
+
+@pytest.mark.parametrize(
+    ("parameters", "arguments", "is_taken"),
+    [
+        ({"properties": {"a": {}}}, {"a": [None]}, True),
+        ({"properties": {"a": {}}}, [], False),
+        ({"properties": {"a": True}}, {"a": 1}, True),
+        ({"properties": {"a": False}}, {"a": 1}, False),
+        ({"properties": {"a": False}}, {}, True),
+        ({"type": ["object", "null"], "properties": {}}, {}, True),
+        ({"type": ["object", "null"], "properties": {}}, None, False),
+        ({"type": "object"}, {"what": "ever"}, True),
+        ({"properties": {}, "additionalProperties": True}, {"what": "ever"}, True),
+        ({"properties": {}, "additionalProperties": {"type": "null"}}, {"a": 1}, False),
+        ({"properties": {}, "required": ["a"]}, {"a": 1}, True),
+        ({"$ref": "#/$defs/p", "$defs": {"p": {"required": ["a"]}}}, {}, False),
+        ({"$defs": {"p": TREE["$defs"]}, "anyOf": [{"required": ["a"]}]}, {"a": 1}, True),  # type: ignore[index]
+        ({"x-guidance": {"whitespace_flexible": True}, **POINT}, {"x": 1, "y": 2}, True),
+        ({"description": 'a "b"\\\n/é', "properties": {'"\n\\/é': {}}}, {'"\n\\/é': 1}, True),
+    ],
+)
+def test_schemas_of_all_kinds(new: New, parameters: Any, arguments: Any, is_taken: bool):
+    grammar = compiled(new(), constraint(tools(f=parameters)))
+    text = json.dumps([{"name": "f", "arguments": arguments}], ensure_ascii=False)
+    assert takes(grammar, text) == is_taken
+
+
+def test_arguments_come_in_the_schemas_order_and_without_more_blanks(new: New):
+    schema = {**POINT, "properties": {"y": {}, "x": {}}, "x-guidance": {"lenient": True}}
+    grammar = compiled(new(), constraint(tools(f=schema)))
+    assert takes(grammar, json.dumps([call("f", y=1, x=1)]))
+    assert not takes(grammar, json.dumps([call("f", x=1, y=1)]))
+    assert not takes(grammar, json.dumps([call("f", y=1, x=1)], indent=1))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reason"),
+    [
+        ({"type": "string"}, "not of the type `object`"),
+        ({"properties": {"a": {"type": "text"}}}, "Invalid type"),
+        ({"properties": {"a": {"$ref": "#/$defs/none"}}}, "none"),
+        ({"properties": {"a": {"$ref": "http://127.0.0.1/schema.json"}}}, "retriev"),
+        ({"properties": {"a": {"enum": [2**53 + 1]}}}, "more than 53 bits"),
+        ({"properties": {"a": {"uniqueItems": True}}}, "uniqueItems"),
+        (False, "not the schema of an object"),
+    ],
+)
+def test_a_wrong_schema_is_named_by_its_tool(new: New, parameters: Any, reason: str):
+    grammars = new()
+    for _ in range(2):
+        message = refusal(grammars, constraint(tools(right=POINT, wrong=parameters)))
+        assert "`wrong`" in message
+        assert reason in message
+    allowed = tools(allowed=("right",), right=POINT, wrong=parameters)
+    assert takes(compiled(grammars, constraint(allowed)), json.dumps([call("right", x=1, y=1)]))
+
+
+def test_a_hundred_tools_are_compiled_once(new: New, monkeypatch: pytest.MonkeyPatch):
+    offered = {f"tool_{i}": POINT | {"description": f"{i}" * 300} for i in range(100)}
+    grammars, asked = new(), []
+    real = grammars._server.compile
+    monkeypatch.setattr(
+        grammars._server, "compile", lambda *given: asked.append(given) or real(*given)
+    )
+    first = compiled(grammars, constraint(tools(**offered)), "mine")
+    assert compiled(grammars, constraint(tools(**offered)), "mine") is first
+    assert len(asked) == 1
+    assert compiled(grammars, constraint(tools(**offered)), "yours") is not first
+    assert takes(first, json.dumps([call("tool_99", x=1, y=1), call("tool_0", x=1, y=1)]))
+
+
+NAMES = st.sampled_from(["a", "b", "$defs", "x/y", "~", "é", "a b"])
+LEAVES = st.sampled_from(
+    [{"type": "null"}, {"type": "boolean"}, {"enum": [1, "é"]}, {"const": "x"}]
+)
+
+
+@st.composite
+def referring(draw: st.DrawFn) -> Any:
+    """Parameters whose properties refer to definitions, which refer to those before them."""
+    definitions: dict[str, Any] = {}
+    for name in draw(st.lists(NAMES, min_size=1, max_size=4, unique=True)):
+        refer = [{"$ref": "#/$defs/" + pointer(each)} for each in definitions]
+        item = draw(st.sampled_from(refer) if refer and draw(st.booleans()) else LEAVES)
+        definitions[name] = draw(
+            st.sampled_from([item, {"type": "array", "items": item, "maxItems": 2}])
+        )
+    properties = {
+        name: {"$ref": "#/$defs/" + pointer(draw(st.sampled_from(sorted(definitions))))}
+        for name in draw(st.lists(NAMES, max_size=3, unique=True))
+    }
+    return {"$defs": definitions, "properties": properties, "required": list(properties)}
+
+
+def pointer(name: str) -> str:
+    """`name` as a JSON pointer has it."""
+    return name.replace("~", "~0").replace("/", "~1").replace(" ", "%20").replace("é", "%C3%A9")
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(listed=st.lists(referring(), min_size=1, max_size=3), seed=st.integers(0, 2**32))
+def test_references_point_into_their_own_tool(new: New, listed: list[Any], seed: int):
+    offered = tools(**{f"t{i}": schema for i, schema in enumerate(listed)})
+    text = random_answer(compiled(new(), constraint(offered)), np.random.default_rng(seed))
+    for each in json.loads(text):
+        parameters = listed[int(each["name"][1:])]
+        jsonschema.validate(each["arguments"], arguments_schema(parameters))
+
+
+def random_answer(grammar: Grammar, rng: np.random.Generator) -> str:
+    (matcher,) = grammar.begin(1)
+    drawn: list[int] = []
+    while not drawn or drawn[-1] != END:
+        assert matcher.wait(30)
+        drawn.append(int(rng.choice(np.flatnonzero(matcher.allowed()))))
+        matcher.advance(drawn[-1])
+    matcher.close()
+    return str(byte_host().backend.decode(drawn[:-1]))
+
+
+# ---- calls that the model makes freely -----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_taken"),
+    [
+        ("", True),
+        ("Just a text.", True),
+        ('So:\n<tool_call>\n{"name": "point", "arguments": {"x": 1, "y": 2}}\n</tool_call>', True),
+        (
+            '<tool_call>{"name": "any", "arguments": {"z": []}}</tool_call>\n'
+            '<tool_call>\n{"name": "point", "arguments": {"x": 1, "y": 2}}\n</tool_call> Done. <b>',
+            True,
+        ),
+        ('<tool_call>\n{"name": "point", "arguments": {"x": 1}}\n</tool_call>', False),
+        ('<tool_call>\n{"name": "none", "arguments": {"x": 1}}\n</tool_call>', False),
+        ('<tool_call>{"name": "any", "arguments": []}</tool_call>', False),
+        ("<tool_call>", False),
+        ("A <tool_call> is what I write.", False),
+    ],
+)
+def test_arguments_of_strict_tools_conform(new: New, answer: str, is_taken: bool):
+    offered = tools("auto", strict=("point",), point=POINT, any={"properties": {}})
+    assert takes(compiled(new(), constraint(offered)), answer) == is_taken
+
+
+def test_text_around_calls_has_no_control_tokens(new: New):
+    host = byte_host()
+    host.backend.add_special_tokens(["<box>"])
+    host.vocabulary_size, host.tool_format = 258, HERMES
+    offered = tools("auto", strict=("now",), now={})
+    made = Constraints(host).of(Submit("a", (), (), SamplingParams(), tools=offered))
+    (matcher,) = compiled(new(host=host), made).begin(1)
+    assert matcher.allowed()[END]
+    assert not matcher.allowed()[257]
+
+
+def test_strict_calls_without_parallel_are_one(new: New):
+    offered = tools("auto", strict=("now",), parallel=False, now={})
+    grammar = compiled(new(), constraint(offered))
+    one = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    assert takes(grammar, f"Well, {one} then")
+    assert not takes(grammar, one + one)
+
+
+def test_marks_may_be_control_tokens(new: New):
+    host = byte_host()
+    host.backend.add_special_tokens(["<call>", "</call>"])
+    host.vocabulary_size, host.tool_format = 259, replace(HERMES, start="<call>", end="</call>")
+    offered = tools("auto", strict=("now",), now={})
+    made = Constraints(host).of(Submit("a", (), (), SamplingParams(), tools=offered))
+    assert isinstance(made, FreeCalls)
+    assert (made.syntax.start, made.syntax.end) == ((257,), (258,))
+    grammars = new(host=host)
+    grammar = compiled(grammars, made)
+    assert takes(grammar, 'Hm.<call>{"name": "now", "arguments": {}}</call>.', host)
+    assert not takes(grammar, "<call>Hm.", host)
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_taken"),
+    [
+        ('{"a": 1}', True),
+        ('<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>', True),
+        ("Text.", False),
+        ('{"a": 1}<tool_call>', False),
+        ('<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>{"a": 1}', False),
+        ("<tool_call>\n", False),
+    ],
+)
+def test_an_answer_with_a_schema_is_that_or_calls(new: New, answer: str, is_taken: bool):
+    schema = {"properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    schema |= {"type": "object", "additionalProperties": False}
+    grammar = compiled(new(), constraint(tools("auto", now={}), HERMES, schema))
+    assert takes(grammar, answer) == is_taken
+
+
+@pytest.mark.parametrize(("end", "more"), [("</tool_call>", "x"), ("", None)])
+def test_a_schema_leaves_calls_of_other_syntaxes_free(new: New, end: str, more: str | None):
+    made = constraint(tools("auto", now={}), replace(XML, end=end), {"type": "integer"})
+    grammar = compiled(new(), made)
+    assert takes(grammar, "5")
+    assert takes(grammar, "<tool_call>\n<function=now>\n</function>\n" + end)
+    assert more is None or not takes(grammar, "<tool_call><function=now>" + end + more)
+
+
+def test_a_schema_at_fault_beside_tools_is_said(new: New):
+    made = constraint(tools("auto", now={}), HERMES, {"type": "text"})
+    assert "Invalid type" in refusal(new(), made)
+
+
+# ---- which requests are held to what -------------------------------------------------
+
+
+def test_what_a_request_is_held_to():
+    free, forced = tools("auto", now={}), tools(now={})
+    assert constraint(None) is None
+    assert constraint(free) is None
+    assert constraint(forced, None) == ForcedCalls(forced)
+    assert constraint(None, HERMES, {}) == Schema("{}")
+    assert constraint(free, None, {}) == Schema("{}"), "this model calls nothing"
+    assert constraint(tools("auto", strict=("now",), now={}), None) is None
+
+
+@pytest.mark.parametrize(
+    ("offered", "tool_format", "schema", "param"),
+    [
+        (tools(now={}), HERMES, {}, "response_format"),
+        (tools("auto", strict=("now",), now={}), XML, None, "tools"),
+    ],
+)
+def test_what_can_not_be_ensured_is_refused(
+    offered: Tools, tool_format: ToolFormat, schema: Any, param: str
+):
+    with pytest.raises(InvalidRequest) as caught:
+        constraint(offered, tool_format, schema)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("field", [{"min_tokens": 1}, {"ignore_eos": True}])
+@pytest.mark.parametrize("offered", [tools(now={}), tools("auto", strict=("now",), now={})])
+def test_the_end_is_the_grammars(field: dict[str, Any], offered: Tools):
+    host = byte_host()
+    host.tool_format = HERMES
+    with pytest.raises(InvalidRequest) as caught:
+        Constraints(host).of(Submit("a", (), (), SamplingParams(**field), tools=offered))
+    assert caught.value.param in field
+    free = Submit("a", (), (), SamplingParams(**field), tools=tools("auto", now={}))
+    assert Constraints(host).of(free) is None

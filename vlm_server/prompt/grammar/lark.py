@@ -1,0 +1,134 @@
+"""Writes grammars of tool calls in llguidance's dialect of Lark.
+
+Each tool's schema is a JSON grammar of its own there, so that references in it point into itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from vlm_server.prompt.grammar.constraint import CallSyntax, ForcedCalls, FreeCalls, Mark
+from vlm_server.prompt.grammar.wire import SchemaError
+from vlm_server.protocol import Tools
+
+MAX_CALLS = 16
+"""In one answer, where nothing else ends it."""
+
+_NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
+_OPEN_ENDED = frozenset(
+    [
+        "additionalProperties",
+        "unevaluatedProperties",
+        "patternProperties",
+        "propertyNames",
+        "minProperties",
+        "dependentSchemas",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "not",
+        "if",
+        "$ref",
+        "$dynamicRef",
+    ]
+)
+"""What says, or may say, which arguments there are beside a schema's `properties`."""
+_BLANK = r"/[ \n]{0,2}/"
+
+
+def arguments_schema(parameters: Any) -> dict[str, Any]:
+    """The schema of a tool's arguments, which are an object always.
+
+    A tool gets no argument but those that it names, unless its schema says more about others.
+    Raises SchemaError.
+    """
+    if parameters is None or parameters == {}:
+        parameters = _NO_ARGUMENTS
+    if not isinstance(parameters, dict):
+        raise SchemaError("its parameters are not the schema of an object")
+    types = parameters.get("type", "object")
+    if types != "object" and not (isinstance(types, list) and "object" in types):
+        raise SchemaError("its parameters are not of the type `object`")
+    named, required = parameters.get("properties"), parameters.get("required")
+    schema = parameters | {"type": "object"}
+    if isinstance(named, dict) and _OPEN_ENDED.isdisjoint(parameters):
+        is_complete = not isinstance(required, list) or all(name in named for name in required)
+        schema |= {"additionalProperties": False} if is_complete else {}
+    return schema
+
+
+def callable_tools(tools: Tools) -> Iterator[tuple[str, Any]]:
+    """The name and the parameters of each tool that may be called."""
+    for each in json.loads(tools.definitions):
+        function = each["function"]
+        if not tools.allowed or function["name"] in tools.allowed:
+            yield function["name"], function.get("parameters")
+
+
+def forced_calls(constraint: ForcedCalls, options: dict[str, Any]) -> str:
+    """Calls and nothing else. `options` are those of JSON grammars."""
+    more = f' (", " object){{0,{MAX_CALLS - 1}}}' if constraint.tools.parallel else ""
+    return "\n".join([f'start: "[" object{more} "]"', *_objects(constraint.tools, None, options)])
+
+
+def free_calls(constraint: FreeCalls, options: dict[str, Any]) -> str:
+    """Text and calls in the model's own syntax; or JSON of a schema, or calls."""
+    syntax, tools = constraint.syntax, constraint.tools
+    if constraint.schema is None:
+        rules = [f"start: called{'*' if tools.parallel else '?'} TEXT", *_text_before(syntax)]
+    else:
+        more = rf" (/\n?/ called){{0,{MAX_CALLS - 1}}}" if tools.parallel else ""
+        schema = json.loads(constraint.schema)
+        rules = [f"start: answer | called{more}", f"answer: {_json(schema, options)}"]
+        rules += [f"head: {_spelled(syntax.start)}"]
+    rules += [r"ANY: /(.|\n)*/"]
+    if not syntax.is_json:
+        return "\n".join([*rules, "called: head body", *_any_body(syntax.end)])
+    rules += [f"called: head {_BLANK} object {_BLANK} {_spelled(syntax.end)}"]
+    return "\n".join([*rules, *_objects(tools, frozenset(tools.strict), options)])
+
+
+def _text_before(syntax: CallSyntax) -> list[str]:
+    """`head`, free text and the mark after it, and `TEXT`, free text without the mark."""
+    mark = _spelled(syntax.start)
+    if isinstance(syntax.start[0], int):
+        return [f"head: ANY {mark}", "TEXT: ANY"]
+    return [f"head[lazy]: ANY {mark}", f"TEXT: ANY & ~(ANY {mark} ANY)"]
+
+
+def _any_body(end: Mark) -> list[str]:
+    """Whatever a model writes in a call up to the mark after it."""
+    if not end:
+        return ["body: (<[*]>)*"]
+    if isinstance(end[0], int):
+        return [f"body: (<[^{end[0]}]>)* {_spelled(end)}"]
+    return [f"body[lazy]: ANY {_spelled(end)}"]
+
+
+def _objects(tools: Tools, strict: frozenset[str] | None, options: dict[str, Any]) -> list[str]:
+    """Rules of `object`: a call of one of `tools`. Without `strict` all are."""
+    listed = list(callable_tools(tools))
+    rules = ["object: " + " | ".join(f"tool_{i}" for i in range(len(listed)))]
+    for i, (name, parameters) in enumerate(listed):
+        begin = json.dumps(f'{{"name": {json.dumps(name)}, "arguments": ')
+        is_held = strict is None or name in strict
+        schema = arguments_schema(parameters) if is_held else {"type": "object"}
+        rules += [
+            f'tool_{i}: {begin} arguments_{i} "}}"',
+            f"arguments_{i}: {_json(schema, options)}",
+        ]
+    return rules
+
+
+def _json(schema: Any, options: dict[str, Any]) -> str:
+    """`options` take the place of those that the schema brings along."""
+    if isinstance(schema, dict):
+        schema = schema | {"x-guidance": options}
+    return f"%json {json.dumps(schema, ensure_ascii=False)}"
+
+
+def _spelled(mark: Mark) -> str:
+    parts = (f"<[{p}]>" if isinstance(p, int) else json.dumps(p, ensure_ascii=False) for p in mark)
+    return " ".join(parts)

@@ -1,0 +1,220 @@
+"""Thoughts before an answer: a grammar begins after them, and a budget ends them.
+
+A thought ends where its text says so, however that is split into tokens, as whoever reads the
+answer sees it. No other process has a part in it: nearly everything may be drawn inside a thought.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlm_server.errors import RequestError
+from vlm_server.ports import AnswerMatcher, Grammar
+from vlm_server.prompt.thought_marks import ThoughtMarks
+from vlm_server.protocol import Submit
+
+
+class ThinkingGrammar:
+    """The `Grammar` of an answer that may begin with a thought, and then follows `inner`, if any.
+
+    budget: the most tokens of thoughts; None is no bound. starts: whether the prompt ends inside a
+    thought. may_begin: whether the answer may begin one.
+    """
+
+    def __init__(
+        self,
+        marks: ThoughtMarks,
+        inner: Grammar | None,
+        budget: int | None,
+        *,
+        starts: bool,
+        may_begin: bool,
+    ) -> None:
+        self._marks = marks
+        self._inner = inner
+        self._budget = budget
+        self._starts = starts
+        self._may_begin = may_begin
+
+    def begin(self, count: int) -> Sequence[AnswerMatcher]:
+        """Matchers at the beginning of so many answers of one request. Returns at once."""
+        inner: Sequence[AnswerMatcher | None] = [None] * count
+        if self._inner is not None:
+            inner = self._inner.begin(count)
+        return [
+            ThinkingMatcher(
+                self._marks, each, self._budget, starts=self._starts, may_begin=self._may_begin
+            )
+            for each in inner
+        ]
+
+
+def thinking(
+    marks: ThoughtMarks | None, grammar: Grammar | None, submit: Submit, *, starts: bool
+) -> Grammar | None:
+    """`grammar` for a model with these `marks`, after a thought that keeps to its budget.
+
+    starts: whether the prompt ends inside a thought.
+    """
+    budget = submit.sampling.max_reasoning_tokens
+    is_off = submit.template.enable_thinking is False or budget == 0
+    may_begin = grammar is None or not is_off
+    if marks is None or (budget is None and (grammar is None or not (starts or may_begin))):
+        return grammar
+    return ThinkingGrammar(marks, grammar, budget, starts=starts, may_begin=may_begin)
+
+
+class _State(enum.Enum):
+    BEFORE = enum.auto()
+    """Nothing was drawn yet, or nothing that could not begin a thought."""
+    STARTING = enum.auto()
+    """The rest of the mark before a thought is drawn."""
+    INSIDE = enum.auto()
+    CLOSING = enum.auto()
+    """The mark after a thought is drawn, or blanks behind it."""
+    AFTER = enum.auto()
+    """What is drawn is the answer, which the grammar follows if there is one."""
+
+
+class ThinkingMatcher:
+    """Follows one answer: see `ThinkingGrammar`."""
+
+    def __init__(
+        self,
+        marks: ThoughtMarks,
+        inner: AnswerMatcher | None,
+        budget: int | None,
+        *,
+        starts: bool,
+        may_begin: bool,
+    ) -> None:
+        self._marks = marks
+        self._inner = inner
+        self._budget = budget
+        self._forced: list[int] = []
+        """The tokens to come, if there is no choice."""
+        self._drawn: list[int] = []
+        """The last tokens that may be part of a mark."""
+        self._num_inside = 0
+        self._state = _State.BEFORE
+        self._first: NDArray[np.bool_] | None = None
+        if starts:
+            self._enter()
+        elif not may_begin or not marks.start_ids:
+            self._state = _State.AFTER
+        elif inner is not None:
+            self._first = marks.with_start(inner.allowed())
+
+    @property
+    def fault(self) -> RequestError | None:
+        return self._inner.fault if self._inner is not None else None
+
+    def advance(self, token_id: int) -> None:
+        """`token_id` was drawn. Returns at once."""
+        match self._state:
+            case _State.AFTER:
+                self._tell(token_id)
+            case _State.BEFORE if self._inner is not None:
+                self._choose(self._inner, token_id)
+            case _State.BEFORE:
+                self._look_for_start(token_id)
+            case _State.INSIDE:
+                self._think(token_id)
+            case _State.STARTING | _State.CLOSING:
+                self._go_on()
+
+    def wait(self, seconds: float) -> bool:
+        """Whether `allowed` is known: inside a thought it always is."""
+        return self._inner is None or self._state is not _State.AFTER or self._inner.wait(seconds)
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """(vocabulary,): which tokens may come next. Equal ones are the same array, mostly."""
+        if self._forced:
+            return self._marks.only(self._forced[0])
+        if self._state is _State.AFTER and self._inner is not None:
+            return self._inner.allowed()
+        if self._inner is None:
+            return self._marks.everything
+        if self._state is _State.INSIDE:
+            return self._marks.inside(self._drawn)
+        assert self._first is not None
+        return self._first
+
+    def yield_to_others(self) -> None:
+        """Its grammar was late: let its work not slow down what others do."""
+        if self._inner is not None:
+            self._inner.yield_to_others()
+
+    def close(self) -> None:
+        """The answer has ended. Closing twice is no error."""
+        if self._inner is not None:
+            self._inner.close()
+
+    def _choose(self, inner: AnswerMatcher, token_id: int) -> None:
+        """The first token of an answer with a grammar: is it a thought's, or the grammar's?"""
+        start, *rest = self._marks.start_ids
+        if token_id == start and (not rest or not inner.allowed()[start]):
+            self._forced = rest
+            self._state = _State.STARTING
+            if not rest:
+                self._enter()
+        else:
+            self._state = _State.AFTER
+            inner.advance(token_id)
+
+    def _look_for_start(self, token_id: int) -> None:
+        """A thought stands at the beginning of an answer, or right after another one."""
+        self._drawn = [*self._drawn, token_id][-self._marks.window :]
+        has_started = self._marks.may_start_in(self._drawn)
+        if has_started:
+            self._enter()
+        elif has_started is False:
+            self._state = _State.AFTER
+
+    def _enter(self) -> None:
+        """A thought begins."""
+        self._state, self._drawn = _State.INSIDE, []
+        self._close_if_spent()
+
+    def _think(self, token_id: int) -> None:
+        self._num_inside += 1
+        self._drawn = [*self._drawn, token_id][-self._marks.window :]
+        if (rest := self._marks.after_end(self._drawn)) is not None:
+            self._force_blanks(has_some=bool(rest))
+        else:
+            self._close_if_spent()
+
+    def _close_if_spent(self) -> None:
+        if self._budget is not None and self._num_inside >= self._budget:
+            self._state, self._forced = _State.CLOSING, list(self._marks.closing_ids)
+
+    def _force_blanks(self, *, has_some: bool) -> None:
+        """The thought has ended: what templates write behind it comes before a grammar's text."""
+        needs_blanks = self._inner is not None and not has_some
+        self._state = _State.CLOSING
+        self._forced = list(self._marks.blank_ids) if needs_blanks else []
+        if not self._forced:
+            self._leave()
+
+    def _go_on(self) -> None:
+        """A token that was forced is drawn."""
+        del self._forced[:1]
+        if self._forced:
+            return
+        if self._state is _State.STARTING:
+            self._enter()
+        else:
+            self._leave()
+
+    def _leave(self) -> None:
+        self._drawn = []
+        is_free = self._inner is None and bool(self._marks.start_ids)
+        self._state = _State.BEFORE if is_free else _State.AFTER
+
+    def _tell(self, token_id: int) -> None:
+        if self._inner is not None:
+            self._inner.advance(token_id)

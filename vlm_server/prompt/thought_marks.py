@@ -1,0 +1,108 @@
+"""The marks around a model's thoughts as tokens, and masks of what may be drawn near them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+
+from vlm_server.host_model import HostModel, ReasoningFormat
+
+Mask = NDArray[np.bool_]
+
+
+class ThoughtMarks:
+    """Those of one model. Its masks are read-only and shared by all answers. Thread-safe.
+
+    start_ids, closing_ids and blank_ids: the mark before a thought, the one behind it with the
+    blanks that the chat template writes there, and those blanks alone. window: how many tokens a
+    mark can be spread over.
+    """
+
+    def __init__(self, host: HostModel, marks: ReasoningFormat) -> None:
+        self._backend = tokenizers.Tokenizer.from_str(host.backend.to_str())
+        self._size = host.vocabulary_size
+        self._start, self._end = marks.start, marks.end
+        blanks = _blanks_behind(marks.end, host.chat_template or "")
+        self.start_ids = self._ids(marks.start)
+        self.closing_ids = self._ids(marks.end + blanks)
+        self.blank_ids = self._ids(blanks)
+        self.window = max(len(marks.start), len(marks.end)) + 1
+        self.everything = self._without(())
+        self._no_ends = self._without(host.eos_token_ids)
+        self.only = lru_cache(64)(self._only)
+        self._not_beyond = self._masks_within_the_mark()
+
+    def may_start_in(self, token_ids: Sequence[int]) -> bool | None:
+        """Whether the answer `token_ids` has begun a thought; None if it may yet do so."""
+        text = self._text(token_ids).lstrip()
+        if text.startswith(self._start):
+            return bool(self._start)
+        return None if self._start.startswith(text) else False
+
+    def after_end(self, token_ids: Sequence[int]) -> str | None:
+        """What follows the mark behind a thought in the text of `token_ids`; None without it."""
+        _, mark, rest = self._text(token_ids).partition(self._end)
+        return rest if mark else None
+
+    def with_start(self, allowed: Mask) -> Mask:
+        """`allowed`, or the first token of a thought."""
+        allowed = allowed.copy()
+        allowed[self.start_ids[0]] = True
+        return allowed
+
+    def inside(self, token_ids: Sequence[int]) -> Mask:
+        """What may follow `token_ids` inside a thought, if a grammar comes after it.
+
+        Not the end of the answer, nor a token that ends the thought and is more than that.
+        """
+        text = self._text(token_ids)
+        for rest, mask in self._not_beyond.items():
+            if text.endswith(self._end.removesuffix(rest)):
+                return mask
+        return self._no_ends
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self._backend.encode(text, add_special_tokens=False).ids) if text else []
+
+    def _text(self, token_ids: Sequence[int]) -> str:
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=False))
+
+    def _without(self, token_ids: Iterable[int]) -> Mask:
+        mask = np.ones(self._size, dtype=np.bool_)
+        mask[[i for i in token_ids if 0 <= i < self._size]] = False
+        return _read_only(mask)
+
+    def _only(self, token_id: int) -> Mask:
+        mask = np.zeros(self._size, dtype=np.bool_)
+        mask[token_id] = True
+        return _read_only(mask)
+
+    def _masks_within_the_mark(self) -> dict[str, Mask]:
+        """For what is left of the mark behind a thought, the shortest first: see `inside`."""
+        rests = [self._end[i:] for i in range(len(self._end) - 1, 0, -1)]
+        beyond: dict[str, list[int]] = {rest: [] for rest in rests}
+        spelled, is_spelled_in_bytes = tuple(rests), not self._end.isascii()
+        for name, token_id in self._backend.get_vocab().items():
+            if is_spelled_in_bytes or name.startswith(spelled):
+                text = self._text([token_id])
+                for rest in rests:
+                    if text.startswith(rest) and text[len(rest) :].strip():
+                        beyond[rest].append(token_id)
+        ends = self._no_ends
+        return {rest: self._without(ids) & ends if ids else ends for rest, ids in beyond.items()}
+
+
+def _blanks_behind(mark: str, chat_template: str) -> str:
+    r"""The longest run of line breaks behind `mark` in a template, where they may be `\n`."""
+    runs = re.findall(re.escape(mark) + r"((?:\n|\\n)+)", chat_template)
+    return max((run.replace("\\n", "\n") for run in runs), key=len, default="")
+
+
+def _read_only(mask: Mask) -> Mask:
+    mask.flags.writeable = False
+    return mask
