@@ -259,12 +259,32 @@ class Loading(msgspec.Struct, frozen=True, tag="loading"):
     fraction: float
 
 
+class ModelFacts(msgspec.Struct, frozen=True):
+    """What a client may want to know of the model that was loaded.
+
+    `size_bytes` is that of its weights on the device, `modified_at` the newest change of its files
+    in seconds since 1970, `digest` a SHA-256 in hex over all that its answers follow from.
+    `quantization` names the weights' type, such as `4bit` or `bfloat16`. `capabilities` are of
+    "completion", "vision", "video", "tools", "thinking" and "structured_output".
+    """
+
+    family: str = ""
+    num_parameters: int = 0
+    size_bytes: int = 0
+    quantization: str = ""
+    digest: str = ""
+    modified_at: float = 0.0
+    capabilities: tuple[str, ...] = ()
+    context_tokens: int = 0
+
+
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The engine takes requests: weights are loaded and one of each prompt kind was run."""
 
     model_type: str
     device: str
     context_tokens: int
+    facts: ModelFacts = ModelFacts()
 
 
 class Unloadable(msgspec.Struct, frozen=True, tag="unloadable"):
@@ -335,12 +355,20 @@ class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
     deltas: tuple[Delta, ...]
 
 
+class Times(msgspec.Struct, frozen=True):
+    """When an answer began and ended, in seconds from when the front got the request's headers."""
+
+    first_text_seconds: float = 0.0
+    total_seconds: float = 0.0
+
+
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
-    """All choices have ended, or the request was aborted."""
+    """All choices have ended, or the request was aborted. The front fills in `times`."""
 
     request_id: str
     usage: Usage
     is_aborted: bool = False
+    times: Times = Times()
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

@@ -1,4 +1,4 @@
-"""Decodes base64 data URLs (RFC 2397, RFC 4648).
+"""Decodes base64 data URLs (RFC 2397, RFC 4648), and their base64 without the URL around it.
 
 The scheme and `base64` are case-insensitive, parameters such as `charset` may precede `base64`,
 and whitespace inside the base64 is skipped. The MIME type is ignored: the format is read from
@@ -8,6 +8,8 @@ the bytes. The URL-safe alphabet, percent escapes and missing padding are refuse
 from __future__ import annotations
 
 import binascii
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pybase64
@@ -36,8 +38,21 @@ def decode(url: str, param: str, max_bytes: int, kind: MediaKind) -> bytes:
     `param` names the content part in errors. Raises `kind.error` if `url` is not a base64 data URL,
     and PayloadTooLarge, before decoding, if it holds more than `max_bytes`.
     """
+    with _named(param, max_bytes, kind):
+        return _decode_base64(_payload(url, kind), max_bytes, "data URL")
+
+
+def decode_base64(payload: str, param: str, max_bytes: int, kind: MediaKind) -> bytes:
+    """The bytes in `payload`, base64 without a URL around it. Raises as `decode` does."""
+    with _named(param, max_bytes, kind):
+        return _decode_base64(payload, max_bytes, kind.noun)
+
+
+@contextmanager
+def _named(param: str, max_bytes: int, kind: MediaKind) -> Iterator[None]:
+    """Raises what goes wrong inside as an error that names `param`."""
     try:
-        return _decode_base64(_payload(url, kind), max_bytes)
+        yield
     except _NotDecodable as error:
         raise kind.error(str(error), param) from None
     except _TooLarge:
@@ -67,19 +82,20 @@ def _payload(url: str, kind: MediaKind) -> str:
     return url[comma + 1 :]
 
 
-def _decode_base64(payload: str, max_bytes: int) -> bytes:
+def _decode_base64(payload: str, max_bytes: int, source: str) -> bytes:
+    """`source` says in errors what `payload` is from."""
     if not payload.isascii():
-        raise _bad_alphabet(payload)
+        raise _bad_alphabet(payload, source)
     data = _without_white_space(payload)
     if not data:
-        raise _NotDecodable("The data URL is empty.")
+        raise _NotDecodable(f"The {source} is empty.")
     padding = _padding(data)
     if len(data) // 4 * 3 - padding > max_bytes:
         raise _TooLarge
     try:
         return pybase64.b64decode(data, validate=True)
     except binascii.Error:
-        raise _bad_alphabet(data) from None
+        raise _bad_alphabet(data, source) from None
 
 
 def _without_white_space(payload: str) -> str:
@@ -98,7 +114,7 @@ def _padding(data: str) -> int:
     return padding
 
 
-def _bad_alphabet(data: str) -> _NotDecodable:
+def _bad_alphabet(data: str, source: str) -> _NotDecodable:
     if "-" in data or "_" in data:
         return _NotDecodable("The URL-safe base64 alphabet is not supported; use '+' and '/'.")
-    return _NotDecodable("The data URL contains characters that are not base64.")
+    return _NotDecodable(f"The {source} contains characters that are not base64.")

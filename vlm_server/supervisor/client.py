@@ -14,6 +14,7 @@ from vlm_server.protocol import (
     EncodedSubmit,
     Failed,
     Finished,
+    ModelFacts,
     Stats,
     Submit,
     Tokens,
@@ -51,7 +52,8 @@ class EngineStatus:
     time after which it is ended), `restarting`, `failed` or `stopping`.
 
     `quarantined_shapes` counts the request sizes that are refused because engines crashed on
-    them, `quarantine_refusals` the requests refused for that.
+    them, `quarantine_refusals` the requests refused for that. `model_facts` are empty until an engine
+    was ready.
     """
 
     state: str
@@ -63,6 +65,7 @@ class EngineStatus:
     stats: Stats | None = None
     quarantined_shapes: int = 0
     quarantine_refusals: int = 0
+    model_facts: ModelFacts = ModelFacts()
 
     @property
     def is_ready(self) -> bool:

@@ -315,7 +315,9 @@ class Supervisor:
         self._failed_starts.note_ready()
         self._start_seconds = time.monotonic() - self._started_at
         if self._status.state != "stopping":
-            self._set(state="ready", progress=None, retry_after_seconds=1.0)
+            self._set(
+                state="ready", progress=None, retry_after_seconds=1.0, model_facts=ready.facts
+            )
         self._settled.set()
 
     def _give_up_if_it_never_starts(self) -> None:

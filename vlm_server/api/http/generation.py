@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from vlm_server.api.http import access_log, body
 from vlm_server.api.http.access import cache_salt, client_id
 from vlm_server.api.http.access_log import Entry
-from vlm_server.api.http.answer import Answer, answer, as_request_error, whole
+from vlm_server.api.http.answer import Answer, answer, as_request_error, empty, whole
 from vlm_server.api.http.dialect import Dialect, Renderer
 from vlm_server.api.http.disconnect import until_disconnect
 from vlm_server.api.http.intake.calls import Call, Context
@@ -96,7 +96,8 @@ class Endpoint:
         entry.ignored = wanted.ignored
         render = dialect.renderer(context.request_id, model, wanted.options)
         request = request.with_deadlines(clock.left())
-        events = clock.watch(shared.engine.stream(request), slot.release_body)
+        stream_of = shared.engine.stream if wanted.generates else empty
+        events = clock.watch(stream_of(request), slot.release_body)
         del request  # frees the images while the engine answers
         async with aclosing(answer(events, entry)) as deltas:
             if wanted.stream:

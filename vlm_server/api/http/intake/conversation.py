@@ -10,7 +10,7 @@ import msgspec
 from vlm_server.api.http.intake import json_body
 from vlm_server.errors import InvalidRequest
 from vlm_server.media.external import BytesNeeded, ExternalUrl, is_external
-from vlm_server.media.intake import Given, take_image, take_video
+from vlm_server.media.intake import Given, take_base64_image, take_image, take_video
 from vlm_server.protocol import ContentPart, Image, ImagePart, Message, TextPart, Video, VideoPart
 from vlm_server.settings import Limits
 
@@ -89,6 +89,11 @@ class Conversation:
         if max_side_pixels is not None:
             image = msgspec.structs.replace(image, max_side_pixels=max_side_pixels)
         self.images.append(image)
+        return ImagePart(len(self.images) - 1)
+
+    def base64_image(self, payload: str, param: str) -> ImagePart:
+        """A part with the image in `payload`, base64 without a URL around it."""
+        self.images.append(take_base64_image(payload, param, self.limits))
         return ImagePart(len(self.images) - 1)
 
     def video(self, url: str, param: str) -> VideoPart:
