@@ -19,6 +19,10 @@ from vlm_server.api.http.generation import Endpoint, Generation
 from vlm_server.api.http.intake.intake import Intake, start_pool
 from vlm_server.api.http.middleware import Errors, Gate, RequestLog
 from vlm_server.api.http.queue.queue_slots import QueueSlots
+from vlm_server.api.ollama.catalog import Catalog
+from vlm_server.api.ollama.chat import Chat as OllamaChat
+from vlm_server.api.ollama.errors import encode as encode_ollama
+from vlm_server.api.ollama.generate import Generate as OllamaGenerate
 from vlm_server.api.openai.chat import ChatCompletions
 from vlm_server.api.openai.errors import encode as encode_openai
 from vlm_server.api.operations.health import Health
@@ -75,7 +79,28 @@ def _routes(
         Route("/metrics", gate.admin_only(metrics.scrape)),
         Route("/health/live", health.live),
         Route("/health/ready", health.ready),
+        *_ollama_routes(generation),
     ]
+
+
+def _ollama_routes(generation: Generation) -> list[Route]:
+    catalog = Catalog(generation)
+    return [
+        Route("/api/chat", Endpoint(generation, OllamaChat()), methods=["POST"]),
+        Route("/api/generate", Endpoint(generation, OllamaGenerate()), methods=["POST"]),
+        Route("/api/tags", catalog.tags),
+        Route("/api/show", catalog.show, methods=["POST"]),
+        Route("/api/ps", catalog.ps),
+        Route("/api/version", catalog.version),
+        Route("/api/pull", catalog.pull, methods=["POST"]),
+        *(Route(f"/api/{name}", catalog.refuse, methods=["POST"]) for name in _NO_OLLAMA),
+        Route("/api/delete", catalog.refuse, methods=["DELETE"]),
+        Route("/api/blobs/{digest}", catalog.refuse, methods=["HEAD", "POST"]),
+    ]
+
+
+_NO_OLLAMA = ("copy", "create", "embed", "embeddings", "push")
+"""What Ollama does with models, and a server of one model does not."""
 
 
 def _encode_for(scope: Scope) -> EncodeError:
@@ -84,7 +109,10 @@ def _encode_for(scope: Scope) -> EncodeError:
     return next((encode for start, encode in _ENCODERS if path.startswith(start)), encode_openai)
 
 
-_ENCODERS: tuple[tuple[str, EncodeError], ...] = ()
+_ENCODERS: tuple[tuple[str, EncodeError], ...] = (
+    ("/api/v0/", encode_openai),
+    ("/api/", encode_ollama),
+)
 """By how the paths of a dialect's routes begin."""
 
 

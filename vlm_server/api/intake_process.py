@@ -8,6 +8,7 @@ import sys
 from vlm_server import heap
 from vlm_server.api.http.intake.calls import Read, Taken, encode_outcome
 from vlm_server.api.http.intake.intake_job import take_job
+from vlm_server.api.ollama import intake as ollama
 from vlm_server.api.openai import intake as openai
 from vlm_server.child.serve import Limits, serve
 from vlm_server.errors import InternalError, RequestError, RequestTooCostly
@@ -15,7 +16,11 @@ from vlm_server.media.external import BytesNeeded
 from vlm_server.settings import MIB
 
 _RETIRE_BYTES = 256 * MIB
-_READERS: dict[str, Read] = {openai.DIALECT: openai.read_chat}
+_READERS: dict[str, Read] = {
+    openai.DIALECT: openai.read_chat,
+    ollama.CHAT: ollama.read_chat,
+    ollama.GENERATE: ollama.read_generate,
+}
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,9 @@ def take_image(url: str, param: str, limits: Limits, given: Given = _NONE) -> Im
 
     Raises InvalidImage or PayloadTooLarge, both naming `param`.
     """
-    return _image(_bytes_of(url, param, limits.max_image_bytes, data_url.IMAGE, given), param, limits)
+    return _image(
+        _bytes_of(url, param, limits.max_image_bytes, data_url.IMAGE, given), param, limits
+    )
 
 
 def take_base64_image(payload: str, param: str, limits: Limits) -> Image:

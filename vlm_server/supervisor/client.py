@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -52,8 +52,8 @@ class EngineStatus:
     time after which it is ended), `restarting`, `failed` or `stopping`.
 
     `quarantined_shapes` counts the request sizes that are refused because engines crashed on
-    them, `quarantine_refusals` the requests refused for that. `model_facts` are empty until an engine
-    was ready.
+    them, `quarantine_refusals` the requests refused for that. `model_facts` are empty until an
+    engine was ready.
     """
 
     state: str
@@ -65,7 +65,7 @@ class EngineStatus:
     stats: Stats | None = None
     quarantined_shapes: int = 0
     quarantine_refusals: int = 0
-    model_facts: ModelFacts = ModelFacts()
+    model_facts: ModelFacts = field(default_factory=ModelFacts)
 
     @property
     def is_ready(self) -> bool:

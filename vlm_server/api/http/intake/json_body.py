@@ -160,9 +160,7 @@ def _join(path: str, name: str) -> str:
 
 def shown(name: str) -> str:
     """The beginning of a name from the client, made safe for a message."""
-    printable = "".join(
-        c if c.isprintable() and c != "`" else "?" for c in name[:_MAX_SHOWN_CHARS]
-    )
+    printable = "".join(c if c.isprintable() and c != "`" else "?" for c in name[:_MAX_SHOWN_CHARS])
     return printable if len(name) <= _MAX_SHOWN_CHARS else printable + "..."
 
 
