@@ -84,10 +84,13 @@ def _routes(
 
 
 def _ollama_routes(generation: Generation) -> list[Route]:
+    # Ollama's own examples send bodies with curl, which does not call them JSON.
+    chat = Endpoint(generation, OllamaChat(), any_type=True)
+    generate = Endpoint(generation, OllamaGenerate(), any_type=True)
     catalog = Catalog(generation)
     return [
-        Route("/api/chat", Endpoint(generation, OllamaChat()), methods=["POST"]),
-        Route("/api/generate", Endpoint(generation, OllamaGenerate()), methods=["POST"]),
+        Route("/api/chat", chat, methods=["POST"]),
+        Route("/api/generate", generate, methods=["POST"]),
         Route("/api/tags", catalog.tags),
         Route("/api/show", catalog.show, methods=["POST"]),
         Route("/api/ps", catalog.ps),

@@ -1,4 +1,4 @@
-"""Decodes base64 data URLs (RFC 2397, RFC 4648), and their base64 without the URL around it.
+"""Decodes base64 data URLs (RFC 2397, RFC 4648).
 
 The scheme and `base64` are case-insensitive, parameters such as `charset` may precede `base64`,
 and whitespace inside the base64 is skipped. The MIME type is ignored: the format is read from
@@ -38,19 +38,23 @@ def decode(url: str, param: str, max_bytes: int, kind: MediaKind) -> bytes:
     `param` names the content part in errors. Raises `kind.error` if `url` is not a base64 data URL,
     and PayloadTooLarge, before decoding, if it holds more than `max_bytes`.
     """
-    with _named(param, max_bytes, kind):
-        return _decode_base64(_payload(url, kind), max_bytes, "data URL")
+    with _errors_of(param, max_bytes, kind):
+        return _decode_base64(_payload(url, kind), max_bytes)
 
 
-def decode_base64(payload: str, param: str, max_bytes: int, kind: MediaKind) -> bytes:
-    """The bytes in `payload`, base64 without a URL around it. Raises as `decode` does."""
-    with _named(param, max_bytes, kind):
-        return _decode_base64(payload, max_bytes, kind.noun)
+def decode_base64(data: str, param: str, max_bytes: int, kind: MediaKind) -> bytes:
+    """The bytes in `data`, which is the base64 of a data URL without what comes before it.
+
+    Raises as `decode` does.
+    """
+    with _errors_of(param, max_bytes, kind):
+        if data[:5].lower() == "data:":
+            raise _NotDecodable("This must be the base64 alone, without the 'data:...,' before it.")
+        return _decode_base64(data, max_bytes)
 
 
 @contextmanager
-def _named(param: str, max_bytes: int, kind: MediaKind) -> Iterator[None]:
-    """Raises what goes wrong inside as an error that names `param`."""
+def _errors_of(param: str, max_bytes: int, kind: MediaKind) -> Iterator[None]:
     try:
         yield
     except _NotDecodable as error:
@@ -82,20 +86,19 @@ def _payload(url: str, kind: MediaKind) -> str:
     return url[comma + 1 :]
 
 
-def _decode_base64(payload: str, max_bytes: int, source: str) -> bytes:
-    """`source` says in errors what `payload` is from."""
+def _decode_base64(payload: str, max_bytes: int) -> bytes:
     if not payload.isascii():
-        raise _bad_alphabet(payload, source)
+        raise _bad_alphabet(payload)
     data = _without_white_space(payload)
     if not data:
-        raise _NotDecodable(f"The {source} is empty.")
+        raise _NotDecodable("The data is empty.")
     padding = _padding(data)
     if len(data) // 4 * 3 - padding > max_bytes:
         raise _TooLarge
     try:
         return pybase64.b64decode(data, validate=True)
     except binascii.Error:
-        raise _bad_alphabet(data, source) from None
+        raise _bad_alphabet(data) from None
 
 
 def _without_white_space(payload: str) -> str:
@@ -114,7 +117,7 @@ def _padding(data: str) -> int:
     return padding
 
 
-def _bad_alphabet(data: str, source: str) -> _NotDecodable:
+def _bad_alphabet(data: str) -> _NotDecodable:
     if "-" in data or "_" in data:
         return _NotDecodable("The URL-safe base64 alphabet is not supported; use '+' and '/'.")
-    return _NotDecodable(f"The {source} contains characters that are not base64.")
+    return _NotDecodable("The data contains characters that are not base64.")

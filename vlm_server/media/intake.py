@@ -1,4 +1,4 @@
-"""Makes a `protocol.Image` or `Video` of a URL or base64: decoded, checked and hashed.
+"""Makes a `protocol.Image` or `Video` of a URL: its base64 decoded, checked and hashed.
 
 The bytes of URLs that are not data URLs are given: whoever has the network or the disk read them.
 
@@ -27,27 +27,14 @@ def take_image(url: str, param: str, limits: Limits, given: Given = _NONE) -> Im
 
     Raises InvalidImage or PayloadTooLarge, both naming `param`.
     """
-    return _image(
-        _bytes_of(url, param, limits.max_image_bytes, data_url.IMAGE, given), param, limits
-    )
-
-
-def take_base64_image(payload: str, param: str, limits: Limits) -> Image:
-    """The image in `payload`, base64 without a URL around it. Raises as `take_image` does."""
-    data = data_url.decode_base64(payload, param, limits.max_image_bytes, data_url.IMAGE)
+    data = _bytes_of(url, param, limits.max_image_bytes, data_url.IMAGE, given)
     return _image(data, param, limits)
 
 
-def _image(data: bytes, param: str, limits: Limits) -> Image:
-    header = image_header.read(data, param, limits.max_image_pixels)
-    return Image(
-        data=data,
-        content_hash=hashlib.sha256(data).hexdigest(),
-        format=header.format,
-        width=header.width,
-        height=header.height,
-        param=param,
-    )
+def take_base64_image(base64: str, param: str, limits: Limits) -> Image:
+    """The image in `base64`; otherwise as `take_image`."""
+    data = data_url.decode_base64(base64, param, limits.max_image_bytes, data_url.IMAGE)
+    return _image(data, param, limits)
 
 
 def take_video(url: str, param: str, limits: Limits, given: Given = _NONE) -> Video:
@@ -60,6 +47,18 @@ def take_video(url: str, param: str, limits: Limits, given: Given = _NONE) -> Vi
         data=data,
         content_hash=hashlib.sha256(data).hexdigest(),
         format=video_header.read(data, param),
+        param=param,
+    )
+
+
+def _image(data: bytes, param: str, limits: Limits) -> Image:
+    header = image_header.read(data, param, limits.max_image_pixels)
+    return Image(
+        data=data,
+        content_hash=hashlib.sha256(data).hexdigest(),
+        format=header.format,
+        width=header.width,
+        height=header.height,
         param=param,
     )
 

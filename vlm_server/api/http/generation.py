@@ -53,13 +53,15 @@ class Endpoint:
     disconnects, the work is cancelled wherever it is, and its clean-up does both.
     """
 
-    def __init__(self, shared: Generation, dialect: Dialect) -> None:
+    def __init__(self, shared: Generation, dialect: Dialect, *, any_type: bool = False) -> None:
+        """With `any_type` a body need not be called JSON: see `body.check_headers`."""
         self._shared = shared
         self._dialect = dialect
+        self._any_type = any_type
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         shared, headers = self._shared, Headers(scope=scope)
-        body.check_headers(headers, shared.limits)
+        body.check_headers(headers, shared.limits, any_type=self._any_type)
         clock = RequestClock(headers, shared.deadlines)
         status = shared.engine.status
         if not status.is_ready:

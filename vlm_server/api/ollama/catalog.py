@@ -161,7 +161,7 @@ class Catalog:
     async def _read(self, request: Request) -> ModelRequest:
         """The body of `request`, which names the model. Raises RequestError."""
         limits = self._shared.limits
-        body.check_headers(Headers(scope=request.scope), limits)
+        body.check_headers(Headers(scope=request.scope), limits, any_type=True)
         data = await body.read(request.receive, limits, self._shared.arriving)
         if not json_body.is_small(data):
             raise PayloadTooLarge("The request's body is too large for this route.")

@@ -55,7 +55,7 @@ def _read(body: Body, kind: type[schema.R], context: Context) -> tuple[schema.R,
     fields = json_body.parse_object(body)
     request = schema.convert(fields, kind)
     model_name.check(request.model, context.model)
-    return request, ignored_fields(fields, kind)
+    return request, ignored_fields(fields, request)
 
 
 def _chat(request: ChatRequest, ignored: tuple[str, ...], context: Context) -> Taken:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from vlm_server.api.http.intake.conversation import Conversation, Counts
+from vlm_server.api.http.intake.tool_calls import object_text
 from vlm_server.api.ollama.schema import ChatMessage
 from vlm_server.errors import InvalidRequest
 from vlm_server.media.external import is_external
@@ -101,7 +100,7 @@ class _Reader:
         for i, call in enumerate(message.tool_calls or ()):
             self._num_calls += 1
             where = f"{param}.tool_calls[{i}]"
-            arguments = _json(call.function.arguments, f"{where}.function.arguments")
+            arguments = object_text(call.function.arguments, f"{where}.function.arguments")
             call_id = call.id or f"call_{self._num_calls}"
             for text in (call_id, call.function.name, arguments):
                 self.conversation.count_text(text, where)
@@ -117,10 +116,3 @@ def _refuse_images(message: ChatMessage, param: str) -> None:
     if message.images:
         text = f"Images are not allowed in messages of role '{message.role}'."
         raise InvalidRequest(text, f"{param}.images")
-
-
-def _json(arguments: dict[str, Any], param: str) -> str:
-    try:
-        return json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    except ValueError:
-        raise InvalidRequest("The arguments contain a number that is too large.", param) from None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from vlm_server.api.http.intake import json_body
 from vlm_server.api.http.intake.json_schema import ANY_OBJECT, schema_text
-from vlm_server.api.ollama.schema import ModelOptions, Request
+from vlm_server.api.ollama.schema import INT32_MAX, ModelOptions, Request
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import SamplingParams
 from vlm_server.settings import Limits
 
+_FILL = -2
 _LEAST_TOP_P = 1e-6
 """For 0, which leaves the likeliest token in Ollama."""
 
@@ -33,7 +34,9 @@ def read_sampling(request: Request, limits: Limits) -> SamplingParams:
 
 
 def _max_tokens(num_predict: int | None) -> int | None:
-    """None for 0, -1 (no limit of the client's) and -2 (up to the end of the context)."""
+    """None is the default, as are 0 and -1; -2 is as many as the context has room for."""
+    if num_predict == _FILL:
+        return INT32_MAX
     return num_predict if num_predict is not None and num_predict > 0 else None
 
 

@@ -27,8 +27,10 @@ RULES = {
 
 
 class FunctionCall(Struct):
+    """`arguments` are an object; its text is taken, too."""
+
     name: str
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] | str = {}
 
 
 class ToolCall(Struct):

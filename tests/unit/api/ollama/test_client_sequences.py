@@ -173,6 +173,21 @@ async def test_open_webui(host: str) -> None:
     assert {line["model"] for line in lines} == {"demo:latest"}
 
 
+async def test_curl_which_calls_no_body_json(host: str) -> None:
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    async with httpx.AsyncClient(base_url=host, headers=headers) as client:
+        for route, body in (
+            ("/api/chat", {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}),
+            ("/api/generate", {"model": "demo", "prompt": "hi"}),
+            ("/api/show", {"model": "demo"}),
+        ):
+            answer = await client.post(route, content=json.dumps(body))
+            assert answer.status_code == 200, answer.text
+        foreign = {"Origin": "https://example.org"}
+        answer = await client.post("/api/generate", content="{}", headers=foreign)
+        assert answer.status_code == 403
+
+
 async def test_the_command_line_looks_whether_somebody_is_there(host: str) -> None:
     async with httpx.AsyncClient(base_url=host) as client:
         assert (await client.head("/")).status_code == 200

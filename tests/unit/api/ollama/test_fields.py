@@ -11,7 +11,7 @@ import pytest
 from tests.unit.api.requests import PNG_URL
 from tests.unit.api.scripted_engine import ScriptedEngine, failed, text
 from tests.unit.media.pictures import encoded
-from vlm_server.protocol import ImagePart, SamplingParams, TextPart
+from vlm_server.protocol import ImagePart, SamplingParams, TextPart, ToolCall
 from vlm_server.settings import Limits, Settings
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
@@ -33,7 +33,8 @@ def generate(**fields: Any) -> dict[str, Any]:
         ({"num_predict": 5}, SamplingParams(max_tokens=5)),
         ({"num_predict": 5.0}, SamplingParams(max_tokens=5)),
         ({"num_predict": -1}, SamplingParams()),
-        ({"num_predict": -2}, SamplingParams()),
+        ({"num_predict": 0}, SamplingParams()),
+        ({"num_predict": -2}, SamplingParams(max_tokens=2**31 - 1)),
         ({"temperature": 0}, SamplingParams(temperature=0.0)),
         ({"temperature": 1.5}, SamplingParams(temperature=1.5)),
         ({"top_p": 0.5}, SamplingParams(top_p=0.5)),
@@ -110,11 +111,11 @@ async def test_any_context_size_is_taken(client: httpx.AsyncClient, num_ctx: Any
         ({"keep_alive": "5m"}, "keep_alive"),
         ({"keep_alive": None, "made_up": None}, None),
         ({"truncate": True, "shift": False}, "truncate, shift"),
-        ({"\u00fcber, x": 1}, "?ber? x"),
-        ({f"f{i}": 1 for i in range(40)}, ", ".join(f"f{i}" for i in range(32))),
+        ({"\u00fcber, x": 1}, "?ber??x"),
+        ({f"f{i}": 1 for i in range(40)}, ", ".join([*(f"f{i}" for i in range(31)), "..."])),
         (
-            {"messages": [{"role": "user", "content": "hi", "name": "me", "tool_calls": []}]},
-            "messages[].name, messages[].tool_calls",
+            {"messages": [{"role": "user", "content": "hi", "name": "me", "thinking": "x"}]},
+            "messages[].thinking, messages[].name",
         ),
         ({"messages": [{"role": "user", "content": "hi", "id": 5}] * 2}, "messages[].id"),
         (
@@ -139,7 +140,7 @@ async def test_other_fields_are_named(
 async def test_generates_own_fields_without_effect(client: httpx.AsyncClient) -> None:
     body = generate(context=[1, 2], keep_alive="1h", suffix="", template="", raw=False)
     answer = await client.post(GENERATE, json=body)
-    assert (answer.status_code, answer.headers["x-vlm-ignored"]) == (200, "context, keep_alive")
+    assert (answer.status_code, answer.headers["x-vlm-ignored"]) == (200, "keep_alive, context")
 
 
 async def test_a_stream_is_the_default(client: httpx.AsyncClient) -> None:
@@ -220,8 +221,17 @@ async def test_a_result_finds_its_call(
     assert [(message.tool_call_id, message.name) for message in found] == expected
 
 
-async def test_arguments_that_are_text_are_refused(client: httpx.AsyncClient) -> None:
-    wrong = turn({"function": {"name": "a", "arguments": "{}"}})
+@pytest.mark.parametrize("arguments", [{"x": 1}, '{"x": 1}'])
+async def test_arguments_may_be_text(
+    client: httpx.AsyncClient, engine: ScriptedEngine, arguments: Any
+) -> None:
+    asked = turn({"function": {"name": "a", "arguments": arguments}})
+    await client.post(CHAT, json=chat({"role": "user", "content": "hi"}, asked))
+    assert engine.submitted[0].messages[1].tool_calls == (ToolCall("call_1", "a", '{"x": 1}'),)
+
+
+async def test_arguments_that_are_no_object_are_refused(client: httpx.AsyncClient) -> None:
+    wrong = turn({"function": {"name": "a", "arguments": [1]}})
     answer = await client.post(CHAT, json=chat({"role": "user", "content": "hi"}, wrong))
     assert answer.status_code == 400
     assert "messages[1].tool_calls[0].function.arguments" in answer.json()["error"]

@@ -91,9 +91,9 @@ class Conversation:
         self.images.append(image)
         return ImagePart(len(self.images) - 1)
 
-    def base64_image(self, payload: str, param: str) -> ImagePart:
-        """A part with the image in `payload`, base64 without a URL around it."""
-        self.images.append(take_base64_image(payload, param, self.limits))
+    def base64_image(self, base64: str, param: str) -> ImagePart:
+        """A part with the image in `base64`."""
+        self.images.append(take_base64_image(base64, param, self.limits))
         return ImagePart(len(self.images) - 1)
 
     def video(self, url: str, param: str) -> VideoPart:

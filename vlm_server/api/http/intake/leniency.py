@@ -1,0 +1,69 @@
+"""Which fields of a body have no effect: clients are told, since they are not refused.
+
+Clients send back their own objects, with fields that this server never heard of, so what is unknown
+inside messages and parts is ignored. What is unknown at the top is refused by name, unless
+`server.unknown_fields` says otherwise: it may be a parameter that somebody relies on.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+MAX_NAMES = 32
+_MAX_NAME_CHARS = 64
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.\[\]-]")
+"""In a header, which lists the names."""
+_NOTHING: tuple[Any, ...] = (None, "", [], {})
+"""Values that ask for nothing."""
+
+
+class IgnoredFields:
+    """Collects the paths of fields without effect, each once: `messages[].name`."""
+
+    def __init__(self) -> None:
+        self._paths: dict[str, None] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """At most `MAX_NAMES`, fit for a header."""
+        names = tuple(self._paths)
+        return names if len(names) <= MAX_NAMES else (*names[: MAX_NAMES - 1], "...")
+
+    def add(self, path: str, value: Any = True) -> None:
+        """The field at `path` has no effect, which matters if its value asks for something."""
+        if len(self._paths) < MAX_NAMES + 1 and value not in _NOTHING:
+            self._paths[_UNSAFE.sub("?", path)] = None
+
+    def add_unread(self, given: Any, taken: Any, path: str = "") -> None:
+        """What the JSON value `given` at `path` has beside what became of it: structs and lists."""
+        if isinstance(taken, msgspec.Struct):
+            self._add_unread_of(given, taken, path)
+        elif isinstance(taken, list | tuple):
+            for inner, inner_taken in zip(given, taken, strict=True):
+                self.add_unread(inner, inner_taken, f"{path}[]")
+
+    def _add_unread_of(self, given: dict[str, Any], taken: msgspec.Struct, path: str) -> None:
+        kind = type(taken)
+        fields = dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
+        for name, value in given.items():
+            inner = f"{path}.{name[:_MAX_NAME_CHARS]}" if path else name[:_MAX_NAME_CHARS]
+            if name in fields:
+                self.add_unread(value, getattr(taken, fields[name]), inner)
+            elif name != kind.__struct_config__.tag_field:
+                self.add(inner, value)
+
+
+def without_unknown(
+    fields: dict[str, Any], schema: type[msgspec.Struct], ignored: IgnoredFields
+) -> dict[str, Any]:
+    """The fields of a body that `schema` has; the others go to `ignored`."""
+    known = dict[str, Any]()
+    for name, value in fields.items():
+        if name in schema.__struct_encode_fields__:
+            known[name] = value
+        else:
+            ignored.add(name[:_MAX_NAME_CHARS], value)
+    return known
