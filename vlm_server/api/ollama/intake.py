@@ -19,7 +19,14 @@ from vlm_server.api.ollama.options import AnswerOptions, encode_options
 from vlm_server.api.ollama.sampling import read_sampling
 from vlm_server.api.ollama.schema import ChatRequest, GenerateRequest, Request, Tool
 from vlm_server.errors import UnsupportedField
-from vlm_server.protocol import Message, SamplingParams, Submit, TemplateOptions, Tools
+from vlm_server.protocol import (
+    Message,
+    SamplingParams,
+    Submit,
+    TemplateOptions,
+    TextPart,
+    Tools,
+)
 
 CHAT = "ollama.chat"
 GENERATE = "ollama.generate"
@@ -133,5 +140,9 @@ def _template(request: Request, last: Message) -> TemplateOptions:
     return TemplateOptions(
         enable_thinking=None if request.think is None else bool(request.think),
         variables=json.dumps({"reasoning_effort": level}) if level else "{}",
-        continue_final=last.role == "assistant" and not last.tool_calls,
+        continue_final=last.role == "assistant" and _has_text(last) and not last.tool_calls,
     )
+
+
+def _has_text(message: Message) -> bool:
+    return any(isinstance(part, TextPart) and part.text for part in message.content)

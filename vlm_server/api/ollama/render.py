@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
@@ -40,10 +40,8 @@ class Piece:
         return bool(self.text or self.thinking or self.calls or self.logprobs)
 
 
-class Show(Protocol):
-    """How a route writes a piece into a line."""
-
-    def __call__(self, line: Line, piece: Piece) -> Line: ...
+Show = Callable[[Line, Piece], Line]
+"""How a route writes a piece into a line."""
 
 
 def as_message(line: Line, piece: Piece) -> Line:
@@ -59,13 +57,52 @@ def as_response(line: Line, piece: Piece) -> Line:
     return msgspec.structs.replace(line, response=piece.text, thinking=piece.thinking or UNSET)
 
 
+class _Calls:
+    """The call that is being written, if there is one."""
+
+    def __init__(self) -> None:
+        self._open: protocol.ToolCallDelta | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._open is not None
+
+    def is_ended_by(self, delta: protocol.Delta) -> bool:
+        """Whether another call or text begins."""
+        if self._open is None:
+            return False
+        if delta.tool_call is None:
+            return bool(delta.text)
+        return delta.tool_call.index != self._open.index
+
+    def add(self, more: protocol.ToolCallDelta) -> None:
+        """More of the call, or its beginning."""
+        begun = self._open or protocol.ToolCallDelta(more.index)
+        self._open = protocol.ToolCallDelta(
+            index=more.index,
+            id=begun.id or more.id,
+            name=begun.name or more.name,
+            arguments=begun.arguments + more.arguments,
+        )
+
+    def take(self) -> Piece:
+        """The call as a piece; as text if it broke off before its arguments were complete."""
+        assert self._open is not None
+        call, self._open = self._open, None
+        try:
+            arguments = _decode_object(call.arguments or "{}")
+        except (msgspec.DecodeError, RecursionError):
+            return Piece(text=call.arguments)
+        return Piece(calls=[ToolCall(call.id, FunctionCall(call.index, call.name, arguments))])
+
+
 @dataclass(slots=True)
 class LineRenderer:
     """The JSON of one answer. A call is shown when it is complete: its arguments are an object."""
 
     options: AnswerOptions
     show: Show
-    _calls: _Calls = field(default_factory=lambda: _Calls())
+    _calls: _Calls = field(default_factory=_Calls)
     _done_reason: str = ""
 
     def whole(
@@ -124,45 +161,6 @@ class LineRenderer:
             **fields,
         )
         return _encode(self.show(line, piece))
-
-
-class _Calls:
-    """The call that is being written, if there is one."""
-
-    def __init__(self) -> None:
-        self._open: protocol.ToolCallDelta | None = None
-
-    @property
-    def is_open(self) -> bool:
-        return self._open is not None
-
-    def is_ended_by(self, delta: protocol.Delta) -> bool:
-        """Whether another call or text begins."""
-        if self._open is None:
-            return False
-        if delta.tool_call is None:
-            return bool(delta.text)
-        return delta.tool_call.index != self._open.index
-
-    def add(self, more: protocol.ToolCallDelta) -> None:
-        """More of the call, or its beginning."""
-        begun = self._open or protocol.ToolCallDelta(more.index)
-        self._open = protocol.ToolCallDelta(
-            index=more.index,
-            id=begun.id or more.id,
-            name=begun.name or more.name,
-            arguments=begun.arguments + more.arguments,
-        )
-
-    def take(self) -> Piece:
-        """The call as a piece; as text if it broke off before its arguments were complete."""
-        assert self._open is not None
-        call, self._open = self._open, None
-        try:
-            arguments = _decode_object(call.arguments or "{}")
-        except msgspec.DecodeError:
-            return Piece(text=call.arguments)
-        return Piece(calls=[ToolCall(call.id, FunctionCall(call.index, call.name, arguments))])
 
 
 _encode = msgspec.json.Encoder().encode

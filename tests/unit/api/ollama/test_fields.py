@@ -173,13 +173,14 @@ async def test_pictures_belong_to_users_and_tools(client: httpx.AsyncClient, rol
     }
 
 
+@pytest.mark.parametrize("words", ["It is", ""])
 async def test_the_assistants_last_words_go_on(
-    client: httpx.AsyncClient, engine: ScriptedEngine
+    client: httpx.AsyncClient, engine: ScriptedEngine, words: str
 ) -> None:
-    begun = {"role": "assistant", "content": "It is"}
+    begun = {"role": "assistant", "content": words}
     await client.post(CHAT, json=chat({"role": "user", "content": "hi"}, begun))
-    assert engine.submitted[0].template.continue_final
-    assert engine.submitted[0].messages[1].content == (TextPart("It is"),)
+    assert engine.submitted[0].template.continue_final is bool(words)
+    assert engine.submitted[0].messages[1].content == (TextPart(words),)
 
 
 def turn(*calls: dict[str, Any]) -> dict[str, Any]:
