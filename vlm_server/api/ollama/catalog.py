@@ -24,6 +24,7 @@ from vlm_server.api.ollama.model_info import (
     details,
     digest,
     model_info,
+    template,
 )
 from vlm_server.errors import EngineUnavailable, InvalidRequest, NotSupported, PayloadTooLarge
 from vlm_server.protocol import ModelFacts
@@ -54,8 +55,6 @@ class RunningModel(msgspec.Struct, frozen=True):
 
 
 class ShownModel(msgspec.Struct, frozen=True):
-    """`template` is empty: the checkpoint's own is no template of Ollama's."""
-
     modelfile: str
     parameters: str
     template: str
@@ -102,7 +101,7 @@ class Catalog:
             ShownModel(
                 modelfile=f"FROM {self._tagged}",
                 parameters="",
-                template="",
+                template=template(facts),
                 details=details(facts),
                 model_info=model_info(facts),
                 capabilities=capabilities(facts),

@@ -51,6 +51,15 @@ def model_info(facts: ModelFacts) -> dict[str, str | int]:
     }
 
 
+def template(facts: ModelFacts) -> str:
+    """What prompts are made of, in the language of Ollama's templates: some clients look there
+    whether a model knows tools. Prompts are written by the checkpoint's own template."""
+    known = capabilities(facts)
+    tools = "{{ .Tools }}" if "tools" in known else ""
+    thinking = "{{ .Thinking }}" if "thinking" in known else ""
+    return f"{tools}{{{{ range .Messages }}}}{thinking}{{{{ .Content }}}}{{{{ end }}}}"
+
+
 def digest(facts: ModelFacts, name: str) -> str:
     """64 hex digits: clients cut them without looking. The name's, until the model's is known."""
     return facts.digest or hashlib.sha256(name.encode()).hexdigest()

@@ -292,6 +292,7 @@ async def test_the_models(client: AsyncClient, engine: ScriptedEngine) -> None:
     assert shown.modelinfo["general.architecture"] == "qwen3_vl"
     assert shown.modelinfo["qwen3_vl.context_length"] == 32_768
     assert shown.details == model.details
+    assert "tools" in (shown.template or "").lower()
 
     (running,) = (await client.ps()).models
     assert (running.name, running.size, running.context_length) == (
@@ -305,7 +306,9 @@ async def test_the_models(client: AsyncClient, engine: ScriptedEngine) -> None:
 async def test_a_model_that_calls_no_tools_says_so(
     client: AsyncClient, engine: ScriptedEngine
 ) -> None:
-    assert (await client.show("demo")).capabilities == ["completion", "vision"]
+    shown = await client.show("demo")
+    assert shown.capabilities == ["completion", "vision"]
+    assert shown.template == "{{ range .Messages }}{{ .Content }}{{ end }}"
     (model,) = (await client.list()).models
     assert len(model.digest or "") == 64
 
