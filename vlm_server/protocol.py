@@ -265,7 +265,9 @@ class ModelFacts(msgspec.Struct, frozen=True):
     `size_bytes` is that of its weights on the device, `modified_at` the newest change of its files
     in seconds since 1970, `digest` a SHA-256 in hex over all that its answers follow from.
     `quantization` names the weights' type, such as `4bit` or `bfloat16`. `capabilities` are of
-    "completion", "vision", "video", "tools", "thinking" and "structured_output".
+    "completion", "vision", "video", "tools", "thinking" and "structured_output". A picture is seen
+    with `min_image_pixels` to `max_image_pixels`, its sides multiples of `image_side_multiple`; 0
+    where its size is the processor's own.
     """
 
     family: str = ""
@@ -276,6 +278,9 @@ class ModelFacts(msgspec.Struct, frozen=True):
     modified_at: float = 0.0
     capabilities: tuple[str, ...] = ()
     context_tokens: int = 0
+    min_image_pixels: int = 0
+    max_image_pixels: int = 0
+    image_side_multiple: int = 0
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

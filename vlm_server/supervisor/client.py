@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -24,6 +24,9 @@ from vlm_server.protocol import (
 from vlm_server.supervisor.shape import Shape, shape_of
 
 RequestEvent = Accepted | Working | Tokens | Finished | Failed
+
+
+_UNKNOWN = ModelFacts()
 
 
 class EngineRequest(msgspec.Struct, frozen=True):
@@ -52,8 +55,8 @@ class EngineStatus:
     time after which it is ended), `restarting`, `failed` or `stopping`.
 
     `quarantined_shapes` counts the request sizes that are refused because engines crashed on
-    them, `quarantine_refusals` the requests refused for that. `model_facts` are empty until an
-    engine was ready.
+    them, `quarantine_refusals` the requests refused for that. `model_facts` are those of the last
+    engine that was ready.
     """
 
     state: str
@@ -65,7 +68,7 @@ class EngineStatus:
     stats: Stats | None = None
     quarantined_shapes: int = 0
     quarantine_refusals: int = 0
-    model_facts: ModelFacts = field(default_factory=ModelFacts)
+    model_facts: ModelFacts = _UNKNOWN
 
     @property
     def is_ready(self) -> bool:

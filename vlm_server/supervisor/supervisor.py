@@ -314,10 +314,9 @@ class Supervisor:
         self._was_ready = True
         self._failed_starts.note_ready()
         self._start_seconds = time.monotonic() - self._started_at
+        self._set(model_facts=ready.facts)
         if self._status.state != "stopping":
-            self._set(
-                state="ready", progress=None, retry_after_seconds=1.0, model_facts=ready.facts
-            )
+            self._set(state="ready", progress=None, retry_after_seconds=1.0)
         self._settled.set()
 
     def _give_up_if_it_never_starts(self) -> None:
