@@ -96,13 +96,22 @@ def _ollama_routes(generation: Generation) -> list[Route]:
         Route("/api/ps", catalog.ps),
         Route("/api/version", catalog.version),
         Route("/api/pull", catalog.pull, methods=["POST"]),
-        *(Route(f"/api/{name}", catalog.refuse, methods=["POST"]) for name in _NO_OLLAMA),
-        Route("/api/delete", catalog.refuse, methods=["DELETE"]),
-        Route("/api/blobs/{digest}", catalog.refuse, methods=["HEAD", "POST"]),
+        *(
+            Route(path, catalog.refuse, methods=methods, include_in_schema=False)
+            for path, methods in _NO_OLLAMA.items()
+        ),
     ]
 
 
-_NO_OLLAMA = ("copy", "create", "embed", "embeddings", "push")
+_NO_OLLAMA = {
+    "/api/copy": ["POST"],
+    "/api/create": ["POST"],
+    "/api/delete": ["DELETE"],
+    "/api/embed": ["POST"],
+    "/api/embeddings": ["POST"],
+    "/api/push": ["POST"],
+    "/api/blobs/{digest}": ["HEAD", "POST"],
+}
 """What Ollama does with models, and a server of one model does not."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vlm_server.api.http.intake.leniency import IgnoredFields
-from vlm_server.api.ollama.schema import ChatMessage, ChatRequest, Request
+from vlm_server.api.ollama.schema import ChatMessage, OllamaChatRequest, Request
 
 _OF_ROLE = {
     "thinking": "assistant",
@@ -23,7 +23,7 @@ def ignored_fields(fields: dict[str, Any], request: Request) -> tuple[str, ...]:
     ignored = IgnoredFields()
     ignored.add("keep_alive", request.keep_alive)
     ignored.add_unread(fields, request)
-    if isinstance(request, ChatRequest):
+    if isinstance(request, OllamaChatRequest):
         for message in request.messages or ():
             _add_misplaced(message, ignored)
     return ignored.names

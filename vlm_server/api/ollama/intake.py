@@ -17,7 +17,7 @@ from vlm_server.api.ollama.ignored import ignored_fields
 from vlm_server.api.ollama.messages import pictures_and_text, read_messages
 from vlm_server.api.ollama.options import AnswerOptions, encode_options
 from vlm_server.api.ollama.sampling import read_sampling
-from vlm_server.api.ollama.schema import ChatRequest, GenerateRequest, Request, Tool
+from vlm_server.api.ollama.schema import OllamaChatRequest, OllamaGenerateRequest, Request, Tool
 from vlm_server.errors import UnsupportedField
 from vlm_server.protocol import (
     Message,
@@ -37,24 +37,24 @@ _AT_ONCE = re.compile(r"0+(\.0*)?(ns|us|ms|s|m|h)?")
 
 def read_chat(body: Body, context: Context) -> Taken:
     """The request in `body`. Raises RequestError, and BytesNeeded for URLs in `images`."""
-    return _chat(*_read(body, ChatRequest, context), context)
+    return _chat(*_read(body, OllamaChatRequest, context), context)
 
 
 def read_chat_text(body: Body, context: Context) -> Taken | None:
     """The request in `body`; None if it has images. Raises RequestError."""
-    request, ignored = _read(body, ChatRequest, context)
+    request, ignored = _read(body, OllamaChatRequest, context)
     has_images = any(message.images for message in request.messages or ())
     return None if has_images else _chat(request, ignored, context)
 
 
 def read_generate(body: Body, context: Context) -> Taken:
     """The request in `body`. Raises RequestError, and BytesNeeded for URLs in `images`."""
-    return _generate(*_read(body, GenerateRequest, context), context)
+    return _generate(*_read(body, OllamaGenerateRequest, context), context)
 
 
 def read_generate_text(body: Body, context: Context) -> Taken | None:
     """The request in `body`; None if it has images. Raises RequestError."""
-    request, ignored = _read(body, GenerateRequest, context)
+    request, ignored = _read(body, OllamaGenerateRequest, context)
     return None if request.images else _generate(request, ignored, context)
 
 
@@ -65,7 +65,7 @@ def _read(body: Body, kind: type[schema.R], context: Context) -> tuple[schema.R,
     return request, ignored_fields(fields, request)
 
 
-def _chat(request: ChatRequest, ignored: tuple[str, ...], context: Context) -> Taken:
+def _chat(request: OllamaChatRequest, ignored: tuple[str, ...], context: Context) -> Taken:
     messages = request.messages or []
     if not messages:
         return _nothing_asked(request, ignored, context)
@@ -75,7 +75,7 @@ def _chat(request: ChatRequest, ignored: tuple[str, ...], context: Context) -> T
     return _taken(request, ignored, conversation, tools, context)
 
 
-def _generate(request: GenerateRequest, ignored: tuple[str, ...], context: Context) -> Taken:
+def _generate(request: OllamaGenerateRequest, ignored: tuple[str, ...], context: Context) -> Taken:
     for name in ("suffix", "template", "raw"):
         if getattr(request, name):
             raise UnsupportedField(f"`{name}` is not supported; leave it out.", name)

@@ -94,12 +94,12 @@ class Request(Struct, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
 
-class ChatRequest(Request):
+class OllamaChatRequest(Request):
     messages: list[ChatMessage] | None = None
     tools: list[Tool] | None = None
 
 
-class GenerateRequest(Request):
+class OllamaGenerateRequest(Request):
     """`suffix`, `template` and `raw` are refused if they are set."""
 
     prompt: str | None = None
@@ -110,8 +110,8 @@ class GenerateRequest(Request):
     raw: bool | None = None
 
 
-Decoder(ChatRequest)
-Decoder(GenerateRequest)
+Decoder(OllamaChatRequest)
+Decoder(OllamaGenerateRequest)
 """Made for what they leave behind: msgspec's notes on these types. Two threads that make them at
 the same time, for the first two requests, crash the process."""
 

@@ -16,16 +16,24 @@ from vlm_server.api.ollama.answers import AnswerMessage, Line, ToolCall
 from vlm_server.api.ollama.model_info import Details
 from vlm_server.api.ollama.schema import (
     ChatMessage,
-    ChatRequest,
     Function,
-    GenerateRequest,
     ModelOptions,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
 )
 from vlm_server.settings import Settings
 
 DOCS = (Path(__file__).parents[4] / "docs" / "ollama.md").read_text(encoding="utf-8")
 STRUCTS: list[type[msgspec.Struct]] = [
-    *(ChatRequest, GenerateRequest, ChatMessage, ModelOptions, AnswerMessage, Line, ToolCall),
+    *(
+        OllamaChatRequest,
+        OllamaGenerateRequest,
+        ChatMessage,
+        ModelOptions,
+        AnswerMessage,
+        Line,
+        ToolCall,
+    ),
     *(catalog.ListedModel, catalog.RunningModel, catalog.ShownModel, Details),
 ]
 UNTOLD = {"modelfile"}

@@ -29,7 +29,12 @@ from vlm_server.api.ollama.intake import (
     read_generate,
     read_generate_text,
 )
-from vlm_server.api.ollama.schema import ChatMessage, ChatRequest, GenerateRequest, ModelOptions
+from vlm_server.api.ollama.schema import (
+    ChatMessage,
+    ModelOptions,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+)
 from vlm_server.errors import RequestError
 from vlm_server.protocol import MESSAGE_HEADER, decode_command, encode_message
 from vlm_server.settings import Limits
@@ -73,11 +78,11 @@ MESSAGE = st.fixed_dictionaries(
 OPTIONS = st.fixed_dictionaries({}, optional={**optional(ModelOptions), "num_ctx": ANYTHING})
 CHAT = st.fixed_dictionaries(
     {"model": st.just("demo") | WORD, "messages": st.lists(MESSAGE, max_size=3) | ANYTHING},
-    optional={**optional(ChatRequest, "model", "messages", "options"), "options": OPTIONS},
+    optional={**optional(OllamaChatRequest, "model", "messages", "options"), "options": OPTIONS},
 )
 GENERATE = st.fixed_dictionaries(
     {"model": st.just("demo"), "prompt": WORD},
-    optional={**optional(GenerateRequest, "model", "prompt", "options"), "options": OPTIONS},
+    optional={**optional(OllamaGenerateRequest, "model", "prompt", "options"), "options": OPTIONS},
 )
 
 
@@ -145,7 +150,7 @@ go = threading.Barrier(4)
 
 def parse():
     go.wait()
-    schema.convert(fields, schema.ChatRequest)
+    schema.convert(fields, schema.OllamaChatRequest)
 
 threads = [threading.Thread(target=parse) for _ in range(4)]
 [thread.start() for thread in threads]
