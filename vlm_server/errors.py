@@ -26,6 +26,7 @@
         ├── QueueFull             429  queue_full
         │   └── KeyLimitReached   429  key_limit_reached
         ├── InternalError         500  internal_error
+        ├── NotSupported          501  not_supported
         ├── EngineDied            502  engine_died
         ├── OutOfMemory           503  out_of_memory
         ├── EngineUnavailable     503  engine_unavailable
@@ -176,6 +177,12 @@ class KeyLimitReached(QueueFull):
 
 class InternalError(RequestError):
     status, code, type = 500, "internal_error", "server_error"
+
+
+class NotSupported(RequestError):
+    """The route is known of other servers, and has nothing to do here."""
+
+    status, code, type = 501, "not_supported", "invalid_request_error"
 
 
 class EngineDied(RequestError):

@@ -390,11 +390,18 @@ class ImageUse(msgspec.Struct, frozen=True):
     tokens: int
 
 
+class Times(msgspec.Struct, frozen=True):
+    """When an answer began and ended, in seconds from when the front got the request's headers."""
+
+    first_text_seconds: float = 0.0
+    total_seconds: float = 0.0
+
+
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
     """All choices have ended, or the request was aborted, or it was to be counted only.
 
     `images` are those of the messages, in order. A prompt that was counted comes with its
-    `token_ids`, and with its `text` if it was given as ids.
+    `token_ids`, and with its `text` if it was given as ids. The front fills in `times`.
     """
 
     request_id: str
@@ -403,6 +410,7 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     images: tuple[ImageUse, ...] = ()
     token_ids: tuple[int, ...] = ()
     text: str = ""
+    times: Times = Times()
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

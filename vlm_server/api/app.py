@@ -13,6 +13,7 @@ from starlette.types import Scope
 from vlm_server.api.anthropic.errors import encode as encode_anthropic
 from vlm_server.api.anthropic.messages import PATH as MESSAGES
 from vlm_server.api.anthropic.messages import CountTokens, Messages
+from vlm_server.api.anthropic.schema import MessagesRequest
 from vlm_server.api.http import access_log, errors
 from vlm_server.api.http.access import gate
 from vlm_server.api.http.access.keys import KeyRing
@@ -23,6 +24,11 @@ from vlm_server.api.http.intake.intake import Intake, start_pool
 from vlm_server.api.http.middleware import Errors, Gate, RequestLog
 from vlm_server.api.http.missing_route import not_found
 from vlm_server.api.http.queue.queue_slots import QueueSlots
+from vlm_server.api.ollama.catalog import Catalog, ModelRequest
+from vlm_server.api.ollama.chat import Chat as OllamaChat
+from vlm_server.api.ollama.errors import encode as encode_ollama
+from vlm_server.api.ollama.generate import Generate as OllamaGenerate
+from vlm_server.api.ollama.schema import OllamaChatRequest, OllamaGenerateRequest
 from vlm_server.api.openai import completions_intake, schema, tokenize_intake
 from vlm_server.api.openai.chat import ChatCompletions
 from vlm_server.api.openai.completions import Completions
@@ -104,6 +110,7 @@ def _routes(
         Route("/health", health.ready),
         Route("/health/live", health.live),
         Route("/health/ready", health.ready),
+        *_ollama_routes(generation),
     ]
     return [*routes, Route("/openapi.json", OpenApi(routes, _BODIES, ErrorBody).show)]
 
@@ -113,6 +120,12 @@ _BODIES = {
     "/v1/completions": Body((CompletionRequest,), schema.HARMLESS, completions_intake.NEUTRAL),
     "/v1/tokenize": Body((PromptRequest, ChatRequest), (), tokenize_intake.NEUTRAL),
     "/v1/detokenize": Body((TokensRequest,)),
+    MESSAGES: Body((MessagesRequest,)),
+    f"{MESSAGES}/count_tokens": Body((MessagesRequest,)),
+    "/api/chat": Body((OllamaChatRequest,)),
+    "/api/generate": Body((OllamaGenerateRequest,)),
+    "/api/show": Body((ModelRequest,)),
+    "/api/pull": Body((ModelRequest,)),
 }
 _BODIES |= {
     "/api/v0/chat/completions": _BODIES["/v1/chat/completions"],
@@ -122,13 +135,49 @@ _BODIES |= {
 """What routes take, for `/openapi.json`."""
 
 
+def _ollama_routes(generation: Generation) -> list[Route]:
+    # Ollama's own examples send bodies with curl, which does not call them JSON.
+    chat = Endpoint(generation, OllamaChat(), any_type=True)
+    generate = Endpoint(generation, OllamaGenerate(), any_type=True)
+    catalog = Catalog(generation)
+    return [
+        Route("/api/chat", chat, methods=["POST"]),
+        Route("/api/generate", generate, methods=["POST"]),
+        Route("/api/tags", catalog.tags),
+        Route("/api/show", catalog.show, methods=["POST"]),
+        Route("/api/ps", catalog.ps),
+        Route("/api/version", catalog.version),
+        Route("/api/pull", catalog.pull, methods=["POST"]),
+        *(
+            Route(path, catalog.refuse, methods=methods, include_in_schema=False)
+            for path, methods in _NO_OLLAMA.items()
+        ),
+    ]
+
+
+_NO_OLLAMA = {
+    "/api/copy": ["POST"],
+    "/api/create": ["POST"],
+    "/api/delete": ["DELETE"],
+    "/api/embed": ["POST"],
+    "/api/embeddings": ["POST"],
+    "/api/push": ["POST"],
+    "/api/blobs/{digest}": ["HEAD", "POST"],
+}
+"""What Ollama does with models, and a server of one model does not."""
+
+
 def _encode_for(scope: Scope) -> EncodeError:
     """Errors are written as the dialect does whose route was asked for; OpenAI's by default."""
     path = str(scope["path"])
     return next((encode for start, encode in _ENCODERS if path.startswith(start)), encode_openai)
 
 
-_ENCODERS: tuple[tuple[str, EncodeError], ...] = ((MESSAGES, encode_anthropic),)
+_ENCODERS: tuple[tuple[str, EncodeError], ...] = (
+    (MESSAGES, encode_anthropic),
+    ("/api/v0/", encode_openai),
+    ("/api/", encode_ollama),
+)
 """By how the paths of a dialect's routes begin."""
 
 

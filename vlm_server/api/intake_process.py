@@ -9,6 +9,7 @@ from vlm_server import heap
 from vlm_server.api.anthropic import intake as anthropic
 from vlm_server.api.http.intake.calls import Read, Taken, encode_outcome
 from vlm_server.api.http.intake.intake_job import take_job
+from vlm_server.api.ollama import intake as ollama
 from vlm_server.api.openai import completions_intake as completions
 from vlm_server.api.openai import intake as openai
 from vlm_server.api.openai import tokenize_intake as tokenize
@@ -25,6 +26,8 @@ _READERS: dict[str, Read] = {
     completions.DIALECT: completions.read,
     tokenize.TOKENIZE: tokenize.read_prompt,
     tokenize.DETOKENIZE: tokenize.read_tokens,
+    ollama.CHAT: ollama.read_chat,
+    ollama.GENERATE: ollama.read_generate,
 }
 
 logger = logging.getLogger(__name__)

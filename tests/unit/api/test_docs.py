@@ -39,7 +39,8 @@ def test_every_error_code_is_documented(code: str) -> None:
 def test_every_route_is_documented() -> None:
     routes = create_app(Settings(), ScriptedEngine()).routes
     paths = [route.path for route in routes if isinstance(route, Route)]
-    assert [path for path in paths if path.partition("{")[0] not in DOCS] == []
+    ours = [path for path in paths if "/api/" not in path or "/v0/" in path]  # else: ollama.md
+    assert [path for path in ours if path.partition("{")[0] not in DOCS] == []
 
 
 READINGS = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -10,8 +11,8 @@ import msgspec
 from vlm_server.api.http import access_log
 from vlm_server.api.http.access_log import Entry
 from vlm_server.errors import EngineUnavailable, InternalError, RequestError
-from vlm_server.protocol import Delta, Failed, Finished, TokenLogprob, Tokens
-from vlm_server.supervisor.client import RequestEvent
+from vlm_server.protocol import Delta, Failed, Finished, Times, TokenLogprob, Tokens, Usage
+from vlm_server.supervisor.client import EngineRequest, RequestEvent
 
 Answer = AsyncGenerator[Delta | Finished, None]
 
@@ -39,6 +40,11 @@ async def answer(events: AsyncGenerator[RequestEvent, None], entry: Entry) -> An
             elif isinstance(event, Finished | Failed):
                 ending = event
     yield _checked(ending, entry)
+
+
+async def empty(request: EngineRequest) -> AsyncGenerator[RequestEvent, None]:
+    """The events of a request that has nothing to generate."""
+    yield Finished(request.submit.request_id, Usage(0, 0))
 
 
 async def whole(answer: Answer, num_choices: int) -> tuple[list[list[Delta]], Finished]:
@@ -69,4 +75,6 @@ def _checked(ending: Finished | Failed | None, entry: Entry) -> Finished:
     if ending.is_aborted:
         raise EngineUnavailable("The engine aborted this request.")
     entry.completion_tokens = ending.usage.completion_tokens
-    return ending
+    total_seconds = time.perf_counter() - entry.started
+    first = total_seconds if entry.ttft_seconds is None else entry.ttft_seconds
+    return msgspec.structs.replace(ending, times=Times(first, total_seconds))

@@ -19,13 +19,13 @@ from vlm_server.errors import (
 from vlm_server.settings import Limits
 
 
-def check_headers(headers: Headers, limits: Limits) -> None:
+def check_headers(headers: Headers, limits: Limits, *, any_type: bool = False) -> None:
     """Refuse by its headers a body that is not plain JSON, or too large.
 
-    Raises UnsupportedMediaType or PayloadTooLarge.
+    With `any_type` its type may be called anything. Raises UnsupportedMediaType or PayloadTooLarge.
     """
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
+    if media_type != "application/json" and not any_type:
         raise UnsupportedMediaType("The Content-Type must be application/json.")
     if headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise UnsupportedMediaType("Content-Encoding is not supported; send the JSON uncompressed.")

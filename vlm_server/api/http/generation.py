@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from vlm_server.api.http import access_log, body
 from vlm_server.api.http.access import cache_salt, client_id
 from vlm_server.api.http.access_log import Entry
-from vlm_server.api.http.answer import Answer, answer, as_request_error, whole
+from vlm_server.api.http.answer import Answer, answer, as_request_error, empty, whole
 from vlm_server.api.http.dialect import Dialect, Renderer
 from vlm_server.api.http.disconnect import until_disconnect
 from vlm_server.api.http.intake.calls import Call, Context
@@ -54,13 +54,15 @@ class Endpoint:
     disconnects, the work is cancelled wherever it is, and its clean-up does both.
     """
 
-    def __init__(self, shared: Generation, dialect: Dialect) -> None:
+    def __init__(self, shared: Generation, dialect: Dialect, *, any_type: bool = False) -> None:
+        """With `any_type` a body need not be called JSON: see `body.check_headers`."""
         self._shared = shared
         self._dialect = dialect
+        self._any_type = any_type
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         shared, headers = self._shared, Headers(scope=scope)
-        body.check_headers(headers, shared.limits)
+        body.check_headers(headers, shared.limits, any_type=self._any_type)
         clock = RequestClock(headers, shared.deadlines)
         status = shared.engine.status
         if not status.is_ready:
@@ -99,7 +101,8 @@ class Endpoint:
         entry.ignored = wanted.ignored
         render = dialect.renderer(context.request_id, model, wanted.options)
         request = request.with_deadlines(clock.left())
-        events = clock.watch(shared.engine.stream(request), slot.release_body)
+        stream_of = shared.engine.stream if wanted.generates else empty
+        events = clock.watch(stream_of(request), slot.release_body)
         del request  # frees the images while the engine answers
         async with aclosing(answer(events, entry)) as deltas:
             if wanted.stream:

@@ -21,6 +21,8 @@ model     {model}
 state     {state}
 base URL  {url}/v1
 
+For clients that look for "Ollama is running": this is not Ollama, but its API is at {url}/api.
+
 Ask about an image:
 
 curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d @- <<END

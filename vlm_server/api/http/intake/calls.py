@@ -39,13 +39,15 @@ class Taken(msgspec.Struct, frozen=True):
     """What a dialect makes of a body: the engine's request, and how the client wants the answer.
 
     `options` is for the dialect's renderer, which alone reads it. `ignored` names the fields of the
-    body that have no effect, by their paths.
+    body that have no effect, by their paths. Without `generates` the answer is empty, and the
+    engine gets nothing.
     """
 
     submit: Submit
     stream: bool
     options: bytes = b""
     ignored: tuple[str, ...] = ()
+    generates: bool = True
 
 
 Read = Callable[[Body, Context], Taken]
@@ -64,6 +66,7 @@ class Answering(msgspec.Struct, frozen=True, tag=True):
     num_videos: int
     num_choices: int
     shape: Shape
+    generates: bool
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
@@ -136,6 +139,7 @@ def _answering(taken: Taken) -> Answering:
         num_videos=len(submit.videos),
         num_choices=submit.sampling.n,
         shape=shape_of(submit),
+        generates=taken.generates,
     )
 
 

@@ -135,7 +135,7 @@ def _explain(message: str, rules: Mapping[str, str]) -> InvalidRequest:
     """msgspec's message as our error: `Expected ... - at `$.a[0].b`` gives param `a[0].b`."""
     text, path = _text_and_path(message)
     if unknown := _UNKNOWN.match(text):
-        param = _join(path, _shown(unknown[1]))
+        param = _join(path, shown(unknown[1]))
         return UnsupportedField(f"`{param}` is not a field of this request.", param)
     if missing := _MISSING.match(text):
         param = _join(path, missing[1])
@@ -166,10 +166,9 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _shown(name: str) -> str:
+def shown(name: str) -> str:
     """The beginning of a name from the client, made safe for a message."""
-    shown = name[:_MAX_SHOWN_CHARS]
-    printable = "".join(c if c.isprintable() and c != "`" else "?" for c in shown)
+    printable = "".join(c if c.isprintable() and c != "`" else "?" for c in name[:_MAX_SHOWN_CHARS])
     return printable if len(name) <= _MAX_SHOWN_CHARS else printable + "..."
 
 

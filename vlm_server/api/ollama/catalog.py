@@ -1,0 +1,176 @@
+"""What Ollama's clients ask about models: `/api/tags`, `/api/show`, `/api/ps`, `/api/version`.
+
+There is one model, which is loaded: routes that add, change or delete models say so.
+"""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+
+from vlm_server import __version__
+from vlm_server.api.http import body
+from vlm_server.api.http.generation import Generation
+from vlm_server.api.http.intake import json_body
+from vlm_server.api.ollama import model_name
+from vlm_server.api.ollama.answers import time_text
+from vlm_server.api.ollama.model_info import (
+    Details,
+    capabilities,
+    details,
+    digest,
+    model_info,
+    template,
+)
+from vlm_server.errors import EngineUnavailable, InvalidRequest, NotSupported, PayloadTooLarge
+from vlm_server.protocol import ModelFacts
+
+API_VERSION = "0.12.11"
+"""The version of Ollama whose API is followed: clients compare it to what they need."""
+_FOR_EVER = "9999-12-31T23:59:59Z"
+
+
+class ListedModel(msgspec.Struct, frozen=True):
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: Details
+
+
+class RunningModel(msgspec.Struct, frozen=True):
+    name: str
+    model: str
+    size: int
+    digest: str
+    details: Details
+    expires_at: str
+    size_vram: int
+    context_length: int
+
+
+class ShownModel(msgspec.Struct, frozen=True):
+    modelfile: str
+    parameters: str
+    template: str
+    details: Details
+    model_info: dict[str, str | int]
+    capabilities: tuple[str, ...]
+    modified_at: str
+    license: str = ""
+
+
+class ModelRequest(msgspec.Struct):
+    """Which model is meant: `name` is the older word."""
+
+    model: str | None = None
+    name: str | None = None
+    stream: bool | None = None
+
+
+class Catalog:
+    """The endpoints about the model. They ask the engine nothing."""
+
+    def __init__(self, shared: Generation) -> None:
+        self._shared = shared
+        self._started = time.time()
+
+    async def tags(self, _: Request) -> Response:
+        facts = self._facts
+        listed = ListedModel(
+            name=self._tagged,
+            model=self._tagged,
+            modified_at=self._modified_at(facts),
+            size=facts.size_bytes,
+            digest=digest(facts, self._name),
+            details=details(facts),
+        )
+        return _json({"models": [listed]})
+
+    async def show(self, request: Request) -> Response:
+        await self._read(request)
+        facts, status = self._facts, self._shared.engine.status
+        if facts == ModelFacts() and not status.is_ready:
+            raise EngineUnavailable(f"The model is not loaded yet: {status.state}.")
+        return _json(
+            ShownModel(
+                modelfile=f"FROM {self._tagged}",
+                parameters="",
+                template=template(facts),
+                details=details(facts),
+                model_info=model_info(facts),
+                capabilities=capabilities(facts),
+                modified_at=self._modified_at(facts),
+            )
+        )
+
+    async def ps(self, _: Request) -> Response:
+        facts = self._facts
+        running = RunningModel(
+            name=self._tagged,
+            model=self._tagged,
+            size=facts.size_bytes,
+            digest=digest(facts, self._name),
+            details=details(facts),
+            expires_at=_FOR_EVER,
+            size_vram=facts.size_bytes,
+            context_length=facts.context_tokens,
+        )
+        return _json({"models": [running] if self._shared.engine.status.is_ready else []})
+
+    async def version(self, _: Request) -> Response:
+        return _json({"version": API_VERSION, "vlm_server": __version__})
+
+    async def pull(self, request: Request) -> Response:
+        """Nothing is downloaded; the model that is served is here."""
+        asked = await self._read(request)
+        if asked.stream is False:
+            return _json({"status": "success"})
+        lines = b'{"status":"pulling manifest"}\n{"status":"success"}\n'
+        return Response(lines, media_type="application/x-ndjson")
+
+    async def refuse(self, request: Request) -> Response:
+        """For what would change models, or embed texts."""
+        path = request.url.path
+        raise NotSupported(
+            f"{request.method} {path} is not supported: this server has one model, which "
+            f"can't be changed here and makes no embeddings: '{self._name}'"
+        )
+
+    @property
+    def _name(self) -> str:
+        return self._shared.engine.status.model_name
+
+    @property
+    def _tagged(self) -> str:
+        return model_name.tagged(self._name)
+
+    @property
+    def _facts(self) -> ModelFacts:
+        return self._shared.engine.status.model_facts
+
+    def _modified_at(self, facts: ModelFacts) -> str:
+        return time_text(facts.modified_at or self._started)
+
+    async def _read(self, request: Request) -> ModelRequest:
+        """The body of `request`, which names the model. Raises RequestError."""
+        limits = self._shared.limits
+        body.check_headers(Headers(scope=request.scope), limits, any_type=True)
+        data = await body.read(request.receive, limits, self._shared.arriving)
+        if not json_body.is_small(data):
+            raise PayloadTooLarge("The request's body is too large for this route.")
+        asked = json_body.convert(json_body.parse_object(data), ModelRequest, {})
+        name = asked.model or asked.name
+        if not name:
+            raise InvalidRequest("`model` is missing.", "model")
+        model_name.check(name, self._name, self._shared.server.model_aliases)
+        return asked
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

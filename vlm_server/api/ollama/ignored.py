@@ -1,0 +1,35 @@
+"""Which fields of a request have no effect: they are named in the log and in a header."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vlm_server.api.http.intake.leniency import IgnoredFields
+from vlm_server.api.ollama.schema import ChatMessage, OllamaChatRequest, Request
+
+_OF_ROLE = {
+    "thinking": "assistant",
+    "tool_calls": "assistant",
+    "tool_name": "tool",
+    "name": "tool",
+    "tool_call_id": "tool",
+}
+"""Fields that messages of one role have."""
+
+
+def ignored_fields(fields: dict[str, Any], request: Request) -> tuple[str, ...]:
+    """The paths of fields without effect, such as `options.num_ctx`; `request` is what became of
+    `fields`."""
+    ignored = IgnoredFields()
+    ignored.add("keep_alive", request.keep_alive)
+    ignored.add_unread(fields, request)
+    if isinstance(request, OllamaChatRequest):
+        for message in request.messages or ():
+            _add_misplaced(message, ignored)
+    return ignored.names
+
+
+def _add_misplaced(message: ChatMessage, ignored: IgnoredFields) -> None:
+    for name, role in _OF_ROLE.items():
+        if message.role != role:
+            ignored.add(f"messages[].{name}", getattr(message, name))

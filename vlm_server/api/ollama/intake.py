@@ -1,0 +1,148 @@
+"""From the body of a request to `/api/chat` or `/api/generate` to a `Submit`, with limits checked.
+
+Runs on a thread or in an intake process: see `http.intake`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from vlm_server.api.http.intake import json_body
+from vlm_server.api.http.intake.calls import Body, Context, Taken
+from vlm_server.api.http.intake.conversation import Conversation, Counts
+from vlm_server.api.http.intake.tool_definitions import ToolChoice, ToolDefinition, read_tools
+from vlm_server.api.ollama import model_name, schema
+from vlm_server.api.ollama.ignored import ignored_fields
+from vlm_server.api.ollama.messages import pictures_and_text, read_messages
+from vlm_server.api.ollama.options import AnswerOptions, encode_options
+from vlm_server.api.ollama.sampling import read_sampling
+from vlm_server.api.ollama.schema import OllamaChatRequest, OllamaGenerateRequest, Request, Tool
+from vlm_server.errors import UnsupportedField
+from vlm_server.protocol import (
+    Message,
+    SamplingParams,
+    Submit,
+    TemplateOptions,
+    TextPart,
+    Tools,
+)
+
+CHAT = "ollama.chat"
+GENERATE = "ollama.generate"
+
+_AT_ONCE = re.compile(r"0+(\.0*)?(ns|us|ms|s|m|h)?")
+"""A `keep_alive` that unloads a model of Ollama's."""
+
+
+def read_chat(body: Body, context: Context) -> Taken:
+    """The request in `body`. Raises RequestError, and BytesNeeded for URLs in `images`."""
+    return _chat(*_read(body, OllamaChatRequest, context), context)
+
+
+def read_chat_text(body: Body, context: Context) -> Taken | None:
+    """The request in `body`; None if it has images. Raises RequestError."""
+    request, ignored = _read(body, OllamaChatRequest, context)
+    has_images = any(message.images for message in request.messages or ())
+    return None if has_images else _chat(request, ignored, context)
+
+
+def read_generate(body: Body, context: Context) -> Taken:
+    """The request in `body`. Raises RequestError, and BytesNeeded for URLs in `images`."""
+    return _generate(*_read(body, OllamaGenerateRequest, context), context)
+
+
+def read_generate_text(body: Body, context: Context) -> Taken | None:
+    """The request in `body`; None if it has images. Raises RequestError."""
+    request, ignored = _read(body, OllamaGenerateRequest, context)
+    return None if request.images else _generate(request, ignored, context)
+
+
+def _read(body: Body, kind: type[schema.R], context: Context) -> tuple[schema.R, tuple[str, ...]]:
+    fields = json_body.parse_object(body)
+    request = schema.convert(fields, kind)
+    model_name.check(request.model, context.model, context.model_aliases)
+    return request, ignored_fields(fields, request)
+
+
+def _chat(request: OllamaChatRequest, ignored: tuple[str, ...], context: Context) -> Taken:
+    messages = request.messages or []
+    if not messages:
+        return _nothing_asked(request, ignored, context)
+    conversation = Conversation(context.limits, context.given)
+    tools = _tools(request.tools or [], conversation)
+    read_messages(messages, conversation)
+    return _taken(request, ignored, conversation, tools, context)
+
+
+def _generate(request: OllamaGenerateRequest, ignored: tuple[str, ...], context: Context) -> Taken:
+    for name in ("suffix", "template", "raw"):
+        if getattr(request, name):
+            raise UnsupportedField(f"`{name}` is not supported; leave it out.", name)
+    images = request.images or []
+    if not (request.prompt or images):
+        return _nothing_asked(request, ignored, context)
+    Counts(1, 2 + len(images), len(images), 0).check(context.limits, "images")
+    conversation = Conversation(context.limits, context.given, text_param="prompt")
+    if request.system:
+        conversation.add(Message("system", (conversation.text(request.system, "system"),)))
+    text = conversation.text(request.prompt or "", "prompt")
+    conversation.add(Message("user", pictures_and_text(images, "images", text, conversation)))
+    conversation.check_complete()
+    return _taken(request, ignored, conversation, None, context)
+
+
+def _taken(
+    request: Request,
+    ignored: tuple[str, ...],
+    conversation: Conversation,
+    tools: Tools | None,
+    context: Context,
+) -> Taken:
+    submit = Submit(
+        request_id=context.request_id,
+        messages=tuple(conversation.messages),
+        images=tuple(conversation.images),
+        sampling=read_sampling(request, context.limits),
+        cache_salt=context.cache_salt,
+        client=context.client,
+        tools=tools,
+        template=_template(request, conversation.messages[-1]),
+    )
+    options = encode_options(AnswerOptions(request.model))
+    return Taken(submit, request.stream is not False, options, ignored)
+
+
+def _nothing_asked(request: Request, ignored: tuple[str, ...], context: Context) -> Taken:
+    """For clients that load a model before they ask it, or unload it. It stays loaded."""
+    done_reason = "unload" if _AT_ONCE.fullmatch(str(request.keep_alive)) else "load"
+    options = encode_options(AnswerOptions(request.model, done_reason))
+    submit = Submit(context.request_id, (), (), SamplingParams(), client=context.client)
+    return Taken(submit, request.stream is not False, options, ignored, generates=False)
+
+
+def _tools(tools: list[Tool], conversation: Conversation) -> Tools | None:
+    definitions = [
+        ToolDefinition(
+            name=tool.function.name,
+            param=f"tools[{i}].function",
+            description=tool.function.description,
+            parameters=tool.function.parameters,
+        )
+        for i, tool in enumerate(tools)
+    ]
+    return read_tools(definitions, ToolChoice(param="tools"), conversation)
+
+
+def _template(request: Request, last: Message) -> TemplateOptions:
+    """A level of `think` is for templates that have levels. The assistant's last words go on."""
+    level = request.think if isinstance(request.think, str) else None
+    return TemplateOptions(
+        enable_thinking=None if request.think is None else bool(request.think),
+        variables=json.dumps({"reasoning_effort": level}) if level else "{}",
+        continue_final=last.role == "assistant" and _has_text(last) and not last.tool_calls,
+    )
+
+
+def _has_text(message: Message) -> bool:
+    return any(isinstance(part, TextPart) and part.text for part in message.content)
