@@ -18,12 +18,14 @@ from vlm_server.api.http.errors import EncodeError
 from vlm_server.api.http.generation import Endpoint, Generation
 from vlm_server.api.http.intake.intake import Intake, start_pool
 from vlm_server.api.http.middleware import Errors, Gate, RequestLog
+from vlm_server.api.http.openai_errors import encode as encode_openai
 from vlm_server.api.http.queue.queue_slots import QueueSlots
 from vlm_server.api.openai.chat import ChatCompletions
-from vlm_server.api.openai.errors import encode as encode_openai
 from vlm_server.api.operations.health import Health
 from vlm_server.api.operations.metrics import Metrics
 from vlm_server.api.operations.models import Models
+from vlm_server.api.responses.responses import ResponsesEndpoint, StoredResponses
+from vlm_server.api.responses.store import ResponseStore
 from vlm_server.child.pool import ChildPool
 from vlm_server.errors import MethodNotAllowed, NotFound, RequestError
 from vlm_server.settings import Settings
@@ -63,12 +65,19 @@ def _routes(
     answered: AnsweredRequests,
 ) -> list[Route]:
     generation = Generation(engine, queue_slots, intake, settings)
+    store = ResponseStore(settings.server)
+    stored = StoredResponses(store)
     models = Models(engine)
     health = Health(engine, queue_slots)
     metrics = Metrics(engine, queue_slots, answered)
     return [
         Route("/", models.page),
         Route("/v1/chat/completions", Endpoint(generation, ChatCompletions()), methods=["POST"]),
+        Route("/v1/responses", ResponsesEndpoint(generation, store), methods=["POST"]),
+        Route("/v1/responses/{response_id}", stored.retrieve, methods=["GET"]),
+        Route("/v1/responses/{response_id}", stored.delete, methods=["DELETE"]),
+        Route("/v1/responses/{response_id}/cancel", stored.cancel, methods=["POST"]),
+        Route("/v1/responses/{response_id}/input_items", stored.input_items),
         Route("/v1/models", models.list),
         Route("/v1/models/{model:path}", models.retrieve),
         Route("/v1/status", gate.admin_only(health.status)),

@@ -6,16 +6,21 @@ import logging
 import sys
 
 from vlm_server import heap
-from vlm_server.api.http.intake.calls import Read, Taken, encode_outcome
+from vlm_server.api.http.intake.calls import Outcome, Read, encode_outcome
+from vlm_server.api.http.intake.history import HistoryNeeded
 from vlm_server.api.http.intake.intake_job import take_job
 from vlm_server.api.openai import intake as openai
+from vlm_server.api.responses import intake as responses
 from vlm_server.child.serve import Limits, serve
 from vlm_server.errors import InternalError, RequestError, RequestTooCostly
 from vlm_server.media.external import BytesNeeded
 from vlm_server.settings import MIB
 
 _RETIRE_BYTES = 256 * MIB
-_READERS: dict[str, Read] = {openai.DIALECT: openai.read_chat}
+_READERS: dict[str, Read] = {
+    openai.DIALECT: openai.read_chat,
+    responses.DIALECT: responses.read_response,
+}
 
 logger = logging.getLogger(__name__)
 
@@ -29,11 +34,11 @@ def answer(job: bytearray) -> bytearray:
         return encode_outcome(InternalError("The server failed."))
 
 
-def _read(body: bytearray) -> Taken | RequestError | BytesNeeded:
+def _read(body: bytearray) -> Outcome:
     try:
         job = take_job(body)
         return _READERS[job.dialect](body, job.context)
-    except (RequestError, BytesNeeded) as outcome:
+    except (RequestError, BytesNeeded, HistoryNeeded) as outcome:
         return outcome
     except MemoryError:
         return RequestTooCostly("The request can't be read: it takes too much memory.")

@@ -17,13 +17,14 @@ from vlm_server.api.http.answer import Answer, answer, as_request_error, whole
 from vlm_server.api.http.dialect import Dialect, Renderer
 from vlm_server.api.http.disconnect import until_disconnect
 from vlm_server.api.http.intake.calls import Call, Context
+from vlm_server.api.http.intake.history import History, HistoryNeeded
 from vlm_server.api.http.intake.intake import Intake
 from vlm_server.api.http.queue.arriving import ArrivingBodies
 from vlm_server.api.http.queue.deadlines import RequestClock
 from vlm_server.api.http.queue.queue_slots import QueueSlot, QueueSlots
 from vlm_server.api.http.sse import EventStream
 from vlm_server.api.http.urls.media_urls import MediaUrls
-from vlm_server.errors import EngineUnavailable
+from vlm_server.errors import EngineUnavailable, PayloadTooLarge
 from vlm_server.media.external import BytesNeeded
 from vlm_server.protocol import Finished
 from vlm_server.settings import Settings
@@ -50,12 +51,16 @@ class Endpoint:
     """One of them, as an ASGI application.
 
     The engine's events are always closed and the queue slot released: if the client
-    disconnects, the work is cancelled wherever it is, and its clean-up does both.
+    disconnects, the work is cancelled wherever it is, and its clean-up does both. `history` has
+    the earlier turns that requests of the dialect may name.
     """
 
-    def __init__(self, shared: Generation, dialect: Dialect) -> None:
+    def __init__(
+        self, shared: Generation, dialect: Dialect, history: History | None = None
+    ) -> None:
         self._shared = shared
         self._dialect = dialect
+        self._history = history
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         shared, headers = self._shared, Headers(scope=scope)
@@ -114,14 +119,31 @@ class Endpoint:
         dialect, shared = self._dialect, self._shared
         read = partial(shared.intake.read, dialect.name, dialect.read_text, data)
         try:
-            try:
-                return await read(context)
-            except BytesNeeded as needed:
-                given = await shared.media_urls.read(needed.urls)
-            slot.reserve(len(data) + sum(map(len, given.values())))
-            return await read(msgspec.structs.replace(context, given=given))
+            while True:
+                try:
+                    return await read(context)
+                except BytesNeeded as needed:
+                    given = await shared.media_urls.read(needed.urls)
+                    context = msgspec.structs.replace(context, given=given)
+                except HistoryNeeded as needed:
+                    previous = self._recall(context.client, needed.response_id, len(data))
+                    context = msgspec.structs.replace(context, previous=previous)
+                slot.reserve(len(data) + context.num_bytes)
         finally:
             body.discard(data)  # the caller still holds it, and the answer may take minutes
+
+    def _recall(self, client: str, response_id: str, body_bytes: int) -> tuple[bytes, ...]:
+        """The earlier turns, which together with the body may be as large as a body."""
+        assert self._history is not None
+        previous = self._history.recall(client, response_id)
+        limit = self._shared.limits.max_body_bytes
+        if body_bytes + sum(map(len, previous)) > limit:
+            raise PayloadTooLarge(
+                f"The request and the turns before it are larger than {limit} bytes "
+                "(`limits.max_body_bytes`).",
+                "previous_response_id",
+            )
+        return previous
 
 
 async def _stream(deltas: Answer, render: Renderer, stream: EventStream, entry: Entry) -> None:

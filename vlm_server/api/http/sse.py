@@ -15,9 +15,10 @@ KEEP_ALIVE = b": keep-alive\n\n"
 CONTENT_TYPE = b"text/event-stream; charset=utf-8"
 
 
-def event(data: bytes) -> bytes:
-    """One event on the wire. `data` is JSON on one line."""
-    return b"data: " + data + b"\n\n"
+def event(data: bytes, name: str = "") -> bytes:
+    """One event on the wire, with its name if it has one. `data` is JSON on one line."""
+    named = b"event: " + name.encode() + b"\n" if name else b""
+    return named + b"data: " + data + b"\n\n"
 
 
 class EventStream:
