@@ -98,7 +98,7 @@ class ResponseStore:
     def finish(self, response_id: str, response: bytes, output: bytes) -> None:
         """Keep the `response` and the items of its `output`, unless it is gone by now."""
         entry = self._entries.get(response_id)
-        if entry is None:
+        if entry is None or not entry.is_pending:
             return
         entry.turn.output = output
         self._size_bytes += len(output) + len(response) - len(entry.response)
