@@ -99,19 +99,20 @@ class Endpoint:
             request, wanted = await self._read_call(data, slot, context)
         entry.images, entry.videos = wanted.num_images, wanted.num_videos
         entry.ignored = wanted.ignored
+        stream_wanted, num_choices = wanted.stream, wanted.num_choices
         render = dialect.renderer(context.request_id, model, wanted.options)
         request = request.with_deadlines(clock.left())
         events = clock.watch(shared.engine.stream(request), slot.release_body)
-        del request  # frees the images while the engine answers
+        del request, wanted  # frees the images while the engine answers
         async with aclosing(answer(events, entry)) as deltas:
-            if wanted.stream:
+            if stream_wanted:
                 stream = EventStream(
                     send, dialect.content_type, dialect.keep_alive, shared.keepalive_seconds
                 )
                 async with stream.kept_alive():
                     await _stream(deltas, render, stream, entry)
             else:
-                content = render.whole(*await whole(deltas, wanted.num_choices))
+                content = render.whole(*await whole(deltas, num_choices))
                 response = Response(content, media_type="application/json")
                 await response(scope, receive, send)
 
