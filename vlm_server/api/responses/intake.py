@@ -17,7 +17,6 @@ from vlm_server.api.http.intake.json_schema import ANY_OBJECT, schema_text
 from vlm_server.api.http.intake.tool_definitions import ToolChoice, ToolDefinition, read_tools
 from vlm_server.api.responses import schema
 from vlm_server.api.responses.echo import encode, encode_echo
-from vlm_server.api.responses.history import History
 from vlm_server.api.responses.items import (
     FunctionCallOutput,
     InputImage,
@@ -27,6 +26,7 @@ from vlm_server.api.responses.items import (
     normalize,
     parts_of,
 )
+from vlm_server.api.responses.messages import MessageBuilder
 from vlm_server.api.responses.options import Options, encode_options
 from vlm_server.api.responses.schema import (
     AllowedTools,
@@ -63,9 +63,7 @@ def read_text(body: Body, context: Context) -> Taken | None:
     Raises RequestError and HistoryNeeded.
     """
     parsed = schema.parse(body)
-    if parsed.request.previous_response_id and not all(
-        map(json_body.is_small, (b"".join(context.previous or ()),))
-    ):
+    if not json_body.is_small(b"".join(context.previous or ())):
         return None
     previous = _previous(parsed.request, context)
     parts = parts_of([*previous, *parsed.request.items])
@@ -125,13 +123,13 @@ def _messages(
 ) -> tuple[Message, ...]:
     items = request.items
     _counts([*previous, *items]).check(conversation.limits, "input")
-    history = History(conversation)
+    builder = MessageBuilder(conversation)
     if request.instructions:
-        history.instruct(request.instructions)
-    history.add(previous, _BEFORE)
-    history.add(items, "input")
+        builder.instruct(request.instructions)
+    builder.add(previous, _BEFORE)
+    builder.add(items, "input")
     conversation.check_complete()
-    messages = history.messages()
+    messages = builder.messages()
     if not any(message.role == "user" for message in messages):
         raise InvalidRequest("At least one item must be a message of role 'user'.", "input")
     if messages[-1].role == "assistant" and not _is_unfinished(items[-1]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from vlm_server.api.http.intake.conversation import Conversation
 from vlm_server.api.responses.items import (
@@ -38,7 +39,7 @@ class _Turn:
         return not (self.reasoning or self.content is not None or self.calls)
 
 
-class History:
+class MessageBuilder:
     """Makes messages of items, in their order. Its methods raise RequestError."""
 
     def __init__(self, conversation: Conversation) -> None:
@@ -78,9 +79,9 @@ class History:
                 self._turn.content = self._content(item.content, "assistant", f"{param}.content")
             case MessageItem():
                 self._end_turn()
-                role = "user" if item.role == "user" else "system"
+                role: Literal["user", "system"] = "user" if item.role == "user" else "system"
                 content = self._content(item.content, role, f"{param}.content")
-                self._messages.append(Message(role, content))  # type: ignore[arg-type]
+                self._messages.append(Message(role, content))
             case FunctionCallOutput():
                 self._end_turn()
                 self._messages.append(self._result(item, param))
