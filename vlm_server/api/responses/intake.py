@@ -63,7 +63,8 @@ def read_text(body: Body, context: Context) -> Taken | None:
     Raises RequestError and HistoryNeeded.
     """
     parsed = schema.parse(body)
-    if not json_body.is_small(b"".join(context.previous or ())):
+    turns = context.previous or ()
+    if sum(map(len, turns)) > json_body.SMALL_BYTES or not json_body.is_small(b"".join(turns)):
         return None
     previous = _previous(parsed.request, context)
     parts = parts_of([*previous, *parsed.request.items])

@@ -6,12 +6,14 @@ import json
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from tests import clips
 from tests.unit.api.requests import PNG_URL
 from tests.unit.api.responses.requests import ROUTE, asking, tool, user
 from tests.unit.api.scripted_engine import ScriptedEngine, ended, finished, scored
+from vlm_server.api.responses.schema import HARMLESS, NEUTRAL, ResponsesRequest
 from vlm_server.protocol import (
     ImagePart,
     Message,
@@ -381,6 +383,21 @@ async def test_what_has_no_effect_is_reported(
     assert answer.status_code == 200, answer.text
     expected = ", ".join(sorted(fields)) if ignored is None else ignored
     assert answer.headers.get("x-vlm-ignored", "") == expected
+
+
+async def test_null_is_as_good_as_nothing(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    names = {field.name for field in msgspec.structs.fields(ResponsesRequest)}
+    nothing = dict.fromkeys((names | HARMLESS | NEUTRAL.keys()) - {"model", "input"})
+    answer = await client.post(ROUTE, json=asking(**nothing))
+    assert answer.status_code == 200, answer.text
+    assert "x-vlm-ignored" not in answer.headers
+    await send(client, asking())
+    first, second = (
+        (each.messages, each.sampling, each.tools, each.template) for each in engine.submitted
+    )
+    assert first == second
 
 
 async def test_stream_options_have_no_effect(client: httpx.AsyncClient) -> None:

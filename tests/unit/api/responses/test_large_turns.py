@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -9,7 +10,7 @@ import httpx
 from tests.unit.api.conftest import Connect
 from tests.unit.api.requests import PNG_URL
 from tests.unit.api.responses.requests import ROUTE, asking, user
-from tests.unit.api.scripted_engine import ScriptedEngine
+from tests.unit.api.scripted_engine import ScriptedEngine, failed, never
 from vlm_server.api.http.intake.json_body import SMALL_BYTES
 from vlm_server.protocol import Message, TextPart
 from vlm_server.settings import Limits, Server, Settings
@@ -80,6 +81,29 @@ async def test_a_stored_response_is_not_streamed_again(client: httpx.AsyncClient
     response = await create(client, "Hi")
     answer = await client.get(f"{ROUTE}/{response['id']}", params={"stream": "true"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream")
+
+
+async def test_an_error_after_signs_of_life_is_a_whole_stream(
+    connect: Connect, engine: ScriptedEngine
+) -> None:
+    client = connect(Settings(server=Server(stream_keepalive_seconds=0.01)))
+    engine.script = (never(), failed("engine_died", "The engine ended."))
+    asked = asyncio.create_task(client.post(ROUTE, json=asking(stream=True)))
+    await engine.waiting.wait()
+    await asyncio.sleep(0.1)
+    (waited, _) = engine.script
+    assert isinstance(waited, asyncio.Event)
+    waited.set()
+    answer = await asked
+    assert answer.status_code == 200
+    assert answer.text.startswith(": keep-alive\n\n")
+    lines = [line for line in answer.text.splitlines() if line.startswith("event: ")]
+    assert lines == [
+        "event: response.created",
+        "event: response.in_progress",
+        "event: error",
+        "event: response.failed",
+    ]
 
 
 async def test_pages_of_items(client: httpx.AsyncClient) -> None:
