@@ -11,6 +11,7 @@
         │   ├── InvalidImage      400  invalid_image
         │   ├── InvalidVideo      400  invalid_video
         │   ├── ContextLengthExceeded  400  context_length_exceeded
+        │   ├── PreviousResponseNotFound  400  previous_response_not_found
         │   └── HeadersTooLarge   431  headers_too_large
         ├── Unauthorized          401  invalid_api_key
         ├── Forbidden             403  forbidden
@@ -109,6 +110,12 @@ class InvalidVideo(InvalidRequest):
 
 class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
+
+
+class PreviousResponseNotFound(InvalidRequest):
+    """The turns that a request goes on from are not, or no longer, stored for this client."""
+
+    code = "previous_response_not_found"
 
 
 class HeadersTooLarge(InvalidRequest):

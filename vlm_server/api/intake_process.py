@@ -7,12 +7,14 @@ import sys
 
 from vlm_server import heap
 from vlm_server.api.anthropic import intake as anthropic
-from vlm_server.api.http.intake.calls import Read, Taken, encode_outcome
+from vlm_server.api.http.intake.calls import Outcome, Read, encode_outcome
+from vlm_server.api.http.intake.history import HistoryNeeded
 from vlm_server.api.http.intake.intake_job import take_job
 from vlm_server.api.ollama import intake as ollama
 from vlm_server.api.openai import completions_intake as completions
 from vlm_server.api.openai import intake as openai
 from vlm_server.api.openai import tokenize_intake as tokenize
+from vlm_server.api.responses import intake as responses
 from vlm_server.child.serve import Limits, serve
 from vlm_server.errors import InternalError, RequestError, RequestTooCostly
 from vlm_server.media.external import BytesNeeded
@@ -28,6 +30,7 @@ _READERS: dict[str, Read] = {
     tokenize.DETOKENIZE: tokenize.read_tokens,
     ollama.CHAT: ollama.read_chat,
     ollama.GENERATE: ollama.read_generate,
+    responses.DIALECT: responses.read_response,
 }
 
 logger = logging.getLogger(__name__)
@@ -42,11 +45,11 @@ def answer(job: bytearray) -> bytearray:
         return encode_outcome(InternalError("The server failed."))
 
 
-def _read(body: bytearray) -> Taken | RequestError | BytesNeeded:
+def _read(body: bytearray) -> Outcome:
     try:
         job = take_job(body)
         return _READERS[job.dialect](body, job.context)
-    except (RequestError, BytesNeeded) as outcome:
+    except (RequestError, BytesNeeded, HistoryNeeded) as outcome:
         return outcome
     except MemoryError:
         return RequestTooCostly("The request can't be read: it takes too much memory.")

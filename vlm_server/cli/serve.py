@@ -22,7 +22,7 @@ from vlm_server import heap
 from vlm_server.api.app import create_app
 from vlm_server.api.http.connection.server import SLOW_READER_SECONDS, HttpServer, http_config
 from vlm_server.api.http.intake import intake
-from vlm_server.api.openai.errors import encode
+from vlm_server.api.http.openai_errors import encode
 from vlm_server.child.pool import ChildFailed
 from vlm_server.cli import options, terminal
 from vlm_server.errors import ConfigError, NotAvailable

@@ -80,6 +80,18 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "ignored and named in the header `X-VLM-Ignored` and in the log."
         ),
     ] = "refuse"
+    responses_store_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Maximum bytes of the turns that are kept for `/v1/responses`, with their "
+            "pictures, over all clients; the oldest are dropped first. 0 keeps none.",
+        ),
+    ] = 64 * MIB
+    responses_store_seconds: Annotated[
+        float,
+        Meta(gt=0, description="Time for which a turn of `/v1/responses` is kept."),
+    ] = 3600.0
 
     @property
     def needs_key(self) -> bool:

@@ -17,13 +17,14 @@ from vlm_server.api.http.answer import Answer, answer, as_request_error, empty, 
 from vlm_server.api.http.dialect import Dialect, Renderer
 from vlm_server.api.http.disconnect import until_disconnect
 from vlm_server.api.http.intake.calls import Call, Context
+from vlm_server.api.http.intake.history import History, HistoryNeeded
 from vlm_server.api.http.intake.intake import Intake
 from vlm_server.api.http.queue.arriving import ArrivingBodies
 from vlm_server.api.http.queue.deadlines import RequestClock
 from vlm_server.api.http.queue.queue_slots import QueueSlot, QueueSlots
 from vlm_server.api.http.sse import EventStream
 from vlm_server.api.http.urls.media_urls import MediaUrls
-from vlm_server.errors import EngineUnavailable
+from vlm_server.errors import EngineUnavailable, PayloadTooLarge
 from vlm_server.media.external import BytesNeeded
 from vlm_server.protocol import Finished
 from vlm_server.settings import Settings
@@ -51,13 +52,22 @@ class Endpoint:
     """One of them, as an ASGI application.
 
     The engine's events are always closed and the queue slot released: if the client
-    disconnects, the work is cancelled wherever it is, and its clean-up does both.
+    disconnects, the work is cancelled wherever it is, and its clean-up does both. `history` has
+    the earlier turns that requests of the dialect may name.
     """
 
-    def __init__(self, shared: Generation, dialect: Dialect, *, any_type: bool = False) -> None:
+    def __init__(
+        self,
+        shared: Generation,
+        dialect: Dialect,
+        history: History | None = None,
+        *,
+        any_type: bool = False,
+    ) -> None:
         """With `any_type` a body need not be called JSON: see `body.check_headers`."""
         self._shared = shared
         self._dialect = dialect
+        self._history = history
         self._any_type = any_type
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -99,20 +109,21 @@ class Endpoint:
             request, wanted = await self._read_call(data, slot, context)
         entry.images, entry.videos = wanted.num_images, wanted.num_videos
         entry.ignored = wanted.ignored
+        stream_wanted, num_choices = wanted.stream, wanted.num_choices
         render = dialect.renderer(context.request_id, model, wanted.options)
         request = request.with_deadlines(clock.left())
         stream_of = shared.engine.stream if wanted.generates else empty
         events = clock.watch(stream_of(request), slot.release_body)
-        del request  # frees the images while the engine answers
+        del request, wanted  # frees the images while the engine answers
         async with aclosing(answer(events, entry)) as deltas:
-            if wanted.stream:
+            if stream_wanted:
                 stream = EventStream(
                     send, dialect.content_type, dialect.keep_alive, shared.keepalive_seconds
                 )
                 async with stream.kept_alive():
                     await _stream(deltas, render, stream, entry)
             else:
-                content = render.whole(*await whole(deltas, wanted.num_choices))
+                content = render.whole(*await whole(deltas, num_choices))
                 response = Response(content, media_type="application/json")
                 await response(scope, receive, send)
 
@@ -120,14 +131,31 @@ class Endpoint:
         dialect, shared = self._dialect, self._shared
         read = partial(shared.intake.read, dialect.name, dialect.read_text, data)
         try:
-            try:
-                return await read(context)
-            except BytesNeeded as needed:
-                given = await shared.media_urls.read(needed.urls)
-            slot.reserve(len(data) + sum(map(len, given.values())))
-            return await read(msgspec.structs.replace(context, given=given))
+            while True:
+                try:
+                    return await read(context)
+                except BytesNeeded as needed:
+                    given = await shared.media_urls.read(needed.urls)
+                    context = msgspec.structs.replace(context, given=given)
+                except HistoryNeeded as needed:
+                    previous = self._recall(context.client, needed.response_id, len(data))
+                    context = msgspec.structs.replace(context, previous=previous)
+                slot.reserve(len(data) + context.num_bytes)
         finally:
             body.discard(data)  # the caller still holds it, and the answer may take minutes
+
+    def _recall(self, client: str, response_id: str, body_bytes: int) -> tuple[bytes, ...]:
+        """The earlier turns, which together with the body may be as large as a body."""
+        assert self._history is not None
+        previous = self._history.recall(client, response_id)
+        limit = self._shared.limits.max_body_bytes
+        if body_bytes + sum(map(len, previous)) > limit:
+            raise PayloadTooLarge(
+                f"The request and the turns before it are larger than {limit} bytes "
+                "(`limits.max_body_bytes`).",
+                "previous_response_id",
+            )
+        return previous
 
 
 async def _stream(deltas: Answer, render: Renderer, stream: EventStream, entry: Entry) -> None:

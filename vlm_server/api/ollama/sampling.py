@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vlm_server.api.http.intake import json_body
+from vlm_server.api.http.intake.effort import longest_thought
 from vlm_server.api.http.intake.json_schema import ANY_OBJECT, schema_text
 from vlm_server.api.http.intake.request_model import max_tokens_or_default
 from vlm_server.api.ollama.schema import INT32_MAX, ModelOptions, Request
@@ -31,6 +32,9 @@ def read_sampling(request: Request, limits: Limits) -> SamplingParams:
         repetition_penalty=options.repeat_penalty or 1.0,
         logprobs=_logprobs(request),
         json_schema=_json_schema(request, limits),
+        max_reasoning_tokens=longest_thought(
+            request.think if isinstance(request.think, str) else None
+        ),
     )
 
 

@@ -12,8 +12,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from vlm_server import protocol
+from vlm_server.api.http import openai_errors as errors
 from vlm_server.api.http import sse
-from vlm_server.api.openai import errors
 from vlm_server.api.openai.completions_intake import DIALECT, read
 from vlm_server.api.openai.options import Options, decode_options
 from vlm_server.api.openai.render import Usage, usage_of

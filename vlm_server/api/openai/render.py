@@ -11,8 +11,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from vlm_server import protocol
+from vlm_server.api.http import openai_errors as errors
 from vlm_server.api.http import sse
-from vlm_server.api.openai import errors
 from vlm_server.api.openai.options import Options
 from vlm_server.errors import RequestError
 

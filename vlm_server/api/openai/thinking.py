@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from vlm_server.api.http.intake.effort import longest_thought
 from vlm_server.api.http.intake.json_schema import json_text
 from vlm_server.errors import InvalidRequest, UnsupportedField
 from vlm_server.protocol import TemplateOptions
@@ -19,8 +20,6 @@ from vlm_server.protocol import TemplateOptions
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Budget = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
-EFFORT_TOKENS: dict[str, int] = {"minimal": 512, "low": 1024, "medium": 4096}
-"""The longest thought of an effort; others have no bound."""
 MAX_VARIABLES_BYTES = 16 << 10
 RESERVED = frozenset(
     {
@@ -75,12 +74,11 @@ class ThinkingFields:
 
     def max_tokens(self) -> int | None:
         """The longest thought: what is said in tokens, else what goes with the effort."""
-        said = [
+        return longest_thought(
+            self._effort,
             self.thinking.budget_tokens if self.thinking else None,
             self.reasoning.max_tokens if self.reasoning else None,
-        ]
-        shortest = min((each for each in said if each is not None), default=None)
-        return EFFORT_TOKENS.get(self._effort or "") if shortest is None else shortest
+        )
 
     @property
     def _effort(self) -> Effort | None:

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.api.requests import PNG_URL, chat, picture, text, user
+from vlm_server.api.http import openai_errors as errors
 from vlm_server.api.http.intake.calls import Context, Taken, call_of, decode_outcome, encode_outcome
-from vlm_server.api.openai import errors
 from vlm_server.api.openai.intake import read_chat, read_text
 from vlm_server.api.openai.schema import HARMLESS, NEUTRAL, ChatRequest
 from vlm_server.errors import RequestError

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from vlm_server.api.http.intake.history import HistoryNeeded
 from vlm_server.errors import RequestError
 from vlm_server.media.external import BytesNeeded, ExternalUrl
 from vlm_server.protocol import Submit, decode_encoded_submit, encode_submit
@@ -22,7 +23,8 @@ class Context(msgspec.Struct, frozen=True):
 
     model: the name it is served under. client: whose request it is. given: the bytes of the
     `https:` and `file:` URLs that were read for it. model_aliases, unknown_fields: the settings of
-    the server.
+    the server. previous: the earlier turns that it goes on from, see `History`; None until they are
+    asked for.
     """
 
     model: str
@@ -33,6 +35,12 @@ class Context(msgspec.Struct, frozen=True):
     given: dict[str, bytes] = {}
     model_aliases: tuple[str, ...] = ()
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
+    previous: tuple[bytes, ...] | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of what was read for the request."""
+        return sum(map(len, self.given.values())) + sum(map(len, self.previous or ()))
 
 
 class Taken(msgspec.Struct, frozen=True):
@@ -51,9 +59,11 @@ class Taken(msgspec.Struct, frozen=True):
 
 
 Read = Callable[[Body, Context], Taken]
-"""Raises RequestError, and BytesNeeded."""
+"""Raises RequestError, BytesNeeded and HistoryNeeded."""
 ReadText = Callable[[Body, Context], Taken | None]
-"""The same for a request without media; None for one that has some. Looks at no media."""
+"""The same for a request without media; None for one that has some. Looks at no media.
+
+Raises RequestError, and HistoryNeeded."""
 
 
 class Answering(msgspec.Struct, frozen=True, tag=True):
@@ -83,11 +93,21 @@ class Needed(msgspec.Struct, frozen=True, tag=True):
     urls: tuple[ExternalUrl, ...]
 
 
+class NeededHistory(msgspec.Struct, frozen=True, tag=True):
+    """`HistoryNeeded` on its way to the front."""
+
+    response_id: str
+
+
 class Call(NamedTuple):
     """A request for the engine, encoded, and what the front has to know to answer it."""
 
     request: EngineRequest
     answering: Answering
+
+
+Outcome = Taken | RequestError | BytesNeeded | HistoryNeeded
+_Head = Answering | Refused | Needed | NeededHistory
 
 
 def call_of(taken: Taken) -> Call:
@@ -96,7 +116,7 @@ def call_of(taken: Taken) -> Call:
     return Call(EngineRequest(encode_submit(taken.submit), answering.shape), answering)
 
 
-def encode_outcome(outcome: Taken | RequestError | BytesNeeded) -> bytearray:
+def encode_outcome(outcome: Outcome) -> bytearray:
     """What an intake process answers: a length, so many bytes for the front, and the `Submit`."""
     encoded = bytearray(_LENGTH_BYTES)
     _encoder.encode_into(_head(outcome), encoded, _LENGTH_BYTES)
@@ -108,7 +128,10 @@ def encode_outcome(outcome: Taken | RequestError | BytesNeeded) -> bytearray:
 
 
 def decode_outcome(encoded: bytearray) -> Call:
-    """The call in a process's answer, whose bytes it shares. Raises RequestError or BytesNeeded."""
+    """The call in a process's answer, whose bytes it shares.
+
+    Raises RequestError, BytesNeeded or HistoryNeeded.
+    """
     view = memoryview(encoded)
     end = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES])
     head = _head_decoder.decode(view[_LENGTH_BYTES:end])
@@ -116,15 +139,19 @@ def decode_outcome(encoded: bytearray) -> Call:
         raise RequestError.from_code(head.code, head.message, head.param)
     if isinstance(head, Needed):
         raise BytesNeeded(head.urls)
+    if isinstance(head, NeededHistory):
+        raise HistoryNeeded(head.response_id)
     return Call(EngineRequest(decode_encoded_submit(view[end:]), head.shape), head)
 
 
-def _head(outcome: Taken | RequestError | BytesNeeded) -> Answering | Refused | Needed:
+def _head(outcome: Outcome) -> _Head:
     match outcome:
         case RequestError():
             return Refused(outcome.code, outcome.message, outcome.param)
         case BytesNeeded():
             return Needed(outcome.urls)
+        case HistoryNeeded():
+            return NeededHistory(outcome.response_id)
         case Taken():
             return _answering(outcome)
 
@@ -145,6 +172,4 @@ def _answering(taken: Taken) -> Answering:
 
 _LENGTH_BYTES = 4
 _encoder = msgspec.msgpack.Encoder()
-_head_decoder: msgspec.msgpack.Decoder[Answering | Refused | Needed] = msgspec.msgpack.Decoder(
-    Answering | Refused | Needed
-)
+_head_decoder: msgspec.msgpack.Decoder[_Head] = msgspec.msgpack.Decoder(_Head)

@@ -59,7 +59,8 @@ class Intake:
     ) -> Call:
         """The call in `body`, as `dialect` says. Raises RequestError.
 
-        Raises BytesNeeded for a body that is to be read again, with the bytes of its URLs.
+        Raises BytesNeeded or HistoryNeeded for a body that is to be read again, with the bytes of
+        its URLs or the earlier turns.
         Cancelling it ends the work at once.
         """
         if json_body.is_small(body):
@@ -67,8 +68,7 @@ class Intake:
             taken = await anyio.to_thread.run_sync(read, limiter=self._text_threads)
             if taken is not None:
                 return call_of(taken)
-        num_bytes = len(body) + sum(map(len, context.given.values()))
-        async with self._turn(num_bytes):
+        async with self._turn(len(body) + context.num_bytes):
             return await self._in_process(Job(dialect, context), body)
 
     @asynccontextmanager

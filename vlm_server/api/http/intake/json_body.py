@@ -155,6 +155,7 @@ def _text_and_path(message: str) -> tuple[str, str]:
     if len(message) > _MAX_EXPLAINED_CHARS:
         half = _MAX_EXPLAINED_CHARS // 2
         message = f"{message[:half]}...{message[-half:]}"
+    message = message.replace(" - at `key` in `$", " - at `$")
     text, found, path = message.rpartition(" - at `$")
     if not found:
         return message, ""

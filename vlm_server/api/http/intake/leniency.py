@@ -8,7 +8,7 @@ inside messages and parts is ignored. What is unknown at the top is refused by n
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -56,8 +56,14 @@ class IgnoredFields:
                 self.add(inner, value)
 
 
+class Collector(Protocol):
+    """What ignored fields are reported to."""
+
+    def add(self, path: str, value: Any, /) -> None: ...
+
+
 def without_unknown(
-    fields: dict[str, Any], schema: type[msgspec.Struct], ignored: IgnoredFields
+    fields: dict[str, Any], schema: type[msgspec.Struct], ignored: Collector
 ) -> dict[str, Any]:
     """The fields of a body that `schema` has; the others go to `ignored`."""
     known = dict[str, Any]()

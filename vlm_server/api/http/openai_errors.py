@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape."""
+"""Errors in OpenAI's shape: of both of its dialects, and of the routes that are no dialect's."""
 
 from __future__ import annotations
 

@@ -1,0 +1,21 @@
+"""Requests for responses that tests send."""
+
+from __future__ import annotations
+
+from typing import Any
+
+ROUTE = "/v1/responses"
+
+
+def asking(given: Any = "Hi", **fields: Any) -> dict[str, Any]:
+    return {"model": "demo", "input": given, **fields}
+
+
+def user(*content: dict[str, Any] | str) -> dict[str, Any]:
+    if len(content) == 1 and isinstance(content[0], str):
+        return {"role": "user", "content": content[0]}
+    return {"role": "user", "content": list(content)}
+
+
+def tool(name: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "name": name, "parameters": {"type": "object"}, **fields}

@@ -1,0 +1,132 @@
+"""Turns that are large, or read in a process, or too large."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+
+from tests.unit.api.conftest import Connect
+from tests.unit.api.requests import PNG_URL
+from tests.unit.api.responses.requests import ROUTE, asking, user
+from tests.unit.api.scripted_engine import ScriptedEngine, failed, never
+from vlm_server.api.http.intake.json_body import SMALL_BYTES
+from vlm_server.protocol import Message, TextPart
+from vlm_server.settings import Limits, Server, Settings
+
+LONG = "x" * (SMALL_BYTES + 1)
+
+
+async def create(client: httpx.AsyncClient, given: Any, **fields: Any) -> dict[str, Any]:
+    answer = await client.post(ROUTE, json=asking(given, **fields))
+    assert answer.status_code == 200, answer.text
+    decoded: dict[str, Any] = answer.json()
+    return decoded
+
+
+async def test_a_short_turn_goes_on_from_a_long_one(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    first = await create(client, LONG)
+    second = await create(client, "And?", previous_response_id=first["id"])
+    await create(client, LONG, previous_response_id=second["id"])
+    sizes = [[len(m.content[0].text) for m in each.messages] for each in engine.submitted]  # type: ignore[union-attr]
+    hello = len("Hello world")
+    assert sizes == [
+        [len(LONG)],
+        [len(LONG), hello, 4],
+        [len(LONG), hello, 4, hello, len(LONG)],
+    ]
+
+
+async def test_a_picture_goes_on_from_a_long_turn_that_is_not_stored(
+    client: httpx.AsyncClient,
+) -> None:
+    picture = {"type": "input_image", "image_url": PNG_URL}
+    body = asking([user(picture)], previous_response_id="resp_nothing")
+    answer = await client.post(ROUTE, json=body)
+    assert answer.json()["error"]["code"] == "previous_response_not_found"
+
+
+async def test_turns_together_are_as_large_as_a_body_may_be(
+    connect: Connect, engine: ScriptedEngine
+) -> None:
+    client = connect(Settings(limits=Limits(max_body_bytes=4096)))
+    first = await create(client, "x" * 3000)
+    body = asking("x" * 1000, previous_response_id=first["id"])
+    answer = await client.post(ROUTE, json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "payload_too_large")
+    assert answer.json()["error"]["param"] == "previous_response_id"
+    await create(client, "x" * 100, previous_response_id=first["id"])
+
+
+async def test_limits_hold_for_all_turns_together(connect: Connect) -> None:
+    client = connect(Settings(limits=Limits(max_images=2)))
+    pictures = [{"type": "input_image", "image_url": PNG_URL}] * 2
+    first = await create(client, [user(*pictures)])
+    more = asking([user(*pictures[:1])], previous_response_id=first["id"])
+    answer = await client.post(ROUTE, json=more)
+    assert answer.json()["error"]["message"] == "At most 2 images are allowed."
+
+
+async def test_a_server_that_keeps_nothing_says_so(connect: Connect) -> None:
+    client = connect(Settings(server=Server(responses_store_bytes=0)))
+    response = await create(client, "Hi", store=True)
+    assert response["store"] is False
+    assert (await client.get(f"{ROUTE}/{response['id']}")).status_code == 404
+
+
+async def test_a_stored_response_is_not_streamed_again(client: httpx.AsyncClient) -> None:
+    response = await create(client, "Hi")
+    answer = await client.get(f"{ROUTE}/{response['id']}", params={"stream": "true"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream")
+
+
+async def test_an_error_after_signs_of_life_is_a_whole_stream(
+    connect: Connect, engine: ScriptedEngine
+) -> None:
+    client = connect(Settings(server=Server(stream_keepalive_seconds=0.01)))
+    engine.script = (never(), failed("engine_died", "The engine ended."))
+    asked = asyncio.create_task(client.post(ROUTE, json=asking(stream=True)))
+    await engine.waiting.wait()
+    await asyncio.sleep(0.1)
+    (waited, _) = engine.script
+    assert isinstance(waited, asyncio.Event)
+    waited.set()
+    answer = await asked
+    assert answer.status_code == 200
+    assert answer.text.startswith(": keep-alive\n\n")
+    lines = [line for line in answer.text.splitlines() if line.startswith("event: ")]
+    assert lines == [
+        "event: response.created",
+        "event: response.in_progress",
+        "event: error",
+        "event: response.failed",
+    ]
+
+
+async def test_pages_of_items(client: httpx.AsyncClient) -> None:
+    response = await create(client, [user(str(i)) for i in range(5)])
+    route = f"{ROUTE}/{response['id']}/input_items"
+    first = (await client.get(route, params={"limit": 2})).json()
+    texts = [item["content"][0]["text"] for item in first["data"]]
+    assert (texts, first["has_more"]) == (["4", "3"], True)
+    assert first["last_id"] == first["data"][-1]["id"]
+    rest = (await client.get(route, params={"after": first["last_id"]})).json()
+    assert [item["content"][0]["text"] for item in rest["data"]] == ["2", "1", "0"]
+    assert not rest["has_more"]
+    for wrong in ({"limit": 0}, {"limit": "x"}, {"order": "up"}, {"after": "no"}):
+        answer = await client.get(route, params=wrong)
+        assert (answer.status_code, [answer.json()["error"]["param"]]) == (400, list(wrong))
+
+
+async def test_a_call_without_its_turn_is_told_to_the_engine(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    """The turn of the call was deleted; its result stays where it is."""
+    result = {"type": "function_call_output", "call_id": "c", "output": "R"}
+    await create(client, [user("U"), result])
+    assert engine.submitted[0].messages[1] == Message(
+        "tool", (TextPart("R"),), tool_call_id="c", name=""
+    )

@@ -1,0 +1,393 @@
+"""The official client, through a real server: responses, streams, turns and its exceptions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI
+from pydantic import BaseModel
+
+from tests.unit.api.conftest import listening
+from tests.unit.api.requests import PNG_URL
+from tests.unit.api.scripted_engine import ScriptedEngine, Step, ended, failed, finished, never
+from tests.unit.api.scripted_engine import text as says
+from vlm_server.protocol import (
+    Delta,
+    ImagePart,
+    Message,
+    TextPart,
+    Tokens,
+    ToolCall,
+    ToolCallDelta,
+    Usage,
+)
+from vlm_server.settings import Server, Settings
+
+KEYS = ("correct-horse-battery", "another-horse-battery")
+TOOL: Any = {
+    "type": "function",
+    "name": "click",
+    "description": "Clicks.",
+    "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]},
+    "strict": True,
+}
+USAGE = Usage(7, 5, 3, 2)
+
+
+def thinks(piece: str) -> Step:
+    return lambda request_id: Tokens((Delta(request_id, piece, is_reasoning=True),))
+
+
+def calls(index: int, call_id: str = "", name: str = "", arguments: str = "") -> Step:
+    call = ToolCallDelta(index, call_id, name, arguments)
+    return lambda request_id: Tokens((Delta(request_id, "", tool_call=call),))
+
+
+AGENT: tuple[Step, ...] = (
+    *(thinks("Let me "), thinks("see.")),
+    *(says("I "), says("click.")),
+    *(calls(0, "call_a", "click"), calls(0, arguments='{"x":'), calls(0, arguments="1}")),
+    calls(1, "call_b", "click", '{"x":2}'),
+    *(ended("tool_calls"), finished(USAGE)),
+)
+
+
+@pytest.fixture
+async def base_url(engine: ScriptedEngine) -> AsyncIterator[str]:
+    async with listening(engine, Settings(server=Server(api_keys=KEYS))) as port:
+        yield f"http://127.0.0.1:{port}/v1"
+
+
+@pytest.fixture
+async def client(base_url: str) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=base_url, api_key=KEYS[0], max_retries=0) as made:
+        yield made
+
+
+def said(text: str) -> Message:
+    return Message("user", (TextPart(text),))
+
+
+async def test_a_response_and_its_fields(client: AsyncOpenAI, engine: ScriptedEngine) -> None:
+    response = await client.responses.create(
+        model="demo", input="Hi", instructions="Be brief.", metadata={"a": "b"}, temperature=0
+    )
+    assert response.output_text == "Hello world"
+    assert (response.status, response.error, response.incomplete_details) == (
+        "completed",
+        None,
+        None,
+    )
+    assert response.id.startswith("resp_")
+    assert response.created_at <= (response.completed_at or 0)
+    assert (response.metadata, response.instructions) == ({"a": "b"}, "Be brief.")
+    assert response.usage is not None
+    assert response.usage.total_tokens == 9
+    assert response.usage.input_tokens_details.cached_tokens == 3
+    (submit,) = engine.submitted
+    assert submit.messages == (Message("system", (TextPart("Be brief."),)), said("Hi"))
+    assert submit.sampling.temperature == 0
+
+
+async def test_a_picture(client: AsyncOpenAI, engine: ScriptedEngine) -> None:
+    content: Any = [
+        {"type": "input_text", "text": "What is this?"},
+        {"type": "input_image", "image_url": PNG_URL, "detail": "low"},
+    ]
+    await client.responses.create(model="demo", input=[{"role": "user", "content": content}])
+    (submit,) = engine.submitted
+    assert submit.messages[0].content == (TextPart("What is this?"), ImagePart(0))
+    assert submit.images[0].max_side_pixels == 512
+
+
+async def test_an_answer_of_thoughts_text_and_calls(
+    client: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
+    engine.script = AGENT
+    response = await client.responses.create(model="demo", input="Click", tools=[TOOL])
+    thought, message, first, second = response.output
+    assert thought.type == "reasoning"
+    assert thought.content is not None
+    assert thought.content[0].text == "Let me see."
+    assert message.type == "message"
+    assert response.output_text == "I click."
+    assert first.type == second.type == "function_call"
+    assert (first.call_id, first.name, first.arguments) == ("call_a", "click", '{"x":1}')
+    assert (second.call_id, second.arguments) == ("call_b", '{"x":2}')
+    assert len({item.id for item in response.output}) == 4
+    assert response.usage is not None
+    assert response.usage.output_tokens_details.reasoning_tokens == 2
+    tools = engine.submitted[0].tools
+    assert tools is not None
+    (function,) = json.loads(tools.definitions)
+    assert function == {
+        "type": "function",
+        "function": {name: TOOL[name] for name in ("name", "description", "parameters")},
+    }
+    assert tools.strict == ("click",)
+
+
+EVENTS = [
+    "response.created",
+    "response.in_progress",
+    "response.output_item.added",
+    "response.content_part.added",
+    "response.reasoning_text.delta",
+    "response.reasoning_text.delta",
+    "response.reasoning_text.done",
+    "response.content_part.done",
+    "response.output_item.done",
+    "response.output_item.added",
+    "response.content_part.added",
+    "response.output_text.delta",
+    "response.output_text.delta",
+    "response.output_text.done",
+    "response.content_part.done",
+    "response.output_item.done",
+    "response.output_item.added",
+    "response.function_call_arguments.delta",
+    "response.function_call_arguments.delta",
+    "response.function_call_arguments.done",
+    "response.output_item.done",
+    "response.output_item.added",
+    "response.function_call_arguments.delta",
+    "response.function_call_arguments.done",
+    "response.output_item.done",
+    "response.completed",
+]
+
+
+async def test_a_stream_has_its_events_in_order(
+    client: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
+    engine.script = AGENT
+    stream = await client.responses.create(model="demo", input="Click", tools=[TOOL], stream=True)
+    events = [event async for event in stream]
+    assert [event.type for event in events] == EVENTS
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    added = [event.item for event in events if event.type == "response.output_item.added"]
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [item.id for item in added] == [item.id for item in done]
+    last = events[-1]
+    assert last.type == "response.completed"
+    assert last.response.output == done
+    whole = await client.responses.retrieve(last.response.id)
+    assert whole.output == last.response.output
+    assert whole.usage == last.response.usage
+
+
+async def test_the_clients_own_stream_helper(client: AsyncOpenAI, engine: ScriptedEngine) -> None:
+    engine.script = AGENT
+    async with client.responses.stream(model="demo", input="Click", tools=[TOOL]) as stream:
+        final = await stream.get_final_response()
+    assert final.output_text == "I click."
+    call = final.output[2]
+    assert call.type == "function_call"
+    assert call.arguments == '{"x":1}'
+
+
+class Answer(BaseModel):
+    shape: str
+
+
+async def test_the_clients_own_structured_output(
+    client: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
+    engine.script = (says('{"shape": "circle"}'), ended(), finished())
+    parsed = await client.responses.parse(model="demo", input="Hi", text_format=Answer)
+    assert parsed.output_parsed == Answer(shape="circle")
+    schema = engine.submitted[0].sampling.json_schema
+    assert schema is not None
+    assert json.loads(schema)["required"] == ["shape"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_is_cut_off(
+    client: AsyncOpenAI, engine: ScriptedEngine, stream: bool
+) -> None:
+    engine.script = (says("Once upon"), ended("length"), finished())
+    arguments: Any = {"model": "demo", "input": "Hi", "max_output_tokens": 2, "stream": stream}
+    response = await client.responses.create(**arguments)
+    if stream:
+        last = [event async for event in response][-1]
+        assert last.type == "response.incomplete"
+        response = last.response
+    assert engine.submitted[0].sampling.max_tokens == 2
+    assert response.status == "incomplete"
+    assert response.incomplete_details.reason == "max_output_tokens"
+    assert response.output[0].status == "incomplete"
+    assert response.completed_at is None
+
+
+# ---- turns -----------------------------------------------------------------------------
+
+
+async def test_the_next_turn_goes_on_from_the_same_messages(
+    client: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
+    engine.script = AGENT
+    picture: Any = {"type": "input_image", "image_url": PNG_URL}
+    first_input: Any = [
+        {"role": "developer", "content": "Obey."},
+        {"role": "user", "content": [{"type": "input_text", "text": "Click"}, picture]},
+    ]
+    first = await client.responses.create(model="demo", input=first_input, tools=[TOOL])
+    results: Any = [
+        {"type": "function_call_output", "call_id": "call_a", "output": "done"},
+        {
+            "type": "function_call_output",
+            "call_id": "call_b",
+            "output": [{"type": "input_text", "text": "See:"}, picture],
+        },
+    ]
+    second = await client.responses.create(
+        model="demo", input=results, tools=[TOOL], previous_response_id=first.id
+    )
+    assert second.previous_response_id == first.id
+    before, after = engine.submitted
+    assert after.messages[:2] == before.messages
+    assert after.images[0].content_hash == before.images[0].content_hash
+    assert after.messages[2:] == (
+        Message(
+            "assistant",
+            (TextPart("I click."),),
+            "Let me see.",
+            (ToolCall("call_a", "click", '{"x":1}'), ToolCall("call_b", "click", '{"x":2}')),
+        ),
+        Message("tool", (TextPart("done"),), tool_call_id="call_a", name="click"),
+        Message("tool", (TextPart("See:"), ImagePart(1)), tool_call_id="call_b", name="click"),
+    )
+
+    # Who keeps the conversation and sends it all gives the engine the same.
+    echoed: Any = [item.model_dump() for item in first.output]
+    await client.responses.create(model="demo", input=[*first_input, *echoed, *results])
+    assert engine.submitted[2].messages == after.messages
+    assert engine.submitted[2].images[0].content_hash == after.images[0].content_hash
+
+
+async def test_instructions_are_not_carried_over(
+    client: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
+    first = await client.responses.create(model="demo", input="One", instructions="Rhyme.")
+    await client.responses.create(model="demo", input="Two", previous_response_id=first.id)
+    hello = Message("assistant", (TextPart("Hello world"),))
+    assert engine.submitted[1].messages == (said("One"), hello, said("Two"))
+
+
+async def test_a_streamed_response_may_be_gone_on_from(
+    client: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
+    stream = await client.responses.create(model="demo", input="One", stream=True)
+    events = [event async for event in stream]
+    first = events[0]
+    assert first.type == "response.created"
+    await client.responses.create(model="demo", input="Two", previous_response_id=first.response.id)
+    assert len(engine.submitted[1].messages) == 3
+
+
+async def test_what_is_stored_can_be_seen_and_deleted(client: AsyncOpenAI) -> None:
+    first = await client.responses.create(model="demo", input="One")
+    second = await client.responses.create(model="demo", input="Two", previous_response_id=first.id)
+    assert await client.responses.retrieve(first.id) == first
+    listed = await client.responses.input_items.list(second.id, order="asc")
+    texts = [item.content[0].text for item in listed.data]  # type: ignore[union-attr]
+    assert texts == ["One", "Hello world", "Two"]
+    newest = await client.responses.input_items.list(second.id, limit=1)
+    assert newest.data == listed.data[2:]
+    assert newest.has_more
+    with pytest.raises(openai.BadRequestError, match="background"):
+        await client.responses.cancel(first.id)
+    await client.responses.delete(first.id)
+    for lost in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
+        with pytest.raises(openai.NotFoundError):
+            await lost(first.id)
+
+
+async def test_what_is_deleted_is_forgotten_by_later_turns(
+    client: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
+    first = await client.responses.create(model="demo", input="One")
+    second = await client.responses.create(model="demo", input="Two", previous_response_id=first.id)
+    await client.responses.delete(first.id)
+    await client.responses.create(model="demo", input="Three", previous_response_id=second.id)
+    hello = Message("assistant", (TextPart("Hello world"),))
+    assert engine.submitted[2].messages == (said("Two"), hello, said("Three"))
+
+
+async def test_another_clients_response_does_not_exist(client: AsyncOpenAI, base_url: str) -> None:
+    mine = await client.responses.create(model="demo", input="One")
+    async with AsyncOpenAI(base_url=base_url, api_key=KEYS[1], max_retries=0) as other:
+        for lost in (other.responses.retrieve, other.responses.delete, other.responses.cancel):
+            with pytest.raises(openai.NotFoundError):
+                await lost(mine.id)
+        with pytest.raises(openai.NotFoundError):
+            await other.responses.input_items.list(mine.id)
+        with pytest.raises(openai.BadRequestError) as caught:
+            await other.responses.create(model="demo", input="2", previous_response_id=mine.id)
+    assert caught.value.code == "previous_response_not_found"
+    assert caught.value.param == "previous_response_id"
+
+
+async def test_what_shall_not_be_stored_is_not(client: AsyncOpenAI) -> None:
+    response = await client.responses.create(model="demo", input="One", store=False)
+    assert response.model_dump()["store"] is False
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.retrieve(response.id)
+    with pytest.raises(openai.BadRequestError):
+        await client.responses.create(model="demo", input="Two", previous_response_id=response.id)
+
+
+# ---- failures --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_error_before_the_first_token_has_its_status(
+    client: AsyncOpenAI, engine: ScriptedEngine, stream: bool
+) -> None:
+    engine.script = (failed("engine_died", "The engine ended."),)
+    with pytest.raises(openai.InternalServerError) as caught:
+        await client.responses.create(model="demo", input="Hi", stream=stream)
+    assert caught.value.status_code == 502
+
+
+async def test_an_engine_error_in_a_stream_is_an_event(
+    client: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
+    engine.script = (says("He"), failed("engine_died", "The engine ended."))
+    stream = await client.responses.create(model="demo", input="Hi", stream=True)
+    events = [event async for event in stream]
+    error, last = events[-2:]
+    assert error.type == "error"
+    assert (error.code, error.message) == ("engine_died", "The engine ended.")
+    assert last.type == "response.failed"
+    assert last.response.status == "failed"
+    assert last.response.error is not None
+    assert last.response.error.message == "The engine ended."
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.retrieve(last.response.id)
+
+
+async def test_closing_a_stream_aborts_and_stores_nothing(
+    client: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
+    engine.script = (says("one"), never())
+    stream = await client.responses.create(model="demo", input="Hi", stream=True)
+    first = await anext(stream)
+    assert first.type == "response.created"
+    assert (await client.responses.retrieve(first.response.id)).status == "in_progress"
+    await stream.close()
+    await asyncio.wait_for(engine.closed.wait(), 1)
+    assert len(engine.aborted) == 1
+    for _ in range(100):
+        try:
+            await client.responses.retrieve(first.response.id)
+        except openai.NotFoundError:
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("the response is still there")

@@ -1,0 +1,1 @@
+"""OpenAI's Responses: schema, intake (to our request), render (from our events), store."""

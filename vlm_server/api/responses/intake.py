@@ -1,0 +1,235 @@
+"""From the body of a request for a response to a `Submit`, with all limits checked.
+
+Runs on a thread or in an intake process: see `http.intake`.
+"""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+
+from vlm_server.api.http.intake import json_body
+from vlm_server.api.http.intake.calls import Body, Context, Taken
+from vlm_server.api.http.intake.conversation import Conversation, Counts
+from vlm_server.api.http.intake.effort import longest_thought
+from vlm_server.api.http.intake.history import HistoryNeeded
+from vlm_server.api.http.intake.json_schema import ANY_OBJECT, schema_text
+from vlm_server.api.http.intake.request_model import check_model, max_tokens_or_default
+from vlm_server.api.http.intake.tool_definitions import ToolChoice, ToolDefinition, read_tools
+from vlm_server.api.responses import schema
+from vlm_server.api.responses.echo import encode, encode_echo
+from vlm_server.api.responses.items import (
+    FunctionCallOutput,
+    InputImage,
+    InputVideo,
+    Item,
+    MessageItem,
+    normalize,
+    parts_of,
+)
+from vlm_server.api.responses.messages import MessageBuilder
+from vlm_server.api.responses.options import Options, encode_options
+from vlm_server.api.responses.schema import (
+    AllowedTools,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    NamedFunction,
+    Parsed,
+    ResponsesRequest,
+)
+from vlm_server.errors import InvalidRequest
+from vlm_server.protocol import Message, SamplingParams, Submit, TemplateOptions, Tools
+from vlm_server.settings import Limits
+
+DIALECT = "responses"
+ID_PREFIX = "resp_"
+_BEFORE = "previous_response_id"
+
+_items_decoder = msgspec.json.Decoder(list[Item])
+
+
+def read_response(body: Body, context: Context) -> Taken:
+    """The request in `body`. Raises RequestError.
+
+    Raises HistoryNeeded if it goes on from turns that `context` has not, and BytesNeeded if it has
+    `https:` or `file:` URLs whose bytes are not given: to be called again with them.
+    """
+    parsed = schema.parse(body, refuses=context.unknown_fields == "refuse")
+    return _taken(parsed, _previous(parsed.request, context), context)
+
+
+def read_text(body: Body, context: Context) -> Taken | None:
+    """The request in `body`; None if it has media, or large turns before it.
+
+    Raises RequestError and HistoryNeeded.
+    """
+    parsed = schema.parse(body, refuses=context.unknown_fields == "refuse")
+    turns = context.previous or ()
+    if sum(map(len, turns)) > json_body.SMALL_BYTES or not json_body.is_small(b"".join(turns)):
+        return None
+    previous = _previous(parsed.request, context)
+    parts = parts_of([*previous, *parsed.request.items])
+    if any(isinstance(part, InputImage | InputVideo) for part in parts):
+        return None
+    return _taken(parsed, previous, context)
+
+
+def _previous(request: ResponsesRequest, context: Context) -> list[Item]:
+    if request.previous_response_id is None:
+        return []
+    if context.previous is None:
+        json_body.utf8_length(request.previous_response_id, _BEFORE)
+        raise HistoryNeeded(request.previous_response_id)
+    return [item for turn in context.previous for item in _items_decoder.decode(turn)]
+
+
+def _taken(parsed: Parsed, previous: list[Item], context: Context) -> Taken:
+    request = parsed.request
+    check_model(request.model, context)
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequest("`stream_options` requires `stream`.", "stream_options")
+    sampling = _sampling(request, context.limits)
+    conversation = Conversation(context.limits, context.given, "input")
+    tools = _tools(request, conversation)
+    messages = _messages(request, previous, conversation)
+    submit = Submit(
+        request_id=context.request_id,
+        messages=messages,
+        images=tuple(conversation.images),
+        sampling=sampling,
+        videos=tuple(conversation.videos),
+        cache_salt=context.cache_salt,
+        client=context.client,
+        tools=tools,
+        template=_template(request),
+    )
+    return Taken(submit, bool(request.stream), _options(parsed, context), parsed.ignored)
+
+
+def _options(parsed: Parsed, context: Context) -> bytes:
+    request = parsed.request
+    items = b""
+    if request.store is not False:
+        items = encode(normalize(request.items, context.request_id.removeprefix(ID_PREFIX)))
+    return encode_options(
+        Options(context.client, encode_echo(parsed), items, request.previous_response_id)
+    )
+
+
+# ---- the conversation ------------------------------------------------------------------
+
+
+def _messages(
+    request: ResponsesRequest, previous: list[Item], conversation: Conversation
+) -> tuple[Message, ...]:
+    items = request.items
+    _counts([*previous, *items]).check(conversation.limits, "input")
+    builder = MessageBuilder(conversation)
+    if request.instructions:
+        builder.instruct(request.instructions)
+    builder.add(previous, _BEFORE)
+    builder.add(items, "input")
+    conversation.check_complete()
+    messages = builder.messages()
+    if not any(message.role == "user" for message in messages):
+        raise InvalidRequest("At least one item must be a message of role 'user'.", "input")
+    if messages[-1].role == "assistant" and not _is_unfinished(items[-1]):
+        raise InvalidRequest("The last item of `input` is the assistant's own.", "input")
+    return tuple(messages)
+
+
+def _is_unfinished(item: Item) -> bool:
+    """Whether the answer goes on where `item` ends."""
+    is_answer = isinstance(item, MessageItem) and item.role == "assistant"
+    return is_answer and item.status in ("in_progress", "incomplete")
+
+
+def _counts(items: list[Item]) -> Counts:
+    parts = list(parts_of(items))
+    num_texts = sum(
+        isinstance(item, MessageItem | FunctionCallOutput)
+        and isinstance(item.content if isinstance(item, MessageItem) else item.output, str)
+        for item in items
+    )
+    return Counts(
+        messages=len(items),
+        parts=len(parts) + num_texts,
+        images=sum(isinstance(part, InputImage) for part in parts),
+        videos=sum(isinstance(part, InputVideo) for part in parts),
+    )
+
+
+# ---- how it is answered ----------------------------------------------------------------
+
+
+def _template(request: ResponsesRequest) -> TemplateOptions:
+    effort = request.reasoning.effort if request.reasoning else None
+    thinking = request.thinking.type if request.thinking else "auto"
+    variables = "{}" if effort in (None, "none") else json.dumps({"reasoning_effort": effort})
+    if effort is not None:
+        enable_thinking: bool | None = effort != "none"
+    else:
+        enable_thinking = None if thinking == "auto" else thinking == "enabled"
+    return TemplateOptions(enable_thinking, variables, _is_unfinished(request.items[-1]))
+
+
+def _sampling(request: ResponsesRequest, limits: Limits) -> SamplingParams:
+    reasoning, thinking = request.reasoning, request.thinking
+    budget = longest_thought(
+        reasoning.effort if reasoning else None,
+        reasoning.max_tokens if reasoning else None,
+        thinking.budget_tokens if thinking else None,
+    )
+    return SamplingParams(
+        max_tokens=max_tokens_or_default(request.max_output_tokens, limits),
+        temperature=request.temperature,
+        top_p=request.top_p,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        logprobs=_logprobs(request),
+        json_schema=_json_schema(request, limits),
+        max_reasoning_tokens=budget,
+    )
+
+
+def _logprobs(request: ResponsesRequest) -> int | None:
+    num_top = request.top_logprobs or 0
+    if schema.LOGPROBS in (request.include or ()):
+        return num_top
+    if num_top:
+        message = f"`top_logprobs` requires `{schema.LOGPROBS}` in `include`."
+        raise InvalidRequest(message, "top_logprobs")
+    return None
+
+
+def _json_schema(request: ResponsesRequest, limits: Limits) -> str | None:
+    match request.text.format if request.text else None:
+        case JsonObjectFormat():
+            return ANY_OBJECT
+        case JsonSchemaFormat(schema=wanted):
+            return schema_text(wanted, limits, "text.format.schema")
+    return None
+
+
+def _tools(request: ResponsesRequest, conversation: Conversation) -> Tools | None:
+    definitions = [
+        ToolDefinition(
+            tool.name, f"tools[{i}]", tool.description, tool.parameters, bool(tool.strict)
+        )
+        for i, tool in enumerate(request.tools or ())
+    ]
+    return read_tools(definitions, _choice(request), conversation)
+
+
+def _choice(request: ResponsesRequest) -> ToolChoice:
+    parallel = request.parallel_tool_calls is not False
+    match request.tool_choice:
+        case NamedFunction(name=name):
+            return ToolChoice("required", (name,), parallel=False)
+        case AllowedTools(mode=mode, tools=tools):
+            return ToolChoice(mode, tuple(tool.name for tool in tools), parallel)
+        case None:
+            return ToolChoice(parallel=parallel)
+        case choice:
+            return ToolChoice(choice, (), parallel)

@@ -1,0 +1,160 @@
+"""The items of a conversation: those of a request's `input`, and those that are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+from msgspec import Struct, field
+
+from vlm_server.errors import UnsupportedField
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class InputText(Struct, tag_field="type", tag="input_text"):
+    text: str
+
+
+class OutputText(Struct, tag_field="type", tag="output_text"):
+    text: str
+    annotations: list[Any] = field(default_factory=list)
+
+
+class Refusal(Struct, tag_field="type", tag="refusal"):
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+class InputImage(Struct, tag_field="type", tag="input_image", omit_defaults=True):
+    """With `detail` low the image is scaled down; the other values have no effect."""
+
+    image_url: str
+    detail: Literal["auto", "low", "high", "original"] | None = None
+    file_id: None = None
+
+
+class InputVideo(Struct, tag_field="type", tag="input_video"):
+    """Ours: OpenAI has no videos."""
+
+    video_url: str
+
+
+TextPart = InputText | OutputText | Refusal
+MessagePart = InputText | OutputText | Refusal | InputImage | InputVideo
+ToolPart = InputText | InputImage
+
+
+class MessageItem(Struct, tag_field="type", tag="message", omit_defaults=True):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[MessagePart]
+    id: str | None = None
+    status: ItemStatus | None = None
+    phase: str | None = None
+    """Kept and shown; it has no effect."""
+
+
+class FunctionCall(Struct, tag_field="type", tag="function_call", omit_defaults=True):
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: ItemStatus | None = None
+
+
+class FunctionCallOutput(Struct, tag_field="type", tag="function_call_output", omit_defaults=True):
+    call_id: str
+    output: str | list[ToolPart]
+    id: str | None = None
+    status: ItemStatus | None = None
+
+
+class ReasoningText(Struct, tag_field="type", tag="reasoning_text"):
+    text: str
+
+
+class Reasoning(Struct, tag_field="type", tag="reasoning", omit_defaults=True):
+    """A thought; one without `content`, as OpenAI's are, says nothing."""
+
+    content: list[ReasoningText] | None = None
+    id: str | None = None
+    status: ItemStatus | None = None
+    summary: list[Any] = []
+
+
+Item = MessageItem | FunctionCall | FunctionCallOutput | Reasoning
+_ITEMS = {"message", "function_call", "function_call_output", "reasoning"}
+_ID_PREFIXES = {MessageItem: "msg", FunctionCall: "fc", FunctionCallOutput: "fco", Reasoning: "rs"}
+
+UNSUPPORTED_ITEMS = frozenset(
+    {
+        *("apply_patch_call", "apply_patch_call_output", "code_interpreter_call", "compaction"),
+        *("computer_call", "computer_call_output", "custom_tool_call", "custom_tool_call_output"),
+        *("file_search_call", "image_generation_call", "item_reference", "local_shell_call"),
+        *("local_shell_call_output", "mcp_approval_request", "mcp_approval_response", "mcp_call"),
+        *("mcp_list_tools", "shell_call", "shell_call_output", "web_search_call"),
+    }
+)
+"""OpenAI's items that are refused by name."""
+UNSUPPORTED_PARTS = frozenset({"input_audio", "input_file"})
+"""The same for parts of content."""
+
+
+def parts_of(items: Iterable[Item]) -> Iterator[MessagePart]:
+    """The parts of all contents that are lists."""
+    for item in items:
+        content = _content(item)
+        if isinstance(content, list):
+            yield from content
+
+
+def _content(item: Item) -> str | list[MessagePart] | list[ToolPart]:
+    match item:
+        case MessageItem():
+            return item.content
+        case FunctionCallOutput():
+            return item.output
+    return ""
+
+
+def prepare(given: Any) -> None:
+    """Give the messages in a list of items the type that clients may leave out.
+
+    Raises UnsupportedField for an item or part that OpenAI has and this server has not.
+    """
+    if not isinstance(given, list):
+        return
+    for i, item in enumerate(given):
+        if not isinstance(item, dict):
+            continue
+        if item.get("type") is None:
+            item["type"] = "message" if "role" in item else "item_reference"
+        _refuse(item, UNSUPPORTED_ITEMS, f"input[{i}]")
+        for name in ("content", "output"):
+            parts = item.get(name)
+            for k, part in enumerate(parts if isinstance(parts, list) else ()):
+                _refuse(part, UNSUPPORTED_PARTS, f"input[{i}].{name}[{k}]")
+
+
+def _refuse(value: Any, names: frozenset[str], param: str) -> None:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind in names:
+        raise UnsupportedField(f"`{param}`: `{kind}` is not supported.", param)
+
+
+def normalize(items: Iterable[Item], request_hex: str) -> list[Item]:
+    """`items` as they are stored and shown: each with an id, and its content as a list."""
+    normalized = list(items)
+    for i, item in enumerate(normalized):
+        item.id = item.id or f"{_ID_PREFIXES[type(item)]}_{request_hex}{i:04x}"
+        item.status = item.status or "completed"
+        if isinstance(item, MessageItem) and isinstance(item.content, str):
+            is_answer = item.role == "assistant"
+            item.content = [OutputText(item.content) if is_answer else InputText(item.content)]
+    for part in parts_of(normalized):
+        if isinstance(part, InputImage):
+            part.detail = part.detail or "auto"
+    return normalized

@@ -1,0 +1,145 @@
+"""`POST /v1/responses`, and the routes for those that are stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from anyio import to_thread
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from vlm_server.api.http import access_log, sse
+from vlm_server.api.http.access import client_id
+from vlm_server.api.http.generation import Endpoint, Generation
+from vlm_server.api.responses.intake import DIALECT, ID_PREFIX, read_text
+from vlm_server.api.responses.options import decode_options
+from vlm_server.api.responses.render import ResponsesRenderer
+from vlm_server.api.responses.store import ResponseStore
+from vlm_server.errors import InvalidRequest
+
+DEFAULT_ITEMS = 20
+MAX_ITEMS = 100
+
+
+class Responses:
+    """OpenAI's Responses, as a `Dialect`."""
+
+    name = DIALECT
+    id_prefix = ID_PREFIX
+    content_type = sse.CONTENT_TYPE
+    keep_alive = sse.KEEP_ALIVE
+    read_text = staticmethod(read_text)
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+
+    def renderer(self, request_id: str, model: str, options: bytes) -> ResponsesRenderer:
+        """See `Dialect.renderer`."""
+        return ResponsesRenderer(request_id, model, decode_options(options), self._store)
+
+
+class ResponsesEndpoint:
+    """The endpoint that makes responses, as an ASGI application; forgets those that fail."""
+
+    def __init__(self, shared: Generation, store: ResponseStore) -> None:
+        self._endpoint = Endpoint(shared, Responses(store), store)
+        self._store = store
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._endpoint(scope, receive, send)
+        finally:
+            self._store.abandon(f"{ID_PREFIX}{access_log.of(scope).request_id}")
+
+
+class StoredResponses:
+    """The routes for stored responses. All raise NotFound for one that is another client's."""
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+
+    async def retrieve(self, request: Request) -> Response:
+        if request.query_params.get("stream", "false") != "false":
+            raise InvalidRequest("A stored response is not streamed again.", "stream")
+        return _json(self._store.response(*_of(request)))
+
+    async def delete(self, request: Request) -> Response:
+        client, response_id = _of(request)
+        self._store.delete(client, response_id)
+        deleted = {"id": response_id, "object": "response", "deleted": True}
+        return _json(msgspec.json.encode(deleted))
+
+    async def cancel(self, request: Request) -> Response:
+        self._store.response(*_of(request))
+        raise InvalidRequest(
+            "Only a response made with `background` can be cancelled, and this server makes none; "
+            "close the connection of one that is being answered.",
+            "response_id",
+        )
+
+    async def input_items(self, request: Request) -> Response:
+        """What a response was made from, by default the last items first."""
+        turns = self._store.input_items(*_of(request))
+        return _json(await to_thread.run_sync(_page, turns, request.query_params))
+
+
+def _page(turns: tuple[bytes, ...], query: QueryParams) -> bytes:
+    """Some of the items of `turns`. On a thread: their pictures may be many."""
+    items = [item for turn in turns for item in _lists.decode(turn)]
+    if _order(query.get("order", "desc")) == "desc":
+        items.reverse()
+    page = _after(items, query.get("after"))
+    limit = _limit(query.get("limit", str(DEFAULT_ITEMS)))
+    shown = page[:limit]
+    listed: dict[str, Any] = {
+        "object": "list",
+        "data": shown,
+        "first_id": _id(shown[0]) if shown else "",
+        "last_id": _id(shown[-1]) if shown else "",
+        "has_more": len(page) > limit,
+    }
+    return msgspec.json.encode(listed)
+
+
+class _Identified(msgspec.Struct):
+    id: str
+
+
+_ids = msgspec.json.Decoder(_Identified)
+_lists = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def _of(request: Request) -> tuple[str, str]:
+    return client_id.of(request.scope), request.path_params["response_id"]
+
+
+def _json(content: bytes) -> Response:
+    return Response(content, media_type="application/json")
+
+
+def _id(item: msgspec.Raw) -> str:
+    return _ids.decode(item).id
+
+
+def _after(items: list[msgspec.Raw], item_id: str | None) -> list[msgspec.Raw]:
+    if item_id is None:
+        return items
+    for i, item in enumerate(items):
+        if _id(item) == item_id:
+            return items[i + 1 :]
+    raise InvalidRequest("`after` is the id of none of the items.", "after")
+
+
+def _order(given: str) -> str:
+    if given not in ("asc", "desc"):
+        raise InvalidRequest("`order` must be 'asc' or 'desc'.", "order")
+    return given
+
+
+def _limit(given: str) -> int:
+    if not given.isdecimal() or not 1 <= int(given[:9]) <= MAX_ITEMS:
+        raise InvalidRequest(f"`limit` must be from 1 to {MAX_ITEMS}.", "limit")
+    return int(given)

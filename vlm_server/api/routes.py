@@ -1,0 +1,154 @@
+"""All routes, room by room, and what they take."""
+
+from __future__ import annotations
+
+from starlette.routing import Route
+
+from vlm_server.api.anthropic.messages import PATH as MESSAGES
+from vlm_server.api.anthropic.messages import CountTokens, Messages
+from vlm_server.api.anthropic.schema import MessagesRequest
+from vlm_server.api.http.access import gate
+from vlm_server.api.http.access_log import AnsweredRequests
+from vlm_server.api.http.generation import Endpoint, Generation
+from vlm_server.api.http.openai_errors import ErrorBody
+from vlm_server.api.ollama.catalog import Catalog, ModelRequest
+from vlm_server.api.ollama.chat import Chat as OllamaChat
+from vlm_server.api.ollama.generate import Generate as OllamaGenerate
+from vlm_server.api.ollama.schema import OllamaChatRequest, OllamaGenerateRequest
+from vlm_server.api.openai import completions_intake, schema, tokenize_intake
+from vlm_server.api.openai.chat import ChatCompletions
+from vlm_server.api.openai.completions import Completions
+from vlm_server.api.openai.completions_intake import CompletionRequest
+from vlm_server.api.openai.schema import ChatRequest
+from vlm_server.api.openai.tokenize import Detokenize, Tokenize
+from vlm_server.api.openai.tokenize_intake import PromptRequest, TokensRequest
+from vlm_server.api.operations.health import Health
+from vlm_server.api.operations.lm_studio import LmStudioModels
+from vlm_server.api.operations.metrics import Metrics
+from vlm_server.api.operations.models import Models
+from vlm_server.api.operations.openapi import Body, OpenApi
+from vlm_server.api.responses.responses import ResponsesEndpoint, StoredResponses
+from vlm_server.api.responses.schema import ResponsesRequest
+from vlm_server.api.responses.store import ResponseStore
+from vlm_server.settings import Settings
+
+_CHAT = Body((ChatRequest,), schema.HARMLESS, schema.NEUTRAL)
+_TOKENIZE = Body((PromptRequest, ChatRequest), (), tokenize_intake.NEUTRAL)
+_MODEL = Body((ModelRequest,))
+BODIES = {
+    "/v1/chat/completions": _CHAT,
+    "/api/v0/chat/completions": _CHAT,
+    "/v1/completions": Body((CompletionRequest,), schema.HARMLESS, completions_intake.NEUTRAL),
+    "/v1/tokenize": _TOKENIZE,
+    "/tokenize": _TOKENIZE,
+    "/v1/detokenize": Body((TokensRequest,)),
+    "/detokenize": Body((TokensRequest,)),
+    "/v1/responses": Body((ResponsesRequest,)),
+    MESSAGES: Body((MessagesRequest,)),
+    f"{MESSAGES}/count_tokens": Body((MessagesRequest,)),
+    "/api/chat": Body((OllamaChatRequest,)),
+    "/api/generate": Body((OllamaGenerateRequest,)),
+    "/api/show": _MODEL,
+    "/api/pull": _MODEL,
+}
+"""What routes take, for `/openapi.json`."""
+_NO_OLLAMA = {
+    "/api/copy": ["POST"],
+    "/api/create": ["POST"],
+    "/api/delete": ["DELETE"],
+    "/api/embed": ["POST"],
+    "/api/embeddings": ["POST"],
+    "/api/push": ["POST"],
+    "/api/blobs/{digest}": ["HEAD", "POST"],
+}
+"""What Ollama does with models, and a server of one model does not."""
+
+
+def all_routes(
+    generation: Generation, settings: Settings, answered: AnsweredRequests
+) -> list[Route]:
+    """The routes of all dialects and operations."""
+    routes = [
+        *_openai(generation),
+        *_responses(generation, settings),
+        *_anthropic(generation),
+        *_ollama(generation),
+        *_operations(generation, settings, answered),
+    ]
+    return [*routes, Route("/openapi.json", OpenApi(routes, BODIES, ErrorBody).show)]
+
+
+def _openai(generation: Generation) -> list[Route]:
+    chat = Endpoint(generation, ChatCompletions())
+    tokenize = Endpoint(generation, Tokenize(generation.engine))
+    detokenize = Endpoint(generation, Detokenize())
+    return [
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/api/v0/chat/completions", chat, methods=["POST"]),
+        Route("/v1/completions", Endpoint(generation, Completions()), methods=["POST"]),
+        Route("/v1/tokenize", tokenize, methods=["POST"]),
+        Route("/tokenize", tokenize, methods=["POST"]),
+        Route("/v1/detokenize", detokenize, methods=["POST"]),
+        Route("/detokenize", detokenize, methods=["POST"]),
+    ]
+
+
+def _responses(generation: Generation, settings: Settings) -> list[Route]:
+    store = ResponseStore(settings.server)
+    stored = StoredResponses(store)
+    one = "/v1/responses/{response_id}"
+    return [
+        Route("/v1/responses", ResponsesEndpoint(generation, store), methods=["POST"]),
+        Route(one, stored.retrieve, methods=["GET"]),
+        Route(one, stored.delete, methods=["DELETE"]),
+        Route(f"{one}/cancel", stored.cancel, methods=["POST"]),
+        Route(f"{one}/input_items", stored.input_items),
+    ]
+
+
+def _anthropic(generation: Generation) -> list[Route]:
+    return [
+        Route(MESSAGES, Endpoint(generation, Messages()), methods=["POST"]),
+        Route(f"{MESSAGES}/count_tokens", Endpoint(generation, CountTokens()), methods=["POST"]),
+    ]
+
+
+def _ollama(generation: Generation) -> list[Route]:
+    # Ollama's own examples send bodies with curl, which does not call them JSON.
+    chat = Endpoint(generation, OllamaChat(), any_type=True)
+    generate = Endpoint(generation, OllamaGenerate(), any_type=True)
+    catalog = Catalog(generation)
+    return [
+        Route("/api/chat", chat, methods=["POST"]),
+        Route("/api/generate", generate, methods=["POST"]),
+        Route("/api/tags", catalog.tags),
+        Route("/api/show", catalog.show, methods=["POST"]),
+        Route("/api/ps", catalog.ps),
+        Route("/api/version", catalog.version),
+        Route("/api/pull", catalog.pull, methods=["POST"]),
+        *(
+            Route(path, catalog.refuse, methods=methods, include_in_schema=False)
+            for path, methods in _NO_OLLAMA.items()
+        ),
+    ]
+
+
+def _operations(
+    generation: Generation, settings: Settings, answered: AnsweredRequests
+) -> list[Route]:
+    engine, queue_slots = generation.engine, generation.queue_slots
+    models, lm_studio = Models(engine, settings), LmStudioModels(engine)
+    health = Health(engine, queue_slots)
+    metrics = Metrics(engine, queue_slots, answered)
+    return [
+        Route("/", models.page),
+        Route("/v1/models", models.list),
+        Route("/v1/models/{model:path}", models.retrieve),
+        Route("/api/v0/models", lm_studio.list),
+        Route("/api/v0/models/{model:path}", lm_studio.retrieve),
+        Route("/v1/status", gate.admin_only(health.status)),
+        Route("/metrics", gate.admin_only(metrics.scrape)),
+        Route("/health", health.ready),
+        Route("/health/live", health.live),
+        Route("/health/ready", health.ready),
+    ]
