@@ -60,7 +60,7 @@ def document(
     schemas, components = msgspec.json.schema_components([error, *structs], ref_template=_REF)
     refs = dict(zip(structs, schemas[1:], strict=True))
     paths: dict[str, Json] = {}
-    for route in routes:
+    for route in filter(lambda each: each.include_in_schema, routes):
         path = _PARAMETER.sub(r"{\1}", route.path)
         body = bodies.get(route.path)
         if body is not None:

@@ -16,9 +16,10 @@ from tests.unit.api.requests import ROUTE
 from tests.unit.api.scripted_engine import ScriptedEngine
 
 FOLDER = Path(__file__).parents[3] / "data" / "clients"
-RECORDS: dict[str, Any] = {
+ALL: dict[str, Any] = {
     path.stem: json.loads(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.json")
 }
+RECORDS = {name: record for name, record in ALL.items() if record.get("path", ROUTE) == ROUTE}
 
 
 @pytest.mark.parametrize("name", sorted(RECORDS))

@@ -25,6 +25,7 @@ from vlm_server.protocol import (
     ToolCall,
     VideoPart,
 )
+from vlm_server.settings import Limits
 
 SCHEMA: Any = {"type": "object", "properties": {"b": {}, "a": {}}}
 FORMAT = {"type": "json_schema", "name": "x", "schema": SCHEMA}
@@ -64,7 +65,8 @@ async def test_sampling(
     client: httpx.AsyncClient, engine: ScriptedEngine, fields: Any, expected: Any
 ) -> None:
     await send(client, asking(**fields))
-    assert engine.submitted[0].sampling == SamplingParams(**expected)
+    defaults = {"max_tokens": Limits().default_max_tokens}
+    assert engine.submitted[0].sampling == SamplingParams(**defaults | expected)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ async def test_limits_hold_for_all_turns_together(connect: Connect) -> None:
     first = await create(client, [user(*pictures)])
     more = asking([user(*pictures[:1])], previous_response_id=first["id"])
     answer = await client.post(ROUTE, json=more)
-    assert answer.json()["error"]["message"] == "At most 2 images are allowed."
+    assert answer.json()["error"]["message"] == "At most 2 images are allowed (limits.max_images)."
 
 
 async def test_a_server_that_keeps_nothing_says_so(connect: Connect) -> None:
