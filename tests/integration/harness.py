@@ -11,6 +11,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from mlx_vlm.utils import should_add_special_tokens
+from msgspec import structs
 from PIL import Image as PillowImage
 
 from vlm_server import settings
@@ -20,6 +21,7 @@ from vlm_server.engine.inbox import EncodeDone, LoadDone, Message, PrepareDone
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import Governor
+from vlm_server.engine.request.output.build import Formats
 from vlm_server.engine.scheduling.limits import SchedulerConfig
 from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.errors import InternalError, RequestError
@@ -52,6 +54,7 @@ from vlm_server.protocol import (
     TextPart,
     TokenLogprob,
     Tokens,
+    ToolCallDelta,
     Video,
     VideoPart,
 )
@@ -276,6 +279,9 @@ class Engine:
     caches: Caches = field(default_factory=Caches.of)
     """Those that store anything are in use by scheduler, runner and a preparer of their own."""
     seq_texts: dict[SeqId, str] = field(default_factory=dict)
+    """Without thoughts."""
+    seq_calls: dict[SeqId, list[ToolCallDelta]] = field(default_factory=dict)
+    """Each as one delta."""
     logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
     finish_reasons: dict[SeqId, FinishReason] = field(default_factory=dict)
     ends: dict[str, Finished | Failed] = field(default_factory=dict)
@@ -294,6 +300,7 @@ class Engine:
             eos_token_ids=self.loaded.host.eos_token_ids,
             default_temperature=self.loaded.default_temperature,
             default_top_p=self.loaded.default_top_p,
+            formats=Formats(self.loaded.host.tool_format, self.loaded.host.reasoning_format),
         )
         governor = Governor(
             settings.Memory(),
@@ -379,12 +386,26 @@ class Engine:
         assert isinstance(end, Finished), end
         return self.tokens[submit.request_id]
 
+    @staticmethod
+    def _take_call(calls: list[ToolCallDelta], delta: ToolCallDelta) -> None:
+        if delta.index == len(calls):
+            assert delta.id
+            assert delta.name
+            calls.append(delta)
+        else:
+            assert (delta.index, delta.id, delta.name) == (len(calls) - 1, "", "")
+            arguments = calls[-1].arguments + delta.arguments
+            calls[-1] = structs.replace(calls[-1], arguments=arguments)
+
     def _take(self, event: Event) -> None:
         match event:
             case Tokens(deltas):
                 for delta in deltas:
                     seq = SeqId(delta.request_id, delta.choice)
-                    self.seq_texts[seq] = self.seq_texts.get(seq, "") + delta.text
+                    text = "" if delta.is_reasoning else delta.text
+                    self.seq_texts[seq] = self.seq_texts.get(seq, "") + text
+                    if delta.tool_call:
+                        self._take_call(self.seq_calls.setdefault(seq, []), delta.tool_call)
                     if delta.finish_reason:
                         self.finish_reasons[seq] = delta.finish_reason
                     self.logprobs.setdefault(delta.request_id, []).extend(delta.logprobs)

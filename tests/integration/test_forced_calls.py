@@ -22,6 +22,8 @@ from vlm_server.prompt.thinking import thinking
 from vlm_server.protocol import Failed, Finished, SamplingParams, Submit, Tools
 from vlm_server.runner.model.load import LoadedModel
 
+Call = tuple[str, dict[str, Any]]
+"""Name and arguments."""
 Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 
 THINK = ReasoningFormat("<think>", "</think>")
@@ -57,6 +59,23 @@ TOOLS["click"]["$defs"]["at"] = {
 }
 
 
+def read_hermes(text: str, _: Any) -> list[tuple[str, str]]:
+    call = json.loads(text)
+    return [(call["name"], json.dumps(call["arguments"]))]
+
+
+HERMES = ToolFormat("json_tools", "<tool_call>", "</tool_call>", read_hermes)
+NAMES_TOOLS = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
+
+
+def with_template(loaded: LoadedModel, **changes: Any) -> Engine:
+    """A model that is told the names of its tools, with other facts about it."""
+    template = NAMES_TOOLS + str(loaded.host.chat_template)
+    host = replace(loaded.host, chat_template=template, **changes)
+    loaded = replace(loaded, host=host)
+    return Engine(loaded, new_preparer(loaded, grammars=new_grammars(host)))
+
+
 def tools(*names: str, **changes: Any) -> Tools:
     """Those of `TOOLS`, all if there is no name; one must be called."""
     listed = [
@@ -74,25 +93,26 @@ def with_tools(submit: Submit, offered: Tools) -> Submit:
     return msgspec.structs.replace(submit, tools=offered)
 
 
-def check_calls(text: str, offered: Tools) -> list[Any]:
-    """The calls in a whole answer, which are as `offered` wants them."""
-    calls: list[Any] = json.loads(text)
+def check_calls(calls: list[Call], offered: Tools) -> list[Call]:
+    """`calls`, which are as `offered` wants them."""
     names = {each["function"]["name"] for each in json.loads(offered.definitions)}
     assert 1 <= len(calls) <= (16 if offered.parallel else 1)
-    for call in calls:
-        assert list(call) == ["name", "arguments"]
-        assert call["name"] in (offered.allowed or names)
-        jsonschema.validate(call["arguments"], arguments_schema(TOOLS[call["name"]]))
+    for name, arguments in calls:
+        assert name in (offered.allowed or names)
+        jsonschema.validate(arguments, arguments_schema(TOOLS[name]))
     return calls
 
 
-def answers(engine: Engine, request_id: str) -> list[str]:
-    """The texts of a request's choices, each of which has ended by itself."""
+def answers(engine: Engine, request_id: str) -> list[list[Call]]:
+    """The calls of a request's choices, each of which has ended by itself and has no text."""
     end = engine.ends[request_id]
     assert isinstance(end, Finished), end
     seqs = sorted(seq for seq in engine.seq_texts if seq.request_id == request_id)
-    assert [engine.finish_reasons[seq] for seq in seqs] == ["stop"] * len(seqs)
-    return [engine.seq_texts[seq] for seq in seqs]
+    assert [engine.finish_reasons[seq] for seq in seqs] == ["tool_calls"] * len(seqs)
+    assert [engine.seq_texts[seq] for seq in seqs] == [""] * len(seqs)
+    return [
+        [(call.name, json.loads(call.arguments)) for call in engine.seq_calls[seq]] for seq in seqs
+    ]
 
 
 @pytest.mark.timeout(600)
@@ -116,10 +136,10 @@ def test_two_hundred_forced_answers_are_valid(load_tiny: Load):
         engine.step(3)
     engine.run()
     called = [
-        call["name"]
+        tool
         for name, offered in asked.items()
-        for text in answers(engine, name)
-        for call in check_calls(text, offered)
+        for calls in answers(engine, name)
+        for tool, _ in check_calls(calls, offered)
     ]
     assert len(engine.seq_texts) == 200
     assert set(called) == set(TOOLS)
@@ -161,7 +181,7 @@ def test_tools_that_can_not_be_held_to_end_their_request_alone(load_tiny: Load):
 def test_tools_that_get_stuck_are_named_by_their_field(load_tiny: Load):
     ways = {"anyOf": [{"type": "object", "properties": {f"k{i}": {}}} for i in range(700)]}
     definitions = [{"type": "function", "function": {"name": "f", "parameters": ways}}]
-    engine = Engine(*load_tiny("qwen3_vl"))
+    engine = with_template(load_tiny("qwen3_vl")[0])
     stuck = Tools(json.dumps(definitions), "required")
     engine.add(with_tools(ask("stuck", "a text", sampling=sampling(1)), stuck))
     engine.run()
@@ -177,10 +197,7 @@ def test_tools_that_get_stuck_are_named_by_their_field(load_tiny: Load):
 def thinker(load_tiny: Load) -> Engine:
     """A model whose thoughts have marks, which it never writes by chance."""
     loaded, _ = load_tiny("qwen3_5")
-    hermes = ToolFormat("json_tools", "<tool_call>", "</tool_call>", lambda _text, _tools: [])
-    host = replace(loaded.host, reasoning_format=THINK, tool_format=hermes)
-    loaded = replace(loaded, host=host)
-    return Engine(loaded, new_preparer(loaded, grammars=new_grammars(host)))
+    return with_template(loaded, reasoning_format=THINK, tool_format=HERMES)
 
 
 def add_in_thought(engine: Engine, submit: Submit) -> None:
@@ -189,7 +206,9 @@ def add_in_thought(engine: Engine, submit: Submit) -> None:
     marks = engine.preparer._marks
     grammar = engine.preparer._grammar(submit, Cancellation())
     guided = thinking(marks, grammar, submit, starts=True)
-    prompt = replace(made.prompt, grammar=guided)
+    assert made.prompt.answer_format is not None
+    answer_format = replace(made.prompt.answer_format, starts_in_thought=True)
+    prompt = replace(made.prompt, grammar=guided, answer_format=answer_format)
     engine.preparers.outcomes[submit.request_id] = replace(made, prompt=prompt)
     engine.add(submit)
 
@@ -223,11 +242,13 @@ def test_forced_calls_come_after_a_thought(thinker: Engine):
         thinker.step(3)
     thinker.run()
     for seed in range(8):
-        for text in raw_texts(thinker, f"{seed}"):
-            thought, mark, answer = text.partition("</think>")
+        for text, calls in zip(
+            raw_texts(thinker, f"{seed}"), answers(thinker, f"{seed}"), strict=True
+        ):
+            thought, mark, _ = text.partition("</think>")
             assert mark
             assert bool(thought) == (seed > 0)
-            check_calls(answer, offered)
+            check_calls(calls, offered)
 
 
 def test_a_forced_answer_may_begin_a_thought(thinker: Engine):
@@ -236,9 +257,8 @@ def test_a_forced_answer_may_begin_a_thought(thinker: Engine):
     thinker.add(with_tools(ask("a", "what?", sampling=params), tools(parallel=False)))
     thinker.run()
     (text,) = raw_texts(thinker, "a")
-    thought, _, answer = text.partition("</think>")
-    assert thought.startswith("<think>")
-    check_calls(answer, tools(parallel=False))
+    assert text.startswith("<think>")
+    check_calls(answers(thinker, "a")[0], tools(parallel=False))
 
 
 def test_a_schema_is_followed_after_a_thought(thinker: Engine):
@@ -274,6 +294,4 @@ def test_strict_arguments_conform_where_the_model_calls_by_itself(thinker: Engin
     params = sampling(2, logit_bias={first: 1000.0}, json_schema=schema)
     thinker.add(with_tools(ask("a", "what?", sampling=params), offered))
     thinker.run()
-    (text,) = answers(thinker, "a")
-    body = text.removeprefix("<tool_call>").removesuffix("</tool_call>")
-    check_calls(f"[{body}]", offered)
+    check_calls(answers(thinker, "a")[0], offered)
