@@ -19,7 +19,14 @@ from vlm_server.ports import SeqId
 from vlm_server.prompt.grammar.lark import arguments_schema
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.prompt.thinking import thinking
-from vlm_server.protocol import Failed, Finished, SamplingParams, Submit, Tools
+from vlm_server.protocol import (
+    Failed,
+    Finished,
+    SamplingParams,
+    Submit,
+    TemplateOptions,
+    Tools,
+)
 from vlm_server.runner.model.load import LoadedModel
 
 Call = tuple[str, dict[str, Any]]
@@ -254,7 +261,8 @@ def test_forced_calls_come_after_a_thought(thinker: Engine):
 def test_a_forced_answer_may_begin_a_thought(thinker: Engine):
     bias = {thinker.preparer._host.backend.token_to_id("<think>"): 1000.0}
     params = sampling(1, logit_bias=bias, max_reasoning_tokens=10)
-    thinker.add(with_tools(ask("a", "what?", sampling=params), tools(parallel=False)))
+    asked = with_tools(ask("a", "what?", sampling=params), tools(parallel=False))
+    thinker.add(msgspec.structs.replace(asked, template=TemplateOptions(enable_thinking=True)))
     thinker.run()
     (text,) = raw_texts(thinker, "a")
     assert text.startswith("<think>")

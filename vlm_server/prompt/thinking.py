@@ -61,8 +61,8 @@ def thinking(
     starts: whether the prompt ends inside a thought.
     """
     budget = submit.sampling.max_reasoning_tokens
-    is_off = submit.template.enable_thinking is False or budget == 0
-    may_begin = grammar is None or not is_off
+    is_asked = submit.template.enable_thinking is True and budget != 0
+    may_begin = grammar is None or is_asked
     if marks is None or (budget is None and (grammar is None or not (starts or may_begin))):
         return grammar
     return ThinkingGrammar(marks, grammar, budget, starts=starts, may_begin=may_begin)

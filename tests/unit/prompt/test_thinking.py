@@ -267,7 +267,7 @@ def test_what_a_request_gets(
     asked = submit(budget, enable_thinking)
     made = thinking(marks, inner, asked, starts=starts)
     assert thinking(None, inner, asked, starts=starts) is inner
-    may_begin = enable_thinking is not False and budget != 0
+    may_begin = enable_thinking is True and budget != 0
     if budget is None and not (has_grammar and (starts or may_begin)):
         assert made is inner
         return
