@@ -56,6 +56,8 @@ class TemplateTraits:
     video_placeholder: str | None
     roles_with_parts: frozenset[str]
     takes_system: bool
+    takes_late_system: bool
+    """Whether there may be one after the first message."""
     takes_tools: bool
     calls: CallStyle | None
     takes_user_after_result: bool
@@ -92,6 +94,7 @@ class _Probe:
             video_placeholder=self._find_video_placeholder(video_token),
             roles_with_parts=frozenset(roles),
             takes_system=_RESULT in self._render([self._as("system", roles, _RESULT), self._user]),
+            takes_late_system=_RESULT in self._render(self._with_late_system(roles)),
             takes_tools=_TOOL in self._render([self._user], {"tools": _TOOLS}),
             calls=calls,
             takes_user_after_result=calls is not None
@@ -105,6 +108,10 @@ class _Probe:
         marked = f"<|vision_start|>{video_token}<|vision_end|>"
         asked = self._shown({"role": "user", "content": [{"type": "video"}, *PROBE_PARTS]})
         return marked if marked in asked else None
+
+    def _with_late_system(self, roles: set[str]) -> list[Mapping[str, Any]]:
+        answer = self._as("assistant", roles, "answer")
+        return [self._user, answer, self._as("system", roles, _RESULT), self._user]
 
     def _find_calls(self) -> CallStyle | None:
         for as_text in (False, True):

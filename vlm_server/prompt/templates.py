@@ -18,6 +18,7 @@ from vlm_server.errors import InvalidRequest, ModelLoadError
 from vlm_server.host_model import HostModel
 from vlm_server.prompt.chat import Chat, arguments_of, cleaned, join_texts
 from vlm_server.prompt.sandbox import SandboxedTemplate, TemplateError
+from vlm_server.prompt.system_turns import fold_system
 from vlm_server.prompt.template_traits import PROBE, PROBE_PARTS, Apply, CallStyle, probe
 from vlm_server.prompt.tool_turns import (
     given_id,
@@ -101,7 +102,10 @@ class ChatTemplate:
         Tools that the template has no place for are described to the system if one of them
         `must_call`. Raises InvalidRequest if that is left to the model.
         """
-        traits, messages = self._traits, chat.messages
+        traits = self._traits
+        messages = fold_system(
+            chat.messages, takes_first=traits.takes_system, takes_later=traits.takes_late_system
+        )
         if any(message.role == "tool" or message.tool_calls for message in messages):
             messages = name_results(messages, traits.calls.make_id if traits.calls else given_id)
             if traits.calls is None:
