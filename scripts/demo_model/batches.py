@@ -22,6 +22,7 @@ from demo_model.fonts import FontBook, Words
 from demo_model.scenes import Artist
 from demo_model.several import on_frames, on_several, on_video
 from demo_model.shape import BLOCK, MAX_PIXELS, MIN_PIXELS, PATCH
+from demo_model.tools import on_tools
 
 Size = tuple[int, int]
 BUFFER_BYTES = 160 * 2**20
@@ -40,17 +41,19 @@ class Plan:
     patches: int = 131072
     largest: int = 640
     mix: Mix = field(default_factory=Mix)
-    kinds: tuple[str, ...] = ("single", "pair", "triple", "frames", "video", "text")
-    shares: tuple[float, ...] = (0.78, 0.12, 0.02, 0.02, 0.03, 0.03)
+    kinds: tuple[str, ...] = (
+        "single", "pair", "triple", "frames", "video", "text", "tools", "results",
+    )  # fmt: skip
+    shares: tuple[float, ...] = (0.52, 0.09, 0.02, 0.02, 0.03, 0.03, 0.22, 0.07)
 
 
-# The second stage: small pictures, so that it fits a CPU, and most of them to count in.
+# The second stage: small pictures, so that it fits a CPU, and most of them with tools.
 FINISHING = Plan(
     patches=7168,
     largest=32,
     mix=Mix(words=0.55, both=0.2),
-    kinds=("counting", "small", "small_pair", "text"),
-    shares=(0.60, 0.33, 0.05, 0.02),
+    kinds=("small_tools", "small_results", "counting", "small", "small_pair", "text"),
+    shares=(0.50, 0.14, 0.08, 0.22, 0.04, 0.02),
 )
 
 
@@ -120,13 +123,13 @@ class Drawer:
 
     def sizes(self, rng: random.Random, kind: str) -> tuple[list[Size], int]:
         """The batch's picture sizes, and how many frames each holds."""
-        if kind == "single":
+        if kind in ("single", "tools"):
             return [random_grid(rng)], 1
-        if kind in ("counting", "small", "small_pair"):
+        if kind in ("counting", "small", "small_pair", "small_tools", "small_results"):
             grids = ((7, 7), (7, 7), (8, 8), (7, 8), (8, 7), (6, 9), (7, 10), (10, 6))
-            chosen = rng.sample(grids, 2 if kind == "small_pair" else 1)
+            chosen = rng.sample(grids, 2 if kind in ("small_pair", "small_results") else 1)
             return [(rows * BLOCK, cols * BLOCK) for rows, cols in chosen], 1
-        if kind == "pair":
+        if kind in ("pair", "results"):
             first = random_grid(rng)
             return [first, first if rng.random() < 0.4 else random_grid(rng)], 1
         if kind == "triple":
@@ -142,6 +145,8 @@ class Drawer:
     def conversation(self, rng: random.Random, kind: str, sizes: list[Size]) -> Conversation:
         if kind in ("single", "small"):
             return on_one_picture(rng, self.artist, sizes[0], self.plan.mix)
+        if kind in ("tools", "results", "small_tools", "small_results"):
+            return on_tools(rng, self.artist, sizes)
         if kind == "counting":
             return on_groups(rng, self.artist, sizes[0])
         if kind in ("pair", "triple", "small_pair"):

@@ -12,33 +12,46 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from demo_model.batches import random_grid, small_grid
+from demo_model.calls import RESULT_BEGIN, RESULT_END, Call, Tool
 from demo_model.conversations import Mix, on_one_picture, text_only
 from demo_model.drawing import Picture
 from demo_model.encode import IMAGE_MARK, Conversation
 from demo_model.fonts import DEFAULT_FONT, FontBook, Words, find_fonts
 from demo_model.scenes import Artist
 from demo_model.several import on_frames, on_several
+from demo_model.tools import on_tools
 
 FIRST_SEED = 10**9
 CATEGORIES = (
     "shape", "color", "count", "where", "yes/no", "read", "read lines", "describe", "several",
     "follow-up", "motion", "talk",
 )  # fmt: skip
+TOOL_CATEGORIES = {
+    "choice": "choose a tool", "fill": "fill arguments", "point": "point", "look": "look",
+}  # fmt: skip
+"""By the second half of a turn's task."""
 
 
 @dataclass
 class Step:
-    """One user turn: its parts in order (text or picture), and the answers that are right."""
+    """One user turn, or the result of a call: its parts in order, and the answers that are right.
+
+    `call` is the one that is right, where one has to be made; `is_forced` if the client forces one.
+    """
 
     parts: list[str | Picture]
     answers: tuple[str, ...]
     category: str
+    call: Call | None = None
+    is_forced: bool = False
+    is_result: bool = False
 
 
 @dataclass
 class Case:
     system: str | None
     steps: list[Step]
+    tools: tuple[Tool, ...] = ()
 
 
 def category_of(task: str, answer: str) -> str:
@@ -75,6 +88,39 @@ def to_case(conversation: Conversation) -> Case:
                 parts.append(text)
         steps.append(Step(parts, (turn.answer,), category_of(turn.task, turn.answer)))
     return Case(conversation.system, steps)
+
+
+def to_tool_case(conversation: Conversation) -> Case:
+    """With calls by name and arguments: the server makes them of the model's text."""
+    case = to_case(conversation)
+    case.tools = tuple(conversation.tools)
+    for step, turn in zip(case.steps, conversation.turns, strict=True):
+        step.call, step.is_forced = turn.call, turn.is_forced
+        step.category = TOOL_CATEGORIES.get(turn.task.partition("_")[2], "other")
+        if turn.question.startswith(RESULT_BEGIN):
+            step.is_result = True
+            texts = (part.strip("\n") if isinstance(part, str) else part for part in step.parts)
+            marks = RESULT_BEGIN.strip("\n"), RESULT_END.strip("\n")
+            step.parts = [p for p in texts if not isinstance(p, str) or p not in marks]
+            result = turn.question.removeprefix(RESULT_BEGIN).removesuffix(RESULT_END)
+            step.parts = step.parts if IMAGE_MARK in result else [result]
+        if turn.task.startswith("result_"):
+            step.category = "picture in a result"
+    return case
+
+
+def tool_cases(artist: Artist, per_category: int) -> Iterator[Case]:
+    """Cases with tools until every category has that many turns."""
+    rng = random.Random(FIRST_SEED + 1)
+    seen: Counter[str] = Counter()
+    wanted = {*TOOL_CATEGORIES.values(), "picture in a result"}
+    while any(seen[name] < per_category for name in wanted):
+        sizes = [random_grid(rng) for _ in range(rng.choice((1, 1, 2)))]
+        case = to_tool_case(on_tools(rng, artist, sizes))
+        if all(seen[step.category] >= per_category for step in case.steps):
+            continue
+        seen.update(step.category for step in case.steps)
+        yield case
 
 
 def artist_for(fonts: Path, words: Path | None, held_out: bool) -> Artist:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from demo_model.calls import Call, Tool, system_text
 from demo_model.shape import BLOCK
 
 IMAGE_MARK = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -23,11 +24,14 @@ Ints = NDArray[np.int64]
 
 @dataclass
 class Turn:
-    """One question and its answer; `pictures` says which come before (or after) the text."""
+    """One question and its answer. The first token of one that is forced is not the model's."""
 
     question: str
     answer: str
     task: str = ""
+    is_forced: bool = False
+    call: Call | None = None
+    """What the answer is, where it is a call."""
 
 
 @dataclass
@@ -37,6 +41,7 @@ class Conversation:
     turns: list[Turn]
     system: str | None = None
     pictures: list[NDArray[np.uint8]] = field(default_factory=list)
+    tools: list[Tool] = field(default_factory=list)
 
 
 @dataclass
@@ -68,15 +73,16 @@ class Encoder:
         }
         self.end = tokenizer.token_to_id("<|im_end|>")
 
-    def pieces(self, conversation: Conversation) -> list[tuple[str, bool]]:
-        """The chat template's text in pieces, each with whether it is an answer."""
+    def pieces(self, conversation: Conversation) -> list[tuple[str, Turn | None]]:
+        """The chat template's text in pieces, each with the turn that it answers, if it does."""
         lead = ""
-        if conversation.system is not None:
-            lead = f"<|im_start|>system\n{conversation.system}<|im_end|>\n"
-        pieces = []
+        system = system_text(conversation.system, conversation.tools)
+        if system is not None:
+            lead = f"<|im_start|>system\n{system}<|im_end|>\n"
+        pieces: list[tuple[str, Turn | None]] = []
         for turn in conversation.turns:
             ask = f"{lead}<|im_start|>user\n{turn.question}<|im_end|>\n<|im_start|>assistant\n"
-            pieces += [(ask, False), (f"{turn.answer}<|im_end|>", True)]
+            pieces += [(ask, None), (f"{turn.answer}<|im_end|>", turn)]
             lead = "\n"
         return pieces
 
@@ -86,7 +92,7 @@ class Encoder:
         spans = []
         starts: list[int] = []
         grids = iter(sizes)
-        for text, is_answer in self.pieces(conversation):
+        for text, turn in self.pieces(conversation):
             begin = len(ids)
             for token in self.tokenizer.encode(text).ids:
                 if token in self.pads:
@@ -94,8 +100,8 @@ class Encoder:
                     ids.extend([token] * merged_tokens(*next(grids)))
                 else:
                     ids.append(token)
-            if is_answer:
-                spans.append((begin, len(ids)))
+            if turn is not None:
+                spans.append((begin + turn.is_forced, len(ids)))
         array = np.array(ids, dtype=np.int64)
         labels = np.full(len(ids), IGNORED, dtype=np.int64)
         for begin, end in spans:

@@ -133,8 +133,15 @@ def export_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def import_weights(folder: Path, model: DemoModel) -> None:
-    """Load an exported checkpoint back into the PyTorch model."""
+    """Load an exported checkpoint back into the PyTorch model, whose vocabulary may be larger.
+
+    What is added to it begins as the mean of what is there.
+    """
     weights = load_file(folder / "model.safetensors")
+    for name in [name for name in weights if name.endswith("embed_tokens.weight")]:
+        known = weights[name].float()
+        num_new = model.state_dict()[name].shape[0] - len(known)
+        weights[name] = torch.cat([known, known.mean(0, keepdim=True).expand(num_new, -1)])
     weights[PATCH_WEIGHT] = weights[PATCH_WEIGHT].permute(0, 4, 1, 2, 3)
     model.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
 

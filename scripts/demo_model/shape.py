@@ -17,7 +17,7 @@ VIDEO_FPS = 2.0
 
 @dataclass(frozen=True)
 class TextShape:
-    vocab: int = 512
+    vocab: int = 528
     hidden: int = 256
     layers: int = 6
     heads: int = 4
