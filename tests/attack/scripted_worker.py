@@ -63,9 +63,7 @@ class Worker:
         match command:
             case Submit():
                 self.requests.add(command.request_id)
-                part = command.messages[0].content[-1]
-                assert isinstance(part, TextPart)
-                for word in part.text.split():
+                for word in script_of(command).split():
                     self.do(word, command.request_id)
             case Abort(request_id) if request_id in self.requests:
                 self.end(request_id, is_aborted=True)
@@ -116,13 +114,24 @@ class Worker:
         return decode_command(self.exactly(length))
 
     def exactly(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            piece = self.connection.recv(size - len(data))
-            if not piece:
-                os._exit(0)
-            data += piece
-        return data
+        data = bytearray(size)
+        filled = 0
+        with memoryview(data) as view:
+            while filled < size:
+                count = self.connection.recv_into(view[filled:])
+                if not count:
+                    os._exit(0)
+                filled += count
+        return bytes(data)
+
+
+def script_of(command: Submit) -> str:
+    """The prompt, or the last text of the first message."""
+    if isinstance(command.prompt, str):
+        return command.prompt
+    part = command.messages[0].content[-1]
+    assert isinstance(part, TextPart)
+    return part.text
 
 
 if __name__ == "__main__":

@@ -88,6 +88,8 @@ class _Reader:
         if message.refusal:
             content += (self.conversation.text(message.refusal, f"{param}.refusal"),)
         reasoning = message.reasoning_content or message.reasoning or ""
+        if message.reasoning != reasoning:
+            self._ignore(message, "reasoning")
         calls = (
             self._call(call, f"{param}.tool_calls[{i}]")
             for i, call in enumerate(message.tool_calls or ())
@@ -114,17 +116,11 @@ class _Reader:
         call_id, param_of_id = message.tool_call_id, f"{param}.tool_call_id"
         if call_id is None:
             raise InvalidRequest(f"`{param_of_id}` is missing.", param_of_id)
-        if call_id not in self.called:
-            raise InvalidRequest(
-                f"`{param_of_id}` is not the id of a call in an earlier assistant message's "
-                "`tool_calls`.",
-                param_of_id,
-            )
-        name = message.name or self.called[call_id]
+        name = message.name or self.called.get(call_id, "")  # agents cut off old turns
         return Message(
             "tool",
             self._content(message, param),
-            tool_call_id=call_id,
+            tool_call_id=self.conversation.count_text(call_id, param_of_id),
             name=self.conversation.count_text(name, f"{param}.name"),
         )
 
