@@ -21,10 +21,10 @@ Body = bytes | bytearray
 class Context(msgspec.Struct, frozen=True):
     """What is known of a request besides its body.
 
-    model: the name it is served under. client: whose request it is. given: the bytes of the
-    `https:` and `file:` URLs that were read for it. model_aliases, unknown_fields: the settings of
-    the server. previous: the earlier turns that it goes on from, see `History`; None until they are
-    asked for.
+    model: the name it is served under. client: whose request it is. owner: whose stored turns it
+    may go on from, see `keys.owner_of`. given: the bytes of the `https:` and `file:` URLs that were
+    read for it. model_aliases, unknown_fields: the settings of the server. previous: the earlier
+    turns that it goes on from, see `History`; None until they are asked for.
     """
 
     model: str
@@ -36,6 +36,7 @@ class Context(msgspec.Struct, frozen=True):
     model_aliases: tuple[str, ...] = ()
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
     previous: tuple[bytes, ...] | None = None
+    owner: str = ""
 
     @property
     def num_bytes(self) -> int:
