@@ -385,13 +385,14 @@ async def test_an_engine_error_in_a_stream_is_an_event(
     engine.script = (says("He"), failed("engine_died", "The engine ended."))
     stream = await client.responses.create(model="demo", input="Hi", stream=True)
     events: list[Any] = []
-    try:
+
+    async def read() -> None:
         async for event in stream:
             events.append(event)  # noqa: PERF401  what came before the error counts
-    except openai.APIError as error:
-        assert (error.code, error.message) == ("engine_died", "The engine ended.")
-    else:
-        pytest.fail("the error was not raised")
+
+    with pytest.raises(openai.APIError, match="The engine ended") as caught:
+        await read()
+    assert caught.value.code == "engine_died"
     last = events[-1]
     assert last.type == "response.failed"
     assert last.response.status == "failed"
