@@ -63,9 +63,7 @@ class Worker:
         match command:
             case Submit():
                 self.requests.add(command.request_id)
-                part = command.messages[0].content[-1]
-                assert isinstance(part, TextPart)
-                for word in part.text.split():
+                for word in script_of(command).split():
                     self.do(word, command.request_id)
             case Abort(request_id) if request_id in self.requests:
                 self.end(request_id, is_aborted=True)
@@ -123,6 +121,15 @@ class Worker:
                 os._exit(0)
             data += piece
         return data
+
+
+def script_of(command: Submit) -> str:
+    """The prompt, or the last text of the first message."""
+    if isinstance(command.prompt, str):
+        return command.prompt
+    part = command.messages[0].content[-1]
+    assert isinstance(part, TextPart)
+    return part.text
 
 
 if __name__ == "__main__":

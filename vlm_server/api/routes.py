@@ -27,13 +27,16 @@ from vlm_server.api.operations.lm_studio import LmStudioModels
 from vlm_server.api.operations.metrics import Metrics
 from vlm_server.api.operations.models import Models
 from vlm_server.api.operations.openapi import Body, OpenApi
+from vlm_server.api.responses import schema as responses_schema
 from vlm_server.api.responses.responses import ResponsesEndpoint, StoredResponses
 from vlm_server.api.responses.schema import ResponsesRequest
 from vlm_server.api.responses.store import ResponseStore
 from vlm_server.settings import Settings
 
 _CHAT = Body((ChatRequest,), schema.HARMLESS, schema.NEUTRAL)
-_TOKENIZE = Body((PromptRequest, ChatRequest), (), tokenize_intake.NEUTRAL)
+_TOKENIZE = Body(
+    (PromptRequest, ChatRequest), (tokenize_intake.ADDS_SPECIAL,), tokenize_intake.NEUTRAL
+)
 _MODEL = Body((ModelRequest,))
 BODIES = {
     "/v1/chat/completions": _CHAT,
@@ -43,7 +46,7 @@ BODIES = {
     "/tokenize": _TOKENIZE,
     "/v1/detokenize": Body((TokensRequest,)),
     "/detokenize": Body((TokensRequest,)),
-    "/v1/responses": Body((ResponsesRequest,)),
+    "/v1/responses": Body((ResponsesRequest,), responses_schema.HARMLESS, responses_schema.NEUTRAL),
     MESSAGES: Body((MessagesRequest,)),
     f"{MESSAGES}/count_tokens": Body((MessagesRequest,)),
     "/api/chat": Body((OllamaChatRequest,)),
@@ -140,7 +143,8 @@ def _operations(
     stored: ResponseStore,
 ) -> list[Route]:
     engine, queue_slots = generation.engine, generation.queue_slots
-    models, lm_studio = Models(engine, settings), LmStudioModels(engine)
+    models = Models(engine, settings)
+    lm_studio = LmStudioModels(engine, settings.server.model_aliases)
     health = Health(engine, queue_slots)
     metrics = Metrics(engine, queue_slots, answered, stored)
     return [

@@ -112,7 +112,7 @@ class PromptTokenizer:
         """
         self._check_length(text, "prompt")
         has_bos = self._bos is not None and text.startswith(self._bos)
-        token_ids = list(self._tokenizer.encode(text, add_special_tokens=not has_bos).ids)
+        token_ids = self._ids(text, "prompt", adds_special=not has_bos)
         self._check_no_media(token_ids)
         return token_ids
 
@@ -175,7 +175,13 @@ class PromptTokenizer:
 
     def _encode(self, text: str) -> list[int]:
         has_bos = self._bos is not None and text.startswith(self._bos)
-        (encoding,) = self._tokenizer.encode_batch_fast(
-            [text], add_special_tokens=self._adds_special and not has_bos
-        )
+        return self._ids(text, "messages", adds_special=self._adds_special and not has_bos)
+
+    def _ids(self, text: str, param: str, *, adds_special: bool) -> list[int]:
+        """Raises InvalidRequest for a text with lone surrogates."""
+        try:
+            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=adds_special)
+        except (TypeError, UnicodeEncodeError):
+            message = "the prompt has characters that are not Unicode text, such as lone surrogates"
+            raise InvalidRequest(message, param) from None
         return list(encoding.ids)

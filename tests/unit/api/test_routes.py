@@ -29,6 +29,13 @@ async def test_a_models_name_may_hold_a_slash(
     assert (await client.get("/v1/models/org/model-3b")).json()["id"] == "org/model-3b"
 
 
+@pytest.mark.parametrize("route", ["/v1/models", "/api/v0/models"])
+async def test_a_model_is_found_by_its_aliases(connect: Connect, route: str) -> None:
+    client = connect(Settings(server=Server(model_aliases=("gpt-*",))))
+    assert (await client.get(f"{route}/gpt-4o")).json()["id"] == "demo"
+    assert (await client.get(f"{route}/claude")).status_code == 404
+
+
 FACTS = ModelFacts(
     family="qwen3_vl",
     num_parameters=3_000_000_000,

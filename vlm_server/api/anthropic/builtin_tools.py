@@ -25,6 +25,23 @@ _COMPUTER_SINCE_ZOOM = "20251124"
 _EDITOR_WITHOUT_UNDO = "20250429"
 
 
+_OF_KIND = {
+    "computer": ("display_width_px", "display_height_px", "enable_zoom"),
+    "bash": (),
+    "text_editor": ("max_characters",),
+}
+FIELDS_OF_BUILTIN = tuple(name for names in _OF_KIND.values() for name in names)
+"""What only tools of these types have."""
+
+
+def fields_without_effect(tool: Tool) -> tuple[str, ...]:
+    """The fields that a tool of this type makes nothing of; the type says the rest."""
+    match = _TYPE.fullmatch(tool.type or "")
+    own = _OF_KIND[match[1]] if match else ()
+    others = tuple(name for name in FIELDS_OF_BUILTIN if name not in own)
+    return ("description", "input_schema", *others)
+
+
 def builtin_tool(tool: Tool, param: str) -> ToolDefinition:
     """What `tool`, which has a type of Anthropic's, is to a model. Raises InvalidRequest."""
     match = _TYPE.fullmatch(tool.type or "")

@@ -20,6 +20,7 @@ from vlm_server.api.anthropic.schema import (
     ToolUseBlock,
 )
 from vlm_server.api.http.intake.conversation import Conversation, Counts
+from vlm_server.api.http.intake.leniency import IgnoredFields
 from vlm_server.api.http.intake.tool_calls import object_text
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import ContentPart, ImagePart, Message, TextPart, ToolCall
@@ -31,14 +32,16 @@ ERROR_MARK = "Error: "
 """Before what a tool gave that failed."""
 
 
-def read_messages(request: MessagesRequest, conversation: Conversation) -> None:
+def read_messages(
+    request: MessagesRequest, conversation: Conversation, ignored: IgnoredFields
+) -> None:
     """Add all messages of `request`, its system prompt first. Raises RequestError."""
     if not any(message.role == "user" for message in request.messages):
         raise InvalidRequest("At least one message must have the role 'user'.", "messages")
     _counts(request).check(conversation.limits)
     if system := _system(request, conversation):
         conversation.add(Message("system", system))
-    history = _History(conversation)
+    history = _History(conversation, ignored)
     for i, message in enumerate(request.messages):
         history.read(message, f"messages[{i}].content")
     conversation.check_complete()
@@ -57,8 +60,9 @@ def has_billing_header(request: MessagesRequest) -> bool:
 class _History:
     """The turns so far, and which tool each call was of."""
 
-    def __init__(self, conversation: Conversation) -> None:
+    def __init__(self, conversation: Conversation, ignored: IgnoredFields) -> None:
         self._conversation = conversation
+        self._ignored = ignored
         self._tools: dict[str, str] = {}
 
     def read(self, message: InputMessage, param: str) -> None:
@@ -97,7 +101,7 @@ class _History:
                 case ThinkingBlock(thinking=thought):
                     thoughts.append(self._conversation.count_text(thought, param))
                 case RedactedThinkingBlock():
-                    pass
+                    self._ignored.add("messages[].content[].redacted_thinking")
                 case ToolUseBlock():
                     calls.append(self._call(block, param))
                 case TextBlock(text=text):

@@ -10,7 +10,11 @@ from collections.abc import Sequence
 import msgspec
 
 from vlm_server.api.anthropic import schema
-from vlm_server.api.anthropic.builtin_tools import builtin_tool
+from vlm_server.api.anthropic.builtin_tools import (
+    FIELDS_OF_BUILTIN,
+    builtin_tool,
+    fields_without_effect,
+)
 from vlm_server.api.anthropic.history import (
     BILLING_HEADER,
     has_billing_header,
@@ -31,7 +35,9 @@ from vlm_server.api.anthropic.schema import (
 )
 from vlm_server.api.http.intake import json_body
 from vlm_server.api.http.intake.calls import Body, Context, Taken
+from vlm_server.api.http.intake.constraints import ConstraintFields, check_constraints
 from vlm_server.api.http.intake.conversation import Conversation
+from vlm_server.api.http.intake.effort import Wish
 from vlm_server.api.http.intake.json_schema import schema_text
 from vlm_server.api.http.intake.leniency import IgnoredFields
 from vlm_server.api.http.intake.request_model import check_model, max_tokens_or_default
@@ -42,6 +48,7 @@ from vlm_server.settings import Limits
 
 DIALECT = "anthropic"
 COUNT_DIALECT = "anthropic-count"
+_FIELDS = ConstraintFields("output_config.format", continued="messages")
 
 
 def read_message(body: Body, context: Context) -> Taken:
@@ -78,21 +85,26 @@ def _only_counted(taken: Taken) -> Taken:
 def _taken(request: MessagesRequest, ignored: IgnoredFields, context: Context) -> Taken:
     check_model(request.model, context)
     conversation = Conversation(context.limits, context.given)
-    definitions = [_definition(tool, f"tools[{i}]") for i, tool in enumerate(request.tools or ())]
+    definitions = [
+        _definition(tool, f"tools[{i}]", ignored) for i, tool in enumerate(request.tools or ())
+    ]
     tools = read_tools(definitions, _choice(request), conversation)
-    sampling = _sampling(request, context.limits)
-    read_messages(request, conversation)
+    read_messages(request, conversation, ignored)
+    continues = _continues(conversation.messages)
+    schema_wanted = _schema(request, context.limits)
+    json_schema = check_constraints(tools, schema_wanted, _FIELDS, ignored, continues=continues)
+    wish = _wish(request)
+    _ignore_thinking(request, context, ignored)
     submit = Submit(
         request_id=context.request_id,
         messages=tuple(conversation.messages),
         images=tuple(conversation.images),
-        sampling=sampling,
+        sampling=_sampling(request, json_schema, wish.max_tokens, context.limits),
         cache_salt=context.cache_salt,
         client=context.client,
         tools=tools,
         template=TemplateOptions(
-            enable_thinking=_may_think(request),
-            continue_final=_continues(conversation.messages),
+            enable_thinking=wish.enables, variables=wish.variables, continue_final=continues
         ),
     )
     if has_billing_header(request):
@@ -111,13 +123,25 @@ def _continues(messages: Sequence[Message]) -> bool:
     return True
 
 
-def _may_think(request: MessagesRequest) -> bool | None:
+def _wish(request: MessagesRequest) -> Wish:
+    effort = request.output_config.effort if request.output_config else None
     match request.thinking:
-        case ThinkingEnabled() | ThinkingAdaptive():
-            return True
+        case ThinkingEnabled(budget_tokens=budget):
+            return Wish("enabled", effort, budget)
+        case ThinkingAdaptive(budget_tokens=budget):
+            return Wish("adaptive", effort, budget)
         case ThinkingDisabled():
-            return False
-    return None
+            return Wish("disabled")
+    return Wish(effort=effort)
+
+
+def _ignore_thinking(request: MessagesRequest, context: Context, ignored: IgnoredFields) -> None:
+    """Without thoughts there is no effort; some models have none."""
+    config = request.output_config
+    if config and (not context.can_think or isinstance(request.thinking, ThinkingDisabled)):
+        ignored.add("output_config.effort", config.effort)
+    if not context.can_think:
+        ignored.add("thinking", request.thinking)
 
 
 def _shows_thoughts(request: MessagesRequest) -> bool:
@@ -127,13 +151,18 @@ def _shows_thoughts(request: MessagesRequest) -> bool:
     return True
 
 
-def _sampling(request: MessagesRequest, limits: Limits) -> SamplingParams:
-    budget = None
-    if isinstance(request.thinking, ThinkingEnabled):
-        budget = request.thinking.budget_tokens
-    json_schema = None
-    if request.output_config and (wanted := request.output_config.format):
-        json_schema = schema_text(wanted.schema, limits, "output_config.format.schema")
+def _schema(request: MessagesRequest, limits: Limits) -> str | None:
+    if request.output_config is None or request.output_config.format is None:
+        return None
+    return schema_text(request.output_config.format.schema, limits, "output_config.format.schema")
+
+
+def _sampling(
+    request: MessagesRequest,
+    json_schema: str | None,
+    max_reasoning_tokens: int | None,
+    limits: Limits,
+) -> SamplingParams:
     return SamplingParams(
         max_tokens=max_tokens_or_default(request.max_tokens, limits),
         temperature=request.temperature,
@@ -141,7 +170,7 @@ def _sampling(request: MessagesRequest, limits: Limits) -> SamplingParams:
         top_k=request.top_k or 0,
         stop=_stop(request.stop_sequences or (), limits),
         json_schema=json_schema,
-        max_reasoning_tokens=budget,
+        max_reasoning_tokens=max_reasoning_tokens,
     )
 
 
@@ -154,8 +183,11 @@ def _stop(strings: Sequence[str], limits: Limits) -> tuple[str, ...]:
     return tuple(strings)
 
 
-def _definition(tool: Tool, param: str) -> ToolDefinition:
-    if tool.type not in (None, "custom"):
+def _definition(tool: Tool, param: str, ignored: IgnoredFields) -> ToolDefinition:
+    is_builtin = tool.type not in (None, "custom")
+    for name in fields_without_effect(tool) if is_builtin else FIELDS_OF_BUILTIN:
+        ignored.add(f"tools[].{name}", getattr(tool, name))
+    if is_builtin:
         return builtin_tool(tool, param)
     strict = bool(tool.strict)
     return ToolDefinition(tool.name, param, tool.description, tool.input_schema, strict)

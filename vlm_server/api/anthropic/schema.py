@@ -30,6 +30,7 @@ RULES = {
     "thinking.type": "must be 'enabled', 'disabled' or 'adaptive'",
     "display": "must be 'summarized' or 'omitted'",
     "output_config.format.type": "must be 'json_schema'",
+    "output_config.effort": "must be 'none', 'minimal', 'low', 'medium', 'high', 'xhigh' or 'max'",
 }
 """What a field must be, by its path or name; completes the message of an error."""
 
@@ -121,12 +122,18 @@ class NoChoice(Struct, tag_field="type", tag="none"):
     pass
 
 
+Budget = Annotated[int, Meta(ge=0, le=INT32_MAX)]
+
+
 class ThinkingEnabled(Struct, tag_field="type", tag="enabled"):
-    budget_tokens: Annotated[int, Meta(ge=1, le=INT32_MAX)] | None = None
+    budget_tokens: Budget | None = None
     display: Literal["summarized", "omitted"] | None = None
 
 
 class ThinkingAdaptive(Struct, tag_field="type", tag="adaptive"):
+    """Leaves it to the model's template."""
+
+    budget_tokens: Budget | None = None
     display: Literal["summarized", "omitted"] | None = None
 
 
@@ -139,7 +146,10 @@ class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema"):
 
 
 class OutputConfig(Struct):
+    """`effort` asks for thoughts, as OpenAI's `reasoning_effort` does."""
+
     format: JsonSchemaFormat | None = None
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
 
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]

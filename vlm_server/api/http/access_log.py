@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
+from vlm_server.api.http.intake.leniency import MAX_NAMES, safe_name
+
 logger = logging.getLogger("vlm_server.api")
 
 AnsweredRequests = Counter[tuple[str, int]]
@@ -39,6 +41,11 @@ class Entry:
     key_name: str | None = None
     ignored: tuple[str, ...] = ()
 
+    @property
+    def ignored_names(self) -> list[str]:
+        """`ignored`, whoever collected it, fit for a header and for the log."""
+        return [safe_name(name) for name in self.ignored[:MAX_NAMES]]
+
     def first_text(self) -> None:
         """Note the time to first token; later calls do nothing."""
         if self.ttft_seconds is None:
@@ -63,7 +70,7 @@ class Entry:
             self.videos,
             self.error_code or "-",
             self.key_name or "-",
-            ",".join(self.ignored) or "-",
+            ",".join(self.ignored_names) or "-",
         )
 
 

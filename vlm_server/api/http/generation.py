@@ -26,7 +26,7 @@ from vlm_server.api.http.sse import EventStream
 from vlm_server.api.http.urls.media_urls import MediaUrls
 from vlm_server.errors import EngineUnavailable, PayloadTooLarge
 from vlm_server.media.external import BytesNeeded
-from vlm_server.protocol import Finished
+from vlm_server.protocol import Finished, ModelFacts
 from vlm_server.settings import Settings
 from vlm_server.supervisor.client import EngineClient
 
@@ -95,7 +95,8 @@ class Endpoint:
         send: Send,
     ) -> None:
         shared, dialect, entry = self._shared, self._dialect, access_log.of(scope)
-        model = shared.engine.status.model_name
+        status = shared.engine.status
+        model = status.model_name
         context = Context(
             model=model,
             request_id=f"{dialect.id_prefix}{entry.request_id}",
@@ -105,6 +106,7 @@ class Endpoint:
             limits=shared.limits,
             model_aliases=shared.server.model_aliases,
             unknown_fields=shared.server.unknown_fields,
+            can_think=_can_think(status.model_facts),
         )
         async with clock.before_submit():
             request, wanted = await self._read_call(data, slot, context)
@@ -157,6 +159,11 @@ class Endpoint:
                 "previous_response_id",
             )
         return previous
+
+
+def _can_think(facts: ModelFacts) -> bool:
+    """Whether the model writes thoughts; nobody knows before it was ready once."""
+    return facts == ModelFacts() or "thinking" in facts.capabilities
 
 
 async def _stream(deltas: Answer, render: Renderer, stream: EventStream, entry: Entry) -> None:

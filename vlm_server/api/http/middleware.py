@@ -44,7 +44,7 @@ class RequestLog:
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = entry.request_id
                 if entry.ignored:
-                    headers["X-VLM-Ignored"] = ", ".join(entry.ignored)
+                    headers["X-VLM-Ignored"] = ", ".join(entry.ignored_names)
             await send(message)
 
         try:

@@ -17,16 +17,20 @@ _OF_ROLE = {
 """Fields that messages of one role have."""
 
 
-def ignored_fields(fields: dict[str, Any], request: Request) -> tuple[str, ...]:
+def ignored_fields(fields: dict[str, Any], request: Request, *, can_think: bool) -> IgnoredFields:
     """The paths of fields without effect, such as `options.num_ctx`; `request` is what became of
-    `fields`."""
+    `fields`. Without `can_think` the model has no thoughts."""
     ignored = IgnoredFields()
     ignored.add("keep_alive", request.keep_alive)
+    if not request.logprobs:
+        ignored.add("top_logprobs", request.top_logprobs or None)
+    if not can_think:
+        ignored.add("think", request.think)
     ignored.add_unread(fields, request)
     if isinstance(request, OllamaChatRequest):
         for message in request.messages or ():
             _add_misplaced(message, ignored)
-    return ignored.names
+    return ignored
 
 
 def _add_misplaced(message: ChatMessage, ignored: IgnoredFields) -> None:

@@ -10,13 +10,16 @@ import re
 
 from vlm_server.api.http.intake import json_body
 from vlm_server.api.http.intake.calls import Body, Context, Taken
+from vlm_server.api.http.intake.constraints import ConstraintFields, check_constraints
 from vlm_server.api.http.intake.conversation import Conversation, Counts
+from vlm_server.api.http.intake.effort import effort_variables
+from vlm_server.api.http.intake.leniency import IgnoredFields
 from vlm_server.api.http.intake.tool_definitions import ToolChoice, ToolDefinition, read_tools
 from vlm_server.api.ollama import model_name, schema
 from vlm_server.api.ollama.ignored import ignored_fields
 from vlm_server.api.ollama.messages import pictures_and_text, read_messages
 from vlm_server.api.ollama.options import AnswerOptions, encode_options
-from vlm_server.api.ollama.sampling import read_sampling
+from vlm_server.api.ollama.sampling import read_sampling, read_schema
 from vlm_server.api.ollama.schema import OllamaChatRequest, OllamaGenerateRequest, Request, Tool
 from vlm_server.errors import UnsupportedField
 from vlm_server.protocol import (
@@ -30,6 +33,7 @@ from vlm_server.protocol import (
 
 CHAT = "ollama.chat"
 GENERATE = "ollama.generate"
+_FIELDS = ConstraintFields("format", continued="messages", calls="tools")
 
 _AT_ONCE = re.compile(r"0+(\.0*)?(ns|us|ms|s|m|h)?")
 """A `keep_alive` that unloads a model of Ollama's."""
@@ -58,14 +62,14 @@ def read_generate_text(body: Body, context: Context) -> Taken | None:
     return None if request.images else _generate(request, ignored, context)
 
 
-def _read(body: Body, kind: type[schema.R], context: Context) -> tuple[schema.R, tuple[str, ...]]:
+def _read(body: Body, kind: type[schema.R], context: Context) -> tuple[schema.R, IgnoredFields]:
     fields = json_body.parse_object(body)
     request = schema.convert(fields, kind)
     model_name.check(request.model, context.model, context.model_aliases)
-    return request, ignored_fields(fields, request)
+    return request, ignored_fields(fields, request, can_think=context.can_think)
 
 
-def _chat(request: OllamaChatRequest, ignored: tuple[str, ...], context: Context) -> Taken:
+def _chat(request: OllamaChatRequest, ignored: IgnoredFields, context: Context) -> Taken:
     messages = request.messages or []
     if not messages:
         return _nothing_asked(request, ignored, context)
@@ -75,7 +79,7 @@ def _chat(request: OllamaChatRequest, ignored: tuple[str, ...], context: Context
     return _taken(request, ignored, conversation, tools, context)
 
 
-def _generate(request: OllamaGenerateRequest, ignored: tuple[str, ...], context: Context) -> Taken:
+def _generate(request: OllamaGenerateRequest, ignored: IgnoredFields, context: Context) -> Taken:
     for name in ("suffix", "template", "raw"):
         if getattr(request, name):
             raise UnsupportedField(f"`{name}` is not supported; leave it out.", name)
@@ -94,31 +98,35 @@ def _generate(request: OllamaGenerateRequest, ignored: tuple[str, ...], context:
 
 def _taken(
     request: Request,
-    ignored: tuple[str, ...],
+    ignored: IgnoredFields,
     conversation: Conversation,
     tools: Tools | None,
     context: Context,
 ) -> Taken:
+    continues = _continues(conversation.messages[-1])
+    json_schema = check_constraints(
+        tools, read_schema(request, context.limits), _FIELDS, ignored, continues=continues
+    )
     submit = Submit(
         request_id=context.request_id,
         messages=tuple(conversation.messages),
         images=tuple(conversation.images),
-        sampling=read_sampling(request, context.limits),
+        sampling=read_sampling(request, json_schema, context.limits),
         cache_salt=context.cache_salt,
         client=context.client,
         tools=tools,
-        template=_template(request, conversation.messages[-1]),
+        template=_template(request, continues=continues),
     )
     options = encode_options(AnswerOptions(request.model))
-    return Taken(submit, request.stream is not False, options, ignored)
+    return Taken(submit, request.stream is not False, options, ignored.names)
 
 
-def _nothing_asked(request: Request, ignored: tuple[str, ...], context: Context) -> Taken:
+def _nothing_asked(request: Request, ignored: IgnoredFields, context: Context) -> Taken:
     """For clients that load a model before they ask it, or unload it. It stays loaded."""
     done_reason = "unload" if _AT_ONCE.fullmatch(str(request.keep_alive)) else "load"
     options = encode_options(AnswerOptions(request.model, done_reason))
     submit = Submit(context.request_id, (), (), SamplingParams(), client=context.client)
-    return Taken(submit, request.stream is not False, options, ignored, generates=False)
+    return Taken(submit, request.stream is not False, options, ignored.names, generates=False)
 
 
 def _tools(tools: list[Tool], conversation: Conversation) -> Tools | None:
@@ -134,15 +142,17 @@ def _tools(tools: list[Tool], conversation: Conversation) -> Tools | None:
     return read_tools(definitions, ToolChoice(param="tools"), conversation)
 
 
-def _template(request: Request, last: Message) -> TemplateOptions:
-    """A level of `think` is for templates that have levels. The assistant's last words go on."""
+def _template(request: Request, *, continues: bool) -> TemplateOptions:
+    """A level of `think` is for templates that have levels."""
     level = request.think if isinstance(request.think, str) else None
     return TemplateOptions(
         enable_thinking=None if request.think is None else bool(request.think),
-        variables=json.dumps({"reasoning_effort": level}) if level else "{}",
-        continue_final=last.role == "assistant" and _has_text(last) and not last.tool_calls,
+        variables=json.dumps(effort_variables(level)),
+        continue_final=continues,
     )
 
 
-def _has_text(message: Message) -> bool:
-    return any(isinstance(part, TextPart) and part.text for part in message.content)
+def _continues(last: Message) -> bool:
+    """Whether the answer goes on: where the assistant's last words end."""
+    has_text = any(isinstance(part, TextPart) and part.text for part in last.content)
+    return last.role == "assistant" and has_text and not last.tool_calls

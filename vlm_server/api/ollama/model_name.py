@@ -17,7 +17,11 @@ def tagged(name: str) -> str:
 
 
 def check(name: str, served: str, aliases: Sequence[str]) -> None:
-    """Raises ModelNotFound unless `name`, with or without a tag `latest`, means `served`."""
+    """Raises ModelNotFound unless `name`, with or without a tag `latest`, means `served`.
+
+    Raises InvalidRequest for a lone surrogate, which answers could not repeat.
+    """
+    json_body.utf8_length(name, "model")
     names = (name, name.removesuffix(_LATEST), tagged(name))
     if not any(is_served_as(each, served, aliases) for each in names):
         shown = json_body.shown(name)

@@ -16,8 +16,8 @@ _LEAST_TOP_P = 1e-6
 """For 0, which leaves the likeliest token in Ollama."""
 
 
-def read_sampling(request: Request, limits: Limits) -> SamplingParams:
-    """Raises InvalidRequest."""
+def read_sampling(request: Request, json_schema: str | None, limits: Limits) -> SamplingParams:
+    """For an answer that is held to `json_schema`, if any. Raises InvalidRequest."""
     options = request.options or ModelOptions()
     return SamplingParams(
         max_tokens=max_tokens_or_default(_max_tokens(options.num_predict), limits),
@@ -31,7 +31,7 @@ def read_sampling(request: Request, limits: Limits) -> SamplingParams:
         frequency_penalty=options.frequency_penalty or 0.0,
         repetition_penalty=options.repeat_penalty or 1.0,
         logprobs=_logprobs(request),
-        json_schema=_json_schema(request, limits),
+        json_schema=json_schema,
         max_reasoning_tokens=longest_thought(
             request.think if isinstance(request.think, str) else None
         ),
@@ -60,7 +60,8 @@ def _logprobs(request: Request) -> int | None:
     return (request.top_logprobs or 0) if request.logprobs else None
 
 
-def _json_schema(request: Request, limits: Limits) -> str | None:
+def read_schema(request: Request, limits: Limits) -> str | None:
+    """The one that `format` asks for. Raises InvalidRequest."""
     match request.format:
         case "json":
             return ANY_OBJECT

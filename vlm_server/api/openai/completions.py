@@ -87,7 +87,9 @@ class CompletionRenderer:
 
     def delta(self, delta: protocol.Delta) -> bytes:
         """One chunk."""
-        usage = None if self.options.include_usage else UNSET
+        usage: Usage | UnsetType | None = None if self.options.include_usage else UNSET
+        if self.options.continuous_usage and delta.usage is not None:
+            usage = usage_of(delta.usage)
         choice = self._choice((delta,))
         return sse.event(_encode(Completion(self.id, self.created, self.model, (choice,), usage)))
 

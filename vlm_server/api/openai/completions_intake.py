@@ -13,9 +13,10 @@ from msgspec.json import Decoder
 
 from vlm_server.api.http.intake import json_body
 from vlm_server.api.http.intake.calls import Body, Context, Taken
+from vlm_server.api.http.intake.leniency import IgnoredFields, without_unknown
 from vlm_server.api.http.intake.request_model import check_model
 from vlm_server.api.openai.options import Options, encode_options
-from vlm_server.api.openai.response_format import ResponseFormat
+from vlm_server.api.openai.response_format import ResponseFormat, read_schema
 from vlm_server.api.openai.sampling import read_sampling
 from vlm_server.api.openai.schema import (
     HARMLESS,
@@ -35,7 +36,7 @@ from vlm_server.protocol import Submit
 
 DIALECT = "openai-completions"
 DEFAULT_MAX_TOKENS = 16
-"""As OpenAI documents for this endpoint."""
+"""As OpenAI documents for this endpoint. An answer that has to be longer may be so long."""
 MAX_LOGPROBS = 5
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -86,43 +87,50 @@ Decoder(CompletionRequest)
 
 def read(body: Body, context: Context) -> Taken:
     """The request in `body`. Raises RequestError."""
-    request = _request(json_body.parse_object(body))
+    ignored = IgnoredFields()
+    request = _request(json_body.parse_object(body), context, ignored)
     check_model(request.model, context)
     stream = bool(request.stream)
     if request.stream_options is not None and not stream:
         raise InvalidRequest("`stream_options` requires `stream`.", "stream_options")
+    schema = read_schema(request.response_format, context.limits)
     submit = Submit(
         request_id=context.request_id,
         messages=(),
         images=(),
-        sampling=read_sampling(
-            _as_chat(request), context.limits, calls_only=False, max_reasoning_tokens=None
-        ),
+        sampling=read_sampling(_as_chat(request), context.limits, json_schema=schema),
         cache_salt=context.cache_salt,
         client=context.client,
         prompt=_prompt(request.prompt, context),
     )
     wanted = request.stream_options or StreamOptions()
-    return Taken(submit, stream, encode_options(Options(bool(wanted.include_usage))))
+    ignored.add("stream_options.include_obfuscation", wanted.include_obfuscation or None)
+    options = Options(bool(wanted.include_usage), bool(wanted.continuous_usage_stats))
+    return Taken(submit, stream, encode_options(options), ignored.names)
 
 
-def _request(fields: dict[str, Any]) -> CompletionRequest:
+def _request(fields: dict[str, Any], context: Context, ignored: IgnoredFields) -> CompletionRequest:
     for name, values in NEUTRAL.items():
         value = fields.pop(name, None)
         if not any(value == each and type(value) is type(each) for each in values):
             message = f"`{name}` is not supported with this value; leave it out."
             raise UnsupportedField(message, name)
-    obeyed = {name: value for name, value in fields.items() if name not in HARMLESS}
-    return json_body.convert(obeyed, CompletionRequest, {})
+    for name in sorted(HARMLESS & fields.keys()):
+        ignored.add(name, fields.pop(name))
+    if context.unknown_fields == "ignore":
+        fields = without_unknown(fields, CompletionRequest, ignored)
+    return json_body.convert(fields, CompletionRequest, {})
 
 
 def _as_chat(request: CompletionRequest) -> ChatRequest:
     """Its sampling parameters as those of a chat request."""
     shared = {name: getattr(request, name) for name in _SAMPLING}
+    default = max(DEFAULT_MAX_TOKENS, request.min_tokens or 0)
     return ChatRequest(
         request.model,
         [],
-        max_tokens=request.max_tokens or DEFAULT_MAX_TOKENS,
+        max_tokens=request.max_tokens or default,
+        stream_options=request.stream_options,
         logprobs=request.logprobs is not None,
         top_logprobs=request.logprobs,
         **shared,

@@ -20,8 +20,6 @@ from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import ContentPart as ProtocolPart
 from vlm_server.protocol import Message, ToolCall
 
-_LOW_DETAIL_SIDE_PIXELS = 512
-"""As OpenAI documents for `detail` low."""
 _IMAGE_ROLES = ("user", "tool")
 
 
@@ -88,6 +86,8 @@ class _Reader:
         if message.refusal:
             content += (self.conversation.text(message.refusal, f"{param}.refusal"),)
         reasoning = message.reasoning_content or message.reasoning or ""
+        if message.reasoning != reasoning:
+            self._ignore(message, "reasoning")
         calls = (
             self._call(call, f"{param}.tool_calls[{i}]")
             for i, call in enumerate(message.tool_calls or ())
@@ -114,17 +114,11 @@ class _Reader:
         call_id, param_of_id = message.tool_call_id, f"{param}.tool_call_id"
         if call_id is None:
             raise InvalidRequest(f"`{param_of_id}` is missing.", param_of_id)
-        if call_id not in self.called:
-            raise InvalidRequest(
-                f"`{param_of_id}` is not the id of a call in an earlier assistant message's "
-                "`tool_calls`.",
-                param_of_id,
-            )
-        name = message.name or self.called[call_id]
+        name = message.name or self.called.get(call_id, "")  # agents cut off old turns
         return Message(
             "tool",
             self._content(message, param),
-            tool_call_id=call_id,
+            tool_call_id=self.conversation.count_text(call_id, param_of_id),
             name=self.conversation.count_text(name, f"{param}.name"),
         )
 
@@ -142,10 +136,7 @@ class _Reader:
         match part:
             case ImageUrlPart(image_url=url) if role in _IMAGE_ROLES:
                 given, detail = (url, None) if isinstance(url, str) else (url.url, url.detail)
-                max_side_pixels = _LOW_DETAIL_SIDE_PIXELS if detail == "low" else None
-                return self.conversation.image(
-                    given, param, max_side_pixels, for_grounding=detail == "high"
-                )
+                return self.conversation.image(given, param, detail)
             case VideoUrlPart(video_url=url) if role == "user":
                 return self.conversation.video(url if isinstance(url, str) else url.url, param)
             case ImageUrlPart():

@@ -9,6 +9,11 @@ from typing import Any
 
 from vlm_server.api.http.intake import json_body
 from vlm_server.api.http.intake.calls import Body, Context, Taken
+from vlm_server.api.http.intake.constraints import (
+    ConstraintFields,
+    check_constraints,
+    must_call,
+)
 from vlm_server.api.http.intake.conversation import Conversation
 from vlm_server.api.http.intake.leniency import IgnoredFields
 from vlm_server.api.http.intake.request_model import check_model
@@ -17,7 +22,7 @@ from vlm_server.api.openai import schema
 from vlm_server.api.openai.history import parts_of, read_messages
 from vlm_server.api.openai.messages import ImageUrlPart, VideoUrlPart
 from vlm_server.api.openai.options import Options, encode_options
-from vlm_server.api.openai.response_format import TextFormat
+from vlm_server.api.openai.response_format import read_schema
 from vlm_server.api.openai.sampling import read_sampling
 from vlm_server.api.openai.schema import ChatRequest, PixelLimits, StreamOptions
 from vlm_server.api.openai.thinking import ThinkingFields
@@ -26,6 +31,7 @@ from vlm_server.errors import InvalidRequest, UnsupportedField
 from vlm_server.protocol import Submit, Tools
 
 DIALECT = "openai"
+_FIELDS = ConstraintFields("response_format", continued="continue_final_message")
 
 
 def read_chat(body: Body, context: Context) -> Taken:
@@ -79,19 +85,22 @@ def _taken(request: ChatRequest, context: Context, ignored: IgnoredFields) -> Ta
     conversation = Conversation(context.limits, context.given)
     read_pixel_limits(request.mm_processor_kwargs, conversation)
     tools = _tools(request, conversation)
-    is_forced = tools is not None and tools.choice == "required"
-    if is_forced and not isinstance(request.response_format, TextFormat):
-        ignored.add("response_format", request.response_format)  # the answer has no text
+    continues = _continues(request)
+    wanted = read_schema(request.response_format, context.limits)
+    json_schema = check_constraints(tools, wanted, _FIELDS, ignored, continues=continues)
+    if not context.can_think:
+        for name in ("reasoning_effort", "thinking", "reasoning"):
+            ignored.add(name, getattr(request, name))
     thinking = ThinkingFields(
         request.reasoning_effort, request.thinking, request.reasoning, request.chat_template_kwargs
     )
     sampling = read_sampling(
         request,
         context.limits,
-        calls_only=is_forced,
+        json_schema=json_schema,
+        must_call=must_call(tools),
         max_reasoning_tokens=thinking.max_tokens(),
     )
-    continues = _continues(request, constrained=is_forced or sampling.json_schema is not None)
     template = thinking.template_options(continue_final=continues)
     read_messages(request.messages, conversation, ignored)
     submit = Submit(
@@ -124,11 +133,8 @@ def _tools(request: ChatRequest, conversation: Conversation) -> Tools | None:
     return read_tools(definitions_of(request.tools), choice, conversation)
 
 
-def _continues(request: ChatRequest, *, constrained: bool) -> bool:
-    """Whether the answer goes on where the last message ends. Raises InvalidRequest.
-
-    A `constrained` answer begins anew, with its grammar.
-    """
+def _continues(request: ChatRequest) -> bool:
+    """Whether the answer goes on where the last message ends. Raises InvalidRequest."""
     param = "continue_final_message"
     is_assistants = request.messages[-1].role == "assistant"
     if not request.continue_final_message:
@@ -149,11 +155,5 @@ def _continues(request: ChatRequest, *, constrained: bool) -> bool:
     if not is_assistants or request.messages[-1].tool_calls:
         raise InvalidRequest(
             f"`{param}` needs a last message that is the assistant's and has no calls.", param
-        )
-    if constrained:
-        raise InvalidRequest(
-            f"`{param}` can't be combined with a JSON `response_format`, nor with calls that must "
-            "be made.",
-            param,
         )
     return True

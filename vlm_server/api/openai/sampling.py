@@ -6,7 +6,6 @@ import re
 
 from vlm_server.api.http.intake import json_body
 from vlm_server.api.http.intake.request_model import max_tokens_or_default
-from vlm_server.api.openai.response_format import read_schema
 from vlm_server.api.openai.schema import ChatRequest
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import SamplingParams
@@ -17,13 +16,17 @@ _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 def read_sampling(
-    request: ChatRequest, limits: Limits, *, calls_only: bool, max_reasoning_tokens: int | None
+    request: ChatRequest,
+    limits: Limits,
+    *,
+    json_schema: str | None,
+    must_call: bool = False,
+    max_reasoning_tokens: int | None = None,
 ) -> SamplingParams:
-    """With `calls_only` the answer has no text to format. Raises InvalidRequest."""
+    """For an answer that is held to `json_schema`, or `must_call`. Raises InvalidRequest."""
     max_tokens = _max_tokens(request)
     min_tokens = _min_tokens(request.min_tokens or 0, max_tokens)
-    json_schema = None if calls_only else read_schema(request.response_format, limits)
-    if calls_only or json_schema is not None:
+    if must_call or json_schema is not None:
         _check_ends(request)
     return SamplingParams(
         max_tokens=max_tokens_or_default(max_tokens, limits, min_tokens),

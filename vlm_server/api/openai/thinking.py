@@ -12,7 +12,12 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from vlm_server.api.http.intake.effort import longest_thought
+from vlm_server.api.http.intake.effort import (
+    MODES,
+    NO_EFFORT,
+    effort_variables,
+    longest_thought,
+)
 from vlm_server.api.http.intake.json_schema import json_text
 from vlm_server.errors import InvalidRequest, UnsupportedField
 from vlm_server.protocol import TemplateOptions
@@ -65,8 +70,7 @@ class ThinkingFields:
             raise UnsupportedField(f"`{param}` can't be set; leave it out.", param)
         enabled = self._is_enabled()
         variables.pop("enable_thinking", None)
-        if (effort := self._effort) not in (None, "none"):
-            variables.setdefault("reasoning_effort", effort)
+        variables = effort_variables(self._effort) | variables
         text = json_text(
             variables, "chat_template_kwargs", MAX_VARIABLES_BYTES, "template variables"
         )
@@ -95,12 +99,12 @@ class ThinkingFields:
     def _wishes(self) -> Iterator[tuple[str, bool]]:
         """The fields that say whether to think."""
         if self.effort is not None:
-            yield "reasoning_effort", self.effort != "none"
-        if self.thinking is not None and self.thinking.type in ("enabled", "disabled"):
-            yield "thinking", self.thinking.type == "enabled"
+            yield "reasoning_effort", self.effort != NO_EFFORT
+        if self.thinking is not None and (mode := MODES[self.thinking.type]) is not None:
+            yield "thinking", mode
         if self.reasoning is not None:
             if self.reasoning.effort is not None:
-                yield "reasoning.effort", self.reasoning.effort != "none"
+                yield "reasoning.effort", self.reasoning.effort != NO_EFFORT
             if self.reasoning.enabled is not None:
                 yield "reasoning.enabled", self.reasoning.enabled
         wanted = (self.template_kwargs or {}).get("enable_thinking")

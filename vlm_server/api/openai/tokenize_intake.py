@@ -13,6 +13,7 @@ from msgspec.json import Decoder
 
 from vlm_server.api.http.intake import json_body
 from vlm_server.api.http.intake.calls import Body, Context, Taken
+from vlm_server.api.http.intake.leniency import IgnoredFields, without_unknown
 from vlm_server.api.http.intake.request_model import check_model
 from vlm_server.api.openai import intake, schema
 from vlm_server.errors import InvalidRequest, UnsupportedField
@@ -67,8 +68,10 @@ def read_prompt_text(body: Body, context: Context) -> Taken | None:
 
 def read_tokens(body: Body, context: Context) -> Taken:
     """The request in a body of `/v1/detokenize`. Raises RequestError."""
-    request = json_body.convert(json_body.parse_object(body), TokensRequest, {})
-    return _raw(tuple(request.tokens), request.model, context)
+    ignored = IgnoredFields()
+    fields = _known(json_body.parse_object(body), TokensRequest, context, ignored)
+    request = json_body.convert(fields, TokensRequest, {})
+    return _raw(tuple(request.tokens), request.model, context, ignored)
 
 
 def _fields(body: Body) -> dict[str, Any]:
@@ -84,15 +87,28 @@ def _fields(body: Body) -> dict[str, Any]:
 
 
 def _read_text(fields: dict[str, Any], context: Context) -> Taken:
+    ignored = IgnoredFields()
+    fields = _known(fields, PromptRequest, context, ignored)
     request = json_body.convert(fields, PromptRequest, {})
     length = json_body.utf8_length(request.prompt, "prompt")
     if length > context.limits.max_text_bytes:
         limit = context.limits.max_text_bytes
         raise InvalidRequest(f"At most {limit} bytes of text are allowed.", "prompt")
-    return _raw(request.prompt, request.model, context)
+    return _raw(request.prompt, request.model, context, ignored)
 
 
-def _raw(prompt: str | tuple[int, ...], model: str | None, context: Context) -> Taken:
+def _known(
+    fields: dict[str, Any], kind: type[Struct], context: Context, ignored: IgnoredFields
+) -> dict[str, Any]:
+    """`fields`, without those that `kind` has not if they are to be ignored."""
+    if context.unknown_fields == "refuse":
+        return fields
+    return without_unknown(fields, kind, ignored)
+
+
+def _raw(
+    prompt: str | tuple[int, ...], model: str | None, context: Context, ignored: IgnoredFields
+) -> Taken:
     if model is not None:
         check_model(model, context)
     submit = Submit(
@@ -105,7 +121,7 @@ def _raw(prompt: str | tuple[int, ...], model: str | None, context: Context) -> 
         prompt=prompt,
         count_only=True,
     )
-    return Taken(submit, stream=False)
+    return Taken(submit, stream=False, ignored=ignored.names)
 
 
 def _as_chat(fields: dict[str, Any], context: Context) -> dict[str, Any]:

@@ -5,11 +5,13 @@ Clients that know LM Studio ask it which models see pictures and call tools, and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from vlm_server.api.http.intake.request_model import is_served_as
 from vlm_server.errors import ModelNotFound
 from vlm_server.supervisor.client import EngineClient
 
@@ -17,15 +19,16 @@ from vlm_server.supervisor.client import EngineClient
 class LmStudioModels:
     """LM Studio's two routes about models."""
 
-    def __init__(self, engine: EngineClient) -> None:
+    def __init__(self, engine: EngineClient, aliases: Sequence[str]) -> None:
         self._engine = engine
+        self._aliases = aliases
 
     async def list(self, _: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._model()]})
 
     async def retrieve(self, request: Request) -> Response:
         name = self._engine.status.model_name
-        if request.path_params["model"] not in (name, "default"):
+        if not is_served_as(request.path_params["model"], name, self._aliases):
             raise ModelNotFound(f"This server has one model: `{name}`.", "model")
         return JSONResponse(self._model())
 

@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from vlm_server.api.http.intake.request_model import is_served_as
 from vlm_server.errors import ModelNotFound
 from vlm_server.protocol import ModelFacts
 from vlm_server.settings import Settings
@@ -42,6 +43,7 @@ class Models:
     def __init__(self, engine: EngineClient, settings: Settings) -> None:
         self._engine = engine
         self._limits = settings.limits
+        self._aliases = settings.server.model_aliases
         self._max_pixels = settings.image.max_pixels
         self._started = int(time.time())
 
@@ -50,7 +52,7 @@ class Models:
 
     async def retrieve(self, request: Request) -> Response:
         name = self._engine.status.model_name
-        if request.path_params["model"] not in (name, "default"):
+        if not is_served_as(request.path_params["model"], name, self._aliases):
             raise ModelNotFound(f"This server has one model: `{name}`.", "model")
         return JSONResponse(self._model())
 

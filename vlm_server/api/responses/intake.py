@@ -5,15 +5,12 @@ Runs on a thread or in an intake process: see `http.intake`.
 
 from __future__ import annotations
 
-import json
-
 import msgspec
 
 from vlm_server.api.http.intake import json_body
 from vlm_server.api.http.intake.calls import Body, Context, Taken
 from vlm_server.api.http.intake.constraints import ConstraintFields, check_constraints
 from vlm_server.api.http.intake.conversation import Conversation, Counts
-from vlm_server.api.http.intake.effort import longest_thought
 from vlm_server.api.http.intake.history import HistoryNeeded
 from vlm_server.api.http.intake.json_schema import ANY_OBJECT, schema_text
 from vlm_server.api.http.intake.request_model import check_model, max_tokens_or_default
@@ -39,8 +36,9 @@ from vlm_server.api.responses.schema import (
     NamedFunction,
     ResponsesRequest,
 )
+from vlm_server.api.responses.thinking import max_reasoning_tokens, template_options
 from vlm_server.errors import InvalidRequest
-from vlm_server.protocol import Message, SamplingParams, Submit, TemplateOptions, Tools
+from vlm_server.protocol import Message, SamplingParams, Submit, Tools
 from vlm_server.settings import Limits
 
 DIALECT = "responses"
@@ -92,7 +90,10 @@ def _taken(parsed: Parsed, previous: list[Item], context: Context) -> Taken:
         raise InvalidRequest("`stream_options` requires `stream`.", "stream_options")
     conversation = Conversation(context.limits, context.given, "input")
     tools = _tools(request, conversation)
-    template = _template(request)
+    template = template_options(request, continue_final=_is_unfinished(request.items[-1]))
+    if not context.can_think:
+        parsed.ignored.add("reasoning", request.reasoning)
+        parsed.ignored.add("thinking", request.thinking)
     json_schema = check_constraints(
         tools,
         _json_schema(request, context.limits),
@@ -172,34 +173,7 @@ def _counts(items: list[Item]) -> Counts:
 # ---- how it is answered ----------------------------------------------------------------
 
 
-def _template(request: ResponsesRequest) -> TemplateOptions:
-    effort = request.reasoning.effort if request.reasoning else None
-    variables = "{}" if effort in (None, "none") else json.dumps({"reasoning_effort": effort})
-    continues = _is_unfinished(request.items[-1])
-    return TemplateOptions(_is_thinking(request), variables, continues)
-
-
-def _is_thinking(request: ResponsesRequest) -> bool | None:
-    """None if nothing is said. Raises InvalidRequest for a contradiction."""
-    said = list[bool]()
-    if request.reasoning is not None and request.reasoning.effort is not None:
-        said.append(request.reasoning.effort != "none")
-    if request.thinking is not None and request.thinking.type in ("enabled", "disabled"):
-        said.append(request.thinking.type == "enabled")
-    if len(set(said)) > 1:
-        raise InvalidRequest(
-            "`reasoning.effort` and `thinking` contradict each other.", "reasoning.effort"
-        )
-    return said[0] if said else None
-
-
 def _sampling(request: ResponsesRequest, json_schema: str | None, limits: Limits) -> SamplingParams:
-    reasoning, thinking = request.reasoning, request.thinking
-    budget = longest_thought(
-        reasoning.effort if reasoning else None,
-        reasoning.max_tokens if reasoning else None,
-        thinking.budget_tokens if thinking else None,
-    )
     return SamplingParams(
         max_tokens=max_tokens_or_default(request.max_output_tokens, limits),
         temperature=request.temperature,
@@ -208,7 +182,7 @@ def _sampling(request: ResponsesRequest, json_schema: str | None, limits: Limits
         frequency_penalty=request.frequency_penalty or 0.0,
         logprobs=_logprobs(request),
         json_schema=json_schema,
-        max_reasoning_tokens=budget,
+        max_reasoning_tokens=max_reasoning_tokens(request),
     )
 
 

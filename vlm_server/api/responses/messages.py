@@ -22,10 +22,6 @@ from vlm_server.api.responses.items import (
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import ContentPart, Message, TextPart, ToolCall
 
-_LOW_DETAIL_SIDE_PIXELS = 512
-"""As OpenAI documents for `detail` low."""
-_DETAILS_FOR_GROUNDING = ("high", "original")
-
 
 @dataclass(slots=True)
 class _Turn:
@@ -120,12 +116,7 @@ class MessageBuilder:
     def _part(self, part: MessagePart, role: str, param: str) -> ContentPart:
         match part:
             case InputImage() if role in ("user", "tool"):
-                return self._conversation.image(
-                    part.image_url,
-                    param,
-                    _LOW_DETAIL_SIDE_PIXELS if part.detail == "low" else None,
-                    for_grounding=part.detail in _DETAILS_FOR_GROUNDING,
-                )
+                return self._conversation.image(part.image_url, param, part.detail)
             case InputVideo() if role == "user":
                 return self._conversation.video(part.video_url, param)
             case InputImage() | InputVideo():

@@ -35,7 +35,6 @@ async def test_its_first_request(client: httpx.AsyncClient, engine: ScriptedEngi
         "system[].cache_control",
         "metadata",
         "context_management",
-        "output_config.effort",
         "x-anthropic-billing-header",
     ]
     (submit,) = engine.submitted

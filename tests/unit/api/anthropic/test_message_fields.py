@@ -67,7 +67,9 @@ async def test_sampling(ask: Asker) -> None:
     [
         (None, None, None),
         ({"type": "enabled", "budget_tokens": 2000}, True, 2000),
-        ({"type": "adaptive"}, True, None),
+        ({"type": "enabled", "budget_tokens": 0}, True, 0),
+        ({"type": "adaptive"}, None, None),
+        ({"type": "adaptive", "budget_tokens": 9}, None, 9),
         ({"type": "disabled"}, False, None),
     ],
 )
@@ -80,6 +82,12 @@ async def test_thinking(
 
 
 # ---- messages --------------------------------------------------------------------------
+
+
+async def test_what_nobody_can_read_is_named(ask: Asker) -> None:
+    hidden = {"type": "redacted_thinking", "data": "Rm9v"}
+    await ask.submit(user("a"), assistant(hidden, text("b")), user("c"))
+    assert ask.ignored == "messages[].content[].redacted_thinking"
 
 
 async def test_the_system_prompt(ask: Asker) -> None:
@@ -196,6 +204,27 @@ async def test_the_choice_of_tools(ask: Asker, choice: Any, expected: Any) -> No
     tools = (await ask.submit(tools=[LOOK], tool_choice=choice)).tools
     assert tools is not None
     assert (tools.choice, tools.allowed, tools.parallel) == expected
+
+
+@pytest.mark.parametrize(
+    ("tool", "ignored"),
+    [
+        (
+            {**LOOK, "display_width_px": 9, "enable_zoom": True, "max_characters": 5},
+            "tools[].display_width_px, tools[].enable_zoom, tools[].max_characters",
+        ),
+        (
+            {**LOOK, "type": "bash_20250124", "display_height_px": 9},
+            "tools[].description, tools[].input_schema, tools[].display_height_px",
+        ),
+        ({"name": "edit", "type": "text_editor_20250728", "max_characters": 5}, ""),
+    ],
+)
+async def test_fields_of_other_types_of_tools_are_named(
+    ask: Asker, tool: dict[str, Any], ignored: str
+) -> None:
+    await ask.submit(tools=[tool])
+    assert ask.ignored == ignored
 
 
 async def test_no_tools(ask: Asker) -> None:

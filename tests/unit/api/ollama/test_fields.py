@@ -121,6 +121,8 @@ async def test_any_context_size_is_taken(client: httpx.AsyncClient, num_ctx: Any
     [
         ({"keep_alive": -1}, "keep_alive"),
         ({"keep_alive": "5m"}, "keep_alive"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"top_logprobs": 3, "logprobs": True}, None),
         ({"keep_alive": None, "made_up": None}, None),
         ({"truncate": True, "shift": False}, "truncate, shift"),
         ({"\u00fcber, x": 1}, "?ber??x"),

@@ -13,7 +13,7 @@ from msgspec import structs
 from tests.unit.api.conftest import listening
 from tests.unit.api.scripted_engine import ScriptedEngine, ended, failed, finished, scored, text
 from vlm_server.api.openai.completions_intake import NEUTRAL, CompletionRequest
-from vlm_server.protocol import SamplingParams, TokenLogprob, TokenText
+from vlm_server.protocol import Delta, SamplingParams, TokenLogprob, Tokens, TokenText, Usage
 
 ROUTE = "/v1/completions"
 
@@ -38,6 +38,7 @@ SAMPLED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"min_p": 0.5}, {"min_p": 0.5}),
     ({"repetition_penalty": 1.5}, {"repetition_penalty": 1.5}),
     ({"min_tokens": 3}, {"min_tokens": 3}),
+    ({"min_tokens": 40}, {"min_tokens": 40, "max_tokens": 40}),
     ({"ignore_eos": True}, {"ignore_eos": True}),
     ({"response_format": {"type": "json_object"}}, {"json_schema": '{"type":"object"}'}),
     ({"n": 1}, {"n": 1}),
@@ -103,6 +104,27 @@ async def test_what_is_not_supported_is_refused_by_name(
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
     assert engine.submitted == []
+
+
+async def test_what_does_not_change_the_answer_is_named(client: httpx.AsyncClient) -> None:
+    asked = body(user="me", metadata={"a": "b"}, stream=True)
+    asked["stream_options"] = {"include_obfuscation": True}
+    answer = await client.post(ROUTE, json=asked)
+    named = "metadata, user, stream_options.include_obfuscation"
+    assert (answer.status_code, answer.headers["x-vlm-ignored"]) == (200, named)
+
+
+async def test_usage_in_every_chunk(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+    def counted(request_id: str) -> Tokens:
+        return Tokens((Delta(request_id, "One", usage=Usage(7, 1, 3)),))
+
+    engine.script = (counted, ended(), finished(Usage(7, 2, 3)))
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    answer = await client.post(ROUTE, json=body(stream=True, stream_options=options))
+    assert engine.submitted[0].sampling.reports_usage
+    chunks = [json.loads(line[6:]) for line in answer.text.splitlines() if line[:7] == "data: {"]
+    totals = [each["usage"] and each["usage"]["total_tokens"] for each in chunks]
+    assert totals == [8, None, 9]
 
 
 def test_the_neutral_fields_are_no_others() -> None:

@@ -125,6 +125,16 @@ async def test_thoughts_in_the_history_reach_the_engine(
     assert answer.headers["x-vlm-ignored"] == f"messages[].{name}"
 
 
+async def test_of_two_thoughts_in_a_message_one_is_ignored_and_named(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    for other, named in (("Ears.", None), ("Tail.", "messages[].reasoning")):
+        said = {"role": "assistant", "content": "A cat.", "reasoning_content": "Ears."}
+        body = chat(user("hi"), {**said, "reasoning": other}, user("so?"))
+        assert (await client.post(ROUTE, json=body)).headers.get("x-vlm-ignored") == named
+        assert engine.submitted[-1].messages[1].reasoning == "Ears."
+
+
 SCRIPT = (thinks("Ea"), thinks("rs."), says("A "), says("cat."), ended())
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 MAX_NAMES = 32
 _MAX_NAME_CHARS = 64
+_MAX_PATH_CHARS = 256
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 """In a header, which lists the names."""
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
@@ -35,7 +36,7 @@ class IgnoredFields:
     def add(self, path: str, value: Any = True) -> None:
         """The field at `path` has no effect, which matters if its value asks for something."""
         if len(self._paths) < MAX_NAMES + 1 and value not in _NOTHING:
-            self._paths[_UNSAFE.sub("?", path)] = None
+            self._paths[safe_name(path)] = None
 
     def add_unread(self, given: Any, taken: Any, path: str = "") -> None:
         """What the JSON value `given` at `path` has beside what became of it: structs and lists."""
@@ -54,6 +55,11 @@ class IgnoredFields:
                 self.add_unread(value, getattr(taken, fields[name]), inner)
             elif name != kind.__struct_config__.tag_field:
                 self.add(inner, value)
+
+
+def safe_name(path: str) -> str:
+    """The beginning of `path`, fit for a header and a line of a log."""
+    return _UNSAFE.sub("?", path[:_MAX_PATH_CHARS])
 
 
 class Collector(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
+from vlm_server.api.http.intake import json_body
 from vlm_server.api.http.intake.calls import Context
 from vlm_server.errors import ModelNotFound
 from vlm_server.settings import Limits
@@ -13,7 +14,11 @@ _MAX_NAME_CHARS = 256
 
 
 def check_model(name: str, context: Context) -> None:
-    """Raises ModelNotFound unless `name` is one of the model's; see `is_served_as`."""
+    """Raises ModelNotFound unless `name` is one of the model's; see `is_served_as`.
+
+    Raises InvalidRequest for a lone surrogate, which answers could not repeat.
+    """
+    json_body.utf8_length(name, "model")
     if not is_served_as(name, context.model, context.model_aliases):
         raise ModelNotFound(
             f"This server has one model: `{context.model}`. It answers to other names by the "

@@ -14,7 +14,7 @@ def object_text(arguments: str | dict[str, Any], param: str) -> str:
 
     A call that was cut off has text that is none; the model sees that text as the argument
     `arguments`, rather than the conversation being refused for ever. Raises InvalidRequest for
-    what can't be written as JSON.
+    what can't be written as JSON, or as UTF-8 once its escapes are read.
     """
     if isinstance(arguments, dict):
         return _dumped(arguments, param)
@@ -22,14 +22,17 @@ def object_text(arguments: str | dict[str, Any], param: str) -> str:
         return "{}"
     json_body.utf8_length(arguments, param)
     try:
-        json_body.parse_object(arguments.encode())
+        given = json_body.parse_object(arguments.encode())
     except InvalidRequest:
         return _dumped({"arguments": arguments}, param)
+    _dumped(given, param)
     return arguments
 
 
 def _dumped(arguments: dict[str, Any], param: str) -> str:
     try:
-        return json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     except ValueError:
         raise InvalidRequest(f"`{param}` has a number that is too large.", param) from None
+    json_body.utf8_length(text, param)
+    return text

@@ -1,0 +1,159 @@
+"""What HTTP costs in each dialect: how long an answer takes that the engine gives at once.
+
+By hand: `python -m tests.attack.dialect_overhead --rounds 3` asks a front in a process of its own,
+around the scripted worker, over one connection. A figure is from before the request is sent until
+its answer is read, so it includes this client, the way to the engine and back, and what the worker
+needs to decode the request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import http.client
+import json
+import multiprocessing
+import os
+import random
+import socket
+import statistics
+import time
+from collections.abc import Callable
+from io import BytesIO
+from multiprocessing.connection import Connection
+from typing import Any
+
+from PIL import Image
+
+from tests.attack.front import ScriptedSupervisor
+from vlm_server.api.app import create_app
+from vlm_server.api.http.connection.server import HttpServer, http_config
+from vlm_server.api.http.intake import intake
+from vlm_server.api.http.openai_errors import encode
+from vlm_server.settings import Engine, Settings
+
+SCRIPT = "accept prefill token finish"
+PICTURE_SIDE_PIXELS = 830
+"""Of noise in three channels, which is 2 MB as PNG."""
+TEXT_BAR_MS, PICTURE_BAR_MS = 2.0, 5.0
+
+
+def noise() -> str:
+    """A picture of 2 MB in base64."""
+    pixels = random.Random(0).randbytes(3 * PICTURE_SIDE_PIXELS**2)
+    image = Image.frombytes("RGB", (PICTURE_SIDE_PIXELS, PICTURE_SIDE_PIXELS), pixels)
+    out = BytesIO()
+    image.save(out, "PNG", compress_level=1)
+    return base64.b64encode(out.getvalue()).decode()
+
+
+def openai_parts(picture: str | None) -> list[dict[str, Any]]:
+    url = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}}
+    return [*([url] if picture else ()), {"type": "text", "text": SCRIPT}]
+
+
+def anthropic_parts(picture: str | None) -> list[dict[str, Any]]:
+    source = {"type": "base64", "media_type": "image/png", "data": picture}
+    image = {"type": "image", "source": source}
+    return [*([image] if picture else ()), {"type": "text", "text": SCRIPT}]
+
+
+def responses_parts(picture: str | None) -> list[dict[str, Any]]:
+    image = {"type": "input_image", "image_url": f"data:image/png;base64,{picture}"}
+    return [*([image] if picture else ()), {"type": "input_text", "text": SCRIPT}]
+
+
+def user(content: Any, **fields: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": content, **fields}]
+
+
+def images(picture: str | None) -> dict[str, Any]:
+    return {"images": [picture]} if picture else {}
+
+
+BODIES: dict[str, Callable[[str | None], dict[str, Any]]] = {
+    "/v1/chat/completions": lambda picture: {"messages": user(openai_parts(picture))},
+    "/v1/messages": lambda picture: {"messages": user(anthropic_parts(picture)), "max_tokens": 9},
+    "/v1/responses": lambda picture: {"input": user(responses_parts(picture)), "store": False},
+    "/api/chat": lambda picture: {"messages": user(SCRIPT, **images(picture))},
+    "/api/generate": lambda picture: {"prompt": SCRIPT, **images(picture)},
+}
+
+
+def serve(ready: Connection) -> None:
+    """The front; ends when its caller does."""
+    asyncio.run(_serve(ready))
+
+
+async def _serve(ready: Connection) -> None:
+    settings = Settings(engine=Engine(openblas="off"))
+    supervisor = ScriptedSupervisor(settings, lambda _stage, _fraction: None)
+    pool = intake.start_pool(settings.limits)
+    await asyncio.to_thread(pool.warm_up)
+    server = HttpServer(http_config(create_app(settings, supervisor, pool), settings, encode))
+    await supervisor.start()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        await asyncio.wait_for(supervisor.wait_ready(), 30)
+        ready.send(listener.getsockname()[1])
+        await asyncio.to_thread(ready.poll, None)
+        server.should_exit = server.force_exit = True
+        await supervisor.stop()
+        await serving
+    pool.close()
+
+
+def ask(connection: http.client.HTTPConnection, route: str, body: bytes) -> float:
+    """How many milliseconds the answer takes."""
+    started = time.perf_counter()
+    connection.request("POST", route, body, {"content-type": "application/json"})
+    answer = connection.getresponse()
+    content = answer.read()
+    taken = 1e3 * (time.perf_counter() - started)
+    assert answer.status == 200, content[:500]
+    return taken
+
+
+def measure(port: int, rounds: int, num_requests: int) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    connection.connect()
+    connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    picture = noise()
+    print(f"picture: {len(picture) * 3 // 4} bytes; median and 90th percentile of each round, ms")
+    for shown, bar in ((None, TEXT_BAR_MS), (picture, PICTURE_BAR_MS)):
+        for route, make in BODIES.items():
+            body = json.dumps({"model": "default", "stream": False, **make(shown)}).encode()
+            found = []
+            for _ in range(rounds):
+                ask(connection, route, body)
+                times = [ask(connection, route, body) for _ in range(num_requests)]
+                found.append((statistics.median(times), statistics.quantiles(times, n=10)[-1]))
+            figures = "  ".join(f"{middle:6.2f} {slow:6.2f}" for middle, slow in found)
+            kind = "picture" if shown else "text"
+            verdict = "" if min(found)[0] <= bar else f"above {bar}"
+            print(f"{route:22} {kind:8} {figures}  {verdict}", flush=True)
+    print("load average before and after:", START_LOAD, os.getloadavg())
+    connection.close()
+
+
+START_LOAD = os.getloadavg()
+
+
+def main(rounds: int, requests: int) -> None:
+    ours, fronts = multiprocessing.Pipe()
+    front = multiprocessing.get_context("spawn").Process(target=serve, args=(fronts,))
+    front.start()
+    try:
+        measure(ours.recv(), rounds, requests)
+    finally:
+        ours.send(None)
+        front.join(30)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=50)
+    main(**vars(parser.parse_args()))

@@ -1,0 +1,340 @@
+"""What has to be the same in all dialects: what is refused, what is named, and how streams fail."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from tests.unit.api.conftest import Connect
+from tests.unit.api.requests import assistant, called, chat, result, tool, user
+from tests.unit.api.scripted_engine import ScriptedEngine, Step, failed, thinks
+from tests.unit.api.scripted_engine import text as says
+from vlm_server.api.http import access_log
+from vlm_server.api.http.access_log import AnsweredRequests
+from vlm_server.api.http.intake.leniency import MAX_NAMES
+from vlm_server.api.http.middleware import RequestLog
+from vlm_server.protocol import Delta, ModelFacts, Submit, Tokens
+from vlm_server.settings import Server, Settings
+
+CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+OLLAMA, GENERATE, RESPONSES = "/api/chat", "/api/generate", "/v1/responses"
+BEGUN = [user("Tell."), {"role": "assistant", "content": "Once"}]
+SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
+JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+ANTHROPIC_SCHEMA = {"format": {"type": "json_schema", "schema": SCHEMA}}
+ANTHROPIC_TOOL = {"name": "f", "input_schema": SCHEMA}
+
+
+def body(route: str, **fields: Any) -> dict[str, Any]:
+    """A short request to `route`."""
+    asked: dict[str, Any] = {"messages": [user("hi")]}
+    if route in (COMPLETIONS, GENERATE):
+        asked = {"prompt": "hi"}
+    if route == RESPONSES:
+        asked = {"input": "hi"}
+    if route in (OLLAMA, GENERATE):
+        asked["stream"] = False
+    return {"model": "demo", **asked, **fields}
+
+
+async def send(client: httpx.AsyncClient, route: str, **fields: Any) -> httpx.Response:
+    content = json.dumps(body(route, **fields))  # which escapes lone surrogates
+    return await client.post(route, content=content, headers={"content-type": "application/json"})
+
+
+def error_of(answer: httpx.Response) -> Any:
+    """In Ollama's dialect it is a text."""
+    assert answer.status_code == 400, answer.text
+    return answer.json()["error"]
+
+
+# ---- lone surrogates -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"x": "\\ud800"}', '{"\\udc00": 1}', {"x": ["\ud800"]}, '{"x": 1e999}'],
+    ids=["value", "name", "object", "number"],
+)
+@pytest.mark.parametrize("route", [CHAT, OLLAMA])
+async def test_what_no_template_can_be_given_is_refused_by_name(
+    client: httpx.AsyncClient, engine: ScriptedEngine, route: str, arguments: Any
+) -> None:
+    history = [user("hi"), assistant(called("1", "f", arguments)), result("1", "x")]
+    error = error_of(await send(client, route, messages=history))
+    param = "messages[1].tool_calls[0].function.arguments"
+    assert param in error if route == OLLAMA else error["param"] == param
+    assert engine.submitted == []
+
+
+async def test_so_are_the_inputs_of_anthropics_calls(client: httpx.AsyncClient) -> None:
+    call = {"type": "tool_use", "id": "1", "name": "f", "input": {"x": "\ud800"}}
+    history = [user("hi"), {"role": "assistant", "content": [call]}, user("so?")]
+    error = error_of(await send(client, MESSAGES, messages=history))
+    assert error["param"] == "messages[1].content[0].input"
+
+
+ROUTES = [CHAT, COMPLETIONS, MESSAGES, OLLAMA, GENERATE, RESPONSES, "/v1/tokenize"]
+
+
+@pytest.mark.parametrize("route", [*ROUTES, "/api/show"])
+async def test_a_models_name_is_text(connect: Connect, route: str) -> None:
+    client = connect(Settings(server=Server(model_aliases=("gpt-*",))))
+    answer = await send(client, route, model="gpt-\ud800")
+    assert answer.status_code == 400, answer.text
+    assert "`model` contains a lone surrogate" in answer.text
+
+
+async def test_so_are_the_arguments_of_items(client: httpx.AsyncClient) -> None:
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"x": "\\ud800"}'}
+    error = error_of(await send(client, RESPONSES, input=[user("hi"), call, user("so?")]))
+    assert error["param"] == "input[1].arguments"
+
+
+# ---- streams that fail -----------------------------------------------------------------
+
+
+def last(piece: str) -> Step:
+    return lambda request_id: Tokens((Delta(request_id, piece, finish_reason="stop"),))
+
+
+def data(answer: httpx.Response) -> list[dict[str, Any]]:
+    """The events of a stream, in order."""
+    lines = answer.text.splitlines()
+    found = (line.removeprefix("data: ") for line in lines)
+    return [json.loads(each) for each in found if each.startswith("{")]
+
+
+@pytest.mark.parametrize("route", [CHAT, COMPLETIONS, MESSAGES, OLLAMA, GENERATE, RESPONSES])
+async def test_nothing_is_lost_of_a_stream_that_fails_after_its_last_words(
+    client: httpx.AsyncClient, engine: ScriptedEngine, route: str
+) -> None:
+    engine.script = (says("One, "), last("two."), failed("engine_died", "It died."))
+    answer = await send(client, route, stream=True)
+    assert answer.status_code == 200
+    assert "two." in answer.text
+    *events, error = data(answer)
+    assert "error" in error
+    assert not any("error" in each for each in events)
+
+
+async def test_the_events_before_the_error_are_in_order(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    engine.script = (thinks("Hm."), last("two."), failed("engine_died", "It died."))
+    kinds = [each["type"] for each in data(await send(client, MESSAGES, stream=True))]
+    block = ["content_block_start", "content_block_delta", "content_block_stop"]
+    thought = [*block[:2], "content_block_delta", block[2]]  # and its signature
+    assert kinds == ["message_start", *thought, *block, "error"]
+
+
+# ---- what is ignored -------------------------------------------------------------------
+
+HOSTILE = ("a\r\nSet-Cookie: b", "na\u00efve \u2603", "\ud800", "x" * 10_000, *"abcdefgh" * 20)
+
+
+async def test_a_header_holds_no_name_as_it_came(caplog: pytest.LogCaptureFixture) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        access_log.of(scope).ignored = HOSTILE
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    transport = httpx.ASGITransport(RequestLog(app, AnsweredRequests()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://a") as client:
+        with caplog.at_level(logging.INFO, "vlm_server.api"):
+            answer = await client.get("/")
+    names = answer.headers["x-vlm-ignored"].split(", ")
+    assert "set-cookie" not in answer.headers
+    assert len(names) == MAX_NAMES
+    assert names[:3] == ["a??Set-Cookie??b", "na?ve??", "?"]
+    assert max(map(len, names)) == 256
+    assert "ignored=a??Set-Cookie??b,na?ve??,?," in caplog.text
+
+
+@pytest.mark.parametrize(
+    "route", ["/v1/completions", "/v1/tokenize", "/v1/detokenize", CHAT, RESPONSES]
+)
+async def test_unknown_fields_are_as_the_settings_say(connect: Connect, route: str) -> None:
+    own = {"tokens": [1], "prompt": ..., "messages": ...} if "detokenize" in route else {}
+    asked = {"prompt": "hi"} if route == "/v1/tokenize" else body(route)
+    asked = {name: value for name, value in {**asked, **own}.items() if value is not ...}
+    refused = await connect().post(route, json={**asked, "colour": 1})
+    assert refused.json()["error"]["param"] == "colour"
+    client = connect(Settings(server=Server(unknown_fields="ignore")))
+    answer = await client.post(route, json={**asked, "colour": 1})
+    assert (answer.status_code, answer.headers.get("x-vlm-ignored")) == (200, "colour")
+
+
+# ---- what excludes what ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "param"),
+    [
+        (CHAT, {"response_format": JSON_SCHEMA}, "continue_final_message"),
+        (CHAT, {"tools": [tool()], "tool_choice": "required"}, "continue_final_message"),
+        (MESSAGES, {"output_config": ANTHROPIC_SCHEMA}, "messages"),
+        (MESSAGES, {"tools": [ANTHROPIC_TOOL], "tool_choice": {"type": "any"}}, "messages"),
+        (OLLAMA, {"format": SCHEMA}, "messages"),
+        (OLLAMA, {"format": "json"}, "messages"),
+    ],
+)
+async def test_an_answer_that_goes_on_has_no_grammar(
+    client: httpx.AsyncClient, route: str, fields: dict[str, Any], param: str
+) -> None:
+    begun = {"messages": BEGUN} | ({"continue_final_message": True} if route == CHAT else {})
+    assert (await send(client, route, **begun)).status_code == 200
+    error = error_of(await send(client, route, **begun, **fields))
+    assert f"`{param}`" in error if route == OLLAMA else error["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "named"),
+    [
+        (
+            CHAT,
+            {"tools": [tool()], "tool_choice": "required", "response_format": JSON_SCHEMA},
+            "response_format",
+        ),
+        (
+            MESSAGES,
+            {
+                "tools": [ANTHROPIC_TOOL],
+                "tool_choice": {"type": "any"},
+                "output_config": ANTHROPIC_SCHEMA,
+            },
+            "output_config.format",
+        ),
+    ],
+)
+async def test_calls_that_must_be_made_have_no_schema_beside_them(
+    client: httpx.AsyncClient,
+    engine: ScriptedEngine,
+    route: str,
+    fields: dict[str, Any],
+    named: str,
+) -> None:
+    answer = await send(client, route, **fields)
+    assert (answer.status_code, answer.headers["x-vlm-ignored"]) == (200, named)
+    assert engine.submitted[0].sampling.json_schema is None
+    assert engine.submitted[0].tools is not None
+
+
+# ---- thoughts --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["enabled", "disabled", "adaptive"])
+@pytest.mark.parametrize("budget", [None, 0, 50])
+async def test_thinking_is_read_alike(
+    client: httpx.AsyncClient, engine: ScriptedEngine, kind: str, budget: int | None
+) -> None:
+    wanted = {"type": kind} if budget is None or kind == "disabled" else {
+        "type": kind, "budget_tokens": budget
+    }  # fmt: skip
+    for route in (CHAT, MESSAGES, RESPONSES):
+        assert (await send(client, route, thinking=wanted)).status_code == 200
+    first, *others = engine.submitted
+    assert [each.template for each in others] == [first.template] * 2
+    assert first.template.enable_thinking == {"enabled": True, "disabled": False}.get(kind)
+    found = {each.sampling.max_reasoning_tokens for each in (first, *others)}
+    assert found == {wanted.get("budget_tokens")}
+
+
+@dataclass(frozen=True)
+class Thought:
+    """What the engine is told."""
+
+    enabled: bool | None
+    budget: int | None
+    variables: str
+
+    @classmethod
+    def of(cls, submit: Submit) -> Thought:
+        template = submit.template
+        budget = submit.sampling.max_reasoning_tokens
+        return cls(template.enable_thinking, budget, template.variables.replace(" ", ""))
+
+
+@pytest.mark.parametrize("effort", ["none", "minimal", "low", "medium", "high", "xhigh", "max"])
+async def test_an_effort_is_read_alike(
+    client: httpx.AsyncClient, engine: ScriptedEngine, effort: str
+) -> None:
+    await send(client, CHAT, reasoning_effort=effort)
+    await send(client, RESPONSES, reasoning={"effort": effort})
+    await send(client, MESSAGES, output_config={"effort": effort})
+    await send(client, MESSAGES, output_config={"effort": effort}, thinking={"type": "adaptive"})
+    if effort in ("low", "medium", "high"):
+        await send(client, OLLAMA, think=effort)
+    first, *others = map(Thought.of, engine.submitted)
+    assert first.enabled is (effort != "none")
+    assert {first, *others} == {first}
+    assert len(others) >= 3
+
+
+async def test_no_effort_goes_into_thoughts_that_are_off(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    off = {"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}}
+    answer = await send(client, MESSAGES, **off)
+    assert answer.headers["x-vlm-ignored"] == "output_config.effort"
+    assert Thought.of(engine.submitted[0]) == Thought(False, None, "{}")
+
+
+THINKING: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {"reasoning_effort": "low"}, "reasoning_effort"),
+    (CHAT, {"thinking": {"type": "enabled"}}, "thinking"),
+    (CHAT, {"reasoning": {"max_tokens": 5}}, "reasoning"),
+    (MESSAGES, {"thinking": {"type": "adaptive"}}, "thinking"),
+    (MESSAGES, {"output_config": {"effort": "low"}}, "output_config.effort"),
+    (OLLAMA, {"think": True}, "think"),
+    (GENERATE, {"think": "low"}, "think"),
+    (RESPONSES, {"reasoning": {"effort": "low"}}, "reasoning"),
+    (RESPONSES, {"thinking": {"type": "enabled"}}, "thinking"),
+]
+
+
+@pytest.mark.parametrize(("route", "fields", "named"), THINKING)
+async def test_a_model_without_thoughts_names_what_asks_for_them(
+    client: httpx.AsyncClient,
+    engine: ScriptedEngine,
+    route: str,
+    fields: dict[str, Any],
+    named: str,
+) -> None:
+    thinker = ModelFacts(family="qwen3_vl", capabilities=("thinking",))
+    found = []
+    for facts in (ModelFacts(), thinker, ModelFacts(family="qwen2_5_vl")):
+        engine.status = replace(engine.status, model_facts=facts)
+        answer = await send(client, route, **fields)
+        assert answer.status_code == 200
+        found.append(answer.headers.get("x-vlm-ignored"))
+    assert found == [None, None, named]
+
+
+# ---- histories that were cut off -------------------------------------------------------
+
+
+async def test_a_result_whose_call_was_cut_off_is_taken_everywhere(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    block = {"type": "tool_result", "tool_use_id": "lost", "content": "x"}
+    for answer in (
+        await client.post(CHAT, json=chat(user("hi"), result("lost", "x"))),
+        await send(client, MESSAGES, messages=[user("hi"), user(block)]),
+        await send(
+            client,
+            OLLAMA,
+            messages=[user("hi"), {"role": "tool", "tool_call_id": "lost", "content": "x"}],
+        ),
+    ):
+        assert answer.status_code == 200, answer.text
+    found = [submit.messages[1] for submit in engine.submitted]
+    assert [(each.role, each.tool_call_id, each.name) for each in found] == [
+        ("tool", "lost", "")
+    ] * 3
