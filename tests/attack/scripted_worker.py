@@ -114,13 +114,15 @@ class Worker:
         return decode_command(self.exactly(length))
 
     def exactly(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            piece = self.connection.recv(size - len(data))
-            if not piece:
-                os._exit(0)
-            data += piece
-        return data
+        data = bytearray(size)
+        filled = 0
+        with memoryview(data) as view:
+            while filled < size:
+                count = self.connection.recv_into(view[filled:])
+                if not count:
+                    os._exit(0)
+                filled += count
+        return bytes(data)
 
 
 def script_of(command: Submit) -> str:

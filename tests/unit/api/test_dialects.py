@@ -258,7 +258,7 @@ class Thought:
     def of(cls, submit: Submit) -> Thought:
         template = submit.template
         budget = submit.sampling.max_reasoning_tokens
-        return cls(template.enable_thinking, budget, template.variables.replace(" ", ""))
+        return cls(template.enable_thinking, budget, template.variables)
 
 
 @pytest.mark.parametrize("effort", ["none", "minimal", "low", "medium", "high", "xhigh", "max"])

@@ -5,14 +5,13 @@ Runs on a thread or in an intake process: see `http.intake`.
 
 from __future__ import annotations
 
-import json
 import re
 
 from vlm_server.api.http.intake import json_body
 from vlm_server.api.http.intake.calls import Body, Context, Taken
 from vlm_server.api.http.intake.constraints import ConstraintFields, check_constraints
 from vlm_server.api.http.intake.conversation import Conversation, Counts
-from vlm_server.api.http.intake.effort import effort_variables
+from vlm_server.api.http.intake.effort import variables_text
 from vlm_server.api.http.intake.leniency import IgnoredFields
 from vlm_server.api.http.intake.tool_definitions import ToolChoice, ToolDefinition, read_tools
 from vlm_server.api.ollama import model_name, schema
@@ -147,7 +146,7 @@ def _template(request: Request, *, continues: bool) -> TemplateOptions:
     level = request.think if isinstance(request.think, str) else None
     return TemplateOptions(
         enable_thinking=None if request.think is None else bool(request.think),
-        variables=json.dumps(effort_variables(level)),
+        variables=variables_text(level),
         continue_final=continues,
     )
 

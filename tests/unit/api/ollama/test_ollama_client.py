@@ -181,7 +181,7 @@ async def test_a_call_that_breaks_off_is_text(client: AsyncClient, engine: Scrip
         (None, TemplateOptions()),
         (True, TemplateOptions(True)),
         (False, TemplateOptions(False)),
-        ("high", TemplateOptions(True, '{"reasoning_effort": "high"}')),
+        ("high", TemplateOptions(True, '{"reasoning_effort":"high"}')),
     ],
 )
 async def test_thinking(

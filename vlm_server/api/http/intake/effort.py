@@ -36,6 +36,11 @@ def effort_variables(effort: str | None) -> dict[str, Any]:
     return {} if effort in (None, NO_EFFORT) else {"reasoning_effort": effort}
 
 
+def variables_text(effort: str | None) -> str:
+    """The same as JSON."""
+    return json.dumps(effort_variables(effort), separators=(",", ":"))
+
+
 @dataclass(frozen=True, slots=True)
 class Wish:
     """What a request wants, in dialects with a mode (`thinking.type`) and an effort.
@@ -63,4 +68,4 @@ class Wish:
     @property
     def variables(self) -> str:
         """The template's, as JSON."""
-        return json.dumps(effort_variables(self.effort))
+        return variables_text(self.effort)
