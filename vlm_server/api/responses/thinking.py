@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 from vlm_server.api.http.intake.effort import (
     MODES,
     NO_EFFORT,
-    effort_variables,
     longest_thought,
+    variables_text,
 )
 from vlm_server.api.responses.schema import ResponsesRequest
 from vlm_server.errors import InvalidRequest
@@ -17,7 +15,7 @@ from vlm_server.protocol import TemplateOptions
 
 def template_options(request: ResponsesRequest, *, continue_final: bool) -> TemplateOptions:
     """Raises InvalidRequest if the fields contradict each other."""
-    variables = json.dumps(effort_variables(_effort(request)))
+    variables = variables_text(_effort(request))
     return TemplateOptions(_is_enabled(request), variables, continue_final)
 
 

@@ -78,7 +78,7 @@ async def test_sampling(
         ({"reasoning": {"effort": "none"}}, TemplateOptions(enable_thinking=False)),
         (
             {"reasoning": {"effort": "low"}},
-            TemplateOptions(True, '{"reasoning_effort": "low"}'),
+            TemplateOptions(True, '{"reasoning_effort":"low"}'),
         ),
         ({"thinking": {"type": "disabled"}}, TemplateOptions(enable_thinking=False)),
         ({"thinking": {"type": "enabled"}}, TemplateOptions(enable_thinking=True)),
