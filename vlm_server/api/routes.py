@@ -71,12 +71,13 @@ def all_routes(
     generation: Generation, settings: Settings, answered: AnsweredRequests
 ) -> list[Route]:
     """The routes of all dialects and operations."""
+    stored = ResponseStore(settings.server)
     routes = [
         *_openai(generation),
-        *_responses(generation, settings),
+        *_responses(generation, stored),
         *_anthropic(generation),
         *_ollama(generation),
-        *_operations(generation, settings, answered),
+        *_operations(generation, settings, answered, stored),
     ]
     return [*routes, Route("/openapi.json", OpenApi(routes, BODIES, ErrorBody).show)]
 
@@ -96,8 +97,7 @@ def _openai(generation: Generation) -> list[Route]:
     ]
 
 
-def _responses(generation: Generation, settings: Settings) -> list[Route]:
-    store = ResponseStore(settings.server)
+def _responses(generation: Generation, store: ResponseStore) -> list[Route]:
     stored = StoredResponses(store)
     one = "/v1/responses/{response_id}"
     return [
@@ -137,13 +137,16 @@ def _ollama(generation: Generation) -> list[Route]:
 
 
 def _operations(
-    generation: Generation, settings: Settings, answered: AnsweredRequests
+    generation: Generation,
+    settings: Settings,
+    answered: AnsweredRequests,
+    stored: ResponseStore,
 ) -> list[Route]:
     engine, queue_slots = generation.engine, generation.queue_slots
     models = Models(engine, settings)
     lm_studio = LmStudioModels(engine, settings.server.model_aliases)
     health = Health(engine, queue_slots)
-    metrics = Metrics(engine, queue_slots, answered)
+    metrics = Metrics(engine, queue_slots, answered, stored)
     return [
         Route("/", models.page),
         Route("/v1/models", models.list),

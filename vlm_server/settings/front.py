@@ -85,7 +85,8 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             description="Maximum bytes of the turns that are kept for `/v1/responses`, with their "
-            "pictures, over all clients; the oldest are dropped first. 0 keeps none.",
+            "pictures. API keys share it; the oldest turns of the one with the most are dropped "
+            "first. 0 keeps none.",
         ),
     ] = 64 * MIB
     responses_store_seconds: Annotated[

@@ -23,7 +23,7 @@ from vlm_server.protocol import Delta, ModelFacts, Submit, Tokens
 from vlm_server.settings import Server, Settings
 
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
-OLLAMA, GENERATE = "/api/chat", "/api/generate"
+OLLAMA, GENERATE, RESPONSES = "/api/chat", "/api/generate", "/v1/responses"
 BEGUN = [user("Tell."), {"role": "assistant", "content": "Once"}]
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
 JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
@@ -36,6 +36,8 @@ def body(route: str, **fields: Any) -> dict[str, Any]:
     asked: dict[str, Any] = {"messages": [user("hi")]}
     if route in (COMPLETIONS, GENERATE):
         asked = {"prompt": "hi"}
+    if route == RESPONSES:
+        asked = {"input": "hi"}
     if route in (OLLAMA, GENERATE):
         asked["stream"] = False
     return {"model": "demo", **asked, **fields}
@@ -78,7 +80,7 @@ async def test_so_are_the_inputs_of_anthropics_calls(client: httpx.AsyncClient) 
     assert error["param"] == "messages[1].content[0].input"
 
 
-ROUTES = [CHAT, COMPLETIONS, MESSAGES, OLLAMA, GENERATE, "/v1/tokenize"]
+ROUTES = [CHAT, COMPLETIONS, MESSAGES, OLLAMA, GENERATE, RESPONSES, "/v1/tokenize"]
 
 
 @pytest.mark.parametrize("route", [*ROUTES, "/api/show"])
@@ -87,6 +89,12 @@ async def test_a_models_name_is_text(connect: Connect, route: str) -> None:
     answer = await send(client, route, model="gpt-\ud800")
     assert answer.status_code == 400, answer.text
     assert "`model` contains a lone surrogate" in answer.text
+
+
+async def test_so_are_the_arguments_of_items(client: httpx.AsyncClient) -> None:
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"x": "\\ud800"}'}
+    error = error_of(await send(client, RESPONSES, input=[user("hi"), call, user("so?")]))
+    assert error["param"] == "input[1].arguments"
 
 
 # ---- streams that fail -----------------------------------------------------------------
@@ -103,7 +111,7 @@ def data(answer: httpx.Response) -> list[dict[str, Any]]:
     return [json.loads(each) for each in found if each.startswith("{")]
 
 
-@pytest.mark.parametrize("route", [CHAT, COMPLETIONS, MESSAGES, OLLAMA, GENERATE])
+@pytest.mark.parametrize("route", [CHAT, COMPLETIONS, MESSAGES, OLLAMA, GENERATE, RESPONSES])
 async def test_nothing_is_lost_of_a_stream_that_fails_after_its_last_words(
     client: httpx.AsyncClient, engine: ScriptedEngine, route: str
 ) -> None:
@@ -149,7 +157,9 @@ async def test_a_header_holds_no_name_as_it_came(caplog: pytest.LogCaptureFixtur
     assert "ignored=a??Set-Cookie??b,na?ve??,?," in caplog.text
 
 
-@pytest.mark.parametrize("route", ["/v1/completions", "/v1/tokenize", "/v1/detokenize", CHAT])
+@pytest.mark.parametrize(
+    "route", ["/v1/completions", "/v1/tokenize", "/v1/detokenize", CHAT, RESPONSES]
+)
 async def test_unknown_fields_are_as_the_settings_say(connect: Connect, route: str) -> None:
     own = {"tokens": [1], "prompt": ..., "messages": ...} if "detokenize" in route else {}
     asked = {"prompt": "hi"} if route == "/v1/tokenize" else body(route)
@@ -227,12 +237,12 @@ async def test_thinking_is_read_alike(
     wanted = {"type": kind} if budget is None or kind == "disabled" else {
         "type": kind, "budget_tokens": budget
     }  # fmt: skip
-    for route in (CHAT, MESSAGES):
+    for route in (CHAT, MESSAGES, RESPONSES):
         assert (await send(client, route, thinking=wanted)).status_code == 200
-    first, second = engine.submitted
-    assert first.template == second.template
+    first, *others = engine.submitted
+    assert [each.template for each in others] == [first.template] * 2
     assert first.template.enable_thinking == {"enabled": True, "disabled": False}.get(kind)
-    found = {each.sampling.max_reasoning_tokens for each in (first, second)}
+    found = {each.sampling.max_reasoning_tokens for each in (first, *others)}
     assert found == {wanted.get("budget_tokens")}
 
 
@@ -256,6 +266,7 @@ async def test_an_effort_is_read_alike(
     client: httpx.AsyncClient, engine: ScriptedEngine, effort: str
 ) -> None:
     await send(client, CHAT, reasoning_effort=effort)
+    await send(client, RESPONSES, reasoning={"effort": effort})
     await send(client, MESSAGES, output_config={"effort": effort})
     await send(client, MESSAGES, output_config={"effort": effort}, thinking={"type": "adaptive"})
     if effort in ("low", "medium", "high"):
@@ -263,7 +274,7 @@ async def test_an_effort_is_read_alike(
     first, *others = map(Thought.of, engine.submitted)
     assert first.enabled is (effort != "none")
     assert {first, *others} == {first}
-    assert len(others) >= 2
+    assert len(others) >= 3
 
 
 async def test_no_effort_goes_into_thoughts_that_are_off(
@@ -283,6 +294,8 @@ THINKING: list[tuple[str, dict[str, Any], str]] = [
     (MESSAGES, {"output_config": {"effort": "low"}}, "output_config.effort"),
     (OLLAMA, {"think": True}, "think"),
     (GENERATE, {"think": "low"}, "think"),
+    (RESPONSES, {"reasoning": {"effort": "low"}}, "reasoning"),
+    (RESPONSES, {"thinking": {"type": "enabled"}}, "thinking"),
 ]
 
 

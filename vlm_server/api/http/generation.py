@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from vlm_server.api.http import access_log, body
-from vlm_server.api.http.access import cache_salt, client_id
+from vlm_server.api.http.access import cache_salt, client_id, keys
 from vlm_server.api.http.access_log import Entry
 from vlm_server.api.http.answer import Answer, answer, as_request_error, empty, whole
 from vlm_server.api.http.dialect import Dialect, Renderer
@@ -102,6 +102,7 @@ class Endpoint:
             request_id=f"{dialect.id_prefix}{entry.request_id}",
             cache_salt=cache_salt.of(scope),
             client=client_id.of(scope),
+            owner=keys.owner_of(scope),
             limits=shared.limits,
             model_aliases=shared.server.model_aliases,
             unknown_fields=shared.server.unknown_fields,
@@ -140,16 +141,16 @@ class Endpoint:
                     given = await shared.media_urls.read(needed.urls)
                     context = msgspec.structs.replace(context, given=given)
                 except HistoryNeeded as needed:
-                    previous = self._recall(context.client, needed.response_id, len(data))
+                    previous = self._recall(context.owner, needed.response_id, len(data))
                     context = msgspec.structs.replace(context, previous=previous)
                 slot.reserve(len(data) + context.num_bytes)
         finally:
             body.discard(data)  # the caller still holds it, and the answer may take minutes
 
-    def _recall(self, client: str, response_id: str, body_bytes: int) -> tuple[bytes, ...]:
+    def _recall(self, owner: str, response_id: str, body_bytes: int) -> tuple[bytes, ...]:
         """The earlier turns, which together with the body may be as large as a body."""
         assert self._history is not None
-        previous = self._history.recall(client, response_id)
+        previous = self._history.recall(owner, response_id)
         limit = self._shared.limits.max_body_bytes
         if body_bytes + sum(map(len, previous)) > limit:
             raise PayloadTooLarge(

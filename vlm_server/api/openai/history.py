@@ -20,8 +20,6 @@ from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import ContentPart as ProtocolPart
 from vlm_server.protocol import Message, ToolCall
 
-_LOW_DETAIL_SIDE_PIXELS = 512
-"""As OpenAI documents for `detail` low."""
 _IMAGE_ROLES = ("user", "tool")
 
 
@@ -138,10 +136,7 @@ class _Reader:
         match part:
             case ImageUrlPart(image_url=url) if role in _IMAGE_ROLES:
                 given, detail = (url, None) if isinstance(url, str) else (url.url, url.detail)
-                max_side_pixels = _LOW_DETAIL_SIDE_PIXELS if detail == "low" else None
-                return self.conversation.image(
-                    given, param, max_side_pixels, for_grounding=detail == "high"
-                )
+                return self.conversation.image(given, param, detail)
             case VideoUrlPart(video_url=url) if role == "user":
                 return self.conversation.video(url if isinstance(url, str) else url.url, param)
             case ImageUrlPart():

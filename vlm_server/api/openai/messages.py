@@ -22,10 +22,10 @@ class RefusalPart(Struct, tag_field="type", tag="refusal"):
 
 
 class ImageUrl(Struct):
-    """With `detail` low the image is scaled down; the other values have no effect."""
+    """With `detail` low the image is scaled down; with `high` and `original`, a small one up."""
 
     url: str
-    detail: Literal["auto", "low", "high"] | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None
 
 
 class ImageUrlPart(Struct, tag_field="type", tag="image_url"):

@@ -64,7 +64,7 @@ RULES = {
     "thinking.type": "must be 'enabled', 'disabled', 'auto' or 'adaptive'",
     "reasoning_effort": _EFFORTS,
     "reasoning.effort": _EFFORTS,
-    "detail": "must be 'auto', 'low' or 'high'",
+    "detail": "must be 'auto', 'low', 'high' or 'original'",
     "response_format.type": "must be 'text', 'json_object' or 'json_schema'",
 }
 """What a field must be, by its path or name; completes the message of an error."""

@@ -6,7 +6,8 @@ engine are left out until it has reported its stats.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
+from typing import Protocol
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -19,12 +20,27 @@ from vlm_server.protocol import CacheStats, MemoryStats, Stats
 from vlm_server.supervisor.client import EngineClient, EngineStatus
 
 
+class Stored(Sized, Protocol):
+    """The responses that the front keeps for clients."""
+
+    limit_bytes: int
+    num_evicted: int
+
+    @property
+    def size_bytes(self) -> int: ...
+
+
 class Metrics:
     """The endpoint, and the collector it scrapes."""
 
     def __init__(
-        self, engine: EngineClient, queue_slots: QueueSlots, answered: AnsweredRequests
+        self,
+        engine: EngineClient,
+        queue_slots: QueueSlots,
+        answered: AnsweredRequests,
+        stored: Stored,
     ) -> None:
+        self._stored = stored
         self._engine = engine
         self._queue_slots = queue_slots
         self._answered = answered
@@ -34,6 +50,7 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         yield from _of_front(self._queue_slots, self._answered)
+        yield from _of_stored(self._stored)
         status = self._engine.status
         yield from _of_engine(status)
         if status.stats is not None:
@@ -62,6 +79,23 @@ def _of_front(queue_slots: QueueSlots, answered: AnsweredRequests) -> Iterator[M
     for (route, status), count in answered.items():
         requests.add_metric([route, str(status)], count)
     yield requests
+
+
+def _of_stored(stored: Stored) -> Iterator[Metric]:
+    yield _gauge("stored_responses", "Responses that clients may go on from.", len(stored))
+    yield _gauge(
+        "stored_responses_size_bytes", "Size of these, with their turns.", stored.size_bytes
+    )
+    yield _gauge(
+        "stored_responses_limit_bytes",
+        "Its limit: `server.responses_store_bytes`.",
+        stored.limit_bytes,
+    )
+    yield _counter(
+        "stored_responses_evictions",
+        "Responses that were dropped for want of room.",
+        stored.num_evicted,
+    )
 
 
 def _of_engine(status: EngineStatus) -> Iterator[Metric]:

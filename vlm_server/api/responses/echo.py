@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from vlm_server.api.responses.schema import JsonSchemaFormat, Parsed, ResponsesRequest
+from vlm_server.api.responses.parse import Parsed
+from vlm_server.api.responses.schema import JsonSchemaFormat, ResponsesRequest
 from vlm_server.errors import InvalidRequest
 
 

@@ -5,19 +5,16 @@ Runs on a thread or in an intake process: see `http.intake`.
 
 from __future__ import annotations
 
-import json
-
 import msgspec
 
 from vlm_server.api.http.intake import json_body
 from vlm_server.api.http.intake.calls import Body, Context, Taken
+from vlm_server.api.http.intake.constraints import ConstraintFields, check_constraints
 from vlm_server.api.http.intake.conversation import Conversation, Counts
-from vlm_server.api.http.intake.effort import longest_thought
 from vlm_server.api.http.intake.history import HistoryNeeded
 from vlm_server.api.http.intake.json_schema import ANY_OBJECT, schema_text
 from vlm_server.api.http.intake.request_model import check_model, max_tokens_or_default
 from vlm_server.api.http.intake.tool_definitions import ToolChoice, ToolDefinition, read_tools
-from vlm_server.api.responses import schema
 from vlm_server.api.responses.echo import encode, encode_echo
 from vlm_server.api.responses.items import (
     FunctionCallOutput,
@@ -30,16 +27,18 @@ from vlm_server.api.responses.items import (
 )
 from vlm_server.api.responses.messages import MessageBuilder
 from vlm_server.api.responses.options import Options, encode_options
+from vlm_server.api.responses.parse import Parsed, parse
 from vlm_server.api.responses.schema import (
+    LOGPROBS,
     AllowedTools,
     JsonObjectFormat,
     JsonSchemaFormat,
     NamedFunction,
-    Parsed,
     ResponsesRequest,
 )
+from vlm_server.api.responses.thinking import max_reasoning_tokens, template_options
 from vlm_server.errors import InvalidRequest
-from vlm_server.protocol import Message, SamplingParams, Submit, TemplateOptions, Tools
+from vlm_server.protocol import Message, SamplingParams, Submit, Tools
 from vlm_server.settings import Limits
 
 DIALECT = "responses"
@@ -55,7 +54,7 @@ def read_response(body: Body, context: Context) -> Taken:
     Raises HistoryNeeded if it goes on from turns that `context` has not, and BytesNeeded if it has
     `https:` or `file:` URLs whose bytes are not given: to be called again with them.
     """
-    parsed = schema.parse(body, refuses=context.unknown_fields == "refuse")
+    parsed = parse(body, refuses=context.unknown_fields == "refuse")
     return _taken(parsed, _previous(parsed.request, context), context)
 
 
@@ -64,7 +63,7 @@ def read_text(body: Body, context: Context) -> Taken | None:
 
     Raises RequestError and HistoryNeeded.
     """
-    parsed = schema.parse(body, refuses=context.unknown_fields == "refuse")
+    parsed = parse(body, refuses=context.unknown_fields == "refuse")
     turns = context.previous or ()
     if sum(map(len, turns)) > json_body.SMALL_BYTES or not json_body.is_small(b"".join(turns)):
         return None
@@ -89,9 +88,20 @@ def _taken(parsed: Parsed, previous: list[Item], context: Context) -> Taken:
     check_model(request.model, context)
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("`stream_options` requires `stream`.", "stream_options")
-    sampling = _sampling(request, context.limits)
     conversation = Conversation(context.limits, context.given, "input")
     tools = _tools(request, conversation)
+    template = template_options(request, continue_final=_is_unfinished(request.items[-1]))
+    if not context.can_think:
+        parsed.ignored.add("reasoning", request.reasoning)
+        parsed.ignored.add("thinking", request.thinking)
+    json_schema = check_constraints(
+        tools,
+        _json_schema(request, context.limits),
+        ConstraintFields("text.format", f"input[{len(request.items) - 1}].status"),
+        parsed.ignored,
+        continues=template.continue_final,
+    )
+    sampling = _sampling(request, json_schema, context.limits)
     messages = _messages(request, previous, conversation)
     submit = Submit(
         request_id=context.request_id,
@@ -102,9 +112,9 @@ def _taken(parsed: Parsed, previous: list[Item], context: Context) -> Taken:
         cache_salt=context.cache_salt,
         client=context.client,
         tools=tools,
-        template=_template(request),
+        template=template,
     )
-    return Taken(submit, bool(request.stream), _options(parsed, context), parsed.ignored)
+    return Taken(submit, bool(request.stream), _options(parsed, context), parsed.ignored.names)
 
 
 def _options(parsed: Parsed, context: Context) -> bytes:
@@ -113,7 +123,7 @@ def _options(parsed: Parsed, context: Context) -> bytes:
     if request.store is not False:
         items = encode(normalize(request.items, context.request_id.removeprefix(ID_PREFIX)))
     return encode_options(
-        Options(context.client, encode_echo(parsed), items, request.previous_response_id)
+        Options(context.owner, encode_echo(parsed), items, request.previous_response_id)
     )
 
 
@@ -163,24 +173,7 @@ def _counts(items: list[Item]) -> Counts:
 # ---- how it is answered ----------------------------------------------------------------
 
 
-def _template(request: ResponsesRequest) -> TemplateOptions:
-    effort = request.reasoning.effort if request.reasoning else None
-    thinking = request.thinking.type if request.thinking else "auto"
-    variables = "{}" if effort in (None, "none") else json.dumps({"reasoning_effort": effort})
-    if effort is not None:
-        enable_thinking: bool | None = effort != "none"
-    else:
-        enable_thinking = None if thinking == "auto" else thinking == "enabled"
-    return TemplateOptions(enable_thinking, variables, _is_unfinished(request.items[-1]))
-
-
-def _sampling(request: ResponsesRequest, limits: Limits) -> SamplingParams:
-    reasoning, thinking = request.reasoning, request.thinking
-    budget = longest_thought(
-        reasoning.effort if reasoning else None,
-        reasoning.max_tokens if reasoning else None,
-        thinking.budget_tokens if thinking else None,
-    )
+def _sampling(request: ResponsesRequest, json_schema: str | None, limits: Limits) -> SamplingParams:
     return SamplingParams(
         max_tokens=max_tokens_or_default(request.max_output_tokens, limits),
         temperature=request.temperature,
@@ -188,17 +181,17 @@ def _sampling(request: ResponsesRequest, limits: Limits) -> SamplingParams:
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
         logprobs=_logprobs(request),
-        json_schema=_json_schema(request, limits),
-        max_reasoning_tokens=budget,
+        json_schema=json_schema,
+        max_reasoning_tokens=max_reasoning_tokens(request),
     )
 
 
 def _logprobs(request: ResponsesRequest) -> int | None:
     num_top = request.top_logprobs or 0
-    if schema.LOGPROBS in (request.include or ()):
+    if LOGPROBS in (request.include or ()):
         return num_top
     if num_top:
-        message = f"`top_logprobs` requires `{schema.LOGPROBS}` in `include`."
+        message = f"`top_logprobs` requires `{LOGPROBS}` in `include`."
         raise InvalidRequest(message, "top_logprobs")
     return None
 

@@ -30,7 +30,7 @@ class Refusal(Struct, tag_field="type", tag="refusal"):
 
 
 class InputImage(Struct, tag_field="type", tag="input_image", omit_defaults=True):
-    """With `detail` low the image is scaled down; the other values have no effect."""
+    """With `detail` low the image is scaled down; with `high` and `original`, a small one up."""
 
     image_url: str
     detail: Literal["auto", "low", "high", "original"] | None = None
@@ -88,6 +88,8 @@ class Reasoning(Struct, tag_field="type", tag="reasoning", omit_defaults=True):
 Item = MessageItem | FunctionCall | FunctionCallOutput | Reasoning
 _ITEMS = {"message", "function_call", "function_call_output", "reasoning"}
 _ID_PREFIXES = {MessageItem: "msg", FunctionCall: "fc", FunctionCallOutput: "fco", Reasoning: "rs"}
+_OF_INPUT = "i"
+"""In ids: the items of the response count from 0, too."""
 
 UNSUPPORTED_ITEMS = frozenset(
     {
@@ -146,10 +148,16 @@ def _refuse(value: Any, names: frozenset[str], param: str) -> None:
 
 
 def normalize(items: Iterable[Item], request_hex: str) -> list[Item]:
-    """`items` as they are stored and shown: each with an id, and its content as a list."""
+    """`items` as they are stored and shown: each with an id, and its content as a list.
+
+    No two have the same id, nor that of an item of the response.
+    """
     normalized = list(items)
+    ids = set[str]()
     for i, item in enumerate(normalized):
-        item.id = item.id or f"{_ID_PREFIXES[type(item)]}_{request_hex}{i:04x}"
+        if not item.id or item.id in ids:
+            item.id = f"{_ID_PREFIXES[type(item)]}_{request_hex}{_OF_INPUT}{i:04x}"
+        ids.add(item.id)
         item.status = item.status or "completed"
         if isinstance(item, MessageItem) and isinstance(item.content, str):
             is_answer = item.role == "assistant"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from vlm_server.api.http.intake.conversation import Conversation
+from vlm_server.api.http.intake.tool_calls import object_text
 from vlm_server.api.responses.items import (
     FunctionCall,
     FunctionCallOutput,
@@ -21,9 +21,6 @@ from vlm_server.api.responses.items import (
 )
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import ContentPart, Message, TextPart, ToolCall
-
-_LOW_DETAIL_SIDE_PIXELS = 512
-"""As OpenAI documents for `detail` low."""
 
 
 @dataclass(slots=True)
@@ -96,12 +93,8 @@ class MessageBuilder:
         for text, name in ((item.call_id, "call_id"), (item.name, "name")):
             self._conversation.count_text(text, f"{param}.{name}")
         self._tools[item.call_id] = item.name
-        arguments = item.arguments if item.arguments.strip() else "{}"
+        arguments = object_text(item.arguments, f"{param}.arguments")
         self._conversation.count_text(arguments, f"{param}.arguments")
-        if not _is_object(arguments):
-            raise InvalidRequest(
-                f"`{param}.arguments` must be the JSON of an object.", f"{param}.arguments"
-            )
         return ToolCall(item.call_id, item.name, arguments)
 
     def _result(self, item: FunctionCallOutput, param: str) -> Message:
@@ -123,8 +116,7 @@ class MessageBuilder:
     def _part(self, part: MessagePart, role: str, param: str) -> ContentPart:
         match part:
             case InputImage() if role in ("user", "tool"):
-                low = _LOW_DETAIL_SIDE_PIXELS if part.detail == "low" else None
-                return self._conversation.image(part.image_url, param, low)
+                return self._conversation.image(part.image_url, param, part.detail)
             case InputVideo() if role == "user":
                 return self._conversation.video(part.video_url, param)
             case InputImage() | InputVideo():
@@ -138,10 +130,3 @@ class MessageBuilder:
         if not turn.is_empty:
             calls = tuple(turn.calls)
             self._messages.append(Message("assistant", turn.content or (), turn.reasoning, calls))
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False

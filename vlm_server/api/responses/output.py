@@ -55,6 +55,10 @@ class Output:
             events += self._finish(delta.finish_reason)
         return events
 
+    def fail(self) -> list[Event]:
+        """End the answer, which goes no further; what there is of the open item stays."""
+        return self._end("incomplete")
+
     def _add_text(self, text: str, entries: tuple[TokenLogprob, ...]) -> list[Event]:
         events = self._begin("message")
         shown = [_logprob(entry) for entry in entries]

@@ -11,7 +11,7 @@ import msgspec
 from vlm_server.api.http import sse
 from vlm_server.api.responses.intake import ID_PREFIX
 from vlm_server.api.responses.options import Options
-from vlm_server.api.responses.output import Output
+from vlm_server.api.responses.output import Event, Output
 from vlm_server.api.responses.store import ResponseStore
 from vlm_server.errors import RequestError
 from vlm_server.protocol import Delta, Finished, Usage
@@ -27,13 +27,14 @@ class ResponsesRenderer:
         self._model = model
         self._created = int(time.time())
         self._store = store
+        self._owner = options.owner
         self._output = Output(request_id.removeprefix(ID_PREFIX))
         self._num_events = 0
         self._echo: dict[str, Any] = msgspec.json.decode(options.echo, type=dict[str, msgspec.Raw])
         self._echo["store"] = True
         self._echo["store"] = bool(options.items) and store.begin(
+            options.owner,
             request_id,
-            options.client,
             options.previous_response_id,
             options.items,
             _encode(self._response("in_progress")),
@@ -47,9 +48,7 @@ class ResponsesRenderer:
 
     def delta(self, delta: Delta) -> bytes:
         """The events of a delta; before the first those that begin the stream."""
-        return self._begin() + b"".join(
-            self._event(event.pop("type"), event) for event in self._output.add(delta)
-        )
+        return self._begin() + self._events(self._output.add(delta))
 
     def end(self, finished: Finished) -> bytes:
         """The event with the whole response, and `[DONE]`."""
@@ -57,13 +56,20 @@ class ResponsesRenderer:
         return self._event(f"response.{self._status}", {"response": response}) + sse.DONE
 
     def error(self, error: RequestError) -> bytes:
-        """An event with the error, and one with the response that failed."""
+        """The end of the open item, an event with the response that failed, one with the error.
+
+        The error comes last, since OpenAI's clients raise it and read no further. They know it by
+        its object `error`, which OpenAI sends; its documents have the fields beside it.
+        """
+        begun = self._begin() + self._events(self._output.fail())
         said = {"code": error.code, "message": error.message}
+        self._echo["store"] = False
         failed = self._response("failed") | {"error": said, "output": self._output.items}
+        told = said | {"param": error.param}
         return (
-            self._begin()
-            + self._event("error", said | {"param": error.param})
+            begun
             + self._event("response.failed", {"response": failed})
+            + self._event("error", told | {"error": {"type": error.type, **told}})
             + sse.DONE
         )
 
@@ -80,12 +86,15 @@ class ResponsesRenderer:
         )
 
     def _end(self, usage: Usage) -> bytes:
-        """The whole response, which is stored."""
-        response = _encode(
-            self._response(self._status) | {"output": self._output.items, "usage": _usage(usage)}
-        )
-        self._store.finish(self._id, response, _encode(self._output.items))
-        return response
+        """The whole response, which is stored if there is room for it, and says so."""
+        items = self._output.items
+        response = self._response(self._status) | {"output": items, "usage": _usage(usage)}
+        encoded = _encode(response)
+        if self._echo["store"] and not self._store.finish(
+            self._owner, self._id, encoded, _encode(items)
+        ):
+            encoded = _encode(response | {"store": False})
+        return encoded
 
     def _response(self, status: str) -> dict[str, Any]:
         is_cut = status == "incomplete"
@@ -102,6 +111,9 @@ class ResponsesRenderer:
             "usage": None,
             **self._echo,
         }
+
+    def _events(self, events: list[Event]) -> bytes:
+        return b"".join(self._event(event.pop("type"), event) for event in events)
 
     def _event(self, name: str, fields: dict[str, Any]) -> bytes:
         numbered = {"type": name, "sequence_number": self._num_events, **fields}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from vlm_server.api.http import access_log, sse
-from vlm_server.api.http.access import client_id
+from vlm_server.api.http.access import keys
 from vlm_server.api.http.generation import Endpoint, Generation
 from vlm_server.api.responses.intake import DIALECT, ID_PREFIX, read_text
 from vlm_server.api.responses.options import decode_options
@@ -22,6 +23,7 @@ from vlm_server.errors import InvalidRequest
 
 DEFAULT_ITEMS = 20
 MAX_ITEMS = 100
+_MAX_DIGITS = 9
 
 
 class Responses:
@@ -47,12 +49,26 @@ class ResponsesEndpoint:
     def __init__(self, shared: Generation, store: ResponseStore) -> None:
         self._endpoint = Endpoint(shared, Responses(store), store)
         self._store = store
+        self._timer: asyncio.TimerHandle | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self._endpoint(scope, receive, send)
         finally:
-            self._store.abandon(f"{ID_PREFIX}{access_log.of(scope).request_id}")
+            response_id = f"{ID_PREFIX}{access_log.of(scope).request_id}"
+            self._store.abandon(keys.owner_of(scope), response_id)
+            self._expire_later()
+
+    def _expire_later(self) -> None:
+        """See to it that the store is emptied in time, whether or not somebody comes by."""
+        seconds = self._store.seconds_left()
+        if self._timer is None and seconds is not None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        self._store.drop_expired()
+        self._expire_later()
 
 
 class StoredResponses:
@@ -67,8 +83,8 @@ class StoredResponses:
         return _json(self._store.response(*_of(request)))
 
     async def delete(self, request: Request) -> Response:
-        client, response_id = _of(request)
-        self._store.delete(client, response_id)
+        owner, response_id = _of(request)
+        self._store.delete(owner, response_id)
         deleted = {"id": response_id, "object": "response", "deleted": True}
         return _json(msgspec.json.encode(deleted))
 
@@ -113,7 +129,7 @@ _lists = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def _of(request: Request) -> tuple[str, str]:
-    return client_id.of(request.scope), request.path_params["response_id"]
+    return keys.owner_of(request.scope), request.path_params["response_id"]
 
 
 def _json(content: bytes) -> Response:
@@ -125,10 +141,11 @@ def _id(item: msgspec.Raw) -> str:
 
 
 def _after(items: list[msgspec.Raw], item_id: str | None) -> list[msgspec.Raw]:
+    """Those behind the last one of that id: a client may send an item again in a later turn."""
     if item_id is None:
         return items
-    for i, item in enumerate(items):
-        if _id(item) == item_id:
+    for i in reversed(range(len(items))):
+        if _id(items[i]) == item_id:
             return items[i + 1 :]
     raise InvalidRequest("`after` is the id of none of the items.", "after")
 
@@ -140,6 +157,7 @@ def _order(given: str) -> str:
 
 
 def _limit(given: str) -> int:
-    if not given.isdecimal() or not 1 <= int(given[:9]) <= MAX_ITEMS:
+    limit = int(given) if given.isdecimal() and len(given) <= _MAX_DIGITS else 0
+    if not 1 <= limit <= MAX_ITEMS:
         raise InvalidRequest(f"`limit` must be from 1 to {MAX_ITEMS}.", "limit")
-    return int(given)
+    return limit

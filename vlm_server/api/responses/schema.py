@@ -6,17 +6,12 @@ name. Fields of items, parts and tools that are not known are ignored and report
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 from msgspec.json import Decoder
 
-from vlm_server.api.http.intake import json_body
-from vlm_server.api.http.intake.leniency import without_unknown
-from vlm_server.api.responses import items
-from vlm_server.api.responses.ignored import Ignored
-from vlm_server.api.responses.items import Item
-from vlm_server.errors import InvalidRequest, UnsupportedField
+from vlm_server.api.responses.items import Item, MessageItem
 
 INT32_MAX = 2**31 - 1
 MAX_TOP_LOGPROBS = 20
@@ -49,7 +44,7 @@ RULES = {
     "detail": "must be 'auto', 'low', 'high' or 'original'",
     "effort": "must be 'none', 'minimal', 'low', 'medium', 'high', 'xhigh' or 'max'",
     "text.format.type": "must be 'text', 'json_object' or 'json_schema'",
-    "thinking.type": "must be 'enabled', 'disabled' or 'auto'",
+    "thinking.type": "must be 'enabled', 'disabled', 'auto' or 'adaptive'",
     "include": "has something that this server does not know",
     "type": "is a type that this server does not know",
 }
@@ -122,9 +117,12 @@ class ReasoningConfig(Struct):
 
 
 class Thinking(Struct):
-    """Not OpenAI's, but sent by clients of other servers."""
+    """Not OpenAI's, but sent by clients of other servers.
 
-    type: Literal["enabled", "disabled", "auto"] = "auto"
+    `auto` and `adaptive` leave it to the template.
+    """
+
+    type: Literal["enabled", "disabled", "auto", "adaptive"] = "auto"
     budget_tokens: ThoughtTokens | None = None
 
 
@@ -166,71 +164,10 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True):
     def items(self) -> list[Item]:
         """`input` as items."""
         if isinstance(self.input, str):
-            return [items.MessageItem("user", self.input)]
+            return [MessageItem("user", self.input)]
         return self.input
 
 
 Decoder(ResponsesRequest)
 """Made for what it leaves behind: msgspec's notes on these types. Two threads that make them at
 the same time, for the first two requests, crash the process."""
-
-
-class Parsed(NamedTuple):
-    """A request, what the response repeats of it though it has no effect, and what is ignored."""
-
-    request: ResponsesRequest
-    echoed: dict[str, Any]
-    ignored: tuple[str, ...]
-
-
-def parse(body: bytes | bytearray, *, refuses: bool = True) -> Parsed:
-    """The request in `body`.
-
-    Raises InvalidRequest, naming the field at fault: one that is unknown, if it `refuses` those.
-    """
-    fields = json_body.parse_object(body)
-    ignored = Ignored()
-    obeyed = {name: value for name, value in fields.items() if not _is_ignored(name, value)}
-    for name in sorted(HARMLESS & fields.keys()):
-        ignored.add(name, fields[name])
-    if not refuses:
-        obeyed = without_unknown(obeyed, ResponsesRequest, ignored)
-    items.prepare(obeyed.get("input"))
-    _refuse_tools(obeyed)
-    request = json_body.convert(obeyed, ResponsesRequest, RULES)
-    ignored.look_into(obeyed)
-    return Parsed(request, {name: fields.get(name) for name in ECHOED}, ignored.names)
-
-
-def _is_ignored(name: str, value: Any) -> bool:
-    if name in HARMLESS:
-        return True
-    if name not in NEUTRAL:
-        return False
-    if not any(_same(value, neutral) for neutral in NEUTRAL[name]):
-        raise UnsupportedField(f"`{name}` is not supported with this value; leave it out.", name)
-    return True
-
-
-def _same(value: Any, neutral: Any) -> bool:
-    """Equality where True is not 1."""
-    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
-
-
-def _refuse_tools(fields: dict[str, Any]) -> None:
-    """Raises UnsupportedField for tools that OpenAI runs itself, or that are no functions."""
-    tools = fields.get("tools")
-    for i, tool in enumerate(tools if isinstance(tools, list) else ()):
-        kind = tool.get("type") if isinstance(tool, dict) else "function"
-        if kind is None:
-            raise InvalidRequest(f"`tools[{i}].type` is missing.", f"tools[{i}].type")
-        if kind != "function":
-            param = f"tools[{i}].type"
-            raise UnsupportedField(
-                f"`{param}`: only tools of type `function` are supported.", param
-            )
-    choice = fields.get("tool_choice")
-    kind = choice.get("type") if isinstance(choice, dict) else "function"
-    if kind not in ("function", "allowed_tools"):
-        param = "tool_choice.type"
-        raise UnsupportedField(f"`{param}`: only `function` and `allowed_tools` are.", param)

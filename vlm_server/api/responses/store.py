@@ -1,13 +1,13 @@
 """The responses that clients may go on from, look at and delete: bounded in bytes and time.
 
-Each belongs to one client; for all others it does not exist. Knows bytes, and nothing of items.
+Each belongs to one owner; for all others it does not exist. Knows bytes, and nothing of items.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vlm_server.errors import NotFound, PreviousResponseNotFound
 from vlm_server.settings import Server
@@ -42,89 +42,124 @@ class _Turn:
 
 @dataclass(slots=True)
 class _Entry:
-    client: str
     response: bytes
     turn: _Turn
     expires: float
     is_pending: bool = True
 
+    @property
+    def needed_bytes(self) -> int:
+        """Of all that it takes to go on from it."""
+        return len(self.response) + sum(turn.size_bytes for turn in self.turn.upwards())
+
+
+@dataclass(slots=True)
+class _Shelf:
+    """What one owner has: responses by their ids, the oldest first, and the turns behind them."""
+
+    entries: dict[str, _Entry] = field(default_factory=dict)
+    size_bytes: int = 0
+
+    def drop(self, response_id: str) -> None:
+        """Forget a response, and the turns that no other one needs."""
+        entry = self.entries.pop(response_id)
+        self.size_bytes -= len(entry.response)
+        turn: _Turn | None = entry.turn
+        while turn is not None:
+            turn.num_holders -= 1
+            if turn.num_holders:
+                return
+            self.size_bytes -= turn.size_bytes
+            parent, turn.parent = turn.parent, None
+            turn = parent
+
 
 class ResponseStore:
-    """Responses by their ids. `clock` counts seconds.
+    """Responses by their owners and ids. `clock` counts seconds.
 
     A deleted response is forgotten, in later turns that go on from it too. One that is dropped for
-    its age, or for want of room, lives on in those.
+    its age, or for want of room, lives on in those. One owner may have all the room until another
+    wants some: then who has the most loses the oldest.
     """
 
     def __init__(self, server: Server, clock: Callable[[], float] = time.monotonic) -> None:
-        self._max_bytes = server.responses_store_bytes
+        self.limit_bytes = server.responses_store_bytes
+        self.num_evicted = 0
+        """Responses that were dropped for want of room."""
         self._seconds = server.responses_store_seconds
         self._clock = clock
-        self._entries: dict[str, _Entry] = {}
-        self._size_bytes = 0
+        self._shelves: dict[str, _Shelf] = {}
 
     @property
     def size_bytes(self) -> int:
         """Of everything that is kept."""
-        return self._size_bytes
+        return sum(shelf.size_bytes for shelf in self._shelves.values())
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return sum(len(shelf.entries) for shelf in self._shelves.values())
 
     # ---- while a response is made ------------------------------------------------------
 
     def begin(
-        self, response_id: str, client: str, previous_id: str | None, items: bytes, response: bytes
+        self, owner: str, response_id: str, previous_id: str | None, items: bytes, response: bytes
     ) -> bool:
         """Keep the `items` of a request, and `response` as it stands now.
 
         Returns whether they are kept: they are not if they are too large together with the turns
         before them, or if those have gone.
         """
-        self._drop_expired()
-        previous = self._entries.get(previous_id) if previous_id is not None else None
-        if previous_id is not None and (previous is None or previous.client != client):
+        self.drop_expired()
+        previous = self._get(owner, previous_id) if previous_id is not None else None
+        if previous_id is not None and previous is None:
             return False
         turn = _Turn(items, previous.turn if previous else None)
-        if not self._has_room_for(turn, response):
+        entry = _Entry(response, turn, self._clock() + self._seconds)
+        if not self._has_room_for(owner, entry):
             return False
         if turn.parent is not None:
             turn.parent.num_holders += 1
-        self._entries[response_id] = _Entry(client, response, turn, self._clock() + self._seconds)
-        self._size_bytes += turn.size_bytes + len(response)
+        shelf = self._shelves.setdefault(owner, _Shelf())
+        shelf.entries[response_id] = entry
+        shelf.size_bytes += turn.size_bytes + len(response)
         self._evict()
         return True
 
-    def finish(self, response_id: str, response: bytes, output: bytes) -> None:
-        """Keep the `response` and the items of its `output`, unless it is gone by now."""
-        entry = self._entries.get(response_id)
-        if entry is None or not entry.is_pending:
-            return
-        entry.turn.output = output
-        self._size_bytes += len(output) + len(response) - len(entry.response)
-        entry.response, entry.is_pending = response, False
-        entry.expires = self._clock() + self._seconds
-        self._entries[response_id] = self._entries.pop(response_id)  # the youngest
-        if not self._has_room_for(entry.turn, response):
-            self._drop(response_id)
-        self._evict()
+    def finish(self, owner: str, response_id: str, response: bytes, output: bytes) -> bool:
+        """Keep the `response` and the items of its `output`.
 
-    def abandon(self, response_id: str) -> None:
+        Returns whether they are kept: they are not if there is no room for them, or if what was
+        begun has gone.
+        """
+        entry = self._get(owner, response_id)
+        if entry is None or not entry.is_pending:
+            return False
+        shelf = self._shelves[owner]
+        shelf.size_bytes += len(output) + len(response) - len(entry.response)
+        entry.turn.output, entry.response, entry.is_pending = output, response, False
+        entry.expires = self._clock() + self._seconds
+        shelf.entries[response_id] = shelf.entries.pop(response_id)  # the youngest
+        has_room = self._has_room_for(owner, entry)
+        if not has_room:
+            self._drop(owner, response_id)
+        self._evict()
+        return has_room
+
+    def abandon(self, owner: str, response_id: str) -> None:
         """Forget a response that was not finished; others stay."""
-        entry = self._entries.get(response_id)
+        entry = self._get(owner, response_id)
         if entry is not None and entry.is_pending:
-            self._drop(response_id)
+            self._drop(owner, response_id)
 
     # ---- what clients ask for ----------------------------------------------------------
 
-    def recall(self, client: str, response_id: str) -> tuple[bytes, ...]:
+    def recall(self, owner: str, response_id: str) -> tuple[bytes, ...]:
         """The items of all turns up to that response, the oldest first, as JSON lists.
 
         Raises PreviousResponseNotFound.
         """
-        self._drop_expired()
-        entry = self._entries.get(response_id)
-        if entry is None or entry.client != client or entry.is_pending:
+        self.drop_expired()
+        entry = self._get(owner, response_id)
+        if entry is None or entry.is_pending:
             raise PreviousResponseNotFound(
                 "The previous response was not found: it was not stored, or deleted, or dropped "
                 "since (`server.responses_store_seconds` and `server.responses_store_bytes`).",
@@ -137,58 +172,71 @@ class ResponseStore:
             if items
         )
 
-    def response(self, client: str, response_id: str) -> bytes:
+    def response(self, owner: str, response_id: str) -> bytes:
         """Its JSON. Raises NotFound."""
-        return self._find(client, response_id).response
+        return self._find(owner, response_id).response
 
-    def input_items(self, client: str, response_id: str) -> tuple[bytes, ...]:
+    def input_items(self, owner: str, response_id: str) -> tuple[bytes, ...]:
         """What it was made from, earlier turns included, as JSON lists. Raises NotFound."""
-        turn = self._find(client, response_id).turn
+        turn = self._find(owner, response_id).turn
         before = list(turn.upwards())[:0:-1]
         earlier = (items for each in before for items in (each.items, each.output))
         return tuple(items for items in (*earlier, turn.items) if items)
 
-    def delete(self, client: str, response_id: str) -> None:
+    def delete(self, owner: str, response_id: str) -> None:
         """Forget it and its items. Raises NotFound."""
-        turn = self._find(client, response_id).turn
-        self._size_bytes -= len(turn.items) + len(turn.output)
+        turn = self._find(owner, response_id).turn
+        self._shelves[owner].size_bytes -= len(turn.items) + len(turn.output)
         turn.items = turn.output = b""
-        self._drop(response_id)
+        self._drop(owner, response_id)
 
-    def _find(self, client: str, response_id: str) -> _Entry:
-        self._drop_expired()
-        entry = self._entries.get(response_id)
-        if entry is None or entry.client != client:
+    def _find(self, owner: str, response_id: str) -> _Entry:
+        self.drop_expired()
+        entry = self._get(owner, response_id)
+        if entry is None:
             raise NotFound("There is no such response.", "response_id")
         return entry
 
+    def _get(self, owner: str, response_id: str) -> _Entry | None:
+        shelf = self._shelves.get(owner)
+        return shelf.entries.get(response_id) if shelf else None
+
+    # ---- time --------------------------------------------------------------------------
+
+    def drop_expired(self) -> None:
+        """Forget what is too old."""
+        now = self._clock()
+        for owner, shelf in list(self._shelves.items()):
+            while shelf.entries:
+                response_id, entry = next(iter(shelf.entries.items()))
+                if entry.expires > now:
+                    break
+                self._drop(owner, response_id)
+
+    def seconds_left(self) -> float | None:
+        """Until something is too old; None if nothing is here."""
+        oldest = (next(iter(shelf.entries.values())) for shelf in self._shelves.values())
+        expires = min((entry.expires for entry in oldest), default=None)
+        return None if expires is None else max(0.0, expires - self._clock())
+
     # ---- room --------------------------------------------------------------------------
 
-    def _has_room_for(self, turn: _Turn, response: bytes) -> bool:
-        """Whether it would fit if nothing else were here."""
-        num_bytes = sum(each.size_bytes for each in turn.upwards()) + len(response)
-        return num_bytes <= self._max_bytes
+    def _has_room_for(self, owner: str, entry: _Entry) -> bool:
+        """Whether `owner` may keep it, if all else of theirs goes: it fits into an equal share, or
+        into what the others leave."""
+        others = self._shelves.keys() - {owner}
+        share = self.limit_bytes // (1 + len(others))
+        left = self.limit_bytes - sum(self._shelves[other].size_bytes for other in others)
+        return entry.needed_bytes <= max(share, left)
 
     def _evict(self) -> None:
-        while self._size_bytes > self._max_bytes:
-            self._drop(next(iter(self._entries)))
+        while self.size_bytes > self.limit_bytes:
+            owner = max(self._shelves, key=lambda each: self._shelves[each].size_bytes)
+            self._drop(owner, next(iter(self._shelves[owner].entries)))
+            self.num_evicted += 1
 
-    def _drop_expired(self) -> None:
-        now = self._clock()
-        while self._entries:
-            response_id, entry = next(iter(self._entries.items()))
-            if entry.expires > now:
-                return
-            self._drop(response_id)
-
-    def _drop(self, response_id: str) -> None:
-        entry = self._entries.pop(response_id)
-        self._size_bytes -= len(entry.response)
-        turn: _Turn | None = entry.turn
-        while turn is not None:
-            turn.num_holders -= 1
-            if turn.num_holders:
-                return
-            self._size_bytes -= turn.size_bytes
-            parent, turn.parent = turn.parent, None
-            turn = parent
+    def _drop(self, owner: str, response_id: str) -> None:
+        shelf = self._shelves[owner]
+        shelf.drop(response_id)
+        if not shelf.entries:
+            del self._shelves[owner]

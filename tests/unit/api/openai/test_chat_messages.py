@@ -73,7 +73,11 @@ async def test_a_conversation_reaches_the_engine_in_order(
 
 @pytest.mark.parametrize(
     "image_url",
-    [PNG_URL, {"url": PNG_URL}, *({"url": PNG_URL, "detail": d} for d in ("auto", "low", "high"))],
+    [
+        PNG_URL,
+        {"url": PNG_URL},
+        *({"url": PNG_URL, "detail": d} for d in ("auto", "low", "high", "original")),
+    ],
 )
 async def test_both_spellings_of_a_picture_are_taken(
     client: httpx.AsyncClient, engine: ScriptedEngine, image_url: Any
@@ -83,7 +87,7 @@ async def test_both_spellings_of_a_picture_are_taken(
     (image,) = engine.submitted[0].images
     is_low = isinstance(image_url, dict) and image_url.get("detail") == "low"
     assert image.max_side_pixels == (512 if is_low else None)
-    is_high = isinstance(image_url, dict) and image_url.get("detail") == "high"
+    is_high = isinstance(image_url, dict) and image_url.get("detail") in ("high", "original")
     assert image.for_grounding == is_high
 
 

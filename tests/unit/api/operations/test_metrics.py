@@ -55,6 +55,10 @@ async def test_what_the_engine_says(client: httpx.AsyncClient, engine: ScriptedE
     engine.status = replace(engine.status, quarantined_shapes=8, quarantine_refusals=9)
     found = await scrape(client)
     assert {name: value for name, value in found.items() if "requests_" not in name[0]} == {
+        sample("stored_responses"): 0,
+        sample("stored_responses_size_bytes"): 0,
+        sample("stored_responses_limit_bytes"): Server().responses_store_bytes,
+        sample("stored_responses_evictions_total"): 0,
         sample("engine_up"): 1,
         sample("engine_ready"): 1,
         sample("engine_restarts_total"): 2,
@@ -123,7 +127,7 @@ async def test_counters_and_gauges_say_what_they_are(
         f"vlm_server_{name}"
         for name in ("requests", "engine_restarts", "quarantine_refusals", "generated_tokens",
                      "prompt_tokens", "cached_prompt_tokens", "cache_hits", "cache_misses",
-                     "tool_calls", "broken_tool_calls",
+                     "tool_calls", "broken_tool_calls", "stored_responses_evictions",
                      "cache_evictions", "cache_damaged", "memory_decisions", "memory_clear_seconds")
     }  # fmt: skip
 

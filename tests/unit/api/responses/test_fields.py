@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 
 from tests import clips
+from tests.unit.api.conftest import Connect
 from tests.unit.api.requests import PNG_URL
 from tests.unit.api.responses.requests import ROUTE, asking, tool, user
 from tests.unit.api.scripted_engine import ScriptedEngine, ended, finished, scored
@@ -25,7 +27,7 @@ from vlm_server.protocol import (
     ToolCall,
     VideoPart,
 )
-from vlm_server.settings import Limits
+from vlm_server.settings import Limits, Server, Settings
 
 SCHEMA: Any = {"type": "object", "properties": {"b": {}, "a": {}}}
 FORMAT = {"type": "json_schema", "name": "x", "schema": SCHEMA}
@@ -76,13 +78,14 @@ async def test_sampling(
         ({"reasoning": {"effort": "none"}}, TemplateOptions(enable_thinking=False)),
         (
             {"reasoning": {"effort": "low"}},
-            TemplateOptions(True, '{"reasoning_effort": "low"}'),
+            TemplateOptions(True, '{"reasoning_effort":"low"}'),
         ),
         ({"thinking": {"type": "disabled"}}, TemplateOptions(enable_thinking=False)),
         ({"thinking": {"type": "enabled"}}, TemplateOptions(enable_thinking=True)),
         ({"thinking": {"type": "auto"}}, TemplateOptions()),
+        ({"thinking": {"type": "adaptive"}}, TemplateOptions()),
         (
-            {"thinking": {"type": "enabled"}, "reasoning": {"effort": "none"}},
+            {"thinking": {"type": "auto"}, "reasoning": {"effort": "none"}},
             TemplateOptions(enable_thinking=False),
         ),
     ],
@@ -236,6 +239,19 @@ def texts(*pieces: str) -> tuple[TextPart, ...]:
             [Message("assistant", texts("A")), Message("assistant", texts("B"))],
         ),
         (
+            [call("1", '{"x": '), call("2", "[]"), user("U")],
+            [
+                Message(
+                    "assistant",
+                    (),
+                    tool_calls=(
+                        ToolCall("1", "a", '{"arguments": "{\\"x\\": "}'),
+                        ToolCall("2", "a", '{"arguments": "[]"}'),
+                    ),
+                )
+            ],
+        ),
+        (
             [call("1"), result("1", "R"), thought("T"), thought("T"), assistant("A"), user("U")],
             [
                 Message("assistant", (), "", (ToolCall("1", "a", "{}"),)),
@@ -278,7 +294,9 @@ async def test_detail(client: httpx.AsyncClient, engine: ScriptedEngine) -> None
     for detail in ("low", "high", "auto", "original", None):
         picture = {"type": "input_image", "image_url": PNG_URL, "detail": detail}
         await send(client, asking([user(picture)]))
-    assert [submit.images[0].max_side_pixels for submit in engine.submitted] == [512] + [None] * 4
+    images = [submit.images[0] for submit in engine.submitted]
+    assert [image.max_side_pixels for image in images] == [512] + [None] * 4
+    assert [image.for_grounding for image in images] == [False, True, False, True, False]
     assert engine.submitted[0].messages[0].content == (ImagePart(0),)
 
 
@@ -312,8 +330,31 @@ HOSTED = {"type": "web_search"}
         (asking([assistant("A")]), "input", "invalid_value"),
         (asking([user("U"), assistant("A")]), "input", "invalid_value"),
         (asking([user("U"), call("1")]), "input", "invalid_value"),
-        (asking([user("U"), call("1", "[]")]), "input[1].arguments", "invalid_value"),
-        (asking([user("U"), call("1", "{")]), "input[1].arguments", "invalid_value"),
+        (asking([user("U"), call("1", "\ud800")]), "input[1].arguments", "invalid_value"),
+        (
+            asking(reasoning={"effort": "none"}, thinking={"type": "enabled"}),
+            "reasoning.effort",
+            "invalid_value",
+        ),
+        (
+            asking(reasoning={"effort": "low"}, thinking={"type": "disabled"}),
+            "reasoning.effort",
+            "invalid_value",
+        ),
+        (
+            asking([user("U"), assistant("A", status="incomplete")], text={"format": FORMAT}),
+            "input[1].status",
+            "invalid_value",
+        ),
+        (
+            asking(
+                [user("U"), assistant("A", status="incomplete")],
+                tools=[tool("a")],
+                tool_choice="required",
+            ),
+            "input[1].status",
+            "invalid_value",
+        ),
         (
             asking([user({"type": "input_image", "image_url": "x", "file_id": "f"})]),
             "input[0].content[0].file_id",
@@ -374,7 +415,13 @@ async def test_refusals_name_the_field(
         ),
         (
             {"input": [user({"type": "input_text", "text": "U", "cache\r\nX": 1})]},
-            "input[].content[].?",
+            "input[].content[].cache??X",
+        ),
+        ({"max_tool_calls": 0}, None),
+        ({"text": {"format": {"type": "text", "x": 0}}}, "text.format.x"),
+        (
+            {"tools": [tool("a")], "tool_choice": "required", "text": {"format": FORMAT}},
+            "text.format",
         ),
     ],
 )
@@ -385,6 +432,36 @@ async def test_what_has_no_effect_is_reported(
     assert answer.status_code == 200, answer.text
     expected = ", ".join(sorted(fields)) if ignored is None else ignored
     assert answer.headers.get("x-vlm-ignored", "") == expected
+
+
+NAMES = ("x\r\nSet-Cookie: a=b", "na\xefve\u2603", "y" * 300)
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [("", "\ud800"), *itertools.product(("", "reasoning", "text", "input"), NAMES)],
+)
+async def test_names_of_clients_are_fit_for_a_header(
+    connect: Connect, place: str, name: str
+) -> None:
+    client = connect(Settings(server=Server(unknown_fields="ignore")))
+    odd = {name: 1}
+    fields = {place: [user("U") | odd] if place == "input" else odd} if place else odd
+    content = json.dumps(asking() | fields)
+    headers = {"Content-Type": "application/json"}
+    answer = await client.post(ROUTE, content=content, headers=headers)
+    assert answer.status_code == 200, answer.text
+    shown = answer.headers["x-vlm-ignored"]
+    assert shown.isascii()
+    assert shown.isprintable()
+    assert len(shown) < 100
+
+
+async def test_calls_that_must_be_made_match_no_schema(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    await send(client, asking(tools=[tool("a")], tool_choice="required", text={"format": FORMAT}))
+    assert engine.submitted[0].sampling.json_schema is None
 
 
 async def test_null_is_as_good_as_nothing(

@@ -6,13 +6,25 @@ import asyncio
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.unit.api.conftest import Connect
 from tests.unit.api.requests import PNG_URL
 from tests.unit.api.responses.requests import ROUTE, asking, user
-from tests.unit.api.scripted_engine import ScriptedEngine, failed, never
+from tests.unit.api.responses.test_open_responses import events
+from tests.unit.api.scripted_engine import (
+    HELLO,
+    ScriptedEngine,
+    Step,
+    calls,
+    ended,
+    failed,
+    finished,
+    never,
+    text,
+)
 from vlm_server.api.http.intake.json_body import SMALL_BYTES
-from vlm_server.protocol import Message, TextPart
+from vlm_server.protocol import Delta, Message, TextPart, Tokens
 from vlm_server.settings import Limits, Server, Settings
 
 LONG = "x" * (SMALL_BYTES + 1)
@@ -101,9 +113,108 @@ async def test_an_error_after_signs_of_life_is_a_whole_stream(
     assert lines == [
         "event: response.created",
         "event: response.in_progress",
-        "event: error",
         "event: response.failed",
+        "event: error",
     ]
+
+
+async def test_what_is_held_is_sent_before_an_error(
+    connect: Connect, engine: ScriptedEngine
+) -> None:
+    """An answer that ends with its first text, after signs of life, and then fails."""
+    client = connect(Settings(server=Server(stream_keepalive_seconds=0.01)))
+    engine.script = (never(), last("Hello"), failed("engine_died", "The engine ended."))
+    asked = asyncio.create_task(client.post(ROUTE, json=asking(stream=True)))
+    await engine.waiting.wait()
+    await asyncio.sleep(0.1)
+    (waited, *_) = engine.script
+    assert isinstance(waited, asyncio.Event)
+    waited.set()
+    told = events((await asked).text.replace(": keep-alive\n\n", ""))
+    assert [event["type"].removeprefix("response.") for event in told] == [
+        *("created", "in_progress", "output_item.added", "content_part.added"),
+        *("output_text.delta", "output_text.done", "content_part.done", "output_item.done"),
+        *("failed", "error"),
+    ]
+
+
+def last(piece: str) -> Step:
+    return lambda request_id: Tokens((Delta(request_id, piece, finish_reason="stop"),))
+
+
+async def test_a_failed_response_has_what_there_was(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    engine.script = (
+        text("I click."),
+        calls(0, id="c", name="click"),
+        calls(0, '{"x": '),
+        failed("engine_died", "The engine ended."),
+    )
+    told = events((await client.post(ROUTE, json=asking(stream=True))).text)
+    *_, arguments, item, whole, error = told
+    assert arguments["type"] == "response.function_call_arguments.done"
+    assert item["type"] == "response.output_item.done"
+    assert item["item"]["status"] == "incomplete"
+    output = whole["response"]["output"]
+    assert [each["status"] for each in output] == ["completed", "incomplete"]
+    assert output[1]["arguments"] == '{"x": '
+    assert not whole["response"]["store"]
+    assert error["error"] == {
+        "type": "server_error",
+        **{name: error[name] for name in ("code", "message", "param")},
+    }
+
+
+async def test_a_response_says_whether_it_is_stored(
+    connect: Connect, engine: ScriptedEngine
+) -> None:
+    client = connect(Settings(server=Server(responses_store_bytes=20000)))
+    engine.script = (text("z" * 30000), ended(), finished())
+    response = await create(client, "Hi")
+    assert response["store"] is False
+    assert (await client.get(f"{ROUTE}/{response['id']}")).status_code == 404
+    told = events((await client.post(ROUTE, json=asking(stream=True))).text)
+    assert told[-1]["response"]["store"] is False
+
+
+async def test_a_call_that_was_cut_off_is_gone_on_from(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    engine.script = (calls(0, '{"x": ', id="c", name="a"), ended("length"), finished())
+    first = await create(client, "U")
+    assert first["output"][0]["status"] == "incomplete"
+    engine.script = HELLO
+    result = {"type": "function_call_output", "call_id": "c", "output": "R"}
+    for given in ([result], "Go on."):
+        await create(client, given, previous_response_id=first["id"])
+        (call,) = engine.submitted[-1].messages[1].tool_calls
+        assert call.arguments == '{"arguments": "{\\"x\\": "}'
+
+
+async def test_stored_responses_are_measured_and_forgotten_in_time(connect: Connect) -> None:
+    client = connect(
+        Settings(server=Server(responses_store_bytes=10000, responses_store_seconds=0.3))
+    )
+    for _ in range(3):
+        await create(client, "x" * 2000)
+    name = "vlm_server_stored_responses"
+    shown = await metrics(client)
+    assert shown[f"{name}_limit_bytes"] == 10000
+    assert 2000 < shown[f"{name}_size_bytes"] <= 10000
+    assert shown[f"{name}_evictions_total"] + shown[name] == 3
+    assert shown[f"{name}_evictions_total"] > 0
+    for _ in range(200):
+        if not (await metrics(client))[name]:
+            break
+        await asyncio.sleep(0.02)
+    assert (await metrics(client))[f"{name}_size_bytes"] == 0
+
+
+async def metrics(client: httpx.AsyncClient) -> dict[str, float]:
+    lines = (await client.get("/metrics")).text.splitlines()
+    pairs = (line.split() for line in lines if "{" not in line and line[0] != "#")
+    return {name: float(value) for name, value in pairs}
 
 
 async def test_pages_of_items(client: httpx.AsyncClient) -> None:
@@ -116,9 +227,43 @@ async def test_pages_of_items(client: httpx.AsyncClient) -> None:
     rest = (await client.get(route, params={"after": first["last_id"]})).json()
     assert [item["content"][0]["text"] for item in rest["data"]] == ["2", "1", "0"]
     assert not rest["has_more"]
-    for wrong in ({"limit": 0}, {"limit": "x"}, {"order": "up"}, {"after": "no"}):
+    for wrong in (
+        {"limit": 0},
+        {"limit": "x"},
+        {"limit": "0" * 8 + "101"},
+        {"limit": "1" * 5000},
+        {"order": "up"},
+        {"after": "no"},
+    ):
         answer = await client.get(route, params=wrong)
         assert (answer.status_code, [answer.json()["error"]["param"]]) == (400, list(wrong))
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+async def test_paging_comes_to_an_end(client: httpx.AsyncClient, order: str) -> None:
+    same = {"id": "same", **user("S")}
+    first = await create(client, [same, same, user("U")])
+    second = await create(client, "And?", previous_response_id=first["id"])
+    route = f"{ROUTE}/{second['id']}/input_items"
+    ids: list[str] = []
+    more = True
+    while more and len(ids) < 10:
+        page = {"limit": 1, "order": order} | ({"after": ids[-1]} if ids else {})
+        listed = (await client.get(route, params=page)).json()
+        ids.append(listed["last_id"])
+        more = listed["has_more"]
+    assert len(ids) == len(set(ids)) == 5
+
+
+async def test_an_item_that_is_sent_again_does_not_stop_the_paging(
+    client: httpx.AsyncClient,
+) -> None:
+    same = {"id": "same", **user("S")}
+    first = await create(client, [same])
+    second = await create(client, [same], previous_response_id=first["id"])
+    route = f"{ROUTE}/{second['id']}/input_items"
+    page = {"limit": 1, "order": "asc", "after": "same"}
+    assert (await client.get(route, params=page)).json()["data"] == []
 
 
 async def test_a_call_without_its_turn_is_told_to_the_engine(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -16,6 +17,7 @@ from tests.unit.api.conftest import listening
 from tests.unit.api.requests import PNG_URL
 from tests.unit.api.scripted_engine import ScriptedEngine, Step, ended, failed, finished, never
 from tests.unit.api.scripted_engine import text as says
+from vlm_server.api.http.access.keys import CHECK_SECONDS
 from vlm_server.protocol import (
     Delta,
     ImagePart,
@@ -333,6 +335,28 @@ async def test_another_clients_response_does_not_exist(client: AsyncOpenAI, base
     assert caught.value.param == "previous_response_id"
 
 
+async def test_a_name_that_is_given_to_another_key_opens_nothing(
+    engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    file = tmp_path / "keys"
+    file.touch(mode=0o600)
+    file.write_text(f'[laptop]\nkey = "{KEYS[0]}"\n')
+    settings = Settings(server=Server(api_key_file=str(file)))
+    async with listening(engine, settings) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        async with AsyncOpenAI(base_url=url, api_key=KEYS[0], max_retries=0) as before:
+            mine = await before.responses.create(model="demo", input="One")
+            assert (await before.responses.retrieve(mine.id)).id == mine.id
+        file.write_text(f'[laptop]\nkey = "{KEYS[1]}"\n')
+        await asyncio.sleep(CHECK_SECONDS + 0.1)
+        async with AsyncOpenAI(base_url=url, api_key=KEYS[1], max_retries=0) as after:
+            with pytest.raises(openai.NotFoundError):
+                await after.responses.retrieve(mine.id)
+            with pytest.raises(openai.BadRequestError) as caught:
+                await after.responses.create(model="demo", input="2", previous_response_id=mine.id)
+    assert caught.value.code == "previous_response_not_found"
+
+
 async def test_what_shall_not_be_stored_is_not(client: AsyncOpenAI) -> None:
     response = await client.responses.create(model="demo", input="One", store=False)
     assert response.model_dump()["store"] is False
@@ -360,17 +384,32 @@ async def test_an_engine_error_in_a_stream_is_an_event(
 ) -> None:
     engine.script = (says("He"), failed("engine_died", "The engine ended."))
     stream = await client.responses.create(model="demo", input="Hi", stream=True)
-    events = [event async for event in stream]
-    error, last = events[-2:]
-    assert error.type == "error"
-    assert (error.code, error.message) == ("engine_died", "The engine ended.")
+    events: list[Any] = []
+
+    async def read() -> None:
+        async for event in stream:
+            events.append(event)  # noqa: PERF401  what came before the error counts
+
+    with pytest.raises(openai.APIError, match="The engine ended") as caught:
+        await read()
+    assert caught.value.code == "engine_died"
+    last = events[-1]
     assert last.type == "response.failed"
     assert last.response.status == "failed"
-    assert last.response.error is not None
     assert last.response.error.message == "The engine ended."
+    assert last.response.output_text == "He"
     assert [event.sequence_number for event in events] == list(range(len(events)))
     with pytest.raises(openai.NotFoundError):
         await client.responses.retrieve(last.response.id)
+
+
+async def test_the_streaming_helper_raises_what_went_wrong(
+    client: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
+    engine.script = (says("He"), failed("engine_died", "The engine ended."))
+    async with client.responses.stream(model="demo", input="Hi") as stream:
+        with pytest.raises(openai.APIError, match="The engine ended"):
+            await stream.get_final_response()
 
 
 async def test_closing_a_stream_aborts_and_stores_nothing(

@@ -34,8 +34,9 @@ def answer(
     store: ResponseStore, name: str, previous: str | None = None, size: int = 0, client: str = ""
 ) -> bool:
     """A whole turn: its items are its name, padded to `size`."""
-    kept = store.begin(name, client, previous, name.encode().ljust(size), b"")
-    store.finish(name, b"R" + name.encode(), name.upper().encode())
+    begun = store.begin(client, name, previous, name.encode().ljust(size), b"")
+    kept = store.finish(client, name, b"R" + name.encode(), name.upper().encode())
+    assert kept == begun
     return kept
 
 
@@ -62,24 +63,24 @@ def test_others_see_nothing(store: ResponseStore) -> None:
 
 
 def test_an_unfinished_response_is_shown_and_not_gone_on_from(store: ResponseStore) -> None:
-    store.begin("a", "", None, b"a", b"so far")
+    store.begin("", "a", None, b"a", b"so far")
     assert store.response("", "a") == b"so far"
     with pytest.raises(PreviousResponseNotFound):
         store.recall("", "a")
-    store.abandon("a")
+    store.abandon("", "a")
     assert (len(store), store.size_bytes) == (0, 0)
 
 
 def test_abandoning_spares_what_is_finished(store: ResponseStore) -> None:
     answer(store, "a")
-    store.abandon("a")
+    store.abandon("", "a")
     assert store.response("", "a") == b"Ra"
 
 
 def test_what_is_deleted_while_it_is_made_stays_deleted(store: ResponseStore) -> None:
-    store.begin("a", "", None, b"a", b"so far")
+    store.begin("", "a", None, b"a", b"so far")
     store.delete("", "a")
-    store.finish("a", b"Ra", b"A")
+    assert not store.finish("", "a", b"Ra", b"A")
     assert (len(store), store.size_bytes) == (0, 0)
 
 
@@ -107,6 +108,38 @@ def test_the_oldest_make_room(store: ResponseStore) -> None:
     assert store.size_bytes <= 10 * OVERHEAD_BYTES
 
 
+def test_who_has_most_makes_room_for_others(store: ResponseStore) -> None:
+    for name in "abc":
+        answer(store, name, size=2 * OVERHEAD_BYTES - 16, client="mine")
+    for i in range(20):
+        assert answer(store, f"x{i}", size=2 * OVERHEAD_BYTES - 16, client="greedy")
+    assert store.response("mine", "c") == b"Rc"
+    assert store.response("greedy", "x19") == b"Rx19"
+    assert store.num_evicted == 20
+    assert len(store) == 3
+    assert store.size_bytes <= 10 * OVERHEAD_BYTES
+
+
+def test_more_than_a_share_is_kept_only_in_what_others_leave(store: ResponseStore) -> None:
+    assert answer(store, "a", size=2 * OVERHEAD_BYTES, client="mine")
+    assert answer(store, "x", size=5 * OVERHEAD_BYTES, client="other")
+    assert not answer(store, "y", size=7 * OVERHEAD_BYTES, client="other")
+    assert not answer(store, "b", "a", size=2 * OVERHEAD_BYTES, client="mine")
+    assert store.response("mine", "a") == b"Ra"
+    assert store.response("other", "x") == b"Rx"
+
+
+def test_it_says_when_something_is_too_old(store: ResponseStore, clock: Clock) -> None:
+    assert store.seconds_left() is None
+    answer(store, "a", client="me")
+    clock.now = 10
+    answer(store, "b", client="you")
+    assert store.seconds_left() == 50
+    clock.now = 60
+    store.drop_expired()
+    assert (len(store), store.seconds_left()) == (1, 10)
+
+
 def test_what_can_not_fit_drops_nothing(store: ResponseStore) -> None:
     answer(store, "a", size=5 * OVERHEAD_BYTES)
     assert not answer(store, "b", "a", size=5 * OVERHEAD_BYTES)
@@ -116,8 +149,8 @@ def test_what_can_not_fit_drops_nothing(store: ResponseStore) -> None:
 
 def test_an_answer_that_grows_too_large_is_dropped(store: ResponseStore) -> None:
     answer(store, "a")
-    store.begin("b", "", "a", b"b", b"")
-    store.finish("b", b"R" * 10 * OVERHEAD_BYTES, b"B")
+    store.begin("", "b", "a", b"b", b"")
+    assert not store.finish("", "b", b"R" * 10 * OVERHEAD_BYTES, b"B")
     with pytest.raises(NotFound):
         store.response("", "b")
     assert store.response("", "a") == b"Ra"
@@ -133,19 +166,20 @@ def test_whatever_happens_its_size_is_true_and_bounded(store: ResponseStore, clo
     rng = random.Random(7)
     for step in range(3000):
         name, other = f"r{step}", f"r{rng.randrange(max(step - 12, 0), step + 1)}"
+        owner = f"o{rng.randrange(3)}"
         clock.now += rng.choice((0, 0, 1, 20))
         kind = rng.randrange(5)
         if kind == 0:
-            store.begin(name, "", None, b"i" * rng.randrange(3000), b"so far")
+            store.begin(owner, name, None, b"i" * rng.randrange(3000), b"so far")
         elif kind == 1:
-            store.begin(name, "", other, b"i" * rng.randrange(3000), b"so far")
+            store.begin(owner, name, other, b"i" * rng.randrange(3000), b"so far")
         elif kind == 2:
-            store.finish(other, b"r" * rng.randrange(500), b"o" * rng.randrange(3000))
+            store.finish(owner, other, b"r" * rng.randrange(500), b"o" * rng.randrange(3000))
         elif kind == 3:
-            store.abandon(other)
+            store.abandon(owner, other)
         else:
             try:
-                store.delete("", other)
+                store.delete(owner, other)
             except NotFound:
                 continue
         assert 0 <= store.size_bytes <= 10 * OVERHEAD_BYTES

@@ -89,6 +89,15 @@ def of(scope: Scope) -> ApiKey | None:
     return key
 
 
+def owner_of(scope: Scope) -> str:
+    """Whose what the request leaves on the server is: its key's, whatever that is called.
+
+    A name may be given to somebody else's key. Everybody's without keys.
+    """
+    key = of(scope)
+    return "" if key is None else key.cache_salt
+
+
 def check_settings(server: Server) -> None:
     """Raises ConfigError if there is a key file and it can't be used."""
     KeyRing(server)

@@ -21,10 +21,11 @@ Body = bytes | bytearray
 class Context(msgspec.Struct, frozen=True):
     """What is known of a request besides its body.
 
-    model: the name it is served under. client: whose request it is. given: the bytes of the
-    `https:` and `file:` URLs that were read for it. model_aliases, unknown_fields: the settings of
-    the server. previous: the earlier turns that it goes on from, see `History`; None until they are
-    asked for. can_think: whether the model writes thoughts, as far as is known.
+    model: the name it is served under. client: whose request it is. owner: whose stored turns it
+    may go on from, see `keys.owner_of`. given: the bytes of the `https:` and `file:` URLs that were
+    read for it. model_aliases, unknown_fields: the settings of the server. previous: the earlier
+    turns that it goes on from, see `History`; None until they are asked for. can_think: whether the
+    model writes thoughts, as far as is known.
     """
 
     model: str
@@ -36,6 +37,7 @@ class Context(msgspec.Struct, frozen=True):
     model_aliases: tuple[str, ...] = ()
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
     previous: tuple[bytes, ...] | None = None
+    owner: str = ""
     can_think: bool = True
 
     @property

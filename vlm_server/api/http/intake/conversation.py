@@ -14,6 +14,10 @@ from vlm_server.media.intake import Given, take_base64_image, take_image, take_v
 from vlm_server.protocol import ContentPart, Image, ImagePart, Message, TextPart, Video, VideoPart
 from vlm_server.settings import Limits
 
+_LOW_DETAIL_SIDE_PIXELS = 512
+"""As OpenAI documents for `detail` low."""
+_DETAILS_FOR_GROUNDING = ("high", "original")
+
 
 @dataclass(frozen=True, slots=True)
 class Counts:
@@ -93,20 +97,22 @@ class Conversation:
         self,
         url: str,
         param: str,
-        max_side_pixels: int | None = None,
-        *,
-        for_grounding: bool = False,
+        detail: str | None = None,
     ) -> ImagePart:
-        """A part with the image of a `data:`, `https:` or `file:` URL; see `protocol.Image`."""
+        """A part with the image of a `data:`, `https:` or `file:` URL.
+
+        `detail` is OpenAI's: with `low` it is scaled down, with `high` or `original` a small one
+        up, see `protocol.Image`; others have no effect.
+        """
         if not self._has_bytes(ExternalUrl(url, param, "image", self.limits.max_image_bytes)):
             return ImagePart(len(self.images))
         image = take_image(url, param, self.limits, self.given)
         image = msgspec.structs.replace(
             image,
-            max_side_pixels=max_side_pixels,
+            max_side_pixels=_LOW_DETAIL_SIDE_PIXELS if detail == "low" else None,
             min_pixels=self.min_pixels,
             max_pixels=self.max_pixels,
-            for_grounding=for_grounding,
+            for_grounding=detail in _DETAILS_FOR_GROUNDING,
         )
         self.images.append(image)
         return ImagePart(len(self.images) - 1)

@@ -16,9 +16,9 @@ class HistoryNeeded(Exception):
 class History(Protocol):
     """Where they are kept."""
 
-    def recall(self, client: str, response_id: str) -> tuple[bytes, ...]:
+    def recall(self, owner: str, response_id: str) -> tuple[bytes, ...]:
         """The turns up to that response, the oldest first, as their dialect wrote them.
 
-        Raises RequestError if `client` has no such response.
+        Raises RequestError if `owner` has no such response.
         """
         ...

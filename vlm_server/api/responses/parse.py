@@ -1,0 +1,108 @@
+"""From the body of a request for a response to its fields, and what of them has no effect."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from vlm_server.api.http.intake import json_body
+from vlm_server.api.http.intake.leniency import IgnoredFields, without_unknown
+from vlm_server.api.responses import items
+from vlm_server.api.responses.items import Item, MessageItem, OutputText, Reasoning
+from vlm_server.api.responses.schema import (
+    ECHOED,
+    HARMLESS,
+    LOGPROBS,
+    NEUTRAL,
+    RULES,
+    ResponsesRequest,
+)
+from vlm_server.errors import InvalidRequest, UnsupportedField
+
+
+class Parsed(NamedTuple):
+    """A request, what the response repeats of it though it has no effect, and what is ignored."""
+
+    request: ResponsesRequest
+    echoed: dict[str, Any]
+    ignored: IgnoredFields
+
+
+def parse(body: bytes | bytearray, *, refuses: bool = True) -> Parsed:
+    """The request in `body`.
+
+    Raises InvalidRequest, naming the field at fault: one that is unknown, if it `refuses` those.
+    """
+    fields = json_body.parse_object(body)
+    ignored = IgnoredFields()
+    obeyed = {name: value for name, value in fields.items() if not _is_ignored(name, value)}
+    for name in sorted(HARMLESS & fields.keys()):
+        ignored.add(name, fields[name])
+    if not refuses:
+        obeyed = without_unknown(obeyed, ResponsesRequest, ignored)
+    items.prepare(obeyed.get("input"))
+    _refuse_tools(obeyed)
+    request = json_body.convert(obeyed, ResponsesRequest, RULES)
+    _look_into(obeyed, request, ignored)
+    return Parsed(request, {name: fields.get(name) for name in ECHOED}, ignored)
+
+
+def _look_into(fields: dict[str, Any], request: ResponsesRequest, ignored: IgnoredFields) -> None:
+    """What has no effect in the `fields` that `request` was made of."""
+    ignored.add_unread(fields, request)
+    _look_into_items(request.items, ignored)
+    if request.text is not None:
+        ignored.add("text.verbosity", request.text.verbosity)
+    if request.reasoning is not None:
+        ignored.add("reasoning.summary", request.reasoning.summary)
+    if request.stream_options is not None and request.stream_options.include_obfuscation:
+        ignored.add("stream_options.include_obfuscation")
+    for each in request.include or ():
+        if each != LOGPROBS:
+            ignored.add(f"include.{each}")
+
+
+def _look_into_items(given: list[Item], ignored: IgnoredFields) -> None:
+    """Fields that are kept for who asks for an item, and have no effect."""
+    for item in given:
+        match item:
+            case MessageItem(phase=phase):
+                ignored.add("input[].phase", phase)
+            case Reasoning(summary=summary):
+                ignored.add("input[].summary", summary)
+    for part in items.parts_of(given):
+        if isinstance(part, OutputText):
+            ignored.add("input[].content[].annotations", part.annotations)
+
+
+def _is_ignored(name: str, value: Any) -> bool:
+    if name in HARMLESS:
+        return True
+    if name not in NEUTRAL:
+        return False
+    if not any(_same(value, neutral) for neutral in NEUTRAL[name]):
+        raise UnsupportedField(f"`{name}` is not supported with this value; leave it out.", name)
+    return True
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    """Equality where True is not 1."""
+    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+
+
+def _refuse_tools(fields: dict[str, Any]) -> None:
+    """Raises UnsupportedField for tools that OpenAI runs itself, or that are no functions."""
+    tools = fields.get("tools")
+    for i, tool in enumerate(tools if isinstance(tools, list) else ()):
+        kind = tool.get("type") if isinstance(tool, dict) else "function"
+        if kind is None:
+            raise InvalidRequest(f"`tools[{i}].type` is missing.", f"tools[{i}].type")
+        if kind != "function":
+            param = f"tools[{i}].type"
+            raise UnsupportedField(
+                f"`{param}`: only tools of type `function` are supported.", param
+            )
+    choice = fields.get("tool_choice")
+    kind = choice.get("type") if isinstance(choice, dict) else "function"
+    if kind not in ("function", "allowed_tools"):
+        param = "tool_choice.type"
+        raise UnsupportedField(f"`{param}`: only `function` and `allowed_tools` are.", param)
