@@ -32,12 +32,32 @@ _OURS: dict[str, _Parse] = {
     "pythonic": call_parsers.pythonic,
     "qwen3_coder": tagged_calls.qwen3_coder,
 }
+_JSON = frozenset({"cohere2_moe", "harmony", "json_tools", "kimi_k2", "mistral"})
+_BRACKETS: dict[str, tuple[str, ...]] = {
+    "atem": ("<atem:invoke", "</atem:invoke>"),
+    "gemma4": ("{", "}"),
+    "glm47": ("<arg_key>", "</arg_value>"),
+    "longcat": ("<longcat_arg_key>", "</longcat_arg_value>"),
+    "minicpm5": ("<param", "</param>"),
+    "minimax_m2": ("<invoke", "</invoke>"),
+    "minimax_m3": ("<invoke", "</invoke>"),
+    "pythonic": ("(", ")", "]"),
+    "qwen3_coder": ("<function=", "</function>"),
+}
 _JSON_CALL = re.compile(r"<tool_call>.*\"name\\?\"", re.DOTALL)
 """In templates like Qwen's, whatever they call their variables."""
 _INVOKE = re.compile(r"\]<\]minimax\[>\[<(?P<closes>/?)invoke\b")
 _THOUGHTS = {
     ("<|channel>", "<channel|>"): ReasoningFormat("<|channel>thought", "<channel|>"),
-    ("<|channel|>analysis",): ReasoningFormat("<|channel|>analysis<|message|>", "<|end|>"),
+    ("<|channel|>analysis",): ReasoningFormat(
+        "<|channel|>analysis<|message|>",
+        "<|end|>",
+        headers=(
+            "<|start|>assistant",
+            "<|channel|>final<|message|>",
+            "<|channel|>commentary<|message|>",
+        ),
+    ),
     ("<|START_THINKING|>",): ReasoningFormat("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<mm:think>",): ReasoningFormat("<mm:think>", "</mm:think>"),
     ("<seed:think>",): ReasoningFormat("<seed:think>", "</seed:think>"),
@@ -67,7 +87,14 @@ def tool_format(template: str | None, parser: str) -> ToolFormat | None:
         return None
     module = load_tool_module(name)
     parse = _normalised(_OURS.get(name) or _mlx_vlms(name, module.parse_tool_call))
-    return ToolFormat(name, module.tool_call_start, module.tool_call_end, parse)
+    return ToolFormat(
+        name,
+        module.tool_call_start,
+        module.tool_call_end,
+        parse,
+        is_json=name in _JSON,
+        brackets=_BRACKETS.get(name),
+    )
 
 
 def reasoning_format(template: str | None) -> ReasoningFormat | None:
