@@ -111,13 +111,36 @@ def fit(size: tuple[int, int], factor: int, min_pixels: int, max_pixels: int) ->
     """Width and height in multiples of `factor`, with so many pixels and about the same aspect.
 
     The rule of Qwen2-VL's processor (`smart_resize`), but that `max_pixels` holds where there is no
-    size between the bounds.
+    size between the bounds, and that what comes out is a size that the rule keeps.
     """
-    width, height = (round(side / factor) * factor for side in size)
-    if width * height < min_pixels:
-        scale = math.sqrt(min_pixels / math.prod(size))
-        width, height = (math.ceil(side * scale / factor) * factor for side in size)
-    if width * height > max_pixels:
-        scale = math.sqrt(max_pixels / math.prod(size))
-        width, height = (max(1, math.floor(side * scale / factor)) * factor for side in size)
-    return width, height
+    width, height = (round(side / factor) for side in size)
+    least, most = math.ceil(min_pixels / factor**2), max_pixels // factor**2
+    if width * height < least:
+        scale = math.sqrt(min_pixels / math.prod(size)) / factor
+        width, height = (math.ceil(side * scale) for side in size)
+    if width * height > most:
+        scale = math.sqrt(max_pixels / math.prod(size)) / factor
+        width, height = (max(1, math.floor(side * scale)) for side in size)
+    width, height = min(width, height * _MOST_ASPECT), min(height, width * _MOST_ASPECT)
+    if not least <= width * height <= most:
+        width, height = _nearest(size, least, most) or (width, height)
+    return width * factor, height * factor
+
+
+def _nearest(size: tuple[int, int], least: int, most: int) -> tuple[int, int] | None:
+    """Two sides with a product of `least` to `most`, with the aspect that is nearest to `size`'s.
+
+    None if there are no such sides.
+    """
+    aspect = max(size) / min(size)
+    found: list[tuple[float, int, int]] = []
+    for short in range(1, math.isqrt(max(most, 0)) + 1):
+        first = max(short, math.ceil(least / short))
+        last = min(most // short, short * _MOST_ASPECT)
+        if first <= last:
+            long = min(max(round(short * aspect), first), last)
+            found.append((abs(math.log(long / short / aspect)), long, short))
+    if not found:
+        return None
+    _, long, short = min(found)
+    return (long, short) if size[0] >= size[1] else (short, long)

@@ -144,8 +144,11 @@ TWO = [*LOOK, ("get-page.now", {})]
             [("look", {"text": "<|tool_call_end|>"})],
         ),
         *(
-            ("kimi_k2", f"<|tool_call_begin|>{written}:0<|tool_call_argument_begin|>{{}}"
-             "<|tool_call_end|>", [("functions.a", {})])
+            (
+                "kimi_k2",
+                f"<|tool_call_begin|>{written}:0<|tool_call_argument_begin|>{{}}<|tool_call_end|>",
+                [("functions.a", {})],
+            )
             for written in ("functions.a", "functions.functions.a")
         ),
         ("harmony", "functions.a<|message|>{}", [("functions.a", {})]),
