@@ -109,7 +109,8 @@ def kimi_k2(text: str, tools: Tools) -> Calls:
         found = _KIMI.match(text, at + len(_KIMI_BEGIN))
         if found is None:
             raise ValueError("a call has no name")
-        arguments, at = {}, found.end()
+        arguments: Any = {}
+        at = found.end()
         if not text.startswith(_KIMI_END, at):
             arguments, at = json.JSONDecoder().raw_decode(text, at)
         at = skip_blanks(text, at)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.engine.request.output.formats import merged, parser, read, split_at
+from tests.unit.engine.request.output.formats import Event, merged, parser, read, split_at
 from vlm_server.host_model import ToolFormat
 
-tool_format = pytest.importorskip("vlm_server.runner.model.tool_formats").tool_format
+formats = pytest.importorskip("vlm_server.runner.model.tool_formats")
 
 WANTED = ("call", "look", {"x": 1, "name": "a b"})
 TOOL = {
@@ -79,7 +79,7 @@ CALLS = {
 
 
 def format_called(name: str) -> ToolFormat:
-    found = tool_format(None, name)
+    found = formats.tool_format(None, name)
     assert found is not None
     return found
 
@@ -131,3 +131,25 @@ def test_mistrals_json_may_have_line_breaks(written: str):
     for pieces in ([text, text], list(text + text)):
         found = merged(read(parser(format_called("mistral"), tools=(TOOL,)), pieces))
         assert [(kind, called, json.loads(args)) for kind, called, args in found] == [WANTED] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>"
+            "Hello",
+            [("thought", "Hm."), ("text", "Hello")],
+        ),
+        ("<|channel|>final<|message|>Hello", [("text", "Hello")]),
+        (
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant" + CALLS["harmony"],
+            [("thought", "Hm."), ("call", "look", '{"x": 1, "name": "a b"}')],
+        ),
+    ],
+)
+def test_headers_of_harmony_are_not_shown(text: str, wanted: list[Event]):
+    thoughts = formats.reasoning_format("<|channel|>analysis")
+    for pieces in ([text], list(text)):
+        made = parser(format_called("harmony"), thoughts, tools=(TOOL,))
+        assert merged(read(made, pieces)) == wanted

@@ -25,10 +25,10 @@ class AnswerParser:
 
     A mark is never sent, not even its beginning, unless it belongs to a broken call: that is
     content, as it was generated. A thought begins before any content, or right after a thought, a
-    call or a header, but for blanks: elsewhere its mark is content. Control tokens are not sent either, but for those. Blanks around a
-    mark are dropped if nothing else stands beside it: at the beginning of the answer, between
-    marks, and at its end; after a thought's marks, they always are. A thought that the answer ends
-    in is one.
+    call or a header, but for blanks: elsewhere its mark is content. Control tokens are not sent
+    either, but for those of a broken call. Blanks around a mark are dropped if nothing else stands
+    beside it: at the beginning of the answer, between marks, and at its end; after a thought's
+    marks, they always are. A thought that the answer ends in is one.
     """
 
     def __init__(
