@@ -100,30 +100,40 @@ class PictureSizes:
             return size
         if self._rule is not None:
             assert bounds.max_pixels is not None
-            return fit(size, self._rule.factor, bounds.min_pixels, bounds.max_pixels)
+            rule = self._rule
+            wanted = bounds.min_pixels, bounds.max_pixels
+            return fit(size, rule.factor, *wanted, fewest_pixels=rule.min_pixels)
         if bounds.max_pixels is None or math.prod(size) <= bounds.max_pixels:
             return size
         scale = math.sqrt(bounds.max_pixels / math.prod(size))
         return max(1, math.floor(size[0] * scale)), max(1, math.floor(size[1] * scale))
 
 
-def fit(size: tuple[int, int], factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+def fit(
+    size: tuple[int, int],
+    factor: int,
+    min_pixels: int,
+    max_pixels: int,
+    *,
+    fewest_pixels: int = 0,
+) -> tuple[int, int]:
     """Width and height in multiples of `factor`, with so many pixels and about the same aspect.
 
     The rule of Qwen2-VL's processor (`smart_resize`), but that `max_pixels` holds where there is no
-    size between the bounds, and that what comes out is a size that the rule keeps.
+    size between the bounds with about that aspect. There are `fewest_pixels` at least: a processor
+    would enlarge what has fewer, beyond `max_pixels` perhaps.
     """
     width, height = (round(side / factor) for side in size)
-    least, most = math.ceil(min_pixels / factor**2), max_pixels // factor**2
-    if width * height < least:
+    fewest, most = math.ceil(fewest_pixels / factor**2), max_pixels // factor**2
+    if width * height < math.ceil(min_pixels / factor**2):
         scale = math.sqrt(min_pixels / math.prod(size)) / factor
         width, height = (math.ceil(side * scale) for side in size)
     if width * height > most:
         scale = math.sqrt(max_pixels / math.prod(size)) / factor
         width, height = (max(1, math.floor(side * scale)) for side in size)
     width, height = min(width, height * _MOST_ASPECT), min(height, width * _MOST_ASPECT)
-    if not least <= width * height <= most:
-        width, height = _nearest(size, least, most) or (width, height)
+    if not fewest <= width * height <= most:
+        width, height = _nearest(size, fewest, most) or (width, height)
     return width * factor, height * factor
 
 

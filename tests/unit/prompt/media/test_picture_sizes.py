@@ -14,7 +14,7 @@ from vlm_server.protocol import Image
 from vlm_server.settings import Image as ImageSettings
 
 SIDES = st.integers(8, 5000) | st.sampled_from([8, 41, 8200, 5600])
-PIXELS = st.none() | st.integers(5, 24).map(lambda exponent: 1 << exponent)
+PIXELS = st.none() | st.floats(5, 24).map(lambda exponent: int(2**exponent))
 
 
 def smart_resize(size: tuple[int, int], factor: int, least: int, most: int) -> tuple[int, int]:
@@ -34,7 +34,8 @@ def scaled(size: tuple[int, int], rule: PixelRule, image: Image) -> tuple[int, i
     bounds = PictureSizes(rule, ImageSettings()).bounds(image)
     if bounds is not None:
         assert bounds.max_pixels is not None
-        size = fit(size, rule.factor, bounds.min_pixels, bounds.max_pixels)
+        wanted = bounds.min_pixels, bounds.max_pixels
+        size = fit(size, rule.factor, *wanted, fewest_pixels=rule.min_pixels)
         assert max(size) <= 200 * min(size)
     shown = smart_resize(size, rule.factor, rule.min_pixels, rule.max_pixels)
     assert bounds is None or shown == size, "the processor keeps it"
@@ -50,6 +51,7 @@ def scaled(size: tuple[int, int], rule: PixelRule, image: Image) -> tuple[int, i
     PIXELS,
 )
 @example((444, 139), 28, 4, 16384, None, 3136)
+@example((24, 473), 28, 256, 1280, 573_978, 233_095)
 @example((8200, 41), 28, 4, 16384, None, 300_000)
 @example((41, 8200), 28, 4, 16384, 1 << 20, None)
 def test_the_processor_keeps_the_size_and_the_bound_holds(
@@ -73,9 +75,10 @@ def test_the_processor_keeps_the_size_and_the_bound_holds(
     [
         ((444, 139), (3136, 3136), (112, 28)),
         ((139, 444), (3136, 3136), (28, 112)),
+        ((1000, 1000), (13_328, 13_328), (112, 112)),
         ((640, 362), (3136, 12845056), (644, 364)),
         ((1920, 1080), (3136, 1_000_000), (1316, 728)),
     ],
 )
 def test_sizes(size: tuple[int, int], bounds: tuple[int, int], wanted: tuple[int, int]):
-    assert fit(size, 28, *bounds) == wanted
+    assert fit(size, 28, *bounds, fewest_pixels=3136) == wanted
