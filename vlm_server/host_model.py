@@ -87,21 +87,29 @@ The arguments are the JSON of an object. Raises ValueError for what is no call."
 class ToolFormat:
     """How a model writes tool calls: what stands before and after one, or a list of them.
 
-    `end` is empty if they go on to the end of the line, or of the answer.
+    `end` is empty if a call ends where its JSON does. is_json: whether arguments are JSON, in whose
+    strings no mark counts. brackets: where they are not, what begins arguments, and all that may
+    end them: an end mark counts only behind one of those, or if nothing has begun.
     """
 
     name: str
     start: str
     end: str
     parse: ParseCalls
+    is_json: bool = False
+    brackets: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """What stands before and after a model's thought, such as `<think>` and `</think>`."""
+    """What stands before and after a model's thought, such as `<think>` and `</think>`.
+
+    headers: what stands around messages of other kinds, and is not shown.
+    """
 
     start: str
     end: str
+    headers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,8 @@ class Tools(msgspec.Struct, frozen=True):
 class TemplateOptions(msgspec.Struct, frozen=True):
     """How the chat template writes the prompt.
 
-    A model that may think or not does so if `enable_thinking`; None is the same as False.
+    A model that may think or not does so if `enable_thinking`; None is the same as False, for it
+    and for its template.
     `variables` is the JSON of an object with more of the template's own; it wins if it sets
     `enable_thinking`, too. With `continue_final` the answer goes on where the last message, which
     is the assistant's, ends.

@@ -71,7 +71,7 @@ def read_hermes(text: str, _: Any) -> list[tuple[str, str]]:
     return [(call["name"], json.dumps(call["arguments"]))]
 
 
-HERMES = ToolFormat("json_tools", "<tool_call>", "</tool_call>", read_hermes)
+HERMES = ToolFormat("json_tools", "<tool_call>", "</tool_call>", read_hermes, is_json=True)
 NAMES_TOOLS = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
 
 

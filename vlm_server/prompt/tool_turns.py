@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -38,28 +38,53 @@ def numbered_id(call: ToolCall, index: int) -> str:
 def name_results(messages: Sequence[Message], make_id: MakeId) -> tuple[Message, ...]:
     """`messages` where each call has an id, and each result the id and the name of its call.
 
-    A result without an id is that of the oldest call without one, of that name if it says any.
+    A result without an id is that of the oldest call, of that name if it says any, in the newest
+    turn that has one: earlier calls may have had no answer.
     """
-    waiting: list[tuple[ToolCall, str]] = []
+    given = {call.id for message in messages for call in message.tool_calls}
+    given |= {message.tool_call_id for message in messages}
+    turns: list[list[tuple[ToolCall, str]]] = []
+    """The calls of each turn that wait for a result, as they came, with the ids they get."""
     num_calls, named = 0, []
     for message in messages:
-        calls = []
+        made = []
         for call in message.tool_calls:
-            new_id = make_id(call, num_calls)
+            made.append((call, make_id(_with_id(call, num_calls, given), num_calls)))
             num_calls += 1
-            waiting.append((call, new_id))
-            calls.append(replace(call, id=new_id))
-        message = replace(message, tool_calls=tuple(calls))
+        if made:
+            turns.append(made)
+            calls = tuple(replace(call, id=new_id) for call, new_id in made)
+            message = replace(message, tool_calls=calls)
         if message.role == "tool":
-            found = next((each for each in waiting if _answers(message, each[0])), None)
-            if found is not None:
-                waiting.remove(found)
-                message = replace(message, tool_call_id=found[1], name=found[0].name)
-            else:
-                call = ToolCall(message.tool_call_id, message.name, "{}")
-                message = replace(message, tool_call_id=make_id(call, num_calls))
+            message = _named(message, turns) or _answering_none(message, make_id, num_calls, given)
         named.append(message)
     return tuple(named)
+
+
+def _with_id(call: ToolCall, index: int, given: Container[str]) -> ToolCall:
+    """`call` with an id that no other has."""
+    new_id = call.id or given_id(call, index)
+    while not call.id and new_id in given:
+        new_id += "_"
+    return replace(call, id=new_id)
+
+
+def _named(result: Message, turns: list[list[tuple[ToolCall, str]]]) -> Message | None:
+    """`result` of one of the calls of `turns`, which waits no longer."""
+    for waiting in reversed(turns):
+        for each in waiting:
+            call, new_id = each
+            if _answers(result, call):
+                waiting.remove(each)
+                return replace(result, tool_call_id=new_id, name=call.name)
+    return None
+
+
+def _answering_none(
+    result: Message, make_id: MakeId, num_calls: int, given: Container[str]
+) -> Message:
+    call = _with_id(ToolCall(result.tool_call_id, result.name, "{}"), num_calls, given)
+    return replace(result, tool_call_id=make_id(call, num_calls))
 
 
 def _answers(result: Message, call: ToolCall) -> bool:

@@ -8,14 +8,14 @@ from vlm_server.engine.request.detokenizer import Decoder, Detokenizer
 from vlm_server.engine.request.output.answer_parser import AnswerParser
 from vlm_server.engine.request.output.pieces import Piece, Thought, add_piece
 from vlm_server.engine.request.stops import StopChecker
-from vlm_server.protocol import FinishReason, SamplingParams
+from vlm_server.protocol import FinishReason, SamplingParams, ToolCallDelta
 
 
 class Choice:
     """One of a request's answers, token by token until it has a `finish_reason`.
 
-    Stop strings are looked for in the text as the model writes it. With a parser, that has the
-    control tokens and all marks in it.
+    Stop strings are looked for in content and in thoughts, as they are told: not in marks, nor in
+    tool calls.
     """
 
     def __init__(self, sampling: SamplingParams, decoder: Decoder) -> None:
@@ -25,6 +25,8 @@ class Choice:
         self._decoder = decoder
         self._detokenizer = Detokenizer(decoder)
         self._stops = StopChecker(sampling.stop)
+        self._kind: type[Piece] = str
+        """Of the newest piece."""
         self._parser: AnswerParser | None = None
 
     @property
@@ -57,21 +59,19 @@ class Choice:
     ) -> Sequence[Piece]:
         """What a sampled token brings, at least an empty text; may end the answer."""
         self.num_generated += 1
-        is_end = token_id in eos_token_ids and not self._ignore_eos
-        if is_end:
+        end_mark = ""
+        if token_id in eos_token_ids and not self._ignore_eos:
             self.finish_reason = "stop"
-            text = self._last_text()[0]
+            text, end_mark = "", self._mark_of(token_id)
         else:
-            text, is_stopped = self._stops.push(self._detokenize(token_id))
-            is_last = self.num_generated >= max_tokens
-            if is_last and not is_stopped:
-                rest, is_stopped = self._last_text()
-                text += rest
-            if is_stopped or is_last:
-                self.finish_reason = "stop" if is_stopped else "length"
+            text = self._detokenize(token_id)
+            if self.num_generated >= max_tokens:
+                self.finish_reason = "length"
+        if self.finish_reason is not None:
+            text += self._detokenizer.flush()
         if self._parser is None:
-            return (text,)
-        return self._parse(self._parser, text, self._mark_of(token_id) if is_end else "")
+            return self._stop_in((text,)) or ("",)
+        return self._parse(self._parser, text, end_mark)
 
     def _parse(self, parser: AnswerParser, text: str, end_mark: str) -> Sequence[Piece]:
         """The pieces of `text`. `end_mark`: the text of the token that has ended the answer."""
@@ -80,11 +80,39 @@ class Choice:
         if self.finish_reason is not None:
             for piece in parser.flush(end_mark):
                 add_piece(pieces, piece)
-            if self.finish_reason == "stop" and parser.calls.num_valid:
-                self.finish_reason = "tool_calls"
-        if parser.is_ended:
+        told = self._stop_in(pieces)
+        has_ended_in_call = parser.is_ended and self.stop is None
+        if has_ended_in_call or (self.finish_reason == "stop" and parser.calls.num_valid):
             self.finish_reason = "tool_calls"
-        return pieces or (Thought("") if was_in_thought else "",)
+        return told or (Thought("") if was_in_thought else "",)
+
+    def _stop_in(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
+        """What is told of `pieces`: up to a stop string, which ends the answer."""
+        if not self._stops.are_any:
+            return pieces
+        told: list[Piece] = []
+        for piece in pieces:
+            if type(piece) is not self._kind:  # no stop string goes on from one to the other
+                self._tell_held(told)
+                self._kind = type(piece)
+            if isinstance(piece, ToolCallDelta):
+                told.append(piece)
+                continue
+            text, is_stopped = self._stops.push(piece if isinstance(piece, str) else piece.text)
+            self._tell(told, text)
+            if is_stopped:
+                self.finish_reason = "stop"
+                return told
+        if self.finish_reason is not None:
+            self._tell_held(told)
+        return told
+
+    def _tell_held(self, told: list[Piece]) -> None:
+        self._tell(told, self._stops.flush())
+
+    def _tell(self, told: list[Piece], text: str) -> None:
+        if text:
+            add_piece(told, Thought(text) if self._kind is Thought else text)
 
     def _detokenize(self, token_id: int) -> str:
         text = self._detokenizer.push(token_id)
@@ -94,8 +122,3 @@ class Choice:
 
     def _mark_of(self, token_id: int) -> str:
         return self._decoder.decode([token_id], skip_special_tokens=False)
-
-    def _last_text(self) -> tuple[str, bool]:
-        """(what was held back, whether a stop string was in it)."""
-        text, is_stopped = self._stops.push(self._detokenizer.flush())
-        return text + self._stops.flush(), is_stopped

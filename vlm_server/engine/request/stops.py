@@ -16,6 +16,11 @@ class StopChecker:
         self._held = ""
         self.reached: str | None = None
 
+    @property
+    def are_any(self) -> bool:
+        """Whether there is anything to look for."""
+        return bool(self._stops)
+
     def push(self, text: str) -> tuple[str, bool]:
         """(text to emit, whether a stop string was reached)."""
         if not self._stops:

@@ -100,24 +100,57 @@ class PictureSizes:
             return size
         if self._rule is not None:
             assert bounds.max_pixels is not None
-            return fit(size, self._rule.factor, bounds.min_pixels, bounds.max_pixels)
+            rule = self._rule
+            wanted = bounds.min_pixels, bounds.max_pixels
+            return fit(size, rule.factor, *wanted, fewest_pixels=rule.min_pixels)
         if bounds.max_pixels is None or math.prod(size) <= bounds.max_pixels:
             return size
         scale = math.sqrt(bounds.max_pixels / math.prod(size))
         return max(1, math.floor(size[0] * scale)), max(1, math.floor(size[1] * scale))
 
 
-def fit(size: tuple[int, int], factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+def fit(
+    size: tuple[int, int],
+    factor: int,
+    min_pixels: int,
+    max_pixels: int,
+    *,
+    fewest_pixels: int = 0,
+) -> tuple[int, int]:
     """Width and height in multiples of `factor`, with so many pixels and about the same aspect.
 
     The rule of Qwen2-VL's processor (`smart_resize`), but that `max_pixels` holds where there is no
-    size between the bounds.
+    size between the bounds with about that aspect. There are `fewest_pixels` at least: a processor
+    would enlarge what has fewer, beyond `max_pixels` perhaps.
     """
-    width, height = (round(side / factor) * factor for side in size)
-    if width * height < min_pixels:
-        scale = math.sqrt(min_pixels / math.prod(size))
-        width, height = (math.ceil(side * scale / factor) * factor for side in size)
-    if width * height > max_pixels:
-        scale = math.sqrt(max_pixels / math.prod(size))
-        width, height = (max(1, math.floor(side * scale / factor)) * factor for side in size)
-    return width, height
+    width, height = (round(side / factor) for side in size)
+    fewest, most = math.ceil(fewest_pixels / factor**2), max_pixels // factor**2
+    if width * height < math.ceil(min_pixels / factor**2):
+        scale = math.sqrt(min_pixels / math.prod(size)) / factor
+        width, height = (math.ceil(side * scale) for side in size)
+    if width * height > most:
+        scale = math.sqrt(max_pixels / math.prod(size)) / factor
+        width, height = (max(1, math.floor(side * scale)) for side in size)
+    width, height = min(width, height * _MOST_ASPECT), min(height, width * _MOST_ASPECT)
+    if not fewest <= width * height <= most:
+        width, height = _nearest(size, fewest, most) or (width, height)
+    return width * factor, height * factor
+
+
+def _nearest(size: tuple[int, int], least: int, most: int) -> tuple[int, int] | None:
+    """Two sides with a product of `least` to `most`, with the aspect that is nearest to `size`'s.
+
+    None if there are no such sides.
+    """
+    aspect = max(size) / min(size)
+    found: list[tuple[float, int, int]] = []
+    for short in range(1, math.isqrt(max(most, 0)) + 1):
+        first = max(short, math.ceil(least / short))
+        last = min(most // short, short * _MOST_ASPECT)
+        if first <= last:
+            long = min(max(round(short * aspect), first), last)
+            found.append((abs(math.log(long / short / aspect)), long, short))
+    if not found:
+        return None
+    _, long, short = min(found)
+    return (long, short) if size[0] >= size[1] else (short, long)

@@ -9,83 +9,23 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-from vlm_server.runner.model.typed_arguments import properties_of, typed
+from vlm_server.runner.model.tagged_calls import NAME, Calls, Tools, glm, skip_blanks
 
-Tools = Sequence[Mapping[str, Any]]
-Calls = list[tuple[str, Any]]
-_NAME = r"[\w.:-]+"
+MAX_SYNTAX_CHARACTERS = 64 << 10
+"""Of texts for parsers of others, whose time nobody bounds."""
 
 
 # ---- arguments between tags --------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class TaggedParser:
-    """Formats that write each argument between tags, its value as plain text.
-
-    call: matches one call, with the groups `name` and `body`. argument: matches one argument in it,
-    with the groups `key` and `value`.
-    """
-
-    call: re.Pattern[str]
-    argument: re.Pattern[str]
-
-    def __call__(self, text: str, tools: Tools) -> Calls:
-        calls = [self._read(found, tools) for found in self.call.finditer(text)]
-        if self.call.sub("", text).strip():
-            raise ValueError("there is more than calls")
-        return calls
-
-    def _read(self, call: re.Match[str], tools: Tools) -> tuple[str, Any]:
-        name, body = call["name"].strip(), call["body"]
-        if self.argument.sub("", body).strip():
-            raise ValueError("there is more than arguments")
-        schemas = properties_of(name, tools)
-        arguments: dict[str, Any] = {}
-        for found in self.argument.finditer(body):
-            key, value = found["key"].strip(), found["value"]
-            if key in arguments:
-                raise ValueError(f"two arguments are called {key}")
-            arguments[key] = typed(value, schemas.get(key))
-        return name, arguments
-
-
-qwen3_coder = TaggedParser(
-    re.compile(
-        rf"<function=(?P<name>{_NAME})>(?P<body>.*?)</function>(?=\s*(?:<function=|\Z))", re.DOTALL
-    ),
-    re.compile(
-        r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?"
-        r"(?:</parameter>(?=\s*(?:<parameter=|\Z))|\Z)",
-        re.DOTALL,
-    ),
-)
-"""The last argument's closing tag may be left out."""
-minimax_m2 = TaggedParser(
-    re.compile(rf"<invoke name=[\"']?(?P<name>{_NAME})[\"']?>(?P<body>.*?)</invoke>", re.DOTALL),
-    re.compile(
-        r"<parameter name=[\"']?(?P<key>[^>\n\"']+)[\"']?>\n?(?P<value>.*?)\n?</parameter>",
-        re.DOTALL,
-    ),
-)
-_glm = TaggedParser(
-    re.compile(rf"\A\s*(?P<name>{_NAME})\s*(?P<body>(?:<arg_key>.*)?)\Z", re.DOTALL),
-    re.compile(
-        r"<arg_key>(?P<key>.*?)</arg_key>(?:\\n|\s)*<arg_value>(?P<value>.*?)</arg_value>",
-        re.DOTALL,
-    ),
-)
 
 
 def glm47(text: str, tools: Tools) -> Calls:
     """`name`, then pairs of keys and values; some checkpoints write JSON."""
     if text.lstrip().startswith("{"):
         return from_json(json.loads(text))
-    return _glm(text, tools)
+    return glm(text, tools)
 
 
 def longcat(text: str, tools: Tools) -> Calls:
@@ -125,31 +65,76 @@ def cohere2_moe(text: str, tools: Tools) -> Calls:
 
 
 def _json_values(text: str) -> Calls:
-    decoder, calls, rest = json.JSONDecoder(), Calls(), text.strip()
-    while rest:
-        value, end = decoder.raw_decode(rest)
+    decoder, calls, at = json.JSONDecoder(), Calls(), skip_blanks(text, 0)
+    while at < len(text):
+        value, end = decoder.raw_decode(text, at)
         calls += from_json(value)
-        rest = rest[end:].lstrip()
+        at = skip_blanks(text, end)
     return calls
 
 
-_MISTRAL = re.compile(rf"\s*(?P<name>{_NAME})(?:\[CALL_ID\]\w*)?\s*(?:\[ARGS\]\s*)?(?=\{{)")
+_MISTRAL = re.compile(rf"(?P<name>{NAME})(?:\[CALL_ID\]\w*)?\s*(?:\[ARGS\]\s*)?(?=\{{)")
 
 
 def mistral(text: str, tools: Tools) -> Calls:
     """`name[ARGS]{...}`, with an id between perhaps, or a JSON list; each call has its mark."""
     del tools
-    if text.lstrip()[:1] in ("[", "{"):
-        return _json_values(text.replace("[TOOL_CALLS]", "\n"))
-    decoder, calls, rest = json.JSONDecoder(), Calls(), text.rstrip()
-    while rest:
-        found = _MISTRAL.match(rest)
+    decoder, calls, at = json.JSONDecoder(), Calls(), skip_blanks(text, 0)
+    if text[at : at + 1] in ("[", "{"):
+        return _json_values(text)
+    while at < len(text):
+        found = _MISTRAL.match(text, at)
         if found is None:
             raise ValueError("no call")
-        arguments, end = decoder.raw_decode(rest, found.end())
+        arguments, end = decoder.raw_decode(text, found.end())
         calls.append((found["name"], arguments))
-        rest = rest[end:].lstrip().removeprefix("[TOOL_CALLS]")
+        at = skip_blanks(text, end)
+        at += len("[TOOL_CALLS]") if text.startswith("[TOOL_CALLS]", at) else 0
     return calls
+
+
+# ---- JSON behind a header ------------------------------------------------------------------
+
+_KIMI_BEGIN, _KIMI_END = "<|tool_call_begin|>", "<|tool_call_end|>"
+_KIMI = re.compile(rf"\s*(?P<name>{NAME}):\d+\s*<\|tool_call_argument_begin\|>\s*")
+_HARMONY = re.compile(r"\s*(?P<name>[^\s<|]+)")
+
+
+def kimi_k2(text: str, tools: Tools) -> Calls:
+    """`functions.name:0`, a mark and JSON, each call between marks of its own."""
+    calls, at = Calls(), skip_blanks(text, 0)
+    while at < len(text):
+        if not text.startswith(_KIMI_BEGIN, at):
+            raise ValueError("no call")
+        found = _KIMI.match(text, at + len(_KIMI_BEGIN))
+        if found is None:
+            raise ValueError("a call has no name")
+        arguments: Any = {}
+        at = found.end()
+        if not text.startswith(_KIMI_END, at):
+            arguments, at = json.JSONDecoder().raw_decode(text, at)
+        at = skip_blanks(text, at)
+        if not text.startswith(_KIMI_END, at):
+            raise ValueError("a call is cut short")
+        at = skip_blanks(text, at + len(_KIMI_END))
+        calls.append((_tool_called(found["name"], tools), arguments))
+    return calls
+
+
+def harmony(text: str, tools: Tools) -> Calls:
+    """`functions.name`, perhaps what kind of text comes, a mark and JSON."""
+    header, _, arguments = text.partition("<|message|>")
+    found = _HARMONY.match(header)
+    if found is None:
+        raise ValueError("a call has no name")
+    return [(_tool_called(found["name"], tools), arguments)]
+
+
+def _tool_called(name: str, tools: Tools) -> str:
+    """The tool that is meant by `name`, with `functions.` before it, or, carelessly, without."""
+    bare = name.removeprefix("functions.")
+    names = {(tool.get("function") or {}).get("name") for tool in tools}
+    return name if name in names and bare not in names else bare
 
 
 # ---- Python --------------------------------------------------------------------------------
@@ -165,6 +150,8 @@ class _JsonNames(ast.NodeTransformer):
 
 def pythonic(text: str, tools: Tools) -> Calls:
     """`[name(key=value, ...), ...]`. Names of tools need not be Python's."""
+    if len(text) > MAX_SYNTAX_CHARACTERS:
+        raise ValueError("it is too long")
     aliases: dict[str, str] = {}
     for index, tool in enumerate(tools):
         name = str((tool.get("function") or {}).get("name"))

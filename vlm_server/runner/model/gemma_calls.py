@@ -10,8 +10,9 @@ import re
 from typing import Any
 
 _QUOTE = '<|"|>'
-_CALL = re.compile(r"\s*(?:call)?:?\s*(?P<name>[\w.:-]+?)\s*(?=\{)")
+_CALL = re.compile(r"(?:call)?:?\s*(?P<name>[\w.:-]+?)\s*(?=\{)")
 _KEY = re.compile(r'\s*(?:"(?P<quoted>[^"]*)"|(?P<bare>[^\s:{}\[\],"]+))\s*:')
+_BLANKS = re.compile(r"\s*")
 _LITERAL = re.compile(r"[^,{}\[\]]+")
 _MAX_DEPTH = 64
 
@@ -20,6 +21,7 @@ def parse(text: str) -> list[tuple[str, Any]]:
     """(name, arguments) of each call. Raises ValueError for what is cut short or left over."""
     reader, calls = _Reader(text), []
     while not reader.is_at_end:
+        reader.match(_BLANKS)
         name = reader.match(_CALL)["name"]
         calls.append((name, reader.value(0)))
     if not calls:
@@ -98,5 +100,4 @@ class _Reader:
         return True
 
     def _skip_space(self) -> None:
-        while self._text[self._at : self._at + 1].isspace():
-            self._at += 1
+        self.match(_BLANKS)

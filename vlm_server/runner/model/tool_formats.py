@@ -14,32 +14,50 @@ from mlx_vlm.tools.registry import SPECS, _infer_tool_parser, load_tool_module
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.host_model import ParseCalls, ReasoningFormat, ToolFormat
-from vlm_server.runner.model import call_parsers, gemma_calls
+from vlm_server.runner.model import call_parsers, gemma_calls, tagged_calls
 
 AUTO, NONE = "auto", "none"
 _Parse = Callable[[str, Sequence[Mapping[str, Any]]], Any]
 _OURS: dict[str, _Parse] = {
+    "atem": tagged_calls.atem,
     "cohere2_moe": call_parsers.cohere2_moe,
     "gemma4": lambda text, _: gemma_calls.parse(text),
     "glm47": call_parsers.glm47,
+    "harmony": call_parsers.harmony,
     "json_tools": call_parsers.json_tools,
+    "kimi_k2": call_parsers.kimi_k2,
     "longcat": call_parsers.longcat,
-    "minimax_m2": call_parsers.minimax_m2,
+    "minimax_m2": tagged_calls.minimax_m2,
     "mistral": call_parsers.mistral,
     "pythonic": call_parsers.pythonic,
-    "qwen3_coder": call_parsers.qwen3_coder,
+    "qwen3_coder": tagged_calls.qwen3_coder,
+}
+_JSON = frozenset({"cohere2_moe", "harmony", "json_tools", "kimi_k2", "mistral"})
+_BRACKETS: dict[str, tuple[str, ...]] = {
+    "atem": ("<atem:invoke", "</atem:invoke>"),
+    "gemma4": ("{", "}"),
+    "glm47": ("<arg_key>", "</arg_value>"),
+    "longcat": ("<longcat_arg_key>", "</longcat_arg_value>"),
+    "minicpm5": ("<param", "</param>"),
+    "minimax_m2": ("<invoke", "</invoke>"),
+    "minimax_m3": ("<invoke", "</invoke>"),
+    "pythonic": ("(", ")", "]"),
+    "qwen3_coder": ("<function=", "</function>"),
 }
 _JSON_CALL = re.compile(r"<tool_call>.*\"name\\?\"", re.DOTALL)
 """In templates like Qwen's, whatever they call their variables."""
-_CALL_BEGINS = {
-    "atem": re.compile(r"<atem:invoke\b"),
-    "kimi_k2": re.compile(r"<\|tool_call_begin\|>"),
-    "minimax_m3": re.compile(r"<invoke\b"),
-}
-"""mlx-vlm's parsers of several calls pass over those that are cut short: they are counted."""
+_INVOKE = re.compile(r"\]<\]minimax\[>\[<(?P<closes>/?)invoke\b")
 _THOUGHTS = {
     ("<|channel>", "<channel|>"): ReasoningFormat("<|channel>thought", "<channel|>"),
-    ("<|channel|>analysis",): ReasoningFormat("<|channel|>analysis<|message|>", "<|end|>"),
+    ("<|channel|>analysis",): ReasoningFormat(
+        "<|channel|>analysis<|message|>",
+        "<|end|>",
+        headers=(
+            "<|start|>assistant",
+            "<|channel|>final<|message|>",
+            "<|channel|>commentary<|message|>",
+        ),
+    ),
     ("<|START_THINKING|>",): ReasoningFormat("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<mm:think>",): ReasoningFormat("<mm:think>", "</mm:think>"),
     ("<seed:think>",): ReasoningFormat("<seed:think>", "</seed:think>"),
@@ -69,7 +87,14 @@ def tool_format(template: str | None, parser: str) -> ToolFormat | None:
         return None
     module = load_tool_module(name)
     parse = _normalised(_OURS.get(name) or _mlx_vlms(name, module.parse_tool_call))
-    return ToolFormat(name, module.tool_call_start, module.tool_call_end, parse)
+    return ToolFormat(
+        name,
+        module.tool_call_start,
+        module.tool_call_end,
+        parse,
+        is_json=name in _JSON,
+        brackets=_BRACKETS.get(name),
+    )
 
 
 def reasoning_format(template: str | None) -> ReasoningFormat | None:
@@ -80,16 +105,25 @@ def reasoning_format(template: str | None) -> ReasoningFormat | None:
 
 
 def _mlx_vlms(name: str, parse: Callable[..., Any]) -> _Parse:
-    begins = _CALL_BEGINS.get(name)
+    """Parsers that are not ours take as long as they like: they get no long texts."""
 
     def parsed(text: str, tools: Sequence[Mapping[str, Any]]) -> Any:
+        if len(text) > call_parsers.MAX_SYNTAX_CHARACTERS:
+            raise ValueError("it is too long")
+        if name == "minimax_m3":
+            _check_invokes(text)
         found = parse(text, list(tools))
         calls = found if isinstance(found, list) else [found]
-        if begins is not None and len(begins.findall(text)) > max(len(calls), 1):
-            raise ValueError("a call is cut short")
         return [(call["name"], call.get("arguments")) for call in calls]
 
     return parsed
+
+
+def _check_invokes(text: str) -> None:
+    """Raises ValueError if one is cut short: mlx-vlm would pass over it, after a long search."""
+    are_closing = [bool(found["closes"]) for found in _INVOKE.finditer(text)]
+    if are_closing != [False, True] * (len(are_closing) // 2):
+        raise ValueError("a call is cut short")
 
 
 def _normalised(parse: _Parse) -> ParseCalls:

@@ -6,8 +6,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.unit.engine.fakes import EOS, SPECIAL, ByteDecoder, MarkDecoder
-from tests.unit.engine.request.output.formats import merged, parser
+from tests.unit.engine.request.output.formats import FORCED, Event, merged, parser
 from vlm_server.engine.request.choice import Choice
+from vlm_server.engine.request.output.answer_parser import AnswerParser
 from vlm_server.engine.request.output.pieces import Piece, Thought
 from vlm_server.protocol import SamplingParams
 
@@ -82,27 +83,64 @@ MARKED_TEXT = st.lists(
 ).map("".join)  # fmt: skip
 
 
-@given(MARKED_TEXT, st.lists(st.sampled_from(["a<", "b", "</tool_call>", "<other>a"]), max_size=2))
-@example("a<other>b<tool_call>x<other></tool_call><other>c", [])
-@example("<other>a<other>b", ["a<"])
-def test_marks_and_stops_are_found_in_what_the_model_writes(text: str, stops: list[str]):
-    """As if all tokens, up to the first stop, had come at once."""
-    choice = Choice(SamplingParams(stop=tuple(stops)), MARKS)
-    choice.read_with(parser())
+def stopped(stops: tuple[str, ...], events: list[Event]) -> tuple[list[Event], str | None]:
+    """What is told of an answer's `events`, and the stop string that ends it."""
+    told: list[Event] = []
+    for event in events:
+        if event[0] == "call":
+            told.append(event)
+            continue
+        text, reason = expected(stops, [*event[1].encode()], 1000)
+        if text:
+            told.append((event[0], text))
+        if reason == "stop" and text != event[1]:
+            return told, event[1]
+    return told, None
+
+
+def read_answer(
+    text: str, stops: tuple[str, ...], made: AnswerParser
+) -> tuple[list[Event], Choice]:
+    """All that an answer tells that comes token by token."""
+    choice = Choice(SamplingParams(stop=stops), MARKS)
+    choice.read_with(made)
     found = list[Piece]()
     for token_id in [*MARKS.encode(text), EOS]:
         found += choice.append_token(token_id, frozenset({EOS}), 1000)
         if choice.finish_reason:
             break
-    raw, reason = expected(tuple(stops), [*text.encode()], 1000)
-    whole = parser()
-    for token_id in MARKS.encode(text):
-        token = MARKS.decode([token_id], skip_special_tokens=False)
-        is_control = token_id >= MARKS.FIRST
-        whole.announce(token, len(token) if is_control else 0)
-    told = [piece for piece in found if piece not in ("", Thought(""))]
-    assert merged(told) == merged([*whole.push(raw), *whole.flush()])
-    is_call = reason == "stop" and whole.calls.num_valid
-    assert choice.finish_reason == ("tool_calls" if is_call else reason)
-    assert choice.num_tool_calls == whole.calls.num_valid
-    assert choice.num_broken_tool_calls == whole.calls.num_broken
+    return merged(piece for piece in found if piece not in ("", Thought(""))), choice
+
+
+@given(MARKED_TEXT, st.lists(st.sampled_from(["a<", "b", "</tool_call>", "ba"]), max_size=2))
+@example("a<other>b<tool_call>x<other></tool_call><other>c", [])
+@example("<other>a<other>b", ["a<"])
+@example("<think>a</think>b", ["ab", "ba"])
+def test_stops_are_found_in_content_and_thoughts(text: str, stops: list[str]):
+    """As if all of the answer had come at once, without any."""
+    all_told, unstopped = read_answer(text, (), parser())
+    told, end = stopped(tuple(stops), all_told)
+    found, choice = read_answer(text, tuple(stops), parser())
+    assert found == told
+    assert (choice.stop is None) == (end is None)
+    if end is None:
+        assert choice.finish_reason == unstopped.finish_reason
+        assert choice.num_tool_calls == unstopped.num_tool_calls
+        assert choice.num_broken_tool_calls == unstopped.num_broken_tool_calls
+    else:
+        has_call = any(event[0] == "call" for event in told)
+        assert choice.finish_reason == ("tool_calls" if has_call else "stop")
+
+
+STOPS_IN_CALLS = ("}", '"', "look", "\n", "</tool_call>", "arguments")
+
+
+def test_a_stop_string_in_a_call_is_its_text():
+    text = '<tool_call>\n{"name": "look", "arguments": {"a": "b"}}\n</tool_call>'
+    found, choice = read_answer(text, STOPS_IN_CALLS, parser())
+    assert found == [("call", "look", '{"a": "b"}')]
+    assert (choice.finish_reason, choice.stop) == ("tool_calls", None)
+    text = '[{"name": "look", "arguments": {"a": "b"}}]'
+    found, choice = read_answer(text, STOPS_IN_CALLS, parser(None, None, FORCED))
+    assert found == [("call", "look", '{"a": "b"}')]
+    assert (choice.finish_reason, choice.stop) == ("tool_calls", None)

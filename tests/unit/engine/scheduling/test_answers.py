@@ -101,10 +101,13 @@ def test_length_stays_length_after_a_call():
     )
 
 
-def test_a_stop_string_is_looked_for_in_what_the_model_writes():
+def test_a_stop_string_is_looked_for_in_content_and_thoughts_not_in_calls():
     engine = engine_saying(f"a{CALL}b")
-    assert say(engine, stop=("</tool_call>",))[1] == "stop"
-    assert counts(engine) == (0, 1)
+    assert say(engine, stop=("</tool_call>", "look", "}")) == (
+        [("text", "a"), LOOK, ("text", "b")],
+        "tool_calls",
+    )
+    assert counts(engine) == (1, 0)
     engine = engine_saying(f"a{CALL}b STOP c")
     assert say(engine, stop=("STOP",)) == ([("text", "a"), LOOK, ("text", "b ")], "tool_calls")
     engine = engine_saying("<think>a STOP")

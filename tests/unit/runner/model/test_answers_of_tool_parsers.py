@@ -1,19 +1,17 @@
-"""mlx-vlm's parsers behind the engine's: each model's calls come whole, however they are split."""
+"""Each model's parser behind the engine's: its calls come whole, however they are split."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.engine.request.output.formats import merged, parser, read, split_at
+from tests.unit.engine.request.output.formats import Event, merged, parser, read, split_at
 from vlm_server.host_model import ToolFormat
 
-load_tool_module = pytest.importorskip("mlx_vlm.tools").load_tool_module
+formats = pytest.importorskip("vlm_server.runner.model.tool_formats")
 
 WANTED = ("call", "look", {"x": 1, "name": "a b"})
 TOOL = {
@@ -50,22 +48,40 @@ CALLS = {
         '<|tool_call_argument_begin|>{"x": 1, "name": "a b"}<|tool_call_end|>'
         "<|tool_calls_section_end|>"
     ),
+    "cohere2_moe": (
+        '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "look", '
+        '"parameters": {"x": 1, "name": "a b"}}]<|END_ACTION|>'
+    ),
+    "harmony": (
+        "<|channel|>commentary to=functions.look <|constrain|>json<|message|>"
+        '{"x": 1, "name": "a b"}<|call|>'
+    ),
+    "longcat": (
+        "<longcat_tool_call>look\n<longcat_arg_key>x</longcat_arg_key>"
+        "<longcat_arg_value>1</longcat_arg_value><longcat_arg_key>name</longcat_arg_key>"
+        "<longcat_arg_value>a b</longcat_arg_value></longcat_tool_call>"
+    ),
+    "minimax_m3": (
+        ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="look">]<]minimax[>[<x>1'
+        "]<]minimax[>[</x>]<]minimax[>[<name>a b]<]minimax[>[</name>]<]minimax[>[</invoke>"
+        "]<]minimax[>[</tool_call>"
+    ),
+    "minicpm5": (
+        '<function name="look"><param name="x">1</param><param name="name">a b</param></function>'
+    ),
+    "atem": (
+        'to=self<|message|>Hm.<atem:function_calls>\n<atem:invoke name="look">\n'
+        '<atem:parameter name="x">1</atem:parameter>\n'
+        '<atem:parameter name="name">a b</atem:parameter>\n'
+        "</atem:invoke>\n</atem:function_calls>"
+    ),
 }
 
 
-def tool_format(name: str) -> ToolFormat:
-    module = load_tool_module(name)
-
-    def parse(body: str, tools: Sequence[Mapping[str, Any]]) -> Sequence[tuple[str, str]]:
-        read = module.parse_tool_call(body.strip(), list(tools))
-        calls = read if isinstance(read, list) else [read]
-        return [(call["name"], _as_json(call["arguments"])) for call in calls]
-
-    return ToolFormat(name, module.tool_call_start, module.tool_call_end, parse)
-
-
-def _as_json(arguments: object) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments)
+def format_called(name: str) -> ToolFormat:
+    found = formats.tool_format(None, name)
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -73,7 +89,7 @@ def _as_json(arguments: object) -> str:
 @given(places=st.lists(st.integers(0, 300), max_size=40))
 def test_any_split_gives_the_call(name: str, places: list[int]):
     text = f"I look.\n{CALLS[name]}\n{CALLS[name]}\n"
-    made = parser(tool_format(name), tools=(TOOL,))
+    made = parser(format_called(name), tools=(TOOL,))
     first, *calls = merged(read(made, split_at(text, places)))
     assert first == ("text", "I look.\n")
     assert [(kind, called, json.loads(args)) for kind, called, args in calls] == [WANTED, WANTED]
@@ -84,6 +100,56 @@ def test_a_call_that_is_cut_short_is_text_or_a_call(name: str):
     """Wherever it is cut: nothing raises, and nothing is lost."""
     for length in range(1, len(CALLS[name])):
         text = CALLS[name][:length]
-        made = parser(tool_format(name), tools=(TOOL,))
+        made = parser(format_called(name), tools=(TOOL,))
         found = merged(read(made, [text]))
         assert found == [("text", text)] or made.calls.num_valid == 1
+
+
+@pytest.mark.parametrize("name", sorted(CALLS.keys() - {"minicpm5", "minimax_m3"}))
+def test_an_end_mark_in_an_argument_is_its_text(name: str):
+    """But of the two whose own syntax has no such text."""
+    tools = format_called(name)
+    value = f"a {tools.start} b {tools.end} c"
+    text = CALLS[name].replace("a b", value)
+    for pieces in ([text], list(text)):
+        found = merged(read(parser(tools, tools=(TOOL,)), pieces))
+        assert [(call, json.loads(args)) for _, call, args in found] == [
+            ("look", {"x": 1, "name": value})
+        ]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        'look[ARGS]{\n "x": 1,\n "name": "a b"\n}',
+        '[\n{"name": "look",\n"arguments": {"x": 1, "name": "a b"}}]',
+        'look[CALL_ID]abcdefghi[ARGS]{"x": 1,\n"name": "a b"}',
+    ],
+)
+def test_mistrals_json_may_have_line_breaks(written: str):
+    text = f"[TOOL_CALLS]{written}"
+    for pieces in ([text, text], list(text + text)):
+        found = merged(read(parser(format_called("mistral"), tools=(TOOL,)), pieces))
+        assert [(kind, called, json.loads(args)) for kind, called, args in found] == [WANTED] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>"
+            "Hello",
+            [("thought", "Hm."), ("text", "Hello")],
+        ),
+        ("<|channel|>final<|message|>Hello", [("text", "Hello")]),
+        (
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant" + CALLS["harmony"],
+            [("thought", "Hm."), ("call", "look", '{"x": 1, "name": "a b"}')],
+        ),
+    ],
+)
+def test_headers_of_harmony_are_not_shown(text: str, wanted: list[Event]):
+    thoughts = formats.reasoning_format("<|channel|>analysis")
+    for pieces in ([text], list(text)):
+        made = parser(format_called("harmony"), thoughts, tools=(TOOL,))
+        assert merged(read(made, pieces)) == wanted

@@ -34,7 +34,7 @@ TOOLS = [
             },
         },
     }
-    for name in ("look", "get-page.now", "wait")
+    for name in ("look", "get-page.now", "wait", "functions.a")
 ]
 
 
@@ -138,9 +138,36 @@ TWO = [*LOOK, ("get-page.now", {})]
             TWO,
         ),
         (
+            "kimi_k2",
+            "<|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>"
+            '{"text": "<|tool_call_end|>"}<|tool_call_end|>',
+            [("look", {"text": "<|tool_call_end|>"})],
+        ),
+        *(
+            (
+                "kimi_k2",
+                f"<|tool_call_begin|>{written}:0<|tool_call_argument_begin|>{{}}<|tool_call_end|>",
+                [("functions.a", {})],
+            )
+            for written in ("functions.a", "functions.functions.a")
+        ),
+        ("harmony", "functions.a<|message|>{}", [("functions.a", {})]),
+        (
             "harmony",
             'functions.look <|constrain|>json<|message|>{"text": "a, b", "count": 2}',
             LOOK,
+        ),
+        (
+            "qwen3_coder",
+            "<function=look>\n<parameter=text>\n</parameter> in <parameter=x> and </function>\n"
+            "</parameter>\n</function>",
+            [("look", {"text": "</parameter> in <parameter=x> and </function>"})],
+        ),
+        ("mistral", 'look[ARGS]{"text": "[TOOL_CALLS]"}', [("look", {"text": "[TOOL_CALLS]"})]),
+        (
+            "mistral",
+            '[{"name": "look", "arguments": {"text": "[TOOL_CALLS]"}}]',
+            [("look", {"text": "[TOOL_CALLS]"})],
         ),
         (
             "cohere2_moe",

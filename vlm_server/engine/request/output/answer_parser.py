@@ -24,10 +24,11 @@ class AnswerParser:
     """Text in, pieces out: nothing is lost or doubled, however the text was split.
 
     A mark is never sent, not even its beginning, unless it belongs to a broken call: that is
-    content, as it was generated. Control tokens are not sent either, but for those. Blanks around a
-    mark are dropped if nothing else stands beside it: at the beginning of the answer, between
-    marks, and at its end; after a thought's marks, they always are. A thought that the answer ends
-    in is one.
+    content, as it was generated. A thought begins before any content, or right after a thought, a
+    call or a header, but for blanks: elsewhere its mark is content. Control tokens are not sent
+    either, but for those of a broken call. Blanks around a mark are dropped if nothing else stands
+    beside it: at the beginning of the answer, between marks, and at its end; after a thought's
+    marks, they always are. A thought that the answer ends in is one.
     """
 
     def __init__(
@@ -141,7 +142,9 @@ class AnswerParser:
         reasoning = self._reasoning
         if state is _State.THOUGHT:
             return marks(reasoning.end if reasoning else "")
-        return marks(reasoning.start if reasoning else "", self._free.start if self._free else "")
+        thought = reasoning.start if reasoning and self._is_after_mark else ""
+        headers = reasoning.headers if reasoning else ()
+        return marks(thought, self._free.start if self._free else "", *headers)
 
     def _read(self, *, is_last: bool) -> None:
         """Read what is held up to what may become a mark; all, if it `is_last`."""
@@ -158,28 +161,41 @@ class AnswerParser:
     def _pass_mark(self, mark: str) -> None:
         if self._state is _State.CALL:
             assert self._free is not None
-            mark = mark if self._free.has_end_mark else ""
-            self._skip(len(mark))
-            self._end_call(mark)
+            self._pass_mark_in_call(self._free, mark)
             return
         self._skip(len(mark))
         if self._free is not None and mark == self._free.start:
             self._enter(_State.CALL)
             return
+        if self._reasoning is not None and mark in self._reasoning.headers:
+            self._has_marks = self._is_after_mark = True
+            self._enter(_State.CONTENT)
+            return
         self._has_thought = self._has_marks = self._is_after_mark = self._drops_blanks = True
         self._blanks = []
         self._enter(_State.CONTENT if self.is_in_thought else _State.THOUGHT)
 
+    def _pass_mark_in_call(self, free: FreeCalls, mark: str) -> None:
+        if free.is_text(mark):
+            free.push(self._skip(len(mark)))
+            self._enter(_State.CALL)
+        elif not free.has_end_mark:
+            self._end_call("")
+        elif mark == free.start:
+            self._end_call("", is_cut_off=True)
+        else:
+            self._end_call(self._skip(len(mark)))
+
     def _end_call(self, end_mark: str, *, is_cut_off: bool = False) -> None:
         assert self._free is not None
         read = self._free.end(end_mark, is_cut_off=is_cut_off)
+        self._is_after_mark = not isinstance(read, str)
         self._enter(_State.CONTENT)
         if isinstance(read, str):
             self._add_content("".join(self._blanks) + read)
-            self._is_after_mark = False
         else:
             self._pieces += read
-            self._has_marks = self._is_after_mark = True
+            self._has_marks = True
             self._drops_blanks = False
         self._blanks = []
 
@@ -190,6 +206,11 @@ class AnswerParser:
         self._position += length
         return skipped
 
+    def _unskip(self, text: str) -> None:
+        """Read `text`, which was skipped last, again."""
+        self._held = text + self._held
+        self._position -= len(text)
+
     def _take_text(self, length: int) -> None:
         if not length:
             return
@@ -197,7 +218,9 @@ class AnswerParser:
         text = self._skip(length)
         if self._state is _State.CALL:
             assert self._free is not None
-            self._free.push(text)
+            self._unskip(text[self._free.push(text) :])
+            if self._free.is_closed:
+                self._end_call("")
             return
         text = self._control_spans.strip(text, start)
         if text and self._is_after_mark:
@@ -216,6 +239,7 @@ class AnswerParser:
             return ""
         blanks, self._blanks = self._blanks, []
         self._is_after_mark = self._drops_blanks = False
+        self._enter(self._state)
         return "".join(blanks) + bare
 
     def _add_content(self, text: str) -> None:

@@ -34,9 +34,15 @@ def _parse_list(body: str, _: Sequence[Mapping[str, Any]]) -> Sequence[tuple[str
     return [(call["name"], json.dumps(call["arguments"])) for call in json.loads(body)]
 
 
-HERMES = ToolFormat("json_tools", "<tool_call>", "</tool_call>", _parse_json)
-XML = ToolFormat("qwen3_coder", "<tool_call>", "</tool_call>", _parse_xml)
-MISTRAL = ToolFormat("mistral", "[TOOL_CALLS]", "", _parse_list)
+HERMES = ToolFormat("json_tools", "<tool_call>", "</tool_call>", _parse_json, is_json=True)
+XML = ToolFormat(
+    "qwen3_coder",
+    "<tool_call>",
+    "</tool_call>",
+    _parse_xml,
+    brackets=("<function=", "</function>"),
+)
+MISTRAL = ToolFormat("mistral", "[TOOL_CALLS]", "", _parse_list, is_json=True)
 THINK = ReasoningFormat("<think>", "</think>")
 
 TOOLS = tuple(

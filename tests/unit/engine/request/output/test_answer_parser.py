@@ -24,12 +24,13 @@ from tests.unit.engine.request.output.formats import (
 )
 from vlm_server.engine.request.output.build import Formats, build_parser
 from vlm_server.engine.request.output.pieces import Piece, Thought
-from vlm_server.host_model import ToolFormat
+from vlm_server.host_model import ReasoningFormat, ToolFormat
 from vlm_server.ports import AnswerFormat
 from vlm_server.protocol import ToolCallDelta
 
-CALL = '<tool_call>\n{"name": "look", "arguments": {"a": "<think>"}}\n</tool_call>'
-LOOK = ("call", "look", '{"a": "<think>"}')
+ARGUMENTS = '{"a": "<think></tool_call>\\\\\\"</tool_call><tool_call>{"}'
+CALL = f'<tool_call>\n{{"name": "look", "arguments": {ARGUMENTS}}}\n</tool_call>'
+LOOK = ("call", "look", ARGUMENTS)
 BROKEN = "<tool_call>look <think> there</tool_call>"
 UNKNOWN = '<tool_call>{"name": "jump", "arguments": {}}</tool_call>'
 
@@ -58,6 +59,8 @@ def expected(segments: list[tuple[str, str]]) -> list[Event]:
     events: list[Event] = []
     held, before = "", ""  # a stretch of content, and the mark before it
     for kind, text in [*segments, ("end", "")]:
+        if kind == "thought" and held.strip():
+            kind, text = "text", f"<think>{text}</think>"  # amid content its marks are none
         if kind in ("text", "broken"):
             held += text
             continue
@@ -140,7 +143,7 @@ def test_a_call_comes_whole_once_it_is_complete():
     assert isinstance(first, ToolCallDelta)
     assert isinstance(second, ToolCallDelta)
     assert (first.index, first.name, first.arguments) == (0, "look", "")
-    assert second == ToolCallDelta(0, arguments='{"a": "<think>"}')
+    assert second == ToolCallDelta(0, arguments=ARGUMENTS)
 
 
 def test_ids_are_random_and_as_templates_want_them():
@@ -182,7 +185,58 @@ LINE_CALLS: list[Event] = [("call", "look", "{}"), ("call", "click", '{"x": 1}')
         (LINE[:-1], [("text", LINE[:-1])]),
     ],
 )
-def test_a_format_without_an_end_mark_ends_with_the_line(text: str, wanted: list[Event]):
+def test_calls_without_an_end_mark_stand_on_lines(text: str, wanted: list[Event]):
+    for pieces in ([text], list(text)):
+        assert merged(read(parser(MISTRAL), pieces)) == wanted
+
+
+WRITTEN = "<function=look>\n<parameter=at>\n{}\n</parameter>\n</function>\n"
+
+
+@pytest.mark.parametrize(
+    "value", ["a </tool_call> b", "</tool_call>" * 9, "<tool_call></tool_call>\n", "</function>"]
+)
+def test_an_end_mark_in_an_argument_is_its_text(value: str):
+    text = f"<tool_call>\n{WRITTEN.format(value)}</tool_call>"
+    wanted = [("call", "look", json.dumps({"at": value}))] * 2
+    for pieces in ([text, text], list(text + text)):
+        assert merged(read(parser(XML), pieces)) == wanted
+
+
+def test_a_call_that_is_never_complete_leaves_the_next_one_alone():
+    call = f"<tool_call>{WRITTEN.format('a')}</tool_call>"
+    cut = "<tool_call><function=look>\n<parameter=at>\nb</tool_call> Sorry. "
+    wanted = [("text", cut), ("call", "look", '{"at": "a"}')]
+    for pieces in ([cut + call], list(cut + call)):
+        made = parser(XML)
+        assert merged(read(made, pieces)) == wanted
+        assert made.calls.num_broken == 1
+    cut = '<tool_call>{"name": "look </tool_call>\nSorry.\n'
+    for pieces in ([cut + CALL], list(cut + CALL)):
+        assert merged(read(parser(), pieces)) == [("text", cut), LOOK]
+
+
+def test_a_string_with_a_line_break_does_not_hold_the_answer_back():
+    broken = '<tool_call>{"name": "look", "arguments": {"a": "b\nc"}}</tool_call>'
+    made = parser()
+    assert merged(made.push(broken)) == [("text", broken)]
+
+
+PRETTY = json.dumps([{"name": "look", "arguments": {"a": "[TOOL_CALLS] }]\n\\"}}], indent=1)
+PRETTY_CALL = ("call", "look", json.dumps({"a": "[TOOL_CALLS] }]\n\\"}))
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (f"[TOOL_CALLS]{PRETTY}", [PRETTY_CALL]),
+        (f"a [TOOL_CALLS] {PRETTY} b", [("text", "a "), PRETTY_CALL, ("text", " b")]),
+        (f"[TOOL_CALLS]{PRETTY}[TOOL_CALLS]{PRETTY}\n", [PRETTY_CALL] * 2),
+        (f"[TOOL_CALLS]\n{PRETTY}", [("text", f"[TOOL_CALLS]\n{PRETTY}")]),
+        ('[TOOL_CALLS][{"a\nb', [("text", '[TOOL_CALLS][{"a\nb')]),
+    ],
+)
+def test_a_format_without_an_end_mark_ends_with_its_json(text: str, wanted: list[Event]):
     for pieces in ([text], list(text)):
         assert merged(read(parser(MISTRAL), pieces)) == wanted
 
@@ -231,10 +285,7 @@ def test_broken_calls_do_not_count_as_the_only_one():
 
 def test_without_tools_nobody_looks_for_calls():
     made = parser(answer=AnswerFormat())
-    assert merged(read(made, ["a", CALL])) == [
-        ("text", 'a<tool_call>\n{"name": "look", "arguments": {"a": "'),
-        ("thought", '"}}\n</tool_call>'),
-    ]
+    assert merged(read(made, ["a", CALL])) == [("text", "a" + CALL)]
     assert build_parser(Formats(HERMES), AnswerFormat(), is_json=False) is None
     assert build_parser(Formats(), ANSWER, is_json=False) is None
 
@@ -265,7 +316,12 @@ def test_marks_in_json_are_its_text():
         ("yes", False, [("text", "yes")]),
         (" yes ", False, [("text", " yes ")]),
         ("\n", False, [("text", "\n")]),
-        ("a<think>b</think>c", False, [("text", "a"), ("thought", "b"), ("text", "c")]),
+        ("a<think>b</think>c", False, [("text", "a<think>b</think>c")]),
+        ("hm</think>a <think> b", True, [("thought", "hm"), ("text", "a <think> b")]),
+        ("<think>a</think> <think>b</think>c", False, [("thought", "ab"), ("text", "c")]),
+        (f"{CALL}\n<think>b</think>c", False, [LOOK, ("thought", "b"), ("text", "c")]),
+        (f"a <think> b {CALL}", False, [("text", "a <think> b "), LOOK]),
+        (f"{BROKEN}<think>b", False, [("text", f"{BROKEN}<think>b")]),
         ("a</think>c", False, [("text", "a</think>c")]),
         ("<think>a<tool_call>b", False, [("thought", "a<tool_call>b")]),
     ],
@@ -280,9 +336,10 @@ def test_thoughts(text: str, starts: bool, wanted: list[Event]):
     [
         (["hm", " so", "</think>", "yes"], True, 3),
         (["<think>", "hm", "</think>", "\n\n", "yes"], False, 3),
-        (["a", "<th", "ink", ">", "hm", "</th", "ink>", "yes"], False, 6),
+        (["\n", "<th", "ink", ">", "hm", "</th", "ink>", "yes"], False, 6),
+        (["a", "<th", "ink", ">", "hm", "</th", "ink>", "yes"], False, 0),
         (["a", "<th", "is", "yes"], False, 0),
-        (["<th", "<th", "ink>", "</think>"], False, 3),
+        (["<th", "<th", "ink>", "</think>"], False, 0),
         (["<think>hm</think>yes", "no"], False, 1),
         (["<think>", "hm"], False, 2),
         (["hm", ""], True, 2),
@@ -298,11 +355,36 @@ def test_tokens_of_thoughts_are_counted_with_their_marks(
 
 def test_text_that_is_held_back_is_no_longer_than_a_mark():
     made = parser()
-    assert merged(made.push("a <thin")) == [("text", "a ")]
-    assert merged(made.push("g <tool_c")) == [("text", "<thing ")]
+    assert made.push(" <thin") == []
+    assert merged(made.push("g <thin")) == [("text", " <thing <thin")]
+    assert merged(made.push("g <tool_c")) == [("text", "g ")]
     assert merged(made.push("lass>")) == [("text", "<tool_class>")]
+    made = parser()
     assert made.push("<think>hm</thi") == [Thought("hm")]
     assert made.push("s") == [Thought("</this")]
+
+
+HARMONY = ReasoningFormat(
+    "<a><m>", "<e>", headers=("<s>assistant", "<c>final<m>", "<c>commentary<m>")
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("<a><m>hm<e><s>assistant<c>final<m>Yes", [("thought", "hm"), ("text", "Yes")]),
+        ("<c>final<m>Yes", [("text", "Yes")]),
+        (f"<a><m>hm<e><s>assistant{CALL}", [("thought", "hm"), LOOK]),
+        (
+            "<c>commentary<m>I look.<e><s>assistant<a><m>hm<e><s>assistant<c>final<m> Yes",
+            [("text", "I look."), ("thought", "hm"), ("text", "Yes")],
+        ),
+        ("An assistant<c>final", [("text", "An assistantfinal")]),
+    ],
+)
+def test_headers_of_messages_are_not_shown(text: str, wanted: list[Event]):
+    pieces = re.findall("<[a-z]>|.", text, re.DOTALL)
+    assert read_control(pieces, reasoning=HARMONY) == wanted
 
 
 # ---- control tokens ------------------------------------------------------------------
@@ -313,7 +395,7 @@ def read_control(pieces: list[str], **changes: object) -> list[Event]:
     made = parser(**changes)  # type: ignore[arg-type]
     found = list[Piece]()
     for piece in pieces:
-        made.announce(piece, len(piece) if piece.startswith("<") else 0)
+        made.announce(piece, len(piece) if re.fullmatch("<.+>", piece) else 0)
     for piece in pieces:
         found += made.push(piece)
     return merged([*found, *made.flush()])
@@ -349,14 +431,25 @@ def test_control_tokens_of_a_broken_call_are_its_text():
 # ---- time ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("start", ["<tool_call>", "<think>", "", "[TOOL_CALLS]"])
-@pytest.mark.parametrize("filling", ["abcd", "    ", "</to", "<<<<"])
-def test_a_long_answer_takes_time_in_proportion(start: str, filling: str):
-    made = parser(MISTRAL if start.startswith("[") else HERMES)
+@pytest.mark.parametrize(
+    ("tools", "start"),
+    [
+        (HERMES, "<tool_call>"),
+        (HERMES, '<tool_call>{"a": "'),
+        (HERMES, "<think>"),
+        (HERMES, ""),
+        (MISTRAL, "[TOOL_CALLS]"),
+        (MISTRAL, "[TOOL_CALLS]["),
+        (XML, "<tool_call><function=look>"),
+    ],
+)
+@pytest.mark.parametrize("filling", ["abcd", "    ", "</to", "<<<<", "</tool_call>", "[\n{", '\\"'])
+def test_a_long_answer_takes_time_in_proportion(tools: ToolFormat, start: str, filling: str):
+    made = parser(tools)
     began = time.process_time()
     found = merged(read(made, [start, *[filling] * 50_000]))
     assert time.process_time() - began < 5
-    assert sum(len(event[1]) for event in found) >= (0 if start == "<think>" else 200_000)
+    assert sum(len(event[1]) for event in found) >= (0 if start == "<think>" else 100_000)
 
 
 def test_the_end_of_the_answer_may_be_the_end_mark():
