@@ -37,7 +37,8 @@ def test_counting_is_what_answering_costs(tiny_daemon: Daemon) -> None:
     assert before["images"] == usage["images"]
     (image,) = before["images"]
     assert image["width"] * image["height"] <= 40_000
-    assert (before["cached_tokens"], after["cached_tokens"]) == (0, after["count"] - 1)
+    assert before["cached_tokens"] < 20  # how all prompts begin
+    assert after["cached_tokens"] == after["count"] - 1
     unlimited = post(tiny_daemon, "/v1/tokenize", messages=messages)
     assert unlimited["count"] > before["count"]
 
