@@ -22,7 +22,7 @@ from demo_model.fonts import FontBook, Words
 from demo_model.scenes import Artist
 from demo_model.several import on_frames, on_several, on_video
 from demo_model.shape import BLOCK, MAX_PIXELS, MIN_PIXELS, PATCH
-from demo_model.tools import on_tools
+from demo_model.tools import on_tool_series, on_tools
 
 Size = tuple[int, int]
 BUFFER_BYTES = 160 * 2**20
@@ -52,8 +52,8 @@ FINISHING = Plan(
     patches=7168,
     largest=32,
     mix=Mix(words=0.55, both=0.2),
-    kinds=("small_tools", "small_results", "counting", "small", "small_pair", "text"),
-    shares=(0.50, 0.14, 0.08, 0.22, 0.04, 0.02),
+    kinds=("series", "small_tools", "small_results", "counting", "small", "small_pair", "text"),
+    shares=(0.46, 0.18, 0.10, 0.06, 0.15, 0.03, 0.02),
 )
 
 
@@ -125,7 +125,7 @@ class Drawer:
         """The batch's picture sizes, and how many frames each holds."""
         if kind in ("single", "tools"):
             return [random_grid(rng)], 1
-        if kind in ("counting", "small", "small_pair", "small_tools", "small_results"):
+        if kind in ("counting", "small", "small_pair", "small_tools", "small_results", "series"):
             grids = ((7, 7), (7, 7), (8, 8), (7, 8), (8, 7), (6, 9), (7, 10), (10, 6))
             chosen = rng.sample(grids, 2 if kind in ("small_pair", "small_results") else 1)
             return [(rows * BLOCK, cols * BLOCK) for rows, cols in chosen], 1
@@ -147,6 +147,8 @@ class Drawer:
             return on_one_picture(rng, self.artist, sizes[0], self.plan.mix)
         if kind in ("tools", "results", "small_tools", "small_results"):
             return on_tools(rng, self.artist, sizes)
+        if kind == "series":
+            return on_tool_series(rng, self.artist, sizes[0])
         if kind == "counting":
             return on_groups(rng, self.artist, sizes[0])
         if kind in ("pair", "triple", "small_pair"):

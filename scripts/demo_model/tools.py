@@ -28,6 +28,7 @@ LOOKS = ("screenshot", "take_screenshot", "camera", "get_image", "look", "snapsh
 OTHERS = ("get_weather", "search", "read_file", "run", "open_url", "calculator", "send_mail",
           "wait", "scroll", "type_text", "bash", "get_time")  # fmt: skip
 OTHER_PARAMETERS = ("city", "query", "path", "command", "url", "expression", "text", "seconds")
+RESULTS = ("ok", "done", "saved", '{"ok": true}', "true", "success", "1")
 CHOOSE = [
     "[Call|Use] the [right|matching|correct] [tool|function] for {thispic}",
     "[Call|Use] the [tool|function] that [fits|matches] {thispic}",
@@ -62,6 +63,45 @@ def on_tools(rng: random.Random, artist: Artist, sizes: list[Size]) -> Conversat
         tools, turns = rng.choice((_looked, _acted))(rng, scenes)
     rng.shuffle(tools)
     return Conversation(turns, system_prompt(rng), pictures, tools)
+
+
+def on_tool_series(rng: random.Random, artist: Artist, size: Size) -> Conversation:
+    """Several orders about one picture, one after the other, with questions between them."""
+    scene = artist.shape_scene(rng, *size, rng.choice(("one", "few", "few", "few", "few", "many")))
+    picture = paint(rng, artist, scene, size)
+    pointer = Tool(rng.choice(POINTERS), ("x", "y"))
+    offered = [pointer, *_distractors(rng, rng.randint(1, 3), pointer)]
+    usable = [each for each in offered if set(each.parameters) <= set(PROPERTIES)]
+    usable = [each for each in usable if each.parameters]
+    turns: list[Turn] = []
+    for thing in rng.sample(scene.shapes, min(len(scene.shapes), 5)):  # none twice: no copying
+        turns += _one_order(rng, scene, thing, rng.choice(usable))
+    turns = turns or interview(rng, scene, 1)
+    turns[0].question = IMAGE_MARK + turns[0].question.removeprefix(IMAGE_MARK)
+    if turns[-1].call and rng.random() < 0.25:
+        last = turns[-1].call
+        turns[-1] = Turn(turns[-1].question, last.forced_text, turns[-1].task, True, last)
+    rng.shuffle(offered)
+    return Conversation(turns, system_prompt(rng), [picture], offered)
+
+
+def _one_order(rng: random.Random, scene: Scene, thing: Thing, tool: Tool) -> list[Turn]:
+    """An order, what came of it, and a question perhaps; nothing if there are no words for it."""
+    asker = Interviewer(rng, scene)
+    hides = ("",) if tool.name in POINTERS else ("color", "shape", "")
+    ref = asker.refer(thing, hide=rng.choice(hides)) or asker.refer(thing)
+    if ref is None:
+        return []
+    wordings = POINT if tool.name in POINTERS else FILL
+    wording = rng.choice([each for each in wordings if "{name}" in each])
+    call = Call(tool.name, _arguments(scene, thing, tool.parameters))
+    task = "tool_point" if tool.name in POINTERS else "tool_fill"
+    turns = [Turn(_order(rng, wording, name=tool.name, ref=ref), call.text, task, call=call)]
+    if rng.random() < 0.6:
+        turns.append(Turn(result_text(rng.choice(RESULTS)), "Done.", "tool_done"))
+        if rng.random() < 0.3:
+            turns += interview(rng, scene, 1)
+    return turns
 
 
 # ---- one picture -------------------------------------------------------------------------
@@ -126,8 +166,7 @@ def _continued(rng: random.Random, scene: Scene) -> tuple[list[Tool], list[Turn]
     if not turns[-1].task.startswith("tool") or turns[-1].is_forced:
         return tools, turns
     more = interview(rng, scene, 1)[0]
-    done = rng.choice(("ok", "done", "saved", '{"ok": true}', "true", "success", "1"))
-    turns += [Turn(result_text(done), "Done.", "tool_done"), more]
+    turns += [Turn(result_text(rng.choice(RESULTS)), "Done.", "tool_done"), more]
     return tools, turns
 
 
