@@ -1,6 +1,7 @@
 """What four hostile bodies at once cost everybody else: the p99 of health checks and of a stream.
 
-By hand: `python -m tests.attack.body_latency --rounds 3` starts a daemon and attacks it.
+By hand: `python -m tests.attack.body_latency` starts a daemon and attacks it. Senders and measuring
+are processes of their own, or each other's Python locks would be measured.
 """
 
 from __future__ import annotations
@@ -8,27 +9,33 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.synchronize import Event
+from http.client import HTTPConnection
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
 
-from tests.attack.test_bodies import HOSTILE, filled, measured, p99, post
+from tests.attack.test_bodies import HOSTILE, Times, filled, p99, post
 from tests.e2e.daemon import Daemon, running_daemon
-from tests.unit.api.requests import chat, picture, user
+from tests.unit.api.requests import ROUTE, chat, picture, user
 from tests.unit.media.pictures import data_url
 from tests.unit.media.test_image_bounds import BOMBS
 
 NUM_BODIES = 4
+HEALTH_SECONDS = 0.01
+"""Between two checks."""
 
 
 def image(name: str) -> Callable[[], bytes]:
     return lambda: json.dumps(chat(user(picture(data_url(BOMBS[name]()))))).encode()
 
 
-KINDS: dict[str, Callable[[], bytes]] = {
+KINDS: dict[str, Callable[[], bytes] | None] = {
+    "nothing": None,
     **HOSTILE,
     "a string": lambda: filled(b'{"messages":[{"role":"user","content":"', b"s", b'"}]}'),
     "PNG, 10,000 profiles": image("PNG, 10,000 profiles"),
@@ -36,42 +43,92 @@ KINDS: dict[str, Callable[[], bytes]] = {
 }
 
 
-def send_all(daemon: Daemon, kind: str, ready: Event, start: Event) -> None:
-    body = KINDS[kind]()
-    ready.set()
-    start.wait()
-    with ThreadPoolExecutor() as threads:
-        list(threads.map(lambda _: post(daemon, body), range(NUM_BODIES)))
-
-
-def attack(daemon: Daemon, kind: str) -> tuple[float, float]:
-    """The p99 of health checks and of a stream's gaps, in seconds, while bodies are sent.
-
-    They are sent by a process of its own, or its Python lock would be measured.
-    """
-    ready, start = multiprocessing.Event(), multiprocessing.Event()
-    sender = multiprocessing.Process(target=send_all, args=(daemon, kind, ready, start))
-    sender.start()
+def send(daemon: Daemon, kind: str, ready: Barrier, over: Event) -> None:
+    """One of the attackers: sends the body again and again."""
+    make = KINDS[kind]
+    body = make() if make else None
     ready.wait()
-    with measured(daemon) as times:
-        start.set()
-        sender.join()
-    return p99(times.health), p99(times.gaps)
+    while not over.is_set():
+        if body is None:
+            over.wait()
+        else:
+            post(daemon, body)
 
 
-def main(rounds: int) -> None:
+def measure(daemon: Daemon, ready: Barrier, over: Event, result: Connection) -> None:
+    times = Times()
+    works = (check, read_streams)
+    threads = [threading.Thread(target=work, args=(daemon, times, over)) for work in works]
+    ready.wait()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    result.send(times)
+
+
+def check(daemon: Daemon, times: Times, over: Event) -> None:
+    while not over.is_set():
+        started = time.perf_counter()
+        connection = HTTPConnection("127.0.0.1", daemon.port, timeout=60)
+        connection.request("GET", "/health/live")
+        assert connection.getresponse().read() is not None
+        connection.close()
+        times.health.append(time.perf_counter() - started)
+        over.wait(HEALTH_SECONDS)
+
+
+def read_streams(daemon: Daemon, times: Times, over: Event) -> None:
+    asked = chat(user("Count."), stream=True, max_tokens=400, ignore_eos=True)
+    body = json.dumps(asked).encode()
+    head = (
+        f"POST {ROUTE} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    while not over.is_set():
+        with socket.create_connection(("127.0.0.1", daemon.port), timeout=60) as stream:
+            stream.sendall(head.encode() + body)
+            last = None
+            while stream.recv(1 << 16) and not over.is_set():
+                now = time.perf_counter()
+                times.gaps += [] if last is None else [now - last]
+                last = now
+
+
+def attack(daemon: Daemon, kind: str, seconds: float) -> Times:
+    """What was measured while four clients sent bodies of that kind for so long."""
+    ready, over = multiprocessing.Barrier(NUM_BODIES + 2), multiprocessing.Event()
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    processes = [
+        multiprocessing.Process(target=send, args=(daemon, kind, ready, over))
+        for _ in range(NUM_BODIES)
+    ]
+    processes.append(multiprocessing.Process(target=measure, args=(daemon, ready, over, sender)))
+    for process in processes:
+        process.start()
+    ready.wait()
+    time.sleep(seconds)
+    over.set()
+    times: Times = receiver.recv()
+    for process in processes:
+        process.join()
+    return times
+
+
+def main(rounds: int, seconds: float) -> None:
     with running_daemon(Path(tempfile.mkdtemp())) as daemon:
-        print(f"p99 of health checks, and of a stream's gaps, in ms; {rounds} rounds")
+        print(f"p99 in ms of health checks, and of a stream's gaps; {rounds} rounds of {seconds} s")
         for kind in KINDS:
-            figures = [attack(daemon, kind) for _ in range(rounds)]
-            health, gaps = (
-                " ".join(f"{1e3 * each:.0f}" for each in one) for one in zip(*figures, strict=True)
-            )
-            print(f"{kind:22} {health:24} {gaps}", flush=True)
-            time.sleep(1)
+            measured = [attack(daemon, kind, seconds) for _ in range(rounds)]
+            health = " ".join(f"{1e3 * p99(times.health):.0f}" for times in measured)
+            gaps = " ".join(f"{1e3 * p99(times.gaps):.0f}" for times in measured)
+            count = sum(len(times.health) for times in measured)
+            print(f"{kind:22} {health:18} {gaps:18} ({count} checks)", flush=True)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    main(**vars(parser.parse_args()))
+    parser.add_argument("--seconds", type=float, default=10)
+    chosen = parser.parse_args()
+    main(chosen.rounds, chosen.seconds)
