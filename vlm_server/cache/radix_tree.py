@@ -196,7 +196,7 @@ class RadixTree(Generic[T, S]):
     def evict(self, num_bytes: int) -> int:
         """Evict at least so much of what is not pinned, if there is so much; returns the bytes."""
         victims, freed = list[Node[T, S]](), 0
-        for node in self._nodes:  # a fraction of them: this runs for each prompt that is stored
+        for node in self._nodes:  # stops early: this runs for each prompt that is stored
             if freed >= num_bytes:
                 break
             if not node.pins:
