@@ -42,9 +42,9 @@ class Plan:
     largest: int = 640
     mix: Mix = field(default_factory=Mix)
     kinds: tuple[str, ...] = (
-        "single", "pair", "triple", "frames", "video", "text", "tools", "results",
+        "single", "pair", "triple", "frames", "video", "text", "tools", "results", "series",
     )  # fmt: skip
-    shares: tuple[float, ...] = (0.52, 0.09, 0.02, 0.02, 0.03, 0.03, 0.22, 0.07)
+    shares: tuple[float, ...] = (0.47, 0.08, 0.02, 0.02, 0.03, 0.02, 0.15, 0.08, 0.13)
 
 
 # The second stage: small pictures, so that it fits a CPU, and most of them with tools.
@@ -52,9 +52,11 @@ FINISHING = Plan(
     patches=7168,
     largest=32,
     mix=Mix(words=0.55, both=0.2),
-    kinds=("series", "small_tools", "small_results", "counting", "small", "small_pair", "text"),
+    kinds=(
+        "small_series", "small_tools", "small_results", "counting", "small", "small_pair", "text",
+    ),
     shares=(0.46, 0.18, 0.10, 0.06, 0.15, 0.03, 0.02),
-)
+)  # fmt: skip
 
 
 @dataclass
@@ -123,9 +125,9 @@ class Drawer:
 
     def sizes(self, rng: random.Random, kind: str) -> tuple[list[Size], int]:
         """The batch's picture sizes, and how many frames each holds."""
-        if kind in ("single", "tools"):
+        if kind in ("single", "tools", "series"):
             return [random_grid(rng)], 1
-        if kind in ("counting", "small", "small_pair", "small_tools", "small_results", "series"):
+        if kind == "counting" or kind.startswith("small"):
             grids = ((7, 7), (7, 7), (8, 8), (7, 8), (8, 7), (6, 9), (7, 10), (10, 6))
             chosen = rng.sample(grids, 2 if kind in ("small_pair", "small_results") else 1)
             return [(rows * BLOCK, cols * BLOCK) for rows, cols in chosen], 1
@@ -147,7 +149,7 @@ class Drawer:
             return on_one_picture(rng, self.artist, sizes[0], self.plan.mix)
         if kind in ("tools", "results", "small_tools", "small_results"):
             return on_tools(rng, self.artist, sizes)
-        if kind == "series":
+        if kind in ("series", "small_series"):
             return on_tool_series(rng, self.artist, sizes[0])
         if kind == "counting":
             return on_groups(rng, self.artist, sizes[0])

@@ -24,15 +24,17 @@ class Call:
     @property
     def text(self) -> str:
         """Written freely."""
-        return f'<tool_call>\n{{"name": "{self.name}", "arguments": {self._json}}}\n</tool_call>'
+        call = f'{{"name": "{self.name}", "arguments": {self.arguments_text}}}'
+        return f"<tool_call>\n{call}\n</tool_call>"
 
     @property
     def forced_text(self) -> str:
         """Held to a list by a grammar, for a client that forces a call."""
-        return f'[{{"name": "{self.name}", "arguments": {self._json}}}]'
+        return f'[{{"name": "{self.name}", "arguments": {self.arguments_text}}}]'
 
     @property
-    def _json(self) -> str:
+    def arguments_text(self) -> str:
+        """JSON, as a client gets it that asks for the arguments alone by a schema."""
         return json.dumps(self.arguments)
 
 

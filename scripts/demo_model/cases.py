@@ -28,6 +28,7 @@ CATEGORIES = (
 )  # fmt: skip
 TOOL_CATEGORIES = {
     "choice": "choose a tool", "fill": "fill arguments", "point": "point", "look": "look",
+    "json": "fill a schema",
 }  # fmt: skip
 """By the second half of a turn's task."""
 
@@ -37,6 +38,7 @@ class Step:
     """One user turn, or the result of a call: its parts in order, and the answers that are right.
 
     `call` is the one that is right, where one has to be made; `is_forced` if the client forces one.
+    One without a name is an answer of its arguments alone, by a schema.
     """
 
     parts: list[str | Picture]

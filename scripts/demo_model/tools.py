@@ -1,4 +1,7 @@
-"""Conversations in which a tool is called: the right one of four, its arguments, its result."""
+"""Conversations in which a tool is called: the right one of four, its arguments, its result.
+
+And answers as JSON by a schema, which are the arguments of a call that nobody makes.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +49,11 @@ POINT = [
     "[Click|Tap|Press|Select|Point at|Mark] {ref}", "[Click|Tap] on {ref}",
     "Move to {ref} and click it", "Use {name} on {ref}", "Call {name} for {ref}",
 ]  # fmt: skip
+FIELDS = [
+    "[Describe|Report] {ref} as JSON with {names}", "Give {names} of {ref} as JSON",
+    "Answer in JSON: {names} of {ref}", "{names} of {ref}", "[Extract|Find] {names} of {ref}",
+    "Describe {ref}", "What is {ref}", "Give me JSON for {ref}", "{ref} as JSON",
+]  # fmt: skip
 LOOK = [
     "Take a [screenshot|picture]. {question}", "Look first. {question}",
     "Use {name}, then answer: {question}", "Call {name}. {question}", "{question} Use {name}.",
@@ -57,7 +65,7 @@ def on_tools(rng: random.Random, artist: Artist, sizes: list[Size]) -> Conversat
     scenes = [_scene(rng, artist, size) for size in sizes]
     pictures = [paint(rng, artist, *each) for each in zip(scenes, sizes, strict=True)]
     if len(sizes) == 1:
-        makers = (_chosen, _filled, _filled, _pointed, _pointed, _answered, _continued)
+        makers = (_chosen, _filled, _filled, _pointed, _pointed, _answered, _continued, _as_json)
         tools, turns = rng.choice(makers)(rng, scenes[0])
     else:
         tools, turns = rng.choice((_looked, _acted))(rng, scenes)
@@ -151,6 +159,20 @@ def _pointed(rng: random.Random, scene: Scene) -> tuple[list[Tool], list[Turn]]:
     wordings = POINT if is_clear else [each for each in POINT if "{name}" in each]
     text = _order(rng, rng.choice(wordings), name=tool.name, ref=ref)
     return tools, [_call(rng, tool, _arguments(scene, thing, ("x", "y")), text, "tool_point")]
+
+
+def _as_json(rng: random.Random, scene: Scene) -> tuple[list[Tool], list[Turn]]:
+    """An answer that is held to a schema."""
+    thing = rng.choice(scene.shapes)
+    parameters = _parameters(rng, most=5)
+    ref = Interviewer(rng, scene).refer(thing, hide=rng.choice(("color", "shape")))
+    if ref is None:
+        return _answered(rng, scene)
+    *others, last = parameters
+    names = f"{', '.join(others)} and {last}" if others else last
+    call = Call("", _arguments(scene, thing, parameters))
+    text = _order(rng, rng.choice(FIELDS), ref=ref, names=names)
+    return [], [Turn(IMAGE_MARK + text, call.arguments_text, "tool_json", True, call)]
 
 
 def _answered(rng: random.Random, scene: Scene) -> tuple[list[Tool], list[Turn]]:
