@@ -62,8 +62,9 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         float,
         Meta(
             gt=0,
-            description="Silence in a stream after which a comment is sent, so that clients and "
-            "proxies do not give up during a long prefill.",
+            description="Silence in a stream after which a sign of life is sent (a comment, a "
+            "`ping` or an empty line of Ollama's), so that clients and proxies do not give up "
+            "during a long prefill.",
         ),
     ] = 5.0
     model_aliases: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from tests.unit.api.conftest import Connect
 from tests.unit.api.requests import assistant, called, chat, result, tool, user
-from tests.unit.api.scripted_engine import ScriptedEngine, Step, failed, thinks
+from tests.unit.api.scripted_engine import ScriptedEngine, Step, failed, finished, thinks
 from tests.unit.api.scripted_engine import text as says
 from vlm_server.api.http import access_log
 from vlm_server.api.http.access_log import AnsweredRequests
@@ -95,6 +96,31 @@ async def test_so_are_the_arguments_of_items(client: httpx.AsyncClient) -> None:
     call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"x": "\\ud800"}'}
     error = error_of(await send(client, RESPONSES, input=[user("hi"), call, user("so?")]))
     assert error["param"] == "input[1].arguments"
+
+
+# ---- streams that are silent -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("route", [CHAT, COMPLETIONS, MESSAGES, OLLAMA, GENERATE, RESPONSES])
+async def test_a_silent_stream_shows_signs_of_life(
+    connect: Connect, engine: ScriptedEngine, route: str
+) -> None:
+    client = connect(Settings(server=Server(stream_keepalive_seconds=0.02)))
+    engine.script = (says("One"), prefill := asyncio.Event(), last(" two."), finished())
+    asyncio.get_running_loop().call_later(0.3, prefill.set)
+    answer = await send(client, route, stream=True)
+    before, _, after = answer.text.partition(" two.")
+    pause = before[before.index("One") :]
+    assert sum(pause.count(sign) for sign in SIGNS_OF_LIFE) >= 3, pause
+    assert after, "it goes on"
+
+
+SIGNS_OF_LIFE = (
+    ": keep-alive\n\n",
+    "event: ping\n",
+    '"message":{"role":"assistant","content":""},"done":false}\n',
+    '"response":"","done":false}\n',
+)
 
 
 # ---- streams that fail -----------------------------------------------------------------

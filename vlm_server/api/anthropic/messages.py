@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vlm_server.api.anthropic.intake import COUNT_DIALECT, DIALECT, read_count_text, read_text
 from vlm_server.api.anthropic.options import decode_options
-from vlm_server.api.anthropic.render import PING, MessageRenderer, encode_count
+from vlm_server.api.anthropic.render import MessageRenderer, encode_count
 from vlm_server.api.http import sse
 from vlm_server.api.http.dialect import CountRenderer
 
@@ -17,7 +17,6 @@ class Messages:
     name = DIALECT
     id_prefix = "msg_"
     content_type = sse.CONTENT_TYPE
-    keep_alive = PING
     read_text = staticmethod(read_text)
 
     def renderer(self, request_id: str, model: str, options: bytes) -> MessageRenderer:
@@ -31,7 +30,6 @@ class CountTokens:
     name = COUNT_DIALECT
     id_prefix = "count_"
     content_type = sse.CONTENT_TYPE
-    keep_alive = None
     read_text = staticmethod(read_count_text)
 
     def renderer(self, request_id: str, model: str, options: bytes) -> CountRenderer:

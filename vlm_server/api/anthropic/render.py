@@ -16,7 +16,7 @@ from vlm_server.api.anthropic.options import Options
 from vlm_server.api.http import sse
 from vlm_server.errors import RequestError
 
-PING = sse.event(b'{"type":"ping"}', "ping")
+_PING = sse.event(b'{"type":"ping"}', "ping")
 
 StopReason = Literal["end_turn", "stop_sequence", "max_tokens", "tool_use"]
 
@@ -119,6 +119,10 @@ class MessageRenderer:
     def error(self, error: RequestError) -> bytes:
         """An event with the error, and no `message_stop`."""
         return sse.event(errors.encode(error), "error")
+
+    def keep_alive(self) -> bytes:
+        """A `ping`."""
+        return _PING
 
     def _begin(self) -> Sequence[Event]:
         """Nothing is counted yet when the message begins, so its usage is all 0."""

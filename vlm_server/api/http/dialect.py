@@ -30,6 +30,10 @@ class Renderer(Protocol):
         """The end of a stream that failed."""
         ...
 
+    def keep_alive(self) -> bytes:
+        """What a silent stream sends now and then: its readers skip it."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class CountRenderer:
@@ -49,6 +53,9 @@ class CountRenderer:
     def error(self, error: RequestError) -> bytes:
         raise error
 
+    def keep_alive(self) -> bytes:
+        return b""
+
 
 class Dialect(Protocol):
     """One way of writing requests and answers."""
@@ -66,11 +73,6 @@ class Dialect(Protocol):
     @property
     def content_type(self) -> bytes:
         """Of its streams."""
-        ...
-
-    @property
-    def keep_alive(self) -> bytes | None:
-        """What a silent stream sends now and then; None if its readers could not skip it."""
         ...
 
     @property

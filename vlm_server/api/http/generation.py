@@ -121,7 +121,7 @@ class Endpoint:
         async with aclosing(answer(events, entry)) as deltas:
             if stream_wanted:
                 stream = EventStream(
-                    send, dialect.content_type, dialect.keep_alive, shared.keepalive_seconds
+                    send, dialect.content_type, render.keep_alive, shared.keepalive_seconds
                 )
                 async with stream.kept_alive():
                     await _stream(deltas, render, stream, entry)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from starlette.types import Send
@@ -24,11 +24,16 @@ def event(data: bytes, name: str = "") -> bytes:
 class EventStream:
     """A streaming response. Its status line goes out with the first events or sign of life.
 
-    While it is `kept_alive`, `keep_alive` is sent after each `keepalive_seconds` without events.
+    While it is `kept_alive`, what `keep_alive` gives is sent after each `keepalive_seconds` in
+    which nothing was.
     """
 
     def __init__(
-        self, send: Send, content_type: bytes, keep_alive: bytes | None, keepalive_seconds: float
+        self,
+        send: Send,
+        content_type: bytes,
+        keep_alive: Callable[[], bytes],
+        keepalive_seconds: float,
     ) -> None:
         self._send = send
         self._headers = [(b"content-type", content_type), (b"cache-control", b"no-cache")]
@@ -42,30 +47,28 @@ class EventStream:
     @asynccontextmanager
     async def kept_alive(self) -> AsyncIterator[None]:
         """Send signs of life while the `with` block is silent."""
-        if self._sign_of_life is None:
-            yield
-            return
         self._sent_at = asyncio.get_running_loop().time()
-        task = asyncio.create_task(self._keep_alive(self._sign_of_life))
+        task = asyncio.create_task(self._keep_alive())
         try:
             yield
         finally:
             task.cancel()
 
     async def write(self, *events: bytes) -> None:
-        """Send `events` together."""
-        await self._body(events, more_body=True)
+        """Send `events` together. Without any, or with empty ones, the silence goes on."""
+        if any(events):
+            await self._body(events, more_body=True)
 
     async def end(self, *events: bytes) -> None:
         """Send the last `events` and end the response."""
         await self._body(events, more_body=False)
 
-    async def _keep_alive(self, sign_of_life: bytes) -> None:
+    async def _keep_alive(self) -> None:
         clock = asyncio.get_running_loop().time
         while True:
             silence = clock() - self._sent_at
             if silence >= self._keepalive_seconds:
-                await self.write(sign_of_life)
+                await self.write(self._sign_of_life())
                 silence = 0.0
             await asyncio.sleep(self._keepalive_seconds - silence)
 

@@ -13,7 +13,6 @@ class Chat:
     name = CHAT
     id_prefix = "chat-"
     content_type = CONTENT_TYPE
-    keep_alive = None
     read_text = staticmethod(read_chat_text)
 
     def renderer(self, request_id: str, model: str, options: bytes) -> LineRenderer:

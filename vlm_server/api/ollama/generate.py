@@ -13,7 +13,6 @@ class Generate:
     name = GENERATE
     id_prefix = "gen-"
     content_type = CONTENT_TYPE
-    keep_alive = None
     read_text = staticmethod(read_generate_text)
 
     def renderer(self, request_id: str, model: str, options: bytes) -> LineRenderer:

@@ -131,6 +131,10 @@ class LineRenderer:
         """A line with the error, which is the last."""
         return errors.encode(error) + b"\n"
 
+    def keep_alive(self) -> bytes:
+        """A line that says nothing: readers of lines have no comments, but add up texts."""
+        return self._line(Piece(), done=False) + b"\n"
+
     def _pieces(self, delta: protocol.Delta) -> list[Piece]:
         """What is to be shown at a delta, in order: first a call that it completes."""
         pieces = []

@@ -14,7 +14,6 @@ class ChatCompletions:
     name = DIALECT
     id_prefix = "chatcmpl-"
     content_type = sse.CONTENT_TYPE
-    keep_alive = sse.KEEP_ALIVE
     read_text = staticmethod(read_text)
 
     def renderer(self, request_id: str, model: str, options: bytes) -> ChatRenderer:

@@ -58,7 +58,6 @@ class Completions:
     name = DIALECT
     id_prefix = "cmpl-"
     content_type = sse.CONTENT_TYPE
-    keep_alive = sse.KEEP_ALIVE
     read_text = staticmethod(read)
 
     def renderer(self, request_id: str, model: str, options: bytes) -> CompletionRenderer:
@@ -103,6 +102,10 @@ class CompletionRenderer:
     def error(self, error: RequestError) -> bytes:
         """An event with the error, and no `[DONE]`."""
         return sse.event(errors.encode(error))
+
+    def keep_alive(self) -> bytes:
+        """A comment: every reader of events skips it."""
+        return sse.KEEP_ALIVE
 
     def _choice(self, deltas: Sequence[protocol.Delta]) -> Choice:
         """What `deltas` say of one choice."""

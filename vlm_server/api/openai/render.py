@@ -166,6 +166,10 @@ class ChatRenderer:
         """An event with the error, and no `[DONE]`."""
         return sse.event(errors.encode(error))
 
+    def keep_alive(self) -> bytes:
+        """A comment: every reader of events skips it."""
+        return sse.KEEP_ALIVE
+
     def _chunk(self, choice: ChunkChoice, so_far: protocol.Usage | None) -> bytes:
         usage: Usage | UnsetType | None = None if self.options.include_usage else UNSET
         if self.options.continuous_usage and so_far is not None:

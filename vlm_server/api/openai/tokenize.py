@@ -35,7 +35,6 @@ class Tokenize:
     name = intake.TOKENIZE
     id_prefix = "tokenize-"
     content_type = sse.CONTENT_TYPE
-    keep_alive = None
     read_text = staticmethod(intake.read_prompt_text)
 
     def __init__(self, engine: EngineClient) -> None:
@@ -65,7 +64,6 @@ class Detokenize:
     name = intake.DETOKENIZE
     id_prefix = "detokenize-"
     content_type = sse.CONTENT_TYPE
-    keep_alive = None
     read_text = staticmethod(intake.read_tokens)
 
     def renderer(self, request_id: str, model: str, options: bytes) -> CountRenderer:

@@ -73,6 +73,10 @@ class ResponsesRenderer:
             + sse.DONE
         )
 
+    def keep_alive(self) -> bytes:
+        """A comment: every reader of events skips it."""
+        return sse.KEEP_ALIVE
+
     @property
     def _status(self) -> str:
         return "incomplete" if self._output.finish_reason == "length" else "completed"

@@ -32,7 +32,6 @@ class Responses:
     name = DIALECT
     id_prefix = ID_PREFIX
     content_type = sse.CONTENT_TYPE
-    keep_alive = sse.KEEP_ALIVE
     read_text = staticmethod(read_text)
 
     def __init__(self, store: ResponseStore) -> None:
