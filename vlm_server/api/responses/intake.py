@@ -9,7 +9,11 @@ import msgspec
 
 from vlm_server.api.http.intake import json_body
 from vlm_server.api.http.intake.calls import Body, Context, Taken
-from vlm_server.api.http.intake.constraints import ConstraintFields, check_constraints
+from vlm_server.api.http.intake.constraints import (
+    ConstraintFields,
+    check_constraints,
+    must_call,
+)
 from vlm_server.api.http.intake.conversation import Conversation, Counts
 from vlm_server.api.http.intake.history import HistoryNeeded
 from vlm_server.api.http.intake.json_schema import ANY_OBJECT, schema_text
@@ -101,6 +105,12 @@ def _taken(parsed: Parsed, previous: list[Item], context: Context) -> Taken:
         parsed.ignored,
         continues=template.continue_final,
     )
+    if request.ignore_eos and (json_schema is not None or must_call(tools)):
+        raise InvalidRequest(
+            "`ignore_eos` can't be combined with a JSON `text.format`, nor with calls that must "
+            "be made.",
+            "ignore_eos",
+        )
     sampling = _sampling(request, json_schema, context.limits)
     messages = _messages(request, previous, conversation)
     submit = Submit(
@@ -180,6 +190,7 @@ def _sampling(request: ResponsesRequest, json_schema: str | None, limits: Limits
         top_p=request.top_p,
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
+        ignore_eos=bool(request.ignore_eos),
         logprobs=_logprobs(request),
         json_schema=json_schema,
         max_reasoning_tokens=max_reasoning_tokens(request),

@@ -15,6 +15,7 @@ from vlm_server.api.responses.schema import (
     NEUTRAL,
     RULES,
     ResponsesRequest,
+    StreamOptions,
 )
 from vlm_server.errors import InvalidRequest, UnsupportedField
 
@@ -54,11 +55,18 @@ def _look_into(fields: dict[str, Any], request: ResponsesRequest, ignored: Ignor
         ignored.add("text.verbosity", request.text.verbosity)
     if request.reasoning is not None:
         ignored.add("reasoning.summary", request.reasoning.summary)
-    if request.stream_options is not None and request.stream_options.include_obfuscation:
-        ignored.add("stream_options.include_obfuscation")
+    _look_into_stream_options(request.stream_options or StreamOptions(), ignored)
     for each in request.include or ():
         if each != LOGPROBS:
             ignored.add(f"include.{each}")
+
+
+def _look_into_stream_options(options: StreamOptions, ignored: IgnoredFields) -> None:
+    """Only what asks for another stream than the one there is."""
+    if options.include_obfuscation:
+        ignored.add("stream_options.include_obfuscation")
+    if options.include_usage is False:
+        ignored.add("stream_options.include_usage")
 
 
 def _look_into_items(given: list[Item], ignored: IgnoredFields) -> None:

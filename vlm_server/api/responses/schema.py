@@ -127,9 +127,10 @@ class Thinking(Struct):
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    """Events are never padded."""
+    """Events are never padded. `include_usage` is not OpenAI's: the last event always has it."""
 
     include_obfuscation: bool | None = None
+    include_usage: bool | None = None
 
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -138,6 +139,8 @@ MetadataValue = Annotated[str, Meta(max_length=512)]
 
 
 class ResponsesRequest(Struct, forbid_unknown_fields=True):
+    """`ignore_eos` is vLLM's."""
+
     model: str
     input: str | Annotated[list[Item], Meta(min_length=1)]
     instructions: str | None = None
@@ -159,6 +162,7 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True):
     frequency_penalty: Penalty | None = None
     include: list[Include] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    ignore_eos: bool | None = None
 
     @property
     def items(self) -> list[Item]:

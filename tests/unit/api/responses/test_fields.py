@@ -47,6 +47,7 @@ async def send(client: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, Any
         ({"temperature": 0.5}, {"temperature": 0.5}),
         ({"top_p": 0.25}, {"top_p": 0.25}),
         ({"presence_penalty": 1}, {"presence_penalty": 1.0}),
+        ({"ignore_eos": True}, {"ignore_eos": True}),
         ({"frequency_penalty": -1}, {"frequency_penalty": -1.0}),
         ({"include": ["message.output_text.logprobs"]}, {"logprobs": 0}),
         ({"include": ["message.output_text.logprobs"], "top_logprobs": 3}, {"logprobs": 3}),
@@ -376,6 +377,12 @@ HOSTED = {"type": "web_search"}
         (asking(reasoning={"effort": "hard"}), "reasoning.effort", "invalid_value"),
         (asking(metadata={"k" * 65: "v"}), "metadata", "invalid_value"),
         (asking(stream_options={}), "stream_options", "invalid_value"),
+        (asking(ignore_eos=True, text={"format": FORMAT}), "ignore_eos", "invalid_value"),
+        (
+            asking(ignore_eos=True, tools=[tool("a")], tool_choice="required"),
+            "ignore_eos",
+            "invalid_value",
+        ),
         (asking(instructions="\ud800"), "instructions", "invalid_value"),
         (asking(metadata={"k": "\ud800"}), None, "invalid_value"),
         (asking(previous_response_id="r"), "previous_response_id", "previous_response_not_found"),
@@ -479,7 +486,18 @@ async def test_null_is_as_good_as_nothing(
     assert first == second
 
 
-async def test_stream_options_have_no_effect(client: httpx.AsyncClient) -> None:
-    wanted = asking(stream=True, stream_options={"include_obfuscation": True})
-    answer = await client.post(ROUTE, json=wanted)
-    assert answer.headers["x-vlm-ignored"] == "stream_options.include_obfuscation"
+@pytest.mark.parametrize(
+    ("options", "ignored"),
+    [
+        ({"include_obfuscation": True}, "stream_options.include_obfuscation"),
+        ({"include_obfuscation": False}, None),
+        ({"include_usage": False}, "stream_options.include_usage"),
+        ({"include_usage": True}, None),
+    ],
+)
+async def test_stream_options_have_no_effect(
+    client: httpx.AsyncClient, options: dict[str, bool], ignored: str | None
+) -> None:
+    answer = await client.post(ROUTE, json=asking(stream=True, stream_options=options))
+    assert answer.headers.get("x-vlm-ignored") == ignored
+    assert '"output_tokens":' in answer.text, "the usage"
