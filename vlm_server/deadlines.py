@@ -60,12 +60,22 @@ class RequestDeadlines:
         if now < at:
             return None
         if at == self._queue_at:
-            return QueueTimeout("The request's turn did not come before its deadline.")
+            return QueueTimeout(
+                "The request's turn did not come before its deadline (deadlines.queue_seconds)."
+            )
         if at == self._first_token_at:
-            return FirstTokenTimeout("The answer did not begin before the request's deadline.")
+            return FirstTokenTimeout(
+                "The answer did not begin before the request's deadline "
+                "(deadlines.first_token_seconds)."
+            )
         if at == self._token_at:
-            return TokenTimeout("The answer paused for longer than the request's deadline allows.")
-        return TotalTimeout("The answer did not end before the request's deadline.")
+            return TokenTimeout(
+                "The answer paused for longer than the request's deadline allows "
+                "(deadlines.token_seconds)."
+            )
+        return TotalTimeout(
+            "The answer did not end before the request's deadline (deadlines.total_seconds)."
+        )
 
 
 def _at(now: float, seconds: float | None) -> float:

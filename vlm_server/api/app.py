@@ -18,13 +18,13 @@ from vlm_server.api.http.errors import EncodeError
 from vlm_server.api.http.generation import Generation
 from vlm_server.api.http.intake.intake import Intake, start_pool
 from vlm_server.api.http.middleware import Errors, Gate, RequestLog
-from vlm_server.api.http.missing_route import not_found
+from vlm_server.api.http.missing_route import method_not_allowed, not_found
 from vlm_server.api.http.openai_errors import encode as encode_openai
 from vlm_server.api.http.queue.queue_slots import QueueSlots
 from vlm_server.api.ollama.errors import encode as encode_ollama
 from vlm_server.api.routes import all_routes
 from vlm_server.child.pool import ChildPool
-from vlm_server.errors import MethodNotAllowed, RequestError
+from vlm_server.errors import RequestError
 from vlm_server.settings import Settings
 from vlm_server.supervisor.client import EngineClient
 
@@ -74,7 +74,7 @@ async def _routing_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     ours: RequestError
     if error.status_code == 405:
-        ours = MethodNotAllowed(f"The method {request.method} is not allowed on this route.")
+        ours = method_not_allowed(request, (error.headers or {}).get("Allow", "other methods"))
     else:
         ours = not_found(request, request.app.routes)
     access_log.of(request.scope).error_code = ours.code

@@ -23,6 +23,10 @@ _IS_BYTES_LITERAL = (
     "The base64 is written as Python's bytes (b'...'): decode it to text first, with `.decode()`."
 )
 _BASE64 = re.compile(r"[A-Za-z0-9+/=\s]{40,}")
+_ALPHABET = re.compile(r"[A-Za-z0-9+/=]*")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{1,9}):")
+_PATH = re.compile(r"(?:~|\.{0,2}/|[A-Za-z]:[\\/]).*\.[A-Za-z0-9]{2,5}|[^/\\:]+\.[a-zA-Z]{3,4}")
+_MAX_PATH_CHARS = 4096
 _PROBED_CHARS = 256
 _WHITE_SPACE = " \t\r\n\f"
 
@@ -57,6 +61,8 @@ def decode_base64(data: str, param: str, max_bytes: int, kind: MediaKind) -> byt
     with _errors_of(param, max_bytes, kind):
         if data[:5].lower() == "data:":
             raise _NotDecodable("This must be the base64 alone, without the 'data:...,' before it.")
+        if place := _place(data):
+            raise _NotDecodable(f"This must be the base64 of the {kind.noun}, not {place}.")
         return _decode_base64(data, max_bytes)
 
 
@@ -96,13 +102,27 @@ def _payload(url: str, kind: MediaKind) -> str:
 def _not_a_data_url(url: str, kind: MediaKind) -> str:
     if _BYTES_LITERAL.match(url):
         return _IS_BYTES_LITERAL
+    if not url:
+        return f"The {kind.noun}'s URL is empty."
     start = f"'data:{kind.noun}/...;base64,'"
     if _BASE64.fullmatch(url[:_PROBED_CHARS]):
         return f"The {kind.noun} must be a base64 data URL: write {start} before the base64."
+    place = _place(url)
+    what_it_is = f", not {place}" if place else ""
     return (
         f"The {kind.noun} must be a base64 data URL, which begins with {start}, or an https: or "
-        "file: URL that the settings urls.https_hosts or urls.file_roots allow."
+        f"file: URL that the settings urls.https_hosts or urls.file_roots allow{what_it_is}."
     )
+
+
+def _place(text: str) -> str | None:
+    """What `text` is if it says where something is: no base64 has a colon or a full stop."""
+    if len(text) > _MAX_PATH_CHARS:
+        return None
+    if _PATH.fullmatch(text):
+        return "a path"
+    scheme = _SCHEME.match(text)
+    return f"a URL of the scheme `{scheme[1].lower()}:`" if scheme else None
 
 
 def _decode_base64(payload: str, max_bytes: int) -> bytes:
@@ -111,17 +131,19 @@ def _decode_base64(payload: str, max_bytes: int) -> bytes:
     if _BYTES_LITERAL.match(payload):
         raise _NotDecodable(_IS_BYTES_LITERAL)
     if not payload.isascii():
-        raise _bad_alphabet(payload)
+        raise _wrong(payload)
     data = _without_white_space(payload)
     if not data:
         raise _NotDecodable("The data is empty.")
     padding = _padding(data)
+    if padding is None:
+        raise _wrong(data)
     if len(data) // 4 * 3 - padding > max_bytes:
         raise _TooLarge
     try:
         return pybase64.b64decode(data, validate=True)
     except binascii.Error:
-        raise _bad_alphabet(data) from None
+        raise _wrong(data) from None
 
 
 def _without_white_space(payload: str) -> str:
@@ -131,16 +153,19 @@ def _without_white_space(payload: str) -> str:
     return payload
 
 
-def _padding(data: str) -> int:
-    """How many `=` end `data`: 0 to 2. Anywhere else, or too few of them, is an error."""
+def _padding(data: str) -> int | None:
+    """How many `=` end `data`: 0 to 2. None if they are anywhere else, or too few."""
     first = data.find("=")
     padding = 0 if first < 0 else len(data) - first
-    if len(data) % 4 or padding > 2:
-        raise _NotDecodable("The base64 data is truncated or wrongly padded.")
-    return padding
+    return None if len(data) % 4 or padding > 2 else padding
 
 
-def _bad_alphabet(data: str) -> _NotDecodable:
+def _wrong(data: str) -> _NotDecodable:
+    """What is wrong with `data`, which is no base64."""
+    if _ALPHABET.fullmatch(data):
+        return _NotDecodable("The base64 data is truncated or wrongly padded.")
+    if "%" in data:
+        return _NotDecodable("The data has percent escapes, such as %2B for '+': undo them.")
     if "-" in data or "_" in data:
         return _NotDecodable("The URL-safe base64 alphabet is not supported; use '+' and '/'.")
     return _NotDecodable("The data contains characters that are not base64.")

@@ -12,6 +12,7 @@ _BOXES = {
     b"avis": "AVIF",
 }
 """By the brand of an ISO file."""
+_TWICE = "base64 again: it was encoded twice"
 _BEGINNINGS = {
     b"%PDF": "PDF",
     b"\x89PNG": "PNG",
@@ -37,6 +38,10 @@ _BEGINNINGS = {
     b"<!doctype": "HTML",
     b"<html": "HTML",
     b"{": "JSON",
+    b"iVBORw0KGgo": _TWICE,
+    b"/9j/": _TWICE,
+    b"UklGR": _TWICE,
+    b"R0lGOD": _TWICE,
 }
 
 

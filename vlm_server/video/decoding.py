@@ -63,7 +63,9 @@ def decode(job: Job) -> Iterator[Frame]:
         stream.codec_context.options = {"max_pixels": str(job.limits.max_pixels)}
         timeline = _read_timeline(container, stream)
         if timeline.duration > job.limits.max_seconds:
-            raise Unreadable(f"The video is longer than {job.limits.max_seconds:g} seconds.")
+            raise Unreadable(
+                f"The video is longer than {job.limits.max_seconds:g} seconds (video.max_seconds)."
+            )
         samples = sample(timeline.times, timeline.duration, job.limits.fps, job.limits.max_frames)
         yield from _frames(stream, timeline, samples, job.limits)
 
@@ -103,7 +105,9 @@ def _video_stream(container: InputContainer) -> VideoStream:
 
 def _check_size(width: int, height: int, limits: Limits) -> None:
     if width * height > limits.max_pixels:
-        raise Unreadable(f"The video's frames have more than {limits.max_pixels} pixels.")
+        raise Unreadable(
+            f"The video's frames have more than {limits.max_pixels} pixels (video.max_pixels)."
+        )
     if width * height <= 0:
         raise Unreadable("The video's frames have no pixels.")
 

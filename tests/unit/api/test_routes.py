@@ -235,6 +235,10 @@ async def test_unknown_routes_are_404_in_openais_shape(
         ("/v1/v1/chat/completions", "`POST /v1/chat/completions`"),
         ("/v1/chat/completion", "`POST /v1/chat/completions`"),
         ("/models", "`GET /v1/models`"),
+        ("/openai/v1/chat/completions", "`POST /v1/chat/completions`"),
+        ("/v1/health", "`GET /health`"),
+        ("/ready", "`GET /health/ready`"),
+        ("/v1/complete", "`POST /v1/completions`"),
     ],
 )
 async def test_a_404_names_the_path_and_the_nearest_route(
@@ -242,6 +246,19 @@ async def test_a_404_names_the_path_and_the_nearest_route(
 ) -> None:
     message = (await client.get(path)).json()["error"]["message"]
     assert message.startswith(f"There is no route `{path}`. Do you mean {nearest}?")
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/v1/moderations", "/v1", "//"])
+async def test_a_404_suggests_nothing_that_is_something_else(
+    client: httpx.AsyncClient, path: str
+) -> None:
+    assert "Do you mean" not in (await client.get(path)).text
+
+
+async def test_a_405_names_the_methods(client: httpx.AsyncClient) -> None:
+    answer = await client.get(ROUTE)
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert "GET is not allowed on this route, which takes POST." in answer.text
 
 
 async def test_a_404_is_short_and_printable_whatever_the_path(client: httpx.AsyncClient) -> None:

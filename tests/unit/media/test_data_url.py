@@ -43,6 +43,10 @@ def test_base64_may_come_alone() -> None:
             alone(wrong)
         assert refused.value.param == PARAM
     assert "alone" in refused.value.message
+    for place in ("/home/me/passwd.png", "http://passwd.org/x.png", "file:///passwd", "a.png"):
+        with pytest.raises(InvalidImage, match="base64 of the image, not a ") as refused:
+            alone(place)
+        assert "passwd" not in refused.value.message
     with pytest.raises(PayloadTooLarge):
         alone(BASE64, len(DATA) - 1)
 
@@ -56,10 +60,16 @@ def test_every_padding_is_read(length: int) -> None:
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("", "base64 data URL"),
+        ("", "is empty"),
         ("https://example.com/secret.png", "base64 data URL"),
         ("file:///etc/passwd", "base64 data URL"),
         ("/etc/passwd", "base64 data URL"),
+        ("/home/me/passwd.png", "not a path"),
+        ("C:\\me\\passwd.png", "not a path"),
+        ("./passwd.jpeg", "not a path"),
+        ("passwd.webp", "not a path"),
+        ("http://example.com/secret.png", "not a URL of the scheme `http:`"),
+        ("blob:https://example.com/x", "not a URL of the scheme `blob:`"),
         (BASE64, "base64 data URL"),
         ("data:image/png;base64", "no comma"),
         ("data:image/png;" + "x" * 10_000 + ";base64," + BASE64, "no comma"),
@@ -77,11 +87,12 @@ def test_every_padding_is_read(length: int) -> None:
         ("data:image/png;base64,Q===", "padded"),
         ("data:image/png;base64,====", "padded"),
         ("data:image/png;base64,QUI=QUJD", "padded"),
-        ("data:image/png;base64,QU=D", "not base64"),
+        ("data:image/png;base64,QU=D", "padded"),
         ("data:image/png;base64,QUJ!", "not base64"),
         ("data:image/png;base64,QUJ\u00e9", "not base64"),
         ("data:image/png;base64,QUJ\ud800", "not base64"),
-        ("data:image/png;base64,QUI%3DAA", "not base64"),
+        ("data:image/png;base64,QUI%3DAA", "percent"),
+        ("data:image/png;base64,QUI%3D", "percent"),
         ("data:image/png;base64,_-_-", "URL-safe"),
     ],
 )

@@ -177,7 +177,8 @@ def _sampling(
 def _stop(strings: Sequence[str], limits: Limits) -> tuple[str, ...]:
     param, limit = "stop_sequences", limits.max_stop_strings
     if len(strings) > limit:
-        raise InvalidRequest(f"At most {limit} stop strings are allowed.", param)
+        message = f"At most {limit} stop strings are allowed (limits.max_stop_strings)."
+        raise InvalidRequest(message, param)
     for string in strings:
         json_body.utf8_length(string, param)
     return tuple(strings)

@@ -51,7 +51,8 @@ async def read(receive: Receive, limits: Limits, arriving: ArrivingBodies) -> by
     except TimeoutError:
         if gives_way:
             raise QueueFull(
-                "Too many large bodies are arriving, and this one has taken longest; try again."
+                "Too many large bodies are arriving (limits.max_arriving_bytes), and this one has "
+                "taken longest; try again."
             ) from None
         raise RequestTimeout(
             f"The request's body did not arrive within {limits.body_timeout_seconds:g} seconds "

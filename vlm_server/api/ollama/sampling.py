@@ -49,7 +49,9 @@ def _stop(stop: str | list[str] | None, limits: Limits) -> tuple[str, ...]:
     strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(strings) > limits.max_stop_strings:
         raise InvalidRequest(
-            f"At most {limits.max_stop_strings} stop strings are allowed.", "options.stop"
+            f"At most {limits.max_stop_strings} stop strings are allowed "
+            "(limits.max_stop_strings).",
+            "options.stop",
         )
     for string in strings:
         json_body.utf8_length(string, "options.stop")

@@ -146,7 +146,8 @@ def _prompt(given: str | list[Any], context: Context) -> str | tuple[int, ...]:
     if isinstance(given, str):
         limit = context.limits.max_text_bytes
         if json_body.utf8_length(given, "prompt") > limit:
-            raise InvalidRequest(f"At most {limit} bytes of text are allowed.", "prompt")
+            message = f"At most {limit} bytes of text are allowed (limits.max_text_bytes)."
+            raise InvalidRequest(message, "prompt")
         return given
     try:
         return tuple(msgspec.convert(given, TokenIds))

@@ -93,7 +93,8 @@ def _read_text(fields: dict[str, Any], context: Context) -> Taken:
     length = json_body.utf8_length(request.prompt, "prompt")
     if length > context.limits.max_text_bytes:
         limit = context.limits.max_text_bytes
-        raise InvalidRequest(f"At most {limit} bytes of text are allowed.", "prompt")
+        message = f"At most {limit} bytes of text are allowed (limits.max_text_bytes)."
+        raise InvalidRequest(message, "prompt")
     return _raw(request.prompt, request.model, context, ignored)
 
 

@@ -34,7 +34,10 @@ class SchedulerConfig:
             message = f"This model's token ids run from 0 to {last}; the bias names another one."
             return InvalidRequest(message, "logit_bias")
         if sampling.n > self.max_num_seqs:
-            message = f"This server decodes at most {self.max_num_seqs} choices together."
+            message = (
+                f"This server decodes at most {self.max_num_seqs} choices together "
+                "(scheduler.max_num_seqs)."
+            )
             return InvalidRequest(message, "n")
         return None
 

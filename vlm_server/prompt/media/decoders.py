@@ -49,7 +49,7 @@ class DecodeBudget:
         if self._num_pixels > self._limits.max_request_pixels:
             raise DecodeBudgetExceeded(
                 f"The images up to this one have {self._num_pixels} pixels to decode; a request "
-                f"may have {self._limits.max_request_pixels}.",
+                f"may have {self._limits.max_request_pixels} (image.max_request_pixels).",
                 param,
             )
 
@@ -63,7 +63,8 @@ class DecodeBudget:
     def is_late(self, param: str) -> DecodeBudgetExceeded:
         """What to raise when no seconds are left."""
         return DecodeBudgetExceeded(
-            f"Decoding the images up to this one takes over {self._allowed_seconds:g} seconds.",
+            f"Decoding the images up to this one takes over {self._allowed_seconds:g} seconds "
+            "(image.decode_seconds).",
             param,
         )
 

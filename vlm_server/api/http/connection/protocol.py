@@ -34,6 +34,7 @@ once would reset the connection, and the client might never see the response."""
 MAX_LINGER_BYTES = 64 << 20
 """And at most so much of it."""
 
+_TOO_MANY = "The server has too many connections (server.max_connections); try again in a moment."
 _HIGH_WATER_BYTES = 256 * 1024
 """Of a body, what is read ahead of the application."""
 
@@ -87,7 +88,7 @@ class HttpConnection(asyncio.Protocol):
         if self._shared.table.add(self):
             self._enter(Stage.SILENT, self._server.header_timeout_seconds)
         else:
-            self._refuse(QueueFull("The server has too many connections; try again in a moment."))
+            self._refuse(QueueFull(_TOO_MANY))
             self._close()  # without lingering, since it has no place
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
 
@@ -46,6 +47,8 @@ def is_small(body: Body) -> bool:
 
 def parse_object(body: Body) -> dict[str, Any]:
     """The JSON object in `body`. Raises InvalidRequest."""
+    if not body:
+        raise InvalidRequest("The request has no body.")
     _check_complexity(body)
     try:
         value = _decoder.decode(body.decode("utf-8"))
@@ -56,7 +59,7 @@ def parse_object(body: Body) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise InvalidRequest(
-            f"The request's body is not valid JSON at {where}: {error.msg}."
+            f"The request's body is not valid JSON at {where}: {error.msg.removesuffix(' at')}."
         ) from None
     except ValueError:
         raise InvalidRequest("The request's body has a number with too many digits.") from None
@@ -176,7 +179,9 @@ def shown(name: str) -> str:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise InvalidRequest("The request's JSON has a duplicate name in an object.")
+        counts = Counter(name for name, _ in pairs)
+        twice = shown(next(name for name, count in counts.items() if count > 1))
+        raise InvalidRequest(f"The request's JSON has a duplicate name in an object: `{twice}`.")
     if any(len(name) > MAX_NAME_CHARS for name in fields):
         raise UnsupportedField(
             f"The request's JSON has a name of more than {MAX_NAME_CHARS} characters."

@@ -100,9 +100,10 @@ class QueueSlots:
         seconds = self.retry_after_seconds()
         share.want(client, amount, self._clock() + seconds + _RETRY_SECONDS)
         if share is self._bytes:
-            message = f"{share.taken} bytes of {share.limit} for requests that wait are in use"
+            what, setting = "bytes for requests that wait are in use", "max_waiting_bytes"
         else:
-            message = f"{share.taken} requests of {share.limit} are in flight"
+            what, setting = "requests are in flight", "max_requests"
+        message = f"{share.taken} of {share.limit} {what} (limits.{setting})"
         return QueueFull(f"{message}; try again later.", retry_after_seconds=seconds)
 
 

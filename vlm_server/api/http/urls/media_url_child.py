@@ -73,7 +73,10 @@ class Reader:
 
     def _too_many(self) -> RequestError:
         limit = self._job.max_total_bytes
-        return PayloadTooLarge(f"The URLs of the request hold more than {limit} bytes together.")
+        return PayloadTooLarge(
+            f"The URLs of the request hold more than {limit} bytes together "
+            "(limits.max_body_bytes)."
+        )
 
 
 def main(memory_bytes: int, fetcher_of: Callable[[Job], Fetcher]) -> None:

@@ -65,9 +65,13 @@ class MediaUrls:
 
     def _check_enabled(self, url: ExternalUrl) -> None:
         if url.is_file and not self._urls.file_roots:
-            raise url.refusal("must be a base64 data URL; this server reads no `file:` URLs")
+            raise url.refusal(
+                "must be a base64 data URL; this server reads no `file:` URLs (urls.file_roots)"
+            )
         if not url.is_file and not self._urls.https_hosts:
-            raise url.refusal("must be a base64 data URL; this server fetches no `https:` URLs")
+            raise url.refusal(
+                "must be a base64 data URL; this server fetches no `https:` URLs (urls.https_hosts)"
+            )
 
     async def _run(self, job: bytes) -> Contents | Refusal:
         cancellation = Cancellation()
