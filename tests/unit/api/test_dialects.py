@@ -98,6 +98,21 @@ async def test_so_are_the_arguments_of_items(client: httpx.AsyncClient) -> None:
     assert error["param"] == "input[1].arguments"
 
 
+# ---- what asks for nothing ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("route", [*ROUTES, "/api/v0/chat/completions", "/v1/detokenize"])
+async def test_what_is_null_is_not_there(client: httpx.AsyncClient, route: str) -> None:
+    odd = dict.fromkeys(("seed", "stop", "transforms", "best_of", "functions", "made_up"))
+    asked = {"tokens": [1]} if route == "/v1/detokenize" else body(route)
+    answer = await client.post(route, json={**asked, **odd})
+    assert answer.status_code == 200, answer.text
+    assert "x-vlm-ignored" not in answer.headers
+    if route not in (MESSAGES, OLLAMA, GENERATE):
+        answer = await client.post(route, json={**asked, "made_up": 1})
+        assert error_of(answer)["param"] == "made_up"
+
+
 # ---- streams that are silent -----------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from msgspec.json import Decoder
 
 from vlm_server.api.http.intake import json_body
 from vlm_server.api.http.intake.calls import Body, Context, Taken
-from vlm_server.api.http.intake.leniency import IgnoredFields, without_unknown
+from vlm_server.api.http.intake.leniency import IgnoredFields, known_fields
 from vlm_server.api.http.intake.request_model import check_model
 from vlm_server.api.openai.options import Options, encode_options
 from vlm_server.api.openai.response_format import ResponseFormat, read_schema
@@ -117,8 +117,8 @@ def _request(fields: dict[str, Any], context: Context, ignored: IgnoredFields) -
             raise UnsupportedField(message, name)
     for name in sorted(HARMLESS & fields.keys()):
         ignored.add(name, fields.pop(name))
-    if context.unknown_fields == "ignore":
-        fields = without_unknown(fields, CompletionRequest, ignored)
+    refuses = context.unknown_fields == "refuse"
+    fields = known_fields(fields, CompletionRequest, ignored, refuses=refuses)
     return json_body.convert(fields, CompletionRequest, {})
 
 

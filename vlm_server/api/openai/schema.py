@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from msgspec.json import Decoder
 
 from vlm_server.api.http.intake import json_body
-from vlm_server.api.http.intake.leniency import IgnoredFields, without_unknown
+from vlm_server.api.http.intake.leniency import IgnoredFields, known_fields
 from vlm_server.api.openai.messages import ChatMessage
 from vlm_server.api.openai.response_format import ResponseFormat
 from vlm_server.api.openai.thinking import Effort, Reasoning, Thinking
@@ -144,11 +144,17 @@ def read(fields: dict[str, Any], ignored: IgnoredFields, *, refuses: bool = True
     obeyed = {name: value for name, value in fields.items() if not _is_neutral(name, value)}
     for name in sorted(HARMLESS & obeyed.keys()):
         ignored.add(name, obeyed.pop(name))
-    if not refuses:
-        obeyed = without_unknown(obeyed, ChatRequest, ignored)
+    obeyed = known_fields(obeyed, ChatRequest, ignored, refuses=refuses)
+    for name in ("max_tokens", "max_completion_tokens"):
+        if _same(obeyed.get(name), _NO_LIMIT):
+            del obeyed[name]
     request = json_body.convert(obeyed, ChatRequest, RULES)
     ignored.add_unread(obeyed, request)
     return request
+
+
+_NO_LIMIT = -1
+"""What LM Studio's documents send as `max_tokens`: the default is meant."""
 
 
 def _is_neutral(name: str, value: Any) -> bool:

@@ -13,7 +13,7 @@ from msgspec.json import Decoder
 
 from vlm_server.api.http.intake import json_body
 from vlm_server.api.http.intake.calls import Body, Context, Taken
-from vlm_server.api.http.intake.leniency import IgnoredFields, without_unknown
+from vlm_server.api.http.intake.leniency import IgnoredFields, known_fields
 from vlm_server.api.http.intake.request_model import check_model
 from vlm_server.api.openai import intake, schema
 from vlm_server.errors import InvalidRequest, UnsupportedField
@@ -101,10 +101,7 @@ def _read_text(fields: dict[str, Any], context: Context) -> Taken:
 def _known(
     fields: dict[str, Any], kind: type[Struct], context: Context, ignored: IgnoredFields
 ) -> dict[str, Any]:
-    """`fields`, without those that `kind` has not if they are to be ignored."""
-    if context.unknown_fields == "refuse":
-        return fields
-    return without_unknown(fields, kind, ignored)
+    return known_fields(fields, kind, ignored, refuses=context.unknown_fields == "refuse")
 
 
 def _raw(
@@ -155,6 +152,7 @@ _CHECKED = schema.HARMLESS | schema.NEUTRAL.keys() | set(schema.ChatRequest.__st
 
 def _counted(taken: Taken, fields: dict[str, Any]) -> Taken:
     submit = msgspec.structs.replace(taken.submit, count_only=True)
-    without_effect = [name for name in fields if name in _CHECKED - IN_PROMPT]
+    others = _CHECKED - IN_PROMPT
+    without_effect = [name for name in fields if name in others and fields[name] is not None]
     ignored = tuple(dict.fromkeys([*taken.ignored, *without_effect]))
     return Taken(submit, stream=False, options=b"", ignored=ignored)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from vlm_server.api.http.intake import json_body
-from vlm_server.api.http.intake.leniency import IgnoredFields, without_unknown
+from vlm_server.api.http.intake.leniency import IgnoredFields, known_fields
 from vlm_server.api.responses import items
 from vlm_server.api.responses.items import Item, MessageItem, OutputText, Reasoning
 from vlm_server.api.responses.schema import (
@@ -38,8 +38,7 @@ def parse(body: bytes | bytearray, *, refuses: bool = True) -> Parsed:
     obeyed = {name: value for name, value in fields.items() if not _is_ignored(name, value)}
     for name in sorted(HARMLESS & fields.keys()):
         ignored.add(name, fields[name])
-    if not refuses:
-        obeyed = without_unknown(obeyed, ResponsesRequest, ignored)
+    obeyed = known_fields(obeyed, ResponsesRequest, ignored, refuses=refuses)
     items.prepare(obeyed.get("input"))
     _refuse_tools(obeyed)
     request = json_body.convert(obeyed, ResponsesRequest, RULES)

@@ -56,6 +56,8 @@ async def refusal(client: httpx.AsyncClient, body: dict[str, Any] | bytes) -> di
     [
         ({}, SamplingParams(LONGEST)),
         ({"max_tokens": 5}, SamplingParams(max_tokens=5)),
+        ({"max_tokens": -1}, SamplingParams(LONGEST)),
+        ({"max_completion_tokens": -1}, SamplingParams(LONGEST)),
         ({"max_completion_tokens": 6}, SamplingParams(max_tokens=6)),
         ({"max_tokens": 7, "max_completion_tokens": 7}, SamplingParams(max_tokens=7)),
         ({"temperature": 0}, SamplingParams(LONGEST, temperature=0.0)),
@@ -109,7 +111,7 @@ async def test_fields_reach_the_engine(
 @pytest.mark.parametrize(
     ("param", "values"),
     [
-        ("max_tokens", [0, -1, 1.5, True, "5", 2**31, 2**63, 10**400, [], {}]),
+        ("max_tokens", [0, -2, -1.5, 1.5, True, "5", 2**31, 2**63, 10**400, [], {}]),
         ("max_completion_tokens", [0, "5", 2**63]),
         ("temperature", [-0.1, 2.1, True, "NaN", "1", [], 10**400]),
         ("top_p", [0, -1, 1.01, False, "1"]),

@@ -1,8 +1,8 @@
 """Which fields of a body have no effect: clients are told, since they are not refused.
 
 Clients send back their own objects, with fields that this server never heard of, so what is unknown
-inside messages and parts is ignored. What is unknown at the top is refused by name, unless
-`server.unknown_fields` says otherwise: it may be a parameter that somebody relies on.
+inside messages and parts is ignored. What is unknown at the top is refused by name, unless it is
+null or `server.unknown_fields` says otherwise: it may be a parameter that somebody relies on.
 """
 
 from __future__ import annotations
@@ -68,13 +68,17 @@ class Collector(Protocol):
     def add(self, path: str, value: Any, /) -> None: ...
 
 
-def without_unknown(
-    fields: dict[str, Any], schema: type[msgspec.Struct], ignored: Collector
+def known_fields(
+    fields: dict[str, Any], schema: type[msgspec.Struct], ignored: Collector, *, refuses: bool
 ) -> dict[str, Any]:
-    """The fields of a body that `schema` has; the others go to `ignored`."""
+    """The fields of a body that `schema` has; the others go to `ignored`.
+
+    If the server `refuses` those, they stay, to be refused by name, but what is null: it asks for
+    nothing, and clients send all that they know of so.
+    """
     known = dict[str, Any]()
     for name, value in fields.items():
-        if name in schema.__struct_encode_fields__:
+        if name in schema.__struct_encode_fields__ or (refuses and value is not None):
             known[name] = value
         else:
             ignored.add(name[:_MAX_NAME_CHARS], value)
