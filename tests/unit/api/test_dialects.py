@@ -74,6 +74,18 @@ async def test_what_no_template_can_be_given_is_refused_by_name(
     assert engine.submitted == []
 
 
+@pytest.mark.parametrize("route", [CHAT, OLLAMA])
+async def test_a_call_of_the_history_may_have_no_arguments(
+    client: httpx.AsyncClient, engine: ScriptedEngine, route: str
+) -> None:
+    for arguments in (None, "", {}):
+        history = [user("hi"), assistant(called("1", "f", arguments)), result("1", "x")]
+        answer = await send(client, route, messages=history)
+        assert answer.status_code == 200, answer.text
+        (call,) = engine.submitted[-1].messages[1].tool_calls
+        assert call.arguments == "{}"
+
+
 async def test_so_are_the_inputs_of_anthropics_calls(client: httpx.AsyncClient) -> None:
     call = {"type": "tool_use", "id": "1", "name": "f", "input": {"x": "\ud800"}}
     history = [user("hi"), {"role": "assistant", "content": [call]}, user("so?")]

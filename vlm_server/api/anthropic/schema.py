@@ -21,7 +21,8 @@ _SOURCES = "must be 'base64' or 'url'"
 RULES = {
     "role": "must be 'user', 'assistant' or 'system'",
     "type": "must be 'text' or 'image'; in the user's messages also 'tool_result', in the "
-    "assistant's 'tool_use', 'thinking' or 'redacted_thinking'",
+    "assistant's 'tool_use', 'thinking' or 'redacted_thinking'; send documents as images of their "
+    "pages",
     "messages[].content[].source.type": _SOURCES,
     "messages[].content[].content[].source.type": _SOURCES,
     "messages[].content[].content[].type": "must be 'text' or 'image'",

@@ -56,7 +56,7 @@ _EFFORTS = "must be 'none', 'minimal', 'low', 'medium', 'high', 'xhigh' or 'max'
 
 RULES = {
     "role": "must be 'system', 'developer', 'user', 'assistant' or 'tool'",
-    "type": "must be 'text', 'image_url' or 'video_url'",
+    "type": "must be 'text', 'image_url' or 'video_url'; send documents as images of their pages",
     "tools[].type": "must be 'function'",
     "messages[].tool_calls[].type": "must be 'function'",
     "tool_choice": "must be 'none', 'auto', 'required', or an object that names tools",
