@@ -58,6 +58,10 @@ LOOK = [
     "Take a [screenshot|picture]. {question}", "Look first. {question}",
     "Use {name}, then answer: {question}", "Call {name}. {question}", "{question} Use {name}.",
 ]  # fmt: skip
+LOOK_AND_ACT = [
+    "Take a [screenshot|picture][ and|, then| and then] {order}", "Look first, then {order}",
+    "Use {name}, then {order}", "Call {name} and then {order}", "{name}, then {order}",
+]  # fmt: skip
 
 
 def on_tools(rng: random.Random, artist: Artist, sizes: list[Size]) -> Conversation:
@@ -66,9 +70,9 @@ def on_tools(rng: random.Random, artist: Artist, sizes: list[Size]) -> Conversat
     pictures = [paint(rng, artist, *each) for each in zip(scenes, sizes, strict=True)]
     if len(sizes) == 1:
         makers = (_chosen, _filled, _filled, _pointed, _pointed, _answered, _continued, _as_json)
-        tools, turns = rng.choice(makers)(rng, scenes[0])
+        tools, turns = rng.choice((*makers, _seen_first))(rng, scenes[0])
     else:
-        tools, turns = rng.choice((_looked, _acted))(rng, scenes)
+        tools, turns = rng.choice((_looked, _looked, _acted))(rng, scenes)
     rng.shuffle(tools)
     return Conversation(turns, system_prompt(rng), pictures, tools)
 
@@ -83,7 +87,7 @@ def on_tool_series(rng: random.Random, artist: Artist, size: Size) -> Conversati
     usable = [each for each in usable if each.parameters]
     turns: list[Turn] = []
     for thing in rng.sample(scene.shapes, min(len(scene.shapes), 5)):  # none twice: no copying
-        turns += _one_order(rng, scene, thing, rng.choice(usable))
+        turns += _one_order(rng, scene, thing, rng.choice(usable), offered)
     turns = turns or interview(rng, scene, 1)
     turns[0].question = IMAGE_MARK + turns[0].question.removeprefix(IMAGE_MARK)
     if turns[-1].call and rng.random() < 0.25:
@@ -93,18 +97,31 @@ def on_tool_series(rng: random.Random, artist: Artist, size: Size) -> Conversati
     return Conversation(turns, system_prompt(rng), [picture], offered)
 
 
-def _one_order(rng: random.Random, scene: Scene, thing: Thing, tool: Tool) -> list[Turn]:
-    """An order, what came of it, and a question perhaps; nothing if there are no words for it."""
-    asker = Interviewer(rng, scene)
-    hides = ("",) if tool.name in POINTERS else ("color", "shape", "")
+def _one_order(
+    rng: random.Random, scene: Scene, thing: Thing, tool: Tool, offered: list[Tool], lead: str = ""
+) -> list[Turn]:
+    """An order, what came of it, and a question perhaps; nothing if there are no words for it.
+
+    A `lead` says to call `offered[0]`, whose result is the picture, and then to do {order}.
+    """
+    asker, points = Interviewer(rng, scene), tool.name in POINTERS
+    hides = ("",) if points else ("color", "shape", "")
     ref = asker.refer(thing, hide=rng.choice(hides)) or asker.refer(thing)
     if ref is None:
         return []
-    wordings = POINT if tool.name in POINTERS else FILL
-    wording = rng.choice([each for each in wordings if "{name}" in each])
+    wordings = POINT if points else FILL
+    if not points or sum(each.name in POINTERS for each in offered) > 1:
+        wordings = [each for each in wordings if "{name}" in each]
+    order = expand(rng, rng.choice(wordings), name=tool.name, ref=ref)
     call = Call(tool.name, _arguments(scene, thing, tool.parameters))
-    task = "tool_point" if tool.name in POINTERS else "tool_fill"
-    turns = [Turn(_order(rng, wording, name=tool.name, ref=ref), call.text, task, call=call)]
+    task = "tool_point" if points else "tool_fill"
+    if lead:
+        look = Call(offered[0].name, {})
+        order = expand(rng, lead, name=look.name, order=order[0].lower() + order[1:])
+        turns = [Turn(_spoken(rng, order), look.text, "tool_look", call=look)]
+        turns.append(Turn(result_text(IMAGE_MARK), call.text, task, call=call))
+    else:
+        turns = [Turn(_spoken(rng, order), call.text, task, call=call)]
     if rng.random() < 0.6:
         turns.append(Turn(result_text(rng.choice(RESULTS)), "Done.", "tool_done"))
         if rng.random() < 0.3:
@@ -196,20 +213,47 @@ def _continued(rng: random.Random, scene: Scene) -> tuple[list[Tool], list[Turn]
 
 
 def _looked(rng: random.Random, scenes: list[Scene]) -> tuple[list[Tool], list[Turn]]:
-    """All pictures come as results of a tool that takes nothing."""
-    tool = Tool(rng.choice(LOOKS))
-    tools = [tool, *_distractors(rng, rng.randint(0, 3), tool)]
-    is_clear = not any(other.name in LOOKS for other in tools[1:])
-    wordings = LOOK if is_clear else [each for each in LOOK if "{name}" in each]
-    turns = []
+    """All pictures come as results of a tool that takes nothing; others act on what they show."""
+    look, acting = Tool(rng.choice(LOOKS)), list[Tool]()
+    if rng.random() < 0.7:
+        acting.append(Tool(rng.choice(POINTERS), ("x", "y")))
+    if rng.random() < 0.4:
+        acting.append(Tool(_name(rng), _parameters(rng, most=4)))
+    tools = [look, *acting, *_distractors(rng, rng.randint(0, 2), look, *acting)]
+    turns = list[Turn]()
     for scene in scenes:
-        asked = interview(rng, scene, 1)[0]
-        slots = {"name": tool.name, "question": asked.question}
-        text = expand(rng, rng.choice(wordings), **slots)
-        call = Call(tool.name, {})
-        turns.append(Turn(text, call.text, "tool_look", call=call))
-        turns.append(Turn(result_text(IMAGE_MARK), asked.answer, f"result_{asked.task}"))
+        turns += _one_look(rng, scene, tools, acting)
+        for _ in range(rng.choice((0, 0, 1, 2))):
+            if acting and rng.random() < 0.6:
+                thing = rng.choice(scene.shapes)
+                turns += _one_order(rng, scene, thing, rng.choice(acting), tools)
+            else:
+                turns += interview(rng, scene, 1)
     return tools, turns
+
+
+def _one_look(
+    rng: random.Random, scene: Scene, tools: list[Tool], acting: list[Tool]
+) -> list[Turn]:
+    """The first of the tools is called, and then an answer given or another tool called."""
+    is_clear = not any(other.name in LOOKS for other in tools[1:])
+    if acting and rng.random() < 0.5:
+        lead = rng.choice([each for each in LOOK_AND_ACT if is_clear or "{name}" in each])
+        thing = rng.choice(scene.shapes)
+        turns = _one_order(rng, scene, thing, rng.choice(acting), tools, lead)
+        if turns:
+            return turns
+    asked, look = interview(rng, scene, 1)[0], Call(tools[0].name, {})
+    wording = rng.choice([each for each in LOOK if is_clear or "{name}" in each])
+    text = expand(rng, wording, name=look.name, question=asked.question)
+    return [
+        Turn(text, look.text, "tool_look", call=look),
+        Turn(result_text(IMAGE_MARK), asked.answer, f"result_{asked.task}"),
+    ]
+
+
+def _seen_first(rng: random.Random, scene: Scene) -> tuple[list[Tool], list[Turn]]:
+    return _looked(rng, [scene])
 
 
 def _acted(rng: random.Random, scenes: list[Scene]) -> tuple[list[Tool], list[Turn]]:
@@ -234,7 +278,11 @@ def _scene(rng: random.Random, artist: Artist, size: Size) -> Scene:
 
 def _order(rng: random.Random, wording: str, **slots: str) -> str:
     """One of the wordings above, as people write it."""
-    text = expand(rng, wording, **slots)
+    return _spoken(rng, expand(rng, wording, **slots))
+
+
+def _spoken(rng: random.Random, text: str) -> str:
+    """With the manners and the carelessness of people."""
     kind = rng.random()
     if kind < 0.1:
         text = "Please " + text[0].lower() + text[1:]
@@ -276,9 +324,9 @@ def _name(rng: random.Random) -> str:
     return name
 
 
-def _distractors(rng: random.Random, count: int, beside: Tool | None = None) -> list[Tool]:
+def _distractors(rng: random.Random, count: int, *beside: Tool) -> list[Tool]:
     """Tools that nobody asks for, with other names than `beside`."""
-    tools, names = list[Tool](), {beside.name} if beside else set[str]()
+    tools, names = list[Tool](), {each.name for each in beside}
     while len(tools) < count:
         kind = rng.random()
         if kind < 0.35:
