@@ -113,6 +113,12 @@ def parts_of(items: Iterable[Item]) -> Iterator[MessagePart]:
             yield from content
 
 
+def is_unfinished(item: Item) -> bool:
+    """Whether the answer goes on where `item`, the last one, ends."""
+    is_answer = isinstance(item, MessageItem) and item.role == "assistant"
+    return is_answer and item.status in ("in_progress", "incomplete")
+
+
 def _content(item: Item) -> str | list[MessagePart] | list[ToolPart]:
     match item:
         case MessageItem():
