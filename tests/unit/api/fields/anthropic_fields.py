@@ -57,7 +57,7 @@ MESSAGES: tuple[Field, ...] = (
     works("image", f"{BLOCK}{{image}}.source{{base64}}.data", OTHER, on=SEEN),
     works("image", f"{BLOCK}{{image}}.source{{url}}.url", OTHER_URL, on=LINKED),
     ignored("media type", f"{BLOCK}{{image}}.source{{base64}}.media_type", "image/webp", on=SEEN,
-            neutral=("image/png",)),
+            neutral=("image/png",), where="unless it is that of the bytes"),
     works("call", f"{CALL}.id", "2", on=CALLED),
     works("call", f"{CALL}.name", "other", on=CALLED),
     works("call", f"{CALL}.input", {"screen": 2}, on=CALLED),
@@ -70,11 +70,11 @@ MESSAGES: tuple[Field, ...] = (
     refused("other parts", "messages[].content", [{"type": "document", "source": {}}],
             named="messages[].content[].type", title="`document` and others"),
     ignored("media type", f"{RESULT}.content[]{{image}}.source{{base64}}.media_type", "image/webp",
-            on=SHOT, neutral=("image/png",)),
+            on=SHOT, neutral=("image/png",), where="unless it is that of the bytes"),
     works("failure", f"{RESULT}.is_error", True, on=CALLED),
     works("thought", "messages[assistant].content[]{thinking}.thinking", "Oh.", on=CALLED),
     ignored("signature, encryption", "messages[assistant].content[]{thinking}.signature", "abc",
-            on=CALLED, neutral=(SIGNATURE,)),
+            on=CALLED, neutral=(SIGNATURE,), where="unless it is this server's"),
     ignored("signature, encryption", "messages[assistant].content[]{redacted_thinking}.data", "y",
             on=request(user("hi"), assistant(HIDDEN, text()), user("so?")),
             named="messages[].content[].redacted_thinking"),
@@ -93,7 +93,14 @@ TOOLS: tuple[Field, ...] = (
     works("settings of Anthropic's tools", "tools[].enable_zoom", True, on=COMPUTER),
     works("settings of Anthropic's tools", "tools[].max_characters", 900, on=EDITOR),
     ignored("settings of Anthropic's tools", "tools[].display_number", 1, on=COMPUTER),
-    ignored("settings of Anthropic's tools", "tools[].max_characters", 900, on=COMPUTER),
+    ignored("settings of Anthropic's tools", "tools[].max_characters", 900, on=COMPUTER,
+            where="of other types"),
+    ignored("settings of Anthropic's tools", "tools[].display_width_px", 900, on=WITH_TOOLS,
+            where="of other types"),
+    ignored("description", "tools[].description", "D.", on=COMPUTER,
+            where="of Anthropic's types"),
+    ignored("parameters", "tools[].input_schema", SCHEMA, on=COMPUTER,
+            where="of Anthropic's types"),
     works("choice", "tool_choice", {"type": "any"}, on=WITH_TOOLS),
     works("tool that must be called", "tool_choice{tool}.name", "other",
           on=choosing("tool", name="look")),
@@ -102,7 +109,7 @@ TOOLS: tuple[Field, ...] = (
     works("parallel calls", "tool_choice{any}.disable_parallel_tool_use", True,
           on=choosing("any")),
     ignored("parallel calls", "tool_choice{tool}.disable_parallel_tool_use", False,
-            on=choosing("tool", name="look"), neutral=(True,)),
+            on=choosing("tool", name="look"), neutral=(True,), where="if it is `false` with `tool`"),
     ignored("tools that servers run", "mcp_servers", [{"name": "x"}]),
 )  # fmt: skip
 
@@ -128,12 +135,26 @@ ANSWERS: tuple[Field, ...] = (
     ignored("earlier turns", "container", "c_1"),
 )
 
+UNKNOWN: tuple[Field, ...] = (
+    ignored("at the top", "colour", "red", title="any"),
+    *(ignored("in messages, items, parts, calls and tools", f"{path}.colour", "red", on=on,
+              title="any")
+      for path, on in (("messages[]", SAID), (f"{BLOCK}{{text}}", SAID), (f"{BLOCK}{{image}}", SEEN),
+                       (f"{BLOCK}{{image}}.source{{base64}}", SEEN), (CALL, CALLED),
+                       (RESULT, CALLED), (f"{RESULT}.content[]{{text}}", CALLED),
+                       ("tools[]", WITH_TOOLS))),
+    *(ignored("in other objects", f"{path}.colour", "red", on=on, title="any")
+      for path, on in (("thinking{enabled}", None), ("thinking{disabled}", None),
+                       ("output_config", None), ("output_config.format", MATCHING),
+                       ("tool_choice{auto}", choosing("auto")))),
+)  # fmt: skip
+
 MESSAGE = Dialect(
     title="Messages",
     route=ROUTE,
     structs=(MessagesRequest,),
     usual=request(),
-    fields=(works("model", "model", "other", fails=404), *MESSAGES, *TOOLS, *ANSWERS),
+    fields=(works("model", "model", "other", fails=404), *MESSAGES, *TOOLS, *ANSWERS, *UNKNOWN),
     script=(thinks("Hm."), says("Hello"), ended(), finished()),
 )
 

@@ -114,6 +114,11 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "engine's options",
         "form of the answer",
     ),
+    "Unknown fields": (
+        "at the top",
+        "in messages, items, parts, calls and tools",
+        "in other objects",
+    ),
 }
 
 CONCEPTS = frozenset(concept for section in SECTIONS.values() for concept in section)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.unit.api.fields.field import Dialect, Field, Reading, ignored, refused, works
-from tests.unit.api.fields.openai_fields import CHAT
+from tests.unit.api.fields.openai_fields import CHAT, UNKNOWN_AT_THE_TOP
 from tests.unit.api.scripted_engine import Step
 from vlm_server.api.openai.schema import ChatRequest
 from vlm_server.api.openai.tokenize_intake import (
@@ -55,8 +55,11 @@ TOKENIZE = Dialect(
         ignored("usage at the end", "stream_options", {"include_usage": True},
                 on={**CHAT.usual, "stream": True}),
         works("conversation or prompt", "prompt", "ho", on=TEXT),
-        refused("template of the request's own", ADDS_SPECIAL, True, neutral=(False, None)),
-        refused("template of the request's own", ADDS_SPECIAL, False, on=TEXT, neutral=(True,)),
+        refused("template of the request's own", ADDS_SPECIAL, True, neutral=(False, None),
+                where="with `messages`"),
+        refused("template of the request's own", ADDS_SPECIAL, False, on=TEXT, neutral=(True,),
+                where="with `prompt`"),
+        refused("at the top", "colour", "red", on=TEXT, title="any"),
         refused("form of the answer", "return_token_strs", True, neutral=(False, None)),
     ),
     more=frozenset({*CHAT.more, *NEUTRAL, ADDS_SPECIAL}),
@@ -72,6 +75,7 @@ DETOKENIZE = Dialect(
     fields=(
         works("model", "model", "other", fails=404),
         works("conversation or prompt", "tokens", [7]),
+        UNKNOWN_AT_THE_TOP,
     ),
     script=COUNTED,
     counts=True,

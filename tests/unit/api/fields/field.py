@@ -41,7 +41,8 @@ class Field:
     neutral: values that ask for nothing, and are taken without a word.
     fails: the status if the field works, and the value shows it by being refused.
     named: what the header or the error says, if it is not the path.
-    title: what `docs/fields.md` says, if it is not that.
+    title: what `docs/fields.md` calls it, if it is not that.
+    where: when it is read so, for `docs/fields.md`.
     """
 
     concept: str
@@ -53,6 +54,7 @@ class Field:
     fails: int | None = None
     named: str = ""
     title: str = ""
+    where: str = ""
 
     @property
     def declared(self) -> str:

@@ -6,7 +6,7 @@ import base64
 from typing import Any
 
 from tests.unit.api.fields.field import Dialect, Field, ignored, refused, works
-from tests.unit.api.fields.openai_fields import SCHEMA
+from tests.unit.api.fields.openai_fields import OF_OTHERS, SCHEMA
 from tests.unit.api.ollama.test_fields import IGNORED_OPTIONS, chat, generate
 from tests.unit.api.requests import tool, user
 from tests.unit.media.pictures import encoded
@@ -54,6 +54,8 @@ def shared(usual: dict[str, Any]) -> tuple[Field, ...]:
         ignored("staying loaded", "keep_alive", "5m"),
         *(ignored(_concept(name), f"options.{name}", value)
           for name, value in IGNORED_OPTIONS.items()),
+        ignored("at the top", "colour", "red", title="any"),
+        ignored("in other objects", "options.colour", "red", title="any"),
     )  # fmt: skip
 
 
@@ -76,26 +78,36 @@ CHAT = Dialect(
         works("text", "messages[].content", "other"),
         works("image", "messages[].images", [PNG]),
         works("thought", "messages[assistant].thinking", "Hm.", on=ANSWERED),
-        ignored("thought", "messages[user].thinking", "Hm."),
+        ignored("thought", "messages[user].thinking", "Hm.", where=OF_OTHERS),
         works("call", "messages[assistant].tool_calls", [FIRST], on=ANSWERED),
         works("call", "messages[assistant].tool_calls[].id", "3", on=CALLED),
         works("call", "messages[assistant].tool_calls[].function.name", "h", on=CALLED),
         works("call", "messages[assistant].tool_calls[].function.arguments", {}, on=CALLED),
-        ignored("call", "messages[user].tool_calls", [FIRST]),
+        ignored("call", "messages[user].tool_calls", [FIRST], where=OF_OTHERS),
         works("result of a call", "messages[tool].tool_call_id", "2", on=CALLED_TWICE),
-        ignored("result of a call", "messages[user].tool_call_id", "2"),
+        ignored("result of a call", "messages[user].tool_call_id", "2", where=OF_OTHERS),
         works("tool of a result", "messages[tool].tool_name", "g", on=CALLED_TWICE),
         works("tool of a result", "messages[tool].name", "g", on=CALLED_TWICE),
-        ignored("tool of a result", "messages[user].tool_name", "g"),
-        ignored("name of the speaker", "messages[user].name", "Ann"),
+        ignored("tool of a result", "messages[user].tool_name", "g", where=OF_OTHERS),
+        ignored("tool of a result", "messages[tool].name", "h", where="beside another `tool_name`",
+                on=called(FIRST, SECOND, tool_name="g")),
+        ignored("name of the speaker", "messages[user].name", "Ann", where=OF_OTHERS),
         works("tools", "tools", [tool("f")]),
         works("name", "tools[].function.name", "g", on=WITH_TOOL),
         works("description", "tools[].function.description", "G.", on=WITH_TOOL),
         works("parameters", "tools[].function.parameters", {}, on=WITH_TOOL),
         ignored("strict arguments", "tools[].function.strict", True, on=WITH_TOOL),
         refused("type", "tools[].type", "other", on=WITH_TOOL, neutral=("function", None)),
+        refused("image", "messages[system].images", [PNG], where="of systems and assistants",
+                on=chat({"role": "system", "content": "S"}, user("hi"))),
+        *(ignored("in messages, items, parts, calls and tools", f"{path}.colour", "red", on=on,
+                  title="any")
+          for path, on in (("messages[]", None), ("tools[]", WITH_TOOL),
+                           ("tools[].function", WITH_TOOL),
+                           ("messages[assistant].tool_calls[]", CALLED),
+                           ("messages[assistant].tool_calls[].function", CALLED))),
     ),
-)
+)  # fmt: skip
 
 GENERATE = Dialect(
     title="Ollama generate",

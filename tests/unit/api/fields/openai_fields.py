@@ -27,6 +27,7 @@ WITH_REFUSAL = chat(
     user("hi"), {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}, user("o")
 )
 BEGUN = chat(user("Tell."), {"role": "assistant", "content": "Once"}, continue_final_message=True)
+OF_OTHERS = "in other messages"
 CHOICE = "tool_choice{allowed_tools}.allowed_tools"
 
 
@@ -83,9 +84,11 @@ def formats(usual: dict[str, Any]) -> tuple[Field, ...]:
         ignored("name, description", f"{FORMAT}.name", "b", on=on),
         ignored("name, description", f"{FORMAT}.description", "B.", on=on),
         ignored("strictness", f"{FORMAT}.strict", False, on=on, neutral=(True,)),
-        refused("schema", "response_format{text}.json_schema", {}, on=plain, neutral=(None,)),
-        refused("schema", "response_format{json_object}.json_schema", {}, on=json, neutral=(None,)),
-    )
+        refused("schema", "response_format{text}.json_schema", {}, on=plain, neutral=(None,),
+                where="with other types"),
+        refused("schema", "response_format{json_object}.json_schema", {}, on=json, neutral=(None,),
+                where="with other types"),
+    )  # fmt: skip
 
 
 def streams(usual: dict[str, Any]) -> tuple[Field, ...]:
@@ -160,20 +163,26 @@ MESSAGES: tuple[Field, ...] = (
     works("text", "messages[].content[]{text}.text", "other", on=chat(user(text()))),
     works("refusal", "messages[assistant].content[]{refusal}.refusal", "Never.", on=WITH_REFUSAL),
     works("refusal", "messages[assistant].refusal", "No.", on=ASSISTANT),
-    ignored("refusal", "messages[user].refusal", "No."),
+    ignored("refusal", "messages[user].refusal", "No.", where=OF_OTHERS),
     works("thought", "messages[assistant].reasoning_content", "Hm.", on=ASSISTANT),
     works("thought", "messages[assistant].reasoning", "Hm.", on=ASSISTANT),
-    ignored("thought", "messages[user].reasoning_content", "Hm."),
+    ignored("thought", "messages[user].reasoning_content", "Hm.", where=OF_OTHERS),
+    ignored("thought", "messages[user].reasoning", "Hm.", where=OF_OTHERS),
+    ignored("thought", "messages[assistant].reasoning", "Hm.", where=OF_OTHERS,
+            on=chat(user("hi"), {"role": "assistant", "content": "Yes?", "reasoning_content": "H"},
+                    user("so?"))),
     works("call", "messages[assistant].tool_calls", [called("1")], on=ASSISTANT),
     works("call", "messages[assistant].tool_calls[]{function}.id", "2", on=CALLED),
     works("call", "messages[assistant].tool_calls[]{function}.function.name", "g", on=CALLED),
     works("call", "messages[assistant].tool_calls[]{function}.function.arguments", "{}", on=CALLED),
-    ignored("call", "messages[user].tool_calls", [called("1")]),
+    ignored("call", "messages[user].tool_calls", [called("1")], where=OF_OTHERS),
+    ignored("call", "messages[assistant].tool_calls[].index", 0, on=CALLED),
     works("result of a call", "messages[tool].tool_call_id", "2", on=CALLED),
-    ignored("result of a call", "messages[user].tool_call_id", "2"),
+    ignored("result of a call", "messages[user].tool_call_id", "2", where=OF_OTHERS),
     works("tool of a result", "messages[tool].name", "g", on=CALLED),
-    ignored("name of the speaker", "messages[user].name", "Ann"),
-    ignored("name of the speaker", "messages[assistant].name", "Bob", on=ASSISTANT),
+    ignored("name of the speaker", "messages[user].name", "Ann", where="of users and assistants"),
+    ignored("name of the speaker", "messages[assistant].name", "Bob", on=ASSISTANT,
+            where="of users and assistants"),
     refused("audio, modalities", "messages[].audio", SPEECH, on=ASSISTANT, neutral=(None,)),
     refused("functions (legacy)", "messages[].function_call", {"name": "f"}, on=ASSISTANT,
             neutral=(None,)),
@@ -187,6 +196,24 @@ MESSAGES: tuple[Field, ...] = (
     refused("other parts", "messages[].content", [{"type": "input_audio", "input_audio": {}}],
             named="messages[].content[].type", title="`input_audio`, `file` and others"),
     refused("where the answer begins", "add_generation_prompt", False, neutral=(True, None)),
+)  # fmt: skip
+
+UNKNOWN_AT_THE_TOP = refused("at the top", "colour", "red", title="any")
+UNKNOWN: tuple[Field, ...] = (
+    UNKNOWN_AT_THE_TOP,
+    *(ignored("in messages, items, parts, calls and tools", f"{path}.colour", "red", on=on,
+              title="any")
+      for path, on in (("messages[]", chat()), ("messages[].content[]{text}", chat(user(text()))),
+                       ("messages[].content[]{image_url}.image_url", WITH_PICTURE),
+                       ("messages[assistant].tool_calls[]{function}", CALLED),
+                       ("messages[assistant].tool_calls[]{function}.function", CALLED),
+                       ("tools[]{function}", WITH_TOOL), ("tools[]{function}.function", WITH_TOOL),
+                       ("tool_choice{function}", choosing(tool("f"))))),
+    *(refused("in other objects", f"{path}.colour", "red", on=on, title="any")
+      for path, on in (("stream_options", chat(stream=True)), ("reasoning", None),
+                       ("thinking", chat(thinking={"type": "auto"})), ("mm_processor_kwargs", None),
+                       ("response_format{text}", chat(response_format={"type": "text"})),
+                       (FORMAT, chat(response_format=matching())))),
 )  # fmt: skip
 
 IMAGE = "messages[].content[]{image_url}.image_url"
@@ -220,6 +247,7 @@ CHAT = Dialect(
         *MEDIA,
         *HARMLESS_FIELDS,
         *UNSUPPORTED,
+        *UNKNOWN,
     ),
     more=HARMLESS | NEUTRAL.keys(),
 )

@@ -8,6 +8,7 @@ import httpx
 
 from tests.unit.api.fields.field import Dialect, Field, ignored, refused, works
 from tests.unit.api.fields.openai_fields import OTHER_PNG, OTHER_VIDEO_URL, SCHEMA, VIDEO_URL
+from tests.unit.api.fields.openai_fields import UNKNOWN_AT_THE_TOP
 from tests.unit.api.requests import PNG_URL
 from tests.unit.api.responses.requests import ROUTE, asking, tool, user
 from vlm_server.api.responses.schema import HARMLESS, LOGPROBS, NEUTRAL, ResponsesRequest
@@ -99,7 +100,8 @@ ITEMS: tuple[Field, ...] = (
     *(works("id", f"input[]{{{kind}}}.id", "item_1", on=on)
       for kind, on in (("message", SAID), ("function_call", CALLED),
                        ("function_call_output", CALLED), ("reasoning", CALLED))),
-    *(ignored("status", f"input[]{{{kind}}}.status", "incomplete", on=on, neutral=("completed",))
+    *(ignored("status", f"input[]{{{kind}}}.status", "incomplete", on=on, neutral=("completed",),
+              where="unless it is `\"completed\"`")
       for kind, on in (("message", SAID), ("function_call", CALLED),
                        ("function_call_output", CALLED), ("reasoning", CALLED))),
 )  # fmt: skip
@@ -117,6 +119,22 @@ TOOLS: tuple[Field, ...] = (
           on=allowing("auto", "f")),
     works("parallel calls", "parallel_tool_calls", False, on=WITH_TOOLS),
     ignored("number of calls", "max_tool_calls", 3),
+)  # fmt: skip
+
+UNKNOWN: tuple[Field, ...] = (
+    UNKNOWN_AT_THE_TOP,
+    *(ignored("in messages, items, parts, calls and tools", f"{path}.colour", "red", on=on,
+              title="any")
+      for path, on in (("input[]{message}", SAID), (f"{PART}{{input_text}}", SAID),
+                       (f"{PART}{{input_image}}", SEEN), ("input[]{function_call}", CALLED),
+                       (RESULT, CALLED), (f"{RESULT}.output[]{{input_text}}", CALLED),
+                       ("input[]{reasoning}", CALLED), (LAST_TOOL, WITH_TOOLS),
+                       ("tool_choice{function}", NAMED))),
+    *(ignored("in other objects", f"{path}.colour", "red", on=on, title="any")
+      for path, on in (("text", None), ("text.format{json_schema}", MATCHING), ("reasoning", None),
+                       ("thinking", None))),
+    refused("in other objects", "stream_options.colour", "red", on=asking(stream=True),
+            title="`stream_options`'"),
 )  # fmt: skip
 
 RESPONSES = Dialect(
@@ -166,6 +184,7 @@ RESPONSES = Dialect(
         ignored("moderation", "moderation", {"model": "m"}),
         ignored("priority", "service_tier", "flex"),
         ignored("shortening of the prompt", "truncation", "auto"),
+        *UNKNOWN,
         refused("background", "background", True, neutral=(False, None)),
         refused("context management", "context_management", [{"type": "x"}], neutral=([], None)),
         refused("stored prompt, conversation", "conversation", "conv_1", neutral=(None,)),

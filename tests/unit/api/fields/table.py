@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from tests.unit.api.fields.concepts import SECTIONS
 from tests.unit.api.fields.dialects import ANSWERING, COUNTING
@@ -24,50 +23,52 @@ Which fields each dialect has, concept by concept. What they mean is described i
 [responses.md](responses.md), [anthropic.md](anthropic.md) and [ollama.md](ollama.md).
 
 - A field alone has an effect.
-- *ignored*: it is taken, has no effect, and is named in the header `X-VLM-Ignored`. With values in brackets, these are
-  what is done anyway, and not named.
-- *refused*: 400, and the error names it. With *only*, these values, which ask for what is done anyway, are taken.
-- –: the dialect has no such field.
+- *ignored*: it is taken, has no effect, and is named in the header `X-VLM-Ignored`; *unless* it asks for what is done
+  anyway.
+- *refused*: 400, and the error names it. *only*: it is refused, unless it has these values, which ask for what is done
+  anyway.
+- –: the dialect has no such field; see [Unknown fields](#unknown-fields).
 
-Fields that are not here: [unknown fields](#unknown-fields).
+`null` is the same as nothing, everywhere.
 
 This page is made of the declarations in `tests/unit/api/fields`. For each field, a test sends a request with and without
-it: where it has an effect, the request that reaches the engine or the response differs; where it is ignored, the engine
-gets the same and the header names it; where it is refused, the error does. Another test compares the declarations with
-the structs that decode requests.
+it. Where it has an effect, the request that reaches the engine or the response is another one. Where it is ignored, the
+engine gets the same, and the header names it. Where it is refused, the error does. Another test compares the
+declarations with the structs that decode requests.
 
 Names are paths, as in `X-VLM-Ignored`. Those of parts, calls and the like are told from the message or item on:
 `content[].text` is `messages[].content[].text`, or `input[].content[].text`.
 """
 
-TAIL = """## Unknown fields
-
-| | at the top | in messages, items, parts, calls and tools | in other objects |
-|---|---|---|---|
-| chat completions, text completions, tokenize, detokenize | *refused*, or *ignored* by `server.unknown_fields` | *ignored* | *refused* |
-| Responses | *refused*, or *ignored* by `server.unknown_fields` | *ignored* | *ignored*; in `stream_options` *refused* |
-| Messages, count_tokens | *ignored* | *ignored* | *ignored* |
-| Ollama | *ignored* | *ignored* | *ignored* |
-
-Parts, items and blocks of a type that is unknown are refused everywhere, since they would be missing in the prompt.
-"""
+NOTES = {
+    "Structured output": "All of it is *ignored* where calls must be made.",
+    "Thinking": "All of it but `chat_template_kwargs` is *ignored* for a model without thoughts.",
+    "Unknown fields": (
+        "Parts, items and blocks of an unknown type are refused everywhere: they would be missing "
+        "in the prompt.\nWhat is *refused* at the top is *ignored* with "
+        '`server.unknown_fields = "ignore"`.'
+    ),
+    "Counting": (
+        "What counts a prompt takes the same requests. What does not shape the prompt is *ignored*."
+    ),
+}
+"""What holds for all of a section."""
 
 
 def page() -> str:
     """The whole of it."""
-    parts = [HEAD]
-    for section, concepts in SECTIONS.items():
-        parts.append(f"## {section}\n")
-        parts.append("\n".join(_table(concepts, ANSWERING)) + "\n")
-    parts.append("## Counting\n")
-    parts.append(
-        "Requests that count a prompt take what the request for an answer takes. What does not shape the prompt\n"
-        "is *ignored*.\n"
-    )
-    everything = [concept for concepts in SECTIONS.values() for concept in concepts]
-    parts.append("\n".join(_table(everything, COUNTING)) + "\n")
-    parts.append(TAIL)
-    return "\n".join(parts)
+    everything = tuple(concept for concepts in SECTIONS.values() for concept in concepts)
+    sections = [
+        *(_section(title, concepts, ANSWERING) for title, concepts in SECTIONS.items()),
+        _section("Counting", everything, COUNTING),
+    ]
+    return "\n".join([HEAD, *sections])
+
+
+def _section(title: str, concepts: Sequence[str], dialects: Sequence[Dialect]) -> str:
+    note = f"{NOTES[title]}\n\n" if title in NOTES else ""
+    table = "\n".join(_table(concepts, dialects))
+    return f"## {title}\n\n{note}{table}\n"
 
 
 def _table(concepts: Sequence[str], dialects: Sequence[Dialect]) -> Iterator[str]:
@@ -87,25 +88,30 @@ def _cell(fields: Iterable[Field]) -> str:
     words = dict[str, list[str]]()
     for field in fields:
         names = words.setdefault(_words(field), [])
-        name = field.title or f"`{_IN_MESSAGES.sub('', field.name)}`"
-        if name not in names:
+        if (name := _name(field)) not in names:
             names.append(name)
     return "; ".join(f"{', '.join(names)}{said}" for said, names in words.items())
 
 
+def _name(field: Field) -> str:
+    is_inside = field.concept in {*SECTIONS["Messages"], *SECTIONS["Images and videos"]}
+    return field.title or f"`{_IN_MESSAGES.sub('', field.name) if is_inside else field.name}`"
+
+
 def _words(field: Field) -> str:
+    """What is said of fields that do not simply work."""
+    neutral = ", ".join(f"`{json.dumps(each)}`" for each in field.neutral if each is not None)
+    where = f" {field.where}" if field.where else ""
     match field.reading:
+        case Reading.IGNORED if neutral and not where:
+            return f" *ignored* unless {neutral}"
         case Reading.IGNORED:
-            return f" *ignored*{_values(field.neutral, ' (', ')')}"
+            return f" *ignored*{where}"
+        case Reading.REFUSED if neutral:
+            return f" *only* {neutral}{where}"
         case Reading.REFUSED:
-            neutral = [value for value in field.neutral if value is not None]
-            return _values(neutral, " *only* ") or " *refused*"
-    return ""
-
-
-def _values(values: Sequence[Any], before: str, after: str = "") -> str:
-    shown = ", ".join(f"`{json.dumps(value)}`" for value in values)
-    return f"{before}{shown}{after}" if shown else ""
+            return f" *refused*{where}"
+    return where
 
 
 if __name__ == "__main__":

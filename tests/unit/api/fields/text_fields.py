@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from tests.unit.api.fields.field import Dialect, refused, works
-from tests.unit.api.fields.openai_fields import HARMLESS_FIELDS, SAMPLING, formats, streams
+from tests.unit.api.fields.openai_fields import (
+    HARMLESS_FIELDS,
+    SAMPLING,
+    UNKNOWN_AT_THE_TOP,
+    formats,
+    streams,
+)
 from vlm_server.api.openai.completions_intake import NEUTRAL, CompletionRequest
 from vlm_server.api.openai.schema import HARMLESS
 
@@ -25,9 +31,12 @@ COMPLETIONS = Dialect(
         *formats(USUAL),
         *streams(USUAL),
         *HARMLESS_FIELDS,
+        UNKNOWN_AT_THE_TOP,
+        refused("in other objects", "stream_options.colour", "red", on={**USUAL, "stream": True},
+                title="any"),
         refused("number of answers", "best_of", 2, neutral=(1, None)),
         refused("prompt in the answer", "echo", True, neutral=(False, None)),
         refused("text after the answer", "suffix", "x", neutral=("", None)),
     ),
     more=HARMLESS | NEUTRAL.keys(),
-)
+)  # fmt: skip
