@@ -5,10 +5,29 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from tests.unit.api.anthropic.steps import COUNT_ROUTE, LOOK, PICTURE, ROUTE, assistant, call
-from tests.unit.api.anthropic.steps import request, result, text, user
+from tests.unit.api.anthropic.steps import (
+    COUNT_ROUTE,
+    LOOK,
+    PICTURE,
+    ROUTE,
+    assistant,
+    call,
+    request,
+    result,
+    text,
+    user,
+)
 from tests.unit.api.fields.count_fields import COUNTED, counting
-from tests.unit.api.fields.field import Dialect, Field, ignored, refused, works
+from tests.unit.api.fields.field import (
+    Dialect,
+    Field,
+    Reading,
+    ignored,
+    refused,
+    unknown_elsewhere,
+    unknown_in_messages,
+    works,
+)
 from tests.unit.api.fields.openai_fields import SCHEMA
 from tests.unit.api.scripted_engine import ended, finished, thinks
 from tests.unit.api.scripted_engine import text as says
@@ -109,7 +128,8 @@ TOOLS: tuple[Field, ...] = (
     works("parallel calls", "tool_choice{any}.disable_parallel_tool_use", True,
           on=choosing("any")),
     ignored("parallel calls", "tool_choice{tool}.disable_parallel_tool_use", False,
-            on=choosing("tool", name="look"), neutral=(True,), where="if it is `false` with `tool`"),
+            on=choosing("tool", name="look"), neutral=(True,),
+            where="if it is `false` with `tool`"),
     ignored("tools that servers run", "mcp_servers", [{"name": "x"}]),
 )  # fmt: skip
 
@@ -137,17 +157,25 @@ ANSWERS: tuple[Field, ...] = (
 
 UNKNOWN: tuple[Field, ...] = (
     ignored("at the top", "colour", "red", title="any"),
-    *(ignored("in messages, items, parts, calls and tools", f"{path}.colour", "red", on=on,
-              title="any")
-      for path, on in (("messages[]", SAID), (f"{BLOCK}{{text}}", SAID), (f"{BLOCK}{{image}}", SEEN),
-                       (f"{BLOCK}{{image}}.source{{base64}}", SEEN), (CALL, CALLED),
-                       (RESULT, CALLED), (f"{RESULT}.content[]{{text}}", CALLED),
-                       ("tools[]", WITH_TOOLS))),
-    *(ignored("in other objects", f"{path}.colour", "red", on=on, title="any")
-      for path, on in (("thinking{enabled}", None), ("thinking{disabled}", None),
-                       ("output_config", None), ("output_config.format", MATCHING),
-                       ("tool_choice{auto}", choosing("auto")))),
-)  # fmt: skip
+    *unknown_in_messages(
+        ("messages[]", SAID),
+        (f"{BLOCK}{{text}}", SAID),
+        (f"{BLOCK}{{image}}", SEEN),
+        (f"{BLOCK}{{image}}.source{{base64}}", SEEN),
+        (CALL, CALLED),
+        (RESULT, CALLED),
+        (f"{RESULT}.content[]{{text}}", CALLED),
+        ("tools[]", WITH_TOOLS),
+    ),
+    *unknown_elsewhere(
+        Reading.IGNORED,
+        ("thinking{enabled}", None),
+        ("thinking{disabled}", None),
+        ("output_config", None),
+        ("output_config.format", MATCHING),
+        ("tool_choice{auto}", choosing("auto")),
+    ),
+)
 
 MESSAGE = Dialect(
     title="Messages",

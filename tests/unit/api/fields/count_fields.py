@@ -1,4 +1,4 @@
-"""Fields of `/v1/tokenize` and `/v1/detokenize`: those of chat completions, as far as they count."""
+"""Fields of `/v1/tokenize`, which are those of chat completions, and of `/v1/detokenize`."""
 
 from __future__ import annotations
 

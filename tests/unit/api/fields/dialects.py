@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from tests.unit.api.fields import anthropic_fields, count_fields, ollama_fields, openai_fields
-from tests.unit.api.fields import responses_fields, text_fields
+from tests.unit.api.fields import (
+    anthropic_fields,
+    count_fields,
+    ollama_fields,
+    openai_fields,
+    responses_fields,
+    text_fields,
+)
 from tests.unit.api.fields.field import Dialect
 
 ANSWERING: tuple[Dialect, ...] = (

@@ -79,6 +79,25 @@ def refused(concept: str, path: str, value: Any, **more: Any) -> Field:
     return Field(concept, path, value, Reading.REFUSED, **more)
 
 
+def unknown_in_messages(*places: tuple[str, Body | None]) -> tuple[Field, ...]:
+    """An unknown field in each object of a path and a request, all of them ignored."""
+    concept = "in messages, items, parts, calls and tools"
+    return tuple(_unknown(concept, path, Reading.IGNORED, on) for path, on in places)
+
+
+def unknown_elsewhere(
+    reading: Reading, *places: tuple[str, Body | None], title: str = "any"
+) -> tuple[Field, ...]:
+    """The same for objects that are no part of a message."""
+    return tuple(_unknown("in other objects", path, reading, on, title) for path, on in places)
+
+
+def _unknown(
+    concept: str, path: str, reading: Reading, on: Body | None, title: str = "any"
+) -> Field:
+    return Field(concept, f"{path}.colour", "red", reading, on, title=title)
+
+
 @dataclass(frozen=True)
 class Dialect:
     """The fields of one route.
@@ -124,6 +143,13 @@ def with_and_without(body: Mapping[str, Any], path: str, value: Any) -> tuple[Bo
 def has(body: Body, path: str) -> bool:
     """Whether there is something at `path`."""
     return path.rpartition(".")[2] in _holder(copy.deepcopy(body), path)
+
+
+def removed(body: Body, path: str) -> Body:
+    """`body` with nothing at `path`."""
+    without = copy.deepcopy(body)
+    _holder(without, path).pop(path.rpartition(".")[2], None)
+    return without
 
 
 def _holder(node: Body, path: str) -> Body:

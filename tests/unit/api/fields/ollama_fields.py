@@ -5,7 +5,16 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from tests.unit.api.fields.field import Dialect, Field, ignored, refused, works
+from tests.unit.api.fields.field import (
+    Dialect,
+    Field,
+    Reading,
+    ignored,
+    refused,
+    unknown_elsewhere,
+    unknown_in_messages,
+    works,
+)
 from tests.unit.api.fields.openai_fields import OF_OTHERS, SCHEMA
 from tests.unit.api.ollama.test_fields import IGNORED_OPTIONS, chat, generate
 from tests.unit.api.requests import tool, user
@@ -55,7 +64,7 @@ def shared(usual: dict[str, Any]) -> tuple[Field, ...]:
         *(ignored(_concept(name), f"options.{name}", value)
           for name, value in IGNORED_OPTIONS.items()),
         ignored("at the top", "colour", "red", title="any"),
-        ignored("in other objects", "options.colour", "red", title="any"),
+        *unknown_elsewhere(Reading.IGNORED, ("options", None)),
     )  # fmt: skip
 
 
@@ -100,12 +109,13 @@ CHAT = Dialect(
         refused("type", "tools[].type", "other", on=WITH_TOOL, neutral=("function", None)),
         refused("image", "messages[system].images", [PNG], where="of systems and assistants",
                 on=chat({"role": "system", "content": "S"}, user("hi"))),
-        *(ignored("in messages, items, parts, calls and tools", f"{path}.colour", "red", on=on,
-                  title="any")
-          for path, on in (("messages[]", None), ("tools[]", WITH_TOOL),
-                           ("tools[].function", WITH_TOOL),
-                           ("messages[assistant].tool_calls[]", CALLED),
-                           ("messages[assistant].tool_calls[].function", CALLED))),
+        *unknown_in_messages(
+            ("messages[]", None),
+            ("tools[]", WITH_TOOL),
+            ("tools[].function", WITH_TOOL),
+            ("messages[assistant].tool_calls[]", CALLED),
+            ("messages[assistant].tool_calls[].function", CALLED),
+        ),
     ),
 )  # fmt: skip
 

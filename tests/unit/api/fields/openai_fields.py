@@ -5,9 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from tests import clips
-from tests.unit.api.fields.field import Dialect, Field, ignored, refused, works
-from tests.unit.api.requests import PNG_URL, assistant, called, chat, picture, result, text, tool
-from tests.unit.api.requests import user
+from tests.unit.api.fields.field import (
+    Dialect,
+    Field,
+    Reading,
+    ignored,
+    refused,
+    unknown_elsewhere,
+    unknown_in_messages,
+    works,
+)
+from tests.unit.api.requests import assistant, called, chat, picture, result, text, tool, user
 from tests.unit.media.pictures import data_url, encoded
 from vlm_server.api.openai.schema import HARMLESS, NEUTRAL, ChatRequest
 
@@ -201,20 +209,26 @@ MESSAGES: tuple[Field, ...] = (
 UNKNOWN_AT_THE_TOP = refused("at the top", "colour", "red", title="any")
 UNKNOWN: tuple[Field, ...] = (
     UNKNOWN_AT_THE_TOP,
-    *(ignored("in messages, items, parts, calls and tools", f"{path}.colour", "red", on=on,
-              title="any")
-      for path, on in (("messages[]", chat()), ("messages[].content[]{text}", chat(user(text()))),
-                       ("messages[].content[]{image_url}.image_url", WITH_PICTURE),
-                       ("messages[assistant].tool_calls[]{function}", CALLED),
-                       ("messages[assistant].tool_calls[]{function}.function", CALLED),
-                       ("tools[]{function}", WITH_TOOL), ("tools[]{function}.function", WITH_TOOL),
-                       ("tool_choice{function}", choosing(tool("f"))))),
-    *(refused("in other objects", f"{path}.colour", "red", on=on, title="any")
-      for path, on in (("stream_options", chat(stream=True)), ("reasoning", None),
-                       ("thinking", chat(thinking={"type": "auto"})), ("mm_processor_kwargs", None),
-                       ("response_format{text}", chat(response_format={"type": "text"})),
-                       (FORMAT, chat(response_format=matching())))),
-)  # fmt: skip
+    *unknown_in_messages(
+        ("messages[]", None),
+        ("messages[].content[]{text}", chat(user(text()))),
+        ("messages[].content[]{image_url}.image_url", WITH_PICTURE),
+        ("messages[assistant].tool_calls[]{function}", CALLED),
+        ("messages[assistant].tool_calls[]{function}.function", CALLED),
+        ("tools[]{function}", WITH_TOOL),
+        ("tools[]{function}.function", WITH_TOOL),
+        ("tool_choice{function}", choosing(tool("f"))),
+    ),
+    *unknown_elsewhere(
+        Reading.REFUSED,
+        ("stream_options", chat(stream=True)),
+        ("reasoning", None),
+        ("thinking", chat(thinking={"type": "auto"})),
+        ("mm_processor_kwargs", None),
+        ("response_format{text}", chat(response_format={"type": "text"})),
+        (FORMAT, chat(response_format=matching())),
+    ),
+)
 
 IMAGE = "messages[].content[]{image_url}.image_url"
 VIDEO = "messages[].content[]{video_url}.video_url"

@@ -6,9 +6,23 @@ from typing import Any
 
 import httpx
 
-from tests.unit.api.fields.field import Dialect, Field, ignored, refused, works
-from tests.unit.api.fields.openai_fields import OTHER_PNG, OTHER_VIDEO_URL, SCHEMA, VIDEO_URL
-from tests.unit.api.fields.openai_fields import UNKNOWN_AT_THE_TOP
+from tests.unit.api.fields.field import (
+    Dialect,
+    Field,
+    Reading,
+    ignored,
+    refused,
+    unknown_elsewhere,
+    unknown_in_messages,
+    works,
+)
+from tests.unit.api.fields.openai_fields import (
+    OTHER_PNG,
+    OTHER_VIDEO_URL,
+    SCHEMA,
+    UNKNOWN_AT_THE_TOP,
+    VIDEO_URL,
+)
 from tests.unit.api.requests import PNG_URL
 from tests.unit.api.responses.requests import ROUTE, asking, tool, user
 from vlm_server.api.responses.schema import HARMLESS, LOGPROBS, NEUTRAL, ResponsesRequest
@@ -22,6 +36,7 @@ async def stored(client: httpx.AsyncClient) -> str:
 
 TEXT: dict[str, Any] = {"type": "input_text", "text": "What?"}
 ANSWER = {"type": "output_text", "text": "That.", "annotations": []}
+REFUSAL = {"type": "refusal", "refusal": "No."}
 PICTURE = {"type": "input_image", "image_url": PNG_URL}
 VIDEO = {"type": "input_video", "video_url": VIDEO_URL}
 CALL = {"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"x": 1}'}
@@ -37,10 +52,6 @@ def output(*parts: dict[str, Any]) -> dict[str, Any]:
 
 
 SAID = asking([message("user", TEXT)])
-ANSWERED = asking([user("hi"), message("assistant", ANSWER), user("so?")])
-REFUSED = asking(
-    [user("hi"), message("assistant", {"type": "refusal", "refusal": "No."}), user("so?")]
-)
 CUT_OFF = asking([user("hi"), {**message("assistant", ANSWER), "status": "incomplete"}])
 CALLED = asking([user("hi"), THOUGHT, CALL, output(TEXT)])
 SHOT = asking([user("hi"), CALL, output(PICTURE)])
@@ -61,14 +72,20 @@ MATCHING = asking(text={"format": {"type": "json_schema", "name": "a", "schema":
 SCORED = asking(include=[LOGPROBS])
 NAMED = {**WITH_TOOLS, "tool_choice": {"type": "function", "name": "f"}}
 
+KINDS = (
+    ("input[]{message}", SAID),
+    *((f"input[]{{{kind}}}", CALLED) for kind in ("function_call", "function_call_output")),
+    ("input[]{reasoning}", CALLED),
+)
+
 ITEMS: tuple[Field, ...] = (
     works("role", "input[]{message}.role", "system", on=asking([user("hi"), *SAID["input"]])),
     works("text", "input[]{message}.content", "other", on=SAID),
     works("text", f"{PART}{{input_text}}.text", "other", on=SAID),
     works("text", f"{PART}{{output_text}}.text", "other",
-          on=asking(ANSWERED["input"][:2] + [message("user", ANSWER)])),
+          on=asking([message("user", ANSWER)])),
     works("refusal", f"{PART}{{refusal}}.refusal", "Never.",
-          on=asking(REFUSED["input"][:1] + [message("user", {"type": "refusal", "refusal": "N"})])),
+          on=asking([message("user", REFUSAL)])),
     ignored("what answers had", f"{PART}{{output_text}}.annotations", [{"type": "x"}],
             on=asking([message("user", ANSWER)])),
     ignored("what answers had", f"{PART}{{output_text}}.logprobs", [{"x": 1}],
@@ -97,13 +114,9 @@ ITEMS: tuple[Field, ...] = (
     ignored("thought", "input[]{reasoning}.summary", [{"type": "summary_text", "text": "H"}],
             on=CALLED),
     ignored("signature, encryption", "input[]{reasoning}.encrypted_content", "x", on=CALLED),
-    *(works("id", f"input[]{{{kind}}}.id", "item_1", on=on)
-      for kind, on in (("message", SAID), ("function_call", CALLED),
-                       ("function_call_output", CALLED), ("reasoning", CALLED))),
-    *(ignored("status", f"input[]{{{kind}}}.status", "incomplete", on=on, neutral=("completed",),
-              where="unless it is `\"completed\"`")
-      for kind, on in (("message", SAID), ("function_call", CALLED),
-                       ("function_call_output", CALLED), ("reasoning", CALLED))),
+    *(works("id", f"{path}.id", "item_1", on=on) for path, on in KINDS),
+    *(ignored("status", f"{path}.status", "incomplete", on=on, neutral=("completed",),
+              where='unless it is `"completed"`') for path, on in KINDS),
 )  # fmt: skip
 
 TOOLS: tuple[Field, ...] = (
@@ -123,19 +136,28 @@ TOOLS: tuple[Field, ...] = (
 
 UNKNOWN: tuple[Field, ...] = (
     UNKNOWN_AT_THE_TOP,
-    *(ignored("in messages, items, parts, calls and tools", f"{path}.colour", "red", on=on,
-              title="any")
-      for path, on in (("input[]{message}", SAID), (f"{PART}{{input_text}}", SAID),
-                       (f"{PART}{{input_image}}", SEEN), ("input[]{function_call}", CALLED),
-                       (RESULT, CALLED), (f"{RESULT}.output[]{{input_text}}", CALLED),
-                       ("input[]{reasoning}", CALLED), (LAST_TOOL, WITH_TOOLS),
-                       ("tool_choice{function}", NAMED))),
-    *(ignored("in other objects", f"{path}.colour", "red", on=on, title="any")
-      for path, on in (("text", None), ("text.format{json_schema}", MATCHING), ("reasoning", None),
-                       ("thinking", None))),
-    refused("in other objects", "stream_options.colour", "red", on=asking(stream=True),
-            title="`stream_options`'"),
-)  # fmt: skip
+    *unknown_in_messages(
+        ("input[]{message}", SAID),
+        (f"{PART}{{input_text}}", SAID),
+        (f"{PART}{{input_image}}", SEEN),
+        ("input[]{function_call}", CALLED),
+        (RESULT, CALLED),
+        (f"{RESULT}.output[]{{input_text}}", CALLED),
+        ("input[]{reasoning}", CALLED),
+        (LAST_TOOL, WITH_TOOLS),
+        ("tool_choice{function}", NAMED),
+    ),
+    *unknown_elsewhere(
+        Reading.IGNORED,
+        ("text", None),
+        ("text.format{json_schema}", MATCHING),
+        ("reasoning", None),
+        ("thinking", None),
+    ),
+    *unknown_elsewhere(
+        Reading.REFUSED, ("stream_options", asking(stream=True)), title="those of `stream_options`"
+    ),
+)
 
 RESPONSES = Dialect(
     title="Responses",

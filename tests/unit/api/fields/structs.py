@@ -7,14 +7,22 @@ A path is written as in `X-VLM-Ignored`, with the tag of the struct where there 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import msgspec
 from msgspec import inspect
 
 
-def paths_of(*structs: type[msgspec.Struct]) -> dict[str, bool]:
-    """All paths, each with whether it is a leaf: it may hold something besides other fields."""
-    found = dict[str, bool]()
+class Place(NamedTuple):
+    """A leaf may hold something besides other fields."""
+
+    is_leaf: bool
+    is_required: bool
+
+
+def paths_of(*structs: type[msgspec.Struct]) -> dict[str, Place]:
+    """All paths, with what is at each."""
+    found = dict[str, Place]()
     for struct in structs:
         kind = inspect.type_info(struct)
         assert isinstance(kind, inspect.StructType)
@@ -22,12 +30,12 @@ def paths_of(*structs: type[msgspec.Struct]) -> dict[str, bool]:
     return found
 
 
-def _below(struct: inspect.StructType, prefix: str) -> Iterator[tuple[str, bool]]:
+def _below(struct: inspect.StructType, prefix: str) -> Iterator[tuple[str, Place]]:
     for field in struct.fields:
         path = f"{prefix}{field.encode_name}"
         kinds = list(_flat(field.type, ""))
         structs = [(kind, where) for kind, where in kinds if isinstance(kind, inspect.StructType)]
-        yield path, len(structs) < len(kinds) or not structs
+        yield path, Place(len(structs) < len(kinds) or not structs, field.required)
         for kind, where in structs:
             is_one_of_many = kind.tag_field is not None and (len(structs) > 1 or where)
             tag = f"{{{kind.tag}}}" if is_one_of_many else ""

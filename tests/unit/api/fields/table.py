@@ -23,21 +23,22 @@ Which fields each dialect has, concept by concept. What they mean is described i
 [responses.md](responses.md), [anthropic.md](anthropic.md) and [ollama.md](ollama.md).
 
 - A field alone has an effect.
-- *ignored*: it is taken, has no effect, and is named in the header `X-VLM-Ignored`; *unless* it asks for what is done
-  anyway.
-- *refused*: 400, and the error names it. *only*: it is refused, unless it has these values, which ask for what is done
-  anyway.
-- –: the dialect has no such field; see [Unknown fields](#unknown-fields).
+- *ignored*: it is taken, has no effect, and is named in the header `X-VLM-Ignored`; *unless* it
+  asks for what is done anyway.
+- *refused*: 400, and the error names it. *only*: it is refused, unless it has one of these values,
+  which ask for what is done anyway.
+- A dash: the dialect has no such field; see [Unknown fields](#unknown-fields).
 
-`null` is the same as nothing, everywhere.
+A field that may be left out may be `null`, which says the same.
 
-This page is made of the declarations in `tests/unit/api/fields`. For each field, a test sends a request with and without
-it. Where it has an effect, the request that reaches the engine or the response is another one. Where it is ignored, the
-engine gets the same, and the header names it. Where it is refused, the error does. Another test compares the
-declarations with the structs that decode requests.
+This page is made of the declarations in `tests/unit/api/fields`. For each field, a test sends a
+request with and without it. Where it has an effect, the request that reaches the engine or the
+response is another one. Where it is ignored, the engine gets the same, and the header names it.
+Where it is refused, the error does. Another test compares the declarations with the structs that
+decode requests.
 
-Names are paths, as in `X-VLM-Ignored`. Those of parts, calls and the like are told from the message or item on:
-`content[].text` is `messages[].content[].text`, or `input[].content[].text`.
+Names are paths, as in the header. Those of messages, items and what is in them are told from the
+message on: `content[].text` is `messages[].content[].text`, or `input[].content[].text`.
 """
 
 NOTES = {
@@ -80,7 +81,7 @@ def _table(concepts: Sequence[str], dialects: Sequence[Dialect]) -> Iterator[str
             for dialect in dialects
         ]
         if any(cells):
-            yield f"| {concept} | {' | '.join(cell or '–' for cell in cells)} |"
+            yield f"| {concept} | {' | '.join(cell or '-' for cell in cells)} |"
 
 
 def _cell(fields: Iterable[Field]) -> str:

@@ -11,7 +11,15 @@ import pytest
 
 from tests.unit.api.fields.concepts import CONCEPTS
 from tests.unit.api.fields.dialects import DIALECTS
-from tests.unit.api.fields.field import Body, Dialect, Field, Reading, has, with_and_without
+from tests.unit.api.fields.field import (
+    Body,
+    Dialect,
+    Field,
+    Reading,
+    has,
+    removed,
+    with_and_without,
+)
 from tests.unit.api.fields.outcome import Outcome, outcome_of
 from tests.unit.api.fields.structs import paths_of
 from tests.unit.api.scripted_engine import ScriptedEngine, ended, finished
@@ -43,6 +51,11 @@ class Trial:
 
     async def given(self, value: Any) -> Outcome:
         return await self.send((await self._bodies(value))[0])
+
+    async def without(self) -> Outcome:
+        """Of the request that has all but the field."""
+        body = (await self._bodies(None))[1]
+        return await self.send(removed(body, self._field.path))
 
     async def with_and_without(self) -> tuple[Outcome, Outcome]:
         """The same request is answered alike when it comes again, or no difference would count."""
@@ -101,11 +114,29 @@ async def test_a_field_that_is_refused_is_named(trial: Trial, field: Field) -> N
         assert alike(await trial.given(value)) == alike(without), value
 
 
+OPTIONAL = [
+    (dialect, field)
+    for dialect in DIALECTS
+    for field in {each.declared: each for each in dialect.fields}.values()
+    for place in [paths_of(*dialect.structs).get(field.declared)]
+    if place is not None and not place.is_required
+]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "field"), OPTIONAL, ids=[f"{dialect}-{field.path}" for dialect, field in OPTIONAL]
+)
+async def test_null_is_as_good_as_nothing(trial: Trial, field: Field) -> None:
+    with_null, without = await trial.given(None), await trial.without()
+    assert alike(with_null) == alike(without)
+    assert with_null.ignored == without.ignored
+
+
 @pytest.mark.parametrize("dialect", DIALECTS, ids=str)
 def test_every_field_of_a_request_is_declared(dialect: Dialect) -> None:
     paths = paths_of(*dialect.structs)
     declared = {field.declared: field for field in dialect.fields}
-    leaves = {path for path, is_leaf in paths.items() if is_leaf} | dialect.more
+    leaves = {path for path, place in paths.items() if place.is_leaf} | dialect.more
     assert {path for path in leaves if not is_declared(path, dialect)} == set()
     working = {path for path, field in declared.items() if field.reading is Reading.WORKS}
     free = {path for path in working if path.startswith("chat_template_kwargs.")}
@@ -116,7 +147,10 @@ def is_declared(path: str, dialect: Dialect) -> bool:
     """Whether there is a row of it, or of an object around it that has no effect."""
     return any(
         field.declared == path
-        or (field.reading is Reading.IGNORED and path.startswith((f"{field.declared}{{", f"{field.declared}.")))
+        or (
+            field.reading is Reading.IGNORED
+            and path.startswith((f"{field.declared}{{", f"{field.declared}."))
+        )
         for field in dialect.fields
     )
 

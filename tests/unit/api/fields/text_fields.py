@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.unit.api.fields.field import Dialect, refused, works
+from tests.unit.api.fields.field import Dialect, Reading, refused, unknown_elsewhere, works
 from tests.unit.api.fields.openai_fields import (
     HARMLESS_FIELDS,
     SAMPLING,
@@ -32,11 +32,10 @@ COMPLETIONS = Dialect(
         *streams(USUAL),
         *HARMLESS_FIELDS,
         UNKNOWN_AT_THE_TOP,
-        refused("in other objects", "stream_options.colour", "red", on={**USUAL, "stream": True},
-                title="any"),
+        *unknown_elsewhere(Reading.REFUSED, ("stream_options", {**USUAL, "stream": True})),
         refused("number of answers", "best_of", 2, neutral=(1, None)),
         refused("prompt in the answer", "echo", True, neutral=(False, None)),
         refused("text after the answer", "suffix", "x", neutral=("", None)),
     ),
     more=HARMLESS | NEUTRAL.keys(),
-)  # fmt: skip
+)
