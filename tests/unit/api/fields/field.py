@@ -38,6 +38,7 @@ class Field:
 
     path: as `structs.paths_of` has it; the role of a message may stand in the brackets.
     on: what the rest of the body is, if it is not the dialect's usual one.
+    of_answer: whether it changes the response, and nothing that the engine gets.
     neutral: values that ask for nothing, and are taken without a word.
     fails: the status if the field works, and the value shows it by being refused.
     named: what the header or the error says, if it is not the path.
@@ -50,6 +51,7 @@ class Field:
     value: Any
     reading: Reading = Reading.WORKS
     on: Body | None = None
+    of_answer: bool = False
     neutral: tuple[Any, ...] = ()
     fails: int | None = None
     named: str = ""
@@ -69,6 +71,11 @@ class Field:
 
 def works(concept: str, path: str, value: Any, **more: Any) -> Field:
     return Field(concept, path, value, **more)
+
+
+def answers(concept: str, path: str, value: Any, **more: Any) -> Field:
+    """A field whose effect is on the response."""
+    return Field(concept, path, value, of_answer=True, **more)
 
 
 def ignored(concept: str, path: str, value: Any, **more: Any) -> Field:

@@ -9,6 +9,7 @@ from tests.unit.api.fields.field import (
     Dialect,
     Field,
     Reading,
+    answers,
     ignored,
     refused,
     unknown_elsewhere,
@@ -43,7 +44,7 @@ def shared(usual: dict[str, Any]) -> tuple[Field, ...]:
     scored = {**usual, "logprobs": True}
     return (
         works("model", "model", "other", fails=404),
-        works("stream", "stream", True),
+        answers("stream", "stream", True),
         works("format", "format", "json"),
         works("schema", "format", SCHEMA, on={**usual, "format": {"type": "object"}}),
         works("most tokens", "options.num_predict", 9),
@@ -85,7 +86,8 @@ CHAT = Dialect(
         works("conversation or prompt", "messages", [user("other")]),
         works("role", "messages[].role", "system", on=chat(user("hi"), user("ho"))),
         works("text", "messages[].content", "other"),
-        works("image", "messages[].images", [PNG]),
+        works("image", "messages[user].images", [PNG]),
+        works("image", "messages[tool].images", [PNG], on=CALLED),
         works("thought", "messages[assistant].thinking", "Hm.", on=ANSWERED),
         ignored("thought", "messages[user].thinking", "Hm.", where=OF_OTHERS),
         works("call", "messages[assistant].tool_calls", [FIRST], on=ANSWERED),

@@ -9,6 +9,7 @@ from tests.unit.api.fields.field import (
     Dialect,
     Field,
     Reading,
+    answers,
     ignored,
     refused,
     unknown_elsewhere,
@@ -28,6 +29,7 @@ WITH_TOOL = chat(tools=[tool("f", description="F.", parameters=SCHEMA)])
 WITH_TOOLS = chat(tools=[tool("f"), tool("g")])
 ASSISTANT = chat(user("hi"), {"role": "assistant", "content": "Yes?"}, user("so?"))
 CALLED = chat(user("hi"), assistant(called("1", "f", '{"x": 1}')), result("1", "x"))
+WITH_SHOT = chat(user("hi"), assistant(called("1")), result("1", picture()))
 WITH_PICTURE = chat(user(text(), picture()))
 VIDEO_URL, OTHER_VIDEO_URL = (clips.data_url(clips.encode(clips.noise(i, 3))) for i in (1, 2))
 WITH_VIDEO = chat(user({"type": "video_url", "video_url": {"url": VIDEO_URL}}))
@@ -76,7 +78,7 @@ SAMPLING: tuple[Field, ...] = (
     works("frequency penalty", "frequency_penalty", 1),
     works("repetition penalty", "repetition_penalty", 1.5),
     works("bias of tokens", "logit_bias", {"5": 10}),
-    works("stream", "stream", True),
+    answers("stream", "stream", True),
 )
 """What chat completions and text completions have in common."""
 
@@ -104,7 +106,7 @@ def streams(usual: dict[str, Any]) -> tuple[Field, ...]:
     on = {**usual, **STREAMED}
     padding = "stream_options.include_obfuscation"
     return (
-        works("usage at the end", "stream_options.include_usage", True, on=on),
+        answers("usage at the end", "stream_options.include_usage", True, on=on),
         works("usage in every chunk", "stream_options.continuous_usage_stats", True, on=on),
         ignored("padding", padding, True, on=on, neutral=(False,)),
     )
@@ -231,11 +233,14 @@ UNKNOWN: tuple[Field, ...] = (
 )
 
 IMAGE = "messages[].content[]{image_url}.image_url"
+SHOT_IMAGE = "messages[tool].content[]{image_url}.image_url"
 VIDEO = "messages[].content[]{video_url}.video_url"
 MEDIA: tuple[Field, ...] = (
     works("image", IMAGE, OTHER_PNG, on=WITH_PICTURE),
     works("image", f"{IMAGE}.url", OTHER_PNG, on=WITH_PICTURE),
     works("detail", f"{IMAGE}.detail", "low", on=WITH_PICTURE),
+    works("image", f"{SHOT_IMAGE}.url", OTHER_PNG, on=WITH_SHOT),
+    works("detail", f"{SHOT_IMAGE}.detail", "low", on=WITH_SHOT),
     works("video", VIDEO, OTHER_VIDEO_URL, on=WITH_VIDEO),
     works("video", f"{VIDEO}.url", OTHER_VIDEO_URL, on=WITH_VIDEO),
     works("bounds of the size", "mm_processor_kwargs.min_pixels", 5000, on=WITH_PICTURE),
