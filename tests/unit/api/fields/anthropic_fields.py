@@ -68,7 +68,9 @@ MESSAGES: tuple[Field, ...] = (
     works("conversation or prompt", "messages", [user("other")]),
     works("system prompt", "system", "Be brief."),
     works("system prompt", "system[]{text}.text", "Be loud.", on=request(system=[text()])),
-    works("role", "messages[].role", "assistant", on=request(user("hi"), user("ho"))),
+    works("role", "messages[].role", "system", on=request(user("hi"), user("ho"))),
+    works("continuation", "messages[].role", "assistant", on=request(user("hi"), user("ho")),
+          title="a last message of the assistant"),
     works("text", "messages[].content", "other"),
     works("text", f"{BLOCK}{{text}}.text", "other", on=SAID),
     ignored("cache marks", f"{BLOCK}{{text}}.cache_control", MARK, on=SAID),
@@ -179,7 +181,7 @@ UNKNOWN: tuple[Field, ...] = (
 )
 
 MESSAGE = Dialect(
-    title="Messages",
+    title="Anthropic messages",
     route=ROUTE,
     structs=(MessagesRequest,),
     usual=request(),
@@ -188,7 +190,7 @@ MESSAGE = Dialect(
 )
 
 COUNT_TOKENS = Dialect(
-    title="count_tokens",
+    title="`/v1/messages/count_tokens`",
     route=COUNT_ROUTE,
     structs=(MessagesRequest,),
     usual=request(),

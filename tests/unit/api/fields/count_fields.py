@@ -46,7 +46,7 @@ def counting(fields: Iterable[Field], for_answers: Collection[str]) -> tuple[Fie
 
 
 TOKENIZE = Dialect(
-    title="tokenize",
+    title="`/v1/tokenize`",
     route="/v1/tokenize",
     structs=(PromptRequest, ChatRequest),
     usual=CHAT.usual,
@@ -68,7 +68,7 @@ TOKENIZE = Dialect(
 )  # fmt: skip
 
 DETOKENIZE = Dialect(
-    title="detokenize",
+    title="`/v1/detokenize`",
     route="/v1/detokenize",
     structs=(TokensRequest,),
     usual=TOKENS,

@@ -85,6 +85,8 @@ CHAT = Dialect(
         *shared(chat()),
         works("conversation or prompt", "messages", [user("other")]),
         works("role", "messages[].role", "system", on=chat(user("hi"), user("ho"))),
+        works("continuation", "messages[].role", "assistant", on=chat(user("hi"), user("ho")),
+              title="a last message of the assistant"),
         works("text", "messages[].content", "other"),
         works("image", "messages[user].images", [PNG]),
         works("image", "messages[tool].images", [PNG], on=CALLED),

@@ -178,7 +178,8 @@ MESSAGES: tuple[Field, ...] = (
     works("thought", "messages[assistant].reasoning", "Hm.", on=ASSISTANT),
     ignored("thought", "messages[user].reasoning_content", "Hm.", where=OF_OTHERS),
     ignored("thought", "messages[user].reasoning", "Hm.", where=OF_OTHERS),
-    ignored("thought", "messages[assistant].reasoning", "Hm.", where=OF_OTHERS,
+    ignored("thought", "messages[assistant].reasoning", "Hm.",
+            where="beside another `reasoning_content`",
             on=chat(user("hi"), {"role": "assistant", "content": "Yes?", "reasoning_content": "H"},
                     user("so?"))),
     works("call", "messages[assistant].tool_calls", [called("1")], on=ASSISTANT),
@@ -248,7 +249,7 @@ MEDIA: tuple[Field, ...] = (
 )
 
 CHAT = Dialect(
-    title="chat completions",
+    title="OpenAI chat",
     route="/v1/chat/completions",
     structs=(ChatRequest,),
     usual=chat(),

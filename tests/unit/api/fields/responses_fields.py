@@ -117,7 +117,7 @@ ITEMS: tuple[Field, ...] = (
     ignored("signature, encryption", "input[]{reasoning}.encrypted_content", "x", on=CALLED),
     *(answers("id", f"{path}.id", "item_1", on=on) for path, on in KINDS),
     *(ignored("status", f"{path}.status", "incomplete", on=on, neutral=("completed",),
-              where='unless it is `"completed"`') for path, on in KINDS),
+              where='of other items, unless it is `"completed"`') for path, on in KINDS),
 )  # fmt: skip
 
 TOOLS: tuple[Field, ...] = (
@@ -161,7 +161,7 @@ UNKNOWN: tuple[Field, ...] = (
 )
 
 RESPONSES = Dialect(
-    title="Responses",
+    title="OpenAI Responses",
     route=ROUTE,
     structs=(ResponsesRequest,),
     usual=asking(),

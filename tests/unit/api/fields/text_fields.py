@@ -18,7 +18,7 @@ from vlm_server.api.openai.schema import HARMLESS
 USUAL: dict[str, Any] = {"model": "demo", "prompt": "hi"}
 
 COMPLETIONS = Dialect(
-    title="text completions",
+    title="OpenAI completions",
     route="/v1/completions",
     structs=(CompletionRequest,),
     usual=USUAL,
