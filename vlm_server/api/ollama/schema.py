@@ -30,7 +30,7 @@ class FunctionCall(Struct):
     """`arguments` are an object; its text is taken, too."""
 
     name: str
-    arguments: dict[str, Any] | str = {}
+    arguments: dict[str, Any] | str | None = None
 
 
 class ToolCall(Struct):
