@@ -44,7 +44,7 @@ class Plan:
     kinds: tuple[str, ...] = (
         "single", "pair", "triple", "frames", "video", "text", "tools", "results", "series",
     )  # fmt: skip
-    shares: tuple[float, ...] = (0.47, 0.08, 0.02, 0.02, 0.03, 0.02, 0.15, 0.08, 0.13)
+    shares: tuple[float, ...] = (0.45, 0.08, 0.02, 0.02, 0.03, 0.02, 0.16, 0.12, 0.10)
 
 
 # The second stage: small pictures, so that it fits a CPU, and most of them with tools.

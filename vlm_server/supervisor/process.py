@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import platform
 import signal
@@ -27,6 +28,9 @@ from vlm_server.protocol import (
 logger = logging.getLogger(__name__)
 
 _END_SECONDS = 2.0
+_SOCKET_BYTES = 4 << 20
+"""What may lie between the processes: with less, a request with an image is sent in many pieces,
+each of which waits until both have had a core."""
 _STACKS_SECONDS = 0.5
 """Time for an engine to write what its threads do."""
 _DEFAULTS = {"OPENBLAS_THREAD_TIMEOUT": "14"}
@@ -58,6 +62,7 @@ class EngineProcess:
         memory for a process.
         """
         ours, theirs = socket.socketpair()
+        _widen(ours)
         try:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
@@ -172,6 +177,12 @@ class EngineProcess:
             logger.debug("can't send: the engine process has ended")
         finally:
             self._sending = None
+
+
+def _widen(ours: socket.socket) -> None:
+    """Let more than the system's default be on its way; at most what the system allows."""
+    with contextlib.suppress(OSError):
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
 
 
 def _submits(command: Command | EncodedSubmit, request_id: str) -> bool:

@@ -9,10 +9,8 @@ from typing import Any, Literal
 
 from msgspec import Raw, Struct
 
+from vlm_server.api.anthropic.schema import SIGNATURE
 from vlm_server.protocol import Delta
-
-SIGNATURE = "dmxtX3NlcnZlcg=="
-"""Of every thought: clients send it back, and nobody checks it."""
 
 
 class TextBlock(Struct, frozen=True, tag_field="type", tag="text"):

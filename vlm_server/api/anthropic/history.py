@@ -5,9 +5,11 @@ The results of tools, which Anthropic has in the user's messages, are turns of t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from vlm_server.api.anthropic.schema import (
+    SIGNATURE,
     Base64Source,
     ContentBlock,
     ImageBlock,
@@ -30,6 +32,7 @@ BILLING_HEADER = "x-anthropic-billing-header"
 
 ERROR_MARK = "Error: "
 """Before what a tool gave that failed."""
+_INDEX = re.compile(r"\[[0-9]+\]")
 
 
 def read_messages(
@@ -98,7 +101,9 @@ class _History:
         calls: list[ToolCall] = []
         for block, param in blocks:
             match block:
-                case ThinkingBlock(thinking=thought):
+                case ThinkingBlock(thinking=thought, signature=signature):
+                    if signature != SIGNATURE:
+                        self._ignore(f"{param}.signature", signature)
                     thoughts.append(self._conversation.count_text(thought, param))
                 case RedactedThinkingBlock():
                     self._ignored.add("messages[].content[].redacted_thinking")
@@ -155,9 +160,16 @@ class _History:
         raise _misplaced(block, role, param)
 
     def _image(self, block: ImageBlock, param: str) -> ImagePart:
-        if isinstance(block.source, Base64Source):
-            return self._conversation.base64_image(block.source.data, param)
-        return self._conversation.image(block.source.url, param)
+        if not isinstance(block.source, Base64Source):
+            return self._conversation.image(block.source.url, param)
+        part = self._conversation.base64_image(block.source.data, param)
+        media_type = f"image/{self._conversation.images[part.index].format.lower()}"
+        if block.source.media_type != media_type:
+            self._ignore(f"{param}.source.media_type", block.source.media_type)
+        return part
+
+    def _ignore(self, param: str, value: str | None) -> None:
+        self._ignored.add(_INDEX.sub("[]", param), value)
 
 
 def _joined(first: Message, second: Message) -> Message:

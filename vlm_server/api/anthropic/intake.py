@@ -49,6 +49,12 @@ from vlm_server.settings import Limits
 DIALECT = "anthropic"
 COUNT_DIALECT = "anthropic-count"
 _FIELDS = ConstraintFields("output_config.format", continued="messages")
+_NOT_IN_PROMPT = (
+    *("max_tokens", "output_config.format", "stop_sequences", "stream", "temperature"),
+    *("thinking.budget_tokens", "thinking.display", "top_k", "top_p"),
+    *("tool_choice.disable_parallel_tool_use", "tool_choice.name", "tools[].strict"),
+)
+"""Fields that are for the answer, which a request to count tokens does not get."""
 
 
 def read_message(body: Body, context: Context) -> Taken:
@@ -68,13 +74,13 @@ def read_text(body: Body, context: Context) -> Taken | None:
 
 def read_count(body: Body, context: Context) -> Taken:
     """The request in `body`, as one whose tokens are counted; otherwise as `read_message`."""
-    return _only_counted(read_message(body, context))
+    return _only_counted(_taken(*schema.parse(body, _NOT_IN_PROMPT), context))
 
 
 def read_count_text(body: Body, context: Context) -> Taken | None:
     """As `read_text`, for `read_count`."""
-    taken = read_text(body, context)
-    return None if taken is None else _only_counted(taken)
+    request, ignored = schema.parse(body, _NOT_IN_PROMPT)
+    return None if has_images(request) else _only_counted(_taken(request, ignored, context))
 
 
 def _only_counted(taken: Taken) -> Taken:
@@ -88,7 +94,7 @@ def _taken(request: MessagesRequest, ignored: IgnoredFields, context: Context) -
     definitions = [
         _definition(tool, f"tools[{i}]", ignored) for i, tool in enumerate(request.tools or ())
     ]
-    tools = read_tools(definitions, _choice(request), conversation)
+    tools = read_tools(definitions, _choice(request, ignored), conversation)
     read_messages(request, conversation, ignored)
     continues = _continues(conversation.messages)
     schema_wanted = _schema(request, context.limits)
@@ -194,11 +200,13 @@ def _definition(tool: Tool, param: str, ignored: IgnoredFields) -> ToolDefinitio
     return ToolDefinition(tool.name, param, tool.description, tool.input_schema, strict)
 
 
-def _choice(request: MessagesRequest) -> ToolChoice:
+def _choice(request: MessagesRequest, ignored: IgnoredFields) -> ToolChoice:
     match request.tool_choice:
         case NoChoice():
             return ToolChoice("none")
-        case NamedChoice(name=name):
+        case NamedChoice(name=name, disable_parallel_tool_use=one_at_most):
+            if one_at_most is False:
+                ignored.add("tool_choice.disable_parallel_tool_use")
             return ToolChoice("required", (name,), parallel=False, param="tool_choice.name")
         case AnyChoice(disable_parallel_tool_use=one_at_most):
             return ToolChoice("required", parallel=not one_at_most)

@@ -6,6 +6,7 @@ add some with every release. Blocks of other types are refused, since they are p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -16,6 +17,8 @@ from vlm_server.api.http.intake.leniency import IgnoredFields
 
 INT32_MAX = 2**31 - 1
 MAX_STOP_CHARS = 256
+SIGNATURE = "dmxtX3NlcnZlcg=="
+"""Of every thought in answers: clients send it back."""
 
 _SOURCES = "must be 'base64' or 'url'"
 RULES = {
@@ -41,7 +44,7 @@ class TextBlock(Struct, tag_field="type", tag="text"):
 
 
 class Base64Source(Struct, tag_field="type", tag="base64"):
-    """`media_type` is not looked at: the bytes say what they are."""
+    """The bytes say what they are: a `media_type` that says something else is ignored."""
 
     data: str
     media_type: str | None = None
@@ -68,7 +71,7 @@ class ToolResultBlock(Struct, tag_field="type", tag="tool_result"):
 
 
 class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
-    """`signature` is not checked: thoughts may come from any model."""
+    """`signature` is not checked: thoughts may come from any model. Another one is ignored."""
 
     thinking: str
     signature: str | None = None
@@ -177,8 +180,10 @@ Decoder(MessagesRequest)
 the same time, for the first two requests, crash the process."""
 
 
-def parse(body: bytes | bytearray) -> tuple[MessagesRequest, IgnoredFields]:
-    """The request in `body`, and which of its fields are ignored.
+def parse(
+    body: bytes | bytearray, without_effect: Sequence[str] = ()
+) -> tuple[MessagesRequest, IgnoredFields]:
+    """The request in `body`, and which of its fields are ignored: those `without_effect`, too.
 
     Raises InvalidRequest, naming the field at fault.
     """
@@ -186,4 +191,5 @@ def parse(body: bytes | bytearray) -> tuple[MessagesRequest, IgnoredFields]:
     request = json_body.convert(fields, MessagesRequest, RULES)
     ignored = IgnoredFields()
     ignored.add_unread(fields, request)
+    ignored.add_given(fields, *without_effect)
     return request, ignored

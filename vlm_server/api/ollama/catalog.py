@@ -13,9 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vlm_server import __version__
-from vlm_server.api.http import body
+from vlm_server.api.http import access_log, body
 from vlm_server.api.http.generation import Generation
 from vlm_server.api.http.intake import json_body
+from vlm_server.api.http.intake.leniency import IgnoredFields
 from vlm_server.api.ollama import model_name
 from vlm_server.api.ollama.answers import time_text
 from vlm_server.api.ollama.model_info import (
@@ -93,7 +94,7 @@ class Catalog:
         return _json({"models": [listed]})
 
     async def show(self, request: Request) -> Response:
-        await self._read(request)
+        await self._read(request, "stream")
         facts, status = self._facts, self._shared.engine.status
         if facts == ModelFacts() and not status.is_ready:
             raise EngineUnavailable(f"The model is not loaded yet: {status.state}.")
@@ -157,18 +158,28 @@ class Catalog:
     def _modified_at(self, facts: ModelFacts) -> str:
         return time_text(facts.modified_at or self._started)
 
-    async def _read(self, request: Request) -> ModelRequest:
-        """The body of `request`, which names the model. Raises RequestError."""
+    async def _read(self, request: Request, *without_effect: str) -> ModelRequest:
+        """The body of `request`, which names the model. Raises RequestError.
+
+        Its fields that are unknown, and those `without_effect`, are reported.
+        """
         limits = self._shared.limits
         body.check_headers(Headers(scope=request.scope), limits, any_type=True)
         data = await body.read(request.receive, limits, self._shared.arriving)
         if not json_body.is_small(data):
             raise PayloadTooLarge("The request's body is too large for this route.")
-        asked = json_body.convert(json_body.parse_object(data), ModelRequest, {})
+        fields = json_body.parse_object(data)
+        asked = json_body.convert(fields, ModelRequest, {})
         name = asked.model or asked.name
         if not name:
             raise InvalidRequest("`model` is missing.", "model")
         model_name.check(name, self._name, self._shared.server.model_aliases)
+        ignored = IgnoredFields()
+        ignored.add_unread(fields, asked)
+        ignored.add_given(fields, *without_effect)
+        if name != asked.name:
+            ignored.add("name", asked.name)
+        access_log.of(request.scope).ignored = ignored.names
         return asked
 
 

@@ -34,6 +34,8 @@ def ignored_fields(fields: dict[str, Any], request: Request, *, can_think: bool)
 
 
 def _add_misplaced(message: ChatMessage, ignored: IgnoredFields) -> None:
+    if message.tool_name and message.name != message.tool_name:
+        ignored.add("messages[].name", message.name)
     for name, role in _OF_ROLE.items():
         if message.role != role:
             ignored.add(f"messages[].{name}", getattr(message, name))

@@ -34,6 +34,8 @@ CHAT = "ollama.chat"
 GENERATE = "ollama.generate"
 _FIELDS = ConstraintFields("format", continued="messages", calls="tools")
 
+_OF_QUESTIONS = frozenset({"format", "logprobs", "options", "system", "think", "tools"})
+"""Fields without effect where nothing is asked."""
 _AT_ONCE = re.compile(r"0+(\.0*)?(ns|us|ms|s|m|h)?")
 """A `keep_alive` that unloads a model of Ollama's."""
 
@@ -122,6 +124,8 @@ def _taken(
 
 def _nothing_asked(request: Request, ignored: IgnoredFields, context: Context) -> Taken:
     """For clients that load a model before they ask it, or unload it. It stays loaded."""
+    for name in sorted(_OF_QUESTIONS & set(request.__struct_fields__)):
+        ignored.add(name, getattr(request, name))
     done_reason = "unload" if _AT_ONCE.fullmatch(str(request.keep_alive)) else "load"
     options = encode_options(AnswerOptions(request.model, done_reason))
     submit = Submit(context.request_id, (), (), SamplingParams(), client=context.client)

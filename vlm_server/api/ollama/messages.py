@@ -100,7 +100,7 @@ class _Reader:
         for i, call in enumerate(message.tool_calls or ()):
             self._num_calls += 1
             where = f"{param}.tool_calls[{i}]"
-            arguments = object_text(call.function.arguments, f"{where}.function.arguments")
+            arguments = object_text(call.function.arguments or "", f"{where}.function.arguments")
             call_id = call.id or f"call_{self._num_calls}"
             for text in (call_id, call.function.name, arguments):
                 self.conversation.count_text(text, where)

@@ -16,7 +16,7 @@ from vlm_server.api.http.intake.calls import Body, Context, Taken
 from vlm_server.api.http.intake.leniency import IgnoredFields, known_fields
 from vlm_server.api.http.intake.request_model import check_model
 from vlm_server.api.openai.options import Options, encode_options
-from vlm_server.api.openai.response_format import ResponseFormat, read_schema
+from vlm_server.api.openai.response_format import ResponseFormat, ignore_labels, read_schema
 from vlm_server.api.openai.sampling import read_sampling
 from vlm_server.api.openai.schema import (
     HARMLESS,
@@ -94,6 +94,7 @@ def read(body: Body, context: Context) -> Taken:
     if request.stream_options is not None and not stream:
         raise InvalidRequest("`stream_options` requires `stream`.", "stream_options")
     schema = read_schema(request.response_format, context.limits)
+    ignore_labels(request.response_format, ignored)
     submit = Submit(
         request_id=context.request_id,
         messages=(),

@@ -101,7 +101,7 @@ class _Reader:
 
     def _call(self, call: FunctionCall, param: str) -> ToolCall:
         count_text, function = self.conversation.count_text, call.function
-        arguments = object_text(function.arguments, f"{param}.function.arguments")
+        arguments = object_text(function.arguments or "", f"{param}.function.arguments")
         self.called[count_text(call.id, f"{param}.id")] = function.name
         return ToolCall(
             id=call.id,

@@ -22,7 +22,7 @@ from vlm_server.api.openai import schema
 from vlm_server.api.openai.history import parts_of, read_messages
 from vlm_server.api.openai.messages import ImageUrlPart, VideoUrlPart
 from vlm_server.api.openai.options import Options, encode_options
-from vlm_server.api.openai.response_format import read_schema
+from vlm_server.api.openai.response_format import ignore_labels, read_schema
 from vlm_server.api.openai.sampling import read_sampling
 from vlm_server.api.openai.schema import ChatRequest, PixelLimits, StreamOptions
 from vlm_server.api.openai.thinking import ThinkingFields
@@ -88,6 +88,8 @@ def _taken(request: ChatRequest, context: Context, ignored: IgnoredFields) -> Ta
     continues = _continues(request)
     wanted = read_schema(request.response_format, context.limits)
     json_schema = check_constraints(tools, wanted, _FIELDS, ignored, continues=continues)
+    if json_schema is not None:
+        ignore_labels(request.response_format, ignored)
     if not context.can_think:
         for name in ("reasoning_effort", "thinking", "reasoning"):
             ignored.add(name, getattr(request, name))

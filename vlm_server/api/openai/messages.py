@@ -47,7 +47,7 @@ class CalledFunction(Struct):
     """`arguments` is the JSON of an object, or the object, as some clients send it."""
 
     name: str
-    arguments: str | dict[str, Any] | None = ""
+    arguments: str | dict[str, Any] | None = None
 
 
 class FunctionCall(Struct, tag_field="type", tag="function"):

@@ -7,9 +7,11 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from vlm_server.api.http.intake.json_schema import ANY_OBJECT, schema_text
+from vlm_server.api.http.intake.leniency import IgnoredFields
 from vlm_server.settings import Limits
 
-_PARAM = "response_format.json_schema.schema"
+_NAMED = "response_format.json_schema"
+_PARAM = f"{_NAMED}.schema"
 
 
 class TextFormat(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
@@ -21,7 +23,10 @@ class JsonObjectFormat(Struct, tag_field="type", tag="json_object", forbid_unkno
 
 
 class NamedSchema(Struct, forbid_unknown_fields=True):
-    """`name` and `description` have no effect; the schema is enforced, `strict` or not."""
+    """`name` and `description` have no effect; the schema is enforced, `strict` or not.
+
+    See `ignore_labels`.
+    """
 
     name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
     schema: dict[str, Any]
@@ -44,3 +49,13 @@ def read_schema(wanted: ResponseFormat | None, limits: Limits) -> str | None:
         case JsonSchemaFormat(json_schema=NamedSchema(schema=schema)):
             return schema_text(schema, limits, _PARAM)
     return None
+
+
+def ignore_labels(wanted: ResponseFormat | None, ignored: IgnoredFields) -> None:
+    """What a schema has besides: the model is not told of it."""
+    if isinstance(wanted, JsonSchemaFormat):
+        labelled = wanted.json_schema
+        ignored.add(f"{_NAMED}.name", labelled.name)
+        ignored.add(f"{_NAMED}.description", labelled.description)
+        if labelled.strict is False:
+            ignored.add(f"{_NAMED}.strict")

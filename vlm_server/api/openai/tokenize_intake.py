@@ -135,7 +135,6 @@ IN_PROMPT = frozenset(
         "messages",
         "mm_processor_kwargs",
         "model",
-        "parallel_tool_calls",
         "reasoning",
         "reasoning_effort",
         "thinking",
@@ -146,13 +145,17 @@ IN_PROMPT = frozenset(
 """The fields of a chat request that may change its prompt; the others are checked alone."""
 
 
-_CHECKED = schema.HARMLESS | schema.NEUTRAL.keys() | set(schema.ChatRequest.__struct_fields__)
-"""Of the others, the reader of chat requests says itself what it ignores."""
+_NOT_IN_PROMPT = (
+    *(name for name in schema.ChatRequest.__struct_fields__ if name not in IN_PROMPT),
+    *("reasoning.max_tokens", "thinking.budget_tokens"),
+    *("tool_choice.function.name", "tools[].function.strict"),
+)
+"""What is ignored of the fields of a chat request, besides what its reader ignores itself."""
 
 
 def _counted(taken: Taken, fields: dict[str, Any]) -> Taken:
     submit = msgspec.structs.replace(taken.submit, count_only=True)
-    others = _CHECKED - IN_PROMPT
-    without_effect = [name for name in fields if name in others and fields[name] is not None]
-    ignored = tuple(dict.fromkeys([*taken.ignored, *without_effect]))
+    unprompted = IgnoredFields()
+    unprompted.add_given(fields, *_NOT_IN_PROMPT)
+    ignored = tuple(dict.fromkeys([*taken.ignored, *unprompted.names]))
     return Taken(submit, stream=False, options=b"", ignored=ignored)

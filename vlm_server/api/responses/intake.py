@@ -17,6 +17,7 @@ from vlm_server.api.http.intake.constraints import (
 from vlm_server.api.http.intake.conversation import Conversation, Counts
 from vlm_server.api.http.intake.history import HistoryNeeded
 from vlm_server.api.http.intake.json_schema import ANY_OBJECT, schema_text
+from vlm_server.api.http.intake.leniency import IgnoredFields
 from vlm_server.api.http.intake.request_model import check_model, max_tokens_or_default
 from vlm_server.api.http.intake.tool_definitions import ToolChoice, ToolDefinition, read_tools
 from vlm_server.api.responses.echo import encode, encode_echo
@@ -26,6 +27,7 @@ from vlm_server.api.responses.items import (
     InputVideo,
     Item,
     MessageItem,
+    is_unfinished,
     normalize,
     parts_of,
 )
@@ -94,7 +96,7 @@ def _taken(parsed: Parsed, previous: list[Item], context: Context) -> Taken:
         raise InvalidRequest("`stream_options` requires `stream`.", "stream_options")
     conversation = Conversation(context.limits, context.given, "input")
     tools = _tools(request, conversation)
-    template = template_options(request, continue_final=_is_unfinished(request.items[-1]))
+    template = template_options(request, continue_final=is_unfinished(request.items[-1]))
     if not context.can_think:
         parsed.ignored.add("reasoning", request.reasoning)
         parsed.ignored.add("thinking", request.thinking)
@@ -111,6 +113,8 @@ def _taken(parsed: Parsed, previous: list[Item], context: Context) -> Taken:
             "be made.",
             "ignore_eos",
         )
+    if json_schema is not None:
+        _ignore_labels(request, parsed.ignored)
     sampling = _sampling(request, json_schema, context.limits)
     messages = _messages(request, previous, conversation)
     submit = Submit(
@@ -154,15 +158,9 @@ def _messages(
     messages = builder.messages()
     if not any(message.role == "user" for message in messages):
         raise InvalidRequest("At least one item must be a message of role 'user'.", "input")
-    if messages[-1].role == "assistant" and not _is_unfinished(items[-1]):
+    if messages[-1].role == "assistant" and not is_unfinished(items[-1]):
         raise InvalidRequest("The last item of `input` is the assistant's own.", "input")
     return tuple(messages)
-
-
-def _is_unfinished(item: Item) -> bool:
-    """Whether the answer goes on where `item` ends."""
-    is_answer = isinstance(item, MessageItem) and item.role == "assistant"
-    return is_answer and item.status in ("in_progress", "incomplete")
 
 
 def _counts(items: list[Item]) -> Counts:
@@ -214,6 +212,16 @@ def _json_schema(request: ResponsesRequest, limits: Limits) -> str | None:
         case JsonSchemaFormat(schema=wanted):
             return schema_text(wanted, limits, "text.format.schema")
     return None
+
+
+def _ignore_labels(request: ResponsesRequest, ignored: IgnoredFields) -> None:
+    """What a schema has besides is repeated in the response; the model is not told of it."""
+    wanted = request.text.format if request.text else None
+    if isinstance(wanted, JsonSchemaFormat):
+        ignored.add("text.format.name", wanted.name)
+        ignored.add("text.format.description", wanted.description)
+        if wanted.strict is False:
+            ignored.add("text.format.strict")
 
 
 def _tools(request: ResponsesRequest, conversation: Conversation) -> Tools | None:

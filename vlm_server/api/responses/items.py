@@ -18,7 +18,7 @@ class InputText(Struct, tag_field="type", tag="input_text"):
 
 class OutputText(Struct, tag_field="type", tag="output_text"):
     text: str
-    annotations: list[Any] = field(default_factory=list)
+    annotations: list[Any] | None = field(default_factory=list)
 
 
 class Refusal(Struct, tag_field="type", tag="refusal"):
@@ -82,7 +82,7 @@ class Reasoning(Struct, tag_field="type", tag="reasoning", omit_defaults=True):
     content: list[ReasoningText] | None = None
     id: str | None = None
     status: ItemStatus | None = None
-    summary: list[Any] = []
+    summary: list[Any] | None = []
 
 
 Item = MessageItem | FunctionCall | FunctionCallOutput | Reasoning
@@ -111,6 +111,12 @@ def parts_of(items: Iterable[Item]) -> Iterator[MessagePart]:
         content = _content(item)
         if isinstance(content, list):
             yield from content
+
+
+def is_unfinished(item: Item) -> bool:
+    """Whether the answer goes on where `item`, the last one, ends."""
+    is_answer = isinstance(item, MessageItem) and item.role == "assistant"
+    return is_answer and item.status in ("in_progress", "incomplete")
 
 
 def _content(item: Item) -> str | list[MessagePart] | list[ToolPart]:
@@ -159,10 +165,15 @@ def normalize(items: Iterable[Item], request_hex: str) -> list[Item]:
             item.id = f"{_ID_PREFIXES[type(item)]}_{request_hex}{_OF_INPUT}{i:04x}"
         ids.add(item.id)
         item.status = item.status or "completed"
+        if isinstance(item, Reasoning):
+            item.summary = item.summary or []
         if isinstance(item, MessageItem) and isinstance(item.content, str):
             is_answer = item.role == "assistant"
             item.content = [OutputText(item.content) if is_answer else InputText(item.content)]
     for part in parts_of(normalized):
-        if isinstance(part, InputImage):
-            part.detail = part.detail or "auto"
+        match part:
+            case InputImage():
+                part.detail = part.detail or "auto"
+            case OutputText():
+                part.annotations = part.annotations or []
     return normalized

@@ -71,6 +71,8 @@ def _look_into_stream_options(options: StreamOptions, ignored: IgnoredFields) ->
 def _look_into_items(given: list[Item], ignored: IgnoredFields) -> None:
     """Fields that are kept for who asks for an item, and have no effect."""
     for item in given:
+        if item.status != "completed" and not (item is given[-1] and items.is_unfinished(item)):
+            ignored.add("input[].status", item.status)
         match item:
             case MessageItem(phase=phase):
                 ignored.add("input[].phase", phase)

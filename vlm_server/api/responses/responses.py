@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from vlm_server.api.http import access_log, sse
 from vlm_server.api.http.access import keys
 from vlm_server.api.http.generation import Endpoint, Generation
+from vlm_server.api.http.intake.leniency import IgnoredFields
 from vlm_server.api.responses.intake import DIALECT, ID_PREFIX, read_text
 from vlm_server.api.responses.options import decode_options
 from vlm_server.api.responses.render import ResponsesRenderer
@@ -79,6 +80,7 @@ class StoredResponses:
     async def retrieve(self, request: Request) -> Response:
         if request.query_params.get("stream", "false") != "false":
             raise InvalidRequest("A stored response is not streamed again.", "stream")
+        _ignore_all_but(request, "stream")
         return _json(self._store.response(*_of(request)))
 
     async def delete(self, request: Request) -> Response:
@@ -98,7 +100,17 @@ class StoredResponses:
     async def input_items(self, request: Request) -> Response:
         """What a response was made from, by default the last items first."""
         turns = self._store.input_items(*_of(request))
+        _ignore_all_but(request, "after", "limit", "order")
         return _json(await to_thread.run_sync(_page, turns, request.query_params))
+
+
+def _ignore_all_but(request: Request, *obeyed: str) -> None:
+    """Note what has no effect of the parameters in the request's URL."""
+    ignored = IgnoredFields()
+    for name, value in request.query_params.items():
+        if name not in obeyed:
+            ignored.add(name, value)
+    access_log.of(request.scope).ignored = ignored.names
 
 
 def _page(turns: tuple[bytes, ...], query: QueryParams) -> bytes:

@@ -119,10 +119,10 @@ class ReasoningConfig(Struct):
 class Thinking(Struct):
     """Not OpenAI's, but sent by clients of other servers.
 
-    `auto` and `adaptive` leave it to the template.
+    `auto` and `adaptive` leave it to the template, as does nothing.
     """
 
-    type: Literal["enabled", "disabled", "auto", "adaptive"] = "auto"
+    type: Literal["enabled", "disabled", "auto", "adaptive"] | None = None
     budget_tokens: ThoughtTokens | None = None
 
 

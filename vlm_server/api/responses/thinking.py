@@ -36,7 +36,7 @@ def _is_enabled(request: ResponsesRequest) -> bool | None:
     """None if nothing is said."""
     effort = _effort(request)
     by_effort = None if effort is None else effort != NO_EFFORT
-    by_mode = MODES[request.thinking.type] if request.thinking else None
+    by_mode = MODES[request.thinking.type or "auto"] if request.thinking else None
     if by_effort is None or by_mode is None or by_effort is by_mode:
         return by_mode if by_effort is None else by_effort
     raise InvalidRequest(

@@ -157,6 +157,36 @@ async def test_generates_own_fields_without_effect(client: httpx.AsyncClient) ->
     assert (answer.status_code, answer.headers["x-vlm-ignored"]) == (200, "keep_alive, context")
 
 
+async def test_nothing_that_is_for_an_answer_is_lost_in_silence_where_nothing_is_asked(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    wanted = {"options": {"seed": 1}, "format": "json", "think": False}
+    answer = await client.post(CHAT, json={**chat(), "messages": [], **wanted})
+    assert (answer.status_code, answer.headers["x-vlm-ignored"]) == (200, "format, options, think")
+    answer = await client.post(GENERATE, json=generate(prompt="", system="Be brief."))
+    assert (answer.status_code, answer.headers["x-vlm-ignored"]) == (200, "system")
+    assert engine.submitted == []
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "named"),
+    [
+        ("/api/show", {"model": "demo"}, None),
+        ("/api/show", {"name": "demo"}, None),
+        ("/api/show", {"model": "demo", "name": "demo", "verbose": None}, None),
+        ("/api/show", {"model": "demo", "verbose": True}, "verbose"),
+        ("/api/show", {"model": "demo", "name": "other", "stream": True}, "stream, name"),
+        ("/api/pull", {"model": "demo", "stream": False}, None),
+        ("/api/pull", {"model": "demo", "insecure": True}, "insecure"),
+    ],
+)
+async def test_so_are_those_of_the_routes_about_models(
+    client: httpx.AsyncClient, route: str, fields: dict[str, Any], named: str | None
+) -> None:
+    answer = await client.post(route, json=fields)
+    assert (answer.status_code, answer.headers.get("x-vlm-ignored")) == (200, named)
+
+
 async def test_a_stream_is_the_default(client: httpx.AsyncClient) -> None:
     body = chat()
     del body["stream"]

@@ -486,6 +486,19 @@ async def test_null_is_as_good_as_nothing(
     assert first == second
 
 
+async def test_so_are_parameters_in_a_url(client: httpx.AsyncClient) -> None:
+    stored = await send(client, asking())
+    route = f"{ROUTE}/{stored['id']}"
+    for path, query, named in (
+        (route, "stream=false", None),
+        (route, "include=reasoning.encrypted_content", "include"),
+        (f"{route}/input_items", "limit=5&order=asc", None),
+        (f"{route}/input_items", "limit=5&include=x&before=y", "include, before"),
+    ):
+        answer = await client.get(f"{path}?{query}")
+        assert (answer.status_code, answer.headers.get("x-vlm-ignored")) == (200, named)
+
+
 @pytest.mark.parametrize(
     ("options", "ignored"),
     [

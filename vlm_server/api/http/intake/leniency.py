@@ -8,6 +8,7 @@ null or `server.unknown_fields` says otherwise: it may be a parameter that someb
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import msgspec
@@ -38,6 +39,12 @@ class IgnoredFields:
         if len(self._paths) < MAX_NAMES + 1 and value not in _NOTHING:
             self._paths[safe_name(path)] = None
 
+    def add_given(self, fields: Any, *paths: str) -> None:
+        """Those of `paths` at which `fields`, the JSON of a body, have a value."""
+        for path in paths:
+            for value in _values_at(fields, path.split(".")):
+                self.add(path, value)
+
     def add_unread(self, given: Any, taken: Any, path: str = "") -> None:
         """What the JSON value `given` at `path` has beside what became of it: structs and lists."""
         if isinstance(taken, msgspec.Struct):
@@ -55,6 +62,17 @@ class IgnoredFields:
                 self.add_unread(value, getattr(taken, fields[name]), inner)
             elif name != kind.__struct_config__.tag_field:
                 self.add(inner, value)
+
+
+def _values_at(value: Any, steps: list[str]) -> Iterator[Any]:
+    if not steps:
+        yield value
+    elif isinstance(value, dict):
+        name = steps[0].removesuffix("[]")
+        inner = value.get(name)
+        each = [inner] if name == steps[0] else inner
+        for element in each if isinstance(each, list) else ():
+            yield from _values_at(element, steps[1:])
 
 
 def safe_name(path: str) -> str:

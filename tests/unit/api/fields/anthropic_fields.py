@@ -1,0 +1,207 @@
+"""Fields of Anthropic's messages, and of counting their tokens."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from tests.unit.api.anthropic.steps import (
+    COUNT_ROUTE,
+    LOOK,
+    PICTURE,
+    ROUTE,
+    assistant,
+    call,
+    request,
+    result,
+    text,
+    user,
+)
+from tests.unit.api.fields.count_fields import COUNTED, counting
+from tests.unit.api.fields.field import (
+    Dialect,
+    Field,
+    Reading,
+    answers,
+    ignored,
+    refused,
+    unknown_elsewhere,
+    unknown_in_messages,
+    works,
+)
+from tests.unit.api.fields.openai_fields import SCHEMA
+from tests.unit.api.scripted_engine import ended, finished, thinks
+from tests.unit.api.scripted_engine import text as says
+from tests.unit.media.pictures import encoded
+from vlm_server.api.anthropic.schema import SIGNATURE, MessagesRequest
+
+OTHER = base64.b64encode(encoded("PNG", (9, 7))).decode()
+URL_PICTURE = {"type": "image", "source": {"type": "url", "url": "data:image/png;base64," + OTHER}}
+OTHER_URL = "data:image/png;base64," + PICTURE["source"]["data"]
+THOUGHT = {"type": "thinking", "thinking": "Hm."}
+HIDDEN = {"type": "redacted_thinking", "data": "x"}
+MARK = {"type": "ephemeral"}
+
+SAID = request(user(text()))
+SEEN = request(user(PICTURE))
+LINKED = request(user(URL_PICTURE))
+CALLED = request(user("hi"), assistant(THOUGHT, call(screen=1)), user(result(text())))
+SHOT = request(user("hi"), assistant(call()), user(result(PICTURE)))
+SHOT_LINKED = request(user("hi"), assistant(call()), user(result(URL_PICTURE)))
+WITH_TOOLS = request(tools=[{**LOOK, "name": "other"}, LOOK])
+COMPUTER = request(
+    tools=[{"type": "computer_20251124", "name": "computer", "display_width_px": 800,
+            "display_height_px": 600}]
+)  # fmt: skip
+EDITOR = request(tools=[{"type": "text_editor_20250728", "name": "editor"}])
+MATCHING = request(output_config={"format": {"type": "json_schema", "schema": SCHEMA}})
+BLOCK = "messages[].content[]"
+CALL = "messages[assistant].content[]{tool_use}"
+RESULT = f"{BLOCK}{{tool_result}}"
+
+
+def choosing(kind: str, **fields: Any) -> dict[str, Any]:
+    return {**WITH_TOOLS, "tool_choice": {"type": kind, **fields}}
+
+
+MESSAGES: tuple[Field, ...] = (
+    works("conversation or prompt", "messages", [user("other")]),
+    works("system prompt", "system", "Be brief."),
+    works("system prompt", "system[]{text}.text", "Be loud.", on=request(system=[text()])),
+    works("role", "messages[].role", "system", on=request(user("hi"), user("ho"))),
+    works("continuation", "messages[].role", "assistant", on=request(user("hi"), user("ho")),
+          title="a last message of the assistant"),
+    works("text", "messages[].content", "other"),
+    works("text", f"{BLOCK}{{text}}.text", "other", on=SAID),
+    ignored("cache marks", f"{BLOCK}{{text}}.cache_control", MARK, on=SAID),
+    ignored("cache marks", "system[].cache_control", MARK, on=request(system=[text()])),
+    ignored("what answers had", f"{BLOCK}{{text}}.citations", [{"type": "x"}], on=SAID),
+    works("image", f"{BLOCK}{{image}}.source{{base64}}.data", OTHER, on=SEEN),
+    works("image", f"{BLOCK}{{image}}.source{{url}}.url", OTHER_URL, on=LINKED),
+    ignored("media type", f"{BLOCK}{{image}}.source{{base64}}.media_type", "image/webp", on=SEEN,
+            neutral=("image/png",), where="unless it is that of the bytes"),
+    works("call", f"{CALL}.id", "2", on=CALLED),
+    works("call", f"{CALL}.name", "other", on=CALLED),
+    works("call", f"{CALL}.input", {"screen": 2}, on=CALLED),
+    works("result of a call", f"{RESULT}.tool_use_id", "2", on=CALLED),
+    works("result of a call", f"{RESULT}.content", "other", on=CALLED),
+    works("result of a call", f"{RESULT}.content[]{{text}}.text", "other", on=CALLED),
+    ignored("cache marks", f"{RESULT}.cache_control", MARK, on=CALLED),
+    works("image", f"{RESULT}.content[]{{image}}.source{{base64}}.data", OTHER, on=SHOT),
+    works("image", f"{RESULT}.content[]{{image}}.source{{url}}.url", OTHER_URL, on=SHOT_LINKED),
+    refused("other parts", "messages[].content", [{"type": "document", "source": {}}],
+            named="messages[].content[].type", title="`document` and others"),
+    ignored("media type", f"{RESULT}.content[]{{image}}.source{{base64}}.media_type", "image/webp",
+            on=SHOT, neutral=("image/png",), where="unless it is that of the bytes"),
+    works("failure", f"{RESULT}.is_error", True, on=CALLED),
+    works("thought", "messages[assistant].content[]{thinking}.thinking", "Oh.", on=CALLED),
+    ignored("signature, encryption", "messages[assistant].content[]{thinking}.signature", "abc",
+            on=CALLED, neutral=(SIGNATURE,), where="unless it is this server's"),
+    ignored("signature, encryption", "messages[assistant].content[]{redacted_thinking}.data", "y",
+            on=request(user("hi"), assistant(HIDDEN, text()), user("so?")),
+            named="messages[].content[].redacted_thinking"),
+)  # fmt: skip
+
+TOOLS: tuple[Field, ...] = (
+    works("tools", "tools", [LOOK]),
+    works("name", "tools[].name", "watch", on=WITH_TOOLS),
+    works("description", "tools[].description", "Watches.", on=WITH_TOOLS),
+    works("parameters", "tools[].input_schema", SCHEMA, on=WITH_TOOLS),
+    works("strict arguments", "tools[].strict", True, on=WITH_TOOLS),
+    ignored("cache marks", "tools[].cache_control", MARK, on=WITH_TOOLS),
+    works("type", "tools[].type", "bash_20250124", on=EDITOR),
+    works("settings of Anthropic's tools", "tools[].display_width_px", 900, on=COMPUTER),
+    works("settings of Anthropic's tools", "tools[].display_height_px", 900, on=COMPUTER),
+    works("settings of Anthropic's tools", "tools[].enable_zoom", True, on=COMPUTER),
+    works("settings of Anthropic's tools", "tools[].max_characters", 900, on=EDITOR),
+    ignored("settings of Anthropic's tools", "tools[].display_number", 1, on=COMPUTER),
+    ignored("settings of Anthropic's tools", "tools[].max_characters", 900, on=COMPUTER,
+            where="of other types"),
+    ignored("settings of Anthropic's tools", "tools[].display_width_px", 900, on=WITH_TOOLS,
+            where="of other types"),
+    ignored("description", "tools[].description", "D.", on=COMPUTER,
+            where="of Anthropic's types"),
+    ignored("parameters", "tools[].input_schema", SCHEMA, on=COMPUTER,
+            where="of Anthropic's types"),
+    works("choice", "tool_choice", {"type": "any"}, on=WITH_TOOLS),
+    works("tool that must be called", "tool_choice{tool}.name", "other",
+          on=choosing("tool", name="look")),
+    works("parallel calls", "tool_choice{auto}.disable_parallel_tool_use", True,
+          on=choosing("auto")),
+    works("parallel calls", "tool_choice{any}.disable_parallel_tool_use", True,
+          on=choosing("any")),
+    ignored("parallel calls", "tool_choice{tool}.disable_parallel_tool_use", False,
+            on=choosing("tool", name="look"), neutral=(True,),
+            where="if it is `false` with `tool`"),
+    ignored("tools that servers run", "mcp_servers", [{"name": "x"}]),
+)  # fmt: skip
+
+ANSWERS: tuple[Field, ...] = (
+    works("most tokens", "max_tokens", 99),
+    works("stop strings", "stop_sequences", ["x"]),
+    works("temperature", "temperature", 0.5),
+    works("top p", "top_p", 0.5),
+    works("top k", "top_k", 5),
+    answers("stream", "stream", True),
+    works("format", "output_config.format", {"type": "json_schema", "schema": SCHEMA}),
+    works("schema", "output_config.format.schema", {"type": "object"}, on=MATCHING),
+    works("on, off", "thinking", {"type": "enabled"}),
+    works("effort", "output_config.effort", "low"),
+    works("longest thought", "thinking{enabled}.budget_tokens", 9),
+    works("longest thought", "thinking{adaptive}.budget_tokens", 9),
+    answers("what is shown of it", "thinking{enabled}.display", "omitted"),
+    answers("what is shown of it", "thinking{adaptive}.display", "omitted"),
+    ignored("metadata", "metadata", {"user_id": "me"}),
+    ignored("priority", "service_tier", "auto"),
+    ignored("cache marks", "cache_control", MARK),
+    ignored("context management", "context_management", {"edits": [{"type": "x"}]}),
+    ignored("earlier turns", "container", "c_1"),
+)
+
+UNKNOWN: tuple[Field, ...] = (
+    ignored("at the top", "colour", "red", title="any"),
+    *unknown_in_messages(
+        ("messages[]", SAID),
+        (f"{BLOCK}{{text}}", SAID),
+        (f"{BLOCK}{{image}}", SEEN),
+        (f"{BLOCK}{{image}}.source{{base64}}", SEEN),
+        (CALL, CALLED),
+        (RESULT, CALLED),
+        (f"{RESULT}.content[]{{text}}", CALLED),
+        ("tools[]", WITH_TOOLS),
+    ),
+    *unknown_elsewhere(
+        Reading.IGNORED,
+        ("thinking{enabled}", None),
+        ("thinking{disabled}", None),
+        ("output_config", None),
+        ("output_config.format", MATCHING),
+        ("tool_choice{auto}", choosing("auto")),
+    ),
+)
+
+MESSAGE = Dialect(
+    title="Anthropic messages",
+    route=ROUTE,
+    structs=(MessagesRequest,),
+    usual=request(),
+    fields=(works("model", "model", "other", fails=404), *MESSAGES, *TOOLS, *ANSWERS, *UNKNOWN),
+    script=(thinks("Hm."), says("Hello"), ended(), finished()),
+)
+
+COUNT_TOKENS = Dialect(
+    title="`/v1/messages/count_tokens`",
+    route=COUNT_ROUTE,
+    structs=(MessagesRequest,),
+    usual=request(),
+    fields=counting(
+        MESSAGE.fields,
+        for_answers=(
+            *("max_tokens", "stop_sequences", "temperature", "top_p", "top_k", "stream"),
+            *("output_config.format", "thinking.budget_tokens", "thinking.display"),
+            *("tool_choice.disable_parallel_tool_use", "tool_choice.name", "tools[].strict"),
+        ),
+    ),
+    script=COUNTED,
+    counts=True,
+)

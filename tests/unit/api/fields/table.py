@@ -1,0 +1,119 @@
+"""`docs/fields.md`, made of what is declared of the fields.
+
+To write it: `.venv/bin/python -m tests.unit.api.fields.table`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from tests.unit.api.fields.concepts import SECTIONS
+from tests.unit.api.fields.dialects import ANSWERING, COUNTING
+from tests.unit.api.fields.field import Dialect, Field, Reading
+
+PATH = Path(__file__).parents[4] / "docs" / "fields.md"
+_IN_MESSAGES = re.compile(r"^(messages|input)\[\]\.")
+
+HEAD = """# Fields
+
+Which fields each dialect has, concept by concept. What they mean is described in [api.md](api.md),
+[responses.md](responses.md), [anthropic.md](anthropic.md) and [ollama.md](ollama.md).
+
+- A field alone has an effect.
+- *ignored*: it is taken, has no effect, and is named in the header `X-VLM-Ignored`; *unless* it
+  asks for what is done anyway.
+- *refused*: 400, and the error names it. *only*: it is refused, unless it has one of these values,
+  which ask for what is done anyway.
+- A dash: the dialect has no such field; see [Unknown fields](#unknown-fields).
+
+A field that may be left out may be `null`, which says the same.
+
+This page is made of the declarations in `tests/unit/api/fields`. For each field, a test sends a
+request with and without it. Where it has an effect, the request that reaches the engine or the
+response is another one. Where it is ignored, the engine gets the same, and the header names it.
+Where it is refused, the error does. Another test compares the declarations with the structs that
+decode requests.
+
+Names are paths, as in the header. Those of messages, items and what is in them are told from the
+message on: `content[].text` is `messages[].content[].text`, or `input[].content[].text`.
+"""
+
+NOTES = {
+    "Structured output": "All of it is *ignored* where calls must be made.",
+    "Thinking": "All of it but `chat_template_kwargs` is *ignored* for a model without thoughts.",
+    "Unknown fields": (
+        "Parts, items and blocks of an unknown type are refused everywhere: they would be missing "
+        "in the prompt.\nWhat is *refused* at the top is *ignored* with "
+        '`server.unknown_fields = "ignore"`.'
+    ),
+    "Counting": (
+        "What counts a prompt takes the same requests. What does not shape the prompt is *ignored*."
+    ),
+}
+"""What holds for all of a section."""
+
+
+def page() -> str:
+    """The whole of it."""
+    everything = tuple(concept for concepts in SECTIONS.values() for concept in concepts)
+    sections = [
+        *(_section(title, concepts, ANSWERING) for title, concepts in SECTIONS.items()),
+        _section("Counting", everything, COUNTING),
+    ]
+    return "\n".join([HEAD, *sections])
+
+
+def _section(title: str, concepts: Sequence[str], dialects: Sequence[Dialect]) -> str:
+    note = f"{NOTES[title]}\n\n" if title in NOTES else ""
+    table = "\n".join(_table(concepts, dialects))
+    return f"## {title}\n\n{note}{table}\n"
+
+
+def _table(concepts: Sequence[str], dialects: Sequence[Dialect]) -> Iterator[str]:
+    yield f"| | {' | '.join(dialect.title for dialect in dialects)} |"
+    yield "|---" * (len(dialects) + 1) + "|"
+    for concept in concepts:
+        cells = [
+            _cell(field for field in dialect.fields if field.concept == concept)
+            for dialect in dialects
+        ]
+        if any(cells):
+            yield f"| {concept} | {' | '.join(cell or '-' for cell in cells)} |"
+
+
+def _cell(fields: Iterable[Field]) -> str:
+    """The fields that are read alike together."""
+    words = dict[str, list[str]]()
+    for field in fields:
+        names = words.setdefault(_words(field), [])
+        if (name := _name(field)) not in names:
+            names.append(name)
+    return "; ".join(f"{', '.join(names)}{said}" for said, names in words.items())
+
+
+def _name(field: Field) -> str:
+    is_inside = field.concept in {*SECTIONS["Messages"], *SECTIONS["Images and videos"]}
+    return field.title or f"`{_IN_MESSAGES.sub('', field.name) if is_inside else field.name}`"
+
+
+def _words(field: Field) -> str:
+    """What is said of fields that do not simply work."""
+    neutral = ", ".join(f"`{json.dumps(each)}`" for each in field.neutral if each is not None)
+    where = f" {field.where}" if field.where else ""
+    match field.reading:
+        case Reading.IGNORED if neutral and not where:
+            return f" *ignored* unless {neutral}"
+        case Reading.IGNORED:
+            return f" *ignored*{where}"
+        case Reading.REFUSED if neutral:
+            return f" *only* {neutral}{where}"
+        case Reading.REFUSED:
+            return f" *refused*{where}"
+    return where
+
+
+if __name__ == "__main__":
+    PATH.write_text(page(), encoding="utf-8")
