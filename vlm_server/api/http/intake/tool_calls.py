@@ -9,7 +9,7 @@ from vlm_server.api.http.intake import json_body
 from vlm_server.errors import InvalidRequest
 
 
-def object_text(arguments: str | dict[str, Any] | None, param: str) -> str:
+def object_text(arguments: str | dict[str, Any], param: str) -> str:
     """The arguments of a call as the JSON of an object, which chat templates need.
 
     A call that was cut off has text that is none; the model sees that text as the argument
@@ -18,7 +18,7 @@ def object_text(arguments: str | dict[str, Any] | None, param: str) -> str:
     """
     if isinstance(arguments, dict):
         return _dumped(arguments, param)
-    if arguments is None or not arguments.strip():
+    if not arguments.strip():
         return "{}"
     json_body.utf8_length(arguments, param)
     try:
