@@ -13,6 +13,7 @@ from msgspec.json import Decoder
 
 from vlm_server.api.http.intake import json_body
 from vlm_server.api.http.intake.leniency import IgnoredFields
+from vlm_server.errors import ThreadUnsupported
 
 INT32_MAX = 2**31 - 1
 MAX_STOP_CHARS = 256
@@ -179,9 +180,15 @@ the same time, for the first two requests, crash the process."""
 def parse(body: bytes | bytearray) -> tuple[MessagesRequest, IgnoredFields]:
     """The request in `body`, and which of its fields are ignored.
 
-    Raises InvalidRequest, naming the field at fault.
+    Raises InvalidRequest, naming the field at fault. With a `thread` the messages are not the whole
+    conversation, so it can't be ignored; its clients then send all of it.
     """
     fields = json_body.parse_object(body)
+    if fields.get("thread") is not None:
+        raise ThreadUnsupported(
+            "`thread` is not supported: conversations are not kept here. Send all messages.",
+            "thread",
+        )
     request = json_body.convert(fields, MessagesRequest, RULES)
     ignored = IgnoredFields()
     ignored.add_unread(fields, request)
