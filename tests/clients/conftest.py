@@ -6,8 +6,8 @@ front for what that model does not do: several calls at once, thoughts, odd argu
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -23,8 +23,6 @@ key = "{NARROW_KEY}"
 max_requests = 1
 """
 ENDLESS = {"max_tokens": 7000, "extra_body": {"ignore_eos": True}}
-
-Abandons = Callable[[], AbstractContextManager[None]]
 
 
 @pytest.fixture(scope="session")
@@ -51,17 +49,32 @@ def crowded(daemon: Daemon) -> Iterator[str]:
         yield NARROW_KEY
 
 
-@pytest.fixture
-def abandons(daemon: Daemon) -> Abandons:
+class Abandons:
     """A context at whose end the daemon has noticed that a client left its answer."""
 
-    @contextmanager
-    def watch() -> Iterator[None]:
-        before = daemon.num_abandoned()
-        yield
-        wait_until(lambda: daemon.num_abandoned() > before, 10, daemon.log)
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+        self.before = 0
 
-    return watch
+    def __enter__(self) -> None:
+        self.before = self.daemon.num_abandoned()
+
+    def __exit__(self, *raised: object) -> None:
+        def is_noticed() -> bool:
+            return self.daemon.num_abandoned() > self.before
+
+        wait_until(is_noticed, 10, self.daemon.log)
+
+    async def __aenter__(self) -> None:
+        self.__enter__()
+
+    async def __aexit__(self, *raised: object) -> None:
+        await asyncio.to_thread(self.__exit__)
+
+
+@pytest.fixture
+def abandons(daemon: Daemon) -> Abandons:
+    return Abandons(daemon)
 
 
 @pytest.fixture

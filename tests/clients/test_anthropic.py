@@ -146,7 +146,7 @@ def test_a_stream(client: anthropic.Anthropic) -> None:
 def test_a_stream_that_is_closed_is_abandoned(
     client: anthropic.Anthropic, abandons: Abandons
 ) -> None:
-    with abandons(), client.messages.stream(messages=[user(COUNT)], **GREEDY) as stream:
+    with abandons, client.messages.stream(messages=[user(COUNT)], **GREEDY) as stream:
         next(stream.text_stream)
 
 

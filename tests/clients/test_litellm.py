@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import base64
 import json
 from typing import Any
 
@@ -20,21 +18,24 @@ from tests.clients.screen import (
     NOTHING,
     POINT,
     TOO_LONG,
+    URL,
     Thing,
     is_at,
     is_the_circle,
-    screenshot,
 )
 from tests.e2e.daemon import Daemon
 from tests.unit.api.scripted_engine import HELLO, ScriptedEngine, calls, ended, finished, thinks
-from tests.unit.api.scripted_engine import text as says
-from vlm_server.protocol import ImagePart, Message, TextPart, ToolCall
+from vlm_server.protocol import TextPart
 
 with pytest.MonkeyPatch.context() as patch:
     patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it reads one from the network
     import litellm
 
-URL = f"data:image/png;base64,{base64.b64encode(screenshot()).decode()}"
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore:{words}:UserWarning")
+    for words in ("Pydantic serializer warnings", "Item 'summary' on TypedDict")
+]  # of its own classes
+
 PICTURE: Any = {"type": "image_url", "image_url": {"url": URL}}
 PROVIDERS = ["openai", "anthropic", "ollama_chat"]
 
@@ -71,6 +72,7 @@ def test_a_question_about_a_picture(daemon: Daemon, provider: str) -> None:
 def test_a_tool_loop_with_a_screenshot_in_the_result(
     daemon: Daemon, provider: str, streams: bool
 ) -> None:
+    """It puts words of its own into such turns, so that the question comes once more."""
     answer = ask(daemon, provider, user(LOOK), tools=TOOLS, stream=streams)
     if streams:
         answer = litellm.stream_chunk_builder(list(answer))
@@ -79,8 +81,9 @@ def test_a_tool_loop_with_a_screenshot_in_the_result(
     (call,) = choice.message.tool_calls
     assert (call.function.name, json.loads(call.function.arguments)) == ("screenshot", {})
     result = {"role": "tool", "tool_call_id": call.id, "content": [PICTURE]}
-    second = ask(daemon, provider, user(LOOK), choice.message, result, tools=TOOLS)
-    assert second.choices[0].message.content == "red"
+    turns = (user(LOOK), choice.message, result, user("Where is the star?"))
+    second = ask(daemon, provider, *turns, tools=TOOLS)
+    assert second.choices[0].message.content == "bottom right"
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
@@ -106,7 +109,7 @@ def test_a_stream(daemon: Daemon, provider: str) -> None:
 
 
 async def test_a_stream_that_is_closed_is_abandoned(daemon: Daemon, abandons: Abandons) -> None:
-    async def leave() -> None:
+    async with abandons:
         stream = await litellm.acompletion(
             "openai/demo",
             [user(COUNT)],
@@ -117,10 +120,6 @@ async def test_a_stream_that_is_closed_is_abandoned(daemon: Daemon, abandons: Ab
         await anext(stream)
         await stream.aclose()
 
-    with abandons():
-        await leave()
-        await asyncio.sleep(0)
-
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_errors(daemon: Daemon, provider: str, crowded: str) -> None:
@@ -128,9 +127,82 @@ def test_errors(daemon: Daemon, provider: str, crowded: str) -> None:
         ask(daemon, provider, user("Hi"), model="gpt-4o")
     with pytest.raises(litellm.BadRequestError):
         ask(daemon, provider, user("Hi"), temperature=9)
-    with pytest.raises(litellm.ContextWindowExceededError):
-        ask(daemon, provider, user(TOO_LONG))
     with pytest.raises(litellm.AuthenticationError):
         ask(daemon, provider, user("Hi"), api_key="another")
     with pytest.raises(litellm.RateLimitError):
         ask(daemon, provider, user("Hi"), api_key=crowded)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("provider", ["openai", "anthropic"])
+def test_a_prompt_that_is_too_long(daemon: Daemon, provider: str, streams: bool) -> None:
+    """It knows no such error of Ollama's."""
+    with pytest.raises(litellm.ContextWindowExceededError):
+        list(ask(daemon, provider, user(TOO_LONG), stream=streams))
+
+
+# ---- what the embedded model does not do -------------------------------------------------
+
+LOOKS_AND_CLICKS = (
+    *(thinks("Look"), thinks(" and click.")),
+    *(calls(0, id="call_a", name="screenshot"), calls(0, "{}")),
+    *(calls(1, id="call_b", name="click"), calls(1, '{"x": 3,'), calls(1, ' "y": 4}')),
+    *(ended("tool_calls"), finished()),
+)
+
+
+async def converse(scripted: str, provider: str, *messages: Any, **fields: Any) -> Any:
+    base = f"{scripted}/v1" if provider == "openai" else scripted
+    fields = {"api_base": base, "api_key": "none", "tools": TOOLS, "num_retries": 0, **fields}
+    answer = await litellm.acompletion(f"{provider}/demo", list(messages), **fields)
+    if fields.get("stream"):
+        return litellm.stream_chunk_builder([chunk async for chunk in answer])
+    return answer
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("provider", ["openai", "anthropic"])
+async def test_thoughts_and_several_calls(
+    scripted: str, engine: ScriptedEngine, provider: str, streams: bool
+) -> None:
+    engine.script = LOOKS_AND_CLICKS
+    answer = await converse(scripted, provider, user(LOOK), stream=streams)
+    said = answer.choices[0].message
+    assert said.reasoning_content == "Look and click."
+    assert [
+        (call.function.name, json.loads(call.function.arguments)) for call in said.tool_calls
+    ] == [
+        ("screenshot", {}),
+        ("click", {"x": 3, "y": 4}),
+    ]
+    engine.script = HELLO
+    results = [
+        {"role": "tool", "tool_call_id": call.id, "content": "ok"} for call in said.tool_calls
+    ]
+    await converse(scripted, provider, user(LOOK), said, *results)
+    _, turn, *told = engine.submitted[1].messages
+    assert [(call.name, json.loads(call.arguments)) for call in turn.tool_calls] == [
+        ("screenshot", {}),
+        ("click", {"x": 3, "y": 4}),
+    ]
+    assert turn.reasoning == "Look and click."
+    assert [(each.role, each.name, each.content) for each in told] == [
+        ("tool", "screenshot", (TextPart("ok"),)),
+        ("tool", "click", (TextPart("ok"),)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("provider", "expected"),
+    [
+        ("openai", litellm.ServiceUnavailableError),
+        ("anthropic", litellm.InternalServerError),
+        ("ollama_chat", litellm.ServiceUnavailableError),
+    ],
+)
+async def test_an_engine_that_is_away(
+    scripted: str, engine: ScriptedEngine, provider: str, expected: type[Exception]
+) -> None:
+    engine.be("restarting")
+    with pytest.raises(expected):
+        await converse(scripted, provider, user("Hi"), max_retries=0)

@@ -121,7 +121,7 @@ def test_a_stream(client: ollama.Client) -> None:
 
 
 def test_a_stream_that_is_closed_is_abandoned(client: ollama.Client, abandons: Abandons) -> None:
-    with abandons():
+    with abandons:
         stream: Any = client.chat(messages=[user(COUNT)], stream=True, **GREEDY)
         next(stream)
         stream.close()
@@ -137,9 +137,7 @@ def test_a_stream_that_is_closed_is_abandoned(client: ollama.Client, abandons: A
     ],
 )
 @pytest.mark.parametrize("streams", [False, True])
-def test_errors(
-    client: ollama.Client, fields: Any, status: int, words: str, streams: bool
-) -> None:
+def test_errors(client: ollama.Client, fields: Any, status: int, words: str, streams: bool) -> None:
     fields = {**GREEDY, "messages": [user("Hi")], **fields}
     with pytest.raises(ollama.ResponseError, match=words) as caught:
         list(client.chat(**fields, stream=streams))

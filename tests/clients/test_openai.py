@@ -5,7 +5,6 @@ What it makes of several calls, thoughts and failures is in tests/unit/api/opena
 
 from __future__ import annotations
 
-import base64
 import json
 from typing import Any
 
@@ -23,14 +22,13 @@ from tests.clients.screen import (
     NOTHING,
     POINT,
     TOO_LONG,
+    URL,
     Thing,
     is_at,
     is_the_circle,
-    screenshot,
 )
 from tests.e2e.daemon import Daemon
 
-URL = f"data:image/png;base64,{base64.b64encode(screenshot()).decode()}"
 PICTURE: Any = {"type": "image_url", "image_url": {"url": URL}}
 GREEDY: Any = {"model": "demo", "temperature": 0}
 
@@ -131,7 +129,7 @@ def test_a_stream(client: openai.OpenAI) -> None:
 
 def test_a_stream_that_is_closed_is_abandoned(client: openai.OpenAI, abandons: Abandons) -> None:
     with (
-        abandons(),
+        abandons,
         client.chat.completions.create(
             model="demo", messages=[user(COUNT)], stream=True, **ENDLESS
         ) as stream,
@@ -140,7 +138,7 @@ def test_a_stream_that_is_closed_is_abandoned(client: openai.OpenAI, abandons: A
 
 
 def test_a_client_that_waits_no_longer_is_noticed(daemon: Daemon, abandons: Abandons) -> None:
-    with abandons(), pytest.raises(openai.APITimeoutError):
+    with abandons, pytest.raises(openai.APITimeoutError):
         daemon.client(timeout=0.5).chat.completions.create(
             model="demo", messages=[user(COUNT)], **ENDLESS
         )
@@ -154,9 +152,7 @@ def test_a_client_that_waits_no_longer_is_noticed(daemon: Daemon, abandons: Aban
         ({"messages": [user({**PICTURE, "image_url": {"url": "x.png"}})]}, openai.BadRequestError),
     ],
 )
-def test_errors(
-    client: openai.OpenAI, fields: Any, expected: type[openai.APIStatusError]
-) -> None:
+def test_errors(client: openai.OpenAI, fields: Any, expected: type[openai.APIStatusError]) -> None:
     fields = {**GREEDY, "messages": [user("Hi")], **fields}
     with pytest.raises(expected):
         client.chat.completions.create(**fields)
@@ -229,7 +225,7 @@ def test_a_streamed_response(client: openai.OpenAI) -> None:
 
 def test_a_response_that_is_closed_is_abandoned(client: openai.OpenAI, abandons: Abandons) -> None:
     with (
-        abandons(),
+        abandons,
         client.responses.create(model="demo", input=COUNT, stream=True) as stream,
     ):
         next(iter(stream))
