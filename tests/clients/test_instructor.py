@@ -7,6 +7,7 @@ from typing import Any
 
 import instructor
 import openai
+import pydantic
 import pytest
 from instructor import Image, Mode
 from instructor.core.exceptions import IncompleteOutputException, InstructorRetryException
@@ -26,6 +27,12 @@ MESSAGES: Any = [{"role": "user", "content": [PICTURE, DESCRIBE]}]
 GREEDY: Any = {"model": "demo", "max_retries": 0, "temperature": 0, "max_tokens": 400}
 
 Connect = Callable[..., instructor.Instructor]
+
+
+class Crowd(pydantic.BaseModel):
+    """So many that it takes a while to tell."""
+
+    things: list[Thing] = pydantic.Field(min_length=20, max_length=20)
 
 
 @pytest.fixture
@@ -67,13 +74,17 @@ async def test_a_stream(daemon: Daemon, mode: Mode) -> None:
     assert is_the_circle(Thing(**parts[-1].model_dump()))
 
 
-async def test_a_stream_that_is_closed_is_abandoned(daemon: Daemon, abandons: Abandons) -> None:
-    client = instructor.from_openai(daemon.async_client())
-    fields = {**GREEDY, "response_model": list[Thing], "messages": MESSAGES, "max_tokens": 2000}
+async def test_a_client_that_is_closed_abandons_its_answers(
+    daemon: Daemon, abandons: Abandons
+) -> None:
+    """A stream of it that is closed goes on behind its back."""
+    inner = daemon.async_client()
+    client = instructor.from_openai(inner)
+    fields = {**GREEDY, "response_model": Crowd, "messages": MESSAGES, "max_tokens": 2000}
     async with abandons:
         stream: Any = client.chat.completions.create_partial(**fields)
         await anext(stream)
-        await stream.aclose()
+        await inner.close()
 
 
 def test_an_answer_that_is_cut_off(connect: Connect) -> None:
