@@ -25,7 +25,7 @@ from tests.clients.screen import (
 )
 from tests.e2e.daemon import Daemon
 from tests.unit.api.scripted_engine import HELLO, ScriptedEngine, calls, ended, finished, thinks
-from vlm_server.protocol import TextPart
+from vlm_server.protocol import ImagePart, TextPart
 
 with pytest.MonkeyPatch.context() as patch:
     patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it reads one from the network
@@ -190,6 +190,22 @@ async def test_thoughts_and_several_calls(
         ("tool", "screenshot", (TextPart("ok"),)),
         ("tool", "click", (TextPart("ok"),)),
     ]
+
+
+@pytest.mark.parametrize(
+    ("provider", "role"), [("openai", "user"), ("anthropic", "tool"), ("ollama_chat", "tool")]
+)
+async def test_where_a_result_with_a_picture_goes(
+    scripted: str, engine: ScriptedEngine, provider: str, role: str
+) -> None:
+    function = {"name": "screenshot", "arguments": "{}"}
+    called: dict[str, Any] = {"role": "assistant", "content": None}
+    called["tool_calls"] = [{"id": "call_1", "type": "function", "function": function}]
+    shown = {"role": "tool", "tool_call_id": "call_1", "content": [PICTURE]}
+    await converse(scripted, provider, user(LOOK), called, shown)
+    (submit,) = engine.submitted
+    (shower,) = [each for each in submit.messages if ImagePart(0) in each.content]
+    assert shower.role == role
 
 
 @pytest.mark.parametrize(

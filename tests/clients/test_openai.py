@@ -162,6 +162,7 @@ def test_a_prompt_that_is_too_long_has_its_code(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="tokens") as caught:
         client.chat.completions.create(messages=[user(TOO_LONG)], **GREEDY)
     assert caught.value.code == "context_length_exceeded"
+    assert "8192" in caught.value.message
 
 
 def test_a_wrong_key(daemon: Daemon) -> None:
