@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -152,12 +153,15 @@ LOOKS_AND_CLICKS = (
 
 
 async def converse(scripted: str, provider: str, *messages: Any, **fields: Any) -> Any:
+    """On a thread: about Ollama's models it asks without letting go of the event loop."""
     base = f"{scripted}/v1" if provider == "openai" else scripted
     fields = {"api_base": base, "api_key": "none", "tools": TOOLS, "num_retries": 0, **fields}
-    answer = await litellm.acompletion(f"{provider}/demo", list(messages), **fields)
-    if fields.get("stream"):
-        return litellm.stream_chunk_builder([chunk async for chunk in answer])
-    return answer
+
+    def work() -> Any:
+        answer = litellm.completion(f"{provider}/demo", list(messages), **fields)
+        return litellm.stream_chunk_builder(list(answer)) if fields.get("stream") else answer
+
+    return await asyncio.to_thread(work)
 
 
 @pytest.mark.parametrize("streams", [False, True])
