@@ -94,11 +94,13 @@ def test_a_click(client: openai.OpenAI, choice: Any) -> None:
     assert is_at(CIRCLE, **json.loads(call.function.arguments))
 
 
-def test_arguments_are_parsed_by_a_class(client: openai.OpenAI) -> None:
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_arguments_are_parsed_by_a_class(client: openai.OpenAI, choice: Any) -> None:
+    """Its tool is strict."""
     answer = client.chat.completions.parse(
         messages=[user(PICTURE, "Call report for the circle.")],
         tools=[openai.pydantic_function_tool(Thing, name="report")],
-        tool_choice="required",
+        tool_choice=choice,
         parallel_tool_calls=False,
         **GREEDY,
     )

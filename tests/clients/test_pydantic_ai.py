@@ -78,6 +78,7 @@ def using_tools(model: Model) -> tuple[Agent[None, str], list[tuple[int, int]]]:
 async def test_a_question_about_a_picture(model: Model) -> None:
     result = await Agent(model).run([PICTURE, COLOUR])
     assert result.output == "red"
+    assert result.usage.input_tokens > 100
 
 
 async def test_a_tool_loop_with_a_screenshot_in_the_result(model: Model) -> None:
