@@ -8,7 +8,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-FOLDERS = frozenset({"unit", "integration", "e2e", "attack", "soak", "bench"})
+FOLDERS = frozenset({"unit", "integration", "e2e", "clients", "attack", "soak", "bench"})
 
 hypothesis.settings.register_profile(
     "no clock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]

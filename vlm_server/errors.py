@@ -12,6 +12,7 @@
         │   ├── InvalidVideo      400  invalid_video
         │   ├── ContextLengthExceeded  400  context_length_exceeded
         │   ├── PreviousResponseNotFound  400  previous_response_not_found
+    │   ├── ThreadUnsupported     400  thread_unsupported_request
         │   └── HeadersTooLarge   431  headers_too_large
         ├── Unauthorized          401  invalid_api_key
         ├── Forbidden             403  forbidden
@@ -116,6 +117,12 @@ class PreviousResponseNotFound(InvalidRequest):
     """The turns that a request goes on from are not, or no longer, stored for this client."""
 
     code = "previous_response_not_found"
+
+
+class ThreadUnsupported(InvalidRequest):
+    """The request goes on from, or begins, a conversation that the server would have to keep."""
+
+    code = "thread_unsupported_request"
 
 
 class HeadersTooLarge(InvalidRequest):

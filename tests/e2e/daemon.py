@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -29,29 +30,37 @@ class Daemon:
     process: subprocess.Popen[bytes]
     port: int
     log: Path
+    api_key: str = "none"
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
     def client(self, **options: Any) -> openai.OpenAI:
-        options = {"api_key": "none", "max_retries": 0, "timeout": 60, **options}
+        options = {"api_key": self.api_key, "max_retries": 0, "timeout": 60, **options}
         return openai.OpenAI(base_url=f"{self.url}/v1", **options)
 
     def async_client(self, **options: Any) -> openai.AsyncOpenAI:
-        options = {"api_key": "none", "max_retries": 0, "timeout": 60, **options}
+        options = {"api_key": self.api_key, "max_retries": 0, "timeout": 60, **options}
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", **options)
 
     def get(self, path: str) -> tuple[int, Any]:
         """(status, decoded JSON) of a GET."""
         try:
-            with urllib.request.urlopen(self.url + path, timeout=10) as response:
+            with self._open(path) as response:
                 return response.status, json.loads(response.read())
         except urllib.error.HTTPError as error:
             return error.code, json.loads(error.read())
 
     def status(self) -> dict[str, Any]:
         return self.get("/v1/status")[1]
+
+    def num_abandoned(self) -> int:
+        """Requests so far whose client left before its answer was complete."""
+        with self._open("/metrics") as response:
+            lines = response.read().decode().splitlines()
+        counts = (line for line in lines if line.startswith("vlm_server_requests_total{"))
+        return sum(int(float(line.split()[-1])) for line in counts if 'status="499"' in line)
 
     def engine_pid(self) -> int:
         return int(self.status()["engine"]["pid"])
@@ -66,6 +75,12 @@ class Daemon:
             return not any(self.status()["engine"]["stats"]["tracked_by"].values())
 
         wait_until(is_idle, seconds, self.log)
+
+    def _open(self, path: str) -> http.client.HTTPResponse:
+        headers = {"Authorization": f"Bearer {self.api_key}"}
+        request = urllib.request.Request(self.url + path, headers=headers)
+        response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=10)
+        return response
 
     def _is_ready(self) -> bool:
         assert self.process.poll() is None, self.log.read_text()
@@ -95,10 +110,12 @@ def running_daemon(
     wait: bool = True,
     cwd: Path | None = None,
     environment: Mapping[str, str] | None = None,
+    api_key: str = "none",
 ) -> Iterator[Daemon]:
     """A daemon that has its own log in `folder`, and is gone afterwards.
 
-    It is started in the working folder `cwd`; `environment` is added to ours.
+    It is started in the working folder `cwd`; `environment` is added to ours. `api_key` is what we
+    ask it with.
     """
     log = folder / "daemon.log"
     port = free_port()
@@ -111,7 +128,7 @@ def running_daemon(
             cwd=cwd,
             env={**os.environ, **(environment or {})},
         )
-    daemon = Daemon(process, port, log)
+    daemon = Daemon(process, port, log, api_key)
     try:
         if wait:
             daemon.wait_ready()

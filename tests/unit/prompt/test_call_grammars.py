@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from tests.unit.prompt.test_grammars import New, byte_host, new
 from vlm_server.child.cancellation import Cancellation
@@ -307,9 +308,12 @@ def test_strict_calls_without_parallel_are_one(new: New):
     assert not takes(grammar, one + one)
 
 
-def test_marks_may_be_control_tokens(new: New):
+@pytest.mark.parametrize("is_special", [True, False])
+def test_marks_may_be_control_tokens(new: New, is_special: bool):
+    """Qwen's are, although its tokenizer calls them none."""
     host = byte_host()
-    host.backend.add_special_tokens(["<call>", "</call>"])
+    marks = [AddedToken(mark, special=is_special) for mark in ("<call>", "</call>")]
+    host.backend.add_tokens(marks)
     host.vocabulary_size, host.tool_format = 259, replace(HERMES, start="<call>", end="</call>")
     offered = tools("auto", strict=("now",), now={})
     made = Constraints(host).of(Submit("a", (), (), SamplingParams(), tools=offered))
@@ -319,6 +323,8 @@ def test_marks_may_be_control_tokens(new: New):
     grammar = compiled(grammars, made)
     assert takes(grammar, 'Hm.<call>{"name": "now", "arguments": {}}</call>.', host)
     assert not takes(grammar, "<call>Hm.", host)
+    assert takes(grammar, "<call", host)
+    assert not takes(grammar, "<call>Hm.", byte_host()), "not even spelled out"
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,12 @@ TYPES = {
 _TOO_LONG = "prompt is too long"
 
 
+class MoreDetails(msgspec.Struct, frozen=True):
+    """Where Anthropic's clients look for the code."""
+
+    error_code: str
+
+
 class ErrorDetail(msgspec.Struct, frozen=True):
     """`code` and `param` are ours: as OpenAI's errors have them."""
 
@@ -30,6 +36,7 @@ class ErrorDetail(msgspec.Struct, frozen=True):
     message: str
     code: str
     param: str | None
+    details: MoreDetails
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -41,7 +48,8 @@ def encode(error: RequestError) -> bytes:
     """`error` as JSON: the body of a response, or the data of an event in a stream."""
     other = "invalid_request_error" if error.status < 500 else "api_error"
     kind = TYPES.get(error.status, other)
-    detail = ErrorDetail(kind, _message(error), error.code, error.param)
+    details = MoreDetails(error.code)
+    detail = ErrorDetail(kind, _message(error), error.code, error.param, details)
     return msgspec.json.encode(ErrorBody(detail))
 
 

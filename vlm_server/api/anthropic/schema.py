@@ -14,6 +14,7 @@ from msgspec.json import Decoder
 
 from vlm_server.api.http.intake import json_body
 from vlm_server.api.http.intake.leniency import IgnoredFields
+from vlm_server.errors import ThreadUnsupported
 
 INT32_MAX = 2**31 - 1
 MAX_STOP_CHARS = 256
@@ -185,9 +186,15 @@ def parse(
 ) -> tuple[MessagesRequest, IgnoredFields]:
     """The request in `body`, and which of its fields are ignored: those `without_effect`, too.
 
-    Raises InvalidRequest, naming the field at fault.
+    Raises InvalidRequest, naming the field at fault. With a `thread` the messages are not the whole
+    conversation, so it can't be ignored; its clients then send all of it.
     """
     fields = json_body.parse_object(body)
+    if fields.get("thread") is not None:
+        raise ThreadUnsupported(
+            "`thread` is not supported: conversations are not kept here. Send all messages.",
+            "thread",
+        )
     request = json_body.convert(fields, MessagesRequest, RULES)
     ignored = IgnoredFields()
     ignored.add_unread(fields, request)

@@ -23,8 +23,9 @@ from vlm_server.supervisor.client import EngineClient
 
 
 class RequestLog:
-    """Gives each request an id (`X-Request-Id`), then logs and counts it when it ends.
+    """Gives each request an id, then logs and counts it when it ends.
 
+    `X-Request-Id` tells the id, and `Request-Id` tells it to Anthropic's clients.
     Fields of its body that had no effect are named in `X-VLM-Ignored`.
     """
 
@@ -42,7 +43,7 @@ class RequestLog:
             if message["type"] == "http.response.start":
                 entry.status = message["status"]
                 headers = MutableHeaders(scope=message)
-                headers["X-Request-Id"] = entry.request_id
+                headers["X-Request-Id"] = headers["Request-Id"] = entry.request_id
                 if entry.ignored:
                     headers["X-VLM-Ignored"] = ", ".join(entry.ignored_names)
             await send(message)

@@ -21,11 +21,13 @@ Mark = tuple[int | str, ...]
 class CallSyntax(msgspec.Struct, frozen=True):
     """How a model writes a call that it makes freely; see `ToolFormat`.
 
+    start_text: `start` as it reads.
     is_json: whether `{"name": ..., "arguments": {...}}` stands between the marks.
     """
 
     start: Mark
     end: Mark
+    start_text: str
     is_json: bool
 
 

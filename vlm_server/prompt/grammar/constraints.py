@@ -66,14 +66,23 @@ def _syntax(host: HostModel, tool_format: ToolFormat) -> CallSyntax:
     return CallSyntax(
         _mark(host, tool_format.start),
         _mark(host, tool_format.end),
+        tool_format.start,
         tool_format.name in _JSON_FORMATS,
     )
 
 
 def _mark(host: HostModel, text: str) -> Mark:
-    """`text` with the ids of its control tokens, which no text of a grammar stands for."""
+    """`text` with the ids of its control tokens, which no text of a grammar stands for.
+
+    llguidance takes for one whatever was added to a vocabulary and stands in angle brackets, such
+    as Qwen's `<tool_call>`, which its tokenizer calls none.
+    """
     added = host.backend.get_added_tokens_decoder()
-    special = {token.content: token_id for token_id, token in added.items() if token.special}
+    special = {
+        token.content: token_id
+        for token_id, token in added.items()
+        if token.special or (token.content.startswith("<") and token.content.endswith(">"))
+    }
     mark: list[int | str] = []
     while text:
         found = [(text.find(name), -len(name), name) for name in special if name in text]

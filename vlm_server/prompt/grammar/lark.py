@@ -91,11 +91,15 @@ def free_calls(constraint: FreeCalls, options: dict[str, Any]) -> str:
 
 
 def _text_before(syntax: CallSyntax) -> list[str]:
-    """`head`, free text and the mark after it, and `TEXT`, free text without the mark."""
+    """`head`, free text and the mark after it, and `TEXT`, free text without the mark.
+
+    A mark that is a control token is not spelled out either: whoever reads it sees a call.
+    """
+    text = f"TEXT: ANY & ~(ANY {json.dumps(syntax.start_text, ensure_ascii=False)} ANY)"
     mark = _spelled(syntax.start)
     if isinstance(syntax.start[0], int):
-        return [f"head: ANY {mark}", "TEXT: ANY"]
-    return [f"head[lazy]: ANY {mark}", f"TEXT: ANY & ~(ANY {mark} ANY)"]
+        return [f"head: TEXT {mark}", text]
+    return [f"head[lazy]: ANY {mark}", text]
 
 
 def _any_body(end: Mark) -> list[str]:

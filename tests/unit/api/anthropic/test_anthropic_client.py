@@ -209,6 +209,7 @@ async def test_an_error_in_the_middle_of_a_stream(
         "message": "It died.",
         "code": "engine_died",
         "param": None,
+        "details": {"error_code": "engine_died"},
     }
 
 
@@ -225,6 +226,15 @@ async def test_wrong_requests(client: AsyncAnthropic, base_url: str) -> None:
         with pytest.raises(anthropic.AuthenticationError) as refused:
             await ask(stranger)
     assert refused.value.body["error"]["type"] == "authentication_error"  # type: ignore[index]
+
+
+async def test_a_thread_that_would_be_kept_here_is_refused(client: AsyncAnthropic) -> None:
+    for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
+        with pytest.raises(anthropic.BadRequestError) as caught:
+            await ask(client, extra_body={"thread": thread})
+        assert caught.value.error_code == "thread_unsupported_request"
+        assert caught.value.request_id
+    assert await ask(client, extra_body={"thread": None})
 
 
 async def test_either_kind_of_key_opens(base_url: str) -> None:

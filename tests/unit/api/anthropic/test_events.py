@@ -160,6 +160,7 @@ async def test_an_error_ends_a_stream(client: httpx.AsyncClient, engine: Scripte
             "message": "No memory.",
             "code": "out_of_memory",
             "param": None,
+            "details": {"error_code": "out_of_memory"},
         },
     }
     assert "message_stop" not in [each["type"] for each in events]

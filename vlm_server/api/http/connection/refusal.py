@@ -15,7 +15,8 @@ def refusal(error: RequestError, encode: EncodeError, headers: list[tuple[bytes,
 
     `headers` are those of every response.
     """
-    own = {"X-Request-Id": uuid.uuid4().hex, "Connection": "close"}
+    request_id = uuid.uuid4().hex
+    own = {"X-Request-Id": request_id, "Request-Id": request_id, "Connection": "close"}
     response = errors.response(error, encode, retry_after_seconds=1, headers=own)
     status = http.HTTPStatus(error.status)
     lines = [b"HTTP/1.1 %d %s" % (status, status.phrase.encode())]

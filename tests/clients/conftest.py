@@ -1,0 +1,89 @@
+"""What all clients are tried with: one real daemon that wants a key, and scripted engines.
+
+The daemon runs the embedded model, so its answers are true. Scripted engines stand behind the real
+front for what that model does not do: several calls at once, thoughts, odd arguments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from tests.e2e.daemon import Daemon, running_daemon, wait_until
+from tests.unit.api.conftest import listening
+from tests.unit.api.scripted_engine import ScriptedEngine
+
+KEY = "a-key-for-all-clients"
+NARROW_KEY = "one-request-at-a-time"
+NARROW = f"""
+[narrow]
+key = "{NARROW_KEY}"
+max_requests = 1
+"""
+ENDLESS = {"max_tokens": 7000, "extra_body": {"ignore_eos": True}}
+
+
+@pytest.fixture(scope="session")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """The embedded model, with a key that may do everything and one for a request at a time."""
+    folder = tmp_path_factory.mktemp("clients")
+    keys = folder / "keys.toml"
+    keys.touch(mode=0o600)
+    keys.write_text(NARROW)
+    settings = ("--set", f'server.api_keys=["{KEY}"]', "--set", f"server.api_key_file={keys}")
+    with running_daemon(folder, *settings, api_key=KEY) as running:
+        yield running
+
+
+@pytest.fixture
+def crowded(daemon: Daemon) -> Iterator[str]:
+    """A key whose only request is being answered, for as long as the test takes."""
+    client = daemon.client(api_key=NARROW_KEY)
+    asked = [{"role": "user", "content": "Count from 1 to 100."}]
+    with client.chat.completions.create(
+        model="demo", messages=asked, stream=True, **ENDLESS
+    ) as answer:
+        next(answer)
+        yield NARROW_KEY
+
+
+class Abandons:
+    """A context at whose end the daemon has noticed that a client left its answer."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+        self.before = 0
+
+    def __enter__(self) -> None:
+        self.before = self.daemon.num_abandoned()
+
+    def __exit__(self, *raised: object) -> None:
+        def is_noticed() -> bool:
+            return self.daemon.num_abandoned() > self.before
+
+        wait_until(is_noticed, 10, self.daemon.log)
+
+    async def __aenter__(self) -> None:
+        self.__enter__()
+
+    async def __aexit__(self, *raised: object) -> None:
+        await asyncio.to_thread(self.__exit__)
+
+
+@pytest.fixture
+def abandons(daemon: Daemon) -> Abandons:
+    return Abandons(daemon)
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    return ScriptedEngine()
+
+
+@pytest.fixture
+async def scripted(engine: ScriptedEngine) -> AsyncIterator[str]:
+    """The address of the real front before `engine`; it wants no key."""
+    async with listening(engine) as port:
+        yield f"http://127.0.0.1:{port}"

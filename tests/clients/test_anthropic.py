@@ -1,0 +1,182 @@
+"""Anthropic's client with its helpers, against the real daemon.
+
+What it makes of several calls, thoughts and failures is in tests/unit/api/anthropic.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from typing import Any
+
+import anthropic
+import pytest
+
+from tests.clients.conftest import Abandons
+from tests.clients.screen import (
+    CIRCLE,
+    CLICK,
+    COLOUR,
+    COUNT,
+    DESCRIBE,
+    LOOK,
+    NOTHING,
+    POINT,
+    TOO_LONG,
+    Thing,
+    is_at,
+    is_the_circle,
+    screenshot,
+)
+from tests.e2e.daemon import Daemon
+
+PICTURE: Any = {
+    "type": "image",
+    "source": {
+        "type": "base64",
+        "media_type": "image/png",
+        "data": base64.b64encode(screenshot()).decode(),
+    },
+}
+TOOLS: Any = [
+    {"name": "screenshot", "input_schema": NOTHING},
+    {"name": "click", "input_schema": POINT},
+]
+GREEDY: Any = {"model": "demo", "max_tokens": 400, "extra_body": {"temperature": 0}}
+
+Connect = Callable[..., anthropic.Anthropic]
+
+
+def user(*content: Any) -> Any:
+    blocks = [{"type": "text", "text": each} if isinstance(each, str) else each for each in content]
+    return {"role": "user", "content": blocks}
+
+
+@pytest.fixture
+def connect(daemon: Daemon) -> Connect:
+    def made(api_key: str = daemon.api_key) -> anthropic.Anthropic:
+        return anthropic.Anthropic(base_url=daemon.url, api_key=api_key, max_retries=0)
+
+    return made
+
+
+@pytest.fixture
+def client(connect: Connect) -> anthropic.Anthropic:
+    return connect()
+
+
+def test_a_question_about_a_picture(client: anthropic.Anthropic) -> None:
+    message = client.messages.create(messages=[user(PICTURE, COLOUR)], **GREEDY)
+    assert [block.to_dict() for block in message.content] == [{"type": "text", "text": "red"}]
+    counted = client.messages.count_tokens(model="demo", messages=[user(PICTURE, COLOUR)])
+    usage = message.usage
+    assert counted.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+    assert message._request_id
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_tool_loop_with_a_screenshot_in_the_result(
+    client: anthropic.Anthropic, streams: bool
+) -> None:
+    messages = [user(LOOK)]
+    fields: Any = {**GREEDY, "messages": messages, "tools": TOOLS}
+    if streams:
+        with client.messages.stream(**fields) as stream:
+            message: Any = stream.get_final_message()
+    else:
+        message = client.messages.create(**fields)
+    assert message.stop_reason == "tool_use"
+    (call,) = message.content
+    assert (call.type, call.name, call.input) == ("tool_use", "screenshot", {})
+
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": [PICTURE]}
+    messages += [{"role": "assistant", "content": message.content}, user(result)]
+    answer = client.messages.create(**fields)
+    assert [block.to_dict() for block in answer.content] == [{"type": "text", "text": "red"}]
+
+
+def test_the_clients_own_tool_loop(client: anthropic.Anthropic) -> None:
+    shown = []
+
+    @anthropic.beta_tool(name="screenshot")
+    def look() -> Any:
+        """What is on the screen."""
+        shown.append(PICTURE)
+        return shown
+
+    runner = client.beta.messages.tool_runner(tools=[look], messages=[user(LOOK)], **GREEDY)
+    (block,) = runner.until_done().content
+    assert block.type == "text"
+    assert (block.text, len(shown)) == ("red", 1)
+
+
+@pytest.mark.parametrize(
+    "choice", [{"type": "auto"}, {"type": "any"}, {"type": "tool", "name": "click"}]
+)
+def test_a_click(client: anthropic.Anthropic, choice: Any) -> None:
+    choice = {**choice, "disable_parallel_tool_use": True}
+    message = client.messages.create(
+        messages=[user(PICTURE, CLICK)], tools=[TOOLS[1]], tool_choice=choice, **GREEDY
+    )
+    (call,) = message.content
+    assert call.type == "tool_use"
+    assert call.name == "click"
+    assert is_at(CIRCLE, **call.input)
+
+
+def test_structured_output(client: anthropic.Anthropic) -> None:
+    fields: Any = {**GREEDY, "messages": [user(PICTURE, DESCRIBE)], "output_format": Thing}
+    message = client.messages.parse(**fields)
+    assert message.parsed_output is not None
+    assert is_the_circle(message.parsed_output)
+    with client.messages.stream(**fields) as stream:
+        assert stream.get_final_message().parsed_output == message.parsed_output
+
+
+def test_a_stream(client: anthropic.Anthropic) -> None:
+    fields: Any = {**GREEDY, "max_tokens": 40}
+    with client.messages.stream(messages=[user(COUNT)], **fields) as stream:
+        pieces = list(stream.text_stream)
+        final = stream.get_final_message()
+    assert len(pieces) > 10
+    assert "".join(pieces).startswith("1, 2, 3, 4")
+    assert (final.stop_reason, final.usage.output_tokens) == ("max_tokens", 40)
+
+
+def test_a_stream_that_is_closed_is_abandoned(
+    client: anthropic.Anthropic, abandons: Abandons
+) -> None:
+    with abandons, client.messages.stream(messages=[user(COUNT)], **GREEDY) as stream:
+        next(stream.text_stream)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"model": "claude"}, anthropic.NotFoundError),
+        ({"extra_body": {"temperature": 9}}, anthropic.BadRequestError),
+        ({"messages": [user({"type": "document", "source": {}})]}, anthropic.BadRequestError),
+        ({"messages": [user(TOO_LONG)]}, anthropic.BadRequestError),
+    ],
+)
+@pytest.mark.parametrize("streams", [False, True])
+def test_errors(
+    client: anthropic.Anthropic,
+    fields: Any,
+    expected: type[anthropic.APIStatusError],
+    streams: bool,
+) -> None:
+    fields = {**GREEDY, "messages": [user("Hi")], **fields}
+    with pytest.raises(expected) as caught:
+        client.messages.create(**fields, stream=streams)
+    assert caught.value.type in ("invalid_request_error", "not_found_error")
+    assert caught.value.request_id
+    if fields["messages"] == [user(TOO_LONG)]:
+        assert "prompt is too long" in caught.value.message
+
+
+def test_errors_of_keys(connect: Connect, crowded: str) -> None:
+    errors = {"another": anthropic.AuthenticationError, crowded: anthropic.RateLimitError}
+    for key, expected in errors.items():
+        with pytest.raises(expected):
+            connect(key).messages.create(messages=[user("Hi")], **GREEDY)

@@ -1,0 +1,180 @@
+"""instructor: answers as objects. It has no tool loop; several calls are several objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import instructor
+import openai
+import pydantic
+import pytest
+from instructor import Image, Mode
+from instructor.core.exceptions import IncompleteOutputException, InstructorRetryException
+
+from tests.clients.conftest import Abandons
+from tests.clients.screen import DESCRIBE, TOO_LONG, URL, Thing, is_the_circle
+from tests.e2e.daemon import Daemon
+from tests.unit.api.scripted_engine import ScriptedEngine, calls, ended, finished
+from tests.unit.api.scripted_engine import text as says
+from vlm_server.protocol import ImagePart, TextPart
+
+PICTURE = Image.from_base64(URL)
+MODES = [Mode.TOOLS, Mode.JSON_SCHEMA]
+"""Those in which the answer is held to the class; in `JSON` and `MD_JSON` a prompt describes it."""
+STAR = Thing(shape="star", color="blue", count=2, x=3, y=4)
+MESSAGES: Any = [{"role": "user", "content": [PICTURE, DESCRIBE]}]
+GREEDY: Any = {"model": "demo", "max_retries": 0, "temperature": 0, "max_tokens": 400}
+
+Connect = Callable[..., instructor.Instructor]
+
+
+class Crowd(pydantic.BaseModel):
+    """So many that it takes a while to tell."""
+
+    things: list[Thing] = pydantic.Field(min_length=20, max_length=20)
+
+
+@pytest.fixture
+def connect(daemon: Daemon) -> Connect:
+    def made(mode: Mode = Mode.TOOLS, api_key: str = daemon.api_key) -> instructor.Instructor:
+        return instructor.from_openai(daemon.client(api_key=api_key), mode=mode)
+
+    return made
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_structured_output_about_a_picture(connect: Connect, mode: Mode) -> None:
+    client = connect(mode)
+    fields = {**GREEDY, "response_model": Thing, "messages": MESSAGES}
+    thing, answer = client.chat.completions.create_with_completion(**fields)
+    assert is_the_circle(thing)
+    assert answer.usage.prompt_tokens > 100
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_looked_up_comes_with_the_next_question(connect: Connect, mode: Mode) -> None:
+    """Pictures are the user's: its tool results are text."""
+    looked: Any = [
+        {"role": "user", "content": "Take a screenshot."},
+        {"role": "assistant", "content": "Done."},
+        *MESSAGES,
+    ]
+    thing = connect(mode).chat.completions.create(**GREEDY, response_model=Thing, messages=looked)
+    assert thing.shape == "circle"
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_stream(daemon: Daemon, mode: Mode) -> None:
+    client = instructor.from_openai(daemon.async_client(), mode=mode)
+    fields = {**GREEDY, "response_model": Thing, "messages": MESSAGES}
+    parts = [part async for part in client.chat.completions.create_partial(**fields)]
+    assert len(parts) > 10
+    assert parts[0].shape is None
+    assert is_the_circle(Thing(**parts[-1].model_dump()))
+
+
+async def test_a_client_that_is_closed_abandons_its_answers(
+    daemon: Daemon, abandons: Abandons
+) -> None:
+    """A stream of it that is closed goes on behind its back."""
+    inner = daemon.async_client()
+    client = instructor.from_openai(inner)
+    fields = {**GREEDY, "response_model": Crowd, "messages": MESSAGES, "max_tokens": 2000}
+    async with abandons:
+        stream: Any = client.chat.completions.create_partial(**fields)
+        await anext(stream)
+        await inner.close()
+
+
+def test_an_answer_that_is_cut_off(connect: Connect) -> None:
+    fields = {**GREEDY, "response_model": Thing, "messages": MESSAGES, "max_tokens": 5}
+    with pytest.raises((IncompleteOutputException, InstructorRetryException)):
+        connect().chat.completions.create(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"model": "gpt-4o"}, openai.NotFoundError),
+        ({"temperature": 9}, openai.BadRequestError),
+        ({"messages": [{"role": "user", "content": TOO_LONG}]}, openai.BadRequestError),
+    ],
+)
+def test_errors(connect: Connect, fields: Any, expected: type[Exception]) -> None:
+    fields = {**GREEDY, "response_model": Thing, "messages": MESSAGES, **fields}
+    with pytest.raises(InstructorRetryException) as caught:
+        connect().chat.completions.create(**fields)
+    assert isinstance(caught.value.__cause__, expected)
+
+
+def test_errors_of_keys(connect: Connect, crowded: str) -> None:
+    errors = {"another": openai.AuthenticationError, crowded: openai.RateLimitError}
+    for key, expected in errors.items():
+        with pytest.raises(InstructorRetryException) as caught:
+            connect(api_key=key).chat.completions.create(
+                **GREEDY, response_model=Thing, messages=MESSAGES
+            )
+        assert isinstance(caught.value.__cause__, expected)
+
+
+# ---- what the embedded model does not do -------------------------------------------------
+
+
+def far(scripted: str, mode: Mode) -> instructor.AsyncInstructor:
+    client = openai.AsyncOpenAI(base_url=f"{scripted}/v1", api_key="none", max_retries=0)
+    return instructor.from_openai(client, mode=mode)
+
+
+@pytest.mark.parametrize("mode", [Mode.JSON, Mode.MD_JSON, *MODES])
+async def test_every_mode(scripted: str, engine: ScriptedEngine, mode: Mode) -> None:
+    said = STAR.model_dump_json()
+    if mode is Mode.TOOLS:
+        engine.script = (calls(0, said, id="call_1", name="Thing"), ended("tool_calls"), finished())
+    else:
+        engine.script = (says(f"```json\n{said}\n```" if mode is Mode.MD_JSON else said), ended())
+        engine.script += (finished(),)
+    found = await far(scripted, mode).chat.completions.create(
+        **GREEDY, response_model=Thing, messages=MESSAGES
+    )
+    assert found.model_dump() == STAR.model_dump()
+    (submit,) = engine.submitted
+    assert any(isinstance(part, ImagePart) for part in submit.messages[-1].content)
+    if mode is Mode.TOOLS:
+        assert submit.tools is not None
+        assert (submit.tools.choice, submit.tools.allowed) == ("required", ("Thing",))
+    else:
+        assert (submit.sampling.json_schema is None) == (mode is Mode.MD_JSON)
+
+
+async def test_several_calls(scripted: str, engine: ScriptedEngine) -> None:
+    other = STAR.model_copy(update={"count": 3})
+    engine.script = (
+        *(
+            calls(i, each.model_dump_json(), id=f"c{i}", name="Thing")
+            for i, each in enumerate((STAR, other))
+        ),
+        *(ended("tool_calls"), finished()),
+    )
+    found: Any = await far(scripted, Mode.PARALLEL_TOOLS).chat.completions.create(
+        **GREEDY, response_model=Iterable[Thing], messages=MESSAGES
+    )
+    assert list(found) == [STAR, other]
+
+
+async def test_a_wrong_answer_is_asked_for_again(scripted: str, engine: ScriptedEngine) -> None:
+    engine.script = (
+        calls(0, '{"shape": "star"}', id="c", name="Thing"),
+        ended("tool_calls"),
+        finished(),
+    )
+    fields = {**GREEDY, "response_model": Thing, "messages": MESSAGES, "max_retries": 1}
+    with pytest.raises(InstructorRetryException):
+        await far(scripted, Mode.TOOLS).chat.completions.create(**fields)
+    first, again = engine.submitted
+    (call,) = again.messages[len(first.messages)].tool_calls
+    assert call.arguments == '{"shape": "star"}'
+    (told,) = [each for each in again.messages if each.role == "tool"]
+    (part,) = told.content
+    assert isinstance(part, TextPart)
+    assert "Field required" in part.text

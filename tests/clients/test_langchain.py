@@ -1,0 +1,231 @@
+"""LangChain's `ChatOpenAI`, through both of OpenAI's APIs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+from langchain_core.exceptions import ContextOverflowError
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+from pydantic import SecretStr
+
+from tests.clients.conftest import Abandons
+from tests.clients.screen import (
+    CIRCLE,
+    CLICK,
+    COLOUR,
+    COUNT,
+    DESCRIBE,
+    LOOK,
+    TOO_LONG,
+    URL,
+    Thing,
+    is_at,
+    is_the_circle,
+)
+from tests.e2e.daemon import Daemon
+from tests.unit.api.scripted_engine import HELLO, ScriptedEngine, calls, ended, finished, thinks
+from tests.unit.api.scripted_engine import text as says
+from vlm_server.protocol import ImagePart, Message, TextPart, ToolCall
+
+PICTURE: Any = {"type": "image_url", "image_url": {"url": URL}}
+METHODS: Any = ["json_schema", "json_mode", "function_calling"]
+
+Connect = Callable[..., ChatOpenAI]
+
+
+@tool
+def screenshot() -> list[Any]:
+    """What is on the screen."""
+    return [PICTURE]
+
+
+@tool
+def click(x: int, y: int) -> str:
+    """Click at a point."""
+    return f"clicked at {x}, {y}"
+
+
+def user(*content: Any, **fields: Any) -> HumanMessage:
+    parts = [{"type": "text", "text": each} if isinstance(each, str) else each for each in content]
+    return HumanMessage(parts, **fields)
+
+
+@pytest.fixture
+def connect(daemon: Daemon) -> Connect:
+    def made(api_key: str = daemon.api_key, model: str = "demo", **fields: Any) -> ChatOpenAI:
+        return ChatOpenAI(
+            model=model,
+            base_url=f"{daemon.url}/v1",
+            api_key=SecretStr(api_key),
+            max_retries=0,
+            **{"temperature": 0, "max_tokens": 400, **fields},
+        )
+
+    return made
+
+
+@pytest.fixture(params=[False, True], ids=["chat", "responses"])
+def model(connect: Connect, request: pytest.FixtureRequest) -> ChatOpenAI:
+    return connect(use_responses_api=request.param)
+
+
+def test_a_question_about_a_picture(model: ChatOpenAI) -> None:
+    answer = model.invoke([user(PICTURE, COLOUR, name="supervisor")])
+    assert answer.text == "red"
+    assert answer.usage_metadata is not None
+    assert answer.usage_metadata["input_tokens"] > 100
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_tool_loop_with_a_screenshot_in_the_result(model: ChatOpenAI, streams: bool) -> None:
+    bound = model.bind_tools([screenshot, click])
+    messages: list[Any] = [user(LOOK)]
+    if streams:
+        first, *others = bound.stream(messages)
+        said: Any = sum(others, first)
+    else:
+        said = bound.invoke(messages)
+    (call,) = said.tool_calls
+    assert (call["name"], call["args"]) == ("screenshot", {})
+    result = screenshot.invoke(call)
+    assert isinstance(result, ToolMessage)
+    assert bound.invoke([*messages, said, result]).text == "red"
+
+
+@pytest.mark.parametrize("choice", ["auto", "any", "click"])
+def test_a_click(model: ChatOpenAI, choice: str) -> None:
+    said = model.bind_tools([click], tool_choice=choice).invoke([user(PICTURE, CLICK)])
+    assert isinstance(said, AIMessage)
+    (call,) = said.tool_calls
+    assert call["name"] == "click"
+    assert is_at(CIRCLE, **call["args"])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_structured_output(model: ChatOpenAI, method: Any) -> None:
+    """In JSON mode nothing but the prompt says what shall be in it."""
+    picky = model.with_structured_output(Thing, method=method, include_raw=True)
+    found: Any = picky.invoke([user(PICTURE, DESCRIBE)])
+    if method == "json_mode":
+        assert found["raw"].text.startswith("{")
+    else:
+        assert found["parsing_error"] is None
+        assert is_the_circle(found["parsed"])
+
+
+def test_a_stream(connect: Connect, model: ChatOpenAI) -> None:
+    pieces = [piece.text for piece in model.stream("Count from 1 to 10.")]
+    assert len(pieces) > 10
+    assert "".join(pieces).startswith("1, 2, 3, 4")
+
+
+async def test_a_stream_that_is_closed_is_abandoned(model: ChatOpenAI, abandons: Abandons) -> None:
+    async with abandons:
+        stream = model.astream(COUNT)
+        await anext(stream)
+        await stream.aclose()
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_prompt_that_is_too_long(model: ChatOpenAI, streams: bool) -> None:
+    with pytest.raises(ContextOverflowError):
+        list(model.stream(TOO_LONG)) if streams else model.invoke(TOO_LONG)
+
+
+def test_errors(connect: Connect, crowded: str) -> None:
+    wrong: dict[type[Exception], dict[str, Any]] = {
+        openai.NotFoundError: {"model": "gpt-4o"},
+        openai.BadRequestError: {"temperature": 9},
+        openai.AuthenticationError: {"api_key": "another"},
+        openai.RateLimitError: {"api_key": crowded},
+    }
+    for expected, fields in wrong.items():
+        for uses_responses in (False, True):
+            with pytest.raises(expected):
+                connect(**fields, use_responses_api=uses_responses).invoke("Hi")
+
+
+# ---- what the embedded model does not do -------------------------------------------------
+
+
+@pytest.fixture(params=[False, True], ids=["chat", "responses"])
+def far(scripted: str, request: pytest.FixtureRequest) -> ChatOpenAI:
+    """Before a scripted engine."""
+    return ChatOpenAI(
+        model="demo",
+        base_url=f"{scripted}/v1",
+        api_key=SecretStr("none"),
+        max_retries=0,
+        use_responses_api=request.param,
+    )
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_thoughts_and_several_calls(
+    far: ChatOpenAI, engine: ScriptedEngine, streams: bool
+) -> None:
+    engine.script = (
+        *(thinks("A button."), calls(0, "{}", id="call_1", name="screenshot")),
+        *(calls(1, '{"x": 3,', id="call_2", name="click"), calls(1, ' "y": 4}')),
+        *(ended("tool_calls"), finished()),
+    )
+    bound = far.bind_tools([screenshot, click], tool_choice="any")
+    question = user("Click.", PICTURE)
+    if streams:
+        pieces = [piece async for piece in bound.astream([question])]
+        said: Any = sum(pieces[1:], pieces[0])
+    else:
+        said = await bound.ainvoke([question])
+    assert [(call["id"], call["name"], call["args"]) for call in said.tool_calls] == [
+        ("call_1", "screenshot", {}),
+        ("call_2", "click", {"x": 3, "y": 4}),
+    ]
+    assert engine.submitted[0].tools is not None
+    assert engine.submitted[0].tools.choice == "required"
+
+    engine.script = HELLO
+    shown = ToolMessage([{"type": "text", "text": "Now:"}, PICTURE], tool_call_id="call_1")
+    told = ToolMessage("clicked", tool_call_id="call_2")
+    answer = await far.bind_tools([screenshot, click]).ainvoke([question, said, shown, told])
+    assert answer.text == "Hello world"
+    _, turn, first, second = engine.submitted[1].messages
+    assert [(call.id, call.name) for call in turn.tool_calls] == [
+        ("call_1", "screenshot"),
+        ("call_2", "click"),
+    ]
+    assert turn.tool_calls[1] == ToolCall("call_2", "click", '{"x": 3, "y": 4}')
+    assert first == Message(
+        "tool", (TextPart("Now:"), ImagePart(1)), tool_call_id="call_1", name="screenshot"
+    )
+    assert second == Message("tool", (TextPart("clicked"),), tool_call_id="call_2", name="click")
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_what_structured_output_asks_of_the_engine(
+    far: ChatOpenAI, engine: ScriptedEngine, method: Any
+) -> None:
+    thing = Thing(shape="star", color="blue", count=2, x=3, y=4)
+    if method == "function_calling":
+        call = calls(0, thing.model_dump_json(), id="call_1", name="Thing")
+        engine.script = (call, ended("tool_calls"), finished())
+    else:
+        engine.script = (says(thing.model_dump_json()), ended(), finished())
+    assert await far.with_structured_output(Thing, method=method).ainvoke("Hi") == thing
+    (submit,) = engine.submitted
+    if method == "function_calling":
+        assert submit.tools is not None
+        assert (submit.tools.choice, submit.tools.allowed) == ("required", ("Thing",))
+    else:
+        assert submit.sampling.json_schema is not None
+        assert ("shape" in submit.sampling.json_schema) == (method == "json_schema")
+
+
+async def test_an_engine_that_is_away(far: ChatOpenAI, engine: ScriptedEngine) -> None:
+    engine.be("restarting")
+    with pytest.raises(openai.InternalServerError):
+        await far.ainvoke("Hi")

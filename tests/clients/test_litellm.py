@@ -1,0 +1,228 @@
+"""LiteLLM, which speaks three of the dialects, against the real daemon and a scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from tests.clients.conftest import Abandons
+from tests.clients.screen import (
+    CIRCLE,
+    CLICK,
+    COLOUR,
+    COUNT,
+    DESCRIBE,
+    LOOK,
+    NOTHING,
+    POINT,
+    TOO_LONG,
+    URL,
+    Thing,
+    is_at,
+    is_the_circle,
+)
+from tests.e2e.daemon import Daemon
+from tests.unit.api.scripted_engine import HELLO, ScriptedEngine, calls, ended, finished, thinks
+from vlm_server.protocol import ImagePart, TextPart
+
+with pytest.MonkeyPatch.context() as patch:
+    patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it reads one from the network
+    import litellm
+
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore:{words}:UserWarning")
+    for words in ("Pydantic serializer warnings", "Item 'summary' on TypedDict")
+]  # of its own classes
+
+PICTURE: Any = {"type": "image_url", "image_url": {"url": URL}}
+PROVIDERS = ["openai", "anthropic", "ollama_chat"]
+
+
+def user(*content: Any) -> Any:
+    parts = [{"type": "text", "text": each} if isinstance(each, str) else each for each in content]
+    return {"role": "user", "content": parts}
+
+
+def tool(name: str, parameters: dict[str, Any]) -> Any:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+TOOLS = [tool("screenshot", NOTHING), tool("click", POINT)]
+
+
+def ask(daemon: Daemon, provider: str, *messages: Any, model: str = "demo", **fields: Any) -> Any:
+    fields = {"api_key": daemon.api_key, "temperature": 0, "max_tokens": 400, **fields}
+    base = f"{daemon.url}/v1" if provider == "openai" else daemon.url
+    return litellm.completion(
+        f"{provider}/{model}", list(messages), api_base=base, num_retries=0, max_retries=0, **fields
+    )
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_question_about_a_picture(daemon: Daemon, provider: str) -> None:
+    answer = ask(daemon, provider, user(PICTURE, COLOUR))
+    assert answer.choices[0].message.content == "red"
+    assert answer.usage.completion_tokens < 10 < answer.usage.prompt_tokens
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_tool_loop_with_a_screenshot_in_the_result(
+    daemon: Daemon, provider: str, streams: bool
+) -> None:
+    """It puts words of its own into such turns, so that the question comes once more."""
+    answer = ask(daemon, provider, user(LOOK), tools=TOOLS, stream=streams)
+    if streams:
+        answer = litellm.stream_chunk_builder(list(answer))
+    (choice,) = answer.choices
+    assert choice.finish_reason == "tool_calls"
+    (call,) = choice.message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("screenshot", {})
+    result = {"role": "tool", "tool_call_id": call.id, "content": [PICTURE]}
+    turns = (user(LOOK), choice.message, result, user("Where is the star?"))
+    second = ask(daemon, provider, *turns, tools=TOOLS)
+    assert second.choices[0].message.content == "bottom right"
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_click(daemon: Daemon, provider: str) -> None:
+    answer = ask(daemon, provider, user(PICTURE, CLICK), tools=[TOOLS[1]])
+    (call,) = answer.choices[0].message.tool_calls
+    assert call.function.name == "click"
+    assert is_at(CIRCLE, **json.loads(call.function.arguments))
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_structured_output(daemon: Daemon, provider: str) -> None:
+    answer = ask(daemon, provider, user(PICTURE, DESCRIBE), response_format=Thing)
+    assert is_the_circle(Thing.model_validate_json(answer.choices[0].message.content))
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_stream(daemon: Daemon, provider: str) -> None:
+    chunks = ask(daemon, provider, user(COUNT), max_tokens=40, stream=True)
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chunks]
+    assert len(pieces) > 10
+    assert "".join(pieces).startswith("1, 2, 3, 4")
+
+
+async def test_a_stream_that_is_closed_is_abandoned(daemon: Daemon, abandons: Abandons) -> None:
+    async with abandons:
+        stream = await litellm.acompletion(
+            "openai/demo",
+            [user(COUNT)],
+            api_base=f"{daemon.url}/v1",
+            api_key=daemon.api_key,
+            stream=True,
+        )
+        await anext(stream)
+        await stream.aclose()
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_errors(daemon: Daemon, provider: str, crowded: str) -> None:
+    with pytest.raises(litellm.NotFoundError):
+        ask(daemon, provider, user("Hi"), model="gpt-4o")
+    with pytest.raises(litellm.BadRequestError):
+        ask(daemon, provider, user("Hi"), temperature=9)
+    with pytest.raises(litellm.AuthenticationError):
+        ask(daemon, provider, user("Hi"), api_key="another")
+    with pytest.raises(litellm.RateLimitError):
+        ask(daemon, provider, user("Hi"), api_key=crowded)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("provider", ["openai", "anthropic"])
+def test_a_prompt_that_is_too_long(daemon: Daemon, provider: str, streams: bool) -> None:
+    """It knows no such error of Ollama's."""
+    with pytest.raises(litellm.ContextWindowExceededError):
+        list(ask(daemon, provider, user(TOO_LONG), stream=streams))
+
+
+# ---- what the embedded model does not do -------------------------------------------------
+
+LOOKS_AND_CLICKS = (
+    *(thinks("Look"), thinks(" and click.")),
+    *(calls(0, id="call_a", name="screenshot"), calls(0, "{}")),
+    *(calls(1, id="call_b", name="click"), calls(1, '{"x": 3,'), calls(1, ' "y": 4}')),
+    *(ended("tool_calls"), finished()),
+)
+
+
+async def converse(scripted: str, provider: str, *messages: Any, **fields: Any) -> Any:
+    """On a thread: about Ollama's models it asks without letting go of the event loop."""
+    base = f"{scripted}/v1" if provider == "openai" else scripted
+    fields = {"api_base": base, "api_key": "none", "tools": TOOLS, "num_retries": 0, **fields}
+
+    def work() -> Any:
+        answer = litellm.completion(f"{provider}/demo", list(messages), **fields)
+        return litellm.stream_chunk_builder(list(answer)) if fields.get("stream") else answer
+
+    return await asyncio.to_thread(work)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("provider", ["openai", "anthropic"])
+async def test_thoughts_and_several_calls(
+    scripted: str, engine: ScriptedEngine, provider: str, streams: bool
+) -> None:
+    engine.script = LOOKS_AND_CLICKS
+    answer = await converse(scripted, provider, user(LOOK), stream=streams)
+    said = answer.choices[0].message
+    assert said.reasoning_content == "Look and click."
+    assert [
+        (call.function.name, json.loads(call.function.arguments)) for call in said.tool_calls
+    ] == [
+        ("screenshot", {}),
+        ("click", {"x": 3, "y": 4}),
+    ]
+    engine.script = HELLO
+    results = [
+        {"role": "tool", "tool_call_id": call.id, "content": "ok"} for call in said.tool_calls
+    ]
+    await converse(scripted, provider, user(LOOK), said, *results)
+    _, turn, *told = engine.submitted[1].messages
+    assert [(call.name, json.loads(call.arguments)) for call in turn.tool_calls] == [
+        ("screenshot", {}),
+        ("click", {"x": 3, "y": 4}),
+    ]
+    assert turn.reasoning == "Look and click."
+    assert [(each.role, each.name, each.content) for each in told] == [
+        ("tool", "screenshot", (TextPart("ok"),)),
+        ("tool", "click", (TextPart("ok"),)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("provider", "role"), [("openai", "user"), ("anthropic", "tool"), ("ollama_chat", "tool")]
+)
+async def test_where_a_result_with_a_picture_goes(
+    scripted: str, engine: ScriptedEngine, provider: str, role: str
+) -> None:
+    function = {"name": "screenshot", "arguments": "{}"}
+    called: dict[str, Any] = {"role": "assistant", "content": None}
+    called["tool_calls"] = [{"id": "call_1", "type": "function", "function": function}]
+    shown = {"role": "tool", "tool_call_id": "call_1", "content": [PICTURE]}
+    await converse(scripted, provider, user(LOOK), called, shown)
+    (submit,) = engine.submitted
+    (shower,) = [each for each in submit.messages if ImagePart(0) in each.content]
+    assert shower.role == role
+
+
+@pytest.mark.parametrize(
+    ("provider", "expected"),
+    [
+        ("openai", litellm.ServiceUnavailableError),
+        ("anthropic", litellm.InternalServerError),
+        ("ollama_chat", litellm.ServiceUnavailableError),
+    ],
+)
+async def test_an_engine_that_is_away(
+    scripted: str, engine: ScriptedEngine, provider: str, expected: type[Exception]
+) -> None:
+    engine.be("restarting")
+    with pytest.raises(expected):
+        await converse(scripted, provider, user("Hi"), max_retries=0)

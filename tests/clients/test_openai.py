@@ -1,0 +1,247 @@
+"""OpenAI's client: chat completions and responses, with their helpers, against the real daemon.
+
+What it makes of several calls, thoughts and failures is in tests/unit/api/openai and /responses.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from tests.clients.conftest import ENDLESS, Abandons
+from tests.clients.screen import (
+    CIRCLE,
+    CLICK,
+    COLOUR,
+    COUNT,
+    DESCRIBE,
+    LOOK,
+    NOTHING,
+    POINT,
+    TOO_LONG,
+    URL,
+    Thing,
+    is_at,
+    is_the_circle,
+)
+from tests.e2e.daemon import Daemon
+
+PICTURE: Any = {"type": "image_url", "image_url": {"url": URL}}
+GREEDY: Any = {"model": "demo", "temperature": 0}
+
+
+def user(*content: Any) -> Any:
+    parts = [{"type": "text", "text": each} if isinstance(each, str) else each for each in content]
+    return {"role": "user", "content": parts}
+
+
+def tool(name: str, parameters: dict[str, Any]) -> Any:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+TOOLS = [tool("screenshot", NOTHING), tool("click", POINT)]
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> openai.OpenAI:
+    return daemon.client()
+
+
+# ---- chat completions --------------------------------------------------------------------
+
+
+def test_a_question_about_a_picture(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(messages=[user(PICTURE, COLOUR)], **GREEDY)
+    assert answer.choices[0].message.content == "red"
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_tool_loop_with_a_screenshot_in_the_result(client: openai.OpenAI, streams: bool) -> None:
+    messages = [user(LOOK)]
+    fields = {**GREEDY, "messages": messages, "tools": TOOLS}
+    if streams:
+        with client.chat.completions.stream(**fields) as stream:
+            (choice,) = stream.get_final_completion().choices
+    else:
+        (choice,) = client.chat.completions.create(**fields).choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.tool_calls is not None
+    (call,) = choice.message.tool_calls
+    assert call.type == "function"
+    assert (call.function.name, call.function.arguments) == ("screenshot", "{}")
+
+    messages += [
+        choice.message,
+        {"role": "tool", "tool_call_id": call.id, "content": [PICTURE]},
+    ]
+    answer = client.chat.completions.create(**fields)
+    assert answer.choices[0].message.content == "red"
+
+
+@pytest.mark.parametrize(
+    "choice", ["auto", "required", {"type": "function", "function": {"name": "click"}}]
+)
+def test_a_click(client: openai.OpenAI, choice: Any) -> None:
+    answer = client.chat.completions.create(
+        messages=[user(PICTURE, CLICK)], tools=[TOOLS[1]], tool_choice=choice, **GREEDY
+    )
+    (call,) = answer.choices[0].message.tool_calls or ()
+    assert call.type == "function"
+    assert call.function.name == "click"
+    assert is_at(CIRCLE, **json.loads(call.function.arguments))
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_arguments_are_parsed_by_a_class(client: openai.OpenAI, choice: Any) -> None:
+    """Its tool is strict."""
+    answer = client.chat.completions.parse(
+        messages=[user(PICTURE, "Call report for the circle.")],
+        tools=[openai.pydantic_function_tool(Thing, name="report")],
+        tool_choice=choice,
+        parallel_tool_calls=False,
+        **GREEDY,
+    )
+    (call,) = answer.choices[0].message.tool_calls or ()
+    thing = call.function.parsed_arguments
+    assert isinstance(thing, Thing)
+    assert is_the_circle(thing)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_structured_output(client: openai.OpenAI, streams: bool) -> None:
+    fields = {**GREEDY, "messages": [user(PICTURE, DESCRIBE)], "response_format": Thing}
+    if streams:
+        with client.chat.completions.stream(**fields) as stream:
+            message = stream.get_final_completion().choices[0].message
+    else:
+        message = client.chat.completions.parse(**fields).choices[0].message
+    assert is_the_circle(message.parsed)
+
+
+def test_a_stream(client: openai.OpenAI) -> None:
+    fields: Any = {**GREEDY, "messages": [user(COUNT)], "max_tokens": 40}
+    with client.chat.completions.stream(**fields) as stream:
+        pieces = [event.delta for event in stream if event.type == "content.delta"]
+    assert len(pieces) > 10
+    assert "".join(pieces).startswith("1, 2, 3, 4")
+
+
+def test_a_stream_that_is_closed_is_abandoned(client: openai.OpenAI, abandons: Abandons) -> None:
+    with (
+        abandons,
+        client.chat.completions.create(
+            model="demo", messages=[user(COUNT)], stream=True, **ENDLESS
+        ) as stream,
+    ):
+        next(stream)
+
+
+def test_a_client_that_waits_no_longer_is_noticed(daemon: Daemon, abandons: Abandons) -> None:
+    with abandons, pytest.raises(openai.APITimeoutError):
+        daemon.client(timeout=0.5).chat.completions.create(
+            model="demo", messages=[user(COUNT)], **ENDLESS
+        )
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"model": "gpt-4o"}, openai.NotFoundError),
+        ({"temperature": 9}, openai.BadRequestError),
+        ({"messages": [user({**PICTURE, "image_url": {"url": "x.png"}})]}, openai.BadRequestError),
+    ],
+)
+def test_errors(client: openai.OpenAI, fields: Any, expected: type[openai.APIStatusError]) -> None:
+    fields = {**GREEDY, "messages": [user("Hi")], **fields}
+    with pytest.raises(expected):
+        client.chat.completions.create(**fields)
+
+
+def test_a_prompt_that_is_too_long_has_its_code(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="tokens") as caught:
+        client.chat.completions.create(messages=[user(TOO_LONG)], **GREEDY)
+    assert caught.value.code == "context_length_exceeded"
+    assert "8192" in caught.value.message
+
+
+def test_a_wrong_key(daemon: Daemon) -> None:
+    with pytest.raises(openai.AuthenticationError):
+        daemon.client(api_key="another").chat.completions.create(messages=[user("Hi")], **GREEDY)
+
+
+def test_a_key_with_too_many_requests(daemon: Daemon, crowded: str) -> None:
+    with pytest.raises(openai.RateLimitError) as caught:
+        daemon.client(api_key=crowded).chat.completions.create(messages=[user("Hi")], **GREEDY)
+    assert int(caught.value.response.headers["retry-after"]) >= 1
+
+
+# ---- responses ---------------------------------------------------------------------------
+
+SHOWN: Any = {"type": "input_image", "image_url": URL, "detail": "auto"}
+FUNCTIONS: Any = [{"type": "function", "strict": False, **each["function"]} for each in TOOLS]
+
+
+def asked(*content: Any) -> Any:
+    parts = [
+        {"type": "input_text", "text": each} if isinstance(each, str) else each for each in content
+    ]
+    return [{"role": "user", "content": parts}]
+
+
+def test_a_response_about_a_picture(client: openai.OpenAI) -> None:
+    response = client.responses.create(input=asked(SHOWN, COLOUR), **GREEDY)
+    assert response.output_text == "red"
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_responses_in_a_tool_loop(client: openai.OpenAI, is_stored: bool) -> None:
+    fields = {**GREEDY, "tools": FUNCTIONS, "store": is_stored}
+    first = client.responses.create(input=LOOK, **fields)
+    (call,) = first.output
+    assert call.type == "function_call"
+    assert (call.name, call.arguments) == ("screenshot", "{}")
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": [SHOWN]}
+    if is_stored:
+        second = client.responses.create(input=[result], previous_response_id=first.id, **fields)
+    else:
+        second = client.responses.create(input=[*asked(LOOK), call, result], **fields)
+    assert second.output_text == "red"
+
+
+def test_a_structured_response(client: openai.OpenAI) -> None:
+    response = client.responses.parse(input=asked(SHOWN, DESCRIBE), text_format=Thing, **GREEDY)
+    assert response.output_parsed is not None
+    assert is_the_circle(response.output_parsed)
+
+
+def test_a_streamed_response(client: openai.OpenAI) -> None:
+    with client.responses.stream(input="Count from 1 to 10.", **GREEDY) as stream:
+        pieces = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        final = stream.get_final_response()
+    assert len(pieces) > 10
+    assert "".join(pieces) == final.output_text
+    assert final.output_text.startswith("1, 2, 3, 4")
+
+
+def test_a_response_that_is_closed_is_abandoned(client: openai.OpenAI, abandons: Abandons) -> None:
+    with (
+        abandons,
+        client.responses.create(model="demo", input=COUNT, stream=True) as stream,
+    ):
+        next(iter(stream))
+
+
+def test_errors_of_responses(daemon: Daemon, client: openai.OpenAI, crowded: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(input=TOO_LONG, **GREEDY)
+    assert caught.value.code == "context_length_exceeded"
+    with pytest.raises(openai.NotFoundError):
+        client.responses.create(model="gpt-4o", input="Hi")
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve("resp_none")
+    for key, expected in (("other", openai.AuthenticationError), (crowded, openai.RateLimitError)):
+        with pytest.raises(expected):
+            daemon.client(api_key=key).responses.create(input="Hi", **GREEDY)
