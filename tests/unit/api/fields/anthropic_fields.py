@@ -156,6 +156,7 @@ ANSWERS: tuple[Field, ...] = (
     ignored("cache marks", "cache_control", MARK),
     ignored("context management", "context_management", {"edits": [{"type": "x"}]}),
     ignored("earlier turns", "container", "c_1"),
+    refused("earlier turns", "thread", {"type": "create"}, neutral=(None,)),
 )
 
 UNKNOWN: tuple[Field, ...] = (
