@@ -1,9 +1,8 @@
 """The C library's heap of a process that runs for months. Knows glibc; elsewhere it does nothing.
 
-By default, glibc raises its mmap threshold when a large block is freed, so that the next block of
-that size comes from the heap, between small blocks that stay. A server that receives large bodies
-grows by that, and never shrinks. Also, each thread's own heap retains twice that size at its end,
-which trimming does not reach.
+By default, each thread has a heap of its own, which retains what it once took where trimming does
+not reach, and blocks of 128 KiB and more are mapped anew each time. The system has to clear their
+pages then: for the 2 MB of a screenshot that takes longer than to copy or to decode it.
 """
 
 from __future__ import annotations
@@ -15,21 +14,11 @@ from functools import cache
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
-_LARGE_BYTES = 256 << 10
 _HUGE_BYTES = 4 << 20
 """More than the 2.1 MB that OpenBLAS takes for each product of matrices, and then frees."""
 
 _IMAGE_BYTES = 32 << 20
 """The largest block that glibc takes from the heap."""
-
-
-def keep_large_blocks_apart() -> None:
-    """Let blocks of 256 KiB and more go back to the system as soon as they are freed.
-
-    Nor does a thread's heap keep more than 128 KiB at its end: both bounds stay what they are.
-    """
-    if (libc := _glibc()) is not None:
-        libc.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 def share_one_heap() -> None:
@@ -55,10 +44,37 @@ def keep_images() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, 3 * _IMAGE_BYTES // 2)
 
 
+def keep_bodies() -> None:
+    """Let up to 48 MiB that were freed be there for the next request, whichever thread reads it.
+
+    For who takes and frees bodies with images all the time, and trims the heap when none come. To
+    be called before there are other threads.
+    """
+    if (libc := _glibc()) is not None:
+        libc.mallopt(_M_ARENA_MAX, 1)
+        keep_images()
+
+
+def free_bytes() -> int:
+    """What the heap holds that is free; 0 where the C library is another one."""
+    libc = _glibc()
+    return int(libc.mallinfo2().free_bytes) if libc is not None else 0
+
+
 def trim() -> None:
     """Give back to the system what is free now; takes milliseconds."""
     if (libc := _glibc()) is not None:
         libc.malloc_trim(0)
+
+
+class _MallInfo(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = (
+        *((f"_{number}", ctypes.c_size_t) for number in range(8)),
+        ("free_bytes", ctypes.c_size_t),
+        ("_last", ctypes.c_size_t),
+    )
 
 
 @cache
@@ -67,4 +83,7 @@ def _glibc() -> ctypes.CDLL | None:
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None)
-    return libc if hasattr(libc, "malloc_trim") and hasattr(libc, "mallopt") else None
+    if not all(hasattr(libc, name) for name in ("malloc_trim", "mallopt", "mallinfo2")):
+        return None
+    libc.mallinfo2.restype = _MallInfo
+    return libc

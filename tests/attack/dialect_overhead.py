@@ -27,6 +27,7 @@ from typing import Any
 from PIL import Image
 
 from tests.attack.front import ScriptedSupervisor
+from vlm_server import heap
 from vlm_server.api.app import create_app
 from vlm_server.api.http.connection.server import HttpServer, http_config
 from vlm_server.api.http.intake import intake
@@ -83,6 +84,7 @@ BODIES: dict[str, Callable[[str | None], dict[str, Any]]] = {
 
 def serve(ready: Connection) -> None:
     """The front; ends when its caller does."""
+    heap.keep_bodies()
     asyncio.run(_serve(ready))
 
 

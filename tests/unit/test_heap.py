@@ -68,15 +68,42 @@ def test_trim_gives_back_what_is_free():
 
 
 def test_it_can_be_called_anywhere():
-    assert growth(first="heap.keep_large_blocks_apart()", last="heap.trim()") < 5_000_000
+    assert growth(first="heap.keep_bodies()", last="heap.trim()") < 5_000_000
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")
-def test_a_thread_keeps_nothing_once_large_blocks_are_apart():
-    """Trimming does not reach what is free at the end of a thread's own heap."""
+def test_what_threads_freed_is_trimmed():
+    """Of a thread's own heap, trimming does not reach what is free at the end."""
     assert growth(last="heap.trim()", program=OTHER_THREAD) > 20_000_000
-    apart = growth(first="heap.keep_large_blocks_apart()", last="heap.trim()", program=OTHER_THREAD)
-    assert apart < 5_000_000
+    kept = growth(first="heap.keep_bodies()", last="heap.trim()", program=OTHER_THREAD)
+    assert kept < 5_000_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc")
+def test_what_bodies_leave_stays_mapped_is_known_and_goes_at_the_end():
+    program = """
+import resource
+from vlm_server import heap
+{first}
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def body():
+    [b"x" * each for each in (13 << 20, 10 << 20, 256 << 10)]
+body()
+kept = heap.free_bytes()
+before = faults()
+for _ in range(20):
+    body()
+again = faults() - before
+{last}
+print(again)
+"""
+    assert growth(first="heap.share_one_heap()", program=program) > 50_000
+    assert growth(first="heap.keep_bodies()", program=program) < 1_000
+    kept = growth(first="heap.keep_bodies()", last="again = kept", program=program)
+    assert 20_000_000 < kept < 60_000_000
+    last = "heap.trim(); again = heap.free_bytes() + kept"
+    assert growth(first="heap.keep_bodies()", last=last, program=program) < 2 * kept
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")
@@ -125,5 +152,5 @@ for _ in range(100):
 {last}
 print(faults() - before)
 """
-    assert growth(first="heap.keep_large_blocks_apart()", program=program) > 10_000
+    assert growth(first="heap._glibc().mallopt(-3, 256 << 10)", program=program) > 10_000
     assert growth(first="heap.share_one_heap()", program=program) < 1_000

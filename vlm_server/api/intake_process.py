@@ -59,7 +59,7 @@ def _read(body: bytearray) -> Outcome:
 
 
 def main(memory_bytes: str, job_seconds: str) -> None:
-    heap.share_one_heap()
+    heap.keep_bodies()
     serve(answer, Limits(int(memory_bytes), float(job_seconds), _RETIRE_BYTES))
 
 

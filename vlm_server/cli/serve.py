@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 _SEND_BUFFER_BYTES = 256 * 1024
 """Of the system, per connection. What a client leaves unread is bounded beyond it."""
+_TRIM_SECONDS = 10.0
+_MOST_FREE_BYTES = 4 << 20
+"""Of the heap: more goes back to the system, a little later."""
 
 _PASSING = frozenset(
     {errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.ENETDOWN, errno.ENETUNREACH, socket.EAI_AGAIN}
@@ -66,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal arrives. Raises ConfigError or ModelLoadError."""
     settings = options.load_settings(arguments)
     terminal.set_up_logging(settings.log.level)
-    heap.keep_large_blocks_apart()
+    heap.keep_bodies()
     listener = bind(settings.server)
     asyncio.run(serve(settings, listener, stop_at_eof=arguments.stop_at_eof))
     return 0
@@ -129,9 +132,11 @@ async def serve(settings: Settings, listener: socket.socket, *, stop_at_eof: boo
     await supervisor.start()
     announcement = asyncio.create_task(announce(supervisor, progress, url, settings))
     announcement.add_done_callback(lambda task: stop.set() if _has_failed(task) else None)
+    trimming = asyncio.create_task(trim_heap())
     http = asyncio.create_task(server.serve(sockets=[listener]))
     http.add_done_callback(lambda _: stop.set())
     await stop.wait()
+    trimming.cancel()
     announcement.cancel()
     server.should_exit = True  # no new connections; running requests finish or fail below
     await supervisor.stop()
@@ -140,6 +145,14 @@ async def serve(settings: Settings, listener: socket.socket, *, stop_at_eof: boo
     intake_pool.close()
     with contextlib.suppress(asyncio.CancelledError):
         await announcement
+
+
+async def trim_heap() -> None:
+    """Give back what bodies have left, now and then."""
+    while True:
+        await asyncio.sleep(_TRIM_SECONDS)
+        if heap.free_bytes() > _MOST_FREE_BYTES:
+            await asyncio.to_thread(heap.trim)
 
 
 async def announce(

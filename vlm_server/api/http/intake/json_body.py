@@ -7,6 +7,7 @@ message repeats what the client sent, except for the beginning of an unknown fie
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections import Counter
@@ -15,6 +16,7 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
+from vlm_server.api.http.intake import long_strings
 from vlm_server.errors import InvalidRequest, UnsupportedField
 
 T = TypeVar("T")
@@ -50,8 +52,16 @@ def parse_object(body: Body) -> dict[str, Any]:
     if not body:
         raise InvalidRequest("The request has no body.")
     _check_complexity(body)
+    if len(body) > SMALL_BYTES and (cut := long_strings.cut(body)) is not None:
+        with contextlib.suppress(InvalidRequest, ValueError):  # parsing all of it says where
+            return _checked(cut.restored(_parse(cut.json)))
+    return _checked(_parse(body))
+
+
+def _parse(body: Body) -> Any:
+    """What is in `body`. Raises InvalidRequest."""
     try:
-        value = _decoder.decode(body.decode("utf-8"))
+        return _decoder.decode(body.decode("utf-8"))
     except UnicodeDecodeError:
         raise InvalidRequest("The request's body is not UTF-8.") from None
     except RecursionError:
@@ -63,6 +73,9 @@ def parse_object(body: Body) -> dict[str, Any]:
         ) from None
     except ValueError:
         raise InvalidRequest("The request's body has a number with too many digits.") from None
+
+
+def _checked(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidRequest("The request's body must be a JSON object.")
     return value
