@@ -516,7 +516,7 @@ def encode_message(message: Command | EncodedSubmit | Event) -> bytearray:
     return frame
 
 
-def decode_command(body: bytes) -> Command:
+def decode_command(body: bytes | bytearray) -> Command:
     """The command in a message's body. Raises msgspec.DecodeError on anything else."""
     try:
         return _command_decoder.decode(body)

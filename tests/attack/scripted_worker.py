@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 
+from vlm_server import heap
 from vlm_server.protocol import (
     ENCODER,
     MESSAGE_HEADER,
@@ -113,7 +114,7 @@ class Worker:
         (length,) = MESSAGE_HEADER.unpack(self.exactly(MESSAGE_HEADER.size))
         return decode_command(self.exactly(length))
 
-    def exactly(self, size: int) -> bytes:
+    def exactly(self, size: int) -> bytearray:
         data = bytearray(size)
         filled = 0
         with memoryview(data) as view:
@@ -122,7 +123,7 @@ class Worker:
                 if not count:
                     os._exit(0)
                 filled += count
-        return bytes(data)
+        return data
 
 
 def script_of(command: Submit) -> str:
@@ -136,4 +137,5 @@ def script_of(command: Submit) -> str:
 
 if __name__ == "__main__":
     faulthandler.register(STACKS_SIGNAL)
+    heap.share_one_heap()  # as the real engine does
     Worker(socket.socket(fileno=int(sys.argv[1]))).run()

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from vlm_server.errors import PayloadTooLarge
 from vlm_server.media import data_url, image_header, video_header
 from vlm_server.media.data_url import MediaKind
+from vlm_server.media.external import is_external
 from vlm_server.protocol import Image, Video
 from vlm_server.settings import Limits
 
@@ -64,9 +65,10 @@ def _image(data: bytes, param: str, limits: Limits) -> Image:
 
 
 def _bytes_of(url: str, param: str, max_bytes: int, kind: MediaKind, given: Given) -> bytes:
-    if url not in given:
+    # To look up one that holds an image takes as long as decoding it.
+    data = given.get(url) if is_external(url) else None
+    if data is None:
         return data_url.decode(url, param, max_bytes, kind)
-    data = given[url]
     if len(data) > max_bytes:
         raise PayloadTooLarge(
             f"The {kind.noun} is larger than {max_bytes} bytes (limits.max_{kind.noun}_bytes).",

@@ -131,9 +131,10 @@ class Conversation:
 
     def _has_bytes(self, url: ExternalUrl) -> bool:
         """Whether the bytes of `url` are in it or given; if not, notes that they are needed."""
-        if is_external(url.url):
-            json_body.utf8_length(url.url, url.param)
-        if url.url in self.given or not is_external(url.url):
+        if not is_external(url.url):
+            return True
+        json_body.utf8_length(url.url, url.param)
+        if url.url in self.given:
             return True
         self._needed.setdefault(url.url, url)
         return False
