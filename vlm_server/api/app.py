@@ -25,17 +25,21 @@ from vlm_server.api.ollama.errors import encode as encode_ollama
 from vlm_server.api.routes import all_routes
 from vlm_server.child.pool import ChildPool
 from vlm_server.errors import RequestError
-from vlm_server.settings import Settings
+from vlm_server.settings import Settings, Sources
 from vlm_server.supervisor.client import EngineClient
 
 
 def create_app(
-    settings: Settings, engine: EngineClient, intake_pool: ChildPool | None = None
+    settings: Settings,
+    engine: EngineClient,
+    intake_pool: ChildPool | None = None,
+    sources: Sources | None = None,
 ) -> Starlette:
     """The ASGI application that serves `engine` as `settings` say.
 
-    `intake_pool` is for who warms it up and closes it, or shares it between applications. Raises
-    ConfigError if the file of API keys can't be used.
+    `intake_pool` is for who warms it up and closes it, or shares it between applications.
+    `sources` say where settings were given. Raises ConfigError if the file of API keys can't be
+    used.
     """
     intake = Intake(intake_pool or start_pool(settings.limits), settings.limits)
     answered = AnsweredRequests()
@@ -43,7 +47,7 @@ def create_app(
     generation = Generation(engine, queue_slots, intake, settings)
     ring = KeyRing(settings.server)  # here, since middleware is made at the first request
     app = Starlette(
-        routes=all_routes(generation, settings, answered),
+        routes=all_routes(generation, settings, answered, sources or {}),
         middleware=[
             Middleware(RequestLog, answered=answered),
             Middleware(Errors, engine=engine, queue_slots=queue_slots, encode_for=_encode_for),

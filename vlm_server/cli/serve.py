@@ -26,7 +26,7 @@ from vlm_server.api.http.openai_errors import encode
 from vlm_server.child.pool import ChildFailed
 from vlm_server.cli import options, terminal
 from vlm_server.errors import ConfigError, NotAvailable
-from vlm_server.settings import Server, Settings
+from vlm_server.settings import Server, Settings, Sources
 from vlm_server.supervisor.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -64,11 +64,11 @@ def add_to(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal arrives. Raises ConfigError or ModelLoadError."""
-    settings = options.load_settings(arguments)
+    settings, sources = options.load_settings_with_sources(arguments)
     terminal.set_up_logging(settings.log.level)
     heap.keep_large_blocks_apart()
     listener = bind(settings.server)
-    asyncio.run(serve(settings, listener, stop_at_eof=arguments.stop_at_eof))
+    asyncio.run(serve(settings, sources, listener, stop_at_eof=arguments.stop_at_eof))
     return 0
 
 
@@ -111,7 +111,9 @@ def url_of(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
-async def serve(settings: Settings, listener: socket.socket, *, stop_at_eof: bool) -> None:
+async def serve(
+    settings: Settings, sources: Sources, listener: socket.socket, *, stop_at_eof: bool
+) -> None:
     """Serve HTTP on `listener` until told to stop, then drain. Raises ModelLoadError."""
     stop = asyncio.Event()
     stop_on_signals(stop.set)
@@ -122,7 +124,7 @@ async def serve(settings: Settings, listener: socket.socket, *, stop_at_eof: boo
     intake_pool = intake.start_pool(settings.limits)
     with contextlib.suppress(ChildFailed):  # it is started when it is needed
         await asyncio.to_thread(intake_pool.warm_up)
-    app = create_app(settings, supervisor, intake_pool)
+    app = create_app(settings, supervisor, intake_pool, sources)
     server = HttpServer(http_config(app, settings, encode))
     url = url_of(settings.server.host, listener.getsockname()[1])
     print(f"Listening on {url}", flush=True)

@@ -301,6 +301,7 @@ class EngineLoop:
             at_work=self._at_work.read_oldest(),
             tool_calls=reading.num_tool_calls,
             broken_tool_calls=reading.num_broken_tool_calls,
+            progress=reading.progress,
         )
 
 

@@ -51,9 +51,22 @@ def load(path: Path | None = None, overrides: tuple[str, ...] = ()) -> Settings:
     absolute is relative; NotAvailable if there is no such file. `model.path` in a file starts at
     its folder.
     """
+    return load_with_sources(path, overrides)[0]
+
+
+def load_with_sources(
+    path: Path | None = None, overrides: tuple[str, ...] = ()
+) -> tuple[Settings, dict[str, str]]:
+    """The same, and where each setting that is no default was given, by `section.key`."""
     table: dict[str, Any] = _read_toml(path) if path else {}
+    sources = {
+        f"{section}.{key}": str(path)
+        for section, keys in table.items()
+        if isinstance(keys, dict)
+        for key in keys
+    }
     for override in overrides:
-        _apply_override(table, override)
+        sources[_apply_override(table, override)] = "command line"
     try:
         settings = msgspec.convert(table, Settings)
     except msgspec.ValidationError as error:
@@ -63,7 +76,7 @@ def load(path: Path | None = None, overrides: tuple[str, ...] = ()) -> Settings:
     _check_keys(settings.server)
     _check_urls(settings.urls)
     _check_absolute("cache.disk_path", settings.cache.disk_path)
-    return settings
+    return settings, sources
 
 
 def fault_of_key(key: str) -> str | None:
@@ -104,7 +117,8 @@ def _resolve_model_path(table: dict[str, Any], folder: Path) -> None:
         model["path"] = str(folder / Path(model["path"]).expanduser())
 
 
-def _apply_override(table: dict[str, Any], override: str) -> None:
+def _apply_override(table: dict[str, Any], override: str) -> str:
+    """The name of the setting that is changed."""
     name, equals, text = override.partition("=")
     section, dot, key = name.strip().partition(".")
     if not (equals and dot and section and key):
@@ -116,6 +130,7 @@ def _apply_override(table: dict[str, Any], override: str) -> None:
         inner[key] = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
         inner[key] = text.strip()  # a bare word or path counts as a string
+    return f"{section}.{key}"
 
 
 def _check_numbers(settings: Settings) -> None:

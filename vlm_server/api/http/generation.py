@@ -16,9 +16,11 @@ from vlm_server.api.http.access_log import Entry
 from vlm_server.api.http.answer import Answer, answer, as_request_error, empty, whole
 from vlm_server.api.http.dialect import Dialect, Renderer
 from vlm_server.api.http.disconnect import until_disconnect
+from vlm_server.api.http.in_flight import InFlight
 from vlm_server.api.http.intake.calls import Call, Context
 from vlm_server.api.http.intake.history import History, HistoryNeeded
 from vlm_server.api.http.intake.intake import Intake
+from vlm_server.api.http.latencies import Latencies
 from vlm_server.api.http.queue.arriving import ArrivingBodies
 from vlm_server.api.http.queue.deadlines import RequestClock
 from vlm_server.api.http.queue.queue_slots import QueueSlot, QueueSlots
@@ -46,6 +48,8 @@ class Generation:
         self.keepalive_seconds = settings.server.stream_keepalive_seconds
         self.arriving = ArrivingBodies(settings.limits.max_arriving_bytes)
         self.media_urls = MediaUrls(settings.urls, settings.limits)
+        self.in_flight = InFlight()
+        self.latencies = Latencies()
 
 
 class Endpoint:
@@ -81,7 +85,11 @@ class Endpoint:
         shared.queue_slots.check(client, headers)
         async with clock.before_submit():
             data = await body.read(receive, shared.limits, shared.arriving)
-        with shared.queue_slots.take(client, len(data)) as slot:
+        request_id = f"{self._dialect.id_prefix}{access_log.of(scope).request_id}"
+        with (
+            shared.queue_slots.take(client, len(data)) as slot,
+            shared.in_flight.track(request_id, scope),
+        ):
             answering = self._answer(data, clock, slot, scope, receive, send)
             await until_disconnect(receive, answering)
 
@@ -116,7 +124,9 @@ class Endpoint:
         render = dialect.renderer(context.request_id, model, wanted.options)
         request = request.with_deadlines(clock.left())
         stream_of = shared.engine.stream if wanted.generates else empty
+        shared.in_flight.note_sent(context.request_id)
         events = clock.watch(stream_of(request), slot.release_body)
+        events = shared.latencies.timed(events, entry.started)
         del request, wanted  # frees the images while the engine answers
         async with aclosing(answer(events, entry)) as deltas:
             if stream_wanted:

@@ -14,6 +14,7 @@ from vlm_server.api.http.access import cache_salt, client_id, gate, keys
 from vlm_server.api.http.access.key_slots import KeySlots
 from vlm_server.api.http.access.keys import ApiKey, KeyRing
 from vlm_server.api.http.access_log import AnsweredRequests
+from vlm_server.api.http.browsers import is_page
 from vlm_server.api.http.disconnect import ClientGone
 from vlm_server.api.http.errors import EncodeFor
 from vlm_server.api.http.queue.queue_slots import QueueSlots
@@ -115,7 +116,7 @@ class Gate:
         headers = Headers(scope=scope)
         gate.check_host(headers, self.server)
         gate.check_origin(headers)
-        if scope["path"] == "/health" or scope["path"].startswith("/health/"):
+        if _is_open(scope["path"], headers):
             keys.attach(scope, None)
             await self.app(scope, receive, send)
             return
@@ -130,6 +131,11 @@ class Gate:
         client_id.attach(scope, "" if key is None else key.name)
         salt = key.cache_salt if key is not None and self.cache.separate_api_keys else ""
         cache_salt.attach(scope, salt)
+
+
+def _is_open(path: str, headers: Headers) -> bool:
+    """Whether no key is needed."""
+    return path == "/health" or path.startswith("/health/") or is_page(path, headers)
 
 
 def _route(scope: Scope) -> str:

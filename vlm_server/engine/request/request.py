@@ -18,7 +18,7 @@ from vlm_server.engine.request.output.build import NO_FORMATS, Formats, build_pa
 from vlm_server.engine.request.output.pieces import Piece
 from vlm_server.engine.request.states import State, check_transition
 from vlm_server.ports import EncodeWork, MediaInputs, NewRequest, Prepared, PreparedPrompt, SeqId
-from vlm_server.protocol import SamplingParams, Submit, Usage
+from vlm_server.protocol import RequestProgress, SamplingParams, Submit, Usage
 
 
 class Request:
@@ -112,6 +112,16 @@ class Request:
         return self.num_prefilled + max(
             (choice.num_generated for choice in self.choices), default=0
         )
+
+    @property
+    def progress(self) -> RequestProgress:
+        done, total = 0, 0
+        if self.state is State.PREFILL:
+            done, total = self.num_prefilled, self.prompt.num_tokens
+        elif self.state is State.DECODE:
+            done = sum(choice.num_generated for choice in self.choices)
+            total = self.max_tokens * len(self.choices)
+        return RequestProgress(self.request_id, self.state.value, done, total)
 
     @property
     def usage(self) -> Usage:

@@ -258,6 +258,7 @@ class Scheduler:
             num_tool_calls=self._num_tool_calls,
             num_broken_tool_calls=self._num_broken_tool_calls,
             caches=self._caches.read(),
+            progress=tuple(request.progress for request in self._requests.values()),
         )
 
     def reset_stats(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vlm_server.protocol import CacheStats
+from vlm_server.protocol import CacheStats, RequestProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,3 +24,4 @@ class SchedulerStats:
     num_tool_calls: int
     num_broken_tool_calls: int
     caches: tuple[CacheStats, ...]
+    progress: tuple[RequestProgress, ...]
