@@ -283,9 +283,9 @@ class ModelFacts(msgspec.Struct, frozen=True):
     `quantization` names the weights' type, such as `4bit` or `bfloat16`. `capabilities` are of
     "completion", "vision", "video", "tools", "thinking" and "structured_output". A picture is seen
     with `min_image_pixels` to `max_image_pixels`, its sides multiples of `image_side_multiple`; 0
-    where its size is the processor's own. `coordinates` is "pixels" if answers point at pixels of the
-    picture as the model sees it, "thousandths" if they run from 0 to 1000 on both axes, and empty
-    where nobody knows: see docs/agents.md.
+    where its size is the processor's own. `coordinates` is "pixels" if answers point at pixels of
+    the picture as the model sees it, "thousandths" if they run from 0 to 1000 on both axes, and
+    empty where nobody knows: see docs/agents.md.
     """
 
     family: str = ""

@@ -48,6 +48,7 @@ FACTS = ModelFacts(
     min_image_pixels=4096,
     max_image_pixels=1_000_000,
     image_side_multiple=32,
+    coordinates="thousandths",
 )
 
 
@@ -65,6 +66,7 @@ async def test_a_models_facts(client: httpx.AsyncClient, engine: ScriptedEngine)
         "quantization": "4bit",
         "modalities": {"input": ["text", "image", "video"], "output": ["text"]},
         "capabilities": ["completion", "vision", "video", "tools"],
+        "coordinates": "thousandths",
         "image_limits": {
             "max_images": limits.max_images,
             "max_image_bytes": limits.max_image_bytes,
@@ -173,7 +175,7 @@ async def test_the_status(client: httpx.AsyncClient, engine: ScriptedEngine) -> 
     body = (await client.get("/v1/status")).json()
     limit = body["requests"].pop("waiting_bytes_limit")
     assert limit >= 4 * Settings().limits.max_body_bytes
-    assert body["requests"] == {"in_flight": 0, "limit": 64, "waiting_bytes": 0}
+    assert body["requests"] == {"in_flight": 0, "limit": 64, "waiting_bytes": 0, "list": []}
     assert body["engine"]["stats"] == {
         "requests": {"prefill": 3, "decode": 4},
         "tracked": 10,

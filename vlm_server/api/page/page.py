@@ -53,6 +53,7 @@ _TYPES = {
     ".svg": "image/svg+xml",
 }
 _INDEX = "index.html"
+_STATIC = Path(__file__).with_name("static")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,9 @@ class PageFile:
     etag: str
 
 
-def read_files(folder: Path = Path(__file__).with_name("static")) -> dict[str, PageFile]:
+def read_files() -> dict[str, PageFile]:
     """The files of the page, by name."""
-    return {path.name: _read(path) for path in sorted(folder.iterdir()) if path.suffix in _TYPES}
+    return {path.name: _read(path) for path in sorted(_STATIC.iterdir()) if path.suffix in _TYPES}
 
 
 class StartPage:

@@ -16,6 +16,7 @@ export class Answer {
     this.finish = null;
     this.started = performance.now();
     this.first = this.last = null;
+    this.numNews = 0;
     this.textElement = h("div", { class: "text" });
     this.extras = h("div", { class: "extras" });
     this.waiting = h("p", { class: "waiting" }, h("span", { class: "pulse" }), "Looking");
@@ -32,6 +33,7 @@ export class Answer {
     if (content || thought || calls) {
       this.last = performance.now();
       this.first ??= this.last;
+      this.numNews++;
     }
     this.text += content ?? "";
     this.thoughts += thought ?? "";
@@ -118,7 +120,8 @@ export class Answer {
     if (!usage) return shown;
     const tokens = usage.completion_tokens;
     const elapsed = (this.last - this.first) / 1000;
-    if (tokens > 1 && elapsed > 0) shown.push(["Speed", `${count((tokens - 1) / elapsed)} tokens/s`, `${count(tokens)} tokens in ${seconds(elapsed)} after the first`]);
+    const isSteady = this.numNews > 1 && !this.calls.length; // a call comes when it is complete
+    if (isSteady && elapsed > 0) shown.push(["Speed", `${count((tokens - 1) / elapsed)} tokens/s`, `${count(tokens)} tokens in ${seconds(elapsed)} after the first`]);
     const cached = usage.prompt_tokens_details.cached_tokens;
     shown.push(["From cache", `${count(cached)} of ${count(usage.prompt_tokens)} tokens`, `${percent(cached, usage.prompt_tokens)} of the prompt did not have to be computed`]);
     const images = usage.images ?? [];
@@ -175,7 +178,7 @@ function marked(picture, regions) {
   });
   const places = regions.map(({ kind, x, y, width, height, label }) => {
     const at = `${Math.round(100 * (x + width / 2))} % across, ${Math.round(100 * (y + height / 2))} % down`;
-    return `${label ? `${label}: ` : ""}${kind} at ${at}`;
+    return `${label || (kind === "box" ? "Box" : "Point")} at ${at}`;
   });
   return h(
     "figure",

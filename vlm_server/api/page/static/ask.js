@@ -56,6 +56,11 @@ export function startAsk() {
     $("tools").value = JSON.stringify(CLICK_TOOL, null, 1);
     $("tools").rows = 6;
   });
+  $("suggestions").addEventListener("click", ({ target }) => {
+    if (target.localName !== "button") return;
+    question.value = target.textContent;
+    submit();
+  });
   $("new").addEventListener("click", startAnew);
   takeDrops();
   showSend();
@@ -107,6 +112,7 @@ function showAttached(problems = []) {
     ...problems.map((problem) => h("li", { class: "problem", role: "alert" }, problem)),
   );
   list.hidden = !list.children.length;
+  $("well").hidden = Boolean(attached.length);
   $("question").placeholder = attached.length ? "Ask about it" : turns.length ? "Ask more" : "Ask a question";
   showSend();
 }
@@ -125,12 +131,12 @@ function submit() {
   const turn = { text: text || "What is in this picture?", media: attached, answer: null };
   attached = [];
   $("question").value = "";
+  turns.push(turn);
   grow();
   showAttached();
   $("welcome").hidden = true;
   $("new").hidden = false;
   $("thread").append(questionElement(turn));
-  turns.push(turn);
   answer(turn, options);
 }
 
@@ -207,6 +213,7 @@ function readOptions() {
 function toggleOptions(_, open = $("options").hidden) {
   $("options").hidden = !open;
   $("show-options").setAttribute("aria-expanded", String(open));
+  showSend();
 }
 
 function showSend() {
@@ -217,7 +224,9 @@ function showSend() {
     button.replaceChildren(icon(running ? "stop" : "send"));
   }
   button.title = label;
-  button.disabled = !running && !attached.length && !$("question").value.trim();
+  const isEmpty = !$("question").value.trim();
+  $("suggestions").hidden = !attached.length || !isEmpty || Boolean(turns.length) || !$("options").hidden;
+  button.disabled = !running && !attached.length && isEmpty;
 }
 
 function grow() {

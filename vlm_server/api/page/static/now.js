@@ -68,12 +68,12 @@ function draw(status) {
   if (!root.querySelector(".cards"))
     root.replaceChildren(h("div", { class: "cards" }, ["requests", "memory", "first", "between", "caches", "engine"].map((name) => h("section", { class: `card ${name}` }))));
   const stats = status.engine.stats;
-  put("requests", "Requests", `${status.requests.in_flight} of at most ${status.requests.limit}`, requests(status.requests.list));
+  put("requests", "Requests", `${status.requests.in_flight} of ${status.requests.limit} places`, requests(status.requests.list));
   put("memory", "Memory", stats ? `${bytes(stats.memory.active_bytes)} in use` : "", memory(status, stats));
   const { time_to_first_token_seconds: first, inter_token_latency_seconds: between } = status.latencies;
   put("first", "Time to first token", countOf(first) ? `${count(countOf(first))} answers` : "", waits(first, "Time to first token", "Ask something, and it shows here."));
   put("between", "Between tokens", countOf(between) ? `${count(countOf(between))} tokens` : "", waits(between, "Time between tokens", "Appears with the second token."));
-  put("caches", "Caches", stats ? `${percent(stats.cached_tokens, stats.prompt_tokens)} of prompt tokens` : "", caches(stats));
+  put("caches", "Caches", stats?.prompt_tokens ? `${percent(stats.cached_tokens, stats.prompt_tokens)} of prompt tokens` : "", caches(stats));
   put("engine", "Engine", words(status.engine.state), engine(status, stats));
 }
 

@@ -40,7 +40,8 @@ function take(lines, start, isPart) {
   return lines.slice(start, end);
 }
 
-function inline(text) {
+/** `code` and **bold** within a line. */
+export function inline(text) {
   return text.split(/(\*\*[^*]+\*\*|`[^`]+`)/).map((piece) => {
     if (piece.length > 4 && piece.startsWith("**")) return h("strong", {}, piece.slice(2, -2));
     if (piece.length > 2 && piece.startsWith("`")) return h("code", {}, piece.slice(1, -1));

@@ -1,7 +1,8 @@
 // The settings in force, and where each was given.
 
 import { get } from "./api.js";
-import { $, empty, h } from "./dom.js";
+import { $, bytes, empty, h } from "./dom.js";
+import { inline } from "./rich.js";
 
 export async function showSettings() {
   if ($("settings").querySelector(".filter")) return;
@@ -49,9 +50,13 @@ function setting({ name, value, default: usual, source, description }) {
     "div",
     { class: isChanged ? "changed" : null },
     h("dt", {}, h("code", {}, name)),
-    h("dd", { class: "value" }, h("code", {}, show(value)), isChanged ? h("span", { class: "source" }, `${source}; default ${show(usual)}`) : null),
-    h("dd", { class: "about" }, description),
+    h("dd", { class: "value" }, h("code", { title: String(value) }, show(name, value)), isChanged ? h("span", { class: "source" }, `${source === "command line" ? "Set on the command line" : `Set in ${source}`}; default ${show(name, usual)}`) : null),
+    h("dd", { class: "about" }, inline(description)),
   );
 }
 
-const show = (value) => (value === "" ? "“”" : Array.isArray(value) ? (value.length ? value.join(", ") : "none") : String(value));
+function show(name, value) {
+  if (value === "" || value?.length === 0) return "none";
+  if (Array.isArray(value)) return value.join(", ");
+  return name.endsWith("_bytes") && value > 1023 ? bytes(value) : String(value);
+}
