@@ -57,12 +57,17 @@ def browser(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(browser: Any) -> Iterator[Open]:
-    """Opens a daemon's page; fails if anything is asked of others or a script goes wrong."""
+    """Opens a daemon's page. Unless told that it is not to be quiet, the test fails if anything is
+    asked of others or a script goes wrong."""
     faults: list[str] = []
     with ExitStack() as stack:
 
         def open_(
-            daemon: Daemon, view: str = "", device: str = "desktop", scheme: str = "light"
+            daemon: Daemon,
+            view: str = "",
+            device: str = "desktop",
+            scheme: str = "light",
+            is_quiet: bool = True,
         ) -> Any:
             width, height = VIEWPORTS[device]
             is_phone = device == "phone"
@@ -82,9 +87,10 @@ def open_page(browser: Any) -> Iterator[Open]:
                 if not request.url.startswith((f"{daemon.url}/", "blob:", "data:")):
                     faults.append(f"asked {request.url}")
 
-            page.on("request", note_request)
-            page.on("pageerror", lambda error: faults.append(f"script: {error}"))
-            page.on("console", lambda line: faults.append(line.text) if _is_fault(line) else None)
+            if is_quiet:
+                page.on("request", note_request)
+                page.on("pageerror", lambda error: faults.append(f"script: {error}"))
+                page.on("console", lambda one: faults.append(one.text) if _is_fault(one) else None)
             page.goto(f"{daemon.url}/{view}")
             page.locator("#state[data-state=ready]").wait_for()
             return page

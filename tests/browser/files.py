@@ -35,7 +35,7 @@ def give(page: Any, how: str, *files: File) -> None:
 def ask(page: Any, question: str) -> Any:
     """Types a question and sends it; the answer, once it is complete."""
     number = page.locator(".answer").count()
-    page.get_by_label("Question", exact=True).fill(question)
+    page.get_by_role("textbox", name="Question", exact=True).fill(question)
     page.keyboard.press("Enter")
     answer = page.locator(".answer").nth(number)
     answer.wait_for()

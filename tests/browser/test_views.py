@@ -15,6 +15,12 @@ from tests.e2e.daemon import Daemon
 
 VIEWS = ("ask", "now", "models", "settings")
 FIRST_PAINT_MS = 200
+FIRST_PAINT = """() => new Promise((resolve) => {
+  new PerformanceObserver((list) => {
+    const paint = list.getEntriesByName("first-contentful-paint")[0];
+    if (paint) resolve(paint.startTime);
+  }).observe({type: "paint", buffered: true});
+})"""
 
 
 def show(page: Any, view: str) -> None:
@@ -64,15 +70,13 @@ def test_the_first_paint_is_quick(daemon: Daemon, open_page: Open) -> None:
     times = []
     for _ in range(5):
         page.reload()
-        page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length")
-        paint = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
-        times.append(page.evaluate(paint))
+        times.append(page.evaluate(FIRST_PAINT))
     assert min(times) < FIRST_PAINT_MS, times
 
 
 def test_the_policy_holds(daemon: Daemon, open_page: Open) -> None:
     """Neither an inline script nor a style, nor another host, nor HTML made of text."""
-    page = open_page(daemon)
+    page = open_page(daemon, is_quiet=False)
     blocked = page.evaluate(
         """async () => {
           const blocked = [];

@@ -159,6 +159,7 @@ async function answer(turn, options) {
   } catch (error) {
     ending.stopped = error.name === "AbortError";
     ending.error = ending.stopped ? null : error;
+    if (ending.error) dispatchEvent(new Event("trouble")); // whoever shows the server's state looks again
     ending.retry = () => {
       shown.element.remove();
       answer(turn, options);

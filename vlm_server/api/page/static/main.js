@@ -23,6 +23,7 @@ function route() {
 }
 
 let knowsModel = false;
+let timer = null;
 
 /** The state of the server: often while it is not ready, seldom when it is. */
 async function watch() {
@@ -31,7 +32,8 @@ async function watch() {
   $("state").textContent = state.text;
   if (state.name === "ready" && !knowsModel) await readModel();
   if (state.name === "failed" || state.name === "unreachable") knowsModel = false;
-  setTimeout(watch, state.name !== "ready" ? 1000 : document.hidden ? 60000 : 10000);
+  clearTimeout(timer);
+  timer = setTimeout(watch, state.name !== "ready" ? 1000 : document.hidden ? 60000 : 10000);
 }
 
 async function readState() {
@@ -58,6 +60,7 @@ async function readModel() {
 }
 
 addEventListener("hashchange", route);
+addEventListener("trouble", watch);
 startAsk();
 startNow();
 route();
