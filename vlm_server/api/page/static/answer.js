@@ -121,7 +121,7 @@ export class Answer {
     const tokens = usage.completion_tokens;
     const elapsed = (this.last - this.first) / 1000;
     const isSteady = this.numNews > 1 && !this.calls.length; // a call comes when it is complete
-    if (isSteady && elapsed > 0) shown.push(["Speed", `${count((tokens - 1) / elapsed)} tokens/s`, `${count(tokens)} tokens in ${seconds(elapsed)} after the first`]);
+    if (isSteady && elapsed > 0.02) shown.push(["Speed", `${count((tokens - 1) / elapsed)} tokens/s`, `${count(tokens)} tokens in ${seconds(elapsed)} after the first`]);
     const cached = usage.prompt_tokens_details.cached_tokens;
     shown.push(["From cache", `${count(cached)} of ${count(usage.prompt_tokens)} tokens`, `${percent(cached, usage.prompt_tokens)} of the prompt did not have to be computed`]);
     const images = usage.images ?? [];

@@ -112,7 +112,9 @@ function showAttached(problems = []) {
     ...problems.map((problem) => h("li", { class: "problem", role: "alert" }, problem)),
   );
   list.hidden = !list.children.length;
-  $("well").hidden = Boolean(attached.length);
+  for (const id of ["invitation", "well"]) $(id).hidden = Boolean(attached.length);
+  $("stage").hidden = !attached.length;
+  $("stage").replaceChildren(...(turns.length ? [] : attached.map((one) => preview(one))));
   $("question").placeholder = attached.length ? "Ask about it" : turns.length ? "Ask more" : "Ask a question";
   showSend();
 }
