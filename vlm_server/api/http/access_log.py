@@ -19,7 +19,7 @@ AnsweredRequests = Counter[tuple[str, int]]
 
 CLIENT_GONE = 499
 _SCOPE_KEY = "vlm_server.access_log"
-_PROBED = ("/health", "/metrics", "/v1/status")
+_PROBED = ("/health", "/metrics", "/v1/status", "/page/")
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class Entry:
             self.ttft_seconds = time.perf_counter() - self.started
 
     def log(self, method: str, route: str) -> None:
-        """Write the line; at debug level for probes and scrapes, which come every few seconds."""
+        """Write the line; at debug level for probes, scrapes and files of the page, which are many."""
         level = logging.DEBUG if route.startswith(_PROBED) else logging.INFO
         ttft = "-" if self.ttft_seconds is None else f"{self.ttft_seconds * 1e3:.0f}"
         logger.log(

@@ -21,7 +21,13 @@ export class Answer {
     this.extras = h("div", { class: "extras" });
     this.waiting = h("p", { class: "waiting" }, h("span", { class: "pulse" }), "Looking");
     if (!media.length) this.waiting.lastChild.textContent = "Reading";
-    this.element = h("article", { class: "answer", "aria-label": "Answer", "aria-busy": "true" }, this.waiting, this.textElement, this.extras);
+    this.element = h(
+      "article",
+      { class: "answer", "aria-label": "Answer", "aria-busy": "true" },
+      this.waiting,
+      this.textElement,
+      this.extras,
+    );
   }
 
   /** Takes one event of the stream. */
@@ -60,7 +66,8 @@ export class Answer {
     if (this.thoughts && !this.thinking) this.element.prepend((this.thinking = thoughts()));
     if (this.thinking) {
       this.thinking.lastChild.textContent = this.thoughts;
-      this.thinking.firstChild.textContent = this.text || this.calls.length || this.finish ? "Thoughts" : "Thinking…";
+      this.thinking.firstChild.textContent =
+        this.text || this.calls.length || this.finish ? "Thoughts" : "Thinking…";
     }
     this.textElement.replaceChildren(...rich(this.text));
   }
@@ -74,9 +81,11 @@ export class Answer {
     this.element.setAttribute("aria-busy", "false");
     this.extras.append(...this.calls.map((call) => callElement(call)), ...this.figures());
     if (error) this.extras.append(problem(error, retry));
-    else if (!this.text && !this.calls.length && !stopped) this.extras.append(note("The model answered nothing."));
+    else if (!this.text && !this.calls.length && !stopped)
+      this.extras.append(note("The model answered nothing."));
     if (stopped) this.extras.append(note("Stopped."));
-    else if (this.finish === "length") this.extras.append(note("Cut off at the longest answer allowed. You can raise it in the options."));
+    else if (this.finish === "length")
+      this.extras.append(note("Cut off at the longest answer allowed. You can raise it in the options."));
     if (!error) this.extras.append(this.footer());
   }
 
@@ -86,8 +95,15 @@ export class Answer {
     const answer = { role: "assistant", content: this.text || null };
     if (this.thoughts) answer.reasoning_content = this.thoughts;
     if (!this.calls.length) return [answer];
-    answer.tool_calls = this.calls.map(({ id, name, arguments: args }) => ({ id, type: "function", function: { name, arguments: args } }));
-    return [answer, ...this.calls.map(({ id, result }) => ({ role: "tool", tool_call_id: id, content: result.value }))];
+    answer.tool_calls = this.calls.map(({ id, name, arguments: args }) => ({
+      id,
+      type: "function",
+      function: { name, arguments: args },
+    }));
+    return [
+      answer,
+      ...this.calls.map(({ id, result }) => ({ role: "tool", tool_call_id: id, content: result.value })),
+    ];
   }
 
   /** The picture with what the answer points at, if it does. */
@@ -104,28 +120,64 @@ export class Answer {
   footer() {
     const { body, media } = this;
     const names = media.map(({ name }) => name);
-    const button = (label, text) => h("button", { type: "button", class: "link", onclick: (event) => copy(event.currentTarget, text()) }, label);
+    const button = (label, text) =>
+      h(
+        "button",
+        { type: "button", class: "link", onclick: (event) => copy(event.currentTarget, text()) },
+        label,
+      );
     return h(
       "footer",
       {},
-      h("dl", { class: "figures" }, this.measured().map(([name, value, title]) => h("div", { title }, h("dt", {}, name), h("dd", {}, value)))),
-      h("p", { class: "copies" }, button("Copy", () => this.text), button("Copy as curl", () => asCurl(body, names)), button("Copy as Python", () => asPython(body, names))),
+      h(
+        "dl",
+        { class: "figures" },
+        this.measured().map(([name, value, title]) =>
+          h("div", { title }, h("dt", {}, name), h("dd", {}, value)),
+        ),
+      ),
+      h(
+        "p",
+        { class: "copies" },
+        button("Copy", () => this.text),
+        button("Copy as curl", () => asCurl(body, names)),
+        button("Copy as Python", () => asPython(body, names)),
+      ),
     );
   }
 
   measured() {
     const shown = [];
-    if (this.first) shown.push(["First token", seconds((this.first - this.started) / 1000), "From sending the question to the first token"]);
+    if (this.first)
+      shown.push([
+        "First token",
+        seconds((this.first - this.started) / 1000),
+        "From sending the question to the first token",
+      ]);
     const { usage } = this;
     if (!usage) return shown;
     const tokens = usage.completion_tokens;
     const elapsed = (this.last - this.first) / 1000;
     const isSteady = this.numNews > 1 && !this.calls.length; // a call comes when it is complete
-    if (isSteady && elapsed > 0.02) shown.push(["Speed", `${count((tokens - 1) / elapsed)} tokens/s`, `${count(tokens)} tokens in ${seconds(elapsed)} after the first`]);
+    if (isSteady && elapsed > 0.02)
+      shown.push([
+        "Speed",
+        `${count((tokens - 1) / elapsed)} tokens/s`,
+        `${count(tokens)} tokens in ${seconds(elapsed)} after the first`,
+      ]);
     const cached = usage.prompt_tokens_details.cached_tokens;
-    shown.push(["From cache", `${count(cached)} of ${count(usage.prompt_tokens)} tokens`, `${percent(cached, usage.prompt_tokens)} of the prompt did not have to be computed`]);
+    shown.push([
+      "From cache",
+      `${count(cached)} of ${count(usage.prompt_tokens)} tokens`,
+      `${percent(cached, usage.prompt_tokens)} of the prompt did not have to be computed`,
+    ]);
     const images = usage.images ?? [];
-    if (images.length) shown.push(["Seen as", sizes(images), images.map((each) => `${each.width} × ${each.height}, ${count(each.tokens)} tokens`).join("\n")]);
+    if (images.length)
+      shown.push([
+        "Seen as",
+        sizes(images),
+        images.map((each) => `${each.width} × ${each.height}, ${count(each.tokens)} tokens`).join("\n"),
+      ]);
     return shown;
   }
 }
@@ -146,12 +198,19 @@ function problem(error, retry) {
 
 /** A call, and a field for what is told of its result. */
 function callElement(call) {
-  call.result = h("input", { placeholder: "Sent with your next question", "aria-label": `Result of ${call.name}` });
+  call.result = h("input", {
+    placeholder: "Sent with your next question",
+    "aria-label": `Result of ${call.name}`,
+  });
   return h(
     "div",
     { class: "call" },
     h("p", {}, h("span", { class: "kind" }, "Tool call"), h("code", {}, call.name)),
-    h("pre", { tabindex: "0", "aria-label": `Arguments of ${call.name}` }, h("code", {}, pretty(call.arguments))),
+    h(
+      "pre",
+      { tabindex: "0", "aria-label": `Arguments of ${call.name}` },
+      h("code", {}, pretty(call.arguments)),
+    ),
     h("label", {}, "Result", call.result),
   );
 }
@@ -183,7 +242,16 @@ function marked(picture, regions) {
   return h(
     "figure",
     { class: "marked" },
-    h("div", {}, h("img", { src: picture.url, alt: `Your picture with marks: ${places.join("; ")}` }), marks),
-    h("figcaption", {}, places.slice(0, 3).join(" · ") + (places.length > 3 ? ` · and ${places.length - 3} more` : "")),
+    h(
+      "div",
+      {},
+      h("img", { src: picture.url, alt: `Your picture with marks: ${places.join("; ")}` }),
+      marks,
+    ),
+    h(
+      "figcaption",
+      {},
+      places.slice(0, 3).join(" · ") + (places.length > 3 ? ` · and ${places.length - 3} more` : ""),
+    ),
   );
 }

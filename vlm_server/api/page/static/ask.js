@@ -10,7 +10,11 @@ const CLICK_TOOL = [
     type: "function",
     function: {
       name: "click",
-      parameters: { type: "object", properties: { x: { type: "integer" }, y: { type: "integer" } }, required: ["x", "y"] },
+      parameters: {
+        type: "object",
+        properties: { x: { type: "integer" }, y: { type: "integer" } },
+        required: ["x", "y"],
+      },
     },
   },
 ];
@@ -107,7 +111,16 @@ function showAttached(problems = []) {
         showAttached();
         $("question").focus();
       };
-      return h("li", {}, preview(one), h("button", { type: "button", class: "remove", "aria-label": `Remove ${one.name}`, onclick: remove }, icon("close")));
+      return h(
+        "li",
+        {},
+        preview(one),
+        h(
+          "button",
+          { type: "button", class: "remove", "aria-label": `Remove ${one.name}`, onclick: remove },
+          icon("close"),
+        ),
+      );
     }),
     ...problems.map((problem) => h("li", { class: "problem", role: "alert" }, problem)),
   );
@@ -115,7 +128,11 @@ function showAttached(problems = []) {
   for (const id of ["invitation", "well"]) $(id).hidden = Boolean(attached.length);
   $("stage").hidden = !attached.length;
   $("stage").replaceChildren(...(turns.length ? [] : attached.map((one) => preview(one))));
-  $("question").placeholder = attached.length ? "Ask about it" : turns.length ? "Ask more" : "Ask a question";
+  $("question").placeholder = attached.length
+    ? "Ask about it"
+    : turns.length
+      ? "Ask more"
+      : "Ask a question";
   showSend();
 }
 
@@ -143,8 +160,18 @@ function submit() {
 }
 
 async function answer(turn, options) {
-  const body = { model: "default", messages: conversation(options.system), stream: true, stream_options: { include_usage: true }, ...options.fields };
-  const shown = new Answer(body, turns.flatMap(({ media }) => media), model?.coordinates);
+  const body = {
+    model: "default",
+    messages: conversation(options.system),
+    stream: true,
+    stream_options: { include_usage: true },
+    ...options.fields,
+  };
+  const shown = new Answer(
+    body,
+    turns.flatMap(({ media }) => media),
+    model?.coordinates,
+  );
   turn.answer = shown;
   $("thread").append(shown.element);
   toEnd(true);
@@ -188,7 +215,13 @@ function questionElement({ text, media }) {
   return h(
     "article",
     { class: "asked", "aria-label": "Question" },
-    media.length ? h("div", { class: media.length > 1 ? "media several" : "media" }, media.map((one) => preview(one, true))) : null,
+    media.length
+      ? h(
+          "div",
+          { class: media.length > 1 ? "media several" : "media" },
+          media.map((one) => preview(one, true)),
+        )
+      : null,
     h("p", {}, text),
   );
 }

@@ -7,7 +7,8 @@ const MAX_SIDE = 4096;
 /** {name, kind, url to show, dataUrl to send, width, height}. Throws an Error that says what is wrong. */
 export async function attachment(file, limits) {
   if (VIDEOS.includes(file.type)) return made(file, file, "video");
-  if (!file.type.startsWith("image/")) throw new Error(`${name(file)} is neither a picture nor a video that can be sent.`);
+  if (!file.type.startsWith("image/"))
+    throw new Error(`${name(file)} is neither a picture nor a video that can be sent.`);
   const size = await sizeOf(file);
   const isLarge =
     limits && (file.size > limits.max_image_bytes || size.width * size.height > limits.max_image_pixels);

@@ -23,14 +23,29 @@ export function memoryChart(samples, { now, span, series, limit, label, ticks })
     });
     if (!line) return [];
     const first = x(samples[0].at).toFixed(1);
-    return [svg("path", { class: `${name} area`, d: `${line}V${HEIGHT}H${first}Z` }), svg("path", { class: `${name} line`, d: line })];
+    return [
+      svg("path", { class: `${name} area`, d: `${line}V${HEIGHT}H${first}Z` }),
+      svg("path", { class: `${name} line`, d: line }),
+    ];
   });
-  const bound = limit && limit < top ? svg("line", { class: "limit", x1: 0, x2: WIDTH, y1: y(limit), y2: y(limit) }) : null;
+  const bound =
+    limit && limit < top
+      ? svg("line", { class: "limit", x1: 0, x2: WIDTH, y1: y(limit), y2: y(limit) })
+      : null;
   return h(
     "div",
     { class: "chart" },
-    svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": label }, paths, bound),
-    h("p", { class: "ticks", "aria-hidden": "true" }, ticks.map((each) => h("span", {}, each))),
+    svg(
+      "svg",
+      { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": label },
+      paths,
+      bound,
+    ),
+    h(
+      "p",
+      { class: "ticks", "aria-hidden": "true" },
+      ticks.map((each) => h("span", {}, each)),
+    ),
   );
 }
 
@@ -52,9 +67,19 @@ export function histogram({ bounds, counts }, name) {
   return h(
     "div",
     { class: "histogram" },
-    h("dl", { class: "pair" }, h("div", {}, h("dt", {}, "Half within"), h("dd", {}, seconds(middle))), h("div", {}, h("dt", {}, "9 of 10 within"), h("dd", {}, seconds(high)))),
+    h(
+      "dl",
+      { class: "pair" },
+      h("div", {}, h("dt", {}, "Half within"), h("dd", {}, seconds(middle))),
+      h("div", {}, h("dt", {}, "9 of 10 within"), h("dd", {}, seconds(high))),
+    ),
     h("div", { class: "bars", role: "img", "aria-label": label }, bars),
-    h("p", { class: "ticks", "aria-hidden": "true" }, h("span", {}, first ? seconds(bounds[first - 1]) : "0"), h("span", {}, last < bounds.length ? seconds(bounds[last]) : "more")),
+    h(
+      "p",
+      { class: "ticks", "aria-hidden": "true" },
+      h("span", {}, first ? seconds(bounds[first - 1]) : "0"),
+      h("span", {}, last < bounds.length ? seconds(bounds[last]) : "more"),
+    ),
   );
 }
 

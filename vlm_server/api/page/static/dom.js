@@ -33,13 +33,21 @@ const whole = new Intl.NumberFormat("en");
 export const count = (value) => whole.format(Math.round(value));
 
 export function short(value) {
-  for (const [size, unit] of [[1e9, "B"], [1e6, "M"], [1e3, "k"]])
+  for (const [size, unit] of [
+    [1e9, "B"],
+    [1e6, "M"],
+    [1e3, "k"],
+  ])
     if (value >= size) return `${digits(value / size)} ${unit}`;
   return String(value);
 }
 
 export function bytes(value) {
-  for (const [size, unit] of [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]])
+  for (const [size, unit] of [
+    [2 ** 30, "GiB"],
+    [2 ** 20, "MiB"],
+    [2 ** 10, "KiB"],
+  ])
     if (value >= size) return `${digits(value / size)} ${unit}`;
   return `${value} B`;
 }
@@ -70,4 +78,5 @@ export async function copy(button, text) {
 }
 
 /** An empty state: what there is not, and what would bring it about. */
-export const empty = (title, text) => h("div", { class: "empty" }, h("p", {}, title), text && h("p", {}, text));
+export const empty = (title, text) =>
+  h("div", { class: "empty" }, h("p", {}, title), text && h("p", {}, text));

@@ -8,13 +8,23 @@ import { showNow, startNow } from "./now.js";
 import { showSettings } from "./settings.js";
 
 const VIEWS = ["ask", "now", "models", "settings"];
-const STATES = { ready: "Ready", starting: "Starting", restarting: "Restarting", unresponsive: "Not responding", failed: "Failed", stopping: "Stopping", stopped: "Stopped" };
+const STATES = {
+  ready: "Ready",
+  starting: "Starting",
+  restarting: "Restarting",
+  unresponsive: "Not responding",
+  failed: "Failed",
+  stopping: "Stopping",
+  stopped: "Stopped",
+};
 
 function route() {
   const name = VIEWS.find((view) => `#${view}` === location.hash) ?? VIEWS[0];
   for (const section of document.querySelectorAll(".view")) section.hidden = section.dataset.view !== name;
   for (const link of document.querySelectorAll("nav a"))
-    link.hash === `#${name}` ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current");
+    link.hash === `#${name}`
+      ? link.setAttribute("aria-current", "page")
+      : link.removeAttribute("aria-current");
   document.body.dataset.view = name;
   showNow(name === "now");
   if (name === "models") showModels();

@@ -14,21 +14,49 @@ export async function showModels() {
 
 function card(model) {
   if (!model.family)
-    return h("section", { class: "card model" }, h("header", {}, h("h2", {}, model.id), h("p", {}, "Loading")), empty("Not loaded yet", "More is known once the model was ready for the first time."), actions(model));
+    return h(
+      "section",
+      { class: "card model" },
+      h("header", {}, h("h2", {}, model.id), h("p", {}, "Loading")),
+      empty("Not loaded yet", "More is known once the model was ready for the first time."),
+      actions(model),
+    );
   return h(
     "section",
     { class: "card model" },
     h("header", {}, h("h2", {}, model.id), h("p", {}, model.state ? words(model.state) : "Loaded")),
-    h("ul", { class: "chips", "aria-label": "What it can do" }, model.capabilities.map((name) => h("li", {}, CAN[name] ?? words(name)))),
-    h("dl", { class: "grid" }, facts(model).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
+    h(
+      "ul",
+      { class: "chips", "aria-label": "What it can do" },
+      model.capabilities.map((name) => h("li", {}, CAN[name] ?? words(name))),
+    ),
+    h(
+      "dl",
+      { class: "grid" },
+      facts(model).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
+    ),
     actions(model),
   );
 }
 
-const CAN = { completion: "Text", vision: "Pictures", video: "Videos", tools: "Tools", thinking: "Thinking", structured_output: "JSON by schema" };
+const CAN = {
+  completion: "Text",
+  vision: "Pictures",
+  video: "Videos",
+  tools: "Tools",
+  thinking: "Thinking",
+  structured_output: "JSON by schema",
+};
 const POINTS = { pixels: "pixels of the picture as seen", thousandths: "0 to 1000 on both axes" };
 
-function facts({ family, num_parameters: parameters, quantization, max_model_len: context, coordinates, image_limits: limits }) {
+function facts({
+  family,
+  num_parameters: parameters,
+  quantization,
+  max_model_len: context,
+  coordinates,
+  image_limits: limits,
+}) {
   const shown = [
     ["Family", family],
     ["Parameters", short(parameters)],
@@ -40,7 +68,11 @@ function facts({ family, num_parameters: parameters, quantization, max_model_len
     ["A picture’s size", `up to ${count(limits.max_image_pixels / 1e6)} megapixels`],
   ];
   const { seen } = limits;
-  if (seen) shown.push(["Seen as", `${short(seen.min_pixels)} to ${short(seen.max_pixels)} pixels, sides multiples of ${seen.side_multiple}`]);
+  if (seen)
+    shown.push([
+      "Seen as",
+      `${short(seen.min_pixels)} to ${short(seen.max_pixels)} pixels, sides multiples of ${seen.side_multiple}`,
+    ]);
   return shown;
 }
 

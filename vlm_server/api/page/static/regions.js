@@ -23,15 +23,25 @@ export function findRegions(text, seen, coordinates) {
     const [top, bottom] = [y1 / down, y2 / down].sort((a, b) => a - b);
     found.push({ kind: "box", x: left, y: top, width: right - left, height: bottom - top, label });
   };
-  const point = (x, y, label = "") => found.push({ kind: "point", x: x / across, y: y / down, width: 0, height: 0, label });
+  const point = (x, y, label = "") =>
+    found.push({ kind: "point", x: x / across, y: y / down, width: 0, height: 0, label });
 
   each(text, `"(?:bbox_2d|bbox|box)"\\s*:\\s*\\[${FOUR}\\]`, (m, label) => box(...numbers(m), label));
   each(text, `"box_2d"\\s*:\\s*\\[${FOUR}\\]`, (m, label) => {
     const [y1, x1, y2, x2] = numbers(m);
-    found.push({ kind: "box", x: x1 / 1000, y: y1 / 1000, width: (x2 - x1) / 1000, height: (y2 - y1) / 1000, label });
+    found.push({
+      kind: "box",
+      x: x1 / 1000,
+      y: y1 / 1000,
+      width: (x2 - x1) / 1000,
+      height: (y2 - y1) / 1000,
+      label,
+    });
   });
   each(text, `<\\|?box(?:_start)?\\|?>\\s*\\(${PAIR}\\),\\(${PAIR}\\)`, (m) => box(...numbers(m)));
-  each(text, `"(?:point_2d|point|coordinates?|position)"\\s*:\\s*\\[${PAIR}\\]`, (m, label) => point(...numbers(m), label));
+  each(text, `"(?:point_2d|point|coordinates?|position)"\\s*:\\s*\\[${PAIR}\\]`, (m, label) =>
+    point(...numbers(m), label),
+  );
   each(text, `"x"\\s*:${N},\\s*"y"\\s*:${N}[,}\\s]`, (m, label) => point(...numbers(m), label));
   each(text, `x\\d*="${N}"\\s+y\\d*="${N}"`, (m) => {
     const [x, y] = numbers(m);
@@ -54,4 +64,8 @@ function each(text, pattern, use) {
   }
 }
 
-const numbers = (match) => match.slice(1).filter((value) => value !== undefined).map(Number);
+const numbers = (match) =>
+  match
+    .slice(1)
+    .filter((value) => value !== undefined)
+    .map(Number);

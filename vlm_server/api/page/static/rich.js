@@ -6,7 +6,7 @@ import { h } from "./dom.js";
 export function rich(text) {
   const made = [];
   const lines = text.split("\n");
-  for (let i = 0; i < lines.length; ) {
+  for (let i = 0; i < lines.length;) {
     const line = lines[i];
     if (line.startsWith("```")) {
       const end = lines.findIndex((each, j) => j > i && each.startsWith("```"));
@@ -19,12 +19,22 @@ export function rich(text) {
     } else if (ITEM.test(line)) {
       const items = take(lines, i, (each) => ITEM.test(each));
       const tag = /^\s*\d/.test(line) ? "ol" : "ul";
-      made.push(h(tag, {}, items.map((each) => h("li", {}, inline(each.replace(ITEM, ""))))));
+      made.push(
+        h(
+          tag,
+          {},
+          items.map((each) => h("li", {}, inline(each.replace(ITEM, "")))),
+        ),
+      );
       i += items.length;
     } else if (!line.trim()) {
       i++;
     } else {
-      const part = take(lines, i, (each) => each.trim() && !/^(```|#{1,6} )/.test(each) && !ITEM.test(each));
+      const part = take(
+        lines,
+        i,
+        (each) => each.trim() && !/^(```|#{1,6} )/.test(each) && !ITEM.test(each),
+      );
       made.push(h("p", {}, inline(part.join("\n"))));
       i += part.length;
     }
