@@ -512,7 +512,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     media_items: int = 0
     """Pictures and parts of videos in prompts."""
     cached_media_items: int = 0
-    """Of these, those that were not encoded for the prompt: they, or all up to them, were cached."""
+    """Of these, those that were not encoded for the prompt: some cache had them."""
 
 
 ENCODER, PREPARERS = "encoder", "preparers"

@@ -10,7 +10,8 @@ from __future__ import annotations
 from vlm_server.settings.bounds import MAX_FLOAT, MAX_INT, MIB, MIN_KEY_CHARS
 from vlm_server.settings.engine import Cache, Engine, Image, Memory, Model, Scheduler, Video
 from vlm_server.settings.front import Deadlines, Limits, Server, Urls
-from vlm_server.settings.tree import Log, Settings, fault_of_key, is_loopback, load
+from vlm_server.settings.telemetry import Log, Metrics, Tracing
+from vlm_server.settings.tree import Settings, fault_of_key, is_loopback, load
 
 __all__ = [
     "MAX_FLOAT",
@@ -24,10 +25,12 @@ __all__ = [
     "Limits",
     "Log",
     "Memory",
+    "Metrics",
     "Model",
     "Scheduler",
     "Server",
     "Settings",
+    "Tracing",
     "Urls",
     "Video",
     "fault_of_key",

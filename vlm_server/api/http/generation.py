@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import aclosing
 from functools import partial
 
@@ -16,6 +17,9 @@ from vlm_server.api.http.access_log import Entry
 from vlm_server.api.http.answer import Answer, answer, as_request_error, empty, whole
 from vlm_server.api.http.dialect import Dialect, Renderer
 from vlm_server.api.http.disconnect import until_disconnect
+from vlm_server.api.http.figures.figures import ModelFigures, no_figures
+from vlm_server.api.http.figures.recorder import AnswerRecorder
+from vlm_server.api.http.figures.server_timing import server_timing
 from vlm_server.api.http.intake.calls import Call, Context
 from vlm_server.api.http.intake.history import History, HistoryNeeded
 from vlm_server.api.http.intake.intake import Intake
@@ -26,7 +30,7 @@ from vlm_server.api.http.sse import EventStream
 from vlm_server.api.http.urls.media_urls import MediaUrls
 from vlm_server.errors import EngineUnavailable, PayloadTooLarge
 from vlm_server.media.external import BytesNeeded
-from vlm_server.protocol import Finished, ModelFacts
+from vlm_server.protocol import Delta, Finished, ModelFacts
 from vlm_server.settings import Settings
 from vlm_server.supervisor.client import EngineClient
 
@@ -45,6 +49,7 @@ class Generation:
         self.deadlines = settings.deadlines
         self.keepalive_seconds = settings.server.stream_keepalive_seconds
         self.arriving = ArrivingBodies(settings.limits.max_arriving_bytes)
+        self.figures = no_figures()
         self.media_urls = MediaUrls(settings.urls, settings.limits)
 
 
@@ -116,19 +121,23 @@ class Endpoint:
         render = dialect.renderer(context.request_id, model, wanted.options)
         request = request.with_deadlines(clock.left())
         stream_of = shared.engine.stream if wanted.generates else empty
-        events = clock.watch(stream_of(request), slot.release_body)
+        is_answer = wanted.generates and not request.submit.count_only
+        figures = shared.figures[model] if is_answer else ModelFigures()  # else: nobody's
+        recorder = AnswerRecorder(figures, model, entry.received_at, is_stream=stream_wanted)
+        entry.answer = recorder
+        events = clock.watch(stream_of(request), partial(_begin, slot, recorder))
         del request, wanted  # frees the images while the engine answers
-        async with aclosing(answer(events, entry)) as deltas:
-            if stream_wanted:
-                stream = EventStream(
-                    send, dialect.content_type, render.keep_alive, shared.keepalive_seconds
-                )
-                async with stream.kept_alive():
-                    await _stream(deltas, render, stream, entry)
-            else:
-                content = render.whole(*await whole(deltas, num_choices))
-                response = Response(content, media_type="application/json")
-                await response(scope, receive, send)
+        with recorder:
+            async with aclosing(answer(events, recorder)) as deltas:
+                if stream_wanted:
+                    stream = EventStream(
+                        send, dialect.content_type, render.keep_alive, shared.keepalive_seconds
+                    )
+                    async with stream.kept_alive():
+                        await _stream(deltas, render, stream, entry, recorder)
+                else:
+                    content = render.whole(*await whole(deltas, num_choices, recorder))
+                    await _whole(content, recorder)(scope, receive, send)
 
     async def _read_call(self, data: bytearray, slot: QueueSlot, context: Context) -> Call:
         dialect, shared = self._dialect, self._shared
@@ -166,24 +175,45 @@ def _can_think(facts: ModelFacts) -> bool:
     return facts == ModelFacts() or "thinking" in facts.capabilities
 
 
-async def _stream(deltas: Answer, render: Renderer, stream: EventStream, entry: Entry) -> None:
+def _begin(slot: QueueSlot, recorder: AnswerRecorder) -> None:
+    """The device begins with a request."""
+    slot.release_body()
+    recorder.begun()
+
+
+def _whole(content: bytes, recorder: AnswerRecorder) -> Response:
+    headers = {"Server-Timing": server_timing(recorder, time.monotonic())}
+    return Response(content, media_type="application/json", headers=headers)
+
+
+async def _stream(
+    deltas: Answer,
+    render: Renderer,
+    stream: EventStream,
+    entry: Entry,
+    recorder: AnswerRecorder,
+) -> None:
     """Send the answer as events. Errors are raised until the stream has begun, with an event or a
     comment, and sent as an event after that.
 
     What has a choice's finish reason is sent together with what comes next: a client that
     disconnects when it sees it interrupts nothing.
     """
-    held = b""
+    held, unsent = b"", list[Delta]()
     try:
         async for event in deltas:
             if isinstance(event, Finished):
                 await stream.end(held + render.end(event))
+                recorder.given(unsent)
                 return
             held += render.delta(event)
-            if not event.finish_reason:
+            unsent.append(event)
+            if held and not event.finish_reason:
                 await stream.write(held)
-                held = b""
+                recorder.given(unsent)
+                held, unsent = b"", []
     except Exception as error:
         if not stream.started:
             raise
+        recorder.failed()
         await stream.end(held + render.error(as_request_error(error, entry)))

@@ -282,7 +282,9 @@ def test_an_answer_that_is_cut_to_the_context_reserves_no_more_than_one_without_
 
 def waiting(name: str, text: str = "", max_tokens: int = 20) -> Request:
     """A request that is prepared: 5 prompt tokens, if not of `text`."""
-    request = Request(submit(name), SamplingParams(max_tokens=max_tokens), ByteDecoder(), clock=lambda: 0.0)
+    request = Request(
+        submit(name), SamplingParams(max_tokens=max_tokens), ByteDecoder(), clock=lambda: 0.0
+    )
     request.move_to(State.PREPARING)
     request.set_prepared(prepared(prompt(text) if text else prompt()), max_tokens)
     return request
