@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 
@@ -23,6 +24,9 @@ PHASES = (
 )
 
 
+NO_TIME = Timeline()
+
+
 @dataclass
 class Answer:
     """Received at 100, handed to the engine at 103."""
@@ -40,7 +44,7 @@ class Answer:
         self.now = at
         self.recorder.given([Delta("r", text, choice=choice) for choice in choices])
 
-    def finish(self, at: float, timeline: Timeline = Timeline(), *images: ImageUse) -> None:
+    def finish(self, at: float, timeline: Timeline = NO_TIME, *images: ImageUse) -> None:
         self.now = at
         self.recorder.finished(Finished("r", Usage(70, 30, 20), images=images, timeline=timeline))
 
@@ -88,7 +92,7 @@ def test_the_phases_follow_each_other_without_a_gap() -> None:
     spans = answer.recorder.spans
     assert spans[0] == ("receive", 100, 103)
     assert spans[1] == ("queue", 103, 104.5)
-    assert all(before[2] == after[1] for before, after in zip(spans, spans[1:], strict=False))
+    assert all(before[2] == after[1] for before, after in pairwise(spans))
     assert spans[-1] == ("decode", 134.5, 166.5)
     assert server_timing(answer.recorder, 170.0) == (
         "receive;dur=3000.0, queue;dur=5500.0, prepare;dur=2000.0, encode;dur=8000.0, "
