@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 import pytest
@@ -31,6 +32,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+OPERATIONS_DOCS = (Path(__file__).parents[4] / "docs" / "operations.md").read_text("utf-8")
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PHASES = (Phase("queue", 0.0), Phase("prepare", 0.0), Phase("prefill", 0.0), Phase("decode", 0.0))
 
@@ -70,6 +72,7 @@ async def test_a_request_is_a_span_with_its_phases(stream: bool) -> None:
     spans = traced.spans
     span = spans.pop("chat demo")
     attributes = dict(span.attributes or {})
+    assert [name for name in attributes if f"`{name}`" not in OPERATIONS_DOCS] == []
     assert attributes.pop("gen_ai.response.time_to_first_chunk") > 0  # type: ignore[operator]
     assert attributes == {
         "gen_ai.operation.name": "chat",
