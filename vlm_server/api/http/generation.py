@@ -100,19 +100,8 @@ class Endpoint:
         send: Send,
     ) -> None:
         shared, dialect, entry = self._shared, self._dialect, access_log.of(scope)
-        status = shared.engine.status
-        model = status.model_name
-        context = Context(
-            model=model,
-            request_id=f"{dialect.id_prefix}{entry.request_id}",
-            cache_salt=cache_salt.of(scope),
-            client=client_id.of(scope),
-            owner=keys.owner_of(scope),
-            limits=shared.limits,
-            model_aliases=shared.server.model_aliases,
-            unknown_fields=shared.server.unknown_fields,
-            can_think=_can_think(status.model_facts),
-        )
+        context = self._context(scope)
+        model = context.model
         async with clock.before_submit():
             request, wanted = await self._read_call(data, slot, context)
         entry.images, entry.videos = wanted.num_images, wanted.num_videos
@@ -123,21 +112,42 @@ class Endpoint:
         stream_of = shared.engine.stream if wanted.generates else empty
         is_answer = wanted.generates and not request.submit.count_only
         figures = shared.figures[model] if is_answer else ModelFigures()  # else: nobody's
-        recorder = AnswerRecorder(figures, model, entry.received_at, is_stream=stream_wanted)
-        entry.answer = recorder
+        recorder = entry.answer = AnswerRecorder(
+            figures, model, context.request_id, entry.received_at, is_stream=stream_wanted
+        )
         events = clock.watch(stream_of(request), partial(_begin, slot, recorder))
         del request, wanted  # frees the images while the engine answers
         with recorder:
             async with aclosing(answer(events, recorder)) as deltas:
                 if stream_wanted:
-                    stream = EventStream(
-                        send, dialect.content_type, render.keep_alive, shared.keepalive_seconds
-                    )
-                    async with stream.kept_alive():
-                        await _stream(deltas, render, stream, entry, recorder)
+                    await self._stream(deltas, render, send, entry, recorder)
                 else:
                     content = render.whole(*await whole(deltas, num_choices, recorder))
                     await _whole(content, recorder)(scope, receive, send)
+
+    def _context(self, scope: Scope) -> Context:
+        """What reading a request needs to know beside its body."""
+        shared, status = self._shared, self._shared.engine.status
+        return Context(
+            model=status.model_name,
+            request_id=f"{self._dialect.id_prefix}{access_log.of(scope).request_id}",
+            cache_salt=cache_salt.of(scope),
+            client=client_id.of(scope),
+            owner=keys.owner_of(scope),
+            limits=shared.limits,
+            model_aliases=shared.server.model_aliases,
+            unknown_fields=shared.server.unknown_fields,
+            can_think=_can_think(status.model_facts),
+        )
+
+    async def _stream(
+        self, deltas: Answer, render: Renderer, send: Send, entry: Entry, recorder: AnswerRecorder
+    ) -> None:
+        stream = EventStream(
+            send, self._dialect.content_type, render.keep_alive, self._shared.keepalive_seconds
+        )
+        async with stream.kept_alive():
+            await _send_events(deltas, render, stream, entry, recorder)
 
     async def _read_call(self, data: bytearray, slot: QueueSlot, context: Context) -> Call:
         dialect, shared = self._dialect, self._shared
@@ -186,7 +196,7 @@ def _whole(content: bytes, recorder: AnswerRecorder) -> Response:
     return Response(content, media_type="application/json", headers=headers)
 
 
-async def _stream(
+async def _send_events(
     deltas: Answer,
     render: Renderer,
     stream: EventStream,

@@ -51,7 +51,12 @@ def start_tracer(tracing: Tracing, operations: Mapping[str, str]) -> Tracer | No
         return None
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+        from opentelemetry.sdk.resources import (
+            SERVICE_NAME,
+            SERVICE_VERSION,
+            OTELResourceDetector,
+            Resource,
+        )
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
@@ -59,10 +64,8 @@ def start_tracer(tracing: Tracing, operations: Mapping[str, str]) -> Tracer | No
             raise ConfigError(f"tracing.endpoint is set, and {_MISSING}") from None
         logger.warning("no traces are sent: %s", _MISSING)
         return None
-    of_environment = Resource.create()  # OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES
-    ours = {SERVICE_NAME: "vlm_server", SERVICE_VERSION: vlm_server.__version__}
-    named = os.environ.get("OTEL_SERVICE_NAME")
-    resource = of_environment.merge(Resource({**ours, **({SERVICE_NAME: named} if named else {})}))
+    ours = Resource({SERVICE_NAME: "vlm_server", SERVICE_VERSION: vlm_server.__version__})
+    resource = ours.merge(OTELResourceDetector().detect())  # OTEL_SERVICE_NAME and the like
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     exporter = OTLPSpanExporter(endpoint=tracing.endpoint or None, timeout=_EXPORT_SECONDS)
     provider.add_span_processor(BatchSpanProcessor(exporter))
@@ -129,10 +132,10 @@ def _attributes(entry: Entry, operation: str, route: str) -> dict[str, Attribute
     attributes: dict[str, AttributeValue] = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "vlm_server",
-        "gen_ai.response.id": entry.request_id,
         "http.route": route,
         "http.request.method": "POST",
         "http.response.status_code": entry.status,
+        "vlm_server.request_id": entry.request_id,
         "vlm_server.images": entry.images,
         "vlm_server.videos": entry.videos,
     }
@@ -144,6 +147,7 @@ def _attributes(entry: Entry, operation: str, route: str) -> dict[str, Attribute
     attributes |= {
         "gen_ai.request.model": answer.model,
         "gen_ai.response.model": answer.model,
+        "gen_ai.response.id": answer.response_id,
         "gen_ai.request.stream": answer.is_stream,
         "gen_ai.response.finish_reasons": [
             reason for _, reason in sorted(answer.finish_reasons.items())

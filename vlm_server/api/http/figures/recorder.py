@@ -25,6 +25,7 @@ class AnswerRecorder:
         self,
         figures: ModelFigures,
         model: str,
+        response_id: str,
         received_at: float,
         *,
         is_stream: bool,
@@ -32,6 +33,7 @@ class AnswerRecorder:
     ) -> None:
         """`received_at`: when all headers were here."""
         self.model = model
+        self.response_id = response_id
         self.is_stream = is_stream
         self.received_at = received_at
         self.submitted_at = clock()

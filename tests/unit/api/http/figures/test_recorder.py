@@ -37,7 +37,12 @@ class Answer:
 
     def __post_init__(self) -> None:
         self.recorder = AnswerRecorder(
-            self.figures, "demo", 100.0, is_stream=self.is_stream, clock=lambda: self.now
+            self.figures,
+            "demo",
+            "chatcmpl-1",
+            100.0,
+            is_stream=self.is_stream,
+            clock=lambda: self.now,
         )
 
     def give(self, at: float, *choices: int, text: str = "a") -> None:
