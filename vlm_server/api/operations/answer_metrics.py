@@ -30,6 +30,11 @@ def add_answers(families: Families, model_name: str, figures: ModelFigures) -> N
             "From the request's headers to the last byte of its answer.",
             figures.latency,
         ),
+        (
+            "request_inference_time_seconds",
+            "From when the device begins with a request to the last token.",
+            figures.inference,
+        ),
         ("request_prompt_tokens", "Tokens of a prompt.", figures.prompt_tokens),
         ("request_generation_tokens", "Tokens of an answer.", figures.generation_tokens),
         (

@@ -27,6 +27,7 @@ class ModelFigures:
         self.phases = {
             name: Histogram(SECONDS) for name in ("queue", "prepare", "encode", "prefill", "decode")
         }
+        self.inference = Histogram(SECONDS)
         self.prompt_tokens = Histogram(TOKENS)
         self.generation_tokens = Histogram(TOKENS)
         self.image_tokens = Histogram(TOKENS)

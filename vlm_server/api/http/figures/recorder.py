@@ -12,6 +12,7 @@ from vlm_server.api.http.figures.figures import ModelFigures
 from vlm_server.protocol import Delta, Finished, FinishReason, Timeline, Usage
 
 _NOTHING = Timeline()
+_ON_DEVICE = ("load", "encode", "prefill", "decode")
 
 
 class AnswerRecorder:
@@ -150,6 +151,7 @@ class AnswerRecorder:
         figures.generation_tokens.observe(self.usage.completion_tokens)
         if self._image_tokens is not None:
             figures.image_tokens.observe(self._image_tokens)
+        figures.inference.observe(sum(seconds.get(name, 0.0) for name in _ON_DEVICE))
         for name, histogram in figures.phases.items():
             if name != "encode" or seconds[name]:
                 histogram.observe(seconds[name])

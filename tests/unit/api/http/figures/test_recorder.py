@@ -80,6 +80,7 @@ def test_an_answer_is_counted_once_with_all_its_times() -> None:
     assert read(figures.prompt_tokens) == (1, 70)
     assert read(figures.generation_tokens) == (1, 30)
     assert read(figures.image_tokens) == (1, 64)
+    assert read(figures.inference) == (1, 56)
     found = {name: read(histogram) for name, histogram in figures.phases.items()}
     assert found == {
         "queue": (1, 5.5),  # with the way to the engine
