@@ -394,6 +394,28 @@ class ImageUse(msgspec.Struct, frozen=True):
     tokens: int
 
 
+PhaseName = Literal["queue", "prepare", "load", "encode", "prefill", "decode"]
+
+
+class Phase(msgspec.Struct, frozen=True):
+    """For how long a request was in a phase of its life in the engine."""
+
+    name: PhaseName
+    seconds: float
+
+
+class Timeline(msgspec.Struct, frozen=True):
+    """The phases of a request, each beginning where the one before it ends; some come again.
+
+    The first one begins at `began_at`, on the system's monotonic clock, which the front reads too.
+    `queue` is until the device begins with the request, but for `prepare`. The others contain what
+    it waited for the device meanwhile.
+    """
+
+    began_at: float = 0.0
+    phases: tuple[Phase, ...] = ()
+
+
 class Times(msgspec.Struct, frozen=True):
     """When an answer began and ended, in seconds from when the front got the request's headers."""
 
@@ -415,6 +437,7 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     token_ids: tuple[int, ...] = ()
     text: str = ""
     times: Times = Times()
+    timeline: Timeline = Timeline()
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -502,6 +525,10 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     """Complete ones, in answers that have ended."""
     broken_tool_calls: int = 0
     """Those that were sent as text, or were cut off."""
+    media_items: int = 0
+    """Pictures and parts of videos in prompts."""
+    cached_media_items: int = 0
+    """Of these, those that were not encoded for the prompt: some cache had them."""
     progress: tuple[RequestProgress, ...] = ()
     """Of each request that has not ended, in the order in which they came."""
 

@@ -21,6 +21,7 @@ from vlm_server.api.http.middleware import Errors, Gate, RequestLog
 from vlm_server.api.http.missing_route import method_not_allowed, not_found
 from vlm_server.api.http.openai_errors import encode as encode_openai
 from vlm_server.api.http.queue.queue_slots import QueueSlots
+from vlm_server.api.http.tracing import Tracer
 from vlm_server.api.ollama.errors import encode as encode_ollama
 from vlm_server.api.routes import all_routes
 from vlm_server.child.pool import ChildPool
@@ -33,13 +34,14 @@ def create_app(
     settings: Settings,
     engine: EngineClient,
     intake_pool: ChildPool | None = None,
+    tracer: Tracer | None = None,
     sources: Sources | None = None,
 ) -> Starlette:
     """The ASGI application that serves `engine` as `settings` say.
 
     `intake_pool` is for who warms it up and closes it, or shares it between applications.
-    `sources` say where settings were given. Raises ConfigError if the file of API keys can't be
-    used.
+    `sources` say where settings were given. `tracer` gets the requests that have ended. Raises
+    ConfigError if the file of API keys can't be used.
     """
     intake = Intake(intake_pool or start_pool(settings.limits), settings.limits)
     answered = AnsweredRequests()
@@ -49,7 +51,7 @@ def create_app(
     app = Starlette(
         routes=all_routes(generation, settings, answered, sources or {}),
         middleware=[
-            Middleware(RequestLog, answered=answered),
+            Middleware(RequestLog, answered=answered, tracer=tracer),
             Middleware(Errors, engine=engine, queue_slots=queue_slots, encode_for=_encode_for),
             Middleware(Gate, server=settings.server, cache=settings.cache, ring=ring),
         ],

@@ -57,6 +57,16 @@ BODIES = {
     "/api/pull": _MODEL,
 }
 """What routes take, for `/openapi.json`."""
+OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/api/v0/chat/completions": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/responses": "chat",
+    MESSAGES: "chat",
+    "/api/chat": "chat",
+    "/api/generate": "text_completion",
+}
+"""What routes that generate are called in traces."""
 _NO_OLLAMA = {
     "/api/copy": ["POST"],
     "/api/create": ["POST"],
@@ -151,8 +161,10 @@ def _operations(
     engine, queue_slots = generation.engine, generation.queue_slots
     models = Models(engine, settings)
     lm_studio = LmStudioModels(engine, settings.server.model_aliases)
-    health = Health(engine, queue_slots, generation.in_flight, generation.latencies)
-    metrics = Metrics(engine, queue_slots, answered, stored)
+    health = Health(engine, queue_slots, generation.in_flight, generation.figures)
+    metrics = Metrics(
+        settings.metrics.prefix, engine, queue_slots, answered, generation.figures, stored
+    )
     return [
         Route("/v1/models", models.list),
         Route("/v1/models/{model:path}", models.retrieve),

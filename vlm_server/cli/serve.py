@@ -23,6 +23,8 @@ from vlm_server.api.app import create_app
 from vlm_server.api.http.connection.server import SLOW_READER_SECONDS, HttpServer, http_config
 from vlm_server.api.http.intake import intake
 from vlm_server.api.http.openai_errors import encode
+from vlm_server.api.http.tracing import start_tracer
+from vlm_server.api.routes import OPERATIONS
 from vlm_server.child.pool import ChildFailed
 from vlm_server.cli import options, terminal
 from vlm_server.errors import ConfigError, NotAvailable
@@ -65,7 +67,7 @@ def add_to(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal arrives. Raises ConfigError or ModelLoadError."""
     settings, sources = options.load_settings_with_sources(arguments)
-    terminal.set_up_logging(settings.log.level)
+    terminal.set_up_logging(settings.log)
     heap.keep_large_blocks_apart()
     listener = bind(settings.server)
     asyncio.run(serve(settings, sources, listener, stop_at_eof=arguments.stop_at_eof))
@@ -115,6 +117,7 @@ async def serve(
     settings: Settings, sources: Sources, listener: socket.socket, *, stop_at_eof: bool
 ) -> None:
     """Serve HTTP on `listener` until told to stop, then drain. Raises ModelLoadError."""
+    tracer = start_tracer(settings.tracing, OPERATIONS)
     stop = asyncio.Event()
     stop_on_signals(stop.set)
     if stop_at_eof:
@@ -124,7 +127,7 @@ async def serve(
     intake_pool = intake.start_pool(settings.limits)
     with contextlib.suppress(ChildFailed):  # it is started when it is needed
         await asyncio.to_thread(intake_pool.warm_up)
-    app = create_app(settings, supervisor, intake_pool, sources)
+    app = create_app(settings, supervisor, intake_pool, tracer, sources)
     server = HttpServer(http_config(app, settings, encode))
     url = url_of(settings.server.host, listener.getsockname()[1])
     print(f"Listening on {url}", flush=True)
@@ -140,6 +143,8 @@ async def serve(
     server.end_within(SLOW_READER_SECONDS)
     await http
     intake_pool.close()
+    if tracer is not None:
+        await asyncio.to_thread(tracer.close)
     with contextlib.suppress(asyncio.CancelledError):
         await announcement
 

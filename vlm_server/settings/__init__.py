@@ -11,8 +11,8 @@ from vlm_server.settings.bounds import MAX_FLOAT, MAX_INT, MIB, MIN_KEY_CHARS
 from vlm_server.settings.engine import Cache, Engine, Image, Memory, Model, Scheduler, Video
 from vlm_server.settings.front import Deadlines, Limits, Server, Urls
 from vlm_server.settings.sources import Sources, described
+from vlm_server.settings.telemetry import Log, Metrics, Tracing
 from vlm_server.settings.tree import (
-    Log,
     Settings,
     fault_of_key,
     is_loopback,
@@ -32,11 +32,13 @@ __all__ = [
     "Limits",
     "Log",
     "Memory",
+    "Metrics",
     "Model",
     "Scheduler",
     "Server",
     "Settings",
     "Sources",
+    "Tracing",
     "Urls",
     "Video",
     "described",

@@ -6,24 +6,17 @@ import ipaddress
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 
 from vlm_server.errors import ConfigError, NotAvailable
 from vlm_server.settings.bounds import MAX_FLOAT, MAX_INT, MIN_KEY_CHARS
 from vlm_server.settings.engine import Cache, Engine, Image, Memory, Model, Scheduler, Video
 from vlm_server.settings.front import Deadlines, Limits, Server, Urls
+from vlm_server.settings.telemetry import Log, Metrics, Tracing
 
 _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.IGNORECASE)
-
-
-class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    level: Annotated[
-        Literal["debug", "info", "warning", "error"],
-        Meta(description="Minimum severity of logged messages."),
-    ] = "info"
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,6 +34,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine: Engine = Engine()
     memory: Memory = Memory()
     log: Log = Log()
+    metrics: Metrics = Metrics()
+    tracing: Tracing = Tracing()
 
 
 def load(path: Path | None = None, overrides: tuple[str, ...] = ()) -> Settings:
@@ -76,6 +71,7 @@ def load_with_sources(
     _check_keys(settings.server)
     _check_urls(settings.urls)
     _check_absolute("cache.disk_path", settings.cache.disk_path)
+    _check_tracing(settings.tracing)
     return settings, sources
 
 
@@ -145,6 +141,11 @@ def _check_numbers(settings: Settings) -> None:
 def _check_absolute(name: str, path: str) -> None:
     if path and not Path(path).expanduser().is_absolute():
         raise ConfigError(f"{name} {path!r} is not absolute")
+
+
+def _check_tracing(tracing: Tracing) -> None:
+    if tracing.endpoint and not tracing.endpoint.startswith(("http://", "https://")):
+        raise ConfigError(f"tracing.endpoint {tracing.endpoint!r} is not an http or https URL")
 
 
 def _check_urls(urls: Urls) -> None:

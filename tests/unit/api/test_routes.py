@@ -169,6 +169,8 @@ async def test_the_status(client: httpx.AsyncClient, engine: ScriptedEngine) -> 
         {"encoder": 5},
         70,
         8,
+        90,
+        9,
     )
     engine.status = replace(engine.status, stats=stats, pid=77, restarts=2)
     engine.status = replace(engine.status, quarantined_shapes=8, quarantine_refusals=9)
@@ -196,6 +198,8 @@ async def test_the_status(client: httpx.AsyncClient, engine: ScriptedEngine) -> 
         "cached_tokens": 600,
         "tool_calls": 70,
         "broken_tool_calls": 8,
+        "media_items": 90,
+        "cached_media_items": 9,
         "at_work": {"encoder": 5},
         "caches": [
             {

@@ -50,7 +50,7 @@ class InFlight:
     def to_json(self, progress: Sequence[RequestProgress]) -> list[dict[str, Any]]:
         """What `/v1/status` lists; `progress` is what the engine told last."""
         told = {each.request_id: each for each in progress}
-        now = time.perf_counter()
+        now = time.monotonic()
         return [_shown(name, each, told.get(name), now) for name, each in self._requests.items()]
 
 
@@ -58,6 +58,7 @@ def _shown(
     request_id: str, tracked: _Tracked, told: RequestProgress | None, now: float
 ) -> dict[str, Any]:
     entry = tracked.entry
+    first_at = None if entry.answer is None else entry.answer.first_at
     return {
         "id": request_id,
         "route": tracked.route,
@@ -67,6 +68,6 @@ def _shown(
         "total": told.total if told else 0,
         "images": entry.images,
         "videos": entry.videos,
-        "seconds": round(now - entry.started, 3),
-        "first_token_seconds": entry.ttft_seconds and round(entry.ttft_seconds, 3),
+        "seconds": round(now - entry.received_at, 3),
+        "first_token_seconds": None if first_at is None else round(first_at - entry.received_at, 3),
     }

@@ -18,21 +18,23 @@ from vlm_server.api.http.browsers import is_page
 from vlm_server.api.http.disconnect import ClientGone
 from vlm_server.api.http.errors import EncodeFor
 from vlm_server.api.http.queue.queue_slots import QueueSlots
+from vlm_server.api.http.tracing import Tracer
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.settings import Cache, Server
 from vlm_server.supervisor.client import EngineClient
 
 
 class RequestLog:
-    """Gives each request an id, then logs and counts it when it ends.
+    """Gives each request an id, then logs, counts and traces it when it ends.
 
     `X-Request-Id` tells the id, and `Request-Id` tells it to Anthropic's clients.
     Fields of its body that had no effect are named in `X-VLM-Ignored`.
     """
 
-    def __init__(self, app: ASGIApp, answered: AnsweredRequests) -> None:
+    def __init__(self, app: ASGIApp, answered: AnsweredRequests, tracer: Tracer | None) -> None:
         self.app = app
         self.answered = answered
+        self.tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -55,6 +57,8 @@ class RequestLog:
             route = _route(scope)
             entry.log(scope["method"], route)
             self.answered[route, entry.status] += 1
+            if self.tracer is not None:
+                self.tracer.record(entry, scope["method"], route, Headers(scope=scope))
 
 
 class Errors:

@@ -10,8 +10,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from vlm_server.api.http.figures.figures import Figures, ModelFigures
+from vlm_server.api.http.figures.histogram import Histogram
 from vlm_server.api.http.in_flight import InFlight
-from vlm_server.api.http.latencies import Latencies
 from vlm_server.api.http.queue.queue_slots import QueueSlots
 from vlm_server.errors import NotFound
 from vlm_server.supervisor.client import EngineClient, EngineStatus
@@ -25,12 +26,12 @@ class Health:
         engine: EngineClient,
         queue_slots: QueueSlots,
         in_flight: InFlight,
-        latencies: Latencies,
+        figures: Figures,
     ) -> None:
         self._engine = engine
         self._queue_slots = queue_slots
         self._in_flight = in_flight
-        self._latencies = latencies
+        self._figures = figures
 
     async def live(self, _: Request) -> Response:
         return JSONResponse({"status": "live"})
@@ -57,7 +58,7 @@ class Health:
                     "waiting_bytes_limit": self._queue_slots.waiting_bytes_limit,
                     "list": self._in_flight.to_json(progress),
                 },
-                "latencies": self._latencies.to_json(),
+                "latencies": _latencies(self._figures[status.model_name]),
                 "engine": {
                     "state": status.state,
                     "pid": status.pid,
@@ -80,6 +81,24 @@ class Health:
         if not self._engine.cancel(request_id):
             raise NotFound("There is no such request, or it has ended.")
         return JSONResponse({"id": request_id, "cancelled": True})
+
+
+def _latencies(figures: ModelFigures) -> dict[str, Any]:
+    return {
+        "time_to_first_token_seconds": _histogram(figures.time_to_first_token),
+        "inter_token_latency_seconds": _histogram(figures.inter_token_latency),
+    }
+
+
+def _histogram(histogram: Histogram) -> dict[str, Any]:
+    """With the count of each bucket by itself."""
+    bounds, totals = zip(*histogram.buckets(), strict=True)
+    counts = [total - before for total, before in zip(totals, (0, *totals), strict=False)]
+    return {
+        "bounds": [float(bound) for bound in bounds[:-1]],
+        "counts": counts,
+        "sum": histogram.sum,
+    }
 
 
 def _stats(status: EngineStatus) -> dict[str, Any] | None:

@@ -23,5 +23,7 @@ class SchedulerStats:
     num_cached_tokens: int
     num_tool_calls: int
     num_broken_tool_calls: int
+    num_media: int
+    num_cached_media: int
     caches: tuple[CacheStats, ...]
     progress: tuple[RequestProgress, ...]
