@@ -52,7 +52,7 @@ class Entry:
             self.ttft_seconds = time.perf_counter() - self.started
 
     def log(self, method: str, route: str) -> None:
-        """Write the line; at debug level for probes, scrapes and files of the page, which are many."""
+        """Write the line; at debug level for what comes often: probes, scrapes, the page."""
         level = logging.DEBUG if route.startswith(_PROBED) else logging.INFO
         ttft = "-" if self.ttft_seconds is None else f"{self.ttft_seconds * 1e3:.0f}"
         logger.log(
