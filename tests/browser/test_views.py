@@ -14,6 +14,12 @@ from tests.browser.test_ask import SQUARE
 from tests.e2e.daemon import Daemon
 
 VIEWS = ("ask", "now", "models", "settings")
+OUTSIDE_OF_CARDS = """() => [...document.querySelectorAll(".card *:not(.hidden)")].filter((one) => {
+  const inner = one.getBoundingClientRect();
+  const outer = one.closest(".card").getBoundingClientRect();
+  const room = 10; // of the card's padding
+  return inner.width && (inner.right > outer.right - room || inner.left < outer.left + room);
+}).map((one) => one.outerHTML.slice(0, 200))"""
 FIRST_PAINT_MS = 200
 FIRST_PAINT = """() => new Promise((resolve) => {
   new PerformanceObserver((list) => {
@@ -58,6 +64,7 @@ def test_a_view_is_accessible_and_fits(
     assert problems(page) == []
     width = VIEWPORTS[device][0]
     assert page.evaluate("document.scrollingElement.scrollWidth") <= width
+    assert page.evaluate(OUTSIDE_OF_CARDS) == []
     page.screenshot(path=tmp_path / f"{view}-{scheme}-{device}.png")
     with Image.open(tmp_path / f"{view}-{scheme}-{device}.png") as shot:
         red, green, blue = shot.convert("RGB").getpixel((1, VIEWPORTS[device][1] // 2))
