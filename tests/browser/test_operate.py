@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from tests.browser.conftest import Open
-from tests.browser.files import ask
+from tests.browser.test_views import problems
 from tests.e2e.daemon import Daemon
 
 MANY_TOKENS = 4000
@@ -36,6 +36,8 @@ def give_key(page: Any, key: str) -> None:
 
 def test_a_key_is_asked_for_and_kept_in_the_tab(tiny_daemon: Daemon, open_page: Open) -> None:
     page = open_page(tiny_daemon)
+    page.get_by_role("dialog").wait_for()
+    assert problems(page) == []
     give_key(page, "not-a-key")
     page.get_by_text("That key was not accepted").wait_for()
     give_key(page, "laptop-key")
@@ -76,6 +78,7 @@ def test_a_request_of_others_is_seen_and_cancelled(tiny_daemon: Daemon, key_page
             extra_body={"ignore_eos": True},
         )
         page.get_by_text("of at most 4,000 tokens").first.wait_for()
+        assert problems(page) == []
         page.get_by_role("button", name="Cancel the request").click()
         with pytest.raises(openai.APIStatusError) as caught:
             waiting.result(20)
@@ -86,10 +89,15 @@ def test_a_request_of_others_is_seen_and_cancelled(tiny_daemon: Daemon, key_page
 
 def test_the_death_of_an_engine_is_told(tiny_daemon: Daemon, key_page: Any) -> None:
     page = key_page
+    page.get_by_role("button", name="Options").click()
+    page.get_by_label("Longest answer").fill("1000")
+    page.get_by_role("textbox", name="Question", exact=True).fill("Are you there?")
+    page.keyboard.press("Enter")
+    page.locator(".answer .text p").first.wait_for()
     os.kill(tiny_daemon.engine_pid(), signal.SIGKILL)
-    failed = ask(page, "Are you there?")
+    failed = page.locator(".answer")
+    failed.get_by_role("alert").wait_for()
     page.locator("#state[data-state=restarting]").wait_for()
-    assert failed.get_by_role("alert").count() == 1
     page.locator("nav a[href='#now']").click()
     page.get_by_text("was ended by SIGKILL").wait_for()
     tiny_daemon.wait_ready()

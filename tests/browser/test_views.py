@@ -14,6 +14,12 @@ from tests.browser.test_ask import SQUARE
 from tests.e2e.daemon import Daemon
 
 VIEWS = ("ask", "now", "models", "settings")
+OUTSIDE_OF_CARDS = """() => [...document.querySelectorAll(".card *:not(.hidden)")].filter((one) => {
+  const inner = one.getBoundingClientRect();
+  const outer = one.closest(".card").getBoundingClientRect();
+  const room = 10; // of the card's padding
+  return inner.width && (inner.right > outer.right - room || inner.left < outer.left + room);
+}).map((one) => one.outerHTML.slice(0, 200))"""
 FIRST_PAINT_MS = 200
 FIRST_PAINT = """() => new Promise((resolve) => {
   new PerformanceObserver((list) => {
@@ -46,6 +52,12 @@ def problems(page: Any) -> list[str]:
     ]
 
 
+def check_that_it_fits(page: Any) -> None:
+    """Nothing has to be scrolled sideways, nor sticks out of its card."""
+    assert page.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
+    assert page.evaluate(OUTSIDE_OF_CARDS) == []
+
+
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("device", list(VIEWPORTS))
@@ -56,13 +68,14 @@ def test_a_view_is_accessible_and_fits(
     assert problems(page) == []
     show(page, view)
     assert problems(page) == []
-    width = VIEWPORTS[device][0]
-    assert page.evaluate("document.scrollingElement.scrollWidth") <= width
+    check_that_it_fits(page)
     page.screenshot(path=tmp_path / f"{view}-{scheme}-{device}.png")
     with Image.open(tmp_path / f"{view}-{scheme}-{device}.png") as shot:
         red, green, blue = shot.convert("RGB").getpixel((1, VIEWPORTS[device][1] // 2))
     assert (max(red, green, blue) < 64) == (scheme == "dark")
     assert (min(red, green, blue) > 192) == (scheme == "light")
+    page.set_viewport_size({"width": 320, "height": 640})
+    check_that_it_fits(page)
 
 
 def test_the_first_paint_is_quick(daemon: Daemon, open_page: Open) -> None:

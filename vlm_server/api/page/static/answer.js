@@ -192,7 +192,7 @@ const thoughts = () => h("details", { class: "thoughts" }, h("summary", {}, "Thi
 const note = (text) => h("p", { class: "note" }, text);
 
 function problem(error, retry) {
-  const again = retry && h("button", { type: "button", class: "link", onclick: retry }, "Try again");
+  const again = retry && h("button", { type: "button", class: "link retry", onclick: retry }, "Try again");
   return h("div", { class: "error", role: "alert" }, h("p", {}, error.message), again);
 }
 

@@ -107,7 +107,7 @@ function showAttached(problems = []) {
   list.replaceChildren(
     ...attached.map((one, index) => {
       const remove = () => {
-        attached.splice(index, 1);
+        URL.revokeObjectURL(attached.splice(index, 1)[0].url);
         showAttached();
         $("question").focus();
       };
@@ -150,6 +150,7 @@ function submit() {
   const turn = { text: text || "What is in this picture?", media: attached, answer: null };
   attached = [];
   $("question").value = "";
+  for (const old of document.querySelectorAll(".retry")) old.remove();
   turns.push(turn);
   grow();
   showAttached();
@@ -160,6 +161,7 @@ function submit() {
 }
 
 async function answer(turn, options) {
+  turn.answer = null; // one that failed is no part of the conversation
   const body = {
     model: "default",
     messages: conversation(options.system),
@@ -190,6 +192,7 @@ async function answer(turn, options) {
     ending.error = ending.stopped ? null : error;
     if (ending.error) dispatchEvent(new Event("trouble")); // whoever shows the server's state looks again
     ending.retry = () => {
+      if (running) return;
       shown.element.remove();
       answer(turn, options);
     };

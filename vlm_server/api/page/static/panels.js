@@ -202,7 +202,8 @@ export function caches(stats) {
       h(
         "td",
         { title: `${count(entries)} entries` },
-        limit ? `${bytes(size)} of ${bytes(limit)}` : bytes(size),
+        bytes(size),
+        limit ? h("span", { class: "limit-of" }, ` of ${bytes(limit)}`) : null,
       ),
     );
   });
