@@ -36,7 +36,7 @@ class Tracing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str,
         Meta(
             description="URL of an OpenTelemetry collector that takes traces over HTTP, such as "
-            "`http://127.0.0.1:4318/v1/traces`; empty is the environment variable "
+            "`http://127.0.0.1:4318`; empty is the environment variable "
             "`OTEL_EXPORTER_OTLP_ENDPOINT`, and no traces without it. Needs the extra `otel`."
         ),
     ] = ""

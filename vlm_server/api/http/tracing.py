@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urlsplit
 
 import vlm_server
 from vlm_server.api.http.access_log import Entry
@@ -67,7 +68,8 @@ def start_tracer(tracing: Tracing, operations: Mapping[str, str]) -> Tracer | No
     ours = Resource({SERVICE_NAME: "vlm_server", SERVICE_VERSION: vlm_server.__version__})
     resource = ours.merge(OTELResourceDetector().detect())  # OTEL_SERVICE_NAME and the like
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    exporter = OTLPSpanExporter(endpoint=tracing.endpoint or None, timeout=_EXPORT_SECONDS)
+    endpoint = _with_path(tracing.endpoint) if tracing.endpoint else None
+    exporter = OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_SECONDS)
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return SpanTracer(provider, operations)
 
@@ -126,6 +128,11 @@ class SpanTracer:
                 )
                 child.end(_nanoseconds(epoch + end))
         span.end(_nanoseconds(epoch + time.monotonic()))
+
+
+def _with_path(url: str) -> str:
+    """`url`, with the usual path of traces if it has none."""
+    return f"{url.rstrip('/')}/v1/traces" if urlsplit(url).path in ("", "/") else url
 
 
 def _attributes(entry: Entry, operation: str, route: str) -> dict[str, AttributeValue]:

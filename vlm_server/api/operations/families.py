@@ -33,10 +33,10 @@ class Families:
 
     def counter(self, name: str, help_text: str, value: float, **labels: str) -> None:
         """The library adds `_total` to the name."""
-        self.no_counter_yet(name, help_text, *labels).add_metric(list(labels.values()), value)
+        self.counter_family(name, help_text, *labels).add_metric(list(labels.values()), value)
 
-    def no_counter_yet(self, name: str, help_text: str, *labels: str) -> CounterMetricFamily:
-        """A counter that is named even if nothing was counted."""
+    def counter_family(self, name: str, help_text: str, *labels: str) -> CounterMetricFamily:
+        """The family of a counter, which is told of even if nothing was counted."""
         family = self._counters.get(name)
         if family is None:
             family = CounterMetricFamily(f"{self._prefix}{name}", help_text, labels=labels)

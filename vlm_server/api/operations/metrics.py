@@ -80,7 +80,7 @@ def _add_front(families: Families, queue_slots: QueueSlots, answered: AnsweredRe
         queue_slots.waiting_bytes_limit,
     )
     help_text = "Requests that ended, by route and status."
-    families.no_counter_yet("requests", help_text, "route", "status")
+    families.counter_family("requests", help_text, "route", "status")
     for (route, status), count in answered.items():
         families.counter("requests", help_text, count, route=route, status=str(status))
 

@@ -185,27 +185,27 @@ def collector() -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
         server.shutdown()
 
 
-@pytest.mark.parametrize("from_environment", [False, True])
+@pytest.mark.parametrize("path", ["/v1/traces", "", "/", None])
 async def test_a_collector_gets_them(
     collector: tuple[str, list[tuple[str, bytes]]],
     monkeypatch: pytest.MonkeyPatch,
-    from_environment: bool,
+    path: str | None,
 ) -> None:
+    """None: from the environment."""
     url, bodies = collector
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.setenv(name, "127.0.0.1")
-    if from_environment:
+    if path is None:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
-    endpoint = "" if from_environment else f"{url}/v1/traces"
-    tracer = start_tracer(Tracing(endpoint), OPERATIONS)
+    tracer = start_tracer(Tracing("" if path is None else f"{url}{path}"), OPERATIONS)
     assert tracer is not None
     app = create_app(Settings(), ScriptedEngine(*HELLO[:-1], timed), intake_pool(), tracer)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         await client.post(ROUTE, json=chat())
     tracer.close()
-    ((path, body),) = bodies
-    assert path == "/v1/traces"
+    ((asked, body),) = bodies
+    assert asked == "/v1/traces"
     (sent,) = ExportTraceServiceRequest.FromString(body).resource_spans
     resource = {each.key: each.value.string_value for each in sent.resource.attributes}
     assert resource["service.name"] == "vlm_server"

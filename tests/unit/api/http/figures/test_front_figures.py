@@ -170,7 +170,8 @@ async def test_a_request_waits_from_when_its_headers_were_here(engine: ScriptedE
         found = await scrape(client)
     assert found["time_to_first_token_seconds_sum", ""] >= 5
     assert found["e2e_request_latency_seconds_sum", ""] >= 5
-    assert answer.headers["server-timing"].startswith("receive;dur=50")
+    receive = answer.headers["server-timing"].partition(",")[0]
+    assert float(receive.removeprefix("receive;dur=")) >= 5000
 
 
 async def test_the_connection_says_when_the_headers_were_here() -> None:
