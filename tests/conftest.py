@@ -8,12 +8,20 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-FOLDERS = frozenset({"unit", "integration", "e2e", "clients", "attack", "soak", "bench"})
+FOLDERS = frozenset({"unit", "integration", "e2e", "browser", "clients", "attack", "soak", "bench"})
 
 hypothesis.settings.register_profile(
     "no clock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("no clock")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--require-browser",
+        action="store_true",
+        help="fail tests/browser where there is no Chromium, instead of skipping it",
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -19,6 +19,7 @@
         ├── NotFound              404  not_found
         │   └── ModelNotFound     404  model_not_found
         ├── MethodNotAllowed      405  method_not_allowed
+        ├── RequestCancelled      410  request_cancelled
         ├── RequestTimeout        408  request_timeout
         ├── PayloadTooLarge       413  payload_too_large
         │   ├── MemoryExceeded    413  memory_exceeded
@@ -151,6 +152,12 @@ class MethodNotAllowed(RequestError):
 
 class RequestTimeout(RequestError):
     status, code, type = 408, "request_timeout", "invalid_request_error"
+
+
+class RequestCancelled(RequestError):
+    """An operator ended the request. Clients do not try this status again by themselves."""
+
+    status, code, type = 410, "request_cancelled", "invalid_request_error"
 
 
 class PayloadTooLarge(RequestError):

@@ -283,7 +283,9 @@ class ModelFacts(msgspec.Struct, frozen=True):
     `quantization` names the weights' type, such as `4bit` or `bfloat16`. `capabilities` are of
     "completion", "vision", "video", "tools", "thinking" and "structured_output". A picture is seen
     with `min_image_pixels` to `max_image_pixels`, its sides multiples of `image_side_multiple`; 0
-    where its size is the processor's own.
+    where its size is the processor's own. `coordinates` is "pixels" if answers point at pixels of
+    the picture as the model sees it, "thousandths" if they run from 0 to 1000 on both axes, and
+    empty where nobody knows: see docs/agents.md.
     """
 
     family: str = ""
@@ -297,6 +299,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     min_image_pixels: int = 0
     max_image_pixels: int = 0
     image_side_multiple: int = 0
+    coordinates: str = ""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -391,6 +394,28 @@ class ImageUse(msgspec.Struct, frozen=True):
     tokens: int
 
 
+PhaseName = Literal["queue", "prepare", "load", "encode", "prefill", "decode"]
+
+
+class Phase(msgspec.Struct, frozen=True):
+    """For how long a request was in a phase of its life in the engine."""
+
+    name: PhaseName
+    seconds: float
+
+
+class Timeline(msgspec.Struct, frozen=True):
+    """The phases of a request, each beginning where the one before it ends; some come again.
+
+    The first one begins at `began_at`, on the system's monotonic clock, which the front reads too.
+    `queue` is until the device begins with the request, but for `prepare`. The others contain what
+    it waited for the device meanwhile.
+    """
+
+    began_at: float = 0.0
+    phases: tuple[Phase, ...] = ()
+
+
 class Times(msgspec.Struct, frozen=True):
     """When an answer began and ended, in seconds from when the front got the request's headers."""
 
@@ -412,6 +437,7 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     token_ids: tuple[int, ...] = ()
     text: str = ""
     times: Times = Times()
+    timeline: Timeline = Timeline()
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -461,6 +487,19 @@ class MemoryStats(msgspec.Struct, frozen=True):
     clear_seconds: float
 
 
+class RequestProgress(msgspec.Struct, frozen=True):
+    """Where one request is: `state` is the name of an `engine.request.states.State`.
+
+    Tokens, of the prompt in `prefill` and of all answers together in `decode`: how many are `done`,
+    and how many there may be at most (`total`). Both are 0 in other states.
+    """
+
+    request_id: str
+    state: str
+    done: int = 0
+    total: int = 0
+
+
 class Stats(msgspec.Struct, frozen=True, tag="stats"):
     """A reading of the engine, sent about once a second while it changes or has requests.
 
@@ -486,6 +525,12 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     """Complete ones, in answers that have ended."""
     broken_tool_calls: int = 0
     """Those that were sent as text, or were cut off."""
+    media_items: int = 0
+    """Pictures and parts of videos in prompts."""
+    cached_media_items: int = 0
+    """Of these, those that were not encoded for the prompt: some cache had them."""
+    progress: tuple[RequestProgress, ...] = ()
+    """Of each request that has not ended, in the order in which they came."""
 
 
 ENCODER, PREPARERS = "encoder", "preparers"

@@ -146,12 +146,12 @@ def test_metrics_count_what_was_answered(tiny_daemon: Daemon) -> None:
     before = metrics(tiny_daemon)
     assert complete(tiny_daemon).usage.completion_tokens == 24
     answered = 'vlm_server_requests_total{route="/v1/chat/completions",status="200"}'
-    generated = "vlm_server_generated_tokens_total"
+    generated = 'vlm_server_generation_tokens_total{model_name="model"}'
     expected = before[generated] + 24  # the engine says it once a second
     wait_until(lambda: metrics(tiny_daemon)[generated] >= expected, 10, tiny_daemon.log)
     after = metrics(tiny_daemon)
     assert after[answered] == before.get(answered, 0) + 1
-    assert after["vlm_server_engine_ready"] == 1
+    assert after['vlm_server_engine_ready{model_name="model"}'] == 1
 
 
 def metrics(daemon: Daemon) -> dict[str, float]:

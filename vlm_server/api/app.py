@@ -21,20 +21,26 @@ from vlm_server.api.http.middleware import Errors, Gate, RequestLog
 from vlm_server.api.http.missing_route import method_not_allowed, not_found
 from vlm_server.api.http.openai_errors import encode as encode_openai
 from vlm_server.api.http.queue.queue_slots import QueueSlots
+from vlm_server.api.http.tracing import Tracer
 from vlm_server.api.ollama.errors import encode as encode_ollama
 from vlm_server.api.routes import all_routes
 from vlm_server.child.pool import ChildPool
 from vlm_server.errors import RequestError
-from vlm_server.settings import Settings
+from vlm_server.settings import Settings, Sources
 from vlm_server.supervisor.client import EngineClient
 
 
 def create_app(
-    settings: Settings, engine: EngineClient, intake_pool: ChildPool | None = None
+    settings: Settings,
+    engine: EngineClient,
+    intake_pool: ChildPool | None = None,
+    tracer: Tracer | None = None,
+    sources: Sources | None = None,
 ) -> Starlette:
     """The ASGI application that serves `engine` as `settings` say.
 
-    `intake_pool` is for who warms it up and closes it, or shares it between applications. Raises
+    `intake_pool` is for who warms it up and closes it, or shares it between applications.
+    `sources` say where settings were given. `tracer` gets the requests that have ended. Raises
     ConfigError if the file of API keys can't be used.
     """
     intake = Intake(intake_pool or start_pool(settings.limits), settings.limits)
@@ -43,9 +49,9 @@ def create_app(
     generation = Generation(engine, queue_slots, intake, settings)
     ring = KeyRing(settings.server)  # here, since middleware is made at the first request
     app = Starlette(
-        routes=all_routes(generation, settings, answered),
+        routes=all_routes(generation, settings, answered, sources or {}),
         middleware=[
-            Middleware(RequestLog, answered=answered),
+            Middleware(RequestLog, answered=answered, tracer=tracer),
             Middleware(Errors, engine=engine, queue_slots=queue_slots, encode_for=_encode_for),
             Middleware(Gate, server=settings.server, cache=settings.cache, ring=ring),
         ],

@@ -27,11 +27,13 @@ from vlm_server.api.operations.lm_studio import LmStudioModels
 from vlm_server.api.operations.metrics import Metrics
 from vlm_server.api.operations.models import Models
 from vlm_server.api.operations.openapi import Body, OpenApi
+from vlm_server.api.operations.settings_in_force import SettingsInForce
+from vlm_server.api.page import page
 from vlm_server.api.responses import schema as responses_schema
 from vlm_server.api.responses.responses import ResponsesEndpoint, StoredResponses
 from vlm_server.api.responses.schema import ResponsesRequest
 from vlm_server.api.responses.store import ResponseStore
-from vlm_server.settings import Settings
+from vlm_server.settings import Settings, Sources
 
 _CHAT = Body((ChatRequest,), schema.HARMLESS, schema.NEUTRAL)
 _TOKENIZE = Body(
@@ -55,6 +57,16 @@ BODIES = {
     "/api/pull": _MODEL,
 }
 """What routes take, for `/openapi.json`."""
+OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/api/v0/chat/completions": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/responses": "chat",
+    MESSAGES: "chat",
+    "/api/chat": "chat",
+    "/api/generate": "text_completion",
+}
+"""What routes that generate are called in traces."""
 _NO_OLLAMA = {
     "/api/copy": ["POST"],
     "/api/create": ["POST"],
@@ -68,7 +80,10 @@ _NO_OLLAMA = {
 
 
 def all_routes(
-    generation: Generation, settings: Settings, answered: AnsweredRequests
+    generation: Generation,
+    settings: Settings,
+    answered: AnsweredRequests,
+    sources: Sources,
 ) -> list[Route]:
     """The routes of all dialects and operations."""
     stored = ResponseStore(settings.server)
@@ -78,6 +93,7 @@ def all_routes(
         *_anthropic(generation),
         *_ollama(generation),
         *_operations(generation, settings, answered, stored),
+        *_page(generation, settings, sources),
     ]
     return [*routes, Route("/openapi.json", OpenApi(routes, BODIES, ErrorBody).show)]
 
@@ -145,17 +161,29 @@ def _operations(
     engine, queue_slots = generation.engine, generation.queue_slots
     models = Models(engine, settings)
     lm_studio = LmStudioModels(engine, settings.server.model_aliases)
-    health = Health(engine, queue_slots)
-    metrics = Metrics(engine, queue_slots, answered, stored)
+    health = Health(engine, queue_slots, generation.in_flight, generation.figures)
+    metrics = Metrics(
+        settings.metrics.prefix, engine, queue_slots, answered, generation.figures, stored
+    )
     return [
-        Route("/", models.page),
         Route("/v1/models", models.list),
         Route("/v1/models/{model:path}", models.retrieve),
         Route("/api/v0/models", lm_studio.list),
         Route("/api/v0/models/{model:path}", lm_studio.retrieve),
         Route("/v1/status", gate.admin_only(health.status)),
+        Route("/v1/requests/{request_id}/cancel", gate.admin_only(health.cancel), methods=["POST"]),
         Route("/metrics", gate.admin_only(metrics.scrape)),
         Route("/health", health.ready),
         Route("/health/live", health.live),
         Route("/health/ready", health.ready),
+    ]
+
+
+def _page(generation: Generation, settings: Settings, sources: Sources) -> list[Route]:
+    in_force = SettingsInForce(settings, sources)
+    start = page.StartPage(page.read_files(), Models(generation.engine, settings).page)
+    return [
+        Route("/", start.show),
+        Route(f"{page.FOLDER}/{{name}}", start.file, include_in_schema=False),
+        Route("/v1/settings", gate.admin_only(in_force.show)),
     ]

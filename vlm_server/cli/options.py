@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from vlm_server import settings
 from vlm_server.api.http.access import keys
 from vlm_server.errors import ConfigError, NotAvailable
-from vlm_server.settings import Settings
+from vlm_server.settings import Settings, Sources
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -41,11 +41,16 @@ def load_settings(options: argparse.Namespace) -> Settings:
     API keys can't be used; and NotAvailable if there is no such folder, or nothing in it: its disk
     may not be mounted.
     """
-    loaded = settings.load(options.config, tuple(_overrides(options)))
+    return load_settings_with_sources(options)[0]
+
+
+def load_settings_with_sources(options: argparse.Namespace) -> tuple[Settings, Sources]:
+    """The same, and where each setting was given."""
+    loaded, sources = settings.load_with_sources(options.config, tuple(_overrides(options)))
     if loaded.model.path:
         _check_model(Path(loaded.model.path))
     keys.check_settings(loaded.server)
-    return loaded
+    return loaded, sources
 
 
 def settings_arguments(options: argparse.Namespace) -> list[str]:

@@ -23,10 +23,12 @@ from vlm_server.api.app import create_app
 from vlm_server.api.http.connection.server import SLOW_READER_SECONDS, HttpServer, http_config
 from vlm_server.api.http.intake import intake
 from vlm_server.api.http.openai_errors import encode
+from vlm_server.api.http.tracing import start_tracer
+from vlm_server.api.routes import OPERATIONS
 from vlm_server.child.pool import ChildFailed
 from vlm_server.cli import options, terminal
 from vlm_server.errors import ConfigError, NotAvailable
-from vlm_server.settings import Server, Settings
+from vlm_server.settings import Server, Settings, Sources
 from vlm_server.supervisor.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -67,11 +69,11 @@ def add_to(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal arrives. Raises ConfigError or ModelLoadError."""
-    settings = options.load_settings(arguments)
-    terminal.set_up_logging(settings.log.level)
+    settings, sources = options.load_settings_with_sources(arguments)
+    terminal.set_up_logging(settings.log)
     heap.keep_bodies()
     listener = bind(settings.server)
-    asyncio.run(serve(settings, listener, stop_at_eof=arguments.stop_at_eof))
+    asyncio.run(serve(settings, sources, listener, stop_at_eof=arguments.stop_at_eof))
     return 0
 
 
@@ -114,8 +116,11 @@ def url_of(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
-async def serve(settings: Settings, listener: socket.socket, *, stop_at_eof: bool) -> None:
+async def serve(
+    settings: Settings, sources: Sources, listener: socket.socket, *, stop_at_eof: bool
+) -> None:
     """Serve HTTP on `listener` until told to stop, then drain. Raises ModelLoadError."""
+    tracer = start_tracer(settings.tracing, OPERATIONS)
     stop = asyncio.Event()
     stop_on_signals(stop.set)
     if stop_at_eof:
@@ -125,7 +130,7 @@ async def serve(settings: Settings, listener: socket.socket, *, stop_at_eof: boo
     intake_pool = intake.start_pool(settings.limits)
     with contextlib.suppress(ChildFailed):  # it is started when it is needed
         await asyncio.to_thread(intake_pool.warm_up)
-    app = create_app(settings, supervisor, intake_pool)
+    app = create_app(settings, supervisor, intake_pool, tracer, sources)
     server = HttpServer(http_config(app, settings, encode))
     url = url_of(settings.server.host, listener.getsockname()[1])
     print(f"Listening on {url}", flush=True)
@@ -143,6 +148,8 @@ async def serve(settings: Settings, listener: socket.socket, *, stop_at_eof: boo
     server.end_within(SLOW_READER_SECONDS)
     await http
     intake_pool.close()
+    if tracer is not None:
+        await asyncio.to_thread(tracer.close)
     with contextlib.suppress(asyncio.CancelledError):
         await announcement
 

@@ -12,14 +12,17 @@ from typing import TextIO
 
 from PIL import Image, ImageDraw
 
+from vlm_server import log_lines
 from vlm_server.cli.log_rate import LogRate
-from vlm_server.settings import Settings
+from vlm_server.settings import Log, Settings
 
 logger = logging.getLogger(__name__)
 
 _CLEAR_LINE = "\r\x1b[K"
 _EASILY_REPEATED = (
     "asyncio",
+    "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    "opentelemetry.sdk._shared_internal",
     "uvicorn.error",
     "vlm_server.api.http.connection.exchange",
     "vlm_server.api.http.connection.protocol",
@@ -28,11 +31,12 @@ _EASILY_REPEATED = (
 """Loggers of which any client could get any number of lines."""
 
 
-def set_up_logging(level: str) -> None:
+def set_up_logging(log: Log) -> None:
     """Send log lines to stderr; on a terminal they replace the progress line."""
+    handler = logging.StreamHandler(sys.stderr)
     start = _CLEAR_LINE if sys.stderr.isatty() else ""
-    line = f"{start}%(asctime)s front %(levelname)s %(message)s"
-    logging.basicConfig(level=level.upper(), format=line, stream=sys.stderr)
+    handler.setFormatter(log_lines.formatter(log.format, "front", start))
+    logging.basicConfig(level=log.level.upper(), handlers=[handler])
     logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.root.level))
     rate = LogRate()
     for name in _EASILY_REPEATED:

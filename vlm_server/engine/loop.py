@@ -301,6 +301,9 @@ class EngineLoop:
             at_work=self._at_work.read_oldest(),
             tool_calls=reading.num_tool_calls,
             broken_tool_calls=reading.num_broken_tool_calls,
+            media_items=reading.num_media,
+            cached_media_items=reading.num_cached_media,
+            progress=reading.progress,
         )
 
 

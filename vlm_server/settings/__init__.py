@@ -10,7 +10,15 @@ from __future__ import annotations
 from vlm_server.settings.bounds import MAX_FLOAT, MAX_INT, MIB, MIN_KEY_CHARS
 from vlm_server.settings.engine import Cache, Engine, Image, Memory, Model, Scheduler, Video
 from vlm_server.settings.front import Deadlines, Limits, Server, Urls
-from vlm_server.settings.tree import Log, Settings, fault_of_key, is_loopback, load
+from vlm_server.settings.sources import Sources, described
+from vlm_server.settings.telemetry import Log, Metrics, Tracing
+from vlm_server.settings.tree import (
+    Settings,
+    fault_of_key,
+    is_loopback,
+    load,
+    load_with_sources,
+)
 
 __all__ = [
     "MAX_FLOAT",
@@ -24,13 +32,18 @@ __all__ = [
     "Limits",
     "Log",
     "Memory",
+    "Metrics",
     "Model",
     "Scheduler",
     "Server",
     "Settings",
+    "Sources",
+    "Tracing",
     "Urls",
     "Video",
+    "described",
     "fault_of_key",
     "is_loopback",
     "load",
+    "load_with_sources",
 ]

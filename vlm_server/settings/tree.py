@@ -6,24 +6,17 @@ import ipaddress
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 
 from vlm_server.errors import ConfigError, NotAvailable
 from vlm_server.settings.bounds import MAX_FLOAT, MAX_INT, MIN_KEY_CHARS
 from vlm_server.settings.engine import Cache, Engine, Image, Memory, Model, Scheduler, Video
 from vlm_server.settings.front import Deadlines, Limits, Server, Urls
+from vlm_server.settings.telemetry import Log, Metrics, Tracing
 
 _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.IGNORECASE)
-
-
-class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    level: Annotated[
-        Literal["debug", "info", "warning", "error"],
-        Meta(description="Minimum severity of logged messages."),
-    ] = "info"
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,6 +34,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine: Engine = Engine()
     memory: Memory = Memory()
     log: Log = Log()
+    metrics: Metrics = Metrics()
+    tracing: Tracing = Tracing()
 
 
 def load(path: Path | None = None, overrides: tuple[str, ...] = ()) -> Settings:
@@ -51,9 +46,22 @@ def load(path: Path | None = None, overrides: tuple[str, ...] = ()) -> Settings:
     absolute is relative; NotAvailable if there is no such file. `model.path` in a file starts at
     its folder.
     """
+    return load_with_sources(path, overrides)[0]
+
+
+def load_with_sources(
+    path: Path | None = None, overrides: tuple[str, ...] = ()
+) -> tuple[Settings, dict[str, str]]:
+    """The same, and where each setting that is no default was given, by `section.key`."""
     table: dict[str, Any] = _read_toml(path) if path else {}
+    sources = {
+        f"{section}.{key}": str(path)
+        for section, keys in table.items()
+        if isinstance(keys, dict)
+        for key in keys
+    }
     for override in overrides:
-        _apply_override(table, override)
+        sources[_apply_override(table, override)] = "command line"
     try:
         settings = msgspec.convert(table, Settings)
     except msgspec.ValidationError as error:
@@ -63,7 +71,8 @@ def load(path: Path | None = None, overrides: tuple[str, ...] = ()) -> Settings:
     _check_keys(settings.server)
     _check_urls(settings.urls)
     _check_absolute("cache.disk_path", settings.cache.disk_path)
-    return settings
+    _check_tracing(settings.tracing)
+    return settings, sources
 
 
 def fault_of_key(key: str) -> str | None:
@@ -104,7 +113,8 @@ def _resolve_model_path(table: dict[str, Any], folder: Path) -> None:
         model["path"] = str(folder / Path(model["path"]).expanduser())
 
 
-def _apply_override(table: dict[str, Any], override: str) -> None:
+def _apply_override(table: dict[str, Any], override: str) -> str:
+    """The name of the setting that is changed."""
     name, equals, text = override.partition("=")
     section, dot, key = name.strip().partition(".")
     if not (equals and dot and section and key):
@@ -116,6 +126,7 @@ def _apply_override(table: dict[str, Any], override: str) -> None:
         inner[key] = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
         inner[key] = text.strip()  # a bare word or path counts as a string
+    return f"{section}.{key}"
 
 
 def _check_numbers(settings: Settings) -> None:
@@ -130,6 +141,11 @@ def _check_numbers(settings: Settings) -> None:
 def _check_absolute(name: str, path: str) -> None:
     if path and not Path(path).expanduser().is_absolute():
         raise ConfigError(f"{name} {path!r} is not absolute")
+
+
+def _check_tracing(tracing: Tracing) -> None:
+    if tracing.endpoint and not tracing.endpoint.startswith(("http://", "https://")):
+        raise ConfigError(f"tracing.endpoint {tracing.endpoint!r} is not an http or https URL")
 
 
 def _check_urls(urls: Urls) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from vlm_server.protocol import (
     Working,
     encode_submit,
 )
+from vlm_server.supervisor.history import EngineEnd, MemorySample
 from vlm_server.supervisor.shape import Shape, shape_of
 
 RequestEvent = Accepted | Working | Tokens | Finished | Failed
@@ -56,7 +57,8 @@ class EngineStatus:
 
     `quarantined_shapes` counts the request sizes that are refused because engines crashed on
     them, `quarantine_refusals` the requests refused for that. `model_facts` are those of the last
-    engine that was ready.
+    engine that was ready. `memory_samples` are of the last hour, `ends` of the last engines that
+    ended by themselves; both the oldest first.
     """
 
     state: str
@@ -69,6 +71,8 @@ class EngineStatus:
     quarantined_shapes: int = 0
     quarantine_refusals: int = 0
     model_facts: ModelFacts = _UNKNOWN
+    memory_samples: Sequence[MemorySample] = ()
+    ends: tuple[EngineEnd, ...] = ()
 
     @property
     def is_ready(self) -> bool:
@@ -92,5 +96,12 @@ class EngineClient(Protocol):
         Raises EngineUnavailable if the engine is not ready, and RequestTooCostly if engines
         crashed on requests of this size; in both cases nothing was sent. While a request of a
         size that crashed two engines is tried alone, those that come later wait.
+        """
+        ...
+
+    def cancel(self, request_id: str) -> bool:
+        """End the stream of a request with `Failed(code="request_cancelled")`.
+
+        False if there is none: it has ended, or has not begun.
         """
         ...

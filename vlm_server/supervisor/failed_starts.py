@@ -47,11 +47,12 @@ class FailedStarts:
         if status is None:
             return "the last could not be started: the log says why"
         if status < 0:
-            return f"the last was ended by {_name(-status)}: the log says more"
+            return f"the last was ended by {signal_name(-status)}: the log says more"
         return f"the last ended with status {status}: the log says more"
 
 
-def _name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9, and so on."""
     try:
         return signal.Signals(number).name
     except ValueError:

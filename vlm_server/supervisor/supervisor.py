@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from vlm_server import machine
-from vlm_server.errors import EngineDied, EngineUnavailable, ModelLoadError
+from vlm_server.errors import EngineDied, EngineUnavailable, ModelLoadError, RequestCancelled
 from vlm_server.models import EMBEDDED
 from vlm_server.protocol import (
     ENCODER,
@@ -44,6 +44,7 @@ from vlm_server.settings import Settings
 from vlm_server.supervisor.client import EngineRequest, EngineStatus, RequestEvent
 from vlm_server.supervisor.environment import for_models
 from vlm_server.supervisor.failed_starts import FailedStarts
+from vlm_server.supervisor.history import MAX_ENDS, EngineEnd, MemoryHistory, reason_of_end
 from vlm_server.supervisor.private_folder import PrivateFolder
 from vlm_server.supervisor.process import EngineProcess
 from vlm_server.supervisor.quarantine import Quarantine
@@ -89,6 +90,7 @@ class Supervisor:
         self._streams: dict[str, asyncio.Queue[RequestEvent]] = {}
         self._quarantine = Quarantine(settings.engine.quarantine_seconds, time.monotonic)
         self._trials = Trials()
+        self._memory = MemoryHistory()
         self._tick_seconds = min(1.0, settings.engine.silence_timeout_seconds / 4)
         self._watchdog = Watchdog(self._tick_seconds, time.monotonic)
         self._hung: str | None = None
@@ -108,6 +110,7 @@ class Supervisor:
             self._status,
             quarantined_shapes=self._quarantine.num_shapes,
             quarantine_refusals=self._quarantine.num_refused,
+            memory_samples=self._memory.samples,
         )
         timeout = self._settings.engine.silence_timeout_seconds
         overdue, _ = self._watchdog.overdue_seconds
@@ -169,6 +172,16 @@ class Supervisor:
             if was_here and not isinstance(event, Finished | Failed):
                 self._leave(process, request_id)
 
+    def cancel(self, request_id: str) -> bool:
+        """See `EngineClient.cancel`."""
+        process, queue = self._process, self._streams.pop(request_id, None)
+        if process is None or queue is None:
+            return False
+        error = RequestCancelled("The request was cancelled by who operates this server.")
+        queue.put_nowait(Failed(request_id, error.code, error.message))
+        self._leave(process, request_id)
+        return True
+
     def _running(self) -> EngineProcess:
         """The engine. Raises EngineUnavailable if there is none, or it does not respond."""
         status = self.status
@@ -219,10 +232,15 @@ class Supervisor:
                 return
             if self._was_ready:
                 pause = engine.restart_backoff_seconds
+            self._note_end()
             restarts = self._status.restarts + 1
             self._set(restarts=restarts, retry_after_seconds=pause + self._start_seconds)
             await asyncio.sleep(pause)
             pause = min(2 * pause, engine.restart_backoff_max_seconds)
+
+    def _note_end(self) -> None:
+        end = EngineEnd(time.time(), reason_of_end(self._exit_status, self._hung))
+        self._set(ends=(*self._status.ends, end)[-MAX_ENDS:])
 
     async def _run_once(self, environment: dict[str, str]) -> None:
         """Run one engine from start to end; afterwards no request is in flight."""
@@ -300,6 +318,7 @@ class Supervisor:
                 for request_id in request_ids:
                     self._deliver(request_id, event)
             case Stats():
+                self._memory.add(event.memory)
                 self._set(stats=event)
             case Loading(stage, fraction):
                 self._set(progress=(stage, fraction))

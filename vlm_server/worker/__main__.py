@@ -12,7 +12,7 @@ import socket
 import sys
 from typing import NoReturn
 
-from vlm_server import heap
+from vlm_server import heap, log_lines
 from vlm_server.errors import ModelLoadError
 from vlm_server.protocol import LAST_WRITES_SECONDS, STACKS_SIGNAL, Unloadable
 from vlm_server.worker.channel import Channel
@@ -33,9 +33,9 @@ def main() -> NoReturn:
     heap.share_one_heap()
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     start = channel.open()
-    logging.basicConfig(
-        level=start.log.level.upper(), format="%(asctime)s engine %(levelname)s %(message)s"
-    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(log_lines.formatter(start.log.format, "engine"))
+    logging.basicConfig(level=start.log.level.upper(), handlers=[handler])
     logging.getLogger("PIL").setLevel(logging.INFO)
     sys.setswitchinterval(_SWITCH_SECONDS)
     try:

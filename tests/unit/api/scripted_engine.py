@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 
-from vlm_server.errors import EngineUnavailable, RequestError
+from vlm_server.errors import EngineUnavailable, RequestCancelled, RequestError
 from vlm_server.protocol import (
     MESSAGE_HEADER,
     Accepted,
@@ -87,9 +87,19 @@ class ScriptedEngine:
         self.refusal: RequestError | None = None
         self.waiting = asyncio.Event()
         self.closed = asyncio.Event()
+        self.cancelled: set[str] = set()
+        self._open: dict[str, asyncio.Event] = {}
 
     def be(self, state: str, retry_after_seconds: float = 1.0) -> None:
         self.status = replace(self.status, state=state, retry_after_seconds=retry_after_seconds)
+
+    def cancel(self, request_id: str) -> bool:
+        """Takes effect where the script waits for something."""
+        if request_id not in self._open:
+            return False
+        self.cancelled.add(request_id)
+        self._open[request_id].set()
+        return True
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[RequestEvent, None]:
         if self.loses_requests:
@@ -103,8 +113,14 @@ class ScriptedEngine:
             yield Accepted(submit.request_id)
             for step in self.script:
                 if isinstance(step, asyncio.Event):
+                    self._open[submit.request_id] = step
                     self.waiting.set()
                     await step.wait()
+                    del self._open[submit.request_id]
+                    if submit.request_id in self.cancelled:
+                        error = RequestCancelled("The request was cancelled.")
+                        yield Failed(submit.request_id, error.code, error.message)
+                        return
                     continue
                 event = step(submit.request_id)
                 yield event

@@ -1,9 +1,11 @@
-"""docs/api.md names every field, error code, route, reading and metric."""
+"""docs/api.md names every field, error code, route and reading; docs/operations.md every metric."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import logging
+import re
 from pathlib import Path
+from typing import get_args
 
 import httpx
 import msgspec
@@ -11,14 +13,17 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.routing import Route
 
+from tests.unit.api.operations.scrapes import full_scrape
 from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server.api.app import create_app
 from vlm_server.api.openai.schema import HARMLESS, NEUTRAL, ChatRequest
 from vlm_server.errors import RequestError
-from vlm_server.protocol import CacheStats, MemoryStats, Stats
-from vlm_server.settings import Settings
+from vlm_server.protocol import CacheStats, PhaseName, Stats
+from vlm_server.settings import Metrics, Settings
 
-DOCS = (Path(__file__).parents[3] / "docs" / "api.md").read_text(encoding="utf-8")
+FOLDER = Path(__file__).parents[3] / "docs"
+DOCS = (FOLDER / "api.md").read_text(encoding="utf-8")
+OPERATIONS = (FOLDER / "operations.md").read_text(encoding="utf-8")
 OBEYED = {field.name for field in msgspec.structs.fields(ChatRequest)}
 
 
@@ -53,15 +58,36 @@ def test_every_reading_is_documented(name: str) -> None:
     assert f"`{name}`" in DOCS
 
 
-async def test_every_metric_is_documented_with_its_labels(
+ROW = re.compile(r"^\| `(?P<name>\w+)(\{(?P<labels>[\w,]+)\})?` \| (?P<type>\w+) \|", re.MULTILINE)
+
+
+async def test_every_metric_is_documented_with_its_labels_and_none_else(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    caches = (CacheStats("prefix", 1, 10, 5, 50, 2, 3, 4),)
-    memory = MemoryStats(1, 2, 3, 4, 5, 6, 7, {"evict": 7}, 0.5)
-    stats = Stats({"prefill": 3}, 5, {"runner": 5}, memory, 5000, caches=caches)
-    engine.status = replace(engine.status, stats=stats)
-    await client.get("/health/live")
-    families = text_string_to_metric_families((await client.get("/metrics")).text)
-    samples = [sample for family in families for sample in family.samples]
-    names = {f"{name}{{{','.join(labels)}}}" if labels else name for name, labels, *_ in samples}
-    assert [name for name in sorted(names) if f"| `{name}` |" not in DOCS] == []
+    families = text_string_to_metric_families(await full_scrape(client, engine))
+    found = set()
+    for family in families:
+        labels = sorted(set(family.samples[0].labels) - {"le"})
+        suffix = "_total" if family.type == "counter" else ""
+        name = family.name.removeprefix(Metrics().prefix)
+        found.add((f"{name}{suffix}", ",".join(labels), family.type))
+    rows = [(row["name"], row["labels"] or "", row["type"]) for row in ROW.finditer(OPERATIONS)]
+    assert sorted(found) == sorted(rows)
+
+
+async def test_every_name_of_a_log_line_is_documented(
+    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "vlm_server.api"):
+        await client.get("/v1/models")
+    (record,) = [record for record in caplog.records if record.name == "vlm_server.api"]
+    section = OPERATIONS[OPERATIONS.index("## The log") :]
+    assert [name for name in record.__dict__["fields"] if f"`{name}`" not in section] == []
+    example = section[: section.index("With `log.format`")]
+    named = re.findall(r"(\w+)=", example)
+    assert named == [name for name in record.__dict__["fields"] if name not in ("method", "route")]
+
+
+def test_every_phase_is_documented() -> None:
+    for phase in get_args(PhaseName):
+        assert f"`{phase}`" in OPERATIONS

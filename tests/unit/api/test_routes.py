@@ -48,6 +48,7 @@ FACTS = ModelFacts(
     min_image_pixels=4096,
     max_image_pixels=1_000_000,
     image_side_multiple=32,
+    coordinates="thousandths",
 )
 
 
@@ -65,6 +66,7 @@ async def test_a_models_facts(client: httpx.AsyncClient, engine: ScriptedEngine)
         "quantization": "4bit",
         "modalities": {"input": ["text", "image", "video"], "output": ["text"]},
         "capabilities": ["completion", "vision", "video", "tools"],
+        "coordinates": "thousandths",
         "image_limits": {
             "max_images": limits.max_images,
             "max_image_bytes": limits.max_image_bytes,
@@ -167,13 +169,15 @@ async def test_the_status(client: httpx.AsyncClient, engine: ScriptedEngine) -> 
         {"encoder": 5},
         70,
         8,
+        90,
+        9,
     )
     engine.status = replace(engine.status, stats=stats, pid=77, restarts=2)
     engine.status = replace(engine.status, quarantined_shapes=8, quarantine_refusals=9)
     body = (await client.get("/v1/status")).json()
     limit = body["requests"].pop("waiting_bytes_limit")
     assert limit >= 4 * Settings().limits.max_body_bytes
-    assert body["requests"] == {"in_flight": 0, "limit": 64, "waiting_bytes": 0}
+    assert body["requests"] == {"in_flight": 0, "limit": 64, "waiting_bytes": 0, "list": []}
     assert body["engine"]["stats"] == {
         "requests": {"prefill": 3, "decode": 4},
         "tracked": 10,
@@ -194,6 +198,8 @@ async def test_the_status(client: httpx.AsyncClient, engine: ScriptedEngine) -> 
         "cached_tokens": 600,
         "tool_calls": 70,
         "broken_tool_calls": 8,
+        "media_items": 90,
+        "cached_media_items": 9,
         "at_work": {"encoder": 5},
         "caches": [
             {

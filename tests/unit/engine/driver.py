@@ -36,7 +36,7 @@ from vlm_server.ports import (
     PrepareWork,
     SchedulerOutput,
 )
-from vlm_server.protocol import Abort, Drain, Event, Failed, Finished, Submit
+from vlm_server.protocol import Abort, Drain, Event, Failed, Finished, Submit, Usage
 from vlm_server.settings import Memory
 
 
@@ -267,6 +267,11 @@ class Engine:
     def ended(self) -> list[str]:
         """Whose terminal events came, in order."""
         return ends_in(self.events)
+
+    @property
+    def usages(self) -> dict[str, Usage]:
+        """Of the requests that were answered."""
+        return {e.request_id: e.usage for e in self.events if isinstance(e, Finished)}
 
     def is_clean(self) -> bool:
         """Whether nothing is remembered of any request."""

@@ -10,7 +10,11 @@ from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
+from vlm_server import log_lines
+from vlm_server.api.http.connection.target import RECEIVED_AT
+from vlm_server.api.http.figures.recorder import AnswerRecorder
 from vlm_server.api.http.intake.leniency import MAX_NAMES, safe_name
+from vlm_server.log_lines import Fields
 
 logger = logging.getLogger("vlm_server.api")
 
@@ -19,64 +23,69 @@ AnsweredRequests = Counter[tuple[str, int]]
 
 CLIENT_GONE = 499
 _SCOPE_KEY = "vlm_server.access_log"
-_PROBED = ("/health", "/metrics", "/v1/status")
+_PROBED = ("/health", "/metrics", "/v1/status", "/page/")
 
 
 @dataclass(slots=True)
 class Entry:
     """Filled in while a request is answered; logged once, when it ends.
 
-    `key_name` is the name of the API key, never the key; `ignored` are the names of fields of the
-    body that had no effect.
+    `received_at` is when all headers were here, on the monotonic clock. `key_name` is the name of
+    the API key, never the key; `ignored` are the names of fields of the body that had no effect.
+    `answer` is there from when the engine gets the request.
     """
 
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    started: float = field(default_factory=time.perf_counter)
+    received_at: float = field(default_factory=time.monotonic)
     status: int = 0
-    ttft_seconds: float | None = None
-    completion_tokens: int = 0
     images: int = 0
     videos: int = 0
     error_code: str | None = None
     key_name: str | None = None
     ignored: tuple[str, ...] = ()
+    answer: AnswerRecorder | None = None
 
     @property
     def ignored_names(self) -> list[str]:
         """`ignored`, whoever collected it, fit for a header and for the log."""
         return [safe_name(name) for name in self.ignored[:MAX_NAMES]]
 
-    def first_text(self) -> None:
-        """Note the time to first token; later calls do nothing."""
-        if self.ttft_seconds is None:
-            self.ttft_seconds = time.perf_counter() - self.started
+    def fields(self, method: str, route: str) -> Fields:
+        """What the line says; times in milliseconds, None for what is not known."""
+        answer = self.answer
+        usage = None if answer is None else answer.usage
+        first_at = None if answer is None else answer.first_at
+        return {
+            "method": method,
+            "route": route,
+            "id": self.request_id,
+            "status": self.status,
+            "finish": (answer.reason or None) if answer is not None else None,
+            "ms": _milliseconds(time.monotonic() - self.received_at),
+            "ttft_ms": None if first_at is None else _milliseconds(first_at - self.received_at),
+            "queue_ms": _queue_milliseconds(answer),
+            "prompt_tokens": 0 if usage is None else usage.prompt_tokens,
+            "cached_tokens": 0 if usage is None else usage.cached_tokens,
+            "tokens": 0 if usage is None else usage.completion_tokens,
+            "images": self.images,
+            "videos": self.videos,
+            "error": self.error_code,
+            "key": self.key_name,
+            "ignored": ",".join(self.ignored_names) or None,
+        }
 
     def log(self, method: str, route: str) -> None:
-        """Write the line; at debug level for probes and scrapes, which come every few seconds."""
+        """Write the line; at debug level for what comes often: probes, scrapes, the page."""
         level = logging.DEBUG if route.startswith(_PROBED) else logging.INFO
-        ttft = "-" if self.ttft_seconds is None else f"{self.ttft_seconds * 1e3:.0f}"
-        logger.log(
-            level,
-            "%s %s id=%s status=%d ms=%.0f ttft_ms=%s tokens=%d images=%d videos=%d error=%s "
-            "key=%s ignored=%s",
-            method,
-            route,
-            self.request_id,
-            self.status,
-            (time.perf_counter() - self.started) * 1e3,
-            ttft,
-            self.completion_tokens,
-            self.images,
-            self.videos,
-            self.error_code or "-",
-            self.key_name or "-",
-            ",".join(self.ignored_names) or "-",
-        )
+        if logger.isEnabledFor(level):
+            log_lines.log_fields(logger, level, self.fields(method, route))
 
 
 def attach(scope: Scope) -> Entry:
     """A new entry for the request of `scope`."""
-    entry = scope[_SCOPE_KEY] = Entry()
+    received_at = scope.get(RECEIVED_AT)
+    entry = Entry() if received_at is None else Entry(received_at=received_at)
+    scope[_SCOPE_KEY] = entry
     return entry
 
 
@@ -85,3 +94,13 @@ def of(scope: Scope) -> Entry:
     entry = scope[_SCOPE_KEY]
     assert isinstance(entry, Entry)
     return entry
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(1e3 * seconds)
+
+
+def _queue_milliseconds(answer: AnswerRecorder | None) -> int | None:
+    if answer is None or not answer.timeline.phases:
+        return None
+    return _milliseconds(answer.phase_seconds()["queue"])

@@ -10,6 +10,7 @@ import msgspec
 
 from vlm_server.api.http import access_log
 from vlm_server.api.http.access_log import Entry
+from vlm_server.api.http.figures.recorder import AnswerRecorder
 from vlm_server.errors import EngineUnavailable, InternalError, RequestError
 from vlm_server.protocol import Delta, Failed, Finished, Times, TokenLogprob, Tokens, Usage
 from vlm_server.supervisor.client import EngineRequest, RequestEvent
@@ -17,7 +18,7 @@ from vlm_server.supervisor.client import EngineRequest, RequestEvent
 Answer = AsyncGenerator[Delta | Finished, None]
 
 
-async def answer(events: AsyncGenerator[RequestEvent, None], entry: Entry) -> Answer:
+async def answer(events: AsyncGenerator[RequestEvent, None], recorder: AnswerRecorder) -> Answer:
     """The deltas that say something, then `Finished`. Raises RequestError.
 
     Logprobs of tokens without text are added to the choice's next delta. The engine's events
@@ -34,12 +35,12 @@ async def answer(events: AsyncGenerator[RequestEvent, None], entry: Entry) -> An
                     if not (delta.text or delta.tool_call or delta.finish_reason):
                         held[delta.choice] = logprobs
                         continue
-                    if delta.text or delta.tool_call:
-                        entry.first_text()
+                    if delta.finish_reason:
+                        recorder.ended_choice(delta.choice, delta.finish_reason)
                     yield msgspec.structs.replace(delta, logprobs=logprobs)
             elif isinstance(event, Finished | Failed):
                 ending = event
-    yield _checked(ending, entry)
+    yield _checked(ending, recorder)
 
 
 async def empty(request: EngineRequest) -> AsyncGenerator[RequestEvent, None]:
@@ -47,13 +48,16 @@ async def empty(request: EngineRequest) -> AsyncGenerator[RequestEvent, None]:
     yield Finished(request.submit.request_id, Usage(0, 0))
 
 
-async def whole(answer: Answer, num_choices: int) -> tuple[list[list[Delta]], Finished]:
+async def whole(
+    answer: Answer, num_choices: int, recorder: AnswerRecorder
+) -> tuple[list[list[Delta]], Finished]:
     """The deltas of each choice, and the end. Raises RequestError."""
     choices: list[list[Delta]] = [[] for _ in range(num_choices)]
     async for event in answer:
         if isinstance(event, Finished):
             return choices, event
         choices[event.choice].append(event)
+        recorder.given((event,))
     raise InternalError("The engine's answer is incomplete.")
 
 
@@ -66,7 +70,7 @@ def as_request_error(error: Exception, entry: Entry) -> RequestError:
     return error
 
 
-def _checked(ending: Finished | Failed | None, entry: Entry) -> Finished:
+def _checked(ending: Finished | Failed | None, recorder: AnswerRecorder) -> Finished:
     """The `Finished` of a complete answer. Raises RequestError for anything else."""
     if ending is None:
         raise InternalError("The engine's answer is incomplete.")
@@ -74,7 +78,8 @@ def _checked(ending: Finished | Failed | None, entry: Entry) -> Finished:
         raise RequestError.from_code(ending.code, ending.message, ending.param)
     if ending.is_aborted:
         raise EngineUnavailable("The engine aborted this request.")
-    entry.completion_tokens = ending.usage.completion_tokens
-    total_seconds = time.perf_counter() - entry.started
-    first = total_seconds if entry.ttft_seconds is None else entry.ttft_seconds
+    recorder.finished(ending)
+    total_seconds = time.monotonic() - recorder.received_at
+    first_at = recorder.first_at
+    first = total_seconds if first_at is None else first_at - recorder.received_at
     return msgspec.structs.replace(ending, times=Times(first, total_seconds))

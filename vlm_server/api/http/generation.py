@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import aclosing
 from functools import partial
 
@@ -16,6 +17,10 @@ from vlm_server.api.http.access_log import Entry
 from vlm_server.api.http.answer import Answer, answer, as_request_error, empty, whole
 from vlm_server.api.http.dialect import Dialect, Renderer
 from vlm_server.api.http.disconnect import until_disconnect
+from vlm_server.api.http.figures.figures import ModelFigures, no_figures
+from vlm_server.api.http.figures.recorder import AnswerRecorder
+from vlm_server.api.http.figures.server_timing import server_timing
+from vlm_server.api.http.in_flight import InFlight
 from vlm_server.api.http.intake.calls import Call, Context
 from vlm_server.api.http.intake.history import History, HistoryNeeded
 from vlm_server.api.http.intake.intake import Intake
@@ -26,7 +31,7 @@ from vlm_server.api.http.sse import EventStream
 from vlm_server.api.http.urls.media_urls import MediaUrls
 from vlm_server.errors import EngineUnavailable, PayloadTooLarge
 from vlm_server.media.external import BytesNeeded
-from vlm_server.protocol import Finished, ModelFacts
+from vlm_server.protocol import Delta, Finished, ModelFacts
 from vlm_server.settings import Settings
 from vlm_server.supervisor.client import EngineClient
 
@@ -45,7 +50,9 @@ class Generation:
         self.deadlines = settings.deadlines
         self.keepalive_seconds = settings.server.stream_keepalive_seconds
         self.arriving = ArrivingBodies(settings.limits.max_arriving_bytes)
+        self.figures = no_figures()
         self.media_urls = MediaUrls(settings.urls, settings.limits)
+        self.in_flight = InFlight()
 
 
 class Endpoint:
@@ -81,7 +88,11 @@ class Endpoint:
         shared.queue_slots.check(client, headers)
         async with clock.before_submit():
             data = await body.read(receive, shared.limits, shared.arriving)
-        with shared.queue_slots.take(client, len(data)) as slot:
+        request_id = f"{self._dialect.id_prefix}{access_log.of(scope).request_id}"
+        with (
+            shared.queue_slots.take(client, len(data)) as slot,
+            shared.in_flight.track(request_id, scope),
+        ):
             answering = self._answer(data, clock, slot, scope, receive, send)
             await until_disconnect(receive, answering)
 
@@ -95,19 +106,8 @@ class Endpoint:
         send: Send,
     ) -> None:
         shared, dialect, entry = self._shared, self._dialect, access_log.of(scope)
-        status = shared.engine.status
-        model = status.model_name
-        context = Context(
-            model=model,
-            request_id=f"{dialect.id_prefix}{entry.request_id}",
-            cache_salt=cache_salt.of(scope),
-            client=client_id.of(scope),
-            owner=keys.owner_of(scope),
-            limits=shared.limits,
-            model_aliases=shared.server.model_aliases,
-            unknown_fields=shared.server.unknown_fields,
-            can_think=_can_think(status.model_facts),
-        )
+        context = self._context(scope)
+        model = context.model
         async with clock.before_submit():
             request, wanted = await self._read_call(data, slot, context)
         entry.images, entry.videos = wanted.num_images, wanted.num_videos
@@ -116,19 +116,45 @@ class Endpoint:
         render = dialect.renderer(context.request_id, model, wanted.options)
         request = request.with_deadlines(clock.left())
         stream_of = shared.engine.stream if wanted.generates else empty
-        events = clock.watch(stream_of(request), slot.release_body)
+        shared.in_flight.note_sent(context.request_id)
+        is_answer = wanted.generates and not request.submit.count_only
+        figures = shared.figures[model] if is_answer else ModelFigures()  # else: nobody's
+        recorder = entry.answer = AnswerRecorder(
+            figures, model, context.request_id, entry.received_at, is_stream=stream_wanted
+        )
+        events = clock.watch(stream_of(request), partial(_begin, slot, recorder))
         del request, wanted  # frees the images while the engine answers
-        async with aclosing(answer(events, entry)) as deltas:
-            if stream_wanted:
-                stream = EventStream(
-                    send, dialect.content_type, render.keep_alive, shared.keepalive_seconds
-                )
-                async with stream.kept_alive():
-                    await _stream(deltas, render, stream, entry)
-            else:
-                content = render.whole(*await whole(deltas, num_choices))
-                response = Response(content, media_type="application/json")
-                await response(scope, receive, send)
+        with recorder:
+            async with aclosing(answer(events, recorder)) as deltas:
+                if stream_wanted:
+                    await self._stream(deltas, render, send, entry, recorder)
+                else:
+                    content = render.whole(*await whole(deltas, num_choices, recorder))
+                    await _whole(content, recorder)(scope, receive, send)
+
+    def _context(self, scope: Scope) -> Context:
+        """What reading a request needs to know beside its body."""
+        shared, status = self._shared, self._shared.engine.status
+        return Context(
+            model=status.model_name,
+            request_id=f"{self._dialect.id_prefix}{access_log.of(scope).request_id}",
+            cache_salt=cache_salt.of(scope),
+            client=client_id.of(scope),
+            owner=keys.owner_of(scope),
+            limits=shared.limits,
+            model_aliases=shared.server.model_aliases,
+            unknown_fields=shared.server.unknown_fields,
+            can_think=_can_think(status.model_facts),
+        )
+
+    async def _stream(
+        self, deltas: Answer, render: Renderer, send: Send, entry: Entry, recorder: AnswerRecorder
+    ) -> None:
+        stream = EventStream(
+            send, self._dialect.content_type, render.keep_alive, self._shared.keepalive_seconds
+        )
+        async with stream.kept_alive():
+            await _send_events(deltas, render, stream, entry, recorder)
 
     async def _read_call(self, data: bytearray, slot: QueueSlot, context: Context) -> Call:
         dialect, shared = self._dialect, self._shared
@@ -166,24 +192,45 @@ def _can_think(facts: ModelFacts) -> bool:
     return facts == ModelFacts() or "thinking" in facts.capabilities
 
 
-async def _stream(deltas: Answer, render: Renderer, stream: EventStream, entry: Entry) -> None:
+def _begin(slot: QueueSlot, recorder: AnswerRecorder) -> None:
+    """The device begins with a request."""
+    slot.release_body()
+    recorder.begun()
+
+
+def _whole(content: bytes, recorder: AnswerRecorder) -> Response:
+    headers = {"Server-Timing": server_timing(recorder, time.monotonic())}
+    return Response(content, media_type="application/json", headers=headers)
+
+
+async def _send_events(
+    deltas: Answer,
+    render: Renderer,
+    stream: EventStream,
+    entry: Entry,
+    recorder: AnswerRecorder,
+) -> None:
     """Send the answer as events. Errors are raised until the stream has begun, with an event or a
     comment, and sent as an event after that.
 
     What has a choice's finish reason is sent together with what comes next: a client that
     disconnects when it sees it interrupts nothing.
     """
-    held = b""
+    held, unsent = b"", list[Delta]()
     try:
         async for event in deltas:
             if isinstance(event, Finished):
                 await stream.end(held + render.end(event))
+                recorder.given(unsent)
                 return
             held += render.delta(event)
-            if not event.finish_reason:
+            unsent.append(event)
+            if held and not event.finish_reason:
                 await stream.write(held)
-                held = b""
+                recorder.given(unsent)
+                held, unsent = b"", []
     except Exception as error:
         if not stream.started:
             raise
+        recorder.failed()
         await stream.end(held + render.error(as_request_error(error, entry)))

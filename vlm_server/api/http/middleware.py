@@ -14,24 +14,27 @@ from vlm_server.api.http.access import cache_salt, client_id, gate, keys
 from vlm_server.api.http.access.key_slots import KeySlots
 from vlm_server.api.http.access.keys import ApiKey, KeyRing
 from vlm_server.api.http.access_log import AnsweredRequests
+from vlm_server.api.http.browsers import is_page
 from vlm_server.api.http.disconnect import ClientGone
 from vlm_server.api.http.errors import EncodeFor
 from vlm_server.api.http.queue.queue_slots import QueueSlots
+from vlm_server.api.http.tracing import Tracer
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.settings import Cache, Server
 from vlm_server.supervisor.client import EngineClient
 
 
 class RequestLog:
-    """Gives each request an id, then logs and counts it when it ends.
+    """Gives each request an id, then logs, counts and traces it when it ends.
 
     `X-Request-Id` tells the id, and `Request-Id` tells it to Anthropic's clients.
     Fields of its body that had no effect are named in `X-VLM-Ignored`.
     """
 
-    def __init__(self, app: ASGIApp, answered: AnsweredRequests) -> None:
+    def __init__(self, app: ASGIApp, answered: AnsweredRequests, tracer: Tracer | None) -> None:
         self.app = app
         self.answered = answered
+        self.tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -54,6 +57,8 @@ class RequestLog:
             route = _route(scope)
             entry.log(scope["method"], route)
             self.answered[route, entry.status] += 1
+            if self.tracer is not None:
+                self.tracer.record(entry, scope["method"], route, Headers(scope=scope))
 
 
 class Errors:
@@ -115,7 +120,7 @@ class Gate:
         headers = Headers(scope=scope)
         gate.check_host(headers, self.server)
         gate.check_origin(headers)
-        if scope["path"] == "/health" or scope["path"].startswith("/health/"):
+        if _is_open(scope["path"], headers):
             keys.attach(scope, None)
             await self.app(scope, receive, send)
             return
@@ -130,6 +135,11 @@ class Gate:
         client_id.attach(scope, "" if key is None else key.name)
         salt = key.cache_salt if key is not None and self.cache.separate_api_keys else ""
         cache_salt.attach(scope, salt)
+
+
+def _is_open(path: str, headers: Headers) -> bool:
+    """Whether no key is needed."""
+    return path == "/health" or path.startswith("/health/") or is_page(path, headers)
 
 
 def _route(scope: Scope) -> str:

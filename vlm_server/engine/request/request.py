@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from vlm_server.cache.caches import EncodedImage
 from vlm_server.cache.disk_load import DiskLoad, Loaded
@@ -17,20 +17,26 @@ from vlm_server.engine.request.detokenizer import Decoder
 from vlm_server.engine.request.output.build import NO_FORMATS, Formats, build_parser
 from vlm_server.engine.request.output.pieces import Piece
 from vlm_server.engine.request.states import State, check_transition
+from vlm_server.engine.request.stopwatch import Stopwatch
 from vlm_server.ports import EncodeWork, MediaInputs, NewRequest, Prepared, PreparedPrompt, SeqId
-from vlm_server.protocol import SamplingParams, Submit, Usage
+from vlm_server.protocol import RequestProgress, SamplingParams, Submit, Timeline, Usage
 
 
 class Request:
     """From `WAITING` to its end, with its choices."""
 
     def __init__(
-        self, submit: Submit, sampling: SamplingParams, decoder: Decoder, now: float
+        self,
+        submit: Submit,
+        sampling: SamplingParams,
+        decoder: Decoder,
+        clock: Callable[[], float],
     ) -> None:
-        """`sampling`: that of `submit`, with defaults. Its deadlines begin `now`."""
+        """`sampling`: that of `submit`, with defaults. Its deadlines begin now, by `clock`."""
+        self._stopwatch = Stopwatch(clock)
         self.request_id = submit.request_id
         self.client = submit.client
-        self.deadlines = RequestDeadlines(submit.deadlines, now)
+        self.deadlines = RequestDeadlines(submit.deadlines, self._stopwatch.began_at)
         self.sampling = sampling
         self.count_only = submit.count_only
         self.state = State.WAITING
@@ -48,6 +54,8 @@ class Request:
         """Of each choice; 0 while nobody knows how long the prompt is."""
         self.num_prefilled = 0
         self.num_cached_tokens = 0
+        self.num_encoded = 0
+        """Media that the device has encoded for it."""
         self.transient_bytes = 0
         """Device memory reserved for its worst moment, beside what it holds until it ends."""
         self.turn = 0
@@ -114,11 +122,25 @@ class Request:
         )
 
     @property
+    def progress(self) -> RequestProgress:
+        done, total = 0, 0
+        if self.state is State.PREFILL:
+            done, total = self.num_prefilled, self.prompt.num_tokens
+        elif self.state is State.DECODE:
+            done = sum(choice.num_generated for choice in self.choices)
+            total = self.max_tokens * len(self.choices)
+        return RequestProgress(self.request_id, self.state.value, done, total)
+
+    @property
     def usage(self) -> Usage:
         prompt_tokens = self._prompt.num_tokens if self._prompt else 0
         completion_tokens = sum(choice.num_generated for choice in self.choices)
         reasoning_tokens = sum(choice.num_reasoning_tokens for choice in self.choices)
         return Usage(prompt_tokens, completion_tokens, self.num_cached_tokens, reasoning_tokens)
+
+    @property
+    def timeline(self) -> Timeline:
+        return self._stopwatch.read()
 
     @property
     def load_bytes(self) -> int:
@@ -131,6 +153,7 @@ class Request:
         """Raises IllegalTransition for a move that no request may make."""
         check_transition(self.state, state)
         self.state = state
+        self._stopwatch.enter(state, has_left_queue=self.has_left_queue)
 
     def set_prepared(
         self, prepared: Prepared, max_tokens: int, formats: Formats = NO_FORMATS
@@ -189,6 +212,7 @@ class Request:
     def leave_queue(self) -> None:
         """The device begins with it."""
         self.has_left_queue = True
+        self._stopwatch.enter(self.state, has_left_queue=True)
         self.deadlines.begin()
 
     def rematch_prefix(self) -> None:
@@ -209,6 +233,7 @@ class Request:
     def add_features(self, index: int, lease: Lease[EncodedImage]) -> None:
         """The media of span `index` are encoded."""
         assert self._holds is not None
+        self.num_encoded += 1
         self._holds.add_features(index, lease)
         self._inputs.pop(index, None)
         self._note_encoded()

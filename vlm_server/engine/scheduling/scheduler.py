@@ -111,7 +111,7 @@ class Scheduler:
         if refusal:
             return [_failed(submit.request_id, refusal)]
         sampling = self._config.with_defaults(submit.sampling)
-        request = Request(submit, sampling, self._decoder, self._clock())
+        request = Request(submit, sampling, self._decoder, self._clock)
         request.num_pixels = self._pixels_to_decode(submit)
         self._requests.line_up(request)
         return [Accepted(submit.request_id)]
@@ -234,8 +234,10 @@ class Scheduler:
             events.append(Tokens(tuple(deltas)))
         for request in finished:
             self._forget(request)
-            images = request.prompt.images
-            events.append(Finished(request.request_id, request.usage, images=images))
+            images, timeline = request.prompt.images, request.timeline
+            events.append(
+                Finished(request.request_id, request.usage, images=images, timeline=timeline)
+            )
         for request_id, error in [*plan.refused.items(), *result.failures.items()]:
             if request := self._requests.get(request_id):
                 events += self._fail(request, error)
@@ -257,11 +259,15 @@ class Scheduler:
             num_cached_tokens=self._num_cached_tokens,
             num_tool_calls=self._num_tool_calls,
             num_broken_tool_calls=self._num_broken_tool_calls,
+            num_media=self._num_media,
+            num_cached_media=self._num_cached_media,
             caches=self._caches.read(),
+            progress=tuple(request.progress for request in self._requests.values()),
         )
 
     def reset_stats(self) -> None:
-        """Count tokens and tool calls from zero."""
+        """Count tokens, media and tool calls from zero."""
+        self._num_media = self._num_cached_media = 0
         self._num_tool_calls = self._num_broken_tool_calls = 0
         self._num_generated_tokens = self._num_prompt_tokens = self._num_cached_tokens = 0
 
@@ -328,6 +334,9 @@ class Scheduler:
         request.rematch_prefix()
         self._num_prompt_tokens += request.prompt.num_tokens
         self._num_cached_tokens += request.num_cached_tokens
+        num_media = len(request.prompt.spans)
+        self._num_media += num_media
+        self._num_cached_media += num_media - request.num_encoded
         request.leave_queue()
         return request.start_in_runner()
 
@@ -412,6 +421,7 @@ class Scheduler:
                 images=prompt.images,
                 token_ids=token_ids,
                 text=prompt.text,
+                timeline=request.timeline,
             )
         ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vlm_server.protocol import CacheStats
+from vlm_server.protocol import CacheStats, RequestProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,4 +23,7 @@ class SchedulerStats:
     num_cached_tokens: int
     num_tool_calls: int
     num_broken_tool_calls: int
+    num_media: int
+    num_cached_media: int
     caches: tuple[CacheStats, ...]
+    progress: tuple[RequestProgress, ...]

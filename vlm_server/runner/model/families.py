@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from mlx_vlm.utils import get_model_type
 
@@ -50,6 +50,8 @@ class Family:
     position_state: attributes of the language model that hold a prompt's positions between
     calls. Ours belong to the request, so these are cleared.
     writes_prompts: its processor writes prompts itself and uses no chat template.
+    coordinates: what points in its answers refer to: "pixels" of the picture as it sees it,
+    "thousandths" of its width and height, or nobody knows (docs/agents.md).
     grounding_tokens: of a picture, for the model to point at things in a screenshot; 0 if nobody
     knows.
     """
@@ -63,6 +65,7 @@ class Family:
     position_state: tuple[str, ...] = ()
     writes_prompts: bool = False
     grounding_tokens: int = 0
+    coordinates: Literal["", "pixels", "thousandths"] = ""
 
     def forget_positions(self, language_model: Any) -> None:
         """Clear what `language_model` keeps of a prompt, so that no request meets another's."""
@@ -78,6 +81,7 @@ def _qwen(name: str, mrope: MRopeRule, tower: type[FrameTower]) -> Family:
         tower=tower,
         position_state=POSITION_STATE,
         grounding_tokens=1024,
+        coordinates="pixels" if name == "qwen2_5_vl" else "thousandths",
     )
 
 

@@ -26,12 +26,15 @@ STATS = Stats(
     cached_tokens=600,
     tool_calls=70,
     broken_tool_calls=8,
+    media_items=90,
+    cached_media_items=9,
     caches=(
-        CacheStats("pixels", 1, 10, 5, 50, 2, 3, 4),
-        CacheStats("prefix", 21, 210, 25, 250, 22, 23, 24, 26),
+        CacheStats("pixel", 1, 10, 5, 50, 2, 3, 4),
+        CacheStats("prefix", 21, 210, 205, 250, 22, 23, 24, 26),
     ),
 )
 
+FRONT = ("vlm_server_requests_", "vlm_server_request_", "vlm_server_num_requests_")
 Sample = tuple[str, tuple[tuple[str, str], ...]]
 
 
@@ -39,13 +42,19 @@ def sample(name: str, **labels: str) -> Sample:
     return f"vlm_server_{name}", tuple(sorted(labels.items()))
 
 
+def of_model(name: str, **labels: str) -> Sample:
+    return sample(name, model_name="demo", **labels)
+
+
 async def scrape(client: httpx.AsyncClient) -> dict[Sample, float]:
+    """All but histograms."""
     answer = await client.get("/metrics")
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     return {
         (name, tuple(sorted(labels.items()))): value
         for family in text_string_to_metric_families(answer.text)
+        if family.type != "histogram"
         for name, labels, value, *_ in family.samples
     }
 
@@ -54,54 +63,58 @@ async def test_what_the_engine_says(client: httpx.AsyncClient, engine: ScriptedE
     engine.status = replace(engine.status, stats=STATS, pid=77, restarts=2)
     engine.status = replace(engine.status, quarantined_shapes=8, quarantine_refusals=9)
     found = await scrape(client)
-    assert {name: value for name, value in found.items() if "requests_" not in name[0]} == {
+    assert {each: found[each] for each in found if not each[0].startswith(FRONT)} == {
         sample("stored_responses"): 0,
         sample("stored_responses_size_bytes"): 0,
         sample("stored_responses_limit_bytes"): Server().responses_store_bytes,
         sample("stored_responses_evictions_total"): 0,
-        sample("engine_up"): 1,
-        sample("engine_ready"): 1,
-        sample("engine_restarts_total"): 2,
-        sample("quarantined_shapes"): 8,
-        sample("quarantine_refusals_total"): 9,
-        sample("engine_requests", state="waiting"): 1,
-        sample("engine_requests", state="preparing"): 2,
-        sample("engine_requests", state="prefill"): 3,
-        sample("engine_requests", state="decode"): 4,
-        sample("engine_tracked_requests"): 11,
-        sample("memory_active_bytes"): 100,
-        sample("memory_pool_bytes"): 200,
-        sample("memory_peak_bytes"): 300,
-        sample("memory_limit_bytes"): 400,
-        sample("memory_baseline_bytes"): 50,
-        sample("memory_footprint_bytes"): 600,
-        sample("memory_device_used_bytes"): 700,
-        sample("memory_decisions_total", kind="clear_idle"): 7,
-        sample("memory_decisions_total", kind="wait"): 8,
-        sample("memory_clear_seconds_total"): 0.5,
-        sample("engine_tracked", who="scheduler"): 5,
-        sample("engine_tracked", who="runner"): 6,
-        sample("generated_tokens_total"): 5000,
-        sample("prompt_tokens_total"): 7000,
-        sample("cached_prompt_tokens_total"): 600,
-        sample("tool_calls_total"): 70,
-        sample("broken_tool_calls_total"): 8,
-        sample("cache_entries", cache="pixels"): 1,
-        sample("cache_size_bytes", cache="pixels"): 10,
-        sample("cache_pinned_bytes", cache="pixels"): 5,
-        sample("cache_limit_bytes", cache="pixels"): 50,
-        sample("cache_hits_total", cache="pixels"): 2,
-        sample("cache_misses_total", cache="pixels"): 3,
-        sample("cache_evictions_total", cache="pixels"): 4,
-        sample("cache_damaged_total", cache="pixels"): 0,
-        sample("cache_entries", cache="prefix"): 21,
-        sample("cache_size_bytes", cache="prefix"): 210,
-        sample("cache_pinned_bytes", cache="prefix"): 25,
-        sample("cache_limit_bytes", cache="prefix"): 250,
-        sample("cache_hits_total", cache="prefix"): 22,
-        sample("cache_misses_total", cache="prefix"): 23,
-        sample("cache_evictions_total", cache="prefix"): 24,
-        sample("cache_damaged_total", cache="prefix"): 26,
+        of_model("engine_up"): 1,
+        of_model("engine_ready"): 1,
+        of_model("engine_restarts_total"): 2,
+        of_model("quarantined_shapes"): 8,
+        of_model("quarantine_refusals_total"): 9,
+        of_model("engine_requests", state="waiting"): 1,
+        of_model("engine_requests", state="preparing"): 2,
+        of_model("engine_requests", state="prefill"): 3,
+        of_model("engine_requests", state="decode"): 4,
+        of_model("engine_tracked_requests"): 11,
+        of_model("memory_active_bytes"): 100,
+        of_model("memory_pool_bytes"): 200,
+        of_model("memory_peak_bytes"): 300,
+        of_model("memory_limit_bytes"): 400,
+        of_model("memory_baseline_bytes"): 50,
+        of_model("memory_footprint_bytes"): 600,
+        of_model("memory_device_used_bytes"): 700,
+        of_model("memory_decisions_total", kind="clear_idle"): 7,
+        of_model("memory_decisions_total", kind="wait"): 8,
+        of_model("memory_clear_seconds_total"): 0.5,
+        of_model("engine_tracked", who="scheduler"): 5,
+        of_model("engine_tracked", who="runner"): 6,
+        of_model("generation_tokens_total"): 5000,
+        of_model("prompt_tokens_total"): 7000,
+        of_model("prefix_cache_queries_total"): 7000,
+        of_model("prefix_cache_hits_total"): 600,
+        of_model("mm_cache_queries_total"): 90,
+        of_model("mm_cache_hits_total"): 9,
+        of_model("kv_cache_usage_perc"): 45 / 350,
+        of_model("tool_calls_total"): 70,
+        of_model("broken_tool_calls_total"): 8,
+        of_model("cache_entries", cache="pixel"): 1,
+        of_model("cache_size_bytes", cache="pixel"): 10,
+        of_model("cache_pinned_bytes", cache="pixel"): 5,
+        of_model("cache_limit_bytes", cache="pixel"): 50,
+        of_model("cache_hits_total", cache="pixel"): 2,
+        of_model("cache_misses_total", cache="pixel"): 3,
+        of_model("cache_evictions_total", cache="pixel"): 4,
+        of_model("cache_damaged_total", cache="pixel"): 0,
+        of_model("cache_entries", cache="prefix"): 21,
+        of_model("cache_size_bytes", cache="prefix"): 210,
+        of_model("cache_pinned_bytes", cache="prefix"): 205,
+        of_model("cache_limit_bytes", cache="prefix"): 250,
+        of_model("cache_hits_total", cache="prefix"): 22,
+        of_model("cache_misses_total", cache="prefix"): 23,
+        of_model("cache_evictions_total", cache="prefix"): 24,
+        of_model("cache_damaged_total", cache="prefix"): 26,
     }
 
 
@@ -110,9 +123,9 @@ async def test_an_engine_that_is_gone_says_nothing(
 ) -> None:
     engine.be("restarting")
     found = await scrape(client)
-    assert found[sample("engine_up")] == found[sample("engine_ready")] == 0
+    assert found[of_model("engine_up")] == found[of_model("engine_ready")] == 0
     assert found[sample("requests_limit")] == 64
-    assert not [name for name, _ in found if "memory" in name or "tokens" in name]
+    assert not [name for name, _ in found if "memory" in name or name.endswith("tokens_total")]
 
 
 async def test_counters_and_gauges_say_what_they_are(
@@ -122,11 +135,13 @@ async def test_counters_and_gauges_say_what_they_are(
     families = list(text_string_to_metric_families((await client.get("/metrics")).text))
     assert all(family.documentation for family in families)
     counters = {family.name for family in families if family.type == "counter"}
-    assert {family.type for family in families} == {"counter", "gauge"}
+    assert {family.type for family in families} == {"counter", "gauge", "histogram"}
     assert counters == {
         f"vlm_server_{name}"
-        for name in ("requests", "engine_restarts", "quarantine_refusals", "generated_tokens",
-                     "prompt_tokens", "cached_prompt_tokens", "cache_hits", "cache_misses",
+        for name in ("requests", "request_success", "engine_restarts", "quarantine_refusals",
+                     "generation_tokens", "prompt_tokens", "prefix_cache_queries",
+                     "prefix_cache_hits", "mm_cache_queries", "mm_cache_hits", "cache_hits",
+                     "cache_misses",
                      "tool_calls", "broken_tool_calls", "stored_responses_evictions",
                      "cache_evictions", "cache_damaged", "memory_decisions", "memory_clear_seconds")
     }  # fmt: skip

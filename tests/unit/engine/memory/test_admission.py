@@ -121,7 +121,7 @@ def test_all_choices_of_a_request_count():
 def test_an_atomic_chunk_counts_whole(atomic: int, largest_chunk: int):
     governor = Governor(Memory(), FakeMemory(), FakeProcess(), Caches.of())
     admission = Admission(governor, lambda num_tokens: num_tokens, max_chunk_tokens=5)
-    request = Request(submit("a"), SamplingParams(max_tokens=1), ByteDecoder(), now=0.0)
+    request = Request(submit("a"), SamplingParams(max_tokens=1), ByteDecoder(), clock=lambda: 0.0)
     request.move_to(State.PREPARING)
     made = replace(prompt("of 13 letters"), atomic_prefill_tokens=atomic)
     request.set_prepared(prepared(made), 1)
@@ -282,7 +282,9 @@ def test_an_answer_that_is_cut_to_the_context_reserves_no_more_than_one_without_
 
 def waiting(name: str, text: str = "", max_tokens: int = 20) -> Request:
     """A request that is prepared: 5 prompt tokens, if not of `text`."""
-    request = Request(submit(name), SamplingParams(max_tokens=max_tokens), ByteDecoder(), now=0.0)
+    request = Request(
+        submit(name), SamplingParams(max_tokens=max_tokens), ByteDecoder(), clock=lambda: 0.0
+    )
     request.move_to(State.PREPARING)
     request.set_prepared(prepared(prompt(text) if text else prompt()), max_tokens)
     return request

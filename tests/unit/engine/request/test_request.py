@@ -25,7 +25,7 @@ EOS_IDS = frozenset({EOS})
 
 def decoding(max_tokens: int = 100, stop: tuple[str, ...] = ()) -> Request:
     asked = submit("a", stop=stop, max_tokens=max_tokens)
-    return in_decode(Request(asked, asked.sampling, ByteDecoder(), now=0.0), max_tokens)
+    return in_decode(Request(asked, asked.sampling, ByteDecoder(), clock=lambda: 0.0), max_tokens)
 
 
 def in_decode(request: Request, max_tokens: int) -> Request:
@@ -105,7 +105,7 @@ def test_a_stop_string_held_back_with_half_a_character_is_a_stop():
             return "".join({1: "a", 2: "END\ufffd"}[i] for i in ids)
 
     asked = submit("a", stop=("END",))
-    request = in_decode(Request(asked, asked.sampling, Words(), now=0.0), 2)
+    request = in_decode(Request(asked, asked.sampling, Words(), clock=lambda: 0.0), 2)
     assert feed(request, [1, 2]) == "a"
     assert end_of(request) == "stop"
 
@@ -130,7 +130,7 @@ def test_an_illegal_move_raises():
 
 def test_each_choice_has_its_own_text_and_end_and_the_last_to_end_finishes_the_request():
     asked = submit("a", stop=("END",), n=3)
-    request = in_decode(Request(asked, asked.sampling, ByteDecoder(), now=0.0), 6)
+    request = in_decode(Request(asked, asked.sampling, ByteDecoder(), clock=lambda: 0.0), 6)
     assert feed(request, [*b"the E"], 2) == "the "
     assert feed(request, [*"é".encode()][:1], 0) == ""
     assert feed(request, [*b"hi", EOS], 1) == "hi"
@@ -149,7 +149,7 @@ def test_what_it_holds_in_caches_is_released_once():
     caches = Caches.of(encoder_bytes=100)
     caches.store_features("0", FakeFeatures("features of 0")).release()
     made = prepared(prompt(images=1), caches)
-    request = Request(submit("a", images=1), SamplingParams(), ByteDecoder(), now=0.0)
+    request = Request(submit("a", images=1), SamplingParams(), ByteDecoder(), clock=lambda: 0.0)
     request.move_to(State.PREPARING)
     request.set_prepared(made, 1)
     assert caches.features.read().pinned_bytes == 8

@@ -21,7 +21,7 @@ class Queue:
         self, name: str, num_pixels: int = 1000, images: int = 1, *, has_schema: bool = False
     ) -> None:
         asked = submit(name, images=images)
-        request = self.requests[name] = Request(asked, asked.sampling, ByteDecoder(), 0.0)
+        request = self.requests[name] = Request(asked, asked.sampling, ByteDecoder(), lambda: 0.0)
         request.num_pixels, request.has_schema = num_pixels, has_schema
 
     def dear(self, *names: str) -> None:

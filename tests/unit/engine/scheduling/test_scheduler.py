@@ -45,7 +45,7 @@ def test_a_request_gets_its_answer_and_leaves_nothing():
     engine.run()
     made = prompt("a longer prompt", 2)
     assert texts(engine.events) == {"a": answer_text(made)}
-    assert Finished("a", Usage(made.num_tokens, len(answer_tokens(made)))) in engine.events
+    assert engine.usages == {"a": Usage(made.num_tokens, len(answer_tokens(made)))}
     reasons = [delta.finish_reason for delta in deltas(engine.events) if delta.finish_reason]
     assert reasons == ["stop"]
     assert engine.is_clean()
@@ -63,7 +63,7 @@ def test_a_request_that_is_counted_only_ends_when_it_is_prepared():
     end = counted(engine, submit("a", text="a longer prompt", images=2))
     made = prompt("a longer prompt", 2)
     token_ids = tuple(made.token_ids.tolist())
-    assert end == Finished("a", Usage(made.num_tokens, 0), token_ids=token_ids)
+    assert (end.usage, end.token_ids) == (Usage(made.num_tokens, 0), token_ids)
     assert not engine.encoder.done
     assert not any(plan.has_runner_work for plan in engine.plans)
     assert engine.is_clean()
@@ -412,7 +412,7 @@ def test_choices_share_one_prefill_and_end_each_for_itself():
     lengths = [len(answer_tokens(made, i)) for i in range(3)]
     assert len(set(lengths)) > 1, "they end at different steps"
     assert engine.ended == ["a"]
-    assert Finished("a", Usage(made.num_tokens, sum(lengths))) in engine.events
+    assert engine.usages == {"a": Usage(made.num_tokens, sum(lengths))}
     assert sum(end - start for _, start, end in engine.chunks) == made.num_tokens
     assert engine.is_clean()
 
@@ -545,7 +545,7 @@ def test_an_answer_may_fill_the_context_and_is_cut_there(max_tokens: int | None)
     engine = Engine(context_tokens=9, eos_token_ids=frozenset())
     engine.add("a", text="12345", max_tokens=max_tokens)
     engine.run()
-    assert Finished("a", Usage(5, 4)) in engine.events
+    assert engine.usages == {"a": Usage(5, 4)}
     assert deltas(engine.events)[-1].finish_reason == "length"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from vlm_server.api.http.connection.outgoing import Outgoing
 from vlm_server.api.http.connection.parser import HeadReader, RequestParser
 from vlm_server.api.http.connection.refusal import refusal
 from vlm_server.api.http.connection.table import ConnectionTable, Stage
-from vlm_server.api.http.connection.target import scope_of
+from vlm_server.api.http.connection.target import RECEIVED_AT, scope_of
 from vlm_server.api.http.connection.turns import Turns
 from vlm_server.api.http.errors import EncodeError
 from vlm_server.errors import EngineUnavailable, QueueFull, RequestError, RequestTimeout
@@ -164,6 +165,7 @@ class HttpConnection(asyncio.Protocol):
             "server": get_local_addr(self._transport),
             "client": get_remote_addr(self._transport),
             "state": self._app_state.copy(),
+            RECEIVED_AT: time.monotonic(),
         }
         scope = scope_of(parser.request, peers)
         exchange = self._exchange = Exchange(parser, scope, self, self._state.default_headers)

@@ -9,6 +9,9 @@ from urllib.parse import unquote
 import h11
 from starlette.types import Scope
 
+RECEIVED_AT = "vlm_server.received_at"
+"""In a scope: when the head was complete, on the monotonic clock."""
+
 _ABSOLUTE = re.compile(rb"https?://(?P<host>[^/?#]*)(?P<rest>.*)", re.IGNORECASE)
 
 

@@ -1,0 +1,104 @@
+"""Chromium of the system, daemons to open, and pages of all sizes in light and dark."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from tests.e2e.daemon import Daemon, running_daemon
+from tests.tiny_models import build
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+VIEWPORTS = {"desktop": (1280, 800), "phone": (390, 844)}
+Open = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """The daemon as a person starts it, with the embedded model."""
+    with running_daemon(tmp_path_factory.mktemp("daemon")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def tiny_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon with a random model, whose answers run on, and two keys."""
+    folder = tmp_path_factory.mktemp("tiny")
+    keys = folder / "keys.toml"
+    keys.write_text('[laptop]\nkey = "laptop-key"\n[ops]\nkey = "operator-key"\nadmin = true\n')
+    keys.chmod(0o600)
+    arguments = ("--model", str(build("qwen3_vl", folder / "model")))
+    with running_daemon(
+        folder, *arguments, "--set", f"server.api_key_file={keys}", api_key="operator-key"
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """For a module, not the session: Playwright's loop would be in the way of async tests."""
+    program = next(filter(None, map(shutil.which, NAMES)), None)
+    if program is None:
+        reason = "no Chromium: run scripts/install_chromium"
+        if request.config.getoption("--require-browser"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Open]:
+    """Opens a daemon's page. Unless told that it is not to be quiet, the test fails if anything is
+    asked of others or a script goes wrong."""
+    faults: list[str] = []
+    with ExitStack() as stack:
+
+        def open_(
+            daemon: Daemon,
+            view: str = "",
+            device: str = "desktop",
+            scheme: str = "light",
+            is_quiet: bool = True,
+        ) -> Any:
+            width, height = VIEWPORTS[device]
+            is_phone = device == "phone"
+            context = browser.new_context(
+                viewport={"width": width, "height": height},
+                color_scheme=scheme,
+                has_touch=is_phone,
+                is_mobile=is_phone,
+                reduced_motion="reduce",
+                permissions=["clipboard-read", "clipboard-write"],
+            )
+            stack.callback(context.close)
+            page = context.new_page()
+            page.set_default_timeout(20_000)
+
+            def note_request(request: Any) -> None:
+                if not request.url.startswith((f"{daemon.url}/", "blob:", "data:")):
+                    faults.append(f"asked {request.url}")
+
+            if is_quiet:
+                page.on("request", note_request)
+                page.on("pageerror", lambda error: faults.append(f"script: {error}"))
+                page.on("console", lambda one: faults.append(one.text) if _is_fault(one) else None)
+            page.goto(f"{daemon.url}/{view}")
+            page.locator("#state[data-state=ready]").wait_for()
+            return page
+
+        yield open_
+    assert faults == []
+
+
+def _is_fault(line: Any) -> bool:
+    """Errors, but for answers with an error status, which browsers log by themselves."""
+    return line.type == "error" and "Failed to load resource" not in line.text

@@ -1,0 +1,43 @@
+"""Files that are dropped and pasted."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+_SEND = """([how, files]) => {
+  const data = new DataTransfer();
+  for (const [base64, name, type] of files) {
+    const bytes = Uint8Array.from(atob(base64), (each) => each.charCodeAt(0));
+    data.items.add(new File([bytes], name, {type}));
+  }
+  const options = {bubbles: true, cancelable: true};
+  const target = document.querySelector("main");
+  if (how === "paste") {
+    target.dispatchEvent(new ClipboardEvent("paste", {...options, clipboardData: data}));
+  } else {
+    for (const kind of ["dragenter", "dragover", "drop"])
+      target.dispatchEvent(new DragEvent(kind, {...options, dataTransfer: data}));
+  }
+}"""
+File = tuple[bytes, str, str]
+"""Content, name and MIME type."""
+
+
+def give(page: Any, how: str, *files: File) -> None:
+    """`how`: "drop" or "paste"; waits until the page has taken them."""
+    before = page.locator("#attachments li").count()
+    encoded = [[base64.b64encode(data).decode(), name, kind] for data, name, kind in files]
+    page.evaluate(_SEND, [how, encoded])
+    page.locator("#attachments li").nth(before + len(files) - 1).wait_for()
+
+
+def ask(page: Any, question: str) -> Any:
+    """Types a question and sends it; the answer, once it is complete."""
+    number = page.locator(".answer").count()
+    page.get_by_role("textbox", name="Question", exact=True).fill(question)
+    page.keyboard.press("Enter")
+    answer = page.locator(".answer").nth(number)
+    answer.wait_for()
+    page.locator(".answer[aria-busy=true]").wait_for(state="detached")
+    return answer

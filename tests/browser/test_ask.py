@@ -1,0 +1,202 @@
+"""Asking on the page, with the embedded model: pictures in, true answers out."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import clips
+from tests.browser.conftest import Open
+from tests.browser.files import ask, give
+from tests.e2e.daemon import Daemon
+from tests.e2e.pictures import canvas, draw_shape, encoded, one_shape
+
+SQUARE = (encoded(one_shape("square", "blue")), "square.png", "image/png")
+
+
+def text_of(answer: Any) -> str:
+    return str(answer.locator(".text").inner_text()).strip().lower()
+
+
+def figures_of(answer: Any) -> dict[str, str]:
+    return {
+        pair.locator("dt").inner_text(): pair.locator("dd").inner_text()
+        for pair in answer.locator(".figures > div").all()
+    }
+
+
+@pytest.mark.parametrize("how", ["drop", "paste"])
+@pytest.mark.parametrize("device", ["desktop", "phone"])
+def test_a_picture_gets_a_true_streamed_answer_and_can_be_asked_about_again(
+    daemon: Daemon, open_page: Open, how: str, device: str
+) -> None:
+    page = open_page(daemon, device=device)
+    give(page, how, SQUARE)
+    with page.expect_response("**/v1/chat/completions") as asked:
+        answer = ask(page, "What shape is this?")
+    assert asked.value.headers["content-type"].startswith("text/event-stream")
+    assert text_of(answer) == "square"
+    figures = figures_of(answer)
+    assert re.fullmatch(r"[\d.]+ m?s", figures["First token"])
+    assert re.fullmatch(r"\d+ \S \d+", figures["Seen as"])
+    follow_up = ask(page, "And what colour is it?")
+    assert text_of(follow_up) == "blue"
+    cached = re.match(r"(\d+) of (\d+) tokens", figures_of(follow_up)["From cache"])
+    assert cached
+    assert 0 < int(cached[1]) < int(cached[2])
+    page.get_by_role("button", name="New").click()
+    assert page.locator(".answer").count() == 0
+    assert page.get_by_role("heading", name="Ask about a picture").is_visible()
+
+
+def test_several_pictures_are_sent_in_their_order(daemon: Daemon, open_page: Open) -> None:
+    page = open_page(daemon)
+    star = (encoded(one_shape("star", "red")), "star.png", "image/png")
+    give(page, "drop", SQUARE, star, SQUARE)
+    page.get_by_role("button", name="Remove square.png").last.click()
+    with page.expect_request("**/v1/chat/completions") as asked:
+        ask(page, "Which colour is in the second picture?")
+    (message,) = asked.value.post_data_json["messages"]
+    assert [part["type"] for part in message["content"]] == ["image_url", "image_url", "text"]
+    first, second = (part["image_url"]["url"] for part in message["content"][:2])
+    assert first != second
+
+
+def test_a_file_can_be_chosen(daemon: Daemon, open_page: Open, tmp_path: Path) -> None:
+    page = open_page(daemon)
+    file = tmp_path / "square.png"
+    file.write_bytes(SQUARE[0])
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Choose a picture").click()
+    chooser.value.set_files(file)
+    page.locator("#attachments img").wait_for()
+    assert text_of(ask(page, "What shape is this?")) == "square"
+
+
+def test_a_picture_in_a_format_that_the_server_does_not_take(
+    daemon: Daemon, open_page: Open
+) -> None:
+    page = open_page(daemon)
+    bitmap = (encoded(one_shape("square", "blue"), "BMP"), "square.bmp", "image/bmp")
+    give(page, "drop", bitmap)
+    assert text_of(ask(page, "What shape is this?")) == "square"
+
+
+def test_what_is_no_picture_is_refused_in_words(daemon: Daemon, open_page: Open) -> None:
+    page = open_page(daemon)
+    give(page, "drop", (b"text", "notes.txt", "text/plain"), (b"x", "bad.png", "image/png"))
+    told = page.get_by_role("alert").all_inner_texts()
+    assert any("notes.txt is neither" in each for each in told)
+    assert any("bad.png can" in each for each in told)
+
+
+def test_a_video(daemon: Daemon, open_page: Open) -> None:
+    page = open_page(daemon)
+    give(page, "drop", (clips.encode(clips.moving("left", 30)), "clip.mp4", "video/mp4"))
+    assert text_of(ask(page, "Which way does it move?")) == "left"
+
+
+@pytest.mark.parametrize("device", ["desktop", "phone"])
+def test_a_tool_call_is_shown_and_drawn_where_it_points(
+    daemon: Daemon, open_page: Open, device: str
+) -> None:
+    picture = draw_shape(canvas((640, 400)), "circle", "red", (180, 210), 90)
+    picture = draw_shape(picture, "star", "green", (460, 190), 100)
+    page = open_page(daemon, device=device)
+    give(page, "drop", (encoded(picture), "two.png", "image/png"))
+    page.get_by_role("button", name="Options").click()
+    page.get_by_role("button", name="Add one that clicks").click()
+    answer = ask(page, "Click on the red circle.")
+    assert answer.locator(".call code").first.inner_text() == "click"
+    assert re.search(r'"x": \d+', answer.locator(".call pre").inner_text())
+    image, mark = (
+        answer.locator(".marked img").bounding_box(),
+        answer.locator(".mark").bounding_box(),
+    )
+    x = (mark["x"] + mark["width"] / 2 - image["x"]) / image["width"] * 640
+    y = (mark["y"] + mark["height"] / 2 - image["y"]) / image["height"] * 400
+    assert (x - 180) ** 2 + (y - 210) ** 2 < 90**2
+    answer.get_by_label("Result of click").fill("clicked")
+    with page.expect_request("**/v1/chat/completions") as asked:
+        ask(page, "What now?")
+    roles = [message["role"] for message in asked.value.post_data_json["messages"]]
+    assert roles == ["user", "assistant", "tool", "user"]
+    assert asked.value.post_data_json["messages"][2]["content"] == "clicked"
+
+
+@pytest.mark.parametrize(
+    ("text", "coordinates", "expected"),
+    [
+        ('[{"bbox_2d": [100, 200, 300, 400], "label": "cup"}]', None, ["box .1 .2 .2 .2 cup"]),
+        ('{"bbox_2d": [80, 60, 160, 120]}', "pixels", ["box .1 .1 .1 .1 "]),
+        ('[{"box_2d": [200, 100, 400, 300], "label": "a"}]', None, ["box .1 .2 .2 .2 a"]),
+        ("<|box_start|>(100,200),(300,400)<|box_end|>", None, ["box .1 .2 .2 .2 "]),
+        ('{"point_2d": [500, 250], "label": "x"}', None, ["point .5 .25 0 0 x"]),
+        ('{"x": 500, "y": 250}', None, ["point .5 .25 0 0 "]),
+        ('{"action": "click", "coordinate": [80, 60]}', "pixels", ["point .1 .1 0 0 "]),
+        ('<point x="50.0" y="25.0" alt="cup">cup</point>', None, ["point .5 .25 0 0 "]),
+        ("(500, 250)", None, ["point .5 .25 0 0 "]),
+        ("[100, 200, 300, 400]", None, ["box .1 .2 .2 .2 "]),
+        ("There are 3, 4 or 5 cups (in 2024, 2025).", None, []),
+        ('{"bbox_2d": [100, 200, 3000, 400]}', None, []),
+        ("[1, 2, 3, 4, 5]", None, []),
+    ],
+)
+def test_what_counts_as_a_place(
+    daemon: Daemon, open_page: Open, text: str, coordinates: str | None, expected: list[str]
+) -> None:
+    found = open_page(daemon).evaluate(
+        """async ([text, coordinates]) => {
+          const {findRegions} = await import("/page/regions.js");
+          return findRegions(text, {width: 800, height: 600}, coordinates);
+        }""",
+        [text, coordinates],
+    )
+    fields = ("x", "y", "width", "height")
+    shown = [(one["kind"], *(one[name] for name in fields), one["label"]) for one in found]
+    wanted = []
+    for line in expected:
+        kind, *numbers, label = line.split(" ")
+        wanted.append((kind, *(pytest.approx(float(each)) for each in numbers), label))
+    assert shown == wanted
+
+
+@pytest.mark.parametrize("name", ["curl", "Python"])
+def test_a_copied_request_gives_the_same_answer(
+    daemon: Daemon, open_page: Open, tmp_path: Path, name: str
+) -> None:
+    page = open_page(daemon)
+    give(page, "drop", (SQUARE[0], "my $HOME `square`.png", "image/png"))
+    page.get_by_role("button", name="Options").click()
+    page.get_by_label("Temperature").fill("0")
+    page.get_by_label("Instructions").fill('Never say "$HOME", `id` or \\n.')
+    answer = ask(page, "What shape is this?")
+    answer.get_by_role("button", name=f"Copy as {name}").click()
+    answer.get_by_role("button", name="Copied").wait_for()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    (tmp_path / "my $HOME `square`.png").write_bytes(SQUARE[0])
+    program = ["bash", "-c"] if name == "curl" else [sys.executable, "-c"]
+    ran = subprocess.run(
+        [*program, copied], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+    )
+    pieces = re.findall(r'"content":"(\w*)"', ran.stdout)
+    assert text_of(answer) == "square"
+    assert ("".join(pieces) if name == "curl" else ran.stdout.strip()) == "square"
+
+
+def test_an_answer_is_never_read_as_html(daemon: Daemon, open_page: Open) -> None:
+    shown = open_page(daemon).evaluate(
+        """async () => {
+          const {rich} = await import("/page/rich.js");
+          const box = document.createElement("div");
+          const code = "```\\n<b>\\n```";
+          box.append(...rich(`<img src=x onerror=alert(1)>\\n\\n${code}\\n- **a** \\`b\\`\\n- c`));
+          return [box.querySelectorAll("img, b").length, box.textContent, box.children.length];
+        }"""
+    )
+    assert shown == [0, "<img src=x onerror=alert(1)><b>a bc", 3]

@@ -1,0 +1,119 @@
+"""What operators see and do on the page: stop, cancel, watch, and keys."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+
+from tests.browser.conftest import Open
+from tests.browser.test_views import problems
+from tests.e2e.daemon import Daemon
+
+MANY_TOKENS = 4000
+
+
+@pytest.fixture
+def key_page(tiny_daemon: Daemon, open_page: Open) -> Iterator[Any]:
+    """The page after an operator's key was given."""
+    page = open_page(tiny_daemon)
+    give_key(page, "operator-key")
+    page.locator("#model-name", has_text="model").wait_for()
+    yield page
+    tiny_daemon.wait_idle()
+
+
+def give_key(page: Any, key: str) -> None:
+    page.get_by_role("dialog").wait_for()
+    page.get_by_label("Key", exact=True).fill(key)
+    page.keyboard.press("Enter")
+
+
+def test_a_key_is_asked_for_and_kept_in_the_tab(tiny_daemon: Daemon, open_page: Open) -> None:
+    page = open_page(tiny_daemon)
+    page.get_by_role("dialog").wait_for()
+    assert problems(page) == []
+    give_key(page, "not-a-key")
+    page.get_by_text("That key was not accepted").wait_for()
+    give_key(page, "laptop-key")
+    page.get_by_role("dialog").wait_for(state="hidden")
+    page.locator("#model-name", has_text="model").wait_for()
+    kept = "[localStorage.length, sessionStorage.length, document.cookie]"
+    assert page.evaluate(kept) == [0, 1, ""]
+    for view in ("now", "settings"):
+        page.locator(f"nav a[href='#{view}']").click()
+        page.locator(f"#{view}").get_by_text("Use one with admin = true").wait_for()
+    assert "laptop-key" not in page.content()
+
+
+def test_stop_ends_the_answer_in_the_engine_too(tiny_daemon: Daemon, key_page: Any) -> None:
+    page = key_page
+    page.get_by_role("button", name="Options").click()
+    page.get_by_label("Longest answer").fill(str(MANY_TOKENS))
+    page.get_by_role("textbox", name="Question", exact=True).fill("Tell me something long.")
+    page.keyboard.press("Enter")
+    page.locator(".answer .text p").first.wait_for()
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_text("Stopped.").wait_for()
+    tiny_daemon.wait_idle()
+    assert tiny_daemon.status()["engine"]["stats"]["generated_tokens"] < MANY_TOKENS
+    page.get_by_role("button", name="Send").wait_for()
+
+
+def test_a_request_of_others_is_seen_and_cancelled(tiny_daemon: Daemon, key_page: Any) -> None:
+    page = key_page
+    page.locator("nav a[href='#now']").click()
+    page.get_by_text("Nothing is running").wait_for()
+    with ThreadPoolExecutor(1) as others:
+        waiting = others.submit(
+            tiny_daemon.client().chat.completions.create,
+            model="default",
+            messages=[{"role": "user", "content": "hi"}],
+            max_tokens=MANY_TOKENS,
+            extra_body={"ignore_eos": True},
+        )
+        page.get_by_text("of at most 4,000 tokens").first.wait_for()
+        assert problems(page) == []
+        page.get_by_role("button", name="Cancel the request").click()
+        with pytest.raises(openai.APIStatusError) as caught:
+            waiting.result(20)
+    assert (caught.value.status_code, caught.value.code) == (410, "request_cancelled")
+    page.get_by_text("Nothing is running").wait_for()
+    page.locator(".first .bars").wait_for()
+
+
+def test_the_death_of_an_engine_is_told(tiny_daemon: Daemon, key_page: Any) -> None:
+    page = key_page
+    page.get_by_role("button", name="Options").click()
+    page.get_by_label("Longest answer").fill("1000")
+    page.get_by_role("textbox", name="Question", exact=True).fill("Are you there?")
+    page.keyboard.press("Enter")
+    page.locator(".answer .text p").first.wait_for()
+    os.kill(tiny_daemon.engine_pid(), signal.SIGKILL)
+    failed = page.locator(".answer")
+    failed.get_by_role("alert").wait_for()
+    page.locator("#state[data-state=restarting]").wait_for()
+    page.locator("nav a[href='#now']").click()
+    page.get_by_text("was ended by SIGKILL").wait_for()
+    tiny_daemon.wait_ready()
+    page.locator("#state[data-state=ready]").wait_for()
+    page.locator("nav a[href='#ask']").click()
+    failed.get_by_role("button", name="Try again").click()
+    page.locator(".answer .figures").wait_for()
+    assert page.get_by_role("alert").filter(has_text="again").count() == 0
+
+
+def test_settings_say_where_they_come_from(key_page: Any) -> None:
+    page = key_page
+    page.locator("nav a[href='#settings']").click()
+    page.get_by_label("Changed only").check()
+    page.locator("#settings .changed", has_text="api_key_file").wait_for()
+    assert page.locator("#settings .changed", has_text="Set on the command line").count() >= 2
+    assert "operator-key" not in page.locator("#settings").inner_text()
+    page.get_by_label("Find a setting").fill("no such setting")
+    page.get_by_text("No setting is called that.").wait_for()

@@ -1,0 +1,128 @@
+"""Every view, light and dark, on desktops and phones: accessible, within its width, and quick."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tests.browser.conftest import VIEWPORTS, Open
+from tests.browser.files import ask, give
+from tests.browser.test_ask import SQUARE
+from tests.e2e.daemon import Daemon
+
+VIEWS = ("ask", "now", "models", "settings")
+OUTSIDE_OF_CARDS = """() => [...document.querySelectorAll(".card *:not(.hidden)")].filter((one) => {
+  const inner = one.getBoundingClientRect();
+  const outer = one.closest(".card").getBoundingClientRect();
+  const room = 10; // of the card's padding
+  return inner.width && (inner.right > outer.right - room || inner.left < outer.left + room);
+}).map((one) => one.outerHTML.slice(0, 200))"""
+FIRST_PAINT_MS = 200
+FIRST_PAINT = """() => new Promise((resolve) => {
+  new PerformanceObserver((list) => {
+    const paint = list.getEntriesByName("first-contentful-paint")[0];
+    if (paint) resolve(paint.startTime);
+  }).observe({type: "paint", buffered: true});
+})"""
+
+
+def show(page: Any, view: str) -> None:
+    """Opens a view that has something to show."""
+    if view == "ask":
+        give(page, "drop", SQUARE)
+        page.get_by_role("button", name="Options").click()
+        ask(page, "What shape is this?")
+        give(page, "drop", SQUARE)
+    else:
+        page.locator(f"nav a[href='#{view}']").click()
+        page.locator(f"#{view} .card").first.wait_for()
+
+
+def problems(page: Any) -> list[str]:
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page).response["violations"]
+    return [
+        f"{each['id']}: {node['html'][:200]} {node.get('failureSummary', '')}"
+        for each in found
+        for node in each["nodes"]
+    ]
+
+
+def check_that_it_fits(page: Any) -> None:
+    """Nothing has to be scrolled sideways, nor sticks out of its card."""
+    assert page.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
+    assert page.evaluate(OUTSIDE_OF_CARDS) == []
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("device", list(VIEWPORTS))
+def test_a_view_is_accessible_and_fits(
+    daemon: Daemon, open_page: Open, tmp_path: Path, view: str, scheme: str, device: str
+) -> None:
+    page = open_page(daemon, device=device, scheme=scheme)
+    assert problems(page) == []
+    show(page, view)
+    assert problems(page) == []
+    check_that_it_fits(page)
+    page.screenshot(path=tmp_path / f"{view}-{scheme}-{device}.png")
+    with Image.open(tmp_path / f"{view}-{scheme}-{device}.png") as shot:
+        red, green, blue = shot.convert("RGB").getpixel((1, VIEWPORTS[device][1] // 2))
+    assert (max(red, green, blue) < 64) == (scheme == "dark")
+    assert (min(red, green, blue) > 192) == (scheme == "light")
+    page.set_viewport_size({"width": 320, "height": 640})
+    check_that_it_fits(page)
+
+
+def test_the_first_paint_is_quick(daemon: Daemon, open_page: Open) -> None:
+    page = open_page(daemon)
+    times = []
+    for _ in range(5):
+        page.reload()
+        times.append(page.evaluate(FIRST_PAINT))
+    assert min(times) < FIRST_PAINT_MS, times
+
+
+def test_the_policy_holds(daemon: Daemon, open_page: Open) -> None:
+    """Neither an inline script nor a style, nor another host, nor HTML made of text."""
+    page = open_page(daemon, is_quiet=False)
+    blocked = page.evaluate(
+        """async () => {
+          const blocked = [];
+          document.addEventListener("securitypolicyviolation", (event) => {
+            blocked.push(event.effectiveDirective);
+          });
+          const add = (tag, content) => {
+            const element = document.createElement(tag);
+            try { element.append(content); document.head.append(element); } catch { /* blocked */ }
+          };
+          add("script", "window.ran = true");
+          add("style", "body { display: none }");
+          try { document.body.innerHTML += "<p>"; } catch { /* blocked */ }
+          await fetch("http://localhost:1/").catch(() => null);
+          await new Promise((resolve) => setTimeout(resolve, 200));
+          return [blocked.sort(), window.ran ?? false, getComputedStyle(document.body).display];
+        }"""
+    )
+    directives, ran, display = blocked
+    assert (ran, display) == (False, "flex")
+    assert {"connect-src", "style-src-elem", "require-trusted-types-for"} <= set(directives)
+    assert any(
+        each.startswith("script-src") or each == "require-trusted-types-for" for each in directives
+    )
+
+
+def test_keys_move_through_the_page(daemon: Daemon, open_page: Open) -> None:
+    page = open_page(daemon)
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to content"
+    for name in VIEWS:
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.hash") == f"#{name}"
+    page.keyboard.press("Enter")
+    page.locator("#settings .card").first.wait_for()
+    assert page.locator("nav a[aria-current=page]").inner_text() == "Settings"

@@ -1,0 +1,243 @@
+"""Spans of real requests: kept in memory, and sent to a collector on a socket."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.routing import Route
+
+from tests.unit.api.conftest import intake_pool
+from tests.unit.api.requests import ROUTE, chat, picture, text, user
+from tests.unit.api.scripted_engine import HELLO, ScriptedEngine, failed
+from tests.unit.api.scripted_engine import text as says
+from vlm_server.api.app import create_app
+from vlm_server.api.http import tracing
+from vlm_server.api.http.tracing import SpanTracer, start_tracer
+from vlm_server.api.routes import BODIES, OPERATIONS
+from vlm_server.errors import ConfigError
+from vlm_server.protocol import Finished, Phase, Timeline, Usage
+from vlm_server.settings import Settings, Tracing
+
+pytest.importorskip("opentelemetry.sdk")
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+OPERATIONS_DOCS = (Path(__file__).parents[4] / "docs" / "operations.md").read_text("utf-8")
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+PHASES = (Phase("queue", 0.0), Phase("prepare", 0.0), Phase("prefill", 0.0), Phase("decode", 0.0))
+
+
+def timed(request_id: str) -> Finished:
+    return Finished(request_id, Usage(70, 2, 20), timeline=Timeline(time.monotonic(), PHASES))
+
+
+@dataclass
+class Traced:
+    """A client of an application whose spans are kept."""
+
+    engine: ScriptedEngine = field(default_factory=lambda: ScriptedEngine(*HELLO[:-1], timed))
+    exporter: InMemorySpanExporter = field(default_factory=InMemorySpanExporter)
+
+    def __post_init__(self) -> None:
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        tracer = SpanTracer(provider, OPERATIONS)
+        app = create_app(Settings(), self.engine, intake_pool(), tracer)
+        self.client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8000"
+        )
+
+    @property
+    def spans(self) -> dict[str, ReadableSpan]:
+        return {span.name: span for span in self.exporter.get_finished_spans()}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_is_a_span_with_its_phases(stream: bool) -> None:
+    traced = Traced()
+    body = chat(user(text("swordfish"), picture()), stream=stream)
+    before = time.time_ns()
+    answer = await traced.client.post(ROUTE, json=body)
+    after = time.time_ns()
+    spans = traced.spans
+    span = spans.pop("chat demo")
+    attributes = dict(span.attributes or {})
+    assert [name for name in attributes if f"`{name}`" not in OPERATIONS_DOCS] == []
+    assert attributes.pop("gen_ai.response.time_to_first_chunk") > 0  # type: ignore[operator]
+    assert attributes == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "vlm_server",
+        "gen_ai.request.model": "demo",
+        "gen_ai.request.stream": stream,
+        "gen_ai.response.model": "demo",
+        "gen_ai.response.id": f"chatcmpl-{answer.headers['x-request-id']}",
+        "vlm_server.request_id": answer.headers["x-request-id"],
+        "gen_ai.response.finish_reasons": ("stop",),
+        "gen_ai.usage.input_tokens": 70,
+        "gen_ai.usage.output_tokens": 2,
+        "gen_ai.usage.cache_read.input_tokens": 20,
+        "http.route": ROUTE,
+        "http.request.method": "POST",
+        "http.response.status_code": 200,
+        "vlm_server.images": 1,
+        "vlm_server.videos": 0,
+    }
+    assert list(spans) == ["receive", "queue", "prepare", "prefill", "decode"]
+    assert span.context is not None
+    slack = 10_000_000  # two clocks
+    for child in spans.values():
+        assert child.parent == span.context
+        assert before - slack <= span.start_time <= child.start_time <= child.end_time  # type: ignore[operator]
+        assert child.end_time <= span.end_time <= after + slack  # type: ignore[operator]
+    everything = "".join(each.to_json() for each in traced.exporter.get_finished_spans())
+    assert "swordfish" not in everything
+    assert "Hello" not in everything
+
+
+async def test_it_becomes_part_of_the_callers_trace() -> None:
+    traced = Traced()
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "a=b"}
+    await traced.client.post(ROUTE, json=chat(), headers=headers)
+    spans = traced.exporter.get_finished_spans()
+    assert {f"{span.context.trace_id:032x}" for span in spans if span.context} == {TRACE}
+    parent = traced.spans["chat demo"].parent
+    assert parent is not None
+    assert f"{parent.span_id:016x}" == PARENT
+    assert parent.trace_state.get("a") == "b"
+
+
+async def test_what_the_caller_leaves_out_is_left_out() -> None:
+    traced = Traced()
+    await traced.client.post(ROUTE, json=chat(), headers={"traceparent": f"00-{TRACE}-{PARENT}-00"})
+    assert not traced.spans
+
+
+@pytest.mark.parametrize(
+    "value", ["", "swordfish", f"00-{'0' * 32}-{PARENT}-01", "é" * 9, "-" * 999]
+)
+async def test_a_wrong_traceparent_begins_a_trace(value: str) -> None:
+    traced = Traced()
+    headers = [(b"traceparent", value.encode("latin-1"))]
+    answer = await traced.client.post(ROUTE, json=chat(), headers=headers)
+    assert answer.status_code == 200
+    assert traced.spans["chat demo"].parent is None
+
+
+async def test_a_failure_says_its_code() -> None:
+    traced = Traced()
+    await traced.client.post(ROUTE, json=chat(foo=1))
+    traced.engine.script = (says("a"), failed("engine_died", "swordfish"))
+    await traced.client.post(ROUTE, json=chat(stream=True))
+    refused, died = traced.spans["chat"], traced.spans["chat demo"]
+    assert (refused.attributes or {})["error.type"] == "unsupported_parameter"
+    assert (died.attributes or {})["error.type"] == "engine_died"
+    assert not refused.status.is_ok
+    assert not died.status.is_ok
+
+
+async def test_other_routes_have_no_spans() -> None:
+    traced = Traced()
+    for path in ("/metrics", "/v1/models", "/health/live", "/nowhere"):
+        await traced.client.get(path)
+    await traced.client.post("/v1/tokenize", json=chat())
+    await traced.client.get(ROUTE)
+    assert not traced.spans
+
+
+def test_every_route_that_generates_is_traced() -> None:
+    paths = [route.path for route in create_app(Settings(), ScriptedEngine()).routes
+             if isinstance(route, Route)]  # fmt: skip
+    assert set(OPERATIONS) <= set(paths)
+    others = ("tokenize", "count_tokens", "/api/show", "/api/pull")
+    assert {path for path in BODIES if not path.endswith(others)} - set(OPERATIONS) == set()
+
+
+class Collector(http.server.BaseHTTPRequestHandler):
+    bodies: list[tuple[str, bytes]]
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.bodies.append((self.path, body))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def collector() -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
+    bodies: list[tuple[str, bytes]] = []
+    handler = type("Handler", (Collector,), {"bodies": bodies})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", bodies
+        server.shutdown()
+
+
+@pytest.mark.parametrize("path", ["/v1/traces", "", "/", None])
+async def test_a_collector_gets_them(
+    collector: tuple[str, list[tuple[str, bytes]]],
+    monkeypatch: pytest.MonkeyPatch,
+    path: str | None,
+) -> None:
+    """None: from the environment."""
+    url, bodies = collector
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "127.0.0.1")
+    if path is None:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+    tracer = start_tracer(Tracing("" if path is None else f"{url}{path}"), OPERATIONS)
+    assert tracer is not None
+    app = create_app(Settings(), ScriptedEngine(*HELLO[:-1], timed), intake_pool(), tracer)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        await client.post(ROUTE, json=chat())
+    tracer.close()
+    ((asked, body),) = bodies
+    assert asked == "/v1/traces"
+    (sent,) = ExportTraceServiceRequest.FromString(body).resource_spans
+    resource = {each.key: each.value.string_value for each in sent.resource.attributes}
+    assert resource["service.name"] == "vlm_server"
+    names = [span.name for scope in sent.scope_spans for span in scope.spans]
+    assert sorted(names) == ["chat demo", "decode", "prefill", "prepare", "queue", "receive"]
+
+
+def test_nobody_asked_nobody_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in tracing.ENDPOINT_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert start_tracer(Tracing(), OPERATIONS) is None
+
+
+def test_a_missing_extra_is_an_error_only_if_the_settings_want_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "opentelemetry.sdk.trace.export", None)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    assert start_tracer(Tracing(), OPERATIONS) is None
+    assert "vlm-server[otel]" in caplog.text
+    with pytest.raises(ConfigError, match=r"vlm-server\[otel\]"):
+        start_tracer(Tracing("http://127.0.0.1:9/v1/traces"), OPERATIONS)
+
+
+async def test_a_collector_that_is_gone_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    tracer = start_tracer(Tracing("http://127.0.0.1:9/v1/traces"), OPERATIONS)
+    assert tracer is not None
+    app = create_app(Settings(), ScriptedEngine(*HELLO[:-1], timed), intake_pool(), tracer)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        assert (await client.post(ROUTE, json=chat())).status_code == 200
+    started = time.monotonic()
+    tracer.close()
+    assert time.monotonic() - started < 10

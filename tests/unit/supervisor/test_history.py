@@ -1,0 +1,63 @@
+"""Memory over the last hour, and why engines ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from vlm_server.protocol import MemoryStats
+from vlm_server.supervisor.history import (
+    HISTORY_SECONDS,
+    SAMPLE_SECONDS,
+    MemoryHistory,
+    MemorySample,
+    reason_of_end,
+)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 10_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def reading(active: int, pool: int = 0, footprint: int = 0) -> MemoryStats:
+    return MemoryStats(active, pool, 0, 0, 0, footprint, 0, {}, 0.0)
+
+
+def test_a_sample_has_the_most_of_its_interval() -> None:
+    clock = Clock()
+    history = MemoryHistory(clock)
+    history.add(reading(5, 9, 1))
+    clock.now += SAMPLE_SECONDS - 1
+    history.add(reading(7, 2, 3))
+    clock.now += 1
+    history.add(reading(1))
+    samples = [MemorySample(10_000, 7, 9, 3), MemorySample(10_000 + SAMPLE_SECONDS, 1, 0, 0)]
+    assert list(history.samples) == samples
+
+
+def test_an_hour_is_kept_and_what_held_when_it_began() -> None:
+    clock = Clock()
+    history = MemoryHistory(clock)
+    for i in range(3 * HISTORY_SECONDS // SAMPLE_SECONDS):
+        clock.now = 10_000 + i * SAMPLE_SECONDS
+        history.add(reading(i))
+    assert len(history.samples) == HISTORY_SECONDS // SAMPLE_SECONDS
+    last = history.samples[-1]
+    clock.now += 2 * HISTORY_SECONDS  # idle: nothing is told, and memory is as it was
+    assert list(history.samples) == [last]
+
+
+@pytest.mark.parametrize(
+    ("status", "hung", "reason"),
+    [
+        (-9, None, "was ended by SIGKILL"),
+        (1, None, "ended with status 1"),
+        (None, None, "could not be started"),
+        (-9, "encoder", "did not get on (encoder) and was ended"),
+    ],
+)
+def test_why_an_engine_ended(status: int | None, hung: str | None, reason: str) -> None:
+    assert reason_of_end(status, hung) == reason

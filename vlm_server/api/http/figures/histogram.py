@@ -1,0 +1,47 @@
+"""Counts of values by size. Knows no names and no labels."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+
+SECONDS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0, 2560.0),
+)
+"""Bounds from a decode step of a small model to the longest deadline."""
+TOKENS = (*(step * 10.0**power for power in range(6) for step in (1, 2, 5)), 1e6)
+"""Bounds up to the longest context."""
+
+
+class Histogram:
+    """A histogram as Prometheus has it; each bucket includes its bound.
+
+    Not one of the library's: it is written for each token, from one thread, and read as it is.
+    """
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        """`bounds` ascend; one without an end is added."""
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    @property
+    def sum(self) -> float:
+        return self._sum
+
+    @property
+    def count(self) -> int:
+        return sum(self._counts)
+
+    def buckets(self) -> list[tuple[str, int]]:
+        """(bound, how many values are not above it) for each, as Prometheus writes them."""
+        names = [*(f"{bound:g}" for bound in self._bounds), "+Inf"]
+        return list(zip(names, accumulate(self._counts), strict=True))

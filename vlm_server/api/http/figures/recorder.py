@@ -1,0 +1,168 @@
+"""Measures one answer while it is given."""
+
+from __future__ import annotations
+
+import time
+from asyncio import CancelledError
+from collections.abc import Callable, Collection
+from types import TracebackType
+from typing import Self
+
+from vlm_server.api.http.figures.figures import ModelFigures
+from vlm_server.protocol import Delta, Finished, FinishReason, Timeline, Usage
+
+_NOTHING = Timeline()
+_ON_DEVICE = ("load", "encode", "prefill", "decode")
+
+
+class AnswerRecorder:
+    """A context: from handing a request to the engine until its answer was written, or not.
+
+    All times are of the system's monotonic clock. A delta is given once its bytes were passed to
+    the operating system; one of a whole answer once the front has it.
+    """
+
+    def __init__(
+        self,
+        figures: ModelFigures,
+        model: str,
+        response_id: str,
+        received_at: float,
+        *,
+        is_stream: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`received_at`: when all headers were here."""
+        self.model = model
+        self.response_id = response_id
+        self.is_stream = is_stream
+        self.received_at = received_at
+        self.submitted_at = clock()
+        self.first_at: float | None = None
+        """When the first delta was given."""
+        self.ended_at = 0.0
+        self.usage = Usage(0, 0)
+        self.timeline = _NOTHING
+        self.finish_reasons: dict[int, FinishReason] = {}
+        """By choice."""
+        self.reason = ""
+        """Why the request ended: see `figures.REASONS`."""
+        self.longest_silence_seconds: float | None = None
+        self._image_tokens: int | None = None
+        self._figures = figures
+        self._clock = clock
+        self._has_begun = False
+        self._given_at: dict[int, float] = {}
+        self._last_given_at = 0.0
+
+    def __enter__(self) -> Self:
+        self._figures.num_waiting += 1
+        return self
+
+    def __exit__(
+        self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None
+    ) -> None:
+        self.ended_at = self._clock()
+        if isinstance(error, CancelledError):
+            self.reason = "abort"
+        elif error is not None:
+            self.failed()
+        if self._has_begun:
+            self._figures.num_running -= 1
+        else:
+            self._figures.num_waiting -= 1
+        self._figures.ended[self.reason] += 1
+        if self.reason in ("abort", "error"):
+            self._count_lost()
+        else:
+            self._count_answered()
+        if self.longest_silence_seconds is not None and self.is_stream:
+            self._figures.longest_silence.observe(self.longest_silence_seconds)
+
+    # ---- what happens to it ----------------------------------------------------------
+
+    def begun(self) -> None:
+        """The device has begun with the request; later calls do nothing."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._figures.num_waiting -= 1
+            self._figures.num_running += 1
+
+    def given(self, deltas: Collection[Delta]) -> None:
+        """The client has these; those without text or a call are no news."""
+        now = self._clock()
+        for delta in deltas:
+            if not (delta.text or delta.tool_call):
+                continue
+            if self.first_at is None:
+                self.first_at = now
+                self._figures.time_to_first_token.observe(now - self.received_at)
+            else:
+                self._note_silence(now)
+            before = self._given_at.get(delta.choice)
+            if before is not None:
+                self._figures.inter_token_latency.observe(now - before)
+            self._given_at[delta.choice] = self._last_given_at = now
+
+    def ended_choice(self, choice: int, reason: FinishReason) -> None:
+        """A choice has all its text."""
+        self.finish_reasons[choice] = reason
+
+    def finished(self, finished: Finished) -> None:
+        """The engine has done all, and the client is about to be told."""
+        self.usage, self.timeline = finished.usage, finished.timeline
+        if finished.images:
+            self._image_tokens = sum(image.tokens for image in finished.images)
+        reasons = self.finish_reasons.values()
+        self.reason = next((one for one in ("length", "tool_calls") if one in reasons), "stop")
+
+    def failed(self) -> None:
+        """The client is told of an error."""
+        self.reason = "error"
+
+    # ---- what is known of it ---------------------------------------------------------
+
+    @property
+    def spans(self) -> list[tuple[str, float, float]]:
+        """(phase, start, end) of all that the request went through so far, in order.
+
+        `receive` is the front's: from the headers until the engine gets the request. `queue`
+        begins there.
+        """
+        spans = [("receive", self.received_at, self.submitted_at)]
+        start, end = self.submitted_at, max(self.submitted_at, self.timeline.began_at)
+        for phase in self.timeline.phases:
+            end += phase.seconds
+            spans.append((phase.name, start, end))
+            start = end
+        return spans
+
+    def phase_seconds(self) -> dict[str, float]:
+        """How long each phase took, those that come several times together."""
+        seconds = dict.fromkeys(("receive", "queue", "prepare", "encode", "prefill", "decode"), 0.0)
+        for name, start, end in self.spans:
+            seconds[name] = seconds.get(name, 0.0) + end - start
+        return seconds
+
+    def _count_answered(self) -> None:
+        figures, seconds = self._figures, self.phase_seconds()
+        figures.latency.observe(self.ended_at - self.received_at)
+        figures.prompt_tokens.observe(self.usage.prompt_tokens)
+        figures.generation_tokens.observe(self.usage.completion_tokens)
+        if self._image_tokens is not None:
+            figures.image_tokens.observe(self._image_tokens)
+        figures.inference.observe(sum(seconds.get(name, 0.0) for name in _ON_DEVICE))
+        for name, histogram in figures.phases.items():
+            if name != "encode" or seconds[name]:
+                histogram.observe(seconds[name])
+
+    def _count_lost(self) -> None:
+        """Who leaves while it waits has waited: without it, an overload would look short."""
+        if not self._has_begun:
+            self._figures.phases["queue"].observe(self.ended_at - self.submitted_at)
+        if self.first_at is not None:
+            self._note_silence(self.ended_at)
+
+    def _note_silence(self, until: float) -> None:
+        silence = until - self._last_given_at
+        self.longest_silence_seconds = max(self.longest_silence_seconds or 0.0, silence)

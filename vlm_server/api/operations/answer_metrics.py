@@ -1,0 +1,83 @@
+"""Metrics of answers, under the names that vLLM has where it has the same; see `figures`."""
+
+from __future__ import annotations
+
+from vlm_server.api.http.figures.figures import ModelFigures
+from vlm_server.api.operations.families import Families
+
+
+def add_answers(families: Families, model_name: str, figures: ModelFigures) -> None:
+    """What was measured in the front, of the answers of one model."""
+    _add_counts(families, model_name, figures)
+    for name, help_text, histogram in (
+        (
+            "time_to_first_token_seconds",
+            "From the request's headers to the first text of its answer.",
+            figures.time_to_first_token,
+        ),
+        (
+            "inter_token_latency_seconds",
+            "Between two deltas of a choice.",
+            figures.inter_token_latency,
+        ),
+        (
+            "stream_longest_silence_seconds",
+            "The longest time between two deltas of a stream.",
+            figures.longest_silence,
+        ),
+        (
+            "e2e_request_latency_seconds",
+            "From the request's headers to the last byte of its answer.",
+            figures.latency,
+        ),
+        (
+            "request_inference_time_seconds",
+            "From when the device begins with a request to the last token.",
+            figures.inference,
+        ),
+        ("request_prompt_tokens", "Tokens of a prompt.", figures.prompt_tokens),
+        ("request_generation_tokens", "Tokens of an answer.", figures.generation_tokens),
+        (
+            "request_image_tokens",
+            "Tokens of a prompt's pictures, of prompts that have some.",
+            figures.image_tokens,
+        ),
+    ):
+        families.histogram(name, help_text, histogram, model_name=model_name)
+    for phase, help_text in _PHASES.items():
+        histogram = figures.phases[phase]
+        families.histogram(
+            f"request_{phase}_time_seconds", help_text, histogram, model_name=model_name
+        )
+
+
+_PHASES = {
+    "queue": "Until the device begins with a request, without its preparation.",
+    "prepare": "Template, tokenizer, and the decoding of pictures and videos.",
+    "encode": "From the first picture's encoding to the last's, of requests that need it.",
+    "prefill": "From the first chunk of a prompt, or its pictures' encoding, to the first token.",
+    "decode": "From the first token to the last.",
+}
+
+
+def _add_counts(families: Families, model_name: str, figures: ModelFigures) -> None:
+    families.gauge(
+        "num_requests_running",
+        "Requests that the device has begun with.",
+        figures.num_running,
+        model_name=model_name,
+    )
+    families.gauge(
+        "num_requests_waiting",
+        "Requests that it has not begun with.",
+        figures.num_waiting,
+        model_name=model_name,
+    )
+    for reason, count in figures.ended.items():
+        families.counter(
+            "request_success",
+            "Requests that ended, by why.",
+            count,
+            model_name=model_name,
+            finished_reason=reason,
+        )

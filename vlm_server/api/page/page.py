@@ -1,0 +1,109 @@
+"""`GET /`: the page for browsers, plain text for everybody else; and the files of the page.
+
+The files are read once and are the same for everybody: what they show, their scripts ask the API
+for, with the key of whoever looks at them. Scripts, styles and requests come from and go to this
+server alone: see `CONTENT_SECURITY_POLICY`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from vlm_server.api.http.browsers import PAGE_FOLDER as FOLDER
+from vlm_server.api.http.browsers import wants_html
+from vlm_server.errors import NotFound
+
+__all__ = ["CONTENT_SECURITY_POLICY", "FOLDER", "PageFile", "StartPage", "read_files"]
+
+CONTENT_SECURITY_POLICY = "; ".join(
+    [
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' blob: data:",
+        "media-src blob:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    ]
+)
+_HEADERS = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+    "Cache-Control": "no-cache",  # kept, but asked for again: an ETag answers that
+    "Vary": "Accept",
+}
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_INDEX = "index.html"
+_STATIC = Path(__file__).with_name("static")
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    """A file as it is sent; `etag` changes with its content."""
+
+    content: bytes
+    media_type: str
+    etag: str
+
+
+def read_files() -> dict[str, PageFile]:
+    """The files of the page, by name."""
+    return {path.name: _read(path) for path in sorted(_STATIC.iterdir()) if path.suffix in _TYPES}
+
+
+class StartPage:
+    """The two endpoints. `plain` answers who does not ask for HTML."""
+
+    def __init__(
+        self,
+        files: Mapping[str, PageFile],
+        plain: Callable[[Request], Awaitable[Response]],
+    ) -> None:
+        self._files = files
+        self._plain = plain
+
+    async def show(self, request: Request) -> Response:
+        if wants_html(request.headers):
+            return _answer(request, self._files[_INDEX])
+        response = await self._plain(request)
+        response.headers["Vary"] = "Accept"
+        return response
+
+    async def file(self, request: Request) -> Response:
+        """Raises NotFound."""
+        file = self._files.get(request.path_params["name"])
+        if file is None:
+            raise NotFound("The page has no such file.")
+        return _answer(request, file)
+
+
+def _read(path: Path) -> PageFile:
+    content = path.read_bytes()
+    etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    return PageFile(content, _TYPES[path.suffix], etag)
+
+
+def _answer(request: Request, file: PageFile) -> Response:
+    headers = {**_HEADERS, "ETag": file.etag}
+    if file.etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(file.content, headers=headers, media_type=file.media_type)

@@ -1,0 +1,98 @@
+// Asks the server, with the key of this tab if one is needed. The key is in sessionStorage alone.
+
+import { $ } from "./dom.js";
+
+const KEY = "vlm_server key";
+
+export class ApiError extends Error {
+  constructor(status, message, code) {
+    super(message);
+    Object.assign(this, { status, code });
+  }
+}
+
+export const hasKey = () => Boolean(sessionStorage.getItem(KEY));
+
+/** The response to a request that was accepted. Throws ApiError, and asks for a key if there is none. */
+export async function ask(path, options = {}) {
+  for (;;) {
+    const used = sessionStorage.getItem(KEY);
+    const response = await send(path, options, used);
+    if (response.ok) return response;
+    const error = await readError(response);
+    if (response.status !== 401) throw error;
+    if (!options.quiet && (await askForKey(used))) continue;
+    throw error;
+  }
+}
+
+export const get = async (path, options) => (await ask(path, options)).json();
+
+async function send(path, { body, method, signal }, key) {
+  const headers = {};
+  if (key) headers.Authorization = `Bearer ${key}`;
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  try {
+    return await fetch(path, {
+      method: method ?? (body === undefined ? "GET" : "POST"),
+      headers,
+      signal,
+      cache: "no-store",
+      body: body === undefined ? undefined : JSON.stringify(body),
+    });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, "The server can’t be reached. Is it running?", "unreachable");
+  }
+}
+
+async function readError(response) {
+  try {
+    const { error } = await response.json();
+    return new ApiError(response.status, error.message, error.code);
+  } catch {
+    return new ApiError(response.status, `The server answered with status ${response.status}.`, "");
+  }
+}
+
+/** The events of a stream, as objects. Throws ApiError for one that is an error. */
+export async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      if (!line.startsWith("data: ")) continue;
+      if (line === "data: [DONE]") return;
+      const event = JSON.parse(line.slice(6));
+      if (event.error) throw new ApiError(0, event.error.message, event.error.code);
+      yield event;
+    }
+  }
+}
+
+let asking = null;
+
+/** Whether a key was given. One dialog serves all who ask meanwhile. */
+function askForKey(refused) {
+  if (sessionStorage.getItem(KEY) !== refused) return Promise.resolve(true);
+  asking ??= new Promise((resolve) => {
+    const dialog = $("key-dialog");
+    $("key-why").textContent = refused
+      ? "That key was not accepted. Check it, and try again."
+      : "This server asks for a key. It is kept in this tab until you close it.";
+    sessionStorage.removeItem(KEY);
+    $("key").value = "";
+    $("key-cancel").onclick = () => dialog.close();
+    dialog.onsubmit = () => sessionStorage.setItem(KEY, $("key").value.trim());
+    dialog.onclose = () => {
+      asking = null;
+      resolve(hasKey());
+    };
+    dialog.showModal();
+  });
+  return asking;
+}

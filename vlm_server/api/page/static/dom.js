@@ -1,0 +1,82 @@
+// Makes elements, and shows numbers. Never parses HTML: all text stays text.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** An element with attributes (functions are listeners, false and null are left out) and children. */
+export function h(tag, attributes = {}, ...children) {
+  return fill(document.createElement(tag), attributes, children);
+}
+
+export function svg(tag, attributes = {}, ...children) {
+  return fill(document.createElementNS(SVG, tag), attributes, children);
+}
+
+export function icon(name) {
+  return svg("svg", { "aria-hidden": "true" }, svg("use", { href: `#i-${name}` }));
+}
+
+function fill(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (typeof value === "function") element.addEventListener(name.slice(2), value);
+    else if (name === "class") element.setAttribute("class", value);
+    else if (value !== null && value !== false && value !== undefined)
+      element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+export const $ = (id) => document.getElementById(id);
+
+const whole = new Intl.NumberFormat("en");
+
+export const count = (value) => whole.format(Math.round(value));
+
+export function short(value) {
+  for (const [size, unit] of [
+    [1e9, "B"],
+    [1e6, "M"],
+    [1e3, "k"],
+  ])
+    if (value >= size) return `${digits(value / size)} ${unit}`;
+  return String(value);
+}
+
+export function bytes(value) {
+  for (const [size, unit] of [
+    [2 ** 30, "GiB"],
+    [2 ** 20, "MiB"],
+    [2 ** 10, "KiB"],
+  ])
+    if (value >= size) return `${digits(value / size)} ${unit}`;
+  return `${value} B`;
+}
+
+export function seconds(value) {
+  if (value < 1) return `${digits(value * 1000)} ms`;
+  if (value < 120) return `${digits(value)} s`;
+  if (value < 7200) return `${Math.round(value / 60)} min`;
+  return `${digits(value / 3600)} h`;
+}
+
+export const percent = (part, all) => (all ? `${Math.round((100 * part) / all)} %` : "–");
+
+export const words = (name) => name.replaceAll("_", " ");
+
+const digits = (value) => (value >= 100 ? Math.round(value) : +value.toPrecision(value >= 10 ? 3 : 2));
+
+/** Copies `text` and says so on `button` for a moment. */
+export async function copy(button, text) {
+  const label = button.textContent;
+  try {
+    await navigator.clipboard.writeText(text);
+    button.textContent = "Copied";
+  } catch {
+    button.textContent = "Could not copy";
+  }
+  setTimeout(() => (button.textContent = label), 1600);
+}
+
+/** An empty state: what there is not, and what would bring it about. */
+export const empty = (title, text) =>
+  h("div", { class: "empty" }, h("p", {}, title), text && h("p", {}, text));

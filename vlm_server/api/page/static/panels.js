@@ -1,0 +1,275 @@
+// What the cards of Now show: {elements}, and a {key} that changes with them where they seldom do.
+
+import { countOf, histogram, memoryChart, meter } from "./charts.js";
+import { bytes, count, empty, h, percent, seconds, short, words } from "./dom.js";
+
+const HOUR = 3600;
+
+const STATES = {
+  reading: "Reading the request",
+  sent: "On its way",
+  waiting: "Waiting",
+  preparing: "Preparing",
+  waiting_for_memory: "Waiting for memory",
+  loading: "Reading the disk cache",
+  encoding: "Looking at pictures",
+  prefill: "Reading the prompt",
+  decode: "Answering",
+};
+const CLEARS = {
+  clear_idle: "idle",
+  clear_guard: "before a picture",
+  clear_admission: "before a request",
+  clear_chunk: "between chunks",
+  clear_prefill: "after a prompt",
+  clear_decode: "long answer",
+  clear_failure: "out of memory",
+};
+const CACHES = {
+  prefix: "Prompts",
+  encoder: "Encoded pictures",
+  pixel: "Pixels",
+  token_layout: "Layouts",
+  disk: "Disk",
+};
+
+/** `cancelled` are ids of those that `cancel` was called with. */
+export function requests(list, cancelled, cancel) {
+  if (!list.length)
+    return {
+      key: "none",
+      elements: [empty("Nothing is running", "Requests show here while they are answered.")],
+    };
+  return {
+    elements: [
+      h(
+        "ul",
+        { class: "rows" },
+        list.map((one) => request(one, cancelled.has(one.id), cancel)),
+      ),
+    ],
+  };
+}
+
+function request(told, isCancelled, cancel) {
+  const { id, route, key, state, done, total, images, videos, seconds: age } = told;
+  const media = [
+    images && `${images} ${images === 1 ? "picture" : "pictures"}`,
+    videos && `${videos} ${videos === 1 ? "video" : "videos"}`,
+  ];
+  const about = [key, route, ...media, seconds(age)].filter(Boolean).join(" · ");
+  const progress = total
+    ? `${count(done)} of ${state === "decode" ? "at most " : ""}${count(total)} tokens`
+    : "";
+  return h(
+    "li",
+    {},
+    h(
+      "div",
+      {},
+      h("p", {}, h("b", {}, STATES[state] ?? words(state)), " ", h("span", { class: "muted" }, progress)),
+      h("p", { class: "muted small" }, about),
+      meter(total ? done / total : 0, progress || "Not begun"),
+    ),
+    h(
+      "button",
+      {
+        type: "button",
+        class: "quiet small",
+        disabled: isCancelled,
+        "data-id": id,
+        "aria-label": `Cancel the request of ${seconds(age)} ago`,
+        onclick: () => cancel(id),
+      },
+      isCancelled ? "Cancelling" : "Cancel",
+    ),
+  );
+}
+
+export function memory(status, stats) {
+  if (!stats)
+    return { key: "none", elements: [empty("No figures yet", "The engine tells them once it runs.")] };
+  const { memory: now } = stats;
+  const samples = status.engine.memory_samples;
+  const known = samples.length ? status.time - samples[0].at : 0;
+  const span = Math.min(HOUR, Math.max(300, known));
+  const chart = memoryChart(
+    samples.filter(({ at }) => at <= status.time),
+    {
+      now: status.time,
+      span,
+      limit: now.limit_bytes,
+      series: [
+        ["footprint_bytes", "footprint"],
+        ["active_bytes", "active"],
+      ],
+      label:
+        `Memory over the last ${seconds(span)}: ${bytes(now.active_bytes)} in use by arrays, ` +
+        `${bytes(now.footprint_bytes)} for the whole process, ${bytes(now.limit_bytes)} allowed`,
+      ticks: [`${seconds(span)} ago`, "now"],
+    },
+  );
+  const figures = [
+    ["In use", now.active_bytes, "active"],
+    ["Whole process", now.footprint_bytes, "footprint"],
+    ["Weights", now.baseline_bytes],
+    ["Highest", now.peak_bytes],
+    ["Kept for reuse", now.pool_bytes],
+    ["Allowed", now.limit_bytes],
+  ];
+  return {
+    elements: [
+      chart,
+      h(
+        "dl",
+        { class: "grid" },
+        figures.map(([name, value, mark]) =>
+          h(
+            "div",
+            {},
+            h("dt", {}, mark && h("i", { class: `key ${mark}` }), name),
+            h("dd", {}, bytes(value)),
+          ),
+        ),
+      ),
+      clears(now),
+    ],
+  };
+}
+
+/** What the governor did, most often first. */
+function clears({ decisions, clear_seconds: spent }) {
+  const kinds = Object.entries(decisions)
+    .filter(([, times]) => times)
+    .sort((a, b) => b[1] - a[1]);
+  const isClear = ([kind]) => kind.startsWith("clear_");
+  const cleared = kinds.filter(isClear);
+  const times = cleared.reduce((sum, [, each]) => sum + each, 0);
+  const others = {
+    evict: "cache entries dropped",
+    wait: "requests that waited",
+    refuse: "requests refused",
+  };
+  return h(
+    "div",
+    { class: "sub" },
+    h("h3", {}, "Cleared"),
+    times
+      ? h(
+          "ul",
+          { class: "tally" },
+          cleared.map(([kind, each]) =>
+            h(
+              "li",
+              {},
+              h("span", {}, CLEARS[kind] ?? words(kind.slice(6))),
+              meter(each / times, `${each} times`),
+              h("b", {}, count(each)),
+            ),
+          ),
+        )
+      : h("p", { class: "muted" }, "Not once since the engine’s start."),
+    times ? h("p", { class: "muted small" }, `${seconds(spent)} in all`) : null,
+    h(
+      "p",
+      { class: "muted small" },
+      kinds
+        .filter((each) => !isClear(each))
+        .map(([kind, each]) => `${count(each)} ${others[kind] ?? words(kind)}`)
+        .join(" · "),
+    ),
+  );
+}
+
+export function waits(told, name, hint) {
+  const total = countOf(told);
+  return {
+    key: `${total}`,
+    elements: [total ? histogram(told, name) : empty("Nothing measured yet", hint)],
+  };
+}
+
+export function caches(stats) {
+  if (!stats) return { key: "none", elements: [empty("No figures yet")] };
+  const rows = stats.caches.map(({ name, hits, misses, size_bytes: size, limit_bytes: limit, entries }) => {
+    const all = hits + misses;
+    return h(
+      "tr",
+      {},
+      h("th", { scope: "row" }, CACHES[name] ?? words(name)),
+      h("td", {}, meter(all ? hits / all : 0, `${percent(hits, all)} of ${all} look-ups found`)),
+      h("td", {}, percent(hits, all)),
+      h(
+        "td",
+        { title: `${count(entries)} entries` },
+        bytes(size),
+        limit ? h("span", { class: "limit-of" }, ` of ${bytes(limit)}`) : null,
+      ),
+    );
+  });
+  const head = h(
+    "tr",
+    {},
+    h("th", { scope: "col" }, "Cache"),
+    h("th", { scope: "col", colspan: "2" }, "Found"),
+    h("th", { scope: "col" }, "Holds"),
+  );
+  return {
+    key: JSON.stringify(stats.caches),
+    elements: [h("table", {}, h("thead", {}, head), h("tbody", {}, rows))],
+  };
+}
+
+export function engine({ engine: { pid, restarts, ends, quarantine, progress } }, stats) {
+  const facts = [
+    ["Process", pid ?? "none"],
+    ["Restarts", count(restarts)],
+    ["Sizes refused", count(quarantine.shapes)],
+  ];
+  if (stats)
+    facts.push(
+      ["Prompt tokens", short(stats.prompt_tokens)],
+      ["Answer tokens", short(stats.generated_tokens)],
+      ["Tool calls", short(stats.tool_calls)],
+    );
+  const loading =
+    progress &&
+    h(
+      "p",
+      { class: "muted" },
+      `${words(progress.stage)} `,
+      meter(progress.fraction, percent(progress.fraction, 1)),
+    );
+  const history = ends.length
+    ? h(
+        "ul",
+        { class: "rows plain" },
+        ends
+          .toReversed()
+          .map(({ at, reason }) =>
+            h(
+              "li",
+              {},
+              h("span", {}, `It ${reason}`),
+              h(
+                "time",
+                { class: "muted", datetime: new Date(at * 1000).toISOString() },
+                new Date(at * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" }),
+              ),
+            ),
+          ),
+      )
+    : h("p", { class: "muted" }, "No engine has ended by itself since the server’s start.");
+  return {
+    key: JSON.stringify([facts, ends, progress]),
+    elements: [
+      loading,
+      h(
+        "dl",
+        { class: "grid" },
+        facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
+      ),
+      h("div", { class: "sub" }, h("h3", {}, "Restarts, and why"), history),
+    ].filter(Boolean),
+  };
+}
