@@ -8,10 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from vlm_server import settings
 from vlm_server.api.http.access import keys
+from vlm_server.checkpoints.find import find
+from vlm_server.checkpoints.names import HubName, served_name, to_download
 from vlm_server.errors import ConfigError, NotAvailable
-from vlm_server.settings import Settings
+from vlm_server.settings import Model, Settings
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -31,19 +35,23 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
 
 def add_model_option(parser: argparse.ArgumentParser) -> None:
     """`--model`."""
-    parser.add_argument("--model", metavar="PATH", type=Path, help="folder of the checkpoint")
+    parser.add_argument(
+        "--model", metavar="NAME", help="folder of a checkpoint, or its name: ORG/NAME[@REVISION]"
+    )
 
 
 def load_settings(options: argparse.Namespace) -> Settings:
     """Settings from `--config`, then `--set`, then `--model`, `--host` and `--port`.
 
+    A checkpoint that is named and on this machine is found: `model.path` is then its folder, and
+    otherwise the name of what must be downloaded; `model.name` is what it is called in the API.
     Raises ConfigError, also if `model.path` is not the folder of a checkpoint, or if the file of
     API keys can't be used; and NotAvailable if there is no such folder, or nothing in it: its disk
     may not be mounted.
     """
     loaded = settings.load(options.config, tuple(_overrides(options)))
     if loaded.model.path:
-        _check_model(Path(loaded.model.path))
+        loaded = msgspec.structs.replace(loaded, model=_located(loaded.model))
     keys.check_settings(loaded.server)
     return loaded
 
@@ -57,10 +65,27 @@ def settings_arguments(options: argparse.Namespace) -> list[str]:
     if options.config is not None:
         arguments += ["--config", str(options.config.absolute())]
     if options.model is not None:
-        arguments += ["--model", str(options.model.absolute())]
+        arguments += ["--model", _portable_model(options.model)]
     for override in options.set:
         arguments += ["--set", _portable(override)]
     return arguments
+
+
+def _located(model: Model) -> Model:
+    """`model` with its folder, if it is here, and its name."""
+    found = find(model.path, model.search_paths)
+    if found is None and (missing := to_download(model.path)) is not None:
+        return msgspec.structs.replace(model, name=model.name or missing.repo)
+    folder = Path(model.path).expanduser() if found is None else found.folder
+    _check_model(folder)
+    name = model.name or (served_name(folder.absolute()) if found is None else found.name)
+    return msgspec.structs.replace(model, path=str(folder), name=name)
+
+
+def _portable_model(text: str) -> str:
+    """A path as it holds in any folder; a name as it is."""
+    path = Path(text).expanduser()
+    return text if not path.exists() and HubName.parse(text) else str(path.absolute())
 
 
 def _check_model(path: Path) -> None:
@@ -88,7 +113,7 @@ def _portable(override: str) -> str:
         )
     if name == "model.path":
         path = settings.load(None, (override,)).model.path
-        return f"model.path={_toml(Path(path).expanduser().absolute())}" if path else override
+        return f"model.path={_toml(_portable_model(path))}" if path else override
     return override
 
 

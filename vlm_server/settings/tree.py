@@ -18,6 +18,8 @@ from vlm_server.settings.front import Deadlines, Limits, Server, Urls
 
 _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.IGNORECASE)
 
+_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(@\S+)?")
+
 
 class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     level: Annotated[
@@ -49,7 +51,7 @@ def load(path: Path | None = None, overrides: tuple[str, ...] = ()) -> Settings:
     Raises ConfigError, naming the setting, if one is unknown, of the wrong type or out of
     bounds, if the address is not loopback and there is no API key, or if a path that has to be
     absolute is relative; NotAvailable if there is no such file. `model.path` in a file starts at
-    its folder.
+    its folder, unless there is no such folder and it may be a name of the hub.
     """
     table: dict[str, Any] = _read_toml(path) if path else {}
     for override in overrides:
@@ -63,6 +65,8 @@ def load(path: Path | None = None, overrides: tuple[str, ...] = ()) -> Settings:
     _check_keys(settings.server)
     _check_urls(settings.urls)
     _check_absolute("cache.disk_path", settings.cache.disk_path)
+    for folder in settings.model.search_paths:
+        _check_absolute("model.search_paths", folder)
     return settings
 
 
@@ -101,7 +105,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def _resolve_model_path(table: dict[str, Any], folder: Path) -> None:
     model = table.get("model")
     if isinstance(model, dict) and isinstance(model.get("path"), str) and model["path"]:
-        model["path"] = str(folder / Path(model["path"]).expanduser())
+        path = folder / Path(model["path"]).expanduser()
+        if path.exists() or not _HUB_NAME.fullmatch(model["path"]):
+            model["path"] = str(path)
 
 
 def _apply_override(table: dict[str, Any], override: str) -> None:

@@ -43,7 +43,7 @@ def host_model(
         image_token_id=image_token_id,
         video_token_id=video_token_id if family.takes_videos else None,
         eos_token_ids=_eos_token_ids(config, folder, tokenizer),
-        context_tokens=_context_tokens(config, settings.max_context_tokens),
+        context_tokens=context_tokens_of(config, settings.max_context_tokens),
         vocabulary_size=_vocabulary_size(family, model.language_model),
         fingerprint=fingerprint(folder, str(settings.dtype)),
         adds_special_tokens=should_add_special_tokens(family.name, processor),
@@ -99,7 +99,8 @@ def _eos_token_ids(config: Json, folder: Path, tokenizer: Any) -> frozenset[int]
     return frozenset(found)
 
 
-def _context_tokens(config: Json, limit: int) -> int:
+def context_tokens_of(config: Json, limit: int) -> int:
+    """Tokens of prompt and answer: the configuration's own, or `limit` if that is less, not 0."""
     text = config.get("text_config") or config.get("llm_config") or {}
     own = text.get("max_position_embeddings") or config.get("max_position_embeddings") or 32768
     return min(int(own), limit) if limit else int(own)

@@ -1,0 +1,110 @@
+"""Runs the process that downloads, passes on what it says, and ends it with who waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+from vlm_server.checkpoints.find import hub_cache
+from vlm_server.checkpoints.messages import GO, Done, Message, Plan, Progress, Refused
+from vlm_server.checkpoints.names import HubName
+from vlm_server.child import launch
+from vlm_server.errors import ModelLoadError, NotAvailable
+
+_DECODER = msgspec.json.Decoder(Message)
+_MAX_LINE_BYTES = 16 << 20
+_MODULE = "vlm_server.checkpoints.fetch"
+_NUM_TRIES = 3
+"""In a row that bring nothing, before a connection is given up."""
+_PAUSE_SECONDS = 2.0
+
+OnProgress = Callable[[Progress], None]
+Approve = Callable[[Plan], Awaitable[None]]
+
+
+async def download(name: HubName, on_progress: OnProgress, approve: Approve) -> Path:
+    """The folder of `name`, once all that the loader reads is in the hub's cache.
+
+    `approve` is shown what will be fetched, and raises to forbid it. Raises ModelLoadError if
+    it can't be had, NotAvailable if it may be had later. Cancelling kills the process; what it has
+    fetched is kept.
+    """
+    most, tries = 0, 0
+    while True:
+        async with contextlib.aclosing(_messages(name)) as messages:
+            async for message in messages:
+                match message:
+                    case Plan():
+                        await approve(message)
+                    case Progress(done_bytes=done):
+                        tries = 0 if done > most else tries
+                        most = max(most, done)
+                        on_progress(message)
+                    case Done(folder):
+                        return Path(folder)
+                    case Refused(reason, may_pass):
+                        tries += 1
+                        if not may_pass:
+                            raise ModelLoadError(reason)
+                        if tries >= _NUM_TRIES:
+                            raise NotAvailable(reason)
+        await asyncio.sleep(_PAUSE_SECONDS)
+
+
+async def look_up(name: HubName) -> Plan:
+    """What a download of `name` would do. Fetches its configuration and nothing else.
+
+    Raises ModelLoadError and NotAvailable.
+    """
+    async with contextlib.aclosing(_messages(name)) as messages:
+        async for message in messages:
+            match message:
+                case Plan():
+                    return message
+                case Refused(reason, may_pass):
+                    raise (NotAvailable if may_pass else ModelLoadError)(reason)
+    raise ModelLoadError(f"{name} can't be looked up")
+
+
+async def _messages(name: HubName) -> AsyncGenerator[Message, None]:
+    """All that one process says, whose end is always told. It goes on after its `Plan`, once that
+    was taken."""
+    process = await asyncio.create_subprocess_exec(
+        *launch.command(_MODULE, name.repo, name.revision),
+        env={**launch.environment(), **_environment()},
+        cwd=launch.FOLDER,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=_MAX_LINE_BYTES,
+        start_new_session=True,  # a terminal's Ctrl-C is for us alone
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    message: Message | None = None
+    try:
+        async for line in process.stdout:
+            message = _DECODER.decode(line)
+            yield message
+            if isinstance(message, Plan):
+                process.stdin.write(GO)
+        if not isinstance(message, Done | Refused):
+            status = await process.wait()
+            yield Refused(f"the download ended with status {status}", may_pass=True)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+def _environment() -> dict[str, str]:
+    """The hub's library says nothing by itself, and a relative path means the same folder."""
+    return {
+        "HF_HUB_CACHE": str(hub_cache()),
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_VERBOSITY": "error",
+    }

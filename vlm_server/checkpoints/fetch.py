@@ -1,0 +1,220 @@
+"""The process that downloads a checkpoint: `python -m vlm_server.checkpoints.fetch REPO REVISION`.
+
+It tells its parent what it does (`messages`), and ends when its standard input does. Nothing is
+read before the revision is pinned to a commit. The snapshot appears in the cache when all files
+are here: a download that was killed leaves blobs, and whole or partial, none is fetched twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from huggingface_hub import HfApi, hf_hub_download
+from huggingface_hub.hf_api import RepoFile
+
+from vlm_server.checkpoints import layout
+from vlm_server.checkpoints.failures import Unusable, refused
+from vlm_server.checkpoints.find import hub_cache
+from vlm_server.checkpoints.messages import GO, Done, Message, Plan, Progress, size_text
+from vlm_server.checkpoints.names import HubName
+from vlm_server.checkpoints.transfer import HubFile, blob_path, held_bytes, transfer
+
+_NUM_THREADS = 4
+_TICK_SECONDS = 0.5
+_SPARE_BYTES = 1 << 30
+"""Left free on the disk."""
+
+
+class Fetch:
+    """One download. `send` tells the parent; `may_go` is set when it agrees to the plan."""
+
+    def __init__(self, name: HubName) -> None:
+        self._name = name
+        self._cache = hub_cache()
+        self._repository = self._cache / name.cache_folder
+        self._files: list[HubFile] = []
+        self._file = ""
+        self._is_waiting = False
+        self._is_over = threading.Event()
+
+    def run(self, may_go: threading.Event) -> Path:
+        """Returns the snapshot's folder. Raises Unusable, and what `failures.refused` explains."""
+        commit, parameters = self._pin()
+        with self._locked(), self._reporting():
+            config = self._plan(commit)
+            self._check_disk()
+            _send(self._planned(commit, config, parameters))
+            may_go.wait()
+            self._fetch_all(commit)
+        return self._publish(commit)
+
+    def _pin(self) -> tuple[str, dict[str, int]]:
+        """The commit that the revision is now, and how many numbers of which type it has."""
+        info = HfApi().model_info(self._name.repo, revision=self._name.revision or None)
+        if info.sha is None or (self._name.is_pinned and info.sha != self._name.revision):
+            raise Unusable(f"the hub answers for {self._name} with commit {info.sha}")
+        return info.sha, dict(info.safetensors.parameters) if info.safetensors else {}
+
+    def _plan(self, commit: str) -> dict[str, Any]:
+        """Choose the files; the configuration, which is read on the way, is returned."""
+        tree = HfApi().list_repo_tree(self._name.repo, revision=commit)
+        there = {file.path: file for file in tree if isinstance(file, RepoFile)}
+        if flaw := layout.flaw(there):
+            raise Unusable(f"{self._name} can't be served: {flaw}")
+        chosen = {path: _hub_file(file) for path, file in there.items() if layout.is_read(path)}
+        index = self._object(commit, chosen[layout.INDEX]) if layout.INDEX in chosen else {}
+        if shards := layout.shards(index) & set(chosen):
+            extra = {path for path in chosen if path.endswith(layout.WEIGHTS)} - shards
+            chosen = {path: file for path, file in chosen.items() if path not in extra}
+        config = self._object(commit, chosen[layout.CONFIG])
+        # The largest last would leave one thread with it alone.
+        self._files = sorted(chosen.values(), key=lambda file: -file.size)
+        return config
+
+    def _object(self, commit: str, file: HubFile) -> dict[str, Any]:
+        blob = transfer(self._repository, self._name.repo, commit, file)
+        try:
+            content = json.loads(blob.read_bytes())
+        except ValueError:
+            raise Unusable(f"{file.path} of {self._name} is no JSON") from None
+        return content if isinstance(content, dict) else {}
+
+    def _planned(self, commit: str, config: dict[str, Any], parameters: dict[str, int]) -> Plan:
+        weights = [file.size for file in self._files if file.path.endswith(layout.WEIGHTS)]
+        return Plan(
+            repo=self._name.repo,
+            commit=commit,
+            config=config,
+            files=tuple(file.path for file in self._files),
+            parameters=parameters,
+            weight_bytes=sum(weights),
+            total_bytes=self._total_bytes,
+            missing_bytes=self._total_bytes - self._held_bytes,
+        )
+
+    def _check_disk(self) -> None:
+        missing = self._total_bytes - self._held_bytes
+        free = shutil.disk_usage(self._repository).free
+        if missing and missing + _SPARE_BYTES > free:
+            raise Unusable(
+                f"the disk of {self._cache} has {size_text(free)} free, and {self._name} needs "
+                f"{size_text(missing)} more, beside {size_text(_SPARE_BYTES)} that are left free: "
+                "make room (`vlm-server models list`, `rm`), or set HF_HUB_CACHE to another disk"
+            )
+
+    def _fetch_all(self, commit: str) -> None:
+        """Raises the first error, when no thread works any more."""
+        with ThreadPoolExecutor(_NUM_THREADS) as threads:
+            futures = [threads.submit(self._one, commit, file) for file in self._files]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _one(self, commit: str, file: HubFile) -> None:
+        self._file = file.path
+        transfer(self._repository, self._name.repo, commit, file)
+
+    def _publish(self, commit: str) -> Path:
+        """Make the snapshot of the blobs: its configuration last, so that it is whole or none."""
+        folder = self._repository / "snapshots" / commit
+        for file in sorted(self._files, key=lambda file: file.path == layout.CONFIG):
+            assert blob_path(self._repository, file).exists()
+            hf_hub_download(self._name.repo, file.path, revision=commit, cache_dir=self._cache)
+        if not self._name.is_pinned:
+            _write(self._repository / "refs" / (self._name.revision or "main"), commit)
+        return folder
+
+    # ---- beside the work ------------------------------------------------------------
+
+    @property
+    def _total_bytes(self) -> int:
+        return sum(file.size for file in self._files)
+
+    @property
+    def _held_bytes(self) -> int:
+        return sum(held_bytes(self._repository, file) for file in self._files)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One process at a time: the others wait, and find what it has fetched."""
+        folder = self._cache / ".locks" / self._name.cache_folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._repository.mkdir(parents=True, exist_ok=True)
+        with (folder / "vlm-server.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                _send(Progress("", 0, 0, is_waiting=True))
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    @contextlib.contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Tell the parent how many bytes are here, while this lasts."""
+
+        def report() -> None:
+            while not self._is_over.wait(_TICK_SECONDS):
+                if self._file:
+                    _send(Progress(self._file, self._held_bytes, self._total_bytes))
+
+        thread = threading.Thread(target=report, name="progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._is_over.set()
+            thread.join()
+
+
+def _hub_file(file: RepoFile) -> HubFile:
+    if file.lfs is not None:
+        return HubFile(file.path, file.size, f"sha256:{file.lfs.sha256}")
+    return HubFile(file.path, file.size, f"git:{file.blob_id}")
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text)
+    draft.replace(path)
+
+
+def _send(message: Message) -> None:
+    os.write(sys.stdout.fileno(), msgspec.json.encode(message) + b"\n")
+
+
+def _obey(may_go: threading.Event) -> None:
+    """Wait for the parent's word; end with it."""
+    for line in sys.stdin.buffer:
+        if line == GO:
+            may_go.set()
+    os._exit(1)
+
+
+def main() -> None:
+    """Fetch what the arguments name."""
+    may_go = threading.Event()
+    threading.Thread(target=_obey, args=(may_go,), name="parent", daemon=True).start()
+    name = HubName(sys.argv[1], sys.argv[2])
+    try:
+        _send(Done(str(Fetch(name).run(may_go))))
+    except Exception as error:  # noqa: BLE001  the hub's library raises many kinds
+        _send(refused(error, name))
+
+
+if __name__ == "__main__":
+    main()
