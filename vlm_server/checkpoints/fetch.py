@@ -37,19 +37,21 @@ _SPARE_BYTES = 1 << 30
 
 
 class Fetch:
-    """One download. `send` tells the parent; `may_go` is set when it agrees to the plan."""
+    """One download."""
 
     def __init__(self, name: HubName) -> None:
         self._name = name
         self._cache = hub_cache()
         self._repository = self._cache / name.cache_folder
         self._files: list[HubFile] = []
-        self._file = ""
-        self._is_waiting = False
+        self._under_way: set[str] = set()
         self._is_over = threading.Event()
 
     def run(self, may_go: threading.Event) -> Path:
-        """Returns the snapshot's folder. Raises Unusable, and what `failures.refused` explains."""
+        """Returns the snapshot's folder. `may_go` is set when the parent agrees to the plan.
+
+        Raises what `failures.refused` explains.
+        """
         commit, parameters = self._pin()
         with self._locked(), self._reporting():
             config = self._plan(commit)
@@ -78,7 +80,7 @@ class Fetch:
             extra = {path for path in chosen if path.endswith(layout.WEIGHTS)} - shards
             chosen = {path: file for path, file in chosen.items() if path not in extra}
         config = self._object(commit, chosen[layout.CONFIG])
-        # The largest last would leave one thread with it alone.
+        # The largest first: else a thread would be alone with it in the end.
         self._files = sorted(chosen.values(), key=lambda file: -file.size)
         return config
 
@@ -125,8 +127,9 @@ class Fetch:
                 raise
 
     def _one(self, commit: str, file: HubFile) -> None:
-        self._file = file.path
+        self._under_way.add(file.path)
         transfer(self._repository, self._name.repo, commit, file)
+        self._under_way.discard(file.path)
 
     def _publish(self, commit: str) -> Path:
         """Make the snapshot of the blobs: its configuration last, so that it is whole or none."""
@@ -168,8 +171,9 @@ class Fetch:
 
         def report() -> None:
             while not self._is_over.wait(_TICK_SECONDS):
-                if self._file:
-                    _send(Progress(self._file, self._held_bytes, self._total_bytes))
+                paths = (file.path for file in self._files if file.path in self._under_way)
+                if path := next(paths, None):
+                    _send(Progress(path, self._held_bytes, self._total_bytes))
 
         thread = threading.Thread(target=report, name="progress", daemon=True)
         thread.start()

@@ -30,7 +30,7 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """`file` is the one that was begun last. `is_waiting` while another process downloads it."""
+    """`file` is the largest of those under way. `is_waiting` while another process downloads it."""
 
     file: str
     done_bytes: int
