@@ -39,6 +39,8 @@ class Repo:
     """Tokens that may read a gated repository."""
     parameters: dict[str, int] = field(default_factory=dict)
     declared: dict[str, int] = field(default_factory=dict)
+    oids: dict[str, str] = field(default_factory=dict)
+    """Hashes that the tree tells in place of true ones."""
     moves_to: str | None = None
 
     def commit(self, revision: str) -> str | None:
@@ -101,11 +103,11 @@ def is_lfs(path: str) -> bool:
     return path.endswith(".safetensors")
 
 
-def tree_entry(path: str, data: bytes, declared: int | None) -> dict[str, Any]:
-    size = len(data) if declared is None else declared
+def tree_entry(repo: Repo, path: str, data: bytes) -> dict[str, Any]:
+    size = repo.declared.get(path, len(data))
     entry = {"type": "file", "path": path, "size": size, "oid": git_oid(data)}
     if is_lfs(path):
-        oid = hashlib.sha256(data).hexdigest()
+        oid = repo.oids.get(path, hashlib.sha256(data).hexdigest())
         entry["lfs"] = {"oid": oid, "size": size, "pointerSize": 130}
     return entry
 
@@ -150,7 +152,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         files = repo.commits[commit]
         if kind == "tree":
-            self._json([tree_entry(p, d, repo.declared.get(p)) for p, d in files.items()])
+            self._json([tree_entry(repo, path, data) for path, data in files.items()])
             return
         info: dict[str, Any] = {"id": name, "sha": commit, "private": False, "siblings": []}
         if repo.parameters:

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 import sys
 import threading
@@ -32,6 +33,7 @@ from vlm_server.checkpoints.transfer import HubFile, blob_path, held_bytes, tran
 
 _NUM_THREADS = 4
 _TICK_SECONDS = 0.5
+_HEX = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _SPARE_BYTES = 1 << 30
 """Left free on the disk."""
 
@@ -64,9 +66,10 @@ class Fetch:
     def _pin(self) -> tuple[str, dict[str, int]]:
         """The commit that the revision is now, and how many numbers of which type it has."""
         info = HfApi().model_info(self._name.repo, revision=self._name.revision or None)
-        if info.sha is None or (self._name.is_pinned and info.sha != self._name.revision):
+        is_commit = info.sha is not None and _HEX.fullmatch(info.sha)
+        if not is_commit or (self._name.is_pinned and info.sha != self._name.revision):
             raise Unusable(f"the hub answers for {self._name} with commit {info.sha}")
-        return info.sha, dict(info.safetensors.parameters) if info.safetensors else {}
+        return str(info.sha), dict(info.safetensors.parameters) if info.safetensors else {}
 
     def _plan(self, commit: str) -> dict[str, Any]:
         """Choose the files; the configuration, which is read on the way, is returned."""
@@ -185,9 +188,10 @@ class Fetch:
 
 
 def _hub_file(file: RepoFile) -> HubFile:
-    if file.lfs is not None:
-        return HubFile(file.path, file.size, f"sha256:{file.lfs.sha256}")
-    return HubFile(file.path, file.size, f"git:{file.blob_id}")
+    kind, name = ("sha256", file.lfs.sha256) if file.lfs is not None else ("git", file.blob_id)
+    if not _HEX.fullmatch(name):  # it will be the name of a file
+        raise Unusable(f"the hub gives {name!r} as the hash of {file.path}")
+    return HubFile(file.path, file.size, f"{kind}:{name}")
 
 
 def _write(path: Path, text: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import os
 import re
 import time
 from pathlib import Path
@@ -295,8 +294,18 @@ async def test_what_is_no_checkpoint_is_not_downloaded(hub: Hub, files: dict[str
 
 
 async def test_paths_in_a_repository_lead_nowhere_else(hub: Hub, tmp_path: Path) -> None:
-    add(hub, NAME, model() | {"../../../../evil.json": b"{}", "..\\evil.json": b"{}"})
-    with contextlib.suppress(ModelLoadError):
+    files = model() | {"../../../../evil.json": b"{}", "sub/../../evil.json": b"{}"}
+    add(hub, NAME, files)
+    assert contents(await Watcher().get()) == read_files(model())
+    assert not evil_files(tmp_path)
+
+
+async def test_a_hash_that_is_a_path_is_refused(hub: Hub, tmp_path: Path) -> None:
+    add(hub, NAME, model(), oids={WEIGHTS: "../../../../evil"})
+    with pytest.raises(ModelLoadError, match="as the hash of"):
         await Watcher().get()
-    assert not [path for path in tmp_path.rglob("*evil*") if "snapshots" not in path.parts]
-    assert not os.path.lexists(tmp_path.parent / "evil.json")
+    assert not evil_files(tmp_path)
+
+
+def evil_files(folder: Path) -> list[Path]:
+    return [*folder.parent.glob("evil*"), *folder.rglob("evil*")]

@@ -31,9 +31,22 @@ def test_names_of_the_hub(text: str, repo: str, revision: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["name", "a/b/c", "/org/name", "./name", "../name", "~/name", "org/", "/", "", "org/na me"]
-    + ["org/..", "../..", "org/a--b", "org/name@", "org/name@../x", "org/name@-x", "org/.name"]
-    + ["https://huggingface.co/org/name", "org/name\n", "org/name@a b"],
+    [
+        *(
+            "name",
+            "a/b/c",
+            "/org/name",
+            "./name",
+            "../name",
+            "~/name",
+            "org/",
+            "/",
+            "",
+            "org/na me",
+        ),
+        *("org/..", "../..", "org/a--b", "org/name@", "org/name@../x", "org/name@-x", "org/.name"),
+        *("https://huggingface.co/org/name", "org/name\n", "org/name@a b"),
+    ],
 )
 def test_what_is_no_name_is_never_downloaded(text: str) -> None:
     assert to_download(text) is None

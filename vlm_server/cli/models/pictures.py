@@ -26,7 +26,7 @@ def drawn() -> Iterator[Drawn]:
     """A shape, several shapes, a word."""
     image, draw = _canvas()
     draw.ellipse((100, 100, 348, 348), _RED)
-    yield Drawn("A red circle", "What shape is this, and which colour has it?", _url(image))
+    yield Drawn("A red circle", "What shape is this?", _url(image))
     image, draw = _canvas()
     for left in (40, 170, 300):
         draw.rectangle((left, 170, left + 108, 278), _BLUE)
