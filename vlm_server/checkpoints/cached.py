@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
-from huggingface_hub.utils import DeleteCacheStrategy  # type: ignore[attr-defined]
+from huggingface_hub.utils import (  # type: ignore[attr-defined]
+    CachedRepoInfo,
+    DeleteCacheStrategy,
+    HFCacheInfo,
+)
 
 from vlm_server.checkpoints.find import hub_cache
 from vlm_server.checkpoints.names import HubName
@@ -15,25 +20,18 @@ from vlm_server.checkpoints.names import HubName
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What would go: `paths`, with partial downloads that nothing else needs."""
+    """What would go: what the cache's own `strategy` removes, or the `paths` of what it ignores."""
 
-    strategy: DeleteCacheStrategy
-    partial: tuple[Path, ...]
-
-    @property
-    def size_bytes(self) -> int:
-        partial = sum(path.stat().st_size for path in self.partial)
-        return int(self.strategy.expected_freed_size) + partial
-
-    @property
-    def paths(self) -> list[Path]:
-        kinds = (self.strategy.repos, self.strategy.snapshots, self.strategy.refs)
-        return sorted(path for kind in kinds for path in kind)
+    strategy: DeleteCacheStrategy | None
+    paths: tuple[Path, ...]
+    size_bytes: int
 
     def execute(self) -> None:
-        self.strategy.execute()
-        for path in self.partial:
-            path.unlink(missing_ok=True)
+        if self.strategy is not None:
+            self.strategy.execute()
+            return
+        for path in self.paths:
+            shutil.rmtree(path)
 
 
 def removal(name: HubName) -> Removal | None:
@@ -43,15 +41,28 @@ def removal(name: HubName) -> Removal | None:
     except CacheNotFound:
         return None
     for repo in cache.repos:
-        if repo.repo_type == "model" and repo.repo_id == name.repo:
-            commits = [
-                revision.commit_hash
-                for revision in repo.revisions
-                if not name.revision or name.revision in (revision.commit_hash, *revision.refs)
-            ]
-            strategy = cache.delete_revisions(*commits)
-            is_all = repo.repo_path in strategy.repos
-            blobs = repo.repo_path / "blobs"
-            partial = () if is_all or not commits else tuple(blobs.glob("*.incomplete"))
-            return Removal(strategy, partial) if commits else None
-    return None
+        if repo.repo_type == "model" and repo.repo_id == name.repo and repo.revisions:
+            return _of_revisions(cache, repo, name.revision)
+    folder = hub_cache() / name.cache_folder
+    is_whole = not name.revision and folder.is_dir() and not folder.is_symlink()
+    return _of_parts(folder) if is_whole else None
+
+
+def _of_revisions(cache: HFCacheInfo, repo: CachedRepoInfo, wanted: str) -> Removal | None:
+    commits = [
+        revision.commit_hash
+        for revision in repo.revisions
+        if not wanted or wanted in (revision.commit_hash, *revision.refs)
+    ]
+    if not commits:
+        return None
+    strategy = cache.delete_revisions(*commits)
+    kinds = (strategy.repos, strategy.snapshots, strategy.refs)
+    paths = tuple(sorted(path for kind in kinds for path in kind))
+    return Removal(strategy, paths, int(strategy.expected_freed_size))
+
+
+def _of_parts(folder: Path) -> Removal:
+    """A repository of which no revision is complete: the cache's tools take it for damaged."""
+    size = sum(path.lstat().st_size for path in folder.rglob("*"))
+    return Removal(None, (folder,), size)

@@ -43,8 +43,7 @@ def refused(error: Exception, name: HubName) -> Refused:
             )
         case OfflineModeIsEnabled():
             return Refused(
-                f"{name} is not on this machine, and HF_HUB_OFFLINE forbids to download it: unset "
-                "that, or give the path of a folder"
+                f"HF_HUB_OFFLINE forbids to download {name}: unset it, or give the path of a folder"
             )
         case HfHubHTTPError():
             return _http(error, name)
@@ -52,8 +51,9 @@ def refused(error: Exception, name: HubName) -> Refused:
             return _broken_off(error)
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             return Refused(f"the disk is full ({constants.HF_HUB_CACHE}): what is here is kept")
-        case OSError(errno=int(), filename=str() as path):
-            return Refused(f"can't write {path}: {error.strerror}")
+        case OSError(errno=int()):
+            where = error.filename or constants.HF_HUB_CACHE
+            return Refused(f"{name} can't be stored in {where}: {error.strerror}")
     if error.__class__.__module__.partition(".")[0] in ("httpx", "httpcore"):
         return _broken_off(error)
     if isinstance(error, OSError):  # the hub's library: fewer bytes came than were announced

@@ -29,7 +29,7 @@ from vlm_server.checkpoints.failures import Unusable, refused
 from vlm_server.checkpoints.find import hub_cache
 from vlm_server.checkpoints.messages import GO, Done, Message, Plan, Progress, size_text
 from vlm_server.checkpoints.names import HubName
-from vlm_server.checkpoints.transfer import HubFile, blob_path, held_bytes, transfer
+from vlm_server.checkpoints.transfer import HubFile, blob_path, held_bytes, snapshot_path, transfer
 
 _NUM_THREADS = 4
 _TICK_SECONDS = 0.5
@@ -45,6 +45,7 @@ class Fetch:
         self._name = name
         self._cache = hub_cache()
         self._repository = self._cache / name.cache_folder
+        self._commit = ""
         self._files: list[HubFile] = []
         self._under_way: set[str] = set()
         self._is_over = threading.Event()
@@ -54,52 +55,53 @@ class Fetch:
 
         Raises what `failures.refused` explains.
         """
-        commit, parameters = self._pin()
+        parameters = self._pin()
         with self._locked(), self._reporting():
-            config = self._plan(commit)
+            config = self._choose()
             self._check_disk()
-            _send(self._planned(commit, config, parameters))
+            _send(self._plan(config, parameters))
             may_go.wait()
-            self._fetch_all(commit)
-        return self._publish(commit)
+            self._fetch_all()
+            return self._publish()
 
-    def _pin(self) -> tuple[str, dict[str, int]]:
-        """The commit that the revision is now, and how many numbers of which type it has."""
+    def _pin(self) -> dict[str, int]:
+        """Find the commit that the revision is now; how many numbers of which type it has."""
         info = HfApi().model_info(self._name.repo, revision=self._name.revision or None)
         is_commit = info.sha is not None and _HEX.fullmatch(info.sha)
         if not is_commit or (self._name.is_pinned and info.sha != self._name.revision):
             raise Unusable(f"the hub answers for {self._name} with commit {info.sha}")
-        return str(info.sha), dict(info.safetensors.parameters) if info.safetensors else {}
+        self._commit = str(info.sha)
+        return dict(info.safetensors.parameters) if info.safetensors else {}
 
-    def _plan(self, commit: str) -> dict[str, Any]:
+    def _choose(self) -> dict[str, Any]:
         """Choose the files; the configuration, which is read on the way, is returned."""
-        tree = HfApi().list_repo_tree(self._name.repo, revision=commit)
+        tree = HfApi().list_repo_tree(self._name.repo, revision=self._commit)
         there = {file.path: file for file in tree if isinstance(file, RepoFile)}
         if flaw := layout.flaw(there):
             raise Unusable(f"{self._name} can't be served: {flaw}")
         chosen = {path: _hub_file(file) for path, file in there.items() if layout.is_read(path)}
-        index = self._object(commit, chosen[layout.INDEX]) if layout.INDEX in chosen else {}
+        index = self._object(chosen[layout.INDEX]) if layout.INDEX in chosen else {}
         if shards := layout.shards(index) & set(chosen):
             extra = {path for path in chosen if path.endswith(layout.WEIGHTS)} - shards
             chosen = {path: file for path, file in chosen.items() if path not in extra}
-        config = self._object(commit, chosen[layout.CONFIG])
+        config = self._object(chosen[layout.CONFIG])
         # The largest first: else a thread would be alone with it in the end.
         self._files = sorted(chosen.values(), key=lambda file: -file.size)
         return config
 
-    def _object(self, commit: str, file: HubFile) -> dict[str, Any]:
-        blob = transfer(self._repository, self._name.repo, commit, file)
+    def _object(self, file: HubFile) -> dict[str, Any]:
+        blob = transfer(self._repository, self._name.repo, self._commit, file)
         try:
             content = json.loads(blob.read_bytes())
         except ValueError:
             raise Unusable(f"{file.path} of {self._name} is no JSON") from None
         return content if isinstance(content, dict) else {}
 
-    def _planned(self, commit: str, config: dict[str, Any], parameters: dict[str, int]) -> Plan:
+    def _plan(self, config: dict[str, Any], parameters: dict[str, int]) -> Plan:
         weights = [file.size for file in self._files if file.path.endswith(layout.WEIGHTS)]
         return Plan(
             repo=self._name.repo,
-            commit=commit,
+            commit=self._commit,
             config=config,
             files=tuple(file.path for file in self._files),
             parameters=parameters,
@@ -118,10 +120,10 @@ class Fetch:
                 "make room (`vlm-server models list`, `rm`), or set HF_HUB_CACHE to another disk"
             )
 
-    def _fetch_all(self, commit: str) -> None:
+    def _fetch_all(self) -> None:
         """Raises the first error, when no thread works any more."""
         with ThreadPoolExecutor(_NUM_THREADS) as threads:
-            futures = [threads.submit(self._one, commit, file) for file in self._files]
+            futures = [threads.submit(self._one, file) for file in self._files]
             try:
                 for future in futures:
                     future.result()
@@ -129,20 +131,28 @@ class Fetch:
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _one(self, commit: str, file: HubFile) -> None:
+    def _one(self, file: HubFile) -> None:
         self._under_way.add(file.path)
-        transfer(self._repository, self._name.repo, commit, file)
+        transfer(self._repository, self._name.repo, self._commit, file)
         self._under_way.discard(file.path)
 
-    def _publish(self, commit: str) -> Path:
-        """Make the snapshot of the blobs: its configuration last, so that it is whole or none."""
-        folder = self._repository / "snapshots" / commit
+    def _publish(self) -> Path:
+        """Make the snapshot of the blobs: its configuration last, so that it is whole or none.
+
+        Where the disk has no symbolic links the snapshot has copies, and needs no blobs.
+        """
         for file in sorted(self._files, key=lambda file: file.path == layout.CONFIG):
-            assert blob_path(self._repository, file).exists()
-            hf_hub_download(self._name.repo, file.path, revision=commit, cache_dir=self._cache)
+            path = snapshot_path(self._repository, self._commit, file)
+            blob = blob_path(self._repository, file)
+            assert path.exists() or blob.exists()
+            hf_hub_download(
+                self._name.repo, file.path, revision=self._commit, cache_dir=self._cache
+            )
+            if not path.is_symlink():
+                blob.unlink(missing_ok=True)
         if not self._name.is_pinned:
-            _write(self._repository / "refs" / (self._name.revision or "main"), commit)
-        return folder
+            _write(self._repository / "refs" / (self._name.revision or "main"), self._commit)
+        return self._repository / "snapshots" / self._commit
 
     # ---- beside the work ------------------------------------------------------------
 
@@ -152,7 +162,7 @@ class Fetch:
 
     @property
     def _held_bytes(self) -> int:
-        return sum(held_bytes(self._repository, file) for file in self._files)
+        return sum(held_bytes(self._repository, self._commit, file) for file in self._files)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

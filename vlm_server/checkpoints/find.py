@@ -10,11 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 from huggingface_hub import constants
 
 from vlm_server.checkpoints import layout
-from vlm_server.checkpoints.names import HubName, is_path, repo_of_cache_folder, served_name
+from vlm_server.checkpoints.names import (
+    HubName,
+    is_path,
+    repo_of_cache_folder,
+    served_name,
+    to_download,
+)
 from vlm_server.errors import ConfigError
+from vlm_server.settings import Model
 
 Place = Literal["folder", "hub cache", "LM Studio", "search path"]
 
@@ -50,6 +58,23 @@ def find(text: str, search_paths: Sequence[str] = ()) -> Found | None:
     return _only(text, [one for one in _local(search_paths) if one.name.split("/")[-1] == text])
 
 
+def located(model: Model) -> Model:
+    """`model` with the folder of the checkpoint that it names, and what that is called in the API.
+
+    A name of the hub that is not on this machine stays as it is, for `names.to_download`. Raises
+    ConfigError.
+    """
+    found = find(model.path, model.search_paths)
+    if found is not None:
+        path, name = str(found.folder), found.name
+    elif (missing := to_download(model.path)) is not None:
+        path, name = model.path, missing.repo
+    else:
+        folder = Path(model.path).expanduser().absolute()
+        path, name = str(folder), served_name(folder)
+    return msgspec.structs.replace(model, path=path, name=model.name or name)
+
+
 def snapshot(name: HubName) -> Path | None:
     """The folder of this revision in the hub's cache, complete or not."""
     return _snapshot(hub_cache() / name.cache_folder, name.revision)
@@ -63,6 +88,16 @@ def every(search_paths: Sequence[str] = ()) -> list[Found]:
         if (folder / layout.CONFIG).exists()
     )
     return [*cached, *_local(search_paths)]
+
+
+def unfinished() -> list[Found]:
+    """Repositories in the hub's cache of which a part was downloaded."""
+    repositories = ((repo_of_cache_folder(each.name), each) for each in _folders(hub_cache()))
+    return [
+        Found(folder, repo, "hub cache")
+        for repo, folder in repositories
+        if repo and any((folder / "blobs").glob("*.incomplete"))
+    ]
 
 
 def hub_cache() -> Path:

@@ -46,10 +46,14 @@ def blob_path(repository: Path, file: HubFile) -> Path:
     return repository / "blobs" / file.name
 
 
-def held_bytes(repository: Path, file: HubFile) -> int:
+def snapshot_path(repository: Path, commit: str, file: HubFile) -> Path:
+    return repository / "snapshots" / commit / file.path
+
+
+def held_bytes(repository: Path, commit: str, file: HubFile) -> int:
     """How much of `file` is in the cache."""
     blob = blob_path(repository, file)
-    for path in (blob, _partial(blob)):
+    for path in (snapshot_path(repository, commit, file), blob, _partial(blob)):
         try:
             return min(path.stat().st_size, file.size)
         except OSError:
@@ -58,14 +62,15 @@ def held_bytes(repository: Path, file: HubFile) -> int:
 
 
 def transfer(repository: Path, repo: str, commit: str, file: HubFile) -> Path:
-    """Fetch `file` of a repository at `commit`, unless it is here. Returns its blob.
+    """Fetch `file` of a repository at `commit`, unless it is here. Returns where it is.
 
     `repository` is the repository's folder in the cache. Raises WrongContent, and the errors of
     `huggingface_hub`, httpx and the disk.
     """
     blob = blob_path(repository, file)
-    if blob.exists():
-        return blob
+    for path in (snapshot_path(repository, commit, file), blob):
+        if path.exists():
+            return path
     url = hf_hub_url(repo, file.path, revision=commit)
     served = get_hf_file_metadata(url, retry_on_errors=True)
     if served.commit_hash != commit or served.etag != file.name:

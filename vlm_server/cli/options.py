@@ -12,10 +12,10 @@ import msgspec
 
 from vlm_server import settings
 from vlm_server.api.http.access import keys
-from vlm_server.checkpoints.find import find
-from vlm_server.checkpoints.names import HubName, served_name, to_download
+from vlm_server.checkpoints.find import located
+from vlm_server.checkpoints.names import HubName, to_download
 from vlm_server.errors import ConfigError, NotAvailable
-from vlm_server.settings import Model, Settings
+from vlm_server.settings import Settings
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -51,7 +51,9 @@ def load_settings(options: argparse.Namespace) -> Settings:
     """
     loaded = settings.load(options.config, tuple(_overrides(options)))
     if loaded.model.path:
-        loaded = msgspec.structs.replace(loaded, model=_located(loaded.model))
+        loaded = msgspec.structs.replace(loaded, model=located(loaded.model))
+        if to_download(loaded.model.path) is None:
+            _check_model(Path(loaded.model.path))
     keys.check_settings(loaded.server)
     return loaded
 
@@ -69,17 +71,6 @@ def settings_arguments(options: argparse.Namespace) -> list[str]:
     for override in options.set:
         arguments += ["--set", _portable(override)]
     return arguments
-
-
-def _located(model: Model) -> Model:
-    """`model` with its folder, if it is here, and its name."""
-    found = find(model.path, model.search_paths)
-    if found is None and (missing := to_download(model.path)) is not None:
-        return msgspec.structs.replace(model, name=model.name or missing.repo)
-    folder = Path(model.path).expanduser() if found is None else found.folder
-    _check_model(folder)
-    name = model.name or (served_name(folder.absolute()) if found is None else found.name)
-    return msgspec.structs.replace(model, path=str(folder), name=name)
 
 
 def _portable_model(text: str) -> str:

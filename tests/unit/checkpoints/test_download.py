@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import re
 import time
 from pathlib import Path
 
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from tests.hub.fixtures import NAME, WEIGHTS, contents, model
 from tests.hub.server import Hub, Repo, add, commit_of
 from vlm_server.checkpoints import download as downloads
 from vlm_server.checkpoints.download import download, look_up
+from vlm_server.checkpoints.failures import refused
 from vlm_server.checkpoints.find import find, hub_cache
 from vlm_server.checkpoints.messages import Plan, Progress
 from vlm_server.checkpoints.names import HubName
@@ -243,6 +246,39 @@ async def test_offline_nothing_is_asked(hub: Hub, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ModelLoadError, match="HF_HUB_OFFLINE forbids"):
         await Watcher().get()
     assert not hub.requests
+
+
+async def test_a_disk_without_symbolic_links_holds_each_file_once(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = model()
+    add(hub, NAME, files)
+    monkeypatch.setenv("HF_HUB_DISABLE_SYMLINKS", "1")
+    folder = await Watcher().get()
+    assert contents(folder) == read_files(files)
+    assert not any(path.is_symlink() for path in folder.iterdir())
+    assert not any(hub_cache().rglob("blobs/*"))
+    hub.sent_bytes.clear()
+    watcher = Watcher()
+    assert await watcher.get() == folder
+    assert watcher.plans[0].missing_bytes == 0
+    assert not hub.sent_bytes
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "may_pass"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "the disk is full", False),
+        (PermissionError(errno.EACCES, "Permission denied", "/x"), "can't be stored in /x", False),
+        (OSError("Consistency check failed: file should be of size 2"), "broke off", True),
+        (LocalEntryNotFoundError("no connection"), "can't be reached", True),
+        (RuntimeError("some\nthing"), "RuntimeError: some thing", False),
+    ],
+)
+def test_each_failure_has_its_words(error: Exception, words: str, *, may_pass: bool) -> None:
+    found = refused(error, HubName(NAME))
+    assert words in found.reason
+    assert found.may_pass is may_pass
 
 
 async def test_a_hub_that_is_not_up_may_be_later(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

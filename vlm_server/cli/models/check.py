@@ -14,7 +14,7 @@ from vlm_server.checkpoints.messages import Plan, size_text
 from vlm_server.checkpoints.names import HubName, to_download
 from vlm_server.checkpoints.survey import Survey, SurveyRequest, survey
 from vlm_server.cli import options
-from vlm_server.cli.ask import stream_text
+from vlm_server.cli.ask import own_key, stream_text
 from vlm_server.cli.client.daemon import Daemon
 from vlm_server.cli.models.pictures import drawn
 from vlm_server.cli.own_daemon import running_daemon
@@ -77,7 +77,7 @@ def _load_and_ask(arguments: argparse.Namespace, settings: Settings) -> None:
     """Raises CommandFailed if it does not start, or does not answer."""
     started = time.monotonic()
     own = running_daemon(options.settings_arguments(arguments), settings.server.drain_seconds + 10)
-    with own as url, Daemon(url, next(iter(settings.server.api_keys), None)) as daemon:
+    with own as url, Daemon(url, own_key(settings.server)) as daemon:
         daemon.wait_ready(settings.engine.start_timeout_seconds)
         print(f"\nLoaded in {time.monotonic() - started:.1f} s.")
         for each in drawn():

@@ -46,7 +46,8 @@ def _add(
     commands: Commands, name: str, text: str, run: Callable[[argparse.Namespace], int]
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(name, help=text, description=text.capitalize() + ".")
-    parser.add_argument("model", metavar="NAME", help="ORG/NAME, or ORG/NAME@REVISION")
+    also = ", or a folder" if run is check.run else ""
+    parser.add_argument("model", metavar="NAME", help=f"ORG/NAME or ORG/NAME@REVISION{also}")
     options.add_config_options(parser)
     parser.set_defaults(run=run)
     return parser
@@ -79,7 +80,9 @@ def pull(arguments: argparse.Namespace) -> int:
 def list_models(arguments: argparse.Namespace) -> int:
     """Print a table of what `serve --model` finds by name."""
     settings = options.load_settings(arguments)
-    rows = [_row(found) for found in find.every(settings.model.search_paths)]
+    shown = [one for one in find.every(settings.model.search_paths) if _sees(one)]
+    begun = [one for one in find.unfinished() if one.name not in {each.name for each in shown}]
+    rows = [*map(_row, shown), *map(_row_of_begun, begun)]
     if not rows:
         print("No models are here. Get one: vlm-server pull ORG/NAME")
         return 0
@@ -90,12 +93,24 @@ def list_models(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _sees(found: find.Found) -> bool:
+    return layout.sees(layout.read_object(found.folder / layout.CONFIG))
+
+
+def _row_of_begun(found: find.Found) -> tuple[str, ...]:
+    size = sum(path.stat().st_size for path in (found.folder / "blobs").iterdir())
+    return (found.name, size_text(size), "?", "?", _not_complete(found))
+
+
+def _not_complete(found: find.Found) -> str:
+    return f"{found.place} (not complete: vlm-server pull {found.name})"
+
+
 def _row(found: find.Found) -> tuple[str, ...]:
     size = sum(path.stat().st_size for path in layout.weight_files(found.folder))
     config = layout.read_object(found.folder / layout.CONFIG)
     where = str(found.place if found.place == "hub cache" else found.folder)
-    if not found.is_complete:
-        where += f" (not complete: vlm-server pull {found.name})"
+    where = where if found.is_complete else _not_complete(found)
     kind = (layout.family(config) or "?", layout.quantization(config) or "?")
     return (found.name, size_text(size), *kind, where)
 
