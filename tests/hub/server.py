@@ -59,6 +59,8 @@ class Hub:
     repos: dict[str, Repo] = field(default_factory=dict)
     cut_after: dict[str, list[int]] = field(default_factory=dict)
     wrong: dict[str, list[bytes]] = field(default_factory=dict)
+    failing: Counter[str] = field(default_factory=Counter)
+    """How often a file will be answered with 500 when it is fetched, by path."""
     seconds_per_mib: float = 0.0
     sent_bytes: Counter[str] = field(default_factory=Counter)
     requests: list[tuple[str, str]] = field(default_factory=list)
@@ -180,6 +182,10 @@ class _Handler(BaseHTTPRequestHandler):
             headers |= {"X-Linked-ETag": f'"{etag}"', "X-Linked-Size": str(size)}
             headers["Location"] = f"{self.hub.url}/cdn/{name}/resolve/{commit}/{path}"
             self._start(302, headers, 0)
+            return
+        if self.command == "GET" and self.hub.failing[path] > 0:
+            self.hub.failing[path] -= 1
+            self._error(500, "Internal", "Something is wrong")
             return
         if wrong := self.hub.wrong.get(path):
             data = wrong[0] if self.command == "HEAD" else wrong.pop(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 
@@ -15,12 +16,16 @@ from vlm_server.checkpoints.names import HubName
 from vlm_server.child import launch
 from vlm_server.errors import ModelLoadError, NotAvailable
 
+logger = logging.getLogger(__name__)
+
 _DECODER = msgspec.json.Decoder(Message)
 _MAX_LINE_BYTES = 16 << 20
 _MODULE = "vlm_server.checkpoints.fetch"
-_NUM_TRIES = 3
-"""In a row that bring nothing, before a connection is given up."""
+_FEW_TRIES, _MANY_TRIES = 3, 10
+"""In a row that bring nothing, before a hub is given up: one that never answered, and one that
+did. With the pauses between them, which double up to the longest, the latter take some minutes."""
 _PAUSE_SECONDS = 2.0
+_LONGEST_PAUSE_SECONDS = 60.0
 
 OnProgress = Callable[[Progress], None]
 Approve = Callable[[Plan], Awaitable[None]]
@@ -33,12 +38,13 @@ async def download(name: HubName, on_progress: OnProgress, approve: Approve) -> 
     it can't be had, NotAvailable if it may be had later. Cancelling kills the process; what it has
     fetched is kept.
     """
-    most, tries = 0, 0
+    most, tries, allowed = 0, 0, _FEW_TRIES
     while True:
         async with contextlib.aclosing(_messages(name)) as messages:
             async for message in messages:
                 match message:
                     case Plan():
+                        allowed = _MANY_TRIES
                         await approve(message)
                     case Progress(done_bytes=done):
                         tries = 0 if done > most else tries
@@ -50,9 +56,11 @@ async def download(name: HubName, on_progress: OnProgress, approve: Approve) -> 
                         tries += 1
                         if not may_pass:
                             raise ModelLoadError(reason)
-                        if tries >= _NUM_TRIES:
+                        if tries >= allowed:
                             raise NotAvailable(reason)
-        await asyncio.sleep(_PAUSE_SECONDS)
+                        pause = min(_PAUSE_SECONDS * 2 ** (tries - 1), _LONGEST_PAUSE_SECONDS)
+                        logger.warning("%s; trying again in %.0f s", reason, pause)
+                        await asyncio.sleep(pause)
 
 
 async def look_up(name: HubName) -> Plan:

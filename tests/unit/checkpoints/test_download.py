@@ -124,6 +124,23 @@ async def test_a_broken_connection_is_resumed(hub: Hub) -> None:
     assert hub.sent_bytes[WEIGHTS] < LARGE + (3 << 20)
 
 
+async def test_a_hub_that_is_away_for_a_while_is_waited_for(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library's own tries are used up, and other processes take it up again."""
+    monkeypatch.setattr(downloads, "_PAUSE_SECONDS", 0.1)
+    files = model(1 << 20)
+    add(hub, NAME, files)
+    hub.failing[WEIGHTS] = 4
+    assert contents(await Watcher().get()) == read_files(files)
+    assert hub.failing[WEIGHTS] == 0
+    hub.failing["config.json"] = 100
+    hub.repos[NAME].commits["d" * 40] = files | {"config.json": b'{"model_type": "x"}'}
+    hub.repos[NAME].refs["main"] = "d" * 40
+    with pytest.raises(NotAvailable, match="answers 500"):
+        await Watcher().get()
+
+
 async def test_a_killed_download_is_resumed(hub: Hub) -> None:
     """Cancelled, as when the front stops: its process is killed, and leaves what it has."""
     files = model(LARGE)

@@ -17,7 +17,7 @@ from vlm_server.checkpoints.messages import Plan
 from vlm_server.checkpoints.survey import Survey, SurveyRequest
 from vlm_server.errors import ModelLoadError
 from vlm_server.runner.device.device import current_device
-from vlm_server.runner.device.memory import MlxMemory
+from vlm_server.runner.device.memory import limit_bytes
 from vlm_server.runner.kv.segments import StateSize
 from vlm_server.runner.model.families import FAMILIES, Family, refuse_unservable
 from vlm_server.runner.model.host import context_tokens_of
@@ -25,15 +25,18 @@ from vlm_server.runner.model.load import open_lazily
 from vlm_server.runner.model.weights import Budget, bytes_as, check_tensors_fit, dtype_on
 
 _PROBE_TOKENS = 2
-_STORED = "U8"
-"""The type of safetensors whose numbers have a byte: sizes of files count as such."""
+_STORED = {"float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2)}
+"""Types of safetensors, and their bytes, by their names in configurations."""
 
 
 def survey(request: SurveyRequest) -> Survey:
     """Never raises for what is wrong with the checkpoint: see `Survey.refusal`."""
     device = current_device()
-    limit_bytes = MlxMemory(request.memory, device).limit_bytes
-    found = Survey(device=device.name, memory_bytes=device.memory_bytes, limit_bytes=limit_bytes)
+    found = Survey(
+        device=device.name,
+        memory_bytes=device.memory_bytes,
+        limit_bytes=limit_bytes(request.memory, device),
+    )
     try:
         if request.plan is not None:
             found = _with_config(found, request.plan.config, request.model.max_context_tokens)
@@ -71,9 +74,15 @@ def _with_plan(found: Survey, plan: Plan, dtype: str) -> Survey:
         raise ModelLoadError(f"{found.family} names no image token: not a vision model")
     device = current_device()
     dtype = dtype_on(device, dtype)
-    tensors = plan.parameters or {_STORED: plan.weight_bytes}
+    tensors = plan.parameters or _tensors(found.quantization, plan.weight_bytes)
     check_tensors_fit(tensors.items(), dtype, Budget(found.limit_bytes, device))
     return msgspec.structs.replace(found, weight_bytes=bytes_as(dtype, tensors.items()))
+
+
+def _tensors(stored: str, num_bytes: int) -> dict[str, int]:
+    """How many numbers of which type files of `num_bytes` hold; bytes if they are quantized."""
+    kind, size = _STORED.get(stored, ("U8", 1))
+    return {kind: num_bytes // size}
 
 
 def _with_weights(found: Survey, request: SurveyRequest) -> Survey:
