@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -13,8 +14,10 @@ import msgspec
 from vlm_server.checkpoints.find import hub_cache
 from vlm_server.checkpoints.messages import GO, Done, Message, Plan, Progress, Refused
 from vlm_server.checkpoints.names import HubName
+from vlm_server.checkpoints.survey import check_plan
 from vlm_server.child import launch
 from vlm_server.errors import ModelLoadError, NotAvailable
+from vlm_server.settings import Memory, Model
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +64,18 @@ async def download(name: HubName, on_progress: OnProgress, approve: Approve) -> 
                         pause = min(_PAUSE_SECONDS * 2 ** (tries - 1), _LONGEST_PAUSE_SECONDS)
                         logger.warning("%s; trying again in %.0f s", reason, pause)
                         await asyncio.sleep(pause)
+
+
+async def fetch(name: HubName, model: Model, memory: Memory, on_progress: OnProgress) -> Model:
+    """`model` with the folder of `name`, which is downloaded if it can be served as they say.
+
+    Raises what `download` does.
+    """
+    try:
+        folder = await download(name, on_progress, partial(check_plan, model, memory))
+    except (OSError, ValueError, msgspec.MsgspecError) as error:  # no process, or what no one reads
+        raise ModelLoadError(f"{name} can't be downloaded: {error}") from error
+    return msgspec.structs.replace(model, path=str(folder))
 
 
 async def look_up(name: HubName) -> Plan:

@@ -34,6 +34,7 @@ from vlm_server.checkpoints.transfer import HubFile, blob_path, held_bytes, snap
 _NUM_THREADS = 4
 _TICK_SECONDS = 0.5
 _HEX = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_MAX_JSON_BYTES = 8 << 20
 _SPARE_BYTES = 1 << 30
 """Left free on the disk."""
 
@@ -90,6 +91,8 @@ class Fetch:
         return config
 
     def _object(self, file: HubFile) -> dict[str, Any]:
+        if file.size > _MAX_JSON_BYTES:
+            raise Unusable(f"{file.path} of {self._name} has {size_text(file.size)}")
         blob = transfer(self._repository, self._name.repo, self._commit, file)
         try:
             content = json.loads(blob.read_bytes())

@@ -12,6 +12,7 @@ import msgspec
 
 from vlm_server import settings
 from vlm_server.api.http.access import keys
+from vlm_server.checkpoints import layout
 from vlm_server.checkpoints.find import located
 from vlm_server.checkpoints.names import HubName, to_download
 from vlm_server.errors import ConfigError, NotAvailable
@@ -83,15 +84,15 @@ def _check_model(path: Path) -> None:
     if (path / "config.json").is_file():
         return
     try:
-        is_empty = next(path.iterdir(), None) is None
+        names = [each.name for each in path.iterdir()]
     except FileNotFoundError:
-        is_empty = True
+        names = []
     except OSError as error:
         raise ConfigError(f"model.path: can't read {path}: {error.strerror}") from None
     problem = f"model.path: {path} is not the folder of a checkpoint: "
-    if is_empty:
+    if not names:
         raise NotAvailable(f"{problem}it is not there, or empty (is its disk mounted?)")
-    raise ConfigError(f"{problem}no config.json")
+    raise ConfigError(f"{problem}{layout.flaw(names)}")
 
 
 def _portable(override: str) -> str:

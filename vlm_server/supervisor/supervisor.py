@@ -20,10 +20,9 @@ from pathlib import Path
 import msgspec
 
 from vlm_server import machine
-from vlm_server.checkpoints.download import download
+from vlm_server.checkpoints.download import fetch
 from vlm_server.checkpoints.messages import Progress
 from vlm_server.checkpoints.names import served_name, to_download
-from vlm_server.checkpoints.survey import check_plan
 from vlm_server.errors import EngineDied, EngineUnavailable, ModelLoadError, VlmServerError
 from vlm_server.models import EMBEDDED
 from vlm_server.protocol import (
@@ -243,23 +242,16 @@ class Supervisor:
         """Download the checkpoint, if it must be. Returns whether there is one to load."""
         if self._missing is None:
             return True
-        model, memory = self._start.model, self._start.memory
         self._set(retry_after_seconds=_DOWNLOAD_SECONDS, progress=("downloading", 0.0))
         try:
-            folder = await download(
-                self._missing, self._take_download, partial(check_plan, model, memory)
+            model = await fetch(
+                self._missing, self._start.model, self._start.memory, self._take_download
             )
         except VlmServerError as error:
             self._give_up(error)
             return False
-        except Exception as error:  # a process that can't be started, a line that can't be read
-            logger.exception("downloading failed")
-            self._give_up(ModelLoadError(f"{self._missing} can't be downloaded: {error}"))
-            return False
         self._missing = None
-        self._start = msgspec.structs.replace(
-            self._start, model=msgspec.structs.replace(model, path=str(folder))
-        )
+        self._start = msgspec.structs.replace(self._start, model=model)
         self._set(state="starting", progress=None, download=None, retry_after_seconds=1.0)
         return True
 

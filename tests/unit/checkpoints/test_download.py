@@ -346,6 +346,13 @@ async def test_what_is_no_checkpoint_is_not_downloaded(hub: Hub, files: dict[str
     assert not hub.sent_bytes
 
 
+async def test_a_configuration_of_any_size_is_not_read(hub: Hub) -> None:
+    add(hub, NAME, model(), declared={"config.json": 1 << 30})
+    with pytest.raises(ModelLoadError, match=r"config\.json of org/model has 1\.07 GB"):
+        await Watcher().get()
+    assert not hub.sent_bytes
+
+
 async def test_paths_in_a_repository_lead_nowhere_else(hub: Hub, tmp_path: Path) -> None:
     files = model() | {"../../../../evil.json": b"{}", "sub/../../evil.json": b"{}"}
     add(hub, NAME, files)

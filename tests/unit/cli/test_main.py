@@ -100,6 +100,14 @@ def test_a_model_that_is_none_is_named_at_once(
     assert f"model.path: {tmp_path} is not the folder of a checkpoint" in capsys.readouterr().err
 
 
+def test_a_folder_of_another_format_says_which(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model-Q4_K_M.gguf").touch()
+    assert main(["check-config", "--model", str(tmp_path)]) == 2
+    assert "GGUF" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["serve", "service install --dry-run"])
 def test_a_disk_that_is_not_mounted_may_be_later(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
