@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from huggingface_hub import scan_cache_dir
@@ -56,7 +56,8 @@ def _of_revisions(cache: HFCacheInfo, repo: CachedRepoInfo, wanted: str) -> Remo
     ]
     if not commits:
         return None
-    strategy = cache.delete_revisions(*commits)
+    alone = replace(cache, repos=frozenset((repo,)))  # a copy of it has the same commits
+    strategy = alone.delete_revisions(*commits)
     kinds = (strategy.repos, strategy.snapshots, strategy.refs)
     paths = tuple(sorted(path for kind in kinds for path in kind))
     return Removal(strategy, paths, int(strategy.expected_freed_size))

@@ -42,9 +42,10 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
         return self.done_bytes / self.total_bytes if self.total_bytes else 0.0
 
     def __str__(self) -> str:
-        verb = "waiting for another download of" if self.is_waiting else "downloading"
+        if self.is_waiting:
+            return "waiting for another process that downloads it"
         done, total = size_text(self.done_bytes), size_text(self.total_bytes)
-        return f"{verb} {self.file or 'the list of files'}: {done} of {total}"
+        return f"downloading {self.file}: {done} of {total}"
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):

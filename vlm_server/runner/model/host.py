@@ -31,9 +31,7 @@ def host_model(
     tokenizer = getattr(processor, "tokenizer", processor)
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise ModelLoadError("the checkpoint has no fast tokenizer (tokenizer.json)")
-    image_token_id = _token_id(model, config, "image_token_index", "image_token_id")
-    if image_token_id is None:
-        raise ModelLoadError(f"{family.name} names no image token: not a vision model")
+    image_token_id = image_token_of(family, model, config)
     video_token_id = _token_id(model, config, "video_token_index", "video_token_id")
     host_processor = HostProcessor(processor, image_token_id)
     template = None if family.writes_prompts else chat_template(processor)
@@ -59,6 +57,14 @@ def host_model(
         reasoning_format=reasoning_format(template),
         pixel_rule=pixel_rule(processor, family.grounding_tokens),
     )
+
+
+def image_token_of(family: Family, model: Any, config: Json) -> int:
+    """The id of the token that stands for an image. Raises ModelLoadError if there is none."""
+    found = _token_id(model, config, "image_token_index", "image_token_id")
+    if found is None:
+        raise ModelLoadError(f"{family.name} names no image token: not a vision model")
+    return found
 
 
 def _mrope(family: Family, model: Any) -> MRope | AskPositions | None:

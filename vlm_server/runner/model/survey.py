@@ -20,7 +20,7 @@ from vlm_server.runner.device.device import current_device
 from vlm_server.runner.device.memory import limit_bytes
 from vlm_server.runner.kv.segments import StateSize
 from vlm_server.runner.model.families import FAMILIES, Family, refuse_unservable
-from vlm_server.runner.model.host import context_tokens_of
+from vlm_server.runner.model.host import context_tokens_of, image_token_of
 from vlm_server.runner.model.load import open_lazily
 from vlm_server.runner.model.weights import Budget, bytes_as, check_tensors_fit, dtype_on
 
@@ -86,8 +86,9 @@ def _tensors(stored: str, num_bytes: int) -> dict[str, int]:
 
 
 def _with_weights(found: Survey, request: SurveyRequest) -> Survey:
-    """Raises ModelLoadError as loading would."""
+    """Raises ModelLoadError as loading would, for what weights that were not read can tell."""
     opened = open_lazily(request.model, current_device(), found.limit_bytes)
+    image_token_of(opened.family, opened.model, opened.config)
     state = _state_size(opened.model.language_model, opened.family)
     free = found.limit_bytes - opened.size_bytes
     counts = range(1, found.context_tokens + 1)
