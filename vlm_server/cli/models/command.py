@@ -131,6 +131,8 @@ def remove(arguments: argparse.Namespace) -> int:
         print("Nothing was removed.")
         return 1
     plan.execute()
+    if left := [str(path) for path in plan.paths if path.exists()]:
+        raise CommandFailed(f"could not remove {', '.join(left)}")
     print(f"Removed {name}.")
     return 0
 
