@@ -196,3 +196,9 @@ def test_a_relative_path_of_caches_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cache\.disk_path 'here/there' is not absolute"):
         load(None, ("cache.disk_path=here/there",))
     assert load(None, ("cache.disk_path=~/there",)).cache.disk_path == "~/there"
+
+
+def test_search_paths_are_absolute() -> None:
+    assert load(None, ('model.search_paths=["/models", "~/models"]',)).model.search_paths
+    with pytest.raises(ConfigError, match="search_paths 'models' is not absolute"):
+        load(None, ('model.search_paths=["models"]',))

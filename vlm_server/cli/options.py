@@ -8,8 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from vlm_server import settings
 from vlm_server.api.http.access import keys
+from vlm_server.checkpoints import layout
+from vlm_server.checkpoints.find import located
+from vlm_server.checkpoints.names import HubName, to_download
 from vlm_server.errors import ConfigError, NotAvailable
 from vlm_server.settings import Settings, Sources
 
@@ -31,12 +36,16 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
 
 def add_model_option(parser: argparse.ArgumentParser) -> None:
     """`--model`."""
-    parser.add_argument("--model", metavar="PATH", type=Path, help="folder of the checkpoint")
+    parser.add_argument(
+        "--model", metavar="NAME", help="folder of a checkpoint, or its name: ORG/NAME[@REVISION]"
+    )
 
 
 def load_settings(options: argparse.Namespace) -> Settings:
     """Settings from `--config`, then `--set`, then `--model`, `--host` and `--port`.
 
+    A checkpoint that is named and on this machine is found: `model.path` is then its folder, and
+    otherwise the name of what must be downloaded; `model.name` is what it is called in the API.
     Raises ConfigError, also if `model.path` is not the folder of a checkpoint, or if the file of
     API keys can't be used; and NotAvailable if there is no such folder, or nothing in it: its disk
     may not be mounted.
@@ -48,7 +57,9 @@ def load_settings_with_sources(options: argparse.Namespace) -> tuple[Settings, S
     """The same, and where each setting was given."""
     loaded, sources = settings.load_with_sources(options.config, tuple(_overrides(options)))
     if loaded.model.path:
-        _check_model(Path(loaded.model.path))
+        loaded = msgspec.structs.replace(loaded, model=located(loaded.model))
+        if to_download(loaded.model.path) is None:
+            _check_model(Path(loaded.model.path))
     keys.check_settings(loaded.server)
     return loaded, sources
 
@@ -62,25 +73,31 @@ def settings_arguments(options: argparse.Namespace) -> list[str]:
     if options.config is not None:
         arguments += ["--config", str(options.config.absolute())]
     if options.model is not None:
-        arguments += ["--model", str(options.model.absolute())]
+        arguments += ["--model", _portable_model(options.model)]
     for override in options.set:
         arguments += ["--set", _portable(override)]
     return arguments
+
+
+def _portable_model(text: str) -> str:
+    """A path as it holds in any folder; a name as it is."""
+    path = Path(text).expanduser()
+    return text if not path.exists() and HubName.parse(text) else str(path.absolute())
 
 
 def _check_model(path: Path) -> None:
     if (path / "config.json").is_file():
         return
     try:
-        is_empty = next(path.iterdir(), None) is None
+        names = [each.name for each in path.iterdir()]
     except FileNotFoundError:
-        is_empty = True
+        names = []
     except OSError as error:
         raise ConfigError(f"model.path: can't read {path}: {error.strerror}") from None
     problem = f"model.path: {path} is not the folder of a checkpoint: "
-    if is_empty:
+    if not names:
         raise NotAvailable(f"{problem}it is not there, or empty (is its disk mounted?)")
-    raise ConfigError(f"{problem}no config.json")
+    raise ConfigError(f"{problem}{layout.flaw(names)}")
 
 
 def _portable(override: str) -> str:
@@ -93,7 +110,7 @@ def _portable(override: str) -> str:
         )
     if name == "model.path":
         path = settings.load(None, (override,)).model.path
-        return f"model.path={_toml(Path(path).expanduser().absolute())}" if path else override
+        return f"model.path={_toml(_portable_model(path))}" if path else override
     return override
 
 

@@ -19,6 +19,7 @@ from vlm_server.settings import Log, Settings
 logger = logging.getLogger(__name__)
 
 _CLEAR_LINE = "\r\x1b[K"
+_LOG_STEP = 0.05
 _EASILY_REPEATED = (
     "asyncio",
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
@@ -44,18 +45,23 @@ def set_up_logging(log: Log) -> None:
 
 
 class ProgressLine:
-    """Loading progress: one updated line on a terminal, log lines elsewhere."""
+    """Loading progress: one updated line on a terminal, log lines elsewhere.
+
+    A stage that advances in small steps, such as a download, gets a log line every 5 %.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._is_terminal = stream.isatty()
+        self._logged = -1.0
 
     def show(self, stage: str, fraction: float) -> None:
         """Show `stage`; `fraction` runs from 0 to 1."""
         text = f"{stage} ({fraction:.0%})"
         if self._is_terminal:
             self._write(f"{_CLEAR_LINE}{text}")
-        else:
+        elif not 0 <= fraction - self._logged < _LOG_STEP:
+            self._logged = fraction
             logger.info("%s", text)
 
     def clear(self) -> None:

@@ -14,12 +14,25 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: Annotated[
         str,
         Meta(
-            description="Folder of a checkpoint; empty means the embedded model. A relative path "
-            "starts at the folder of this file; on the command line, at the working folder."
+            description="Folder of a checkpoint, or its name on Hugging Face's hub (`org/name` "
+            "or `org/name@revision`), which is downloaded if it is not on this machine; empty "
+            "means the embedded model. A relative path starts at the folder of this file; on the "
+            "command line, at the working folder."
         ),
     ] = ""
+    search_paths: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Absolute paths of folders in which checkpoints are looked for by name, "
+            "as `org/name` or `name`, beside the hub's cache and LM Studio's folder."
+        ),
+    ] = ()
     name: Annotated[
-        str, Meta(description="Model name in the API; empty means the name of the folder.")
+        str,
+        Meta(
+            description="Model name in the API; empty means its name on the hub, or that of the "
+            "folder."
+        ),
     ] = ""
     dtype: Annotated[
         Literal["auto", "float32", "float16", "bfloat16"],

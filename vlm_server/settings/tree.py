@@ -18,6 +18,8 @@ from vlm_server.settings.telemetry import Log, Metrics, Tracing
 
 _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.IGNORECASE)
 
+_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(@\S+)?")
+
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All settings of the daemon; immutable."""
@@ -44,7 +46,7 @@ def load(path: Path | None = None, overrides: tuple[str, ...] = ()) -> Settings:
     Raises ConfigError, naming the setting, if one is unknown, of the wrong type or out of
     bounds, if the address is not loopback and there is no API key, or if a path that has to be
     absolute is relative; NotAvailable if there is no such file. `model.path` in a file starts at
-    its folder.
+    its folder, unless there is no such folder and it may be a name of the hub.
     """
     return load_with_sources(path, overrides)[0]
 
@@ -72,6 +74,8 @@ def load_with_sources(
     _check_urls(settings.urls)
     _check_absolute("cache.disk_path", settings.cache.disk_path)
     _check_tracing(settings.tracing)
+    for folder in settings.model.search_paths:
+        _check_absolute("model.search_paths", folder)
     return settings, sources
 
 
@@ -110,7 +114,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def _resolve_model_path(table: dict[str, Any], folder: Path) -> None:
     model = table.get("model")
     if isinstance(model, dict) and isinstance(model.get("path"), str) and model["path"]:
-        model["path"] = str(folder / Path(model["path"]).expanduser())
+        path = folder / Path(model["path"]).expanduser()
+        if path.exists() or not _HUB_NAME.fullmatch(model["path"]):
+            model["path"] = str(path)
 
 
 def _apply_override(table: dict[str, Any], override: str) -> str:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import msgspec
 
+from vlm_server.checkpoints.messages import Progress
 from vlm_server.protocol import (
     Accepted,
     Deadlines,
@@ -50,10 +51,11 @@ def engine_request(submit: Submit) -> EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """The state of the engine process. `progress` is (stage, fraction) while the model loads.
+    """The state of the engine process. `progress` is (stage, fraction) while the model loads, and
+    `download` tells more of it before that, while its checkpoint is fetched.
 
-    `state` is `stopped`, `starting`, `ready`, `unresponsive` (it has been silent for half of the
-    time after which it is ended), `restarting`, `failed` or `stopping`.
+    `state` is `stopped`, `downloading`, `starting`, `ready`, `unresponsive` (it has been silent for
+    half of the time after which it is ended), `restarting`, `failed` or `stopping`.
 
     `quarantined_shapes` counts the request sizes that are refused because engines crashed on
     them, `quarantine_refusals` the requests refused for that. `model_facts` are those of the last
@@ -66,6 +68,7 @@ class EngineStatus:
     pid: int | None = None
     restarts: int = 0
     progress: tuple[str, float] | None = None
+    download: Progress | None = None
     retry_after_seconds: float = 1.0
     stats: Stats | None = None
     quarantined_shapes: int = 0

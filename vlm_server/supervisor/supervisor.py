@@ -20,7 +20,16 @@ from pathlib import Path
 import msgspec
 
 from vlm_server import machine
-from vlm_server.errors import EngineDied, EngineUnavailable, ModelLoadError, RequestCancelled
+from vlm_server.checkpoints.download import fetch
+from vlm_server.checkpoints.messages import Progress
+from vlm_server.checkpoints.names import served_name, to_download
+from vlm_server.errors import (
+    EngineDied,
+    EngineUnavailable,
+    ModelLoadError,
+    RequestCancelled,
+    VlmServerError,
+)
 from vlm_server.models import EMBEDDED
 from vlm_server.protocol import (
     ENCODER,
@@ -58,6 +67,8 @@ ProgressCallback = Callable[[str, float], None]
 
 _LAST_SECONDS = LAST_WRITES_SECONDS + 1.0
 """Time for an engine without requests to exit by itself."""
+_DOWNLOAD_SECONDS = 10.0
+"""After which clients may ask again, as long as a checkpoint is downloaded."""
 _FAILED = 1
 """The exit status of an engine that gave up."""
 _STARTING = "starting"
@@ -73,6 +84,8 @@ class Supervisor:
     def __init__(self, settings: Settings, on_progress: ProgressCallback) -> None:
         path = Path(settings.model.path) if settings.model.path else EMBEDDED
         self._settings = settings
+        self._missing = None if path.exists() else to_download(settings.model.path)
+        """What has to be downloaded before there is a model to load."""
         self._start = Start(
             model=msgspec.structs.replace(settings.model, path=str(path.absolute())),
             scheduler=settings.scheduler,
@@ -84,7 +97,8 @@ class Supervisor:
             cache=settings.cache,
         )
         self._on_progress = on_progress
-        self._status = EngineStatus("stopped", settings.model.name or path.absolute().name)
+        name = self._missing.repo if self._missing else served_name(path.absolute())
+        self._status = EngineStatus("stopped", settings.model.name or name)
         self._process: EngineProcess | None = None
         self._task: asyncio.Task[None] | None = None
         self._streams: dict[str, asyncio.Queue[RequestEvent]] = {}
@@ -98,7 +112,7 @@ class Supervisor:
         self._private = PrivateFolder()
         self._failed_starts = FailedStarts(machine.memory_bytes())
         self._settled = asyncio.Event()
-        self._unloadable: str | None = None
+        self._unloadable: VlmServerError | None = None
         self._was_ready = False
         self._started_at = 0.0
         self._start_seconds = 0.0
@@ -125,15 +139,19 @@ class Supervisor:
         return len(self._streams)
 
     async def start(self) -> None:
-        """Start the engine; it loads in the background."""
-        self._set(state="starting")
+        """Start the engine; the model is downloaded, if it must be, and loads in the background."""
+        self._set(state="downloading" if self._missing else "starting")
         self._task = asyncio.create_task(self._keep_running(), name="supervisor")
 
     async def wait_ready(self) -> None:
-        """Wait until the engine is ready. Raises ModelLoadError if the model can't be loaded."""
+        """Wait until the engine is ready.
+
+        Raises ModelLoadError if the model can't be loaded, or not be downloaded; NotAvailable if
+        it might be downloaded later.
+        """
         await self._settled.wait()
         if self._unloadable is not None:
-            raise ModelLoadError(self._unloadable)
+            raise self._unloadable
 
     async def stop(self) -> None:
         """Let running requests finish within `server.drain_seconds`, then end the engine.
@@ -219,6 +237,8 @@ class Supervisor:
         engine = self._settings.engine
         pause = engine.restart_backoff_seconds
         find = partial(for_models, self._private, with_openblas=engine.openblas == "auto")
+        if not await self._fetch():
+            return
         while True:
             self._was_ready = False
             self._hung = None
@@ -241,6 +261,27 @@ class Supervisor:
     def _note_end(self) -> None:
         end = EngineEnd(time.time(), reason_of_end(self._exit_status, self._hung))
         self._set(ends=(*self._status.ends, end)[-MAX_ENDS:])
+
+    async def _fetch(self) -> bool:
+        """Download the checkpoint, if it must be. Returns whether there is one to load."""
+        if self._missing is None:
+            return True
+        self._set(retry_after_seconds=_DOWNLOAD_SECONDS, progress=("downloading", 0.0))
+        try:
+            model = await fetch(
+                self._missing, self._start.model, self._start.memory, self._take_download
+            )
+        except VlmServerError as error:
+            self._give_up(error)
+            return False
+        self._missing = None
+        self._start = msgspec.structs.replace(self._start, model=model)
+        self._set(state="starting", progress=None, download=None, retry_after_seconds=1.0)
+        return True
+
+    def _take_download(self, progress: Progress) -> None:
+        self._set(progress=("downloading", progress.fraction), download=progress)
+        self._on_progress(str(progress), progress.fraction)
 
     async def _run_once(self, environment: dict[str, str]) -> None:
         """Run one engine from start to end; afterwards no request is in flight."""
@@ -347,9 +388,12 @@ class Supervisor:
     def _take_unloadable(self, reason: str) -> None:
         """The model can't be loaded: final for one that never was, retried for one that was."""
         logger.error("the model can't be loaded: %s", reason)
+        self._give_up(ModelLoadError(reason))
+
+    def _give_up(self, error: VlmServerError) -> None:
         if not self._settled.is_set() and self._status.state != "stopping":
-            self._unloadable = reason
-            self._set(state="failed", progress=None)
+            self._unloadable = error
+            self._set(state="failed", progress=None, download=None)
             self._settled.set()
 
     def _deliver(self, request_id: str, event: RequestEvent) -> None:

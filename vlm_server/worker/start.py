@@ -34,7 +34,7 @@ from vlm_server.worker.channel import Channel
 from vlm_server.worker.process_memory import SystemProcessMemory
 from vlm_server.worker.warm_up import stages, warm_up
 
-_LEAST_TOKENS = 1024
+LEAST_TOKENS = 1024
 """Of prompt and answer, for which there must be room beside the model."""
 
 
@@ -68,7 +68,7 @@ class Engine:
 
     def check_room(self, context_tokens: int) -> None:
         """Raises ModelLoadError if the model leaves no room for even a short request."""
-        num_tokens = min(_LEAST_TOKENS, context_tokens)
+        num_tokens = min(LEAST_TOKENS, context_tokens)
         needed, free = self.runner.kv_bytes(num_tokens), self.governor.free_bytes
         if needed > free:
             raise ModelLoadError(

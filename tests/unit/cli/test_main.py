@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from vlm_server.cli.main import build_parser, main
 from vlm_server.cli.options import load_settings, settings_arguments
@@ -99,6 +100,14 @@ def test_a_model_that_is_none_is_named_at_once(
     assert f"model.path: {tmp_path} is not the folder of a checkpoint" in capsys.readouterr().err
 
 
+def test_a_folder_of_another_format_says_which(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model-Q4_K_M.gguf").touch()
+    assert main(["check-config", "--model", str(tmp_path)]) == 2
+    assert "GGUF" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["serve", "service install --dry-run"])
 def test_a_disk_that_is_not_mounted_may_be_later(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -134,6 +143,39 @@ def test_a_relative_model_is_the_one_that_was_meant(
     assert settings_arguments(options) == [
         *("--set", f'model.path="{tmp_path / "here/model"}"'),
     ]
+
+
+def test_a_name_of_the_hub_is_passed_on_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also from a settings file, if no folder of the file's has that name."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    for given in (["--model", "org/name@v1"], ["--set", "model.path=org/name@v1"]):
+        options = build_parser().parse_args(["service", "install", *given])
+        loaded = load_settings(options)
+        assert (loaded.model.path, loaded.model.name) == ("org/name@v1", "org/name")
+        assert "org/name@v1" in settings_arguments(options)[1]
+        assert str(tmp_path) not in settings_arguments(options)[1]
+    config = tmp_path / "settings.toml"
+    config.write_text('[model]\npath = "org/name"\n')
+    options = build_parser().parse_args(["serve", "--config", str(config)])
+    assert load_settings(options).model.path == "org/name"
+    folder = tmp_path / "org/name"
+    folder.mkdir(parents=True)
+    (folder / "config.json").touch()
+    loaded = load_settings(options)
+    assert (loaded.model.path, loaded.model.name) == (str(folder), "name")
+
+
+def test_a_snapshot_is_served_under_its_repositorys_name(tmp_path: Path) -> None:
+    folder = tmp_path / f"models--org--name/snapshots/{'a' * 40}"
+    folder.mkdir(parents=True)
+    (folder / "config.json").touch()
+    for path in (folder, folder.parent.parent):
+        options = build_parser().parse_args(["serve", "--model", str(path)])
+        loaded = load_settings(options)
+        assert (loaded.model.path, loaded.model.name) == (str(folder), "org/name")
 
 
 @pytest.mark.parametrize("name", ["server.api_keys", " server.api_keys ", "server . api_keys"])

@@ -95,3 +95,13 @@ def test_progress_is_log_lines_elsewhere(caplog: pytest.LogCaptureFixture) -> No
 )
 def test_the_address_can_be_opened_on_this_machine(host: str, url: str) -> None:
     assert url_of(host, 80) == url
+
+
+def test_a_download_has_few_log_lines(caplog: pytest.LogCaptureFixture) -> None:
+    line = terminal.ProgressLine(io.StringIO())
+    with caplog.at_level(logging.INFO):
+        for number in range(1001):
+            line.show(f"downloading {number}", number / 1000)
+        line.show("loading the weights", 0.1)
+    assert 20 <= len(caplog.messages) <= 22
+    assert caplog.messages[-1] == "loading the weights (10%)"

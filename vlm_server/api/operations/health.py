@@ -113,4 +113,12 @@ def _progress(status: EngineStatus) -> dict[str, str | float] | None:
     if status.progress is None:
         return None
     stage, fraction = status.progress
-    return {"stage": stage, "fraction": fraction}
+    if (download := status.download) is None:
+        return {"stage": stage, "fraction": fraction}
+    return {
+        "stage": stage,
+        "fraction": fraction,
+        "file": download.file,
+        "bytes": download.done_bytes,
+        "total_bytes": download.total_bytes,
+    }

@@ -22,6 +22,7 @@ class Daemon:
         self.url = url.rstrip("/")
         self.api_key = api_key
         self._root = self.url.removesuffix("/v1")
+        self._is_downloading = False
         self._http = httpx.Client(
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=10.0,
@@ -44,14 +45,20 @@ class Daemon:
     def is_ready(self) -> bool:
         """Whether the model is loaded. Raises CommandFailed if it can't be loaded."""
         response = self._get(f"{self._root}/health/ready")
-        if response.status_code == 503 and response.json().get("status") == "failed":
+        state = response.json().get("status") if response.status_code == 503 else None
+        self._is_downloading = state == "downloading"
+        if state == "failed":
             raise CommandFailed("the daemon can't load its model")
         return response.is_success
 
     def wait_ready(self, seconds: float) -> None:
-        """Wait until the model is loaded. Raises CommandFailed after `seconds`."""
+        """Wait until the model is loaded. Raises CommandFailed after `seconds`, in which the time
+        for downloading it does not count.
+        """
         deadline = time.monotonic() + seconds
         while not self.is_ready():
+            if self._is_downloading:
+                deadline = time.monotonic() + seconds
             if time.monotonic() > deadline:
                 raise CommandFailed(f"the model was not ready within {seconds:.0f} seconds")
             time.sleep(_POLL_SECONDS)

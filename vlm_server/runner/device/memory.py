@@ -18,6 +18,11 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or any(words in text for words in _ALLOCATIONS)
 
 
+def limit_bytes(settings: Memory, device: Device) -> int:
+    """`memory.limit_bytes`, or what suits the device."""
+    return settings.limit_bytes or device.suitable_bytes
+
+
 class MlxMemory:
     """The `DeviceMemory` of `device`. The only one that sets limits or clears.
 
@@ -26,7 +31,7 @@ class MlxMemory:
 
     def __init__(self, settings: Memory, device: Device) -> None:
         self._device = device
-        self._limit_bytes = settings.limit_bytes or device.suitable_bytes
+        self._limit_bytes = limit_bytes(settings, device)
         self._pool_limit_bytes = settings.pool_limit_bytes or _suitable_pool_bytes(
             self._limit_bytes, device
         )

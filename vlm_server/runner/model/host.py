@@ -31,9 +31,7 @@ def host_model(
     tokenizer = getattr(processor, "tokenizer", processor)
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise ModelLoadError("the checkpoint has no fast tokenizer (tokenizer.json)")
-    image_token_id = _token_id(model, config, "image_token_index", "image_token_id")
-    if image_token_id is None:
-        raise ModelLoadError(f"{family.name} names no image token: not a vision model")
+    image_token_id = image_token_of(family, model, config)
     video_token_id = _token_id(model, config, "video_token_index", "video_token_id")
     host_processor = HostProcessor(processor, image_token_id)
     template = None if family.writes_prompts else chat_template(processor)
@@ -43,7 +41,7 @@ def host_model(
         image_token_id=image_token_id,
         video_token_id=video_token_id if family.takes_videos else None,
         eos_token_ids=_eos_token_ids(config, folder, tokenizer),
-        context_tokens=_context_tokens(config, settings.max_context_tokens),
+        context_tokens=context_tokens_of(config, settings.max_context_tokens),
         vocabulary_size=_vocabulary_size(family, model.language_model),
         fingerprint=fingerprint(folder, str(settings.dtype)),
         adds_special_tokens=should_add_special_tokens(family.name, processor),
@@ -59,6 +57,14 @@ def host_model(
         reasoning_format=reasoning_format(template),
         pixel_rule=pixel_rule(processor, family.grounding_tokens),
     )
+
+
+def image_token_of(family: Family, model: Any, config: Json) -> int:
+    """The id of the token that stands for an image. Raises ModelLoadError if there is none."""
+    found = _token_id(model, config, "image_token_index", "image_token_id")
+    if found is None:
+        raise ModelLoadError(f"{family.name} names no image token: not a vision model")
+    return found
 
 
 def _mrope(family: Family, model: Any) -> MRope | AskPositions | None:
@@ -99,7 +105,8 @@ def _eos_token_ids(config: Json, folder: Path, tokenizer: Any) -> frozenset[int]
     return frozenset(found)
 
 
-def _context_tokens(config: Json, limit: int) -> int:
+def context_tokens_of(config: Json, limit: int) -> int:
+    """Tokens of prompt and answer: the configuration's own, or `limit` if that is less, not 0."""
     text = config.get("text_config") or config.get("llm_config") or {}
     own = text.get("max_position_embeddings") or config.get("max_position_embeddings") or 32768
     return min(int(own), limit) if limit else int(own)

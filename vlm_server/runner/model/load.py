@@ -76,19 +76,9 @@ def load(settings: ModelSettings, device: Device, limit_bytes: int) -> LoadedMod
     Raises ModelLoadError if the folder is no checkpoint that can be served, or if its weights take
     more than `limit_bytes`.
     """
-    folder = Path(settings.path)
-    config = _read_config(folder)
-    refuse_unservable(config)
-    dtype, budget = dtype_on(device, settings.dtype), Budget(limit_bytes, device)
-    check_files_fit(folder, dtype, budget)
-    with no_code_of(folder):
-        model, processor = _load(folder)
-    family = family_of(str(config["model_type"]), model, processor)
-    _warn_of_unchecked(family)
-    if dtype != "auto":
-        model.set_dtype(_DTYPES[dtype])
-    size_bytes = sum(array.nbytes for array in arrays_of(model))
-    check_fits(size_bytes, weight_bytes(folder, "auto"), dtype, budget)
+    opened = open_lazily(settings, device, limit_bytes)
+    folder, config, family = Path(settings.path), opened.config, opened.family
+    model, processor = opened.model, opened.processor
     _make_fast(family, model, processor, device)
     host = host_model(settings, config, family, model, processor)
     evaluate(model)
@@ -104,6 +94,35 @@ def load(settings: ModelSettings, device: Device, limit_bytes: int) -> LoadedMod
         default_top_p=float(generation.get("top_p") or 1.0),
         position_lock=_position_lock(family),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """A checkpoint whose weights are declared but not read, and how many bytes they will take."""
+
+    config: dict[str, Any]
+    family: Family
+    model: Any
+    processor: Any
+    size_bytes: int
+
+
+def open_lazily(settings: ModelSettings, device: Device, limit_bytes: int) -> OpenedModel:
+    """The checkpoint in folder `settings.path`, before its weights are read. See `load`."""
+    folder = Path(settings.path)
+    config = _read_config(folder)
+    refuse_unservable(config)
+    dtype, budget = dtype_on(device, settings.dtype), Budget(limit_bytes, device)
+    check_files_fit(folder, dtype, budget)
+    with no_code_of(folder):
+        model, processor = _load(folder)
+    family = family_of(str(config["model_type"]), model, processor)
+    _warn_of_unchecked(family)
+    if dtype != "auto":
+        model.set_dtype(_DTYPES[dtype])
+    size_bytes = sum(array.nbytes for array in arrays_of(model))
+    check_fits(size_bytes, weight_bytes(folder, "auto"), dtype, budget)
+    return OpenedModel(config, family, model, processor, size_bytes)
 
 
 def _position_lock(family: Family) -> AbstractContextManager[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -53,6 +53,14 @@ def check_files_fit(folder: Path, dtype: str, budget: Budget) -> None:
         raise ModelLoadError(_reason(size_bytes, weight_bytes(folder, "auto"), dtype, budget))
 
 
+def check_tensors_fit(tensors: Iterable[tuple[str, int]], dtype: str, budget: Budget) -> None:
+    """The same for files that are not here: of each tensor its type and how many numbers it has."""
+    known = list(tensors)
+    size_bytes = bytes_as(dtype, known)
+    if size_bytes > _SURPLUS * budget.bytes:
+        raise ModelLoadError(_reason(size_bytes, bytes_as("auto", known), dtype, budget))
+
+
 def check_fits(size_bytes: int, stored_bytes: int, dtype: str, budget: Budget) -> None:
     """Raises ModelLoadError if weights of `size_bytes`, of that many in files, do not fit."""
     if size_bytes > budget.bytes:
@@ -61,10 +69,14 @@ def check_fits(size_bytes: int, stored_bytes: int, dtype: str, budget: Budget) -
 
 def weight_bytes(folder: Path, dtype: str) -> int:
     """Bytes of all tensors in the files that mlx-vlm reads, cast to `dtype`."""
+    return bytes_as(dtype, (each for path in _weight_files(folder) for each in _tensors(path)))
+
+
+def bytes_as(dtype: str, tensors: Iterable[tuple[str, int]]) -> int:
+    """Bytes of tensors, of which `tensors` has the type and how many numbers, cast to `dtype`."""
     return sum(
         count * (_TARGETS[dtype] if dtype in _TARGETS and kind in _CAST else _SIZES.get(kind, 1))
-        for path in _weight_files(folder)
-        for kind, count in _tensors(path)
+        for kind, count in tensors
     )
 
 

@@ -1,0 +1,175 @@
+"""`serve --model ORG/NAME` from a hub, from nothing to an answer; and what is refused before."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.daemon import Daemon, running_daemon, wait_until
+from tests.e2e.pictures import one_shape, user
+from tests.hub.fixtures import hub, model
+from tests.hub.server import Hub, add
+from vlm_server.models import EMBEDDED
+
+__all__ = ["hub"]
+
+NAME = "org/shapes"
+pytestmark = pytest.mark.e2e
+
+
+def demo_files() -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in EMBEDDED.iterdir() if path.is_file()}
+
+
+@pytest.fixture
+def daemon(hub: Hub, tmp_path: Path) -> Iterator[Daemon]:
+    """One that has just begun to download, slowly."""
+    add(hub, NAME, demo_files())
+    hub.seconds_per_mib = 0.3
+    with running_daemon(tmp_path, "--model", NAME, wait=False) as daemon:
+        wait_until(lambda: is_up(daemon), 30, daemon.log)
+        yield daemon
+
+
+def is_up(daemon: Daemon) -> bool:
+    try:
+        return bool(daemon.get("/health/live")[0] == 200)
+    except OSError:
+        return False
+
+
+def ready(daemon: Daemon) -> tuple[int, dict[str, Any]]:
+    return daemon.get("/health/ready")
+
+
+def test_the_front_is_up_while_the_model_comes_and_then_answers(
+    daemon: Daemon, hub: Hub, tmp_path: Path
+) -> None:
+    status, body = ready(daemon)
+    assert (status, body["status"]) == (503, "downloading")
+    wait_until(lambda: ready(daemon)[1]["progress"].get("bytes", 0) > 0, 30, daemon.log)
+    progress = ready(daemon)[1]["progress"]
+    assert progress["stage"] == "downloading"
+    assert progress["file"] == "model.safetensors"
+    assert 0 < progress["bytes"] < progress["total_bytes"]
+    assert 0 < progress["fraction"] < 1
+    assert daemon.get("/v1/models")[1]["data"][0]["id"] == NAME
+    hub.seconds_per_mib = 0.0
+    daemon.wait_ready()
+    assert ready(daemon)[1] == {"status": "ready", "progress": None}
+    answer = daemon.client().chat.completions.create(
+        model=NAME,
+        messages=[user(one_shape("circle", "red"), "What shape is this?")],
+        max_tokens=20,
+    )
+    assert "circle" in (answer.choices[0].message.content or "")
+    assert answer.model == NAME
+    log = daemon.log.read_text()
+    assert "downloading model.safetensors: " in log
+    assert log.count("downloading") < 40
+    hub.requests.clear()
+    with running_daemon(tmp_path, "--model", NAME) as again:
+        assert again.get("/v1/models")[1]["data"][0]["id"] == NAME
+    assert not hub.requests
+
+
+def test_a_daemon_that_is_stopped_leaves_no_process(daemon: Daemon, hub: Hub) -> None:
+    wait_until(lambda: hub.sent_bytes["model.safetensors"], 30, daemon.log)
+    started = time.monotonic()
+    daemon.process.terminate()
+    assert daemon.process.wait(15) == 0
+    assert time.monotonic() - started < 10
+    sent = hub.sent_bytes["model.safetensors"]
+    time.sleep(1.0)
+    assert hub.sent_bytes["model.safetensors"] <= sent + (1 << 20)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "vlm_server.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_what_can_not_be_had_ends_the_daemon_with_the_reason(hub: Hub) -> None:
+    done = run("serve", "--port", "0", "--model", "org/none")
+    assert done.returncode == 3
+    assert "has no model org/none" in done.stderr.splitlines()[-1]
+
+
+def test_a_hub_that_is_not_up_may_be_later(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    done = run("serve", "--port", "0", "--model", NAME)
+    assert done.returncode == 75
+    assert "can't be reached" in done.stderr.splitlines()[-1]
+
+
+def test_a_model_that_does_not_fit_is_refused_before_its_weights_come(hub: Hub) -> None:
+    add(hub, NAME, model(), parameters={"BF16": 70_000_000_000})
+    done = run("pull", NAME, "--set", "memory.limit_bytes=8000000000")
+    assert done.returncode == 3
+    assert "was not downloaded: the weights do not fit: they take 260.8 GiB" in done.stderr
+    assert "7.5 GiB are allowed" in done.stderr
+    assert set(hub.sent_bytes) <= {"config.json"}
+
+
+def test_a_family_that_is_refused_is_so_before_its_weights_come(hub: Hub) -> None:
+    add(hub, NAME, model(model_type="no_such_family"))
+    done = run("pull", NAME)
+    assert done.returncode == 3
+    assert "mlx-vlm has no family 'no_such_family'" in done.stderr
+    assert set(hub.sent_bytes) <= {"config.json"}
+
+
+def test_pull_list_check_and_rm(hub: Hub, tmp_path: Path) -> None:
+    commit = add(hub, NAME, demo_files())
+    looked = run("models", "check", NAME)
+    assert looked.returncode == 0, looked.stderr
+    assert f"commit {commit}" in looked.stdout
+    assert "vlm-server pull org/shapes" in looked.stdout
+    assert set(hub.sent_bytes) <= {"config.json"}
+    pulled = run("pull", NAME)
+    assert pulled.returncode == 0, pulled.stderr
+    assert commit in pulled.stdout
+    listed = run("models", "list").stdout.splitlines()
+    assert listed[1].split() == [NAME, "15", "MB", "qwen3_vl", "float16", "hub", "cache"]
+    hub.requests.clear()
+    checked = run("models", "check", NAME)
+    assert checked.returncode == 0, checked.stderr
+    assert "qwen3_vl (checked: docs/families.md)" in checked.stdout
+    assert "8192 of 8192 tokens fit" in checked.stdout
+    assert checked.stdout.index("fit") < checked.stdout.index("Loaded in")
+    shape, _, others = checked.stdout.partition("A red circle:")[2].partition("Three blue")
+    assert "circle" in shape
+    assert "HELLO" in others.partition("is written here?")[2]
+    assert not hub.requests
+    refused = subprocess.run(
+        [sys.executable, "-m", "vlm_server.cli", "models", "rm", NAME],
+        input="n\n", capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert refused.returncode == 1
+    assert "Nothing was removed" in refused.stdout
+    assert run("models", "rm", NAME, "--yes").returncode == 0
+    assert not list((tmp_path / "hf/hub").glob("models--*"))
+    assert "is not in the hub's cache" in run("models", "rm", NAME, "--yes").stderr
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "code", "words"),
+    [
+        (20_000_000, 3, "the weights do not fit: they take 29 MiB"),
+        (32_000_000, 3, "leaves no room for requests: beside its weights 1 MiB"),
+        (40_000_000, 0, " of 8192 tokens fit"),
+    ],
+)
+def test_a_machine_that_is_too_small_is_told_so_with_figures(
+    limit_bytes: int, code: int, words: str
+) -> None:
+    limit = f"memory.limit_bytes={limit_bytes}"
+    done = run("models", "check", str(EMBEDDED), "--no-load", "--set", limit)
+    assert done.returncode == code
+    assert words in done.stdout + done.stderr

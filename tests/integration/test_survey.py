@@ -1,0 +1,121 @@
+"""What is said of a checkpoint before it is loaded is what the engine finds once it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from tests.integration.harness import Engine, ask
+from tests.tiny_models import FAMILIES, build
+from tests.tiny_models.fixtures import TinyModel
+from vlm_server.checkpoints import layout
+from vlm_server.checkpoints.messages import Plan
+from vlm_server.checkpoints.survey import SurveyRequest
+from vlm_server.runner.model.evaluate import arrays_of
+from vlm_server.runner.model.survey import survey
+from vlm_server.settings import Memory, Model
+
+GIB = 1 << 30
+
+
+def plan_of(config: dict[str, Any], parameters: dict[str, int], weight_bytes: int = 0) -> Plan:
+    return Plan("org/model", "a" * 40, config, (), parameters, weight_bytes, weight_bytes, 0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_figures_are_those_of_the_engine(
+    family: str, load_tiny: Callable[[str], Any], tiny_model: TinyModel
+) -> None:
+    found = survey(SurveyRequest(Model(path=str(tiny_model(family))), Memory(GIB)))
+    assert found.refusal == ""
+    assert (found.family, found.is_checked) == (family, True)
+    loaded, preparer = load_tiny(family)
+    assert found.context_tokens == found.fitting_tokens == loaded.host.context_tokens
+    assert found.weight_bytes == pytest.approx(
+        sum(array.nbytes for array in arrays_of(loaded.model)), rel=0.02
+    )
+    engine = Engine(loaded, preparer)
+    engine.add(ask("first", "What is this?"))
+    engine.run()
+    assert found.kv_bytes == engine.runner.kv_bytes(found.context_tokens)
+
+
+def test_no_weights_are_read(tmp_path: Path) -> None:
+    folder = build("qwen3_vl", tmp_path)
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    found = survey(SurveyRequest(Model(path=str(folder)), Memory(GIB)))
+    assert mx.get_peak_memory() - before < found.weight_bytes / 2
+
+
+def test_less_memory_fits_less_context(tmp_path: Path) -> None:
+    folder = str(build("qwen3_vl", tmp_path))
+    whole = survey(SurveyRequest(Model(path=folder), Memory(GIB)))
+    assert whole.kv_bytes is not None
+    limit = whole.weight_bytes + whole.kv_bytes // 2
+    half = survey(SurveyRequest(Model(path=folder), Memory(limit)))
+    assert half.fitting_tokens is not None
+    assert half.kv_bytes is not None
+    assert 0.4 * whole.context_tokens < half.fitting_tokens < 0.6 * whole.context_tokens
+    assert half.weight_bytes + half.kv_bytes <= limit
+    few = survey(SurveyRequest(Model(path=folder, max_context_tokens=100), Memory(limit)))
+    assert few.fitting_tokens == few.context_tokens == 100
+
+
+def test_what_does_not_fit_is_refused_with_figures(tmp_path: Path) -> None:
+    folder = str(build("qwen3_vl", tmp_path))
+    found = survey(SurveyRequest(Model(path=folder), Memory(100_000)))
+    assert "the weights do not fit" in found.refusal
+    assert found.family == "qwen3_vl"
+
+
+def test_the_hub_s_figures_lead_to_the_same(tmp_path: Path) -> None:
+    folder = build("qwen3_vl", tmp_path)
+    here = survey(SurveyRequest(Model(path=str(folder)), Memory(GIB)))
+    config = layout.read_object(folder / layout.CONFIG)
+    model = Model()
+    there = survey(
+        SurveyRequest(model, Memory(GIB), plan_of(config, {"F32": here.weight_bytes // 4}))
+    )
+    assert there.refusal == ""
+    assert there.weight_bytes == pytest.approx(here.weight_bytes, rel=0.01)
+    assert there.fitting_tokens is None
+    too_many = plan_of(config, {"BF16": 10**12})
+    assert "do not fit" in survey(SurveyRequest(model, Memory(GIB), too_many)).refusal
+
+
+def test_without_the_hub_s_figures_the_files_sizes_count() -> None:
+    config = {"model_type": "qwen3_vl", "vision_config": {}, "torch_dtype": "bfloat16"}
+    plan = plan_of(config, {}, 1000)
+    found = survey(SurveyRequest(Model(dtype="float32"), Memory(GIB), plan))
+    assert found.weight_bytes == 2000
+    packed = plan_of(config | {"quantization": {"bits": 4}}, {}, 1000)
+    found = survey(SurveyRequest(Model(dtype="float32"), Memory(GIB), packed))
+    assert found.weight_bytes == 1000
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "no_such_family", "vision_config": {}}, "no family 'no_such_family'"),
+        ({"model_type": "llama"}, "not a vision model"),
+        ({"vision_config": {}}, "names no model_type"),
+        ({"model_type": "florence2", "vision_config": {}}, "encoder-decoder"),
+    ],
+)
+def test_what_can_not_be_served_is_known_from_the_configuration(
+    config: dict[str, Any], words: str
+) -> None:
+    assert words in survey(SurveyRequest(Model(), Memory(), plan_of(config, {}))).refusal
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_checked_family_is_taken_for_blind(family: str, tiny_model: TinyModel) -> None:
+    folder = tiny_model(family)
+    assert layout.sees(json.loads((folder / "config.json").read_text()))
+    assert layout.is_complete(folder)

@@ -1,0 +1,1 @@
+"""`vlm-server models` and `vlm-server pull`: the checkpoints of this machine."""
