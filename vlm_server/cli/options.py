@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from vlm_server import settings
 from vlm_server.api.http.access import keys
 from vlm_server.errors import ConfigError, NotAvailable
+from vlm_server.models.foreign import fault_of
 from vlm_server.settings import Settings
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ def settings_arguments(options: argparse.Namespace) -> list[str]:
 
 
 def _check_model(path: Path) -> None:
+    if fault := fault_of(path):
+        raise ConfigError(f"model.path: {fault}")
     if (path / "config.json").is_file():
         return
     try:

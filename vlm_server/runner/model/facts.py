@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+from vlm_server.models.foreign import visible_files
 from vlm_server.protocol import ModelFacts
 from vlm_server.runner.model.evaluate import arrays_of
 from vlm_server.runner.model.load import LoadedModel
@@ -58,5 +59,5 @@ def _parameters(loaded: LoadedModel) -> Counter[str]:
 
 
 def _modified_at(folder: Path) -> float:
-    files = [path for pattern in _FILES for path in folder.glob(pattern)]
+    files = [path for pattern in _FILES for path in visible_files(folder, pattern)]
     return max((path.stat().st_mtime for path in files), default=0.0)

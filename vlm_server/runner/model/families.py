@@ -8,14 +8,15 @@ the rest. A family without a row is probed (`probe.py`), and served with a warni
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mlx_vlm.utils import get_model_type
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.runner.model.processors import drop_tokenizer_options
+from vlm_server.runner.model.weight_names import SINCE_4_52
 from vlm_server.runner.vision.towers import (
     DeepstackTower,
     FrameTower,
@@ -37,6 +38,23 @@ POSITION_STATE = ("_position_ids", "_rope_deltas")
 
 
 @dataclass(frozen=True, slots=True)
+class Spelling:
+    """Where mlx-vlm wants a checkpoint spelled otherwise than transformers writes it today.
+
+    has_flat_config: it looks for the language model's configuration outside `text_config`.
+    vision_type: the only `model_type` that its vision model goes by; empty if it takes any.
+    weight_prefixes: see `weight_names`.
+    """
+
+    has_flat_config: bool = False
+    vision_type: str = ""
+    weight_prefixes: Mapping[str, str] = field(default_factory=dict)
+
+
+_SINCE_4_52 = Spelling(weight_prefixes=SINCE_4_52)
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """One family, by its `model_type`.
 
@@ -52,6 +70,7 @@ class Family:
     writes_prompts: its processor writes prompts itself and uses no chat template.
     grounding_tokens: of a picture, for the model to point at things in a screenshot; 0 if nobody
     knows.
+    spelling: how mlx-vlm wants its files spelled.
     """
 
     name: str
@@ -63,6 +82,7 @@ class Family:
     position_state: tuple[str, ...] = ()
     writes_prompts: bool = False
     grounding_tokens: int = 0
+    spelling: Spelling = Spelling()
 
     def forget_positions(self, language_model: Any) -> None:
         """Clear what `language_model` keeps of a prompt, so that no request meets another's."""
@@ -78,20 +98,26 @@ def _qwen(name: str, mrope: MRopeRule, tower: type[FrameTower]) -> Family:
         tower=tower,
         position_state=POSITION_STATE,
         grounding_tokens=1024,
+        spelling=Spelling(vision_type=name),
     )
 
 
+def _qwen2(name: str, tower: type[FrameTower]) -> Family:
+    row = _qwen(name, MRopeRule.WHOLE_VIDEOS, tower)
+    return replace(row, spelling=Spelling(True, name, SINCE_4_52))
+
+
 _ROWS = (
-    Family("gemma3"),
+    Family("gemma3", spelling=_SINCE_4_52),
     Family("gemma4"),
     Family("glm4v", mrope=MRopeRule.WHOLE_VIDEOS, tower=GlmTower, position_state=POSITION_STATE),
     Family("idefics3"),
-    Family("internvl"),
-    Family("llava", fix_processor=drop_tokenizer_options),
+    Family("internvl", spelling=_SINCE_4_52),
+    Family("llava", fix_processor=drop_tokenizer_options, spelling=_SINCE_4_52),
     Family("mistral3"),
-    Family("pixtral"),
-    _qwen("qwen2_vl", MRopeRule.WHOLE_VIDEOS, FrameTower),
-    _qwen("qwen2_5_vl", MRopeRule.WHOLE_VIDEOS, WindowTower),
+    Family("pixtral", spelling=_SINCE_4_52),
+    _qwen2("qwen2_vl", FrameTower),
+    _qwen2("qwen2_5_vl", WindowTower),
     _qwen("qwen3_vl", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
     _qwen("qwen3_vl_moe", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
     _qwen("qwen3_5", MRopeRule.SPLIT_VIDEOS, DeepstackTower),

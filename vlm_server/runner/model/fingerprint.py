@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import vlm_server
+from vlm_server.models.foreign import visible_files
 
 _READERS = ("mlx", "mlx-vlm", "transformers", "tokenizers", "pillow", "av")
 """Packages of which another version may make other pixels, tokens or features of the same bytes."""
@@ -22,7 +23,7 @@ def fingerprint(folder: Path, dtype: str) -> str:
     digest = hashlib.sha256(dtype.encode())
     for package in _READERS:
         digest.update(f"{package} {version(package)}\0".encode())
-    for path in sorted(path for pattern in _FILES for path in folder.glob(pattern)):
+    for path in sorted(path for pattern in _FILES for path in visible_files(folder, pattern)):
         with path.open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
         digest.update(f"{path.name} {content}\0".encode())

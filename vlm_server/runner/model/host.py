@@ -31,10 +31,10 @@ def host_model(
     tokenizer = getattr(processor, "tokenizer", processor)
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise ModelLoadError("the checkpoint has no fast tokenizer (tokenizer.json)")
-    image_token_id = _token_id(model, config, "image_token_index", "image_token_id")
+    image_token_id = _token_id(model, config, "image_token_id", "image_token_index")
     if image_token_id is None:
         raise ModelLoadError(f"{family.name} names no image token: not a vision model")
-    video_token_id = _token_id(model, config, "video_token_index", "video_token_id")
+    video_token_id = _token_id(model, config, "video_token_id", "video_token_index")
     host_processor = HostProcessor(processor, image_token_id)
     template = None if family.writes_prompts else chat_template(processor)
     return HostModel(
@@ -83,20 +83,23 @@ def _image_placeholders(processor: Any, tokenizer: Any, image_token_id: int) -> 
 
 
 def _token_id(model: Any, config: Json, *names: str) -> int | None:
-    """The first of `names` in the model's configuration that is a number."""
-    sources = (vars(model.config), config)
+    """The first of `names` that is a number: in config.json, before what mlx-vlm has for want of it."""
+    sources = (config, vars(model.config))
     found = (source.get(name) for source in sources for name in names)
     return next((value for value in found if isinstance(value, int)), None)
 
 
 def _eos_token_ids(config: Json, folder: Path, tokenizer: Any) -> frozenset[int]:
+    """Those of the language model's own configuration only for want of others: transformers 5
+    writes a family's default there, which may be any word of another vocabulary."""
     generation = read_json(folder / "generation_config.json")
-    text = config.get("text_config") or {}
-    found: set[int] = set()
-    for source in (generation, config, text, {"eos_token_id": tokenizer.eos_token_id}):
-        ids = source.get("eos_token_id")
-        found.update(ids if isinstance(ids, list) else [] if ids is None else [ids])
-    return frozenset(found)
+    named = _ids(generation) | _ids(config) or _ids(config.get("text_config") or {})
+    return frozenset(named | _ids({"eos_token_id": tokenizer.eos_token_id}))
+
+
+def _ids(source: Json) -> set[int]:
+    found = source.get("eos_token_id")
+    return set(found) if isinstance(found, list) else set() if found is None else {found}
 
 
 def _context_tokens(config: Json, limit: int) -> int:

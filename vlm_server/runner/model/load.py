@@ -18,9 +18,12 @@ from vlm_server.runner.device.device import Device
 from vlm_server.runner.model.checkpoint import check_files, check_shards, read_json, reason_of
 from vlm_server.runner.model.code_guard import no_code_of
 from vlm_server.runner.model.evaluate import arrays_of, evaluate
-from vlm_server.runner.model.families import Family, refuse_unservable
+from vlm_server.runner.model.config import normalised
+from vlm_server.runner.model.families import FAMILIES, Family, Spelling, refuse_unservable
 from vlm_server.runner.model.host import host_model
 from vlm_server.runner.model.probe import family_of
+from vlm_server.runner.model.view import view_of
+from vlm_server.runner.model.weight_names import taken
 from vlm_server.runner.model.weights import (
     Budget,
     check_files_fit,
@@ -79,19 +82,23 @@ def load(settings: ModelSettings, device: Device, limit_bytes: int) -> LoadedMod
     folder = Path(settings.path)
     config = _read_config(folder)
     refuse_unservable(config)
+    row = FAMILIES.get(str(config["model_type"]))
+    spelling = row.spelling if row else Spelling()
+    config = normalised(config, spelling)
     dtype, budget = dtype_on(device, settings.dtype), Budget(limit_bytes, device)
     check_files_fit(folder, dtype, budget)
-    with no_code_of(folder):
-        model, processor = _load(folder)
-    family = family_of(str(config["model_type"]), model, processor)
-    _warn_of_unchecked(family)
-    if dtype != "auto":
-        model.set_dtype(_DTYPES[dtype])
-    size_bytes = sum(array.nbytes for array in arrays_of(model))
-    check_fits(size_bytes, weight_bytes(folder, "auto"), dtype, budget)
-    _make_fast(family, model, processor, device)
-    host = host_model(settings, config, family, model, processor)
-    evaluate(model)
+    with view_of(folder, config) as view:
+        with no_code_of(folder), no_code_of(view), taken(config, spelling.weight_prefixes):
+            model, processor = _load(folder, view)
+        family = family_of(str(config["model_type"]), model, processor)
+        _warn_of_unchecked(family)
+        if dtype != "auto":
+            model.set_dtype(_DTYPES[dtype])
+        size_bytes = sum(array.nbytes for array in arrays_of(model))
+        check_fits(size_bytes, weight_bytes(folder, "auto"), dtype, budget)
+        _make_fast(family, model, processor, device)
+        host = host_model(settings, config, family, model, processor)
+        evaluate(model)
     generation = read_json(folder / "generation_config.json")
     return LoadedModel(
         model=model,
@@ -120,14 +127,15 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _load(folder: Path) -> tuple[Any, Any]:
-    """mlx-vlm's model and processor; the weights are not read yet."""
+def _load(folder: Path, view: Path) -> tuple[Any, Any]:
+    """mlx-vlm's model and processor of `folder`, seen through `view`; the weights are not read."""
     try:
-        model, processor = mlx_vlm.load(str(folder), lazy=True, trust_remote_code=False)
+        model, processor = mlx_vlm.load(str(view), lazy=True, trust_remote_code=False)
     except Exception as error:
         logger.debug("loading failed", exc_info=True)
         check_shards(folder)
-        raise ModelLoadError(f"mlx-vlm can't load this checkpoint: {reason_of(error)}") from error
+        reason = reason_of(error).replace(str(view), str(folder))
+        raise ModelLoadError(f"mlx-vlm can't load this checkpoint: {reason}") from error
     return model, processor
 
 
