@@ -128,7 +128,7 @@ class HostModel:
     seconds of each frame, placeholder). Neither is thread-safe. Both raise whatever the
     processor does. pixel_rule: None where pictures have a fixed size, or the rule is not known.
     tool_format and reasoning_format: None for models that call no tools, or whose
-    thoughts have no marks.
+    thoughts have no marks. warnings: what people should know of its prompts.
     """
 
     tokenizer: Any
@@ -151,6 +151,7 @@ class HostModel:
     pixel_rule: PixelRule | None = None
     tool_format: ToolFormat | None = None
     reasoning_format: ReasoningFormat | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def media_token_ids(self) -> tuple[int, ...]:

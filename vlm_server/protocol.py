@@ -283,7 +283,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     `quantization` names the weights' type, such as `4bit` or `bfloat16`. `capabilities` are of
     "completion", "vision", "video", "tools", "thinking" and "structured_output". A picture is seen
     with `min_image_pixels` to `max_image_pixels`, its sides multiples of `image_side_multiple`; 0
-    where its size is the processor's own.
+    where its size is the processor's own. `warnings` are sentences on why answers may be wrong.
     """
 
     family: str = ""
@@ -297,6 +297,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     min_image_pixels: int = 0
     max_image_pixels: int = 0
     image_side_multiple: int = 0
+    warnings: tuple[str, ...] = ()
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

@@ -13,11 +13,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from transformers import AutoConfig
 
-from tests.integration.harness import GREEDY, Engine, ask, load_model, new_preparer
+from tests.integration.harness import GREEDY, Engine, ask, load_model, new_preparer, prompt_of
 from tests.tiny_models import FAMILIES
 from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import ModelLoadError
+from vlm_server.runner.model.facts import model_facts
 
 Json = dict[str, Any]
 
@@ -233,3 +234,69 @@ def test_mlx_quantization_is_not_taken_for_another(
     table = {"group_size": 32, "bits": 4, "quant_method": "awq"}
     write(folder, read(folder) | {"quantization": table, "quantization_config": table})
     load_model(folder)  # mlx_vlm's own AWQ: whatever found the scales, MLX has packed them
+
+
+# ---- chat templates ------------------------------------------------------------------
+
+
+def without_template(folder: Path) -> Path:
+    (folder / "chat_template.jinja").unlink()
+    return folder
+
+
+def prompt_text(folder: Path, *parts: Any, **settings: Any) -> str:
+    loaded = load_model(folder, **settings)
+    prompt = prompt_of(new_preparer(loaded), ask("a", *parts))
+    text: str = loaded.host.backend.decode(prompt.token_ids.tolist(), skip_special_tokens=False)
+    return text
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_a_template_turns_are_marked_and_people_are_told(
+    copy_of: Callable[[str], Path], caplog: pytest.LogCaptureFixture, family: str
+):
+    folder = without_template(copy_of(family))
+    text = prompt_text(folder, picture(1), "What is this?")
+    (told,) = [each for each in caplog.messages if "has no chat template" in each]
+    assert "--chat-template" in told
+    marks = {"<|im_start|>": "user\n", "<start_of_turn>": "user\n", "USER:": " "}
+    (mark,) = [each for each in marks if each in told]
+    assert mark + marks[mark] in text
+    assert text.count("What is this?") == 1
+    assert text.rstrip().endswith(("assistant", "model", "ASSISTANT:"))
+    loaded = load_model(folder)
+    assert model_facts(loaded, folder).warnings == (told,)
+    engine = Engine(loaded, new_preparer(loaded))
+    first, second = (engine.answer(ask(str(n), picture(n), "What?")) for n in (1, 2))
+    assert first != second, "the picture is seen"
+
+
+def test_a_turn_of_a_template_of_ours_ends_the_answer(copy_of: Callable[[str], Path]):
+    folder = without_template(copy_of("qwen2_5_vl"))
+    for name in ("config.json", "generation_config.json"):
+        content = json.loads((folder / name).read_text()) | {"eos_token_id": 3}
+        (folder / name).write_text(json.dumps(content))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": None}))
+    host = load_model(folder).host
+    assert host.tokenizer.convert_tokens_to_ids("<|im_end|>") in host.eos_token_ids
+
+
+def test_a_template_of_the_settings_is_used_in_place_of_the_checkpoints(
+    copy_of: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    file = tmp_path / "template.jinja"
+    file.write_text(
+        "{% for m in messages %}[{{ m.role }}] {% for p in m.content %}"
+        "{{ '<|image_pad|>' if p.type == 'image' else p.text }}{% endfor %}{% endfor %}!"
+    )
+    for folder in (copy_of("qwen2_5_vl"), tmp_path / "model"):
+        text = prompt_text(folder, "What is this?", chat_template=str(file))
+        assert text == "[user] What is this?!"
+        (folder / "chat_template.jinja").unlink(missing_ok=True)
+    assert not caplog.messages
+    with pytest.raises(ModelLoadError, match="chat_template: can't read .*missing.jinja: No such"):
+        load_model(folder, chat_template=str(tmp_path / "missing.jinja"))
+    file.write_text("{% for")
+    with pytest.raises(ModelLoadError):
+        new_preparer(load_model(folder, chat_template=str(file)))

@@ -31,8 +31,20 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model_option(parser: argparse.ArgumentParser) -> None:
-    """`--model`."""
+    """`--model`, `--chat-template` and `--allow-unchecked`."""
     parser.add_argument("--model", metavar="PATH", type=Path, help="folder of the checkpoint")
+    parser.add_argument(
+        "--chat-template",
+        metavar="FILE",
+        type=Path,
+        help="chat template in place of the checkpoint's (model.chat_template)",
+    )
+    parser.add_argument(
+        "--allow-unchecked",
+        action="store_true",
+        default=None,
+        help="serve a model family that no test covers (model.allow_unchecked)",
+    )
 
 
 def load_settings(options: argparse.Namespace) -> Settings:
@@ -59,6 +71,10 @@ def settings_arguments(options: argparse.Namespace) -> list[str]:
         arguments += ["--config", str(options.config.absolute())]
     if options.model is not None:
         arguments += ["--model", str(options.model.absolute())]
+    if options.chat_template is not None:
+        arguments += ["--chat-template", str(options.chat_template.absolute())]
+    if options.allow_unchecked:
+        arguments += ["--allow-unchecked"]
     for override in options.set:
         arguments += ["--set", _portable(override)]
     return arguments
@@ -89,15 +105,17 @@ def _portable(override: str) -> str:
             "server.api_keys: every user of this machine can read a service's command line; put "
             "them into a settings file that only you can read (chmod 600), and pass --config"
         )
-    if name == "model.path":
-        path = settings.load(None, (override,)).model.path
-        return f"model.path={_toml(Path(path).expanduser().absolute())}" if path else override
+    if name in ("model.path", "model.chat_template"):
+        path = getattr(settings.load(None, (override,)).model, name.removeprefix("model."))
+        return f"{name}={_toml(Path(path).expanduser().absolute())}" if path else override
     return override
 
 
 def _overrides(options: argparse.Namespace) -> Sequence[str]:
     own = {
         "model.path": getattr(options, "model", None),
+        "model.chat_template": getattr(options, "chat_template", None),
+        "model.allow_unchecked": getattr(options, "allow_unchecked", None),
         "server.host": getattr(options, "host", None),
         "server.port": getattr(options, "port", None),
     }

@@ -100,8 +100,10 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 def _resolve_model_path(table: dict[str, Any], folder: Path) -> None:
     model = table.get("model")
-    if isinstance(model, dict) and isinstance(model.get("path"), str) and model["path"]:
-        model["path"] = str(folder / Path(model["path"]).expanduser())
+    if isinstance(model, dict):
+        for key in ("path", "chat_template"):
+            if isinstance(model.get(key), str) and model[key]:
+                model[key] = str(folder / Path(model[key]).expanduser())
 
 
 def _apply_override(table: dict[str, Any], override: str) -> None:

@@ -72,8 +72,13 @@ class Supervisor:
     def __init__(self, settings: Settings, on_progress: ProgressCallback) -> None:
         path = Path(settings.model.path) if settings.model.path else EMBEDDED
         self._settings = settings
+        template = settings.model.chat_template
         self._start = Start(
-            model=msgspec.structs.replace(settings.model, path=str(path.absolute())),
+            model=msgspec.structs.replace(
+                settings.model,
+                path=str(path.absolute()),
+                chat_template=str(Path(template).expanduser().absolute()) if template else "",
+            ),
             scheduler=settings.scheduler,
             engine=settings.engine,
             memory=settings.memory,

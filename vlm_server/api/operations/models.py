@@ -83,6 +83,7 @@ class Models:
             "quantization": facts.quantization,
             "modalities": {"input": ["text", "image", "video"], "output": ["text"]},
             "capabilities": list(facts.capabilities),
+            **({"warnings": list(facts.warnings)} if facts.warnings else {}),
             "image_limits": {
                 "max_images": limits.max_images,
                 "max_image_bytes": limits.max_image_bytes,

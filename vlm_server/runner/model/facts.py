@@ -32,6 +32,7 @@ def model_facts(loaded: LoadedModel, folder: Path) -> ModelFacts:
         min_image_pixels=rule.min_pixels if rule else 0,
         max_image_pixels=rule.max_pixels if rule else 0,
         image_side_multiple=rule.factor if rule else 0,
+        warnings=(*loaded.family.warnings, *loaded.host.warnings),
     )
 
 

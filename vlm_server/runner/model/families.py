@@ -51,6 +51,10 @@ class Spelling:
     weight_prefixes: Mapping[str, str] = field(default_factory=dict)
 
 
+_UNCHECKED = (
+    "is not one of the families that are checked (docs/families.md): its answers may be wrong "
+    "where prompts are chunked or requests batched"
+)
 _SINCE_4_52 = Spelling(weight_prefixes=SINCE_4_52)
 
 
@@ -83,6 +87,11 @@ class Family:
     writes_prompts: bool = False
     grounding_tokens: int = 0
     spelling: Spelling = Spelling()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What people should know who ask it."""
+        return () if self.is_checked else (f"{self.name} {_UNCHECKED}",)
 
     def forget_positions(self, language_model: Any) -> None:
         """Clear what `language_model` keeps of a prompt, so that no request meets another's."""
@@ -132,10 +141,24 @@ _RUNS_CODE = frozenset({"got", "inkling", "internvl_chat", "moondream2"})
 """Families whose processors in mlx-vlm trust the checkpoint's code, whatever the caller says."""
 _ENCODER_DECODERS = frozenset({"florence2"})
 """Those whose configuration does not say so itself."""
+_BELOW_ZERO = "images stand in its prompts as ids below 0, which no prompt here can hold"
+_OTHER_ANSWERS = "its answers about images are not those of mlx-vlm's own generation"
+_WRONG = {
+    "deepseekocr": "its images get one row of features too few",
+    "fastvlm": _BELOW_ZERO,
+    "idefics2": _OTHER_ANSWERS,
+    "llava_bunny": _BELOW_ZERO,
+    "mllama": "images enter by cross-attention, and not by the prompt's embeddings",
+    "paligemma": _OTHER_ANSWERS,
+    "phi3_v": _BELOW_ZERO,
+    "phi4mm": _BELOW_ZERO,
+}
+"""Families that would be answered for wrongly, and why; also with `allow_unchecked`."""
 
 
-def refuse_unservable(config: dict[str, Any]) -> None:
-    """Raises ModelLoadError for a configuration that runs code, or has no causal language model."""
+def refuse_unservable(config: dict[str, Any], *, allow_unchecked: bool) -> None:
+    """Raises ModelLoadError for a configuration that runs code, has no causal language model, or
+    is of a family that is known to be wrong, or not known to be right."""
     name = config["model_type"]
     if "model_file" in config:
         raise ModelLoadError("config.json has `model_file`, code to be run from the checkpoint")
@@ -143,3 +166,13 @@ def refuse_unservable(config: dict[str, Any]) -> None:
         raise ModelLoadError(f"mlx-vlm runs code from checkpoints of {name}")
     if config.get("is_encoder_decoder") or name in _ENCODER_DECODERS:
         raise ModelLoadError(f"{name} is an encoder-decoder model")
+    if reason := _WRONG.get(str(get_model_type(config))):
+        raise ModelLoadError(f"{name} is not served: {reason}")
+    if name in FAMILIES or allow_unchecked:
+        return
+    if not any("vision" in key for key in config):
+        raise ModelLoadError(f"{name} seems to be a text model: config.json has no vision_config")
+    raise ModelLoadError(
+        f"{name} is not one of the families that are checked (docs/families.md), and may be "
+        "answered for wrongly: --allow-unchecked (model.allow_unchecked) starts it anyway"
+    )

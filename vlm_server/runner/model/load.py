@@ -81,7 +81,7 @@ def load(settings: ModelSettings, device: Device, limit_bytes: int) -> LoadedMod
     """
     folder = Path(settings.path)
     config = _read_config(folder)
-    refuse_unservable(config)
+    refuse_unservable(config, allow_unchecked=settings.allow_unchecked)
     row = FAMILIES.get(str(config["model_type"]))
     spelling = row.spelling if row else Spelling()
     config = normalised(config, spelling)
@@ -91,7 +91,8 @@ def load(settings: ModelSettings, device: Device, limit_bytes: int) -> LoadedMod
         with no_code_of(folder), no_code_of(view), taken(config, spelling.weight_prefixes):
             model, processor = _load(folder, view)
         family = family_of(str(config["model_type"]), model, processor)
-        _warn_of_unchecked(family)
+        for warning in family.warnings:
+            logger.warning("%s", warning)
         if dtype != "auto":
             model.set_dtype(_DTYPES[dtype])
         size_bytes = sum(array.nbytes for array in arrays_of(model))
@@ -149,15 +150,6 @@ def _make_fast(family: Family, model: Any, processor: Any, device: Device) -> No
     use_last_token_head(model.language_model)
     if family.mrope is not None:
         use_shared_mrope(model.language_model, has_rope_kernel=device.has_rope_kernel)
-
-
-def _warn_of_unchecked(family: Family) -> None:
-    if not family.is_checked:
-        logger.warning(
-            "%s is not one of the families that are checked (docs/families.md): its answers may "
-            "be wrong where prompts are chunked or requests batched",
-            family.name,
-        )
 
 
 def _default_temperature(generation: dict[str, Any]) -> float:
