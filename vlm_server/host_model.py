@@ -119,7 +119,6 @@ class HostModel:
     tokenizer: the Hugging Face tokenizer around the fast `backend`.
     video_token_id: None for a family whose videos are shown as images, frame by frame.
     vocabulary_size: the width of the logits; the tokenizer may know fewer tokens, or more.
-    fingerprint: names all that an image's features follow from, but for the image.
     image_placeholders: what the chat template may write for an image, likeliest first.
     chat_template: the checkpoint's, a program that nobody vouches for; None if there is none, or
     if the family's processor writes prompts itself. template_variables: what it is given beside
@@ -138,7 +137,6 @@ class HostModel:
     eos_token_ids: frozenset[int]
     context_tokens: int
     vocabulary_size: int
-    fingerprint: str
     adds_special_tokens: bool
     image_placeholders: tuple[str, ...]
     chat_template: str | None

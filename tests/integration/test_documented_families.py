@@ -49,7 +49,7 @@ def test_another_family_loads_with_a_warning_if_it_may(
     weights = load_file(folder / "model.safetensors")
     newline = np.zeros(config["text_config"]["hidden_size"], np.float32)
     save_file(weights | {"image_newline": newline}, folder / "model.safetensors", {"format": "mlx"})
-    with pytest.raises(ModelLoadError, match="llava_next is not one of .*--allow-unchecked"):
+    with pytest.raises(ModelLoadError, match=r"llava_next is not one of .*--allow-unchecked"):
         load_model(folder)
     with caplog.at_level(logging.WARNING, "vlm_server"):
         loaded = load_model(folder, allow_unchecked=True)
@@ -59,7 +59,9 @@ def test_another_family_loads_with_a_warning_if_it_may(
     assert model_facts(loaded, folder).warnings == (record.getMessage(),)
 
 
-@pytest.mark.parametrize("family", ["deepseekocr", "idefics2", "paligemma", "mllama", "llava-qwen2"])
+@pytest.mark.parametrize(
+    "family", ["deepseekocr", "idefics2", "paligemma", "mllama", "llava-qwen2"]
+)
 def test_a_family_that_is_known_to_be_wrong_is_refused_with_the_reason(tmp_path: Path, family: str):
     folder = build("llava", tmp_path)
     config = json.loads((folder / "config.json").read_text()) | {"model_type": family}

@@ -47,7 +47,9 @@ def answers(folder: Path) -> list[int]:
     engine = Engine(loaded, new_preparer(loaded))
     text = "Look at the second button" + ", and read the number" * 12
     first = engine.answer(ask("text", text, sampling=GREEDY))
-    return first + engine.answer(ask("picture", picture(1), "Describe this image.", sampling=GREEDY))
+    return first + engine.answer(
+        ask("picture", picture(1), "Describe this image.", sampling=GREEDY)
+    )
 
 
 def read(folder: Path) -> Json:
@@ -157,6 +159,12 @@ SINCE_4_52 = (
     ("multi_modal_projector.", "model.multi_modal_projector."),
 )
 QWENS = (("vision_tower.", "model.visual."), *SINCE_4_52)
+IDEFICS = (
+    ("language_model.lm_head.", "lm_head."),
+    ("language_model.", "model.text_model."),
+    ("vision_model.", "model.vision_model."),
+    ("connector.", "model.connector."),
+)
 RENAMED = {
     "gemma3": SINCE_4_52,
     "internvl": SINCE_4_52,
@@ -168,12 +176,8 @@ RENAMED = {
     "qwen3_vl": QWENS,
     "glm4v": QWENS,
     "gemma4": (*SINCE_4_52, ("embed_vision.", "model.embed_vision.")),
-    "smolvlm": (
-        ("language_model.lm_head.", "lm_head."),
-        ("language_model.", "model.text_model."),
-        ("vision_model.", "model.vision_model."),
-        ("connector.", "model.connector."),
-    ),
+    "smolvlm": IDEFICS,
+    "idefics3": IDEFICS,
 }
 
 
@@ -295,7 +299,7 @@ def test_a_template_of_the_settings_is_used_in_place_of_the_checkpoints(
         assert text == "[user] What is this?!"
         (folder / "chat_template.jinja").unlink(missing_ok=True)
     assert not caplog.messages
-    with pytest.raises(ModelLoadError, match="chat_template: can't read .*missing.jinja: No such"):
+    with pytest.raises(ModelLoadError, match=r"chat_template: can't read .*missing\.jinja: No such"):
         load_model(folder, chat_template=str(tmp_path / "missing.jinja"))
     file.write_text("{% for")
     with pytest.raises(ModelLoadError):

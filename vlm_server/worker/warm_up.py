@@ -16,9 +16,11 @@ from vlm_server.engine.inbox import Inbox
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.errors import EngineBroken, ModelLoadError
 from vlm_server.protocol import (
+    Abort,
     ContentPart,
     Event,
     Failed,
+    Finished,
     Image,
     ImagePart,
     Message,
@@ -31,42 +33,49 @@ from vlm_server.protocol import (
 
 logger = logging.getLogger(__name__)
 
-_SAMPLING = SamplingParams(max_tokens=4, temperature=0.0)
-_IMAGE_PIXELS = 448
-_VIDEO_PIXELS = 160
-_VIDEO_FRAMES = 4
+_SAMPLING = SamplingParams(max_tokens=2, temperature=0.0)
+_MAX_TOKENS_BESIDE = 512
+"""More than there is time for: it is aborted when the picture is answered."""
+_IMAGE_PIXELS = 224
+_VIDEO_PIXELS = 112
+_VIDEO_FRAMES = 2
 _FRAME_MILLISECONDS = 250
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Requests that run beside each other. A model that fails at a needed one is refused."""
+    """Requests that run beside each other. A model that fails at a needed one is refused.
+
+    The stage ends with the last of them: the others are aborted then.
+    """
 
     name: str
     submits: tuple[Submit, ...]
     is_needed: bool = True
 
 
-def stages(*, with_video: bool) -> tuple[Stage, ...]:
-    """A text, a picture, a video, text and picture in one batch, and those again.
+def stages(*, with_video: bool, context_tokens: int) -> tuple[Stage, ...]:
+    """A text, a video, a text that a picture joins, and the picture again.
 
     All but the last find nothing in the caches. Those that may fail come before those that must
-    not.
+    not. What they take is paid at every start, so each is as small as it can be: see
+    docs/decisions/0030.
     """
     image = Image(_image_bytes(), "warm-up", "PNG", _IMAGE_PIXELS, _IMAGE_PIXELS, "warm-up")
     video = Video(_video(), "warm-up", "GIF", "warm-up")
     text = _submit("a text prompt")
     picture = _submit("a prompt with a picture", ImagePart(0), images=(image,))
+    max_tokens = min(_MAX_TOKENS_BESIDE, context_tokens // 2)
+    longer = msgspec.structs.replace(_SAMPLING, max_tokens=max_tokens)
+    beside = msgspec.structs.replace(
+        text, request_id="a text beside a picture", sampling=longer, cache_salt="beside"
+    )
     clip = _submit("a prompt with a video", VideoPart(0), videos=(video,))
-    longer = msgspec.structs.replace(_SAMPLING, max_tokens=64)
-    beside = msgspec.structs.replace(text, sampling=longer, cache_salt="both")
-    among = msgspec.structs.replace(picture, cache_salt="both")
     return (
         Stage("text", (text,)),
-        Stage("a picture", (picture,)),
         *([Stage("a video", (clip,), is_needed=False)] if with_video else []),
-        Stage("both", (beside, among)),
-        Stage("what is cached", (beside, among)),
+        Stage("a picture", (beside, picture)),
+        Stage("what is cached", (picture,)),
     )
 
 
@@ -78,7 +87,15 @@ def warm_up(
     `new_loop` makes a loop whose events go to the given function.
     """
     events: list[Event] = []
-    loop = new_loop(events.append)
+    *beside, last = (submit.request_id for submit in stage.submits)
+
+    def take(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, Finished | Failed) and event.request_id == last:
+            for request_id in beside:
+                inbox.put(Abort(request_id))
+
+    loop = new_loop(take)
     started = time.monotonic()
     for submit in stage.submits:
         inbox.put(submit)

@@ -25,7 +25,7 @@ def model_facts(loaded: LoadedModel, folder: Path) -> ModelFacts:
         num_parameters=parameters.total(),
         size_bytes=sum(array.nbytes for array in arrays_of(loaded.model)),
         quantization=quantization,
-        digest=loaded.host.fingerprint,
+        digest=loaded.checkpoint.digest(),
         modified_at=_modified_at(folder),
         capabilities=_capabilities(loaded),
         context_tokens=loaded.host.context_tokens,

@@ -21,7 +21,6 @@ from vlm_server.runner.model.chat_templates import (
 )
 from vlm_server.runner.model.checkpoint import read_json
 from vlm_server.runner.model.families import Family, MRopeRule
-from vlm_server.runner.model.fingerprint import fingerprint
 from vlm_server.runner.model.probe import ask_positions, chunk_policy
 from vlm_server.runner.model.processors import HostProcessor, pixel_rule
 from vlm_server.runner.model.tool_formats import reasoning_format, tool_format
@@ -60,7 +59,6 @@ def host_model(
         eos_token_ids=_eos_token_ids(config, folder, tokenizer) | _end_of(chosen, tokenizer),
         context_tokens=_context_tokens(config, settings.max_context_tokens),
         vocabulary_size=_vocabulary_size(family, model.language_model),
-        fingerprint=fingerprint(folder, str(settings.dtype)),
         adds_special_tokens=should_add_special_tokens(family.name, processor),
         image_placeholders=placeholders,
         chat_template=template,
@@ -124,7 +122,7 @@ def _image_placeholders(processor: Any, tokenizer: Any, image_token_id: int) -> 
 
 
 def _token_id(model: Any, config: Json, *names: str) -> int | None:
-    """The first of `names` that is a number: in config.json, before what mlx-vlm has for want of it."""
+    """The first of `names` that is a number: in config.json, before mlx-vlm's own default."""
     sources = (config, vars(model.config))
     found = (source.get(name) for source in sources for name in names)
     return next((value for value in found if isinstance(value, int)), None)

@@ -17,9 +17,10 @@ from vlm_server.host_model import HostModel
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.model.checkpoint import check_files, check_shards, read_json, reason_of
 from vlm_server.runner.model.code_guard import no_code_of
-from vlm_server.runner.model.evaluate import arrays_of, evaluate
 from vlm_server.runner.model.config import normalised
+from vlm_server.runner.model.evaluate import arrays_of, evaluate
 from vlm_server.runner.model.families import FAMILIES, Family, Spelling, refuse_unservable
+from vlm_server.runner.model.fingerprint import Checkpoint
 from vlm_server.runner.model.host import host_model
 from vlm_server.runner.model.probe import family_of
 from vlm_server.runner.model.view import view_of
@@ -47,7 +48,7 @@ class LoadedModel:
     """A model on its device, and all that is known of it.
 
     model: mlx-vlm's, with every array evaluated, so that any thread may run it.
-    host: what prompts need of it. family: what sort of model it is.
+    host: what prompts need of it. checkpoint: its files. family: what sort of model it is.
     decode_positions: which positions a decode step passes.
     position_lock: whoever calls the model holds it. A lock for families whose encode writes
     positions on the language model, which another thread may be launching; a null context for
@@ -58,6 +59,7 @@ class LoadedModel:
     processor: Any
     family: Family
     host: HostModel
+    checkpoint: Checkpoint
     device: Device
     decode_positions: DecodePositions
     default_temperature: float
@@ -106,6 +108,7 @@ def load(settings: ModelSettings, device: Device, limit_bytes: int) -> LoadedMod
         processor=processor,
         family=family,
         host=host,
+        checkpoint=Checkpoint(folder, str(settings.dtype), settings.chat_template),
         device=device,
         decode_positions=decode_positions(model.language_model, has_mrope=family.mrope is not None),
         default_temperature=_default_temperature(generation),
