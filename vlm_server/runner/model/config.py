@@ -96,8 +96,9 @@ class _Part:
         if not isinstance(rope, dict):
             return
         if "rope_parameters" in self._fields:
-            if self._table.get("rope_theta") is None:  # mistral3 has a language model for either
-                self._set("rope_theta", rope.get("rope_theta"))
+            for name in _NOT_SCALING:  # some classes want these twice
+                if self._table.get(name) is None:
+                    self._set(name, rope.get(name))
             return
         del self._table["rope_parameters"]
         if isinstance(whole := rope.get("full_attention"), dict):

@@ -116,10 +116,18 @@ def _qwen2(name: str, tower: type[FrameTower]) -> Family:
     return replace(row, spelling=Spelling(True, name, SINCE_4_52))
 
 
+def _glm(name: str) -> Family:
+    return Family(
+        name, mrope=MRopeRule.WHOLE_VIDEOS, tower=GlmTower, position_state=POSITION_STATE
+    )
+
+
 _ROWS = (
+    Family("aya_vision"),
     Family("gemma3", spelling=_SINCE_4_52),
     Family("gemma4"),
-    Family("glm4v", mrope=MRopeRule.WHOLE_VIDEOS, tower=GlmTower, position_state=POSITION_STATE),
+    _glm("glm4v"),
+    _glm("glm4v_moe"),
     Family("idefics3"),
     Family("internvl", spelling=_SINCE_4_52),
     Family("llava", fix_processor=drop_tokenizer_options, spelling=_SINCE_4_52),
