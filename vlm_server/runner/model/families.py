@@ -131,6 +131,7 @@ _ROWS = (
     Family("idefics3"),
     Family("internvl", spelling=_SINCE_4_52),
     Family("llava", fix_processor=drop_tokenizer_options, spelling=_SINCE_4_52),
+    Family("llava_onevision"),
     Family("mistral3"),
     Family("pixtral", spelling=_SINCE_4_52),
     _qwen2("qwen2_vl", FrameTower),
