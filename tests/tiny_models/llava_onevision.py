@@ -8,7 +8,7 @@ from tests.tiny_models.vocabulary import Vocabulary
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
 TILE_PIXELS = 56
-PATCH = 14
+PATCH = 28
 PINPOINTS = [[rows * TILE_PIXELS, columns * TILE_PIXELS] for rows in (1, 2) for columns in (1, 2)]
 
 TEMPLATE = """\
