@@ -299,7 +299,9 @@ def test_a_template_of_the_settings_is_used_in_place_of_the_checkpoints(
         assert text == "[user] What is this?!"
         (folder / "chat_template.jinja").unlink(missing_ok=True)
     assert not caplog.messages
-    with pytest.raises(ModelLoadError, match=r"chat_template: can't read .*missing\.jinja: No such"):
+    with pytest.raises(
+        ModelLoadError, match=r"chat_template: can't read .*missing\.jinja: No such"
+    ):
         load_model(folder, chat_template=str(tmp_path / "missing.jinja"))
     file.write_text("{% for")
     with pytest.raises(ModelLoadError):

@@ -40,7 +40,7 @@ def test_pictures_and_videos_are_encoded_and_nothing_stays(
 ):
     served = Served(loaded, START)
     grown = {}
-    for stage in stages(with_video=True, context_tokens=8192):
+    for stage in stages(is_thorough=True, with_video=True, context_tokens=8192):
         before = units_encoded(served.caches)
         warm_up(served.engine.loop, served.inbox, stage)
         grown[stage.name] = units_encoded(served.caches) - before
@@ -57,7 +57,9 @@ def test_pictures_and_videos_are_encoded_and_nothing_stays(
 def test_a_text_is_decoded_until_the_picture_is_answered_and_no_longer(loaded: LoadedModel):
     served = Served(loaded, START)
     stage = next(
-        stage for stage in stages(with_video=True, context_tokens=8192) if len(stage.submits) > 1
+        stage
+        for stage in stages(is_thorough=True, with_video=True, context_tokens=8192)
+        if len(stage.submits) > 1
     )
     text, picture = (submit.request_id for submit in stage.submits)
     batches: list[int] = []
@@ -85,7 +87,7 @@ def test_a_video_that_fails_is_told_and_refuses_nobody(
 ):
     start = replace(START, video=settings.Video(max_pixels=1))
     served = Served(load_tiny("qwen3_vl")[0], start)
-    for stage in stages(with_video=True, context_tokens=8192):
+    for stage in stages(is_thorough=True, with_video=True, context_tokens=8192):
         warm_up(served.engine.loop, served.inbox, stage)
     (record,) = (record for record in caplog.records if record.levelno >= logging.WARNING)
     assert "can't answer a prompt with a video" in record.getMessage()
@@ -95,7 +97,9 @@ def test_a_video_that_fails_is_told_and_refuses_nobody(
 def test_a_video_that_ends_the_loop_refuses_nobody(load_tiny: Callable[[str], Loaded]):
     served = Served(load_tiny("qwen3_vl")[0], START)
     video = next(
-        stage for stage in stages(with_video=True, context_tokens=8192) if not stage.is_needed
+        stage
+        for stage in stages(is_thorough=True, with_video=True, context_tokens=8192)
+        if not stage.is_needed
     )
 
     class Breaks(EngineLoop):
@@ -108,7 +112,7 @@ def test_a_video_that_ends_the_loop_refuses_nobody(load_tiny: Callable[[str], Lo
         return loop
 
     warm_up(breaking, served.inbox, video)
-    text = stages(with_video=True, context_tokens=8192)[0]
+    text = stages(is_thorough=True, with_video=True, context_tokens=8192)[0]
     with pytest.raises(EngineBroken):
         warm_up(breaking, served.inbox, text)
 
@@ -121,5 +125,18 @@ def test_what_is_needed_and_fails_refuses_the_model(load_tiny: Callable[[str], L
         warm_up(served.engine.loop, served.inbox, stage)
 
 
+def test_a_warm_up_that_need_not_be_thorough_is_one_small_picture(loaded: LoadedModel):
+    served = Served(loaded, START)
+    (stage,) = stages(is_thorough=False, with_video=True, context_tokens=8192)
+    warm_up(served.engine.loop, served.inbox, stage)
+    assert units_encoded(served.caches) == 1
+    assert served.caches.features.read().size_bytes < 64 << 10
+    broken = image_of(b"\x89PNG\r\n\x1a\n nothing", "PNG", 8, 8)
+    with pytest.raises(ModelLoadError):
+        warm_up(served.engine.loop, served.inbox, Stage("a picture", (ask("a", broken),)))
+
+
 def test_a_family_without_videos_is_shown_none():
-    assert "a video" not in [stage.name for stage in stages(with_video=False, context_tokens=8192)]
+    assert "a video" not in [
+        stage.name for stage in stages(is_thorough=True, with_video=False, context_tokens=8192)
+    ]

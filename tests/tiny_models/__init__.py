@@ -7,7 +7,18 @@ from tempfile import TemporaryDirectory
 
 from mlx_vlm.convert import convert
 
-from tests.tiny_models import aya, gemma, gemma4, glm, idefics, internvl, llava, llava_onevision, mistral, qwen
+from tests.tiny_models import (
+    aya,
+    gemma,
+    gemma4,
+    glm,
+    idefics,
+    internvl,
+    llava,
+    llava_onevision,
+    mistral,
+    qwen,
+)
 from tests.tiny_models.checkpoint import Family, write
 
 _SHAPES: dict[str, dict[str, Family]] = {

@@ -94,7 +94,11 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     governor = Governor(start.memory, memory, SystemProcessMemory(), caches)
     engine = build_engine(start, loaded, governor, caches, channel.inbox)
     host = loaded.host
-    first = stages(with_video=host.video_token_id is not None, context_tokens=host.context_tokens)
+    first = stages(
+        is_thorough=not (device.is_cpu and loaded.family.is_checked),
+        with_video=host.video_token_id is not None,
+        context_tokens=host.context_tokens,
+    )
     for number, stage in enumerate(first):
         channel.send(Loading(f"warming up on {stage.name}", 0.5 + 0.1 * number))
         warm_up(engine.loop, engine.inbox, stage)

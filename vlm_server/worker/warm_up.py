@@ -36,9 +36,10 @@ logger = logging.getLogger(__name__)
 _SAMPLING = SamplingParams(max_tokens=2, temperature=0.0)
 _MAX_TOKENS_BESIDE = 512
 """More than there is time for: it is aborted when the picture is answered."""
-_IMAGE_PIXELS = 224
-_VIDEO_PIXELS = 112
-_VIDEO_FRAMES = 2
+_IMAGE_PIXELS = 448
+_SMALL_IMAGE_PIXELS = 112
+_VIDEO_PIXELS = 160
+_VIDEO_FRAMES = 4
 _FRAME_MILLISECONDS = 250
 
 
@@ -54,17 +55,19 @@ class Stage:
     is_needed: bool = True
 
 
-def stages(*, with_video: bool, context_tokens: int) -> tuple[Stage, ...]:
+def stages(*, is_thorough: bool, with_video: bool, context_tokens: int) -> tuple[Stage, ...]:
     """A text, a video, a text that a picture joins, and the picture again.
 
     All but the last find nothing in the caches. Those that may fail come before those that must
-    not. What they take is paid at every start, so each is as small as it can be: see
-    docs/decisions/0030.
+    not. If it need not be thorough, a small picture with a text is all: a CPU compiles nothing, and
+    what a checked family can do is known. See docs/decisions/0030.
     """
-    image = Image(_image_bytes(), "warm-up", "PNG", _IMAGE_PIXELS, _IMAGE_PIXELS, "warm-up")
+    if not is_thorough:
+        small = _picture("a prompt with a picture", _SMALL_IMAGE_PIXELS)
+        return (Stage("a picture", (small,)),)
     video = Video(_video(), "warm-up", "GIF", "warm-up")
     text = _submit("a text prompt")
-    picture = _submit("a prompt with a picture", ImagePart(0), images=(image,))
+    picture = _picture("a prompt with a picture", _IMAGE_PIXELS)
     max_tokens = min(_MAX_TOKENS_BESIDE, context_tokens // 2)
     longer = msgspec.structs.replace(_SAMPLING, max_tokens=max_tokens)
     beside = msgspec.structs.replace(
@@ -116,6 +119,12 @@ def warm_up(
     logger.warning(reason)
 
 
+def _picture(request_id: str, side_pixels: int) -> Submit:
+    data = _image_bytes(side_pixels)
+    image = Image(data, "warm-up", "PNG", side_pixels, side_pixels, "warm-up")
+    return _submit(request_id, ImagePart(0), images=(image,))
+
+
 def _submit(
     request_id: str,
     *media: ContentPart,
@@ -126,10 +135,10 @@ def _submit(
     return Submit(request_id, (message,), images, _SAMPLING, videos)
 
 
-def _image_bytes() -> bytes:
+def _image_bytes(side_pixels: int) -> bytes:
     """A PNG of noise."""
     encoded = io.BytesIO()
-    next(_noise(_IMAGE_PIXELS)).save(encoded, "PNG")
+    next(_noise(side_pixels)).save(encoded, "PNG")
     return encoded.getvalue()
 
 

@@ -117,9 +117,7 @@ def _qwen2(name: str, tower: type[FrameTower]) -> Family:
 
 
 def _glm(name: str) -> Family:
-    return Family(
-        name, mrope=MRopeRule.WHOLE_VIDEOS, tower=GlmTower, position_state=POSITION_STATE
-    )
+    return Family(name, mrope=MRopeRule.WHOLE_VIDEOS, tower=GlmTower, position_state=POSITION_STATE)
 
 
 _ROWS = (
