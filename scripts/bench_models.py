@@ -2,7 +2,7 @@
 
 `mid` is a shape of the tiny models. `3b` takes all but its sizes and weights from one: the
 weights are drawn on the device, in bfloat16, so that a GPU makes them in seconds. `long` is made
-likewise, for long prompts on a CPU: two layers.
+likewise, for long prompts on a CPU: two layers. `1b` is for the time that a start takes: 1.3 GiB.
 """
 
 from __future__ import annotations
@@ -51,11 +51,29 @@ TEXT_LONG = {
     "rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]},
 }
 VISION_LONG = {"out_hidden_size": 256}
+TEXT_1B = {
+    "hidden_size": 1536,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 18,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32768,
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    "torch_dtype": "bfloat16",
+}
+VISION_1B = {
+    "depth": 16,
+    "hidden_size": 640,
+    "num_heads": 8,
+    "intermediate_size": 1710,
+    "out_hidden_size": 1536,
+    "fullatt_block_indexes": [3, 7, 11, 15],
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench_models")
-    parser.add_argument("shape", choices=("mid", "3b", "long"))
+    parser.add_argument("shape", choices=("mid", "3b", "long", "1b"))
     parser.add_argument("out", type=Path, help="folder to write")
     parser.add_argument("--seed", type=int, default=0)
     wanted = parser.parse_args()
@@ -63,6 +81,8 @@ def main() -> None:
         build(FAMILY, wanted.out, wanted.seed, "mid")
     elif wanted.shape == "3b":
         write(wanted.out, wanted.seed, TEXT_3B, VISION_3B)
+    elif wanted.shape == "1b":
+        write(wanted.out, wanted.seed, TEXT_1B, VISION_1B)
     else:
         write(wanted.out, wanted.seed, TEXT_LONG, VISION_LONG)
     print(wanted.out)

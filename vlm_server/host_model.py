@@ -119,7 +119,6 @@ class HostModel:
     tokenizer: the Hugging Face tokenizer around the fast `backend`.
     video_token_id: None for a family whose videos are shown as images, frame by frame.
     vocabulary_size: the width of the logits; the tokenizer may know fewer tokens, or more.
-    fingerprint: names all that an image's features follow from, but for the image.
     image_placeholders: what the chat template may write for an image, likeliest first.
     chat_template: the checkpoint's, a program that nobody vouches for; None if there is none, or
     if the family's processor writes prompts itself. template_variables: what it is given beside
@@ -128,7 +127,7 @@ class HostModel:
     seconds of each frame, placeholder). Neither is thread-safe. Both raise whatever the
     processor does. pixel_rule: None where pictures have a fixed size, or the rule is not known.
     tool_format and reasoning_format: None for models that call no tools, or whose
-    thoughts have no marks.
+    thoughts have no marks. warnings: what people should know of its prompts.
     """
 
     tokenizer: Any
@@ -138,7 +137,6 @@ class HostModel:
     eos_token_ids: frozenset[int]
     context_tokens: int
     vocabulary_size: int
-    fingerprint: str
     adds_special_tokens: bool
     image_placeholders: tuple[str, ...]
     chat_template: str | None
@@ -151,6 +149,7 @@ class HostModel:
     pixel_rule: PixelRule | None = None
     tool_format: ToolFormat | None = None
     reasoning_format: ReasoningFormat | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def media_token_ids(self) -> tuple[int, ...]:

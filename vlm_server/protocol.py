@@ -279,13 +279,14 @@ class ModelFacts(msgspec.Struct, frozen=True):
     """What a client may want to know of the model that was loaded.
 
     `size_bytes` is that of its weights on the device, `modified_at` the newest change of its files
-    in seconds since 1970, `digest` a SHA-256 in hex over all that its answers follow from.
+    in seconds since 1970, `digest` a SHA-256 in hex that is another one once a file is changed.
     `quantization` names the weights' type, such as `4bit` or `bfloat16`. `capabilities` are of
     "completion", "vision", "video", "tools", "thinking" and "structured_output". A picture is seen
     with `min_image_pixels` to `max_image_pixels`, its sides multiples of `image_side_multiple`; 0
     where its size is the processor's own. `coordinates` is "pixels" if answers point at pixels of
     the picture as the model sees it, "thousandths" if they run from 0 to 1000 on both axes, and
-    empty where nobody knows: see docs/agents.md.
+    empty where nobody knows: see docs/agents.md. `warnings` are sentences on why answers may be
+    wrong.
     """
 
     family: str = ""
@@ -300,6 +301,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     max_image_pixels: int = 0
     image_side_multiple: int = 0
     coordinates: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

@@ -192,7 +192,7 @@ def test_a_file_of_another_model_is_never_used(
     with engine_on(qwen, tmp_path) as engine:
         wanted = engine.answer(talk(2))
     (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
-    other = (replace(loaded, host=replace(loaded.host, fingerprint="0" * 64)), preparer)
+    other = (replace(loaded, checkpoint=replace(loaded.checkpoint, dtype="another")), preparer)
     with engine_on(other, tmp_path) as engine:
         assert engine.answer(talk(2)) == wanted
         assert cached_tokens(engine, talk(2)) == 0
@@ -204,7 +204,7 @@ def test_a_file_of_another_model_is_never_used(
     with engine_on(other, tmp_path) as engine:
         assert engine.answer(talk(2)) == wanted
         assert cached_tokens(engine, talk(2)) == 0
-        assert disk_of(engine).hits == 0, "the keys of pictures hold the fingerprint too"
+        assert disk_of(engine).hits == 0, "files hold the fingerprint too"
         assert disk_of(engine).damaged > 0
 
 

@@ -13,6 +13,9 @@ from safetensors.numpy import load_file, save_file
 
 from tests.integration.harness import load_model
 from tests.tiny_models import FAMILIES, build
+from vlm_server.errors import ModelLoadError
+from vlm_server.runner.model.facts import model_facts
+from vlm_server.runner.model.families import _WRONG
 from vlm_server.runner.model.families import FAMILIES as ROWS
 
 TABLE = Path(__file__).parents[2] / "docs" / "families.md"
@@ -36,7 +39,9 @@ def test_a_checked_family_loads_without_a_warning(
     assert not caplog.records
 
 
-def test_another_family_loads_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_another_family_loads_with_a_warning_if_it_may(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     """LLaVA-NeXT: LLaVA's modules and one more vector."""
     folder = build("llava", tmp_path)
     config = json.loads((folder / "config.json").read_text()) | {"model_type": "llava_next"}
@@ -44,7 +49,27 @@ def test_another_family_loads_with_a_warning(tmp_path: Path, caplog: pytest.LogC
     weights = load_file(folder / "model.safetensors")
     newline = np.zeros(config["text_config"]["hidden_size"], np.float32)
     save_file(weights | {"image_newline": newline}, folder / "model.safetensors", {"format": "mlx"})
+    with pytest.raises(ModelLoadError, match=r"llava_next is not one of .*--allow-unchecked"):
+        load_model(folder)
     with caplog.at_level(logging.WARNING, "vlm_server"):
-        assert load_model(folder).family.name == "llava_next"
+        loaded = load_model(folder, allow_unchecked=True)
+    assert loaded.family.name == "llava_next"
     (record,) = caplog.records
     assert "llava_next is not one of the families" in record.getMessage()
+    assert model_facts(loaded, folder).warnings == (record.getMessage(),)
+
+
+@pytest.mark.parametrize(
+    "family", ["deepseekocr", "idefics2", "paligemma", "mllama", "llava-qwen2"]
+)
+def test_a_family_that_is_known_to_be_wrong_is_refused_with_the_reason(tmp_path: Path, family: str):
+    folder = build("llava", tmp_path)
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": family}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match=f"{family} is not served: .*images"):
+        load_model(folder, allow_unchecked=True)
+
+
+def test_every_family_that_is_known_to_be_wrong_is_documented():
+    others = TABLE.read_text().partition("## Others")[2]
+    assert set(_WRONG) <= set(re.findall(r"`(\w+)`", others))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -14,8 +15,9 @@ from vlm_server import settings
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.errors import EngineBroken, ModelLoadError
+from vlm_server.ports import SchedulerOutput
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.protocol import Event, Start
+from vlm_server.protocol import Event, Finished, Start
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.worker.warm_up import Stage, stages, warm_up
 
@@ -38,11 +40,11 @@ def test_pictures_and_videos_are_encoded_and_nothing_stays(
 ):
     served = Served(loaded, START)
     grown = {}
-    for stage in stages(with_video=True):
+    for stage in stages(is_thorough=True, with_video=True, context_tokens=8192):
         before = units_encoded(served.caches)
         warm_up(served.engine.loop, served.inbox, stage)
         grown[stage.name] = units_encoded(served.caches) - before
-    assert grown == {"text": 0, "a picture": 1, "a video": 1, "both": 1, "what is cached": 0}
+    assert grown == {"text": 0, "a video": 1, "a picture": 1, "what is cached": 0}
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     served.engine.end_warm_up()
     assert served.events == [], "nobody else hears of it"
@@ -52,12 +54,40 @@ def test_pictures_and_videos_are_encoded_and_nothing_stays(
     assert not any(cache.entries or cache.hits or cache.misses for cache in stats.caches)
 
 
+def test_a_text_is_decoded_until_the_picture_is_answered_and_no_longer(loaded: LoadedModel):
+    served = Served(loaded, START)
+    stage = next(
+        stage
+        for stage in stages(is_thorough=True, with_video=True, context_tokens=8192)
+        if len(stage.submits) > 1
+    )
+    text, picture = (submit.request_id for submit in stage.submits)
+    batches: list[int] = []
+    launch = served.engine.runner.launch
+
+    def noting(plan: SchedulerOutput) -> Any:
+        batches.append(len(plan.decode))
+        return launch(plan)
+
+    served.engine.runner.launch = noting  # type: ignore[method-assign]
+    events: list[Event] = []
+
+    def loop(send: Callable[[Event], None]) -> EngineLoop:
+        return served.engine.loop(lambda event: (events.append(event), send(event)))  # type: ignore[func-returns-value]
+
+    warm_up(loop, served.inbox, stage)
+    ends = {each.request_id: each for each in events if isinstance(each, Finished)}
+    assert max(batches) == 2, "they were decoded in one batch"
+    assert ends[text].is_aborted
+    assert not ends[picture].is_aborted
+
+
 def test_a_video_that_fails_is_told_and_refuses_nobody(
     load_tiny: Callable[[str], Loaded], caplog: pytest.LogCaptureFixture
 ):
     start = replace(START, video=settings.Video(max_pixels=1))
     served = Served(load_tiny("qwen3_vl")[0], start)
-    for stage in stages(with_video=True):
+    for stage in stages(is_thorough=True, with_video=True, context_tokens=8192):
         warm_up(served.engine.loop, served.inbox, stage)
     (record,) = (record for record in caplog.records if record.levelno >= logging.WARNING)
     assert "can't answer a prompt with a video" in record.getMessage()
@@ -66,7 +96,11 @@ def test_a_video_that_fails_is_told_and_refuses_nobody(
 
 def test_a_video_that_ends_the_loop_refuses_nobody(load_tiny: Callable[[str], Loaded]):
     served = Served(load_tiny("qwen3_vl")[0], START)
-    video = next(stage for stage in stages(with_video=True) if not stage.is_needed)
+    video = next(
+        stage
+        for stage in stages(is_thorough=True, with_video=True, context_tokens=8192)
+        if not stage.is_needed
+    )
 
     class Breaks(EngineLoop):
         def run_until_idle(self) -> None:
@@ -78,7 +112,7 @@ def test_a_video_that_ends_the_loop_refuses_nobody(load_tiny: Callable[[str], Lo
         return loop
 
     warm_up(breaking, served.inbox, video)
-    text = stages(with_video=True)[0]
+    text = stages(is_thorough=True, with_video=True, context_tokens=8192)[0]
     with pytest.raises(EngineBroken):
         warm_up(breaking, served.inbox, text)
 
@@ -91,5 +125,18 @@ def test_what_is_needed_and_fails_refuses_the_model(load_tiny: Callable[[str], L
         warm_up(served.engine.loop, served.inbox, stage)
 
 
+def test_a_warm_up_that_need_not_be_thorough_is_one_small_picture(loaded: LoadedModel):
+    served = Served(loaded, START)
+    (stage,) = stages(is_thorough=False, with_video=True, context_tokens=8192)
+    warm_up(served.engine.loop, served.inbox, stage)
+    assert units_encoded(served.caches) == 1
+    assert served.caches.features.read().size_bytes < 64 << 10
+    broken = image_of(b"\x89PNG\r\n\x1a\n nothing", "PNG", 8, 8)
+    with pytest.raises(ModelLoadError):
+        warm_up(served.engine.loop, served.inbox, Stage("a picture", (ask("a", broken),)))
+
+
 def test_a_family_without_videos_is_shown_none():
-    assert "a video" not in [stage.name for stage in stages(with_video=False)]
+    assert "a video" not in [
+        stage.name for stage in stages(is_thorough=True, with_video=False, context_tokens=8192)
+    ]

@@ -7,7 +7,18 @@ from tempfile import TemporaryDirectory
 
 from mlx_vlm.convert import convert
 
-from tests.tiny_models import gemma, gemma4, glm, idefics, internvl, llava, mistral, qwen
+from tests.tiny_models import (
+    aya,
+    gemma,
+    gemma4,
+    glm,
+    idefics,
+    internvl,
+    llava,
+    llava_onevision,
+    mistral,
+    qwen,
+)
 from tests.tiny_models.checkpoint import Family, write
 
 _SHAPES: dict[str, dict[str, Family]] = {
@@ -25,7 +36,10 @@ _SHAPES: dict[str, dict[str, Family]] = {
         "mistral3": mistral.MISTRAL3,
         "internvl": internvl.INTERNVL,
         "glm4v": glm.GLM4V,
+        "glm4v_moe": glm.GLM4V_MOE,
+        "aya_vision": aya.AYA_VISION,
         "llava": llava.LLAVA,
+        "llava_onevision": llava_onevision.LLAVA_ONEVISION,
         "qwen3_5_moe": qwen.QWEN3_5_MOE,
     },
     "mid": {"qwen2_5_vl": qwen.QWEN2_5_VL_MID},

@@ -70,6 +70,15 @@ def _config(vocabulary: Vocabulary) -> Json:
             "intermediate_size": 128,
             "num_hidden_layers": 6,
             "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "rope_theta": 1_000_000.0,
+                    "partial_rotary_factor": 0.25,
+                },
+            },
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
             "head_dim": 16,

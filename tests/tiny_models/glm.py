@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.tiny_models.checkpoint import Checkpoint, Family, Json
 from tests.tiny_models.llama import llama
 from tests.tiny_models.vocabulary import Vocabulary
@@ -114,3 +116,35 @@ def _describe(vocabulary: Vocabulary) -> Checkpoint:
 
 
 GLM4V = Family(SPECIALS, _describe)
+
+
+def _config_moe(vocabulary: Vocabulary) -> Json:
+    """GLM-4.5V: a dense layer, then layers with experts, and norms on queries and keys."""
+    config = _config(vocabulary)
+    experts = {
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+        "n_group": 1,
+        "topk_group": 1,
+        "n_shared_experts": 1,
+        "n_routed_experts": 4,
+        "routed_scaling_factor": 1.0,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+        "use_qk_norm": True,
+    }
+    text = config["text_config"] | experts | {"model_type": "glm4v_moe_text"}
+    vision = config["vision_config"] | {"model_type": "glm4v_moe"}
+    return config | {
+        "architectures": ["Glm4vMoeForConditionalGeneration"],
+        "model_type": "glm4v_moe",
+        "text_config": text,
+        "vision_config": vision,
+    }
+
+
+def _describe_moe(vocabulary: Vocabulary) -> Checkpoint:
+    return replace(_describe(vocabulary), config=_config_moe(vocabulary))
+
+
+GLM4V_MOE = Family(SPECIALS, _describe_moe)

@@ -16,6 +16,7 @@ from vlm_server.checkpoints import layout
 from vlm_server.checkpoints.find import located
 from vlm_server.checkpoints.names import HubName, to_download
 from vlm_server.errors import ConfigError, NotAvailable
+from vlm_server.models.foreign import fault_of
 from vlm_server.settings import Settings, Sources
 
 if TYPE_CHECKING:
@@ -35,9 +36,21 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model_option(parser: argparse.ArgumentParser) -> None:
-    """`--model`."""
+    """`--model`, `--chat-template` and `--allow-unchecked`."""
     parser.add_argument(
         "--model", metavar="NAME", help="folder of a checkpoint, or its name: ORG/NAME[@REVISION]"
+    )
+    parser.add_argument(
+        "--chat-template",
+        metavar="FILE",
+        type=Path,
+        help="chat template in place of the checkpoint's (model.chat_template)",
+    )
+    parser.add_argument(
+        "--allow-unchecked",
+        action="store_true",
+        default=None,
+        help="serve a model family that no test covers (model.allow_unchecked)",
     )
 
 
@@ -74,6 +87,10 @@ def settings_arguments(options: argparse.Namespace) -> list[str]:
         arguments += ["--config", str(options.config.absolute())]
     if options.model is not None:
         arguments += ["--model", _portable_model(options.model)]
+    if options.chat_template is not None:
+        arguments += ["--chat-template", str(options.chat_template.absolute())]
+    if options.allow_unchecked:
+        arguments += ["--allow-unchecked"]
     for override in options.set:
         arguments += ["--set", _portable(override)]
     return arguments
@@ -86,6 +103,8 @@ def _portable_model(text: str) -> str:
 
 
 def _check_model(path: Path) -> None:
+    if fault := fault_of(path):
+        raise ConfigError(f"model.path: {fault}")
     if (path / "config.json").is_file():
         return
     try:
@@ -111,12 +130,17 @@ def _portable(override: str) -> str:
     if name == "model.path":
         path = settings.load(None, (override,)).model.path
         return f"model.path={_toml(_portable_model(path))}" if path else override
+    if name == "model.chat_template":
+        path = settings.load(None, (override,)).model.chat_template
+        return f"{name}={_toml(str(Path(path).expanduser().absolute()))}" if path else override
     return override
 
 
 def _overrides(options: argparse.Namespace) -> Sequence[str]:
     own = {
         "model.path": getattr(options, "model", None),
+        "model.chat_template": getattr(options, "chat_template", None),
+        "model.allow_unchecked": getattr(options, "allow_unchecked", None),
         "server.host": getattr(options, "host", None),
         "server.port": getattr(options, "port", None),
     }

@@ -56,6 +56,20 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "none that it calls tools only when it is made to."
         ),
     ] = "auto"
+    chat_template: Annotated[
+        str,
+        Meta(
+            description="File with a chat template (Jinja), in place of the checkpoint's; empty "
+            "means the checkpoint's. A relative path starts where that of `model.path` does."
+        ),
+    ] = ""
+    allow_unchecked: Annotated[
+        bool,
+        Meta(
+            description="Whether to serve a model family that no test covers (docs/families.md); "
+            "those known to answer wrongly are refused in any case."
+        ),
+    ] = False
 
 
 class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

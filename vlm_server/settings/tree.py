@@ -113,10 +113,15 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 def _resolve_model_path(table: dict[str, Any], folder: Path) -> None:
     model = table.get("model")
-    if isinstance(model, dict) and isinstance(model.get("path"), str) and model["path"]:
-        path = folder / Path(model["path"]).expanduser()
-        if path.exists() or not _HUB_NAME.fullmatch(model["path"]):
-            model["path"] = str(path)
+    if not isinstance(model, dict):
+        return
+    for key in ("path", "chat_template"):
+        if not (isinstance(model.get(key), str) and model[key]):
+            continue
+        path = folder / Path(model[key]).expanduser()
+        may_be_name = key == "path" and _HUB_NAME.fullmatch(model[key])
+        if path.exists() or not may_be_name:
+            model[key] = str(path)
 
 
 def _apply_override(table: dict[str, Any], override: str) -> str:

@@ -86,8 +86,13 @@ class Supervisor:
         self._settings = settings
         self._missing = None if path.exists() else to_download(settings.model.path)
         """What has to be downloaded before there is a model to load."""
+        template = settings.model.chat_template
         self._start = Start(
-            model=msgspec.structs.replace(settings.model, path=str(path.absolute())),
+            model=msgspec.structs.replace(
+                settings.model,
+                path=str(path.absolute()),
+                chat_template=str(Path(template).expanduser().absolute()) if template else "",
+            ),
             scheduler=settings.scheduler,
             engine=settings.engine,
             memory=settings.memory,

@@ -93,7 +93,13 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     caches = build_caches(start.cache, memory.read(), loaded)
     governor = Governor(start.memory, memory, SystemProcessMemory(), caches)
     engine = build_engine(start, loaded, governor, caches, channel.inbox)
-    for number, stage in enumerate(stages(with_video=loaded.host.video_token_id is not None)):
+    host = loaded.host
+    first = stages(
+        is_thorough=not (device.is_cpu and loaded.family.is_checked),
+        with_video=host.video_token_id is not None,
+        context_tokens=host.context_tokens,
+    )
+    for number, stage in enumerate(first):
         channel.send(Loading(f"warming up on {stage.name}", 0.5 + 0.1 * number))
         warm_up(engine.loop, engine.inbox, stage)
     engine.end_warm_up()

@@ -138,6 +138,16 @@ async def test_ready_and_live(client: httpx.AsyncClient) -> None:
     assert (answer.status_code, answer.json()) == (200, {"status": "ready", "progress": None})
 
 
+async def test_what_people_should_know_of_the_model_is_told(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    facts = ModelFacts("qwen3_vl", warnings=("it has no chat template",))
+    engine.status = replace(engine.status, model_facts=facts)
+    ready = (await client.get("/health/ready")).json()
+    (model,) = (await client.get("/v1/models")).json()["data"]
+    assert ready["warnings"] == model["warnings"] == ["it has no chat template"]
+
+
 @pytest.mark.parametrize("state", ["loading", "restarting", "draining", "failed"])
 async def test_not_ready_is_503_but_alive(
     client: httpx.AsyncClient, engine: ScriptedEngine, state: str

@@ -40,7 +40,8 @@ class Health:
         status = self._engine.status
         body = {"status": status.state, "progress": _progress(status)}
         if status.is_ready:
-            return JSONResponse(body)
+            warnings = list(status.model_facts.warnings)
+            return JSONResponse(body | ({"warnings": warnings} if warnings else {}))
         retry_after = max(1, math.ceil(status.retry_after_seconds))
         return JSONResponse(body, 503, headers={"Retry-After": str(retry_after)})
 

@@ -84,6 +84,7 @@ class Models:
             "modalities": {"input": ["text", "image", "video"], "output": ["text"]},
             "capabilities": list(facts.capabilities),
             "coordinates": facts.coordinates or None,
+            **({"warnings": list(facts.warnings)} if facts.warnings else {}),
             "image_limits": {
                 "max_images": limits.max_images,
                 "max_image_bytes": limits.max_image_bytes,

@@ -203,7 +203,7 @@ class MediaProcessor:
         return self._key("video", salt, video.content_hash, *chosen)
 
     def _key(self, *parts: str | float | None) -> str:
-        text = "\0".join([self._host.fingerprint, *map(str, parts)])
+        text = "\0".join(map(str, parts))
         return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 
 from vlm_server import machine
 from vlm_server.cache.caches import Caches
 from vlm_server.ports import MemoryReading
-from vlm_server.runner.kv.disk_cache import open_disk_cache
+from vlm_server.runner.kv.disk_cache import disk_folder, open_disk_cache
 from vlm_server.runner.kv.segments import can_store, needs_snapshots
+from vlm_server.runner.model.fingerprint import KeptHashes
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.settings import Cache
 
@@ -18,7 +22,7 @@ logger = logging.getLogger(__name__)
 def build_caches(settings: Cache, memory: MemoryReading, loaded: LoadedModel) -> Caches:
     """The caches of a model whose weights are in `memory`.
 
-    The disk is opened by `Caches.begin_serving`.
+    The disk is opened by `Caches.begin_serving`; until then the weights are hashed for it.
     """
     free = max(0, memory.limit_bytes - memory.active_bytes)
     with_snapshots = needs_snapshots(loaded.language_model)
@@ -27,6 +31,10 @@ def build_caches(settings: Cache, memory: MemoryReading, loaded: LoadedModel) ->
         logger.warning("this model's state is of a kind that the prefix cache can't store")
         prefix_bytes = 0
     pixel_bytes = _size(settings.pixel_bytes, machine.memory_bytes() // 32)
+    fingerprint = Future[str]()
+    if settings.disk_bytes:
+        hashes = KeptHashes(disk_folder(settings) / "hashes.json")
+        fingerprint = _in_background(lambda: loaded.checkpoint.fingerprint(hashes))
     return Caches.of(
         token_layout_bytes=min(settings.token_layout_bytes, pixel_bytes),
         pixel_bytes=pixel_bytes,
@@ -35,12 +43,26 @@ def build_caches(settings: Cache, memory: MemoryReading, loaded: LoadedModel) ->
         needs_snapshots=with_snapshots,
         open_disk=lambda: open_disk_cache(
             settings,
-            loaded.host.fingerprint,
+            fingerprint.result,
             loaded.device.name,
             prefix_bytes,
             needs_snapshots=with_snapshots,
         ),
     )
+
+
+def _in_background(work: Callable[[], str]) -> Future[str]:
+    """What `work` returns or raises, from a thread that keeps nobody from ending."""
+    found = Future[str]()
+
+    def run() -> None:
+        try:
+            found.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - whoever asks for the result meets it
+            found.set_exception(error)
+
+    threading.Thread(target=run, name="fingerprint", daemon=True).start()
+    return found
 
 
 def _size(wanted: int, suitable: int) -> int:

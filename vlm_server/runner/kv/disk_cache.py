@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from vlm_server.cache.block_hash import KVBlock, KVBlockIndex, block_after
@@ -70,20 +70,20 @@ class DiskCache:
 
     def store_features(self, key: str, features: EncodedImage) -> None:
         assert isinstance(features, ImageFeatures)
-        stored = _features_key(key)
+        stored = self._features_key(key)
         with self._lock:
             is_known = self._is_known(stored)
         if not is_known and features.size_bytes <= self.writer.room_bytes:
             self.writer.add(Job(stored, features_record(self._fingerprint, key, features)))
 
     def find_features(self, key: str) -> int | None:
-        size_bytes = self._store.size_of(_features_key(key))
+        size_bytes = self._store.size_of(self._features_key(key))
         if size_bytes is None:
             self._store.count_miss()
         return size_bytes
 
     def load_features(self, key: str) -> ImageFeatures | None:
-        stored = _features_key(key)
+        stored = self._features_key(key)
         record = self._load(stored, key)
         if record is None:
             return None
@@ -213,14 +213,23 @@ class DiskCache:
         most = self.writer.room_bytes // source.size_bytes(0, 1)
         return [prompt.floor(min(start + most, len(prompt)))]
 
+    def _features_key(self, key: str) -> str:
+        """`key` names an image; what was made of it is this model's alone."""
+        return f"features-{hashlib.sha256(f'{self._fingerprint} {key}'.encode()).hexdigest()}"
+
     def _drop(self, keys: Iterable[str]) -> None:
         with self._lock:
             self._blocks.drop(keys)
 
 
+def disk_folder(settings: CacheSettings) -> Path:
+    """Where the files of the disk cache lie."""
+    return Path(settings.disk_path).expanduser() if settings.disk_path else default_folder()
+
+
 def open_disk_cache(
     settings: CacheSettings,
-    checkpoint: str,
+    checkpoint: Callable[[], str],
     device_name: str,
     prefix_bytes: int,
     *,
@@ -228,19 +237,15 @@ def open_disk_cache(
 ) -> DiskTier:
     """As `settings` say; `NoDisk`, with a warning, if the folder can't be used or is in use.
 
-    `checkpoint` is its fingerprint.
+    `checkpoint` returns its fingerprint, and may raise OSError.
     """
     if not settings.disk_bytes:
         return NoDisk()
-    folder = Path(settings.disk_path).expanduser() if settings.disk_path else default_folder()
-    fingerprint = state_fingerprint(checkpoint, device_name)
+    folder = disk_folder(settings)
     try:
+        fingerprint = state_fingerprint(checkpoint(), device_name)
         store = DiskStore("disk", folder, fingerprint, settings.disk_bytes)
     except OSError as error:
         logger.warning("nothing is stored on disk: %s can't be used: %s", folder, error.strerror)
         return NoDisk()
     return DiskCache(store, fingerprint, prefix_bytes, needs_snapshots=needs_snapshots)
-
-
-def _features_key(key: str) -> str:
-    return f"features-{hashlib.sha256(key.encode()).hexdigest()}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_server.errors import ModelLoadError
+from vlm_server.models.foreign import fault_of, fault_of_quantization, visible_files
 
 _HEADER_BYTES = 8
 _LFS_POINTER = b"version https://git-lfs"
@@ -17,16 +18,21 @@ _LACKS_KEY = re.compile(r"(\w+)\.__init__\(\) missing \d+ required positional ar
 
 
 def check_files(folder: Path) -> None:
-    """Raises ModelLoadError, naming the file that is missing, truncated or no JSON."""
+    """Raises ModelLoadError, naming the file that is missing, truncated or no JSON, or what the
+    folder is if it is no checkpoint that MLX runs."""
+    if fault := fault_of(folder):
+        raise ModelLoadError(fault)
     if not (folder / "config.json").is_file():
         raise ModelLoadError(f"{folder} has no config.json: not the folder of a checkpoint")
-    weights = sorted(folder.glob("*.safetensors"))
+    weights = visible_files(folder, "*.safetensors")
     if not weights:
         raise ModelLoadError(f"{folder} has no *.safetensors: the checkpoint is not complete")
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         raise ModelLoadError(f"{folder} has no tokenizer.json: the checkpoint is not complete")
-    for path in folder.glob("*.json"):
+    for path in visible_files(folder, "*.json"):
         read_json(path)
+    if fault := fault_of_quantization(read_json(folder / "config.json")):
+        raise ModelLoadError(f"{folder}: {fault}")
     for path in weights:
         _check_weights(path)
     for name in _shard_names(folder):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+from vlm_server.models.foreign import visible_files
 from vlm_server.protocol import ModelFacts
 from vlm_server.runner.model.evaluate import arrays_of
 from vlm_server.runner.model.load import LoadedModel
@@ -24,7 +25,7 @@ def model_facts(loaded: LoadedModel, folder: Path) -> ModelFacts:
         num_parameters=parameters.total(),
         size_bytes=sum(array.nbytes for array in arrays_of(loaded.model)),
         quantization=quantization,
-        digest=loaded.host.fingerprint,
+        digest=loaded.checkpoint.digest(),
         modified_at=_modified_at(folder),
         capabilities=_capabilities(loaded),
         context_tokens=loaded.host.context_tokens,
@@ -32,6 +33,7 @@ def model_facts(loaded: LoadedModel, folder: Path) -> ModelFacts:
         max_image_pixels=rule.max_pixels if rule else 0,
         image_side_multiple=rule.factor if rule else 0,
         coordinates=loaded.family.coordinates,
+        warnings=(*loaded.family.warnings, *loaded.host.warnings),
     )
 
 
@@ -59,5 +61,5 @@ def _parameters(loaded: LoadedModel) -> Counter[str]:
 
 
 def _modified_at(folder: Path) -> float:
-    files = [path for pattern in _FILES for path in folder.glob(pattern)]
+    files = [path for pattern in _FILES for path in visible_files(folder, pattern)]
     return max((path.stat().st_mtime for path in files), default=0.0)

@@ -8,14 +8,15 @@ the rest. A family without a row is probed (`probe.py`), and served with a warni
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mlx_vlm.utils import get_model_type
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.runner.model.processors import drop_tokenizer_options
+from vlm_server.runner.model.weight_names import SINCE_4_52
 from vlm_server.runner.vision.towers import (
     DeepstackTower,
     FrameTower,
@@ -37,6 +38,27 @@ POSITION_STATE = ("_position_ids", "_rope_deltas")
 
 
 @dataclass(frozen=True, slots=True)
+class Spelling:
+    """Where mlx-vlm wants a checkpoint spelled otherwise than transformers writes it today.
+
+    has_flat_config: it looks for the language model's configuration outside `text_config`.
+    vision_type: the only `model_type` that its vision model goes by; empty if it takes any.
+    weight_prefixes: see `weight_names`.
+    """
+
+    has_flat_config: bool = False
+    vision_type: str = ""
+    weight_prefixes: Mapping[str, str] = field(default_factory=dict)
+
+
+_UNCHECKED = (
+    "is not one of the families that are checked (docs/families.md): its answers may be wrong "
+    "where prompts are chunked or requests batched"
+)
+_SINCE_4_52 = Spelling(weight_prefixes=SINCE_4_52)
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """One family, by its `model_type`.
 
@@ -54,6 +76,7 @@ class Family:
     "thousandths" of its width and height, or nobody knows (docs/agents.md).
     grounding_tokens: of a picture, for the model to point at things in a screenshot; 0 if nobody
     knows.
+    spelling: how mlx-vlm wants its files spelled.
     """
 
     name: str
@@ -66,6 +89,12 @@ class Family:
     writes_prompts: bool = False
     grounding_tokens: int = 0
     coordinates: Literal["", "pixels", "thousandths"] = ""
+    spelling: Spelling = Spelling()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What people should know who ask it."""
+        return () if self.is_checked else (f"{self.name} {_UNCHECKED}",)
 
     def forget_positions(self, language_model: Any) -> None:
         """Clear what `language_model` keeps of a prompt, so that no request meets another's."""
@@ -82,20 +111,33 @@ def _qwen(name: str, mrope: MRopeRule, tower: type[FrameTower]) -> Family:
         position_state=POSITION_STATE,
         grounding_tokens=1024,
         coordinates="pixels" if name == "qwen2_5_vl" else "thousandths",
+        spelling=Spelling(vision_type=name),
     )
 
 
+def _qwen2(name: str, tower: type[FrameTower]) -> Family:
+    row = _qwen(name, MRopeRule.WHOLE_VIDEOS, tower)
+    return replace(row, spelling=Spelling(True, name, SINCE_4_52))
+
+
+def _glm(name: str) -> Family:
+    return Family(name, mrope=MRopeRule.WHOLE_VIDEOS, tower=GlmTower, position_state=POSITION_STATE)
+
+
 _ROWS = (
-    Family("gemma3"),
+    Family("aya_vision"),
+    Family("gemma3", spelling=_SINCE_4_52),
     Family("gemma4"),
-    Family("glm4v", mrope=MRopeRule.WHOLE_VIDEOS, tower=GlmTower, position_state=POSITION_STATE),
+    _glm("glm4v"),
+    _glm("glm4v_moe"),
     Family("idefics3"),
-    Family("internvl"),
-    Family("llava", fix_processor=drop_tokenizer_options),
+    Family("internvl", spelling=_SINCE_4_52),
+    Family("llava", fix_processor=drop_tokenizer_options, spelling=_SINCE_4_52),
+    Family("llava_onevision"),
     Family("mistral3"),
-    Family("pixtral"),
-    _qwen("qwen2_vl", MRopeRule.WHOLE_VIDEOS, FrameTower),
-    _qwen("qwen2_5_vl", MRopeRule.WHOLE_VIDEOS, WindowTower),
+    Family("pixtral", spelling=_SINCE_4_52),
+    _qwen2("qwen2_vl", FrameTower),
+    _qwen2("qwen2_5_vl", WindowTower),
     _qwen("qwen3_vl", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
     _qwen("qwen3_vl_moe", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
     _qwen("qwen3_5", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
@@ -110,10 +152,24 @@ _RUNS_CODE = frozenset({"got", "inkling", "internvl_chat", "moondream2"})
 """Families whose processors in mlx-vlm trust the checkpoint's code, whatever the caller says."""
 _ENCODER_DECODERS = frozenset({"florence2"})
 """Those whose configuration does not say so itself."""
+_BELOW_ZERO = "images stand in its prompts as ids below 0, which no prompt here can hold"
+_OTHER_ANSWERS = "its answers about images are not those of mlx-vlm's own generation"
+_WRONG = {
+    "deepseekocr": "its images get one row of features too few",
+    "fastvlm": _BELOW_ZERO,
+    "idefics2": _OTHER_ANSWERS,
+    "llava_bunny": _BELOW_ZERO,
+    "mllama": "images enter by cross-attention, and not by the prompt's embeddings",
+    "paligemma": _OTHER_ANSWERS,
+    "phi3_v": _BELOW_ZERO,
+    "phi4mm": _BELOW_ZERO,
+}
+"""Families that would be answered for wrongly, and why; also with `allow_unchecked`."""
 
 
-def refuse_unservable(config: dict[str, Any]) -> None:
-    """Raises ModelLoadError for a configuration that runs code, or has no causal language model."""
+def refuse_unservable(config: dict[str, Any], *, allow_unchecked: bool) -> None:
+    """Raises ModelLoadError for a configuration that runs code, has no causal language model, or
+    is of a family that is known to be wrong, or not known to be right."""
     name = config["model_type"]
     if "model_file" in config:
         raise ModelLoadError("config.json has `model_file`, code to be run from the checkpoint")
@@ -121,3 +177,13 @@ def refuse_unservable(config: dict[str, Any]) -> None:
         raise ModelLoadError(f"mlx-vlm runs code from checkpoints of {name}")
     if config.get("is_encoder_decoder") or name in _ENCODER_DECODERS:
         raise ModelLoadError(f"{name} is an encoder-decoder model")
+    if reason := _WRONG.get(str(get_model_type(config))):
+        raise ModelLoadError(f"{name} is not served: {reason}")
+    if name in FAMILIES or allow_unchecked:
+        return
+    if not any("vision" in key for key in config):
+        raise ModelLoadError(f"{name} seems to be a text model: config.json has no vision_config")
+    raise ModelLoadError(
+        f"{name} is not one of the families that are checked (docs/families.md), and may be "
+        "answered for wrongly: --allow-unchecked (model.allow_unchecked) starts it anyway"
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,20 @@ from mlx_vlm.utils import should_add_special_tokens
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.host_model import AskPositions, HostModel, MRope
+from vlm_server.runner.model.chat_templates import (
+    ChosenTemplate,
+    own_template,
+    template_in,
+    template_of_checkpoint,
+)
 from vlm_server.runner.model.checkpoint import read_json
 from vlm_server.runner.model.families import Family, MRopeRule
-from vlm_server.runner.model.fingerprint import fingerprint
 from vlm_server.runner.model.probe import ask_positions, chunk_policy
-from vlm_server.runner.model.processors import HostProcessor, chat_template, pixel_rule
+from vlm_server.runner.model.processors import HostProcessor, pixel_rule
 from vlm_server.runner.model.tool_formats import reasoning_format, tool_format
 from vlm_server.settings import Model as ModelSettings
+
+logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 
@@ -32,20 +41,24 @@ def host_model(
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise ModelLoadError("the checkpoint has no fast tokenizer (tokenizer.json)")
     image_token_id = image_token_of(family, model, config)
-    video_token_id = _token_id(model, config, "video_token_index", "video_token_id")
+    video_token_id = _token_id(model, config, "video_token_id", "video_token_index")
     host_processor = HostProcessor(processor, image_token_id)
-    template = None if family.writes_prompts else chat_template(processor)
+    placeholders = _image_placeholders(processor, tokenizer, image_token_id)
+    chosen = None
+    if not family.writes_prompts:
+        video = tokenizer.convert_ids_to_tokens(video_token_id) if family.takes_videos else None
+        chosen = _template(settings, processor, host_processor, placeholders, video)
+    template = chosen.text if chosen else None
     return HostModel(
         tokenizer=tokenizer,
         backend=tokenizer.backend_tokenizer,
         image_token_id=image_token_id,
         video_token_id=video_token_id if family.takes_videos else None,
-        eos_token_ids=_eos_token_ids(config, folder, tokenizer),
+        eos_token_ids=_eos_token_ids(config, folder, tokenizer) | _end_of(chosen, tokenizer),
         context_tokens=context_tokens_of(config, settings.max_context_tokens),
         vocabulary_size=_vocabulary_size(family, model.language_model),
-        fingerprint=fingerprint(folder, str(settings.dtype)),
         adds_special_tokens=should_add_special_tokens(family.name, processor),
-        image_placeholders=_image_placeholders(processor, tokenizer, image_token_id),
+        image_placeholders=placeholders,
         chat_template=template,
         template_variables=dict(tokenizer.special_tokens_map),
         write_prompt=host_processor.write_prompt,
@@ -56,15 +69,41 @@ def host_model(
         tool_format=tool_format(template, settings.tool_parser),
         reasoning_format=reasoning_format(template),
         pixel_rule=pixel_rule(processor, family.grounding_tokens),
+        warnings=(chosen.warning,) if chosen and chosen.warning else (),
     )
 
 
 def image_token_of(family: Family, model: Any, config: Json) -> int:
     """The id of the token that stands for an image. Raises ModelLoadError if there is none."""
-    found = _token_id(model, config, "image_token_index", "image_token_id")
+    found = _token_id(model, config, "image_token_id", "image_token_index")
     if found is None:
         raise ModelLoadError(f"{family.name} names no image token: not a vision model")
     return found
+
+
+def _template(
+    settings: ModelSettings,
+    processor: Any,
+    host_processor: HostProcessor,
+    placeholders: Sequence[str],
+    video: str | None,
+) -> ChosenTemplate:
+    if settings.chat_template:
+        return template_in(settings.chat_template)
+    if (found := template_of_checkpoint(processor)) is not None:
+        return ChosenTemplate(found)
+    tokenizer = getattr(processor, "tokenizer", processor)
+    image = next(filter(host_processor.takes, placeholders), placeholders[0])
+    chosen = own_template(image, video, tokenizer.get_vocab().keys())
+    logger.warning("%s", chosen.warning)
+    return chosen
+
+
+def _end_of(chosen: ChosenTemplate | None, tokenizer: Any) -> frozenset[int]:
+    """The token that ends a turn of a template of ours; the configuration may not know it."""
+    if chosen is None or chosen.end_token is None:
+        return frozenset()
+    return frozenset({int(tokenizer.convert_tokens_to_ids(chosen.end_token))})
 
 
 def _mrope(family: Family, model: Any) -> MRope | AskPositions | None:
@@ -89,20 +128,23 @@ def _image_placeholders(processor: Any, tokenizer: Any, image_token_id: int) -> 
 
 
 def _token_id(model: Any, config: Json, *names: str) -> int | None:
-    """The first of `names` in the model's configuration that is a number."""
-    sources = (vars(model.config), config)
+    """The first of `names` that is a number: in config.json, before mlx-vlm's own default."""
+    sources = (config, vars(model.config))
     found = (source.get(name) for source in sources for name in names)
     return next((value for value in found if isinstance(value, int)), None)
 
 
 def _eos_token_ids(config: Json, folder: Path, tokenizer: Any) -> frozenset[int]:
+    """Those of the language model's own configuration only for want of others: transformers 5
+    writes a family's default there, which may be any word of another vocabulary."""
     generation = read_json(folder / "generation_config.json")
-    text = config.get("text_config") or {}
-    found: set[int] = set()
-    for source in (generation, config, text, {"eos_token_id": tokenizer.eos_token_id}):
-        ids = source.get("eos_token_id")
-        found.update(ids if isinstance(ids, list) else [] if ids is None else [ids])
-    return frozenset(found)
+    named = _ids(generation) | _ids(config) or _ids(config.get("text_config") or {})
+    return frozenset(named | _ids({"eos_token_id": tokenizer.eos_token_id}))
+
+
+def _ids(source: Json) -> set[int]:
+    found = source.get("eos_token_id")
+    return set(found) if isinstance(found, list) else set() if found is None else {found}
 
 
 def context_tokens_of(config: Json, limit: int) -> int:

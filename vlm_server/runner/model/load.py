@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,14 @@ from vlm_server.host_model import HostModel
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.model.checkpoint import check_files, check_shards, read_json, reason_of
 from vlm_server.runner.model.code_guard import no_code_of
+from vlm_server.runner.model.config import normalised
 from vlm_server.runner.model.evaluate import arrays_of, evaluate
-from vlm_server.runner.model.families import Family, refuse_unservable
+from vlm_server.runner.model.families import FAMILIES, Family, Spelling, refuse_unservable
+from vlm_server.runner.model.fingerprint import Checkpoint
 from vlm_server.runner.model.host import host_model
 from vlm_server.runner.model.probe import family_of
+from vlm_server.runner.model.view import view_of
+from vlm_server.runner.model.weight_names import taken
 from vlm_server.runner.model.weights import (
     Budget,
     check_files_fit,
@@ -44,7 +49,7 @@ class LoadedModel:
     """A model on its device, and all that is known of it.
 
     model: mlx-vlm's, with every array evaluated, so that any thread may run it.
-    host: what prompts need of it. family: what sort of model it is.
+    host: what prompts need of it. checkpoint: its files. family: what sort of model it is.
     decode_positions: which positions a decode step passes.
     position_lock: whoever calls the model holds it. A lock for families whose encode writes
     positions on the language model, which another thread may be launching; a null context for
@@ -55,6 +60,7 @@ class LoadedModel:
     processor: Any
     family: Family
     host: HostModel
+    checkpoint: Checkpoint
     device: Device
     decode_positions: DecodePositions
     default_temperature: float
@@ -76,18 +82,20 @@ def load(settings: ModelSettings, device: Device, limit_bytes: int) -> LoadedMod
     Raises ModelLoadError if the folder is no checkpoint that can be served, or if its weights take
     more than `limit_bytes`.
     """
-    opened = open_lazily(settings, device, limit_bytes)
-    folder, config, family = Path(settings.path), opened.config, opened.family
-    model, processor = opened.model, opened.processor
-    _make_fast(family, model, processor, device)
-    host = host_model(settings, config, family, model, processor)
-    evaluate(model)
+    folder = Path(settings.path)
+    with open_lazily(settings, device, limit_bytes) as opened:
+        config, family = opened.config, opened.family
+        model, processor = opened.model, opened.processor
+        _make_fast(family, model, processor, device)
+        host = host_model(settings, config, family, model, processor)
+        evaluate(model)
     generation = read_json(folder / "generation_config.json")
     return LoadedModel(
         model=model,
         processor=processor,
         family=family,
         host=host,
+        checkpoint=Checkpoint(folder, str(settings.dtype), settings.chat_template),
         device=device,
         decode_positions=decode_positions(model.language_model, has_mrope=family.mrope is not None),
         default_temperature=_default_temperature(generation),
@@ -107,22 +115,31 @@ class OpenedModel:
     size_bytes: int
 
 
-def open_lazily(settings: ModelSettings, device: Device, limit_bytes: int) -> OpenedModel:
-    """The checkpoint in folder `settings.path`, before its weights are read. See `load`."""
+@contextmanager
+def open_lazily(settings: ModelSettings, device: Device, limit_bytes: int) -> Iterator[OpenedModel]:
+    """The checkpoint in folder `settings.path`, before its weights are read. See `load`.
+
+    They can be read during the `with` block.
+    """
     folder = Path(settings.path)
     config = _read_config(folder)
-    refuse_unservable(config)
+    refuse_unservable(config, allow_unchecked=settings.allow_unchecked)
+    row = FAMILIES.get(str(config["model_type"]))
+    spelling = row.spelling if row else Spelling()
+    config = normalised(config, spelling)
     dtype, budget = dtype_on(device, settings.dtype), Budget(limit_bytes, device)
     check_files_fit(folder, dtype, budget)
-    with no_code_of(folder):
-        model, processor = _load(folder)
-    family = family_of(str(config["model_type"]), model, processor)
-    _warn_of_unchecked(family)
-    if dtype != "auto":
-        model.set_dtype(_DTYPES[dtype])
-    size_bytes = sum(array.nbytes for array in arrays_of(model))
-    check_fits(size_bytes, weight_bytes(folder, "auto"), dtype, budget)
-    return OpenedModel(config, family, model, processor, size_bytes)
+    with view_of(folder, config) as view:
+        with no_code_of(folder), no_code_of(view), taken(config, spelling.weight_prefixes):
+            model, processor = _load(folder, view)
+        family = family_of(str(config["model_type"]), model, processor)
+        for warning in family.warnings:
+            logger.warning("%s", warning)
+        if dtype != "auto":
+            model.set_dtype(_DTYPES[dtype])
+        size_bytes = sum(array.nbytes for array in arrays_of(model))
+        check_fits(size_bytes, weight_bytes(folder, "auto"), dtype, budget)
+        yield OpenedModel(config, family, model, processor, size_bytes)
 
 
 def _position_lock(family: Family) -> AbstractContextManager[Any]:
@@ -139,14 +156,15 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _load(folder: Path) -> tuple[Any, Any]:
-    """mlx-vlm's model and processor; the weights are not read yet."""
+def _load(folder: Path, view: Path) -> tuple[Any, Any]:
+    """mlx-vlm's model and processor of `folder`, seen through `view`; the weights are not read."""
     try:
-        model, processor = mlx_vlm.load(str(folder), lazy=True, trust_remote_code=False)
+        model, processor = mlx_vlm.load(str(view), lazy=True, trust_remote_code=False)
     except Exception as error:
         logger.debug("loading failed", exc_info=True)
         check_shards(folder)
-        raise ModelLoadError(f"mlx-vlm can't load this checkpoint: {reason_of(error)}") from error
+        reason = reason_of(error).replace(str(view), str(folder))
+        raise ModelLoadError(f"mlx-vlm can't load this checkpoint: {reason}") from error
     return model, processor
 
 
@@ -160,15 +178,6 @@ def _make_fast(family: Family, model: Any, processor: Any, device: Device) -> No
     use_last_token_head(model.language_model)
     if family.mrope is not None:
         use_shared_mrope(model.language_model, has_rope_kernel=device.has_rope_kernel)
-
-
-def _warn_of_unchecked(family: Family) -> None:
-    if not family.is_checked:
-        logger.warning(
-            "%s is not one of the families that are checked (docs/families.md): its answers may "
-            "be wrong where prompts are chunked or requests batched",
-            family.name,
-        )
 
 
 def _default_temperature(generation: dict[str, Any]) -> float:

@@ -13,11 +13,11 @@ from mlx_vlm.utils import VideoMetadata, prepare_inputs
 from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
-from vlm_server.errors import ModelLoadError
 from vlm_server.host_model import PixelRule, ProcessedMedia
 
 _NOT_FOR_THE_TOWER = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
 _MILLISECONDS = 1000
+_PROBE_SIZE = (64, 64)
 _ONE_PICTURE = 4
 """Dimensions of the pixels of a picture that is not cut: (1, channels, height, width)."""
 
@@ -35,6 +35,14 @@ class HostProcessor:
     def image(self, image: PillowImage.Image, placeholder: str) -> ProcessedMedia:
         made = self._process(placeholder, images=[image])
         return replace(made, size=self._size(made, image))
+
+    def takes(self, placeholder: str) -> bool:
+        """Whether the processor makes an image's tokens of this text."""
+        try:
+            made = self._process(placeholder, images=[PillowImage.new("RGB", _PROBE_SIZE)])
+        except Exception:  # noqa: BLE001 - processors raise whatever they like
+            return False
+        return self._image_token_id in made.token_ids
 
     def video(
         self, frames: NDArray[np.uint8], seconds: Sequence[float], placeholder: str
@@ -88,21 +96,6 @@ def pixel_rule(processor: Any, grounding_tokens: int) -> PixelRule | None:
         return None
     patch_size, merge_size, min_pixels, max_pixels = (int(value or 0) for value in values)
     return PixelRule(patch_size * merge_size, min_pixels, max_pixels, grounding_tokens)
-
-
-def chat_template(processor: Any) -> str | None:
-    """The template that mlx-vlm would render; None if there is none.
-
-    Raises ModelLoadError for one that is no text.
-    """
-    owners = (processor, getattr(processor, "tokenizer", None))
-    found = (getattr(owner, "chat_template", None) for owner in owners)
-    template = next((each for each in found if each is not None), None)
-    if isinstance(template, Mapping):
-        template = template.get("default", "")
-    if template is not None and not isinstance(template, str):
-        raise ModelLoadError("the chat template is no text")
-    return template
 
 
 def drop_tokenizer_options(processor: Any) -> None:

@@ -23,6 +23,7 @@ from vlm_server.runner.model.families import FAMILIES, Family, refuse_unservable
 from vlm_server.runner.model.host import context_tokens_of, image_token_of
 from vlm_server.runner.model.load import open_lazily
 from vlm_server.runner.model.weights import Budget, bytes_as, check_tensors_fit, dtype_on
+from vlm_server.settings import Model
 
 _PROBE_TOKENS = 2
 _STORED = {"float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2)}
@@ -40,7 +41,7 @@ def survey(request: SurveyRequest) -> Survey:
     try:
         if request.plan is not None:
             found = _with_config(found, request.plan.config, request.model.max_context_tokens)
-            return _with_plan(found, request.plan, request.model.dtype)
+            return _with_plan(found, request.plan, request.model)
         config = layout.read_object(Path(request.model.path) / layout.CONFIG)
         found = _with_config(found, config, request.model.max_context_tokens)
         return _with_weights(found, request)
@@ -60,12 +61,12 @@ def _with_config(found: Survey, config: Mapping[str, Any], limit_tokens: int) ->
     )
 
 
-def _with_plan(found: Survey, plan: Plan, dtype: str) -> Survey:
+def _with_plan(found: Survey, plan: Plan, model: Model) -> Survey:
     """Raises ModelLoadError if it can be told already that it can't be served."""
     config = dict(plan.config)
     if not found.family:
         raise ModelLoadError("its config.json names no model_type")
-    refuse_unservable(config)
+    refuse_unservable(config, allow_unchecked=model.allow_unchecked)
     try:
         get_model_and_args(config=config)
     except Exception as error:  # noqa: BLE001  families fail in their own ways
@@ -73,7 +74,7 @@ def _with_plan(found: Survey, plan: Plan, dtype: str) -> Survey:
     if not layout.sees(config):
         raise ModelLoadError(f"{found.family} names no image token: not a vision model")
     device = current_device()
-    dtype = dtype_on(device, dtype)
+    dtype = dtype_on(device, model.dtype)
     tensors = plan.parameters or _tensors(found.quantization, plan.weight_bytes)
     check_tensors_fit(tensors.items(), dtype, Budget(found.limit_bytes, device))
     return msgspec.structs.replace(found, weight_bytes=bytes_as(dtype, tensors.items()))
@@ -87,9 +88,9 @@ def _tensors(stored: str, num_bytes: int) -> dict[str, int]:
 
 def _with_weights(found: Survey, request: SurveyRequest) -> Survey:
     """Raises ModelLoadError as loading would, for what weights that were not read can tell."""
-    opened = open_lazily(request.model, current_device(), found.limit_bytes)
-    image_token_of(opened.family, opened.model, opened.config)
-    state = _state_size(opened.model.language_model, opened.family)
+    with open_lazily(request.model, current_device(), found.limit_bytes) as opened:
+        image_token_of(opened.family, opened.model, opened.config)
+        state = _state_size(opened.model.language_model, opened.family)
     free = found.limit_bytes - opened.size_bytes
     counts = range(1, found.context_tokens + 1)
     fitting = bisect_right(counts, free, key=state.of)

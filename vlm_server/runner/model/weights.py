@@ -9,6 +9,7 @@ from math import prod
 from pathlib import Path
 
 from vlm_server.errors import ModelLoadError
+from vlm_server.models.foreign import visible_files
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.model.checkpoint import read_json
 
@@ -85,8 +86,8 @@ def _weight_files(folder: Path) -> list[Path]:
     weight_map = read_json(folder / "model.safetensors.index.json").get("weight_map")
     names = {str(name) for name in weight_map.values()} if isinstance(weight_map, dict) else set()
     named = [folder / name for name in sorted(names) if (folder / name).is_file()]
-    others = (path for path in folder.glob("*.safetensors") if path.stem != "consolidated")
-    return named or sorted(others)
+    found = visible_files(folder, "*.safetensors")
+    return named or [path for path in found if path.stem != "consolidated"]
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, int]]:

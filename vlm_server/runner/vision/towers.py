@@ -16,7 +16,16 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx_vlm.models import glm4v, qwen2_5_vl, qwen2_vl, qwen3_5, qwen3_5_moe, qwen3_vl, qwen3_vl_moe
+from mlx_vlm.models import (
+    glm4v,
+    glm4v_moe,
+    qwen2_5_vl,
+    qwen2_vl,
+    qwen3_5,
+    qwen3_5_moe,
+    qwen3_vl,
+    qwen3_vl_moe,
+)
 from numpy.typing import NDArray
 
 from vlm_server.runner.device.device import Device
@@ -252,4 +261,5 @@ _TOWERS: dict[type, type[FrameTower]] = {
     qwen3_5.VisionModel: DeepstackTower,
     qwen3_5_moe.VisionModel: DeepstackTower,
     glm4v.VisionModel: GlmTower,
+    glm4v_moe.VisionModel: GlmTower,
 }

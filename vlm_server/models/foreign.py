@@ -1,0 +1,126 @@
+"""Says what a file or folder is that people take for a checkpoint, and what to serve instead.
+
+Looks at names, at a config file and at the first bytes of a file; knows no library.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+_GGUF = b"GGUF"
+_SAFETENSORS = "*.safetensors"
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_INSTEAD = (
+    "serve the model's *.safetensors instead, as its makers or mlx-community publish them on "
+    "huggingface.co"
+)
+_GGUF_IS = "GGUF, the format of llama.cpp, Ollama and LM Studio, which MLX does not run"
+_UNREADABLE = {
+    "awq": "AWQ",
+    "gptq": "GPTQ",
+    "bitsandbytes": "bitsandbytes",
+    "bitnet": "BitNet",
+    "hqq": "HQQ",
+    "aqlm": "AQLM",
+    "eetq": "EETQ",
+    "exl2": "EXL2",
+    "exl3": "EXL3",
+    "quanto": "Quanto",
+    "torchao": "torchao",
+    "vptq": "VPTQ",
+}
+"""Ways to quantize that mlx-vlm does not read, by `quant_method` of config.json."""
+
+
+def visible_files(folder: Path, pattern: str = "*") -> list[Path]:
+    """What `folder` holds, sorted. Names that begin with a dot are none of a checkpoint's:
+    macOS leaves `.DS_Store`, and `._*` beside each file of an external drive."""
+    return sorted(path for path in folder.glob(pattern) if not path.name.startswith("."))
+
+
+def fault_of(path: Path) -> str | None:
+    """Why `path` is no checkpoint, with what to do, in one line; None if it may be one.
+
+    Reads no more than the beginning of a file. Raises no error: who reads on meets it again.
+    """
+    try:
+        return _fault_of_file(path) if path.is_file() else _fault_of_folder(path)
+    except OSError:
+        return None
+
+
+def fault_of_quantization(config: dict[str, Any]) -> str | None:
+    """Why weights that are quantized as `config`, of config.json, says can't be read, if so."""
+    text = config.get("text_config")
+    places = (config, text if isinstance(text, dict) else {})
+    found = next((each for place in places if (each := place.get("quantization_config"))), None)
+    if not isinstance(found, dict) or "quantization" in config:
+        return None
+    name = _UNREADABLE.get(str(found.get("quant_method")).lower())
+    if name is None and (found.get("load_in_4bit") or found.get("load_in_8bit")):
+        name = "bitsandbytes"
+    if name is None:
+        return None
+    return (
+        f"its weights are quantized with {name}, which mlx-vlm does not read: serve the original, "
+        "or a checkpoint quantized for MLX (mlx-community on huggingface.co, or mlx_vlm.convert -q)"
+    )
+
+
+def _fault_of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        start = file.read(len(_GGUF))
+    if start == _GGUF:
+        return f"{path} is {_GGUF_IS}: {_INSTEAD}"
+    return f"{path} is a file: model.path is the folder of a checkpoint"
+
+
+def _fault_of_folder(folder: Path) -> str | None:
+    if not folder.is_dir():
+        return None
+    if (folder / "manifests").is_dir() and (folder / "blobs").is_dir():
+        return f"{folder} is Ollama's store, of models in {_GGUF_IS}: {_INSTEAD}"
+    has_weights = any(_weights(folder))
+    if (adapter := folder / "adapter_config.json").is_file() and not has_weights:
+        base = _text_of(adapter, "base_model_name_or_path")
+        return (
+            f"{folder} is an adapter (LoRA){f' of {base}' if base else ''}, not a whole model: "
+            "merge it into that model (peft's merge_and_unload, or mlx_vlm's fuse) and serve "
+            "what is saved"
+        )
+    if has_weights:
+        return None
+    if _holds_gguf(folder):
+        return f"{folder} holds a model as {_GGUF_IS}: {_INSTEAD}"
+    if any(visible_files(folder, pattern) for pattern in _PICKLES):
+        return (
+            f"{folder} holds PyTorch's pickles, which can run code when they are read: "
+            "save the model as *.safetensors (save_pretrained of transformers) and serve that"
+        )
+    if visible_files(folder, "*.onnx") or (folder / "onnx").is_dir():
+        return f"{folder} holds a model for ONNX, which MLX does not run: {_INSTEAD}"
+    if (folder / "model_index.json").is_file():
+        return f"{folder} is a pipeline of diffusers, which makes pictures and answers no questions"
+    return None
+
+
+def _weights(folder: Path) -> list[Path]:
+    """Those of a model; an adapter's go by other names."""
+    found = visible_files(folder, _SAFETENSORS)
+    return [path for path in found if not path.name.startswith("adapter")]
+
+
+def _holds_gguf(folder: Path) -> bool:
+    """Also in the folders of a folder, as LM Studio keeps them: publisher, then model."""
+    return any(visible_files(folder, f"{inner}*.gguf") for inner in ("", "*/", "*/*/"))
+
+
+def _text_of(file: Path, key: str) -> str:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    found = content.get(key) if isinstance(content, dict) else None
+    return found[:100].replace("\n", " ") if isinstance(found, str) else ""

@@ -1,0 +1,131 @@
+"""Chooses a model's chat template: the one of the settings, the checkpoint's, or one of ours.
+
+A checkpoint may come without a template, as base models and old conversions do. It is served with
+the marks of turns that its tokenizer knows, or else with the names of roles, and with a warning.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vlm_server.errors import ModelLoadError
+
+_MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenTemplate:
+    """A template's text. `end_token`, if any, ends an answer; `warning`: to tell people."""
+
+    text: str
+    end_token: str | None = None
+    warning: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Marks:
+    """How a turn begins, as a Jinja expression of `role`, and ends. `last`: before an answer."""
+
+    start: str
+    end: str
+    last: str
+    end_token: str | None = None
+
+
+_KNOWN = {
+    "<|im_start|>": _Marks(
+        "'<|im_start|>' + role + '\\n'", "<|im_end|>\\n", "<|im_start|>assistant\\n", "<|im_end|>"
+    ),
+    "<start_of_turn>": _Marks(
+        "'<start_of_turn>' + ('model' if role == 'assistant' else 'user') + '\\n'",
+        "<end_of_turn>\\n",
+        "<start_of_turn>model\\n",
+        "<end_of_turn>",
+    ),
+    "<|start_header_id|>": _Marks(
+        "'<|start_header_id|>' + role + '<|end_header_id|>\\n\\n'",
+        "<|eot_id|>",
+        "<|start_header_id|>assistant<|end_header_id|>\\n\\n",
+        "<|eot_id|>",
+    ),
+}
+"""By a token that only a tokenizer for such turns has."""
+_ROLES = _Marks("role.upper() + ': '", "\\n", "ASSISTANT:")
+_TEMPLATE = """\
+{%%- if bos_token %%}{{- bos_token }}{%% endif %%}
+{%%- for message in messages %%}
+{%%- set role = message.role %%}
+{{- %(start)s }}
+{%%- if message.content is string %%}{{- message.content }}
+{%%- else %%}
+{%%- for part in message.content %%}
+{%%- if part.type == 'image' %%}{{- %(image)s }}
+{%%- elif part.type == 'video' %%}{{- %(video)s }}
+{%%- else %%}{{- part.text }}
+{%%- endif %%}
+{%%- endfor %%}
+{%%- endif %%}
+{{- '%(end)s' }}
+{%%- endfor %%}
+{%%- if add_generation_prompt %%}{{- '%(last)s' }}{%% endif %%}
+"""
+
+
+def template_in(file: str) -> ChosenTemplate:
+    """The template of `settings.Model.chat_template`. Raises ModelLoadError if it can't be read."""
+    path = Path(file)
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise ModelLoadError(f"model.chat_template: {path} is too large for a template")
+        return ChosenTemplate(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelLoadError(f"model.chat_template: can't read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ModelLoadError(f"model.chat_template: {path} is no text") from None
+
+
+def own_template(image: str, video: str | None, tokens: Collection[str]) -> ChosenTemplate:
+    """For a checkpoint without a template. `tokens`: its tokenizer's, special ones among them.
+
+    `image` and `video` are the tokens that stand for an image and for a video.
+    """
+    name = next((each for each in _KNOWN if each in tokens), None)
+    marks = _ROLES if name is None else _KNOWN[name]
+    as_what = f"turns are marked with {name}" if name else 'turns are marked with "USER:"'
+    text = _TEMPLATE % {
+        "start": marks.start,
+        "end": marks.end,
+        "last": marks.last,
+        "image": json.dumps(_between_marks(image, tokens)),
+        "video": json.dumps(_between_marks(video or image, tokens)),
+    }
+    warning = (
+        f"the checkpoint has no chat template: {as_what}, which may not be how the model was "
+        "trained; name a file with its template in model.chat_template (--chat-template)"
+    )
+    return ChosenTemplate(text, marks.end_token if name else None, warning)
+
+
+def _between_marks(token: str, tokens: Collection[str]) -> str:
+    """With what Qwen's families write around the tokens of an image or video."""
+    start, end = "<|vision_start|>", "<|vision_end|>"
+    return f"{start}{token}{end}" if start in tokens and end in tokens else token
+
+
+def template_of_checkpoint(processor: Any) -> str | None:
+    """The template that mlx-vlm would render; None if there is none.
+
+    Raises ModelLoadError for one that is no text.
+    """
+    owners: Sequence[Any] = (processor, getattr(processor, "tokenizer", None))
+    found = (getattr(owner, "chat_template", None) for owner in owners)
+    template = next((each for each in found if each is not None), None)
+    if isinstance(template, Mapping):
+        template = template.get("default", "")
+    if template is not None and not isinstance(template, str):
+        raise ModelLoadError("the chat template is no text")
+    return template
