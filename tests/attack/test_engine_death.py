@@ -155,6 +155,8 @@ async def test_clients_that_leave_a_stopped_engine_take_their_places_with_them()
         assert process is not None
         kept = [each for each in process._outbox if isinstance(each, EncodedSubmit)]
         assert len(kept) <= 1, "bodies of those who left are kept"
+        others = len(process._outbox) - len(kept)
+        assert others <= 6, "more than the news that each of them has left"
         while await front.is_ready():  # noqa: ASYNC110  it is asked over HTTP
             await asyncio.sleep(0.05)
         assert front.supervisor.status.pid == pid, "it was not ready before it was replaced"

@@ -23,7 +23,7 @@ from vlm_server.runner.model.checkpoint import read_json
 from vlm_server.runner.model.families import Family, MRopeRule
 from vlm_server.runner.model.probe import ask_positions, chunk_policy
 from vlm_server.runner.model.processors import HostProcessor, pixel_rule
-from vlm_server.runner.model.tool_formats import reasoning_format, tool_format
+from vlm_server.runner.model.tools.tool_formats import reasoning_format, tool_format
 from vlm_server.settings import Model as ModelSettings
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.engine.request.output.formats import Event, merged, parser, read, split_at
 from vlm_server.host_model import ToolFormat
 
-formats = pytest.importorskip("vlm_server.runner.model.tool_formats")
+formats = pytest.importorskip("vlm_server.runner.model.tools.tool_formats")
 
 WANTED = ("call", "look", {"x": 1, "name": "a b"})
 TOOL = {

@@ -8,7 +8,7 @@ from itertools import permutations
 
 import pytest
 
-from vlm_server.runner.model.tool_formats import tool_format
+from vlm_server.runner.model.tools.tool_formats import tool_format
 
 LENGTH = 200_000
 SECONDS = 2.0

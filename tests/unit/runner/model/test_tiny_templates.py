@@ -11,7 +11,7 @@ from tests.tiny_models.fixtures import TinyModel, tiny_model
 from vlm_server.prompt.chat import Chat
 from vlm_server.prompt.templates import ChatTemplate, sandboxed
 from vlm_server.protocol import ImagePart, Message, TextPart, ToolCall
-from vlm_server.runner.model.tool_formats import reasoning_format, tool_format
+from vlm_server.runner.model.tools.tool_formats import reasoning_format, tool_format
 
 __all__ = ["tiny_model"]
 

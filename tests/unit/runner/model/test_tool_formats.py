@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vlm_server.errors import ModelLoadError
-from vlm_server.runner.model.tool_formats import reasoning_format, tool_format
+from vlm_server.runner.model.tools.tool_formats import reasoning_format, tool_format
 
 PROPERTIES = {
     "text": {"type": "string"},

@@ -14,7 +14,7 @@ from mlx_vlm.tools.registry import SPECS, _infer_tool_parser, load_tool_module
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.host_model import ParseCalls, ReasoningFormat, ToolFormat
-from vlm_server.runner.model import call_parsers, gemma_calls, tagged_calls
+from vlm_server.runner.model.tools import call_parsers, gemma_calls, tagged_calls
 
 AUTO, NONE = "auto", "none"
 _Parse = Callable[[str, Sequence[Mapping[str, Any]]], Any]

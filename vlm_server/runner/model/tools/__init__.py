@@ -1,0 +1,1 @@
+"""How families write tool calls, and what reads them."""
