@@ -64,6 +64,7 @@ from vlm_server.protocol import (
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.device.memory import MlxMemory
 from vlm_server.runner.model.load import LoadedModel, load
+from vlm_server.runner.model.processors import HostProcessor
 from vlm_server.runner.model_runner import LaunchedStep, ModelRunner
 from vlm_server.runner.vision.encoder import ImageEncoder
 
@@ -117,8 +118,20 @@ def conversation(
 
 def for_mlx_vlm(loaded: LoadedModel, rendered: str, *, has_pictures: bool) -> str:
     """A rendered prompt without the BOS that mlx-vlm adds once more."""
-    adds_bos = has_pictures or should_add_special_tokens(loaded.family.name, loaded.processor)
+    if has_pictures:
+        adds_bos = _adds_bos_to_pictures(loaded)
+    else:
+        adds_bos = should_add_special_tokens(loaded.family.name, loaded.processor)
     return rendered.removeprefix(loaded.host.tokenizer.bos_token or "") if adds_bos else rendered
+
+
+def _adds_bos_to_pictures(loaded: LoadedModel) -> bool:
+    """Whether mlx-vlm's processor writes a BOS before a prompt with images."""
+    host = loaded.host
+    processor = HostProcessor(loaded.processor, host.image_token_id)
+    placeholder = next(filter(processor.takes, host.image_placeholders))
+    made = processor.image(PillowImage.new("RGB", (64, 64)), placeholder)
+    return int(made.token_ids[0]) == host.tokenizer.bos_token_id
 
 
 def load_model(folder: Path | str, **options: Any) -> LoadedModel:

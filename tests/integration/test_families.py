@@ -165,7 +165,7 @@ def test_a_unit_that_fails_ends_its_own_request_alone(
     engine = new_engine()
     engine.add(asked("text", LONGER))
     engine.step(4)
-    add_changed(engine, served[1], with_pixels(lambda pixels: pixels[..., :1]))
+    add_changed(engine, served[1], with_pixels(lambda pixels: pixels.reshape(-1)[:7]))
     engine.run()
     failed = engine.ends["picture"]
     assert isinstance(failed, Failed)
@@ -219,7 +219,7 @@ def test_more_placeholders_than_features_end_their_own_request_alone(
     new_engine: NewEngine, served: Served, alone: Callable[[str], list[int]]
 ):
     """A processor that counts a picture's tokens in another way than the model does."""
-    if served[0].family.name == "gemma4":
+    if served[0].family.name in ("gemma4", "kimi_vl"):
         pytest.skip("mlx-vlm gives the tokens that are too many the first features again")
     image_token_id = served[0].host.image_token_id
 

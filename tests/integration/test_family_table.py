@@ -181,5 +181,8 @@ def test_an_encode_that_writes_positions_excludes_the_language_model(
     assert found == answers(load_tiny("glm4v"))
 
 
-def test_encodes_of_checked_families_exclude_nobody(served: Served):
-    assert isinstance(served[0].position_lock, nullcontext)
+def test_encodes_exclude_nobody_unless_they_write_positions(served: Served):
+    family = served[0].family
+    writes = family.tower is None and bool(family.position_state)
+    assert isinstance(served[0].position_lock, nullcontext) != writes
+    assert not writes or family.name in ("glm_ocr", "paddleocr_vl")

@@ -24,6 +24,7 @@ from tests.tiny_models import FAMILIES, build
 from tests.tiny_models.fixtures import TinyModel, tiny_model
 from tests.tiny_models.pictures import picture
 from vlm_server.runner.model import families
+from vlm_server.runner.model.checkpoint import image_settings
 
 __all__ = ["tiny_model"]
 
@@ -92,8 +93,8 @@ def family(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def loaded(family: str, tiny_model: TinyModel) -> Loaded:
     model, processor = load(str(tiny_model(family)))
-    if fix := families.FAMILIES[family].fix_processor:
-        fix(processor)
+    if fix := families.FAMILIES[family].fix:
+        fix(model, processor, image_settings(tiny_model(family)))
     return Loaded(model, processor)
 
 

@@ -9,14 +9,18 @@ from mlx_vlm.convert import convert
 
 from tests.tiny_models import (
     aya,
+    dots,
     gemma,
     gemma4,
     glm,
     idefics,
     internvl,
+    kimi,
+    lfm2,
     llava,
     llava_onevision,
     mistral,
+    paddle,
     qwen,
 )
 from tests.tiny_models.checkpoint import Family, write
@@ -41,6 +45,12 @@ _SHAPES: dict[str, dict[str, Family]] = {
         "llava": llava.LLAVA,
         "llava_onevision": llava_onevision.LLAVA_ONEVISION,
         "qwen3_5_moe": qwen.QWEN3_5_MOE,
+        "lfm2_vl": lfm2.LFM2_VL,
+        "paddleocr_vl": paddle.PADDLEOCR_VL,
+        "internvl_chat": internvl.INTERNVL_CHAT,
+        "kimi_vl": kimi.KIMI_VL,
+        "dots_ocr": dots.DOTS_OCR,
+        "glm_ocr": glm.GLM_OCR,
     },
     "mid": {"qwen2_5_vl": qwen.QWEN2_5_VL_MID},
 }

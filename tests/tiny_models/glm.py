@@ -148,3 +148,44 @@ def _describe_moe(vocabulary: Vocabulary) -> Checkpoint:
 
 
 GLM4V_MOE = Family(SPECIALS, _describe_moe)
+
+
+def _config_ocr(vocabulary: Vocabulary) -> Json:
+    """GLM-OCR: norms on the vision tower's queries and keys, M-RoPE over each whole head."""
+    config = _config(vocabulary)
+    text = config["text_config"] | {
+        "model_type": "glm_ocr_text",
+        "attention_bias": False,
+        "rope_parameters": {
+            "rope_type": "default",
+            "mrope_section": [2, 3, 3],
+            "partial_rotary_factor": 1.0,
+            "rope_theta": 10000.0,
+        },
+    }
+    for name in ("partial_rotary_factor", "rope_scaling", "rope_theta"):
+        del text[name]
+    vision = config["vision_config"] | {"model_type": "glm_ocr_vision"}
+    return config | {
+        "architectures": ["GlmOcrForConditionalGeneration"],
+        "model_type": "glm_ocr",
+        "text_config": text,
+        "vision_config": vision,
+    }
+
+
+def _describe_ocr(vocabulary: Vocabulary) -> Checkpoint:
+    made = _describe(vocabulary)
+    settings = made.files["preprocessor_config.json"]
+    settings |= {
+        "image_processor_type": "Glm46VImageProcessor",
+        "processor_class": "GlmOcrProcessor",
+    }
+    return replace(
+        made,
+        config=_config_ocr(vocabulary),
+        files={"preprocessor_config.json": settings},
+    )
+
+
+GLM_OCR = Family(SPECIALS, _describe_ocr)

@@ -98,3 +98,42 @@ def _describe(vocabulary: Vocabulary) -> Checkpoint:
 
 
 INTERNVL = Family(SPECIALS, _describe)
+
+
+TEMPLATE_CHAT = TEMPLATE.replace("<IMG_CONTEXT>", "<image>").replace(
+    "{{- part.text }}", "{{- part.text or part.content }}"
+)
+"""As transformers' conversions write it; mlx-vlm's messages have text as `content`."""
+
+
+def _config_chat(vocabulary: Vocabulary) -> Json:
+    """InternVL 3 and 3.5 as OpenGVLab writes them; they name no image token."""
+    config = _config(vocabulary)
+    vision = config["vision_config"] | {
+        "model_type": "intern_vit_6b",
+        "image_size": TILE_PIXELS,
+        "patch_size": PATCH,
+    }
+    text = config["text_config"] | {"attention_bias": False}
+    del config["image_token_id"], config["text_config"]
+    return config | {
+        "architectures": ["InternVLChatModel"],
+        "model_type": "internvl_chat",
+        "force_image_size": TILE_PIXELS,
+        "llm_config": text,
+        "text_config": text,
+        "vision_config": vision,
+    }
+
+
+def _describe_chat(vocabulary: Vocabulary) -> Checkpoint:
+    return Checkpoint(
+        config=_config_chat(vocabulary),
+        template=TEMPLATE_CHAT,
+        eos=("<|im_end|>", "<|endoftext|>"),
+        pad="<|endoftext|>",
+        files={"preprocessor_config.json": {"crop_size": TILE_PIXELS}},
+    )
+
+
+INTERNVL_CHAT = Family(SPECIALS, _describe_chat)

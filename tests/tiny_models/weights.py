@@ -30,10 +30,12 @@ class Style:
 
     `tied_head`: the head is the embedding, so the last norm carries the head's gain.
     `norm_offset`: what its norms add to their weights (Gemma's: 1).
+    `last_norm`: what the norm before the head is called.
     """
 
     tied_head: bool = False
     norm_offset: float = 0.0
+    last_norm: str = "model.norm.weight"
 
 
 def parameters(config: dict[str, Any]) -> dict[str, Array]:
@@ -61,7 +63,7 @@ def random_weights(
         embeddings = _only(weights, "language_model", "embed_tokens.weight")
         embeddings *= TIED_SCALE
         embeddings[quiet] *= QUIET_SCALE
-        norm = _only(weights, "language_model", "model.norm.weight")
+        norm = _only(weights, "language_model", style.last_norm)
         norm[:] = (norm + style.norm_offset) * HEAD_GAIN / TIED_SCALE - style.norm_offset
     else:
         head = _only(weights, "language_model", "lm_head.weight")

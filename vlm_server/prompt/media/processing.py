@@ -80,7 +80,11 @@ def process_image(
             f"the model's processor can't take this picture of {size} pixels", param
         ) from error
     if whole is None:
-        raise InvalidImage("the model's processor made nothing of this picture", param)
+        raise InvalidImage(
+            f"the model's processor makes nothing of a picture of {image.width}x{image.height} "
+            "pixels",
+            param,
+        )
     return whole
 
 

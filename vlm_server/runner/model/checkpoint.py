@@ -66,6 +66,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+def image_settings(folder: Path) -> dict[str, Any]:
+    """Those of the image processor; transformers 5 writes them among the processor's."""
+    inner = read_json(folder / "processor_config.json").get("image_processor")
+    return read_json(folder / "preprocessor_config.json") | (inner if inner else {})
+
+
 def reason_of(error: Exception) -> str:
     """What a loader raised, on one line, shortened."""
     text = " ".join(str(error).split())

@@ -15,7 +15,13 @@ from typing import Any, Literal
 from mlx_vlm.utils import get_model_type
 
 from vlm_server.errors import ModelLoadError
-from vlm_server.runner.model.processors import drop_tokenizer_options
+from vlm_server.runner.model.fixes import (
+    Settings,
+    drop_tokenizer_options,
+    look_up_image_token,
+    name_image_context,
+    read_settings,
+)
 from vlm_server.runner.model.weight_names import SINCE_4_52
 from vlm_server.runner.vision.towers import (
     DeepstackTower,
@@ -68,7 +74,7 @@ class Family:
     mrope: None for a family with one position a token.
     tower: ours, in place of mlx-vlm's vision tower; its rows stand for the media tokens as they
     are. None for a family that is encoded by its own `get_input_embeddings`.
-    fix_processor: changes a processor that would refuse every image.
+    fix: sets right what mlx-vlm's model or processor has wrong (`fixes`).
     position_state: attributes of the language model that hold a prompt's positions between
     calls. Ours belong to the request, so these are cleared.
     writes_prompts: its processor writes prompts itself and uses no chat template.
@@ -84,7 +90,7 @@ class Family:
     takes_videos: bool = False
     mrope: MRopeRule | None = None
     tower: type[FrameTower] | None = None
-    fix_processor: Callable[[Any], None] | None = None
+    fix: Callable[[Any, Any, Settings], None] | None = None
     position_state: tuple[str, ...] = ()
     writes_prompts: bool = False
     grounding_tokens: int = 0
@@ -126,15 +132,26 @@ def _glm(name: str) -> Family:
 
 _ROWS = (
     Family("aya_vision"),
+    Family("dots_ocr", fix=look_up_image_token),
     Family("gemma3", spelling=_SINCE_4_52),
     Family("gemma4"),
     _glm("glm4v"),
     _glm("glm4v_moe"),
+    replace(_glm("glm_ocr"), tower=None),
     Family("idefics3"),
     Family("internvl", spelling=_SINCE_4_52),
-    Family("llava", fix_processor=drop_tokenizer_options, spelling=_SINCE_4_52),
+    Family("internvl_chat", fix=name_image_context),
+    Family("kimi_vl", fix=read_settings),
+    Family("lfm2_vl"),
+    Family("llava", fix=drop_tokenizer_options, spelling=_SINCE_4_52),
     Family("llava_onevision"),
     Family("mistral3"),
+    Family(
+        "paddleocr_vl",
+        mrope=MRopeRule.WHOLE_VIDEOS,
+        position_state=POSITION_STATE,
+        spelling=Spelling(has_flat_config=True),
+    ),
     Family("pixtral", spelling=_SINCE_4_52),
     _qwen2("qwen2_vl", FrameTower),
     _qwen2("qwen2_5_vl", WindowTower),
@@ -148,7 +165,7 @@ FAMILIES = {family.name: family for family in _ROWS}
 
 WRITE_PROMPTS = frozenset({"hrm_text", "kimi_k3", "plamo2vl"})
 """Of families without a row, those whose processors use no chat template."""
-_RUNS_CODE = frozenset({"got", "inkling", "internvl_chat", "moondream2"})
+_RUNS_CODE = frozenset({"got", "inkling", "moondream2"})
 """Families whose processors in mlx-vlm trust the checkpoint's code, whatever the caller says."""
 _ENCODER_DECODERS = frozenset({"florence2"})
 """Those whose configuration does not say so itself."""

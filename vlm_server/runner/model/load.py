@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ import mlx_vlm
 from vlm_server.errors import ModelLoadError
 from vlm_server.host_model import HostModel
 from vlm_server.runner.device.device import Device
-from vlm_server.runner.model.checkpoint import check_files, check_shards, read_json, reason_of
+from vlm_server.runner.model.checkpoint import check_files, check_shards, image_settings, read_json, reason_of
 from vlm_server.runner.model.code_guard import no_code_of
 from vlm_server.runner.model.config import normalised
 from vlm_server.runner.model.evaluate import arrays_of, evaluate
@@ -86,7 +86,7 @@ def load(settings: ModelSettings, device: Device, limit_bytes: int) -> LoadedMod
     with open_lazily(settings, device, limit_bytes) as opened:
         config, family = opened.config, opened.family
         model, processor = opened.model, opened.processor
-        _make_fast(family, model, processor, device)
+        _make_fast(family, model, processor, image_settings(folder), device)
         host = host_model(settings, config, family, model, processor)
         evaluate(model)
     generation = read_json(folder / "generation_config.json")
@@ -168,10 +168,12 @@ def _load(folder: Path, view: Path) -> tuple[Any, Any]:
     return model, processor
 
 
-def _make_fast(family: Family, model: Any, processor: Any, device: Device) -> None:
+def _make_fast(
+    family: Family, model: Any, processor: Any, settings: Mapping[str, Any], device: Device
+) -> None:
     """Replace what of the model and its processor we do faster, or that would fail."""
-    if family.fix_processor is not None:
-        family.fix_processor(processor)
+    if family.fix is not None:
+        family.fix(model, processor, settings)
     if family.tower is not None:
         use_fast_tower(model, family.tower, device)
         use_fast_patches(processor, model.vision_tower)

@@ -22,7 +22,7 @@ from vlm_server.runner.model.families import (
     Family,
     MRopeRule,
 )
-from vlm_server.runner.model.processors import drop_tokenizer_options
+from vlm_server.runner.model.fixes import drop_tokenizer_options
 from vlm_server.runner.vision.towers import fast_tower_of
 
 
@@ -42,7 +42,7 @@ def probe(name: str, model: Any, processor: Any) -> Family:
         is_checked=False,
         mrope=MRopeRule.ASK_MODEL if hasattr(language_model, "get_rope_index") else None,
         tower=fast_tower_of(getattr(model, "vision_tower", None)),
-        fix_processor=drop_tokenizer_options if isinstance(processor, LlavaProcessor) else None,
+        fix=drop_tokenizer_options if isinstance(processor, LlavaProcessor) else None,
         position_state=tuple(each for each in POSITION_STATE if hasattr(language_model, each)),
         writes_prompts=name in WRITE_PROMPTS,
     )

@@ -84,7 +84,15 @@ class HostProcessor:
             for name, array in made.items()
             if isinstance(array, mx.array) and name not in _NOT_FOR_THE_TOWER
         }
+        _check_not_cut(inputs)
         return ProcessedMedia(np.array(made["input_ids"], dtype=np.int32).reshape(-1), inputs)
+
+
+def _check_not_cut(inputs: Mapping[str, NDArray[Any]]) -> None:
+    """Raises ValueError if a picture has more patches than its rows have room for."""
+    shapes = inputs.get("spatial_shapes")
+    if shapes is not None and shapes.prod(axis=1).max() > inputs["pixel_values"].shape[1]:
+        raise ValueError("a picture of this shape has more patches than the model takes")
 
 
 def pixel_rule(processor: Any, grounding_tokens: int) -> PixelRule | None:
@@ -96,19 +104,3 @@ def pixel_rule(processor: Any, grounding_tokens: int) -> PixelRule | None:
         return None
     patch_size, merge_size, min_pixels, max_pixels = (int(value or 0) for value in values)
     return PixelRule(patch_size * merge_size, min_pixels, max_pixels, grounding_tokens)
-
-
-def drop_tokenizer_options(processor: Any) -> None:
-    """Let LLaVA's processor take images: under this transformers it refuses every one."""
-    processor.image_processor = _ImagesOnly(processor.image_processor)
-
-
-class _ImagesOnly:
-    """An image processor that is handed the tokenizer's options too, and would refuse them."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-        self.model_input_names = inner.model_input_names
-
-    def __call__(self, images: Any, **_: Any) -> Any:
-        return self._inner(images)

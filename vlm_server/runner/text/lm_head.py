@@ -89,4 +89,5 @@ def last_token_before(language_model: Any, num_padding: int) -> Iterator[None]:
 
 def _heads(language_model: Any) -> tuple[Any, Any]:
     text = getattr(language_model, "model", None)
-    return getattr(language_model, "lm_head", None), getattr(text, "embed_tokens", None)
+    head = getattr(language_model, "lm_head", None) or getattr(text, "lm_head", None)
+    return head, getattr(text, "embed_tokens", None)

@@ -1,0 +1,50 @@
+"""What mlx-vlm's processors and models of some families have wrong, and how it is set right.
+
+Each function changes a loaded model, its processor, or both; `settings` is the checkpoint's
+preprocessor_config.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Settings = Mapping[str, Any]
+
+
+def drop_tokenizer_options(_model: Any, processor: Any, _settings: Settings) -> None:
+    """Let LLaVA's processor take images: under this transformers it refuses every one."""
+    processor.image_processor = _ImagesOnly(processor.image_processor)
+
+
+def read_settings(_model: Any, processor: Any, settings: Settings) -> None:
+    """Let an image processor have the checkpoint's mean, padding and limits, not its defaults."""
+    for name, value in settings.items():
+        if name in vars(processor.image_processor) and not name.startswith("_"):
+            setattr(processor.image_processor, name, value)
+
+
+def look_up_image_token(_model: Any, processor: Any, _settings: Settings) -> None:
+    """Let a processor count image tokens by its tokenizer's id, not by one in its code."""
+    processor.image_token_id = processor.tokenizer.convert_tokens_to_ids(processor.image_token)
+
+
+def name_image_context(model: Any, processor: Any, _settings: Settings) -> None:
+    """InternVL: tell the model which token its tokenizer has for images, which differs from
+    version to version, and the processor what prompts have for an image; and let the checkpoint's
+    template be used, not one of mlx-vlm's that has no marks of turns."""
+    model.config.image_token_index = processor.img_context_token_id
+    processor.image_token = "<image>"
+    if processor.tokenizer.chat_template:
+        processor.chat_template = processor.tokenizer.chat_template
+
+
+class _ImagesOnly:
+    """An image processor that is handed the tokenizer's options too, and would refuse them."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.model_input_names = inner.model_input_names
+
+    def __call__(self, images: Any, **_: Any) -> Any:
+        return self._inner(images)
