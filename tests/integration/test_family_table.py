@@ -36,16 +36,18 @@ Served = tuple[LoadedModel, MultimodalPreparer]
 
 def test_a_row_says_what_probing_finds(family: str, mlx_vlms: LoadedModel):
     """But for what can't be probed: which rule of M-RoPE, whether videos are taken, what pointing
-    takes, how its files were spelled.
+    takes, what mlx-vlm has wrong, how its files were spelled.
     """
     row, found = FAMILIES[family], probe(family, mlx_vlms.model, mlx_vlms.processor)
     assert family_of(family, mlx_vlms.model, mlx_vlms.processor) is row
     assert (row.mrope is None) == (found.mrope is None)
+    assert found.fix in (None, row.fix)
     assert found == replace(
         row,
         is_checked=False,
         takes_videos=False,
         mrope=found.mrope,
+        fix=found.fix,
         grounding_tokens=0,
         spelling=Spelling(),
     )

@@ -18,6 +18,7 @@ from vlm_server.errors import ModelLoadError
 from vlm_server.runner.model.fixes import (
     Settings,
     drop_tokenizer_options,
+    embed_as_trained,
     look_up_image_token,
     name_image_context,
     read_settings,
@@ -134,6 +135,7 @@ _ROWS = (
     Family("aya_vision"),
     Family("dots_ocr", fix=look_up_image_token),
     Family("gemma3", spelling=_SINCE_4_52),
+    Family("gemma3n", fix=embed_as_trained),
     Family("gemma4"),
     _glm("glm4v"),
     _glm("glm4v_moe"),

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import mlx.core as mx
+import mlx.nn as nn
+
 Settings = Mapping[str, Any]
 
 
@@ -48,3 +51,39 @@ class _ImagesOnly:
 
     def __call__(self, images: Any, **_: Any) -> Any:
         return self._inner(images)
+
+
+def embed_as_trained(model: Any, _processor: Any, _settings: Settings) -> None:
+    """Gemma 3n: scale the embeddings of prompts too, not just those of the answer's tokens, give
+    tokens beyond the text's vocabulary embeddings of their own, and rotate queries of layers that
+    share keys by their own positions, not by those after them.
+
+    What transformers does: without this, answers change with the size of the prefill chunks.
+    """
+    own, text, vision = model.get_input_embeddings, model.language_model.model, model.embed_vision
+    scale = text.hidden_size**0.5
+
+    def get_input_embeddings(input_ids: Any, pixel_values: Any = None, **further: Any) -> Any:
+        made = own(input_ids, pixel_values, **further)
+        rest = made.inputs_embeds
+        if pixel_values is None:
+            rest = vision(input_ids=mx.maximum(input_ids, vision.vocab_offset))
+        is_text = (input_ids < vision.vocab_offset)[..., None]
+        made.inputs_embeds = mx.where(is_text, made.inputs_embeds * scale, rest)
+        return made
+
+    model.get_input_embeddings = get_input_embeddings
+    for layer in text.layers:
+        if layer.self_attn.is_kv_shared_layer:
+            layer.self_attn.rope = _RopeBefore(layer.self_attn.rope)
+
+
+class _RopeBefore(nn.Module):  # type: ignore[misc]
+    """A rotation that is told the position after its input, not the one that it begins at."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def __call__(self, x: mx.array, offset: Any) -> Any:
+        return self._inner(x, offset=offset - x.shape[2])
