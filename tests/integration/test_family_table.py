@@ -49,6 +49,7 @@ def test_a_row_says_what_probing_finds(family: str, mlx_vlms: LoadedModel):
         mrope=found.mrope,
         fix=found.fix,
         grounding_tokens=0,
+        coordinates="",
         spelling=Spelling(),
     )
 

@@ -22,6 +22,9 @@ from vlm_server.runner.model.facts import model_facts
 
 Json = dict[str, Any]
 
+NOT_IN_TRANSFORMERS = ("internvl_chat", "kimi_vl", "dots_ocr")
+"""Families whose configuration transformers does not write."""
+
 
 @pytest.fixture
 def copy_of(tiny_model: TinyModel, tmp_path: Path) -> Callable[[str], Path]:
@@ -88,7 +91,7 @@ def as_transformers_5_saves(config: Json) -> Json:
     return made
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f not in NOT_IN_TRANSFORMERS])
 def test_what_transformers_5_saves_is_read_as_what_transformers_4_saved(
     copy_of: Callable[[str], Path], answer_of: Callable[[str], list[int]], family: str
 ):

@@ -15,7 +15,7 @@ from vlm_server.prompt.positions import media_positions, prompt_positions
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.model.families import FAMILIES
 from vlm_server.runner.model.load import LoadedModel
-from vlm_server.runner.model.probe import ask_positions
+from vlm_server.runner.model.probe import ask_positions, media_start
 
 Served = tuple[LoadedModel, MultimodalPreparer]
 Grid = tuple[int, int, int]
@@ -43,7 +43,7 @@ def media_ids(
     loaded: LoadedModel, token_id: int, groups: int, shape: tuple[int, int], gap: int
 ) -> list[int]:
     """As the processor writes them: with text between the groups where the family has some."""
-    begin = loaded.model.config.vision_start_token_id
+    begin = media_start(loaded.model.config)
     own = [token_id] * (shape[0] * shape[1])
     rule = loaded.host.mrope
     assert isinstance(rule, MRope)
@@ -83,7 +83,7 @@ def test_a_video(loaded: LoadedModel, shape: tuple[int, int], groups: int, gap: 
 @given(shapes=st.lists(st.tuples(SHAPES, st.integers(1, 5)), max_size=4))
 def test_a_prompt_of_several_images(loaded: LoadedModel, shapes: list[tuple[tuple[int, int], int]]):
     """Text of any length before, between and after them."""
-    begin, token_id = loaded.model.config.vision_start_token_id, loaded.host.image_token_id
+    begin, token_id = media_start(loaded.model.config), loaded.host.image_token_id
     rule = loaded.host.mrope
     assert rule is not None
     ids: list[int] = [TEXT]

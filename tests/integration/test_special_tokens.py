@@ -22,7 +22,7 @@ from tests.integration.harness import (
     new_preparer,
     prompt_of,
 )
-from tests.tiny_models import build
+from tests.tiny_models import ONE_IMAGE, build
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import InvalidRequest
 from vlm_server.prompt.preparer import MultimodalPreparer
@@ -87,6 +87,8 @@ def mlx_vlms_ids(loaded: LoadedModel, *parts: Part) -> list[int]:
 )
 def test_text_without_controls_gives_the_processors_ids(served: Served, parts: tuple[Part, ...]):
     loaded, preparer = served
+    if loaded.family.name in ONE_IMAGE and len(parts) > 3:
+        pytest.skip("mlx-vlm's processor fails for several images")
     prepared = prompt_of(preparer, ask("a", *parts))
     assert prepared.token_ids.tolist() == mlx_vlms_ids(loaded, *parts)
 

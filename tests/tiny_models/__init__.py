@@ -56,6 +56,10 @@ _SHAPES: dict[str, dict[str, Family]] = {
     },
     "mid": {"qwen2_5_vl": qwen.QWEN2_5_VL_MID},
 }
+ONE_IMAGE = ("paddleocr_vl",)
+"""Families whose processors in mlx-vlm take one image only."""
+LARGE = ("gemma3n", "paddleocr_vl")
+"""Families of which a width stands in mlx-vlm's code."""
 GROUP_SIZE = 32
 """The smallest that MLX has: the vision towers are 32 wide."""
 SHAPES: tuple[str, ...] = tuple(_SHAPES)

@@ -63,6 +63,7 @@ def _config(vocabulary: Vocabulary) -> Json:
         "vocab_size": len(vocabulary),
         "hidden_size": 64,
         "image_token_id": vocabulary.id("<image_soft_token>"),
+        "image_token_index": vocabulary.id("<image_soft_token>"),
         "audio_token_id": vocabulary.id("<audio_soft_token>"),
         "vision_soft_tokens_per_image": SIDE_TOKENS**2,
         "text_config": {
@@ -88,7 +89,7 @@ def _config(vocabulary: Vocabulary) -> Json:
         "vision_config": {
             "model_type": "gemma3n_vision",
             "hidden_size": 32,
-            "vocab_size": 3,
+            "vocab_size": 4,
             "vocab_offset": vocabulary.id("<end_of_image>"),
         },
         "audio_config": {
@@ -97,7 +98,7 @@ def _config(vocabulary: Vocabulary) -> Json:
             "conf_num_attention_heads": 2,
             "conf_num_hidden_layers": 1,
             "sscp_conv_channel_size": [8, 8],
-            "vocab_size": 1,
+            "vocab_size": 4,
             "vocab_offset": vocabulary.id("<audio_soft_token>"),
         },
     }

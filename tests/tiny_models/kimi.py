@@ -66,7 +66,7 @@ def _config(vocabulary: Vocabulary) -> Json:
             "n_group": 1,
             "topk_group": 1,
             "first_k_dense_replace": 1,
-            "kv_lora_rank": 16,
+            "kv_lora_rank": 32,
             "q_lora_rank": None,
             "qk_rope_head_dim": 8,
             "qk_nope_head_dim": 16,

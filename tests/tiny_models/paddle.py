@@ -42,6 +42,7 @@ TEMPLATE = """\
 def _config(vocabulary: Vocabulary) -> Json:
     text = llama(
         len(vocabulary),
+        num_hidden_layers=2,
         hidden_size=1024,  # mlx-vlm's projector knows no other
         rope_scaling={"rope_type": "default", "type": "default", "mrope_section": [2, 3, 3]},
         use_bias=False,

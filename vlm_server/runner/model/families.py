@@ -8,7 +8,7 @@ the rest. A family without a row is probed (`probe.py`), and served with a warni
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from mlx_vlm.utils import get_model_type
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.runner.model.fixes import (
-    Settings,
+    Fix,
     drop_tokenizer_options,
     embed_as_trained,
     look_up_image_token,
@@ -91,7 +91,7 @@ class Family:
     takes_videos: bool = False
     mrope: MRopeRule | None = None
     tower: type[FrameTower] | None = None
-    fix: Callable[[Any, Any, Settings], None] | None = None
+    fix: Fix | None = None
     position_state: tuple[str, ...] = ()
     writes_prompts: bool = False
     grounding_tokens: int = 0
@@ -152,7 +152,7 @@ _ROWS = (
         "paddleocr_vl",
         mrope=MRopeRule.WHOLE_VIDEOS,
         position_state=POSITION_STATE,
-        spelling=Spelling(has_flat_config=True),
+        spelling=Spelling(has_flat_config=True, vision_type="paddleocr_vl"),
     ),
     Family("pixtral", spelling=_SINCE_4_52),
     _qwen2("qwen2_vl", FrameTower),

@@ -6,13 +6,15 @@ preprocessor_config.json.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
 Settings = Mapping[str, Any]
+Fix = Callable[[Any, Any, Settings], None]
+"""(model, processor, settings)."""
 
 
 def drop_tokenizer_options(_model: Any, processor: Any, _settings: Settings) -> None:
@@ -38,8 +40,7 @@ def name_image_context(model: Any, processor: Any, _settings: Settings) -> None:
     template be used, not one of mlx-vlm's that has no marks of turns."""
     model.config.image_token_index = processor.img_context_token_id
     processor.image_token = "<image>"
-    if processor.tokenizer.chat_template:
-        processor.chat_template = processor.tokenizer.chat_template
+    processor.chat_template = processor.tokenizer.chat_template
 
 
 class _ImagesOnly:

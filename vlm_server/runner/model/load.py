@@ -21,6 +21,7 @@ from vlm_server.runner.model.code_guard import no_code_of
 from vlm_server.runner.model.config import normalised
 from vlm_server.runner.model.evaluate import arrays_of, evaluate
 from vlm_server.runner.model.families import FAMILIES, Family, Spelling, refuse_unservable
+from vlm_server.runner.model.fixes import Fix
 from vlm_server.runner.model.fingerprint import Checkpoint
 from vlm_server.runner.model.host import host_model
 from vlm_server.runner.model.probe import family_of
@@ -173,13 +174,21 @@ def _make_fast(
 ) -> None:
     """Replace what of the model and its processor we do faster, or that would fail."""
     if family.fix is not None:
-        family.fix(model, processor, settings)
+        _fix(family.fix, model, processor, settings)
     if family.tower is not None:
         use_fast_tower(model, family.tower, device)
         use_fast_patches(processor, model.vision_tower)
     use_last_token_head(model.language_model)
     if family.mrope is not None:
         use_shared_mrope(model.language_model, has_rope_kernel=device.has_rope_kernel)
+
+
+def _fix(fix: Fix, model: Any, processor: Any, settings: Mapping[str, Any]) -> None:
+    """Raises ModelLoadError for a processor of another kind, which transformers may have found."""
+    try:
+        fix(model, processor, settings)
+    except AttributeError as error:
+        raise ModelLoadError(f"the checkpoint's processor is not its family's: {error}") from error
 
 
 def _default_temperature(generation: dict[str, Any]) -> float:

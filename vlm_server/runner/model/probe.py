@@ -61,7 +61,7 @@ def ask_positions(language_model: Any) -> AskPositions:
     def positions(
         token_ids: NDArray[np.int32], grids: Mapping[str, NDArray[Any]]
     ) -> NDArray[np.int32]:
-        begin = [language_model.config.vision_start_token_id]  # by which families find media
+        begin = [media_start(language_model.config)]  # by which families find media
         arrays = {name: mx.array(rows) for name, rows in grids.items()}
         ids = mx.array(np.concatenate([begin, token_ids]).astype(np.int32))[None]
         found, _ = language_model.get_rope_index(ids, **arrays)
@@ -69,6 +69,12 @@ def ask_positions(language_model: Any) -> AskPositions:
         return np.broadcast_to(three[:, 1:] - 1, (3, len(token_ids)))
 
     return positions
+
+
+def media_start(config: Any) -> int:
+    """The token before an image."""
+    names = ("vision_start_token_id", "image_start_token_id")
+    return int(next(getattr(config, name) for name in names if hasattr(config, name)))
 
 
 def _allows_chunks(model: Any, token_types: list[int]) -> bool:
