@@ -58,6 +58,19 @@ class ProcessedMedia:
 
 
 @dataclass(frozen=True, slots=True)
+class StandIn:
+    """For a model that reads one id below 0 for a whole image: what prompts have in its place.
+
+    token_id: a token of its own that the tokenizer was given. num_tokens: of them for each image,
+    as many as it has features. model_id: what the model reads.
+    """
+
+    token_id: int
+    num_tokens: int
+    model_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class PixelRule:
     """How a family of dynamic resolution sizes its pictures.
 
@@ -125,7 +138,8 @@ class HostModel:
     messages. write_prompt: (messages, add_generation_prompt) to text, where there is no template.
     process_image: (RGB image, placeholder), process_video: ((frames, height, width, 3) uint8,
     seconds of each frame, placeholder). Neither is thread-safe. Both raise whatever the
-    processor does. pixel_rule: None where pictures have a fixed size, or the rule is not known.
+    processor does. stand_in: None for models that read a token for each feature of an image.
+    pixel_rule: None where pictures have a fixed size, or the rule is not known.
     tool_format and reasoning_format: None for models that call no tools, or whose
     thoughts have no marks. warnings: what people should know of its prompts.
     """
@@ -147,6 +161,7 @@ class HostModel:
     mrope: MRope | AskPositions | None
     chunk_policy: ChunkPolicy
     pixel_rule: PixelRule | None = None
+    stand_in: StandIn | None = None
     tool_format: ToolFormat | None = None
     reasoning_format: ReasoningFormat | None = None
     warnings: tuple[str, ...] = ()

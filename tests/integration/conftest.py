@@ -70,7 +70,7 @@ def load_mlx_vlms(
         if family == "paddleocr_vl":
             processor.image_processor = OneByOne(processor.image_processor)
         model.set_dtype(mx.float32)
-        its_own = HostProcessor(processor, ours.host.image_token_id)
+        its_own = HostProcessor(processor, ours.host.image_token_id, ours.host.stand_in)
         return replace(
             ours,
             model=model,

@@ -128,7 +128,7 @@ def for_mlx_vlm(loaded: LoadedModel, rendered: str, *, has_pictures: bool) -> st
 def _adds_bos_to_pictures(loaded: LoadedModel) -> bool:
     """Whether mlx-vlm's processor writes a BOS before a prompt with images."""
     host = loaded.host
-    processor = HostProcessor(loaded.processor, host.image_token_id)
+    processor = HostProcessor(loaded.processor, host.image_token_id, host.stand_in)
     placeholder = next(filter(processor.takes, host.image_placeholders))
     made = processor.image(PillowImage.new("RGB", (64, 64)), placeholder)
     return int(made.token_ids[0]) == host.tokenizer.bos_token_id

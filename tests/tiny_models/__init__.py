@@ -10,6 +10,7 @@ from mlx_vlm.convert import convert
 from tests.tiny_models import (
     aya,
     dots,
+    fastvlm,
     gemma,
     gemma3n,
     gemma4,
@@ -47,6 +48,7 @@ _SHAPES: dict[str, dict[str, Family]] = {
         "llava_onevision": llava_onevision.LLAVA_ONEVISION,
         "qwen3_5_moe": qwen.QWEN3_5_MOE,
         "gemma3n": gemma3n.GEMMA3N,
+        "fastvlm": fastvlm.FASTVLM,
         "lfm2_vl": lfm2.LFM2_VL,
         "paddleocr_vl": paddle.PADDLEOCR_VL,
         "internvl_chat": internvl.INTERNVL_CHAT,

@@ -61,9 +61,9 @@ def write(family: Family, folder: Path, seed: int) -> Path:
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")
     (folder / "tokenizer.json").write_text(vocabulary.to_json())
     (folder / "chat_template.jinja").write_text(made.template)
-    weights = random_weights(
-        json.loads(json.dumps(config)), vocabulary.quiet_ids(), made.style, seed
-    )
+    spare = range(len(vocabulary), config.get("vocab_size", 0))  # rows without a token
+    quiet = [*vocabulary.quiet_ids(), *spare]
+    weights = random_weights(json.loads(json.dumps(config)), quiet, made.style, seed)
     save(weights, folder / "model.safetensors")
     return folder
 

@@ -78,7 +78,7 @@ def _config(vocabulary: Vocabulary) -> Json:
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
             "head_dim": 16,
-            "laurel_rank": 8,
+            "laurel_rank": 32,
             "altup_num_inputs": 3,
             "activation_sparsity_pattern": [0.5] * 2 + [0.0] * 4,
             "sliding_window": WINDOW,

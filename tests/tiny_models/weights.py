@@ -19,6 +19,7 @@ from safetensors.numpy import save as serialized
 HEAD_GAIN = 8.0
 ATTENTION_GAIN = 2.0
 QUIET_SCALE = 0.01
+CONV_DIMS = 4
 TIED_SCALE = 0.25  # or a token's own embedding would choose that token again
 MODULES = ["text", "vision", "perceiver", "projector", "audio"]
 Array = NDArray[np.float32]
@@ -30,11 +31,13 @@ class Style:
 
     `tied_head`: the head is the embedding, so the last norm carries the head's gain.
     `norm_offset`: what its norms add to their weights (Gemma's: 1).
+    `conv_gain`: by how much weights of 2-D convolutions are larger.
     `last_norm`: what the norm before the head is called.
     """
 
     tied_head: bool = False
     norm_offset: float = 0.0
+    conv_gain: float = 1.0
     last_norm: str = "model.norm.weight"
 
 
@@ -87,6 +90,7 @@ def _draw(name: str, default: Array, style: Style, rng: np.random.Generator) -> 
         values = noise / np.sqrt(default.shape[-1])
     else:
         gain = ATTENTION_GAIN if "q_proj" in name or "k_proj" in name else 1.0
+        gain *= style.conv_gain if default.ndim == CONV_DIMS else 1.0
         values = gain * noise / np.sqrt(np.prod(_fan_in(name, default.shape)))
     return values.astype(np.float32)
 

@@ -84,6 +84,9 @@ class Family:
     grounding_tokens: of a picture, for the model to point at things in a screenshot; 0 if nobody
     knows.
     spelling: how mlx-vlm wants its files spelled.
+    image_text: what its prompts have for an image, of a family for which mlx-vlm has a single id
+    below 0 there, whatever the number of features: see `StandIn`.
+    aliases: other names of this `model_type`.
     """
 
     name: str
@@ -97,6 +100,8 @@ class Family:
     grounding_tokens: int = 0
     coordinates: Literal["", "pixels", "thousandths"] = ""
     spelling: Spelling = Spelling()
+    image_text: str = ""
+    aliases: tuple[str, ...] = ()
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -134,6 +139,7 @@ def _glm(name: str) -> Family:
 _ROWS = (
     Family("aya_vision"),
     Family("dots_ocr", fix=look_up_image_token),
+    Family("fastvlm", image_text="<image>\n", aliases=("llava_qwen2",)),
     Family("gemma3", spelling=_SINCE_4_52),
     Family("gemma3n", fix=embed_as_trained),
     Family("gemma4"),
@@ -144,7 +150,7 @@ _ROWS = (
     Family("internvl", spelling=_SINCE_4_52),
     Family("internvl_chat", fix=name_image_context),
     Family("kimi_vl", fix=read_settings),
-    Family("lfm2_vl"),
+    Family("lfm2_vl", aliases=("lfm2-vl",)),
     Family("llava", fix=drop_tokenizer_options, spelling=_SINCE_4_52),
     Family("llava_onevision"),
     Family("mistral3"),
@@ -163,7 +169,7 @@ _ROWS = (
     _qwen("qwen3_5_moe", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
     Family("smolvlm"),
 )
-FAMILIES = {family.name: family for family in _ROWS}
+FAMILIES = {name: family for family in _ROWS for name in (family.name, *family.aliases)}
 
 WRITE_PROMPTS = frozenset({"hrm_text", "kimi_k3", "plamo2vl"})
 """Of families without a row, those whose processors use no chat template."""
@@ -175,7 +181,6 @@ _BELOW_ZERO = "images stand in its prompts as ids below 0, which no prompt here 
 _OTHER_ANSWERS = "its answers about images are not those of mlx-vlm's own generation"
 _WRONG = {
     "deepseekocr": "its images get one row of features too few",
-    "fastvlm": _BELOW_ZERO,
     "idefics2": _OTHER_ANSWERS,
     "llava_bunny": _BELOW_ZERO,
     "mllama": "images enter by cross-attention, and not by the prompt's embeddings",

@@ -10,9 +10,11 @@ from typing import Any
 import mlx.core as mx
 from mlx_vlm.models.cache import make_prompt_cache
 from mlx_vlm.utils import should_add_special_tokens
+from PIL import Image as PillowImage
+from tokenizers import AddedToken
 
 from vlm_server.errors import ModelLoadError
-from vlm_server.host_model import AskPositions, HostModel, MRope
+from vlm_server.host_model import AskPositions, HostModel, MRope, StandIn
 from vlm_server.runner.model.chat_templates import (
     ChosenTemplate,
     own_template,
@@ -41,9 +43,13 @@ def host_model(
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise ModelLoadError("the checkpoint has no fast tokenizer (tokenizer.json)")
     image_token_id = image_token_of(family, model, config)
+    stand_in = None
+    if family.image_text:
+        stand_in = _stand_in(family, model, processor)
+        image_token_id = stand_in.token_id
     video_token_id = _token_id(model, config, "video_token_id", "video_token_index")
-    host_processor = HostProcessor(processor, image_token_id)
-    placeholders = _image_placeholders(processor, tokenizer, image_token_id)
+    host_processor = HostProcessor(processor, image_token_id, stand_in)
+    placeholders = _image_placeholders(family, processor, tokenizer, image_token_id)
     chosen = None
     if not family.writes_prompts:
         video = tokenizer.convert_ids_to_tokens(video_token_id) if family.takes_videos else None
@@ -69,6 +75,7 @@ def host_model(
         tool_format=tool_format(template, settings.tool_parser),
         reasoning_format=reasoning_format(template),
         pixel_rule=pixel_rule(processor, family.grounding_tokens),
+        stand_in=stand_in,
         warnings=(chosen.warning,) if chosen and chosen.warning else (),
     )
 
@@ -117,8 +124,30 @@ def _mrope(family: Family, model: Any) -> MRope | AskPositions | None:
             return MRope(merge_size, splits_videos=rule is MRopeRule.SPLIT_VIDEOS)
 
 
-def _image_placeholders(processor: Any, tokenizer: Any, image_token_id: int) -> tuple[str, ...]:
+def _stand_in(family: Family, model: Any, processor: Any) -> StandIn:
+    """Counts the features of an image by planning to encode one; nothing is computed.
+
+    Raises ModelLoadError if the model has no embedding to spare for another token.
+    """
+    model_id = int(model.config.image_token_index)
+    probe = HostProcessor(processor, model_id)
+    made = probe.image(PillowImage.new("RGB", (64, 64)), family.image_text)
+    ids = mx.array([[model_id]])
+    arrays = {name: mx.array(array) for name, array in made.inputs.items()}
+    features = model.get_input_embeddings(ids, mask=mx.ones_like(ids), **arrays).inputs_embeds
+    added = AddedToken(family.image_text.strip(), special=True, normalized=False)
+    processor.tokenizer.add_tokens([added], special_tokens=True)
+    token_id = int(processor.tokenizer.convert_tokens_to_ids(added.content))
+    if token_id >= model.language_model.model.embed_tokens.weight.shape[0]:
+        raise ModelLoadError(f"{family.name} has no embedding to spare for images")
+    return StandIn(token_id, int(features.shape[1]), model_id)
+
+
+def _image_placeholders(
+    family: Family, processor: Any, tokenizer: Any, image_token_id: int
+) -> tuple[str, ...]:
     names = (
+        family.image_text,
         getattr(processor, "boi_token", None),
         getattr(processor, "image_token", None),
         getattr(tokenizer, "image_token", None),

@@ -13,7 +13,7 @@ from mlx_vlm.utils import VideoMetadata, prepare_inputs
 from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
-from vlm_server.host_model import PixelRule, ProcessedMedia
+from vlm_server.host_model import PixelRule, ProcessedMedia, StandIn
 
 _NOT_FOR_THE_TOWER = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
 _MILLISECONDS = 1000
@@ -28,9 +28,12 @@ class HostProcessor:
     Not thread-safe: mlx-vlm sets padding on the tokenizer.
     """
 
-    def __init__(self, processor: Any, image_token_id: int) -> None:
+    def __init__(
+        self, processor: Any, image_token_id: int, stand_in: StandIn | None = None
+    ) -> None:
         self._processor = processor
         self._image_token_id = image_token_id
+        self._stand_in = stand_in
 
     def image(self, image: PillowImage.Image, placeholder: str) -> ProcessedMedia:
         made = self._process(placeholder, images=[image])
@@ -85,7 +88,15 @@ class HostProcessor:
             if isinstance(array, mx.array) and name not in _NOT_FOR_THE_TOWER
         }
         _check_not_cut(inputs)
-        return ProcessedMedia(np.array(made["input_ids"], dtype=np.int32).reshape(-1), inputs)
+        ids = np.array(made["input_ids"], dtype=np.int32).reshape(-1)
+        return ProcessedMedia(self._with_stand_in(ids), inputs)
+
+    def _with_stand_in(self, ids: NDArray[np.int32]) -> NDArray[np.int32]:
+        if (stand_in := self._stand_in) is None:
+            return ids
+        is_image = ids == stand_in.model_id
+        counts = np.where(is_image, stand_in.num_tokens, 1)
+        return np.repeat(np.where(is_image, stand_in.token_id, ids), counts).astype(np.int32)
 
 
 def _check_not_cut(inputs: Mapping[str, NDArray[Any]]) -> None:

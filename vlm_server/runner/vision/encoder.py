@@ -100,6 +100,9 @@ def _by_family(
     The one call that every family of mlx-vlm has, whatever it does to an image's features before
     they enter the text.
     """
+    stand_in = loaded.host.stand_in
+    if stand_in is not None:
+        token_ids = np.full(len(token_ids) // stand_in.num_tokens, stand_in.model_id, np.int32)
     ids = mx.array(token_ids)[None]
     arrays = {key: mx.array(value) for key, value in inputs.items()}
     pixel_values = arrays.pop("pixel_values", None)  # a video's have another name
