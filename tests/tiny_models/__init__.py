@@ -49,6 +49,7 @@ _SHAPES: dict[str, dict[str, Family]] = {
         "qwen3_5_moe": qwen.QWEN3_5_MOE,
         "gemma3n": gemma3n.GEMMA3N,
         "fastvlm": fastvlm.FASTVLM,
+        "qwen3_omni_moe": qwen.QWEN3_OMNI_MOE,
         "lfm2_vl": lfm2.LFM2_VL,
         "paddleocr_vl": paddle.PADDLEOCR_VL,
         "internvl_chat": internvl.INTERNVL_CHAT,

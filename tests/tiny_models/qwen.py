@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tests.tiny_models.checkpoint import MAX_POSITIONS, Checkpoint, Family, Json
@@ -305,10 +306,51 @@ def _qwen3_5_moe(vocabulary: Vocabulary) -> Checkpoint:
     )
 
 
+def _qwen3_omni_moe(vocabulary: Vocabulary) -> Checkpoint:
+    """Qwen3-Omni without its voice; the model that looks and writes is a part of it."""
+    moe = _qwen3_vl_moe(vocabulary)
+    inner: Json = dict(moe.config)
+    inner["text_config"] = inner["text_config"] | {"model_type": "qwen3_omni_moe_text"}
+    inner["vision_config"] = _qwen3_vision("qwen3_omni_moe_vision_encoder", deepstack=[0, 1])
+    inner["audio_config"] = {
+        "d_model": 32,
+        "encoder_layers": 1,
+        "encoder_attention_heads": 2,
+        "encoder_ffn_dim": 64,
+        "num_mel_bins": 16,
+        "output_dim": 64,
+        "downsample_hidden_size": 8,
+    }
+    inner |= {"model_type": "qwen3_omni_moe_thinker", "audio_token_id": vocabulary.id("<|audio|>")}
+    settings = moe.files["preprocessor_config.json"]
+    audio = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 16}
+    return replace(
+        moe,
+        config={
+            "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
+            "model_type": "qwen3_omni_moe",
+            "enable_audio_output": False,
+            "thinker_config": inner,
+            "talker_config": {"text_config": inner["text_config"]},
+        },
+        files={"preprocessor_config.json": settings | audio},
+        tokens={
+            "image_token": "<|image_pad|>",
+            "video_token": "<|video_pad|>",
+            "audio_token": "<|audio|>",
+            "vision_bos_token": "<|vision_start|>",
+            "vision_eos_token": "<|vision_end|>",
+            "audio_bos_token": "<|vision_start|>",
+            "audio_eos_token": "<|vision_end|>",
+        },
+    )
+
+
 QWEN2_VL = Family(SPECIALS, _qwen2_vl)
 QWEN2_5_VL = Family(SPECIALS, _qwen2_5_vl)
 QWEN2_5_VL_MID = Family(SPECIALS, _qwen2_5_vl_mid)
 QWEN3_VL = Family(SPECIALS, _qwen3_vl)
 QWEN3_VL_MOE = Family(SPECIALS, _qwen3_vl_moe)
+QWEN3_OMNI_MOE = Family((*SPECIALS, "<|audio|>"), _qwen3_omni_moe)
 QWEN3_5 = Family(SPECIALS + THINK, _qwen3_5)
 QWEN3_5_MOE = Family(SPECIALS + THINK, _qwen3_5_moe)

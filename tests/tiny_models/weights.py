@@ -117,6 +117,6 @@ def _fan_in(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape[1:]
 
 
-def _only(weights: dict[str, Array], prefix: str, suffix: str) -> Array:
-    (name,) = [name for name in weights if name.startswith(prefix) and name.endswith(suffix)]
+def _only(weights: dict[str, Array], part: str, suffix: str) -> Array:
+    (name,) = [name for name in weights if part in name and name.endswith(suffix)]
     return weights[name]

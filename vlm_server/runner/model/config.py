@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 Json = dict[str, Any]
 _SAME = (("image_token_id", "image_token_index"), ("video_token_id", "video_token_index"))
 _NOT_SCALING = ("rope_theta", "partial_rotary_factor")
+_OWNERS = {"text": "TextConfig", "llm": "TextConfig", "vision": "VisionConfig"}
+"""mlx-vlm's classes for parts of a configuration."""
 _UNSCALED = ("default", "axial")
 """Kinds of rope that have a base and nothing else, but perhaps `mrope_section`."""
 
@@ -46,9 +48,11 @@ def normalised(config: Json, spelling: Spelling) -> Json:
         return made
     whole = _fields(module, "ModelConfig") | _fields(module, "TextConfig")
     _Part(made, whole).read()
-    for name, owner in (("text", "TextConfig"), ("llm", "TextConfig"), ("vision", "VisionConfig")):
-        if isinstance(part := made.get(f"{name}_config"), dict):
-            _Part(part, _fields(module, owner)).read()
+    parts = [part for part in made.values() if isinstance(part, dict) and "text_config" in part]
+    for holder in (made, *parts):
+        for name, owner in _OWNERS.items():
+            if isinstance(part := holder.get(f"{name}_config"), dict):
+                _Part(part, _fields(module, owner)).read()
     return made
 
 

@@ -86,6 +86,10 @@ class Family:
     spelling: how mlx-vlm wants its files spelled.
     image_text: what its prompts have for an image, of a family for which mlx-vlm has a single id
     below 0 there, whatever the number of features: see `StandIn`.
+    part: that of mlx-vlm's model that looks and writes, and whose configuration is `PART_config`;
+    empty if it is the whole.
+    stacks_by_token: its deepstack is handed over by token, text tokens among them, and not by
+    visual token.
     aliases: other names of this `model_type`.
     """
 
@@ -101,6 +105,8 @@ class Family:
     coordinates: Literal["", "pixels", "thousandths"] = ""
     spelling: Spelling = Spelling()
     image_text: str = ""
+    part: str = ""
+    stacks_by_token: bool = False
     aliases: tuple[str, ...] = ()
 
     @property
@@ -167,6 +173,13 @@ _ROWS = (
     _qwen("qwen3_vl_moe", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
     _qwen("qwen3_5", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
     _qwen("qwen3_5_moe", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
+    Family(
+        "qwen3_omni_moe",
+        mrope=MRopeRule.SPLIT_VIDEOS,
+        position_state=POSITION_STATE,
+        part="thinker",
+        stacks_by_token=True,
+    ),
     Family("smolvlm"),
 )
 FAMILIES = {name: family for family in _ROWS for name in (family.name, *family.aliases)}

@@ -105,6 +105,7 @@ class _PromptInputs:
         loaded.forget_positions()
         later = (span for span in prompt.spans if span.start >= start)
         spans = [(span.start - start, span.end - start) for span in later]
+        self._stacks_by_token = loaded.family.stacks_by_token
         self._per_layer_inputs: mx.array | None = made.per_layer_inputs
         self._embeds = _splice(made.inputs_embeds, spans, features)
         self._visual_mask = _visual_mask(prompt.num_tokens - start, spans, features)
@@ -136,7 +137,9 @@ class _PromptInputs:
                 first = int(self._visual_mask[:start].sum())
                 rows = self._deepstack[:, first : first + int(mask.sum())]
                 kwargs["visual_pos_masks"] = mx.array(mask)[None]
-                kwargs["deepstack_visual_embeds"] = list(rows)
+                kwargs["deepstack_visual_embeds"] = (
+                    _by_token(rows, mask) if self._stacks_by_token else list(rows)
+                )
         return kwargs
 
 
@@ -149,6 +152,14 @@ def _splice(
         pieces += [text[0, cursor:start], image.rows.astype(text.dtype)]
         cursor = end
     return mx.concatenate([*pieces, text[0, cursor:]])[None]
+
+
+def _by_token(rows: mx.array, mask: NDArray[np.bool_]) -> mx.array:
+    """`rows`, (layers, visual tokens, hidden), as (1, tokens, layers, hidden), 0 for text."""
+    layers, _, hidden = rows.shape
+    made = mx.zeros((len(mask), layers, hidden), dtype=rows.dtype)
+    made[mx.array(np.flatnonzero(mask))] = rows.transpose(1, 0, 2)
+    return made[None]
 
 
 def _visual_mask(

@@ -112,6 +112,9 @@ def _by_family(
         )
         loaded.forget_positions()
     deepstack = made.deepstack_visual_embeds
+    if loaded.family.stacks_by_token and deepstack is not None:
+        is_visual = np.flatnonzero(np.array(made.visual_pos_masks[0]))
+        deepstack = deepstack[0, mx.array(is_visual)].transpose(1, 0, 2)
     return ImageFeatures(
         rows=made.inputs_embeds[0],
         visual_mask=None if deepstack is None else made.visual_pos_masks[0],
