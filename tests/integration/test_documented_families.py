@@ -23,11 +23,29 @@ TABLE = Path(__file__).parents[2] / "docs" / "families.md"
 
 def test_the_table_is_what_is_checked():
     checked = TABLE.read_text().partition("## Others")[0]
-    assert set(re.findall(r"^\| `(\w+)` \|", checked, re.MULTILINE)) == set(ROWS)
-    with_video = {name for name, family in ROWS.items() if family.takes_videos}
+    names = {family.name for family in ROWS.values()}
+    assert set(re.findall(r"^\| `(\w+)`", checked, re.MULTILINE)) == names
+    with_video = {family.name for family in ROWS.values() if family.takes_videos}
     assert set(re.findall(r"^\| `(\w+)` .* whole \|", checked, re.MULTILINE)) == with_video
-    assert set(FAMILIES) == set(ROWS)
+    assert set(FAMILIES) == names
     assert all(family.is_checked for family in ROWS.values())
+    for family in ROWS.values():
+        for alias in family.aliases:
+            assert f"`{family.name}` (`{alias}`)" in checked
+
+
+def test_the_table_of_what_each_can_agrees_with_the_code():
+    table = TABLE.read_text().partition("## What each family can")[2].partition("## ")[0]
+    seen = set[str]()
+    for line in table.splitlines():
+        if not line.startswith("| `"):
+            continue
+        families, _, _, video, coordinates = (cell.strip() for cell in line.split("|")[1:-1])
+        for name in re.findall(r"`(\w+)`", families):
+            seen.add(name)
+            assert ROWS[name].takes_videos == (video == "whole"), name
+            assert ROWS[name].coordinates in ("", coordinates), name
+    assert seen == {family.name for family in ROWS.values()}
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "pixtral"])
@@ -60,13 +78,13 @@ def test_another_family_loads_with_a_warning_if_it_may(
 
 
 @pytest.mark.parametrize(
-    "family", ["deepseekocr", "idefics2", "paligemma", "mllama", "llava-qwen2"]
+    "family", ["deepseekocr", "idefics2", "paligemma", "mllama", "llava-qwen2", "molmo", "phi3_v"]
 )
 def test_a_family_that_is_known_to_be_wrong_is_refused_with_the_reason(tmp_path: Path, family: str):
     folder = build("llava", tmp_path)
     config = json.loads((folder / "config.json").read_text()) | {"model_type": family}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelLoadError, match=f"{family} is not served: .*images"):
+    with pytest.raises(ModelLoadError, match=f"{family} is not served: .*image"):
         load_model(folder, allow_unchecked=True)
 
 

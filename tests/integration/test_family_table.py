@@ -52,6 +52,7 @@ def test_a_row_says_what_probing_finds(family: str, mlx_vlms: LoadedModel):
         coordinates="",
         image_text="",
         part="",
+        text_types=(),
         stacks_by_token=False,
         aliases=(),
         spelling=Spelling(),

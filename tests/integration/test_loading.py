@@ -63,9 +63,7 @@ def test_model_file_is_refused_before_it_runs(
     assert not mark.exists()
 
 
-@pytest.mark.parametrize(
-    "family", ["got", "GOT", "inkling", "inkling_mm_model", "moondream1"]
-)
+@pytest.mark.parametrize("family", ["got", "GOT", "inkling", "inkling_mm_model", "moondream1"])
 def test_a_family_that_runs_the_checkpoints_code_is_refused(
     checkpoint: Path, plant: Callable[[], Path], family: str
 ):

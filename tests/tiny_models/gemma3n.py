@@ -130,7 +130,7 @@ def _describe(vocabulary: Vocabulary) -> Checkpoint:
                 "image_seq_length": SIDE_TOKENS**2,
             },
         },
-        style=Style(tied_head=True),
+        style=Style(tied_head=True, tied_scale=1.0),
     )
 
 

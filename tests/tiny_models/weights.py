@@ -20,7 +20,6 @@ HEAD_GAIN = 8.0
 ATTENTION_GAIN = 2.0
 QUIET_SCALE = 0.01
 CONV_DIMS = 4
-TIED_SCALE = 0.25  # or a token's own embedding would choose that token again
 MODULES = ["text", "vision", "perceiver", "projector", "audio"]
 Array = NDArray[np.float32]
 
@@ -31,12 +30,14 @@ class Style:
 
     `tied_head`: the head is the embedding, so the last norm carries the head's gain.
     `norm_offset`: what its norms add to their weights (Gemma's: 1).
+    `tied_scale`: of a tied embedding, or a token's own would choose that token again.
     `conv_gain`: by how much weights of 2-D convolutions are larger.
     `last_norm`: what the norm before the head is called.
     """
 
     tied_head: bool = False
     norm_offset: float = 0.0
+    tied_scale: float = 0.25
     conv_gain: float = 1.0
     last_norm: str = "model.norm.weight"
 
@@ -64,10 +65,10 @@ def random_weights(
     quiet = sorted(quiet_ids)
     if style.tied_head:
         embeddings = _only(weights, "language_model", "embed_tokens.weight")
-        embeddings *= TIED_SCALE
+        embeddings *= style.tied_scale
         embeddings[quiet] *= QUIET_SCALE
         norm = _only(weights, "language_model", style.last_norm)
-        norm[:] = (norm + style.norm_offset) * HEAD_GAIN / TIED_SCALE - style.norm_offset
+        norm[:] = (norm + style.norm_offset) * HEAD_GAIN / style.tied_scale - style.norm_offset
     else:
         head = _only(weights, "language_model", "lm_head.weight")
         head *= HEAD_GAIN

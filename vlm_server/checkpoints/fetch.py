@@ -27,6 +27,7 @@ from huggingface_hub.hf_api import RepoFile
 from vlm_server.checkpoints import layout
 from vlm_server.checkpoints.failures import Unusable, refused
 from vlm_server.checkpoints.find import hub_cache
+from vlm_server.checkpoints.foreign import fault_of_names, lack_of
 from vlm_server.checkpoints.messages import GO, Done, Message, Plan, Progress, size_text
 from vlm_server.checkpoints.names import HubName
 from vlm_server.checkpoints.transfer import HubFile, blob_path, held_bytes, snapshot_path, transfer
@@ -78,8 +79,8 @@ class Fetch:
         """Choose the files; the configuration, which is read on the way, is returned."""
         tree = HfApi().list_repo_tree(self._name.repo, revision=self._commit)
         there = {file.path: file for file in tree if isinstance(file, RepoFile)}
-        if flaw := layout.flaw(there):
-            raise Unusable(f"{self._name} can't be served: {flaw}")
+        if fault := fault_of_names(there) or lack_of(there):
+            raise Unusable(f"{self._name} {fault}")
         chosen = {path: _hub_file(file) for path, file in there.items() if layout.is_read(path)}
         index = self._object(chosen[layout.INDEX]) if layout.INDEX in chosen else {}
         if shards := layout.shards(index) & set(chosen):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,19 +63,6 @@ def weight_files(folder: Path) -> list[Path]:
     except OSError:
         return []
     return [path for path in names if not path.name.startswith(".") and path.is_file()]
-
-
-def flaw(names: Collection[str]) -> str | None:
-    """Why files of these names are no checkpoint that can be loaded; None if they may be one."""
-    if any(name.endswith(WEIGHTS) for name in names) and CONFIG in names:
-        return None
-    if any(name.endswith(".gguf") for name in names):
-        return "its weights are GGUF, llama.cpp's format: take the MLX or safetensors version"
-    if "adapter_config.json" in names:
-        return "it is an adapter (LoRA), not a whole model: merge it into its base model"
-    if any(name.endswith((".bin", ".pt", ".pth")) for name in names):
-        return "its weights are pickles, which can run code: take the safetensors version"
-    return f"it has no {CONFIG}" if CONFIG not in names else f"it has no *{WEIGHTS}"
 
 
 def family(config: Mapping[str, Any]) -> str:

@@ -12,11 +12,10 @@ import msgspec
 
 from vlm_server import settings
 from vlm_server.api.http.access import keys
-from vlm_server.checkpoints import layout
 from vlm_server.checkpoints.find import located
+from vlm_server.checkpoints.foreign import fault_of, lack_of
 from vlm_server.checkpoints.names import HubName, to_download
 from vlm_server.errors import ConfigError, NotAvailable
-from vlm_server.models.foreign import fault_of
 from vlm_server.settings import Settings, Sources
 
 if TYPE_CHECKING:
@@ -46,6 +45,11 @@ def add_model_option(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="chat template in place of the checkpoint's (model.chat_template)",
     )
+    add_unchecked_option(parser)
+
+
+def add_unchecked_option(parser: argparse.ArgumentParser) -> None:
+    """`--allow-unchecked`."""
     parser.add_argument(
         "--allow-unchecked",
         action="store_true",
@@ -87,9 +91,9 @@ def settings_arguments(options: argparse.Namespace) -> list[str]:
         arguments += ["--config", str(options.config.absolute())]
     if options.model is not None:
         arguments += ["--model", _portable_model(options.model)]
-    if options.chat_template is not None:
-        arguments += ["--chat-template", str(options.chat_template.absolute())]
-    if options.allow_unchecked:
+    if (template := getattr(options, "chat_template", None)) is not None:
+        arguments += ["--chat-template", str(template.absolute())]
+    if getattr(options, "allow_unchecked", None):
         arguments += ["--allow-unchecked"]
     for override in options.set:
         arguments += ["--set", _portable(override)]
@@ -113,10 +117,12 @@ def _check_model(path: Path) -> None:
         names = []
     except OSError as error:
         raise ConfigError(f"model.path: can't read {path}: {error.strerror}") from None
-    problem = f"model.path: {path} is not the folder of a checkpoint: "
     if not names:
-        raise NotAvailable(f"{problem}it is not there, or empty (is its disk mounted?)")
-    raise ConfigError(f"{problem}{layout.flaw(names)}")
+        raise NotAvailable(
+            f"model.path: {path} is not the folder of a checkpoint: it is not there, or empty (is "
+            "its disk mounted?)"
+        )
+    raise ConfigError(f"model.path: {path} {lack_of(names)}")
 
 
 def _portable(override: str) -> str:

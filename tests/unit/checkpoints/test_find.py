@@ -129,20 +129,6 @@ def test_macos_files_beside_files_count_for_nothing(home: Path) -> None:
     assert not layout.is_complete(folder)
 
 
-@pytest.mark.parametrize(
-    ("names", "words"),
-    [
-        (["config.json", "model.gguf"], "GGUF"),
-        (["adapter_config.json", "adapter_model.safetensors"], "adapter"),
-        (["config.json", "pytorch_model.bin"], "pickles"),
-        (["README.md"], "no config.json"),
-        (["config.json"], "no *.safetensors"),
-    ],
-)
-def test_what_is_no_checkpoint_says_what_it_is(names: list[str], words: str) -> None:
-    assert words in str(layout.flaw(names))
-
-
 def test_only_what_the_loader_reads_is_chosen() -> None:
     read = ["config.json", "model.safetensors", "chat_template.jinja", "merges.txt", "x.model"]
     others = ["README.md", "modeling.py", "onnx/model.json", "a.gguf", "consolidated.safetensors"]

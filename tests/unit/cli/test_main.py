@@ -97,7 +97,9 @@ def test_a_model_that_is_none_is_named_at_once(
 ) -> None:
     (tmp_path / "letter.txt").touch()
     assert main([*command.split(), "--set", f"model.path={tmp_path}"]) == 2
-    assert f"model.path: {tmp_path} is not the folder of a checkpoint" in capsys.readouterr().err
+    assert (
+        f"model.path: {tmp_path} is no checkpoint: it has no config.json" in capsys.readouterr().err
+    )
 
 
 def test_a_folder_of_another_format_says_which(

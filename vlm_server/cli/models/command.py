@@ -49,6 +49,8 @@ def _add(
     also = ", or a folder" if run is check.run else ""
     parser.add_argument("model", metavar="NAME", help=f"ORG/NAME or ORG/NAME@REVISION{also}")
     options.add_config_options(parser)
+    if run is not remove:
+        options.add_unchecked_option(parser)
     parser.set_defaults(run=run)
     return parser
 

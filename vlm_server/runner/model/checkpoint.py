@@ -7,8 +7,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+from vlm_server.checkpoints.foreign import (
+    fault_of,
+    fault_of_quantization,
+    lack_of,
+    visible_files,
+)
 from vlm_server.errors import ModelLoadError
-from vlm_server.models.foreign import fault_of, fault_of_quantization, visible_files
 
 _HEADER_BYTES = 8
 _LFS_POINTER = b"version https://git-lfs"
@@ -22,11 +27,9 @@ def check_files(folder: Path) -> None:
     folder is if it is no checkpoint that MLX runs."""
     if fault := fault_of(folder):
         raise ModelLoadError(fault)
-    if not (folder / "config.json").is_file():
-        raise ModelLoadError(f"{folder} has no config.json: not the folder of a checkpoint")
+    if lack := lack_of([path.name for path in visible_files(folder) if path.is_file()]):
+        raise ModelLoadError(f"{folder} {lack}")
     weights = visible_files(folder, "*.safetensors")
-    if not weights:
-        raise ModelLoadError(f"{folder} has no *.safetensors: the checkpoint is not complete")
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         raise ModelLoadError(f"{folder} has no tokenizer.json: the checkpoint is not complete")
     for path in visible_files(folder, "*.json"):

@@ -16,7 +16,7 @@ from typing import Any
 from mlx_vlm.utils import get_model_and_args
 
 from vlm_server.errors import ModelLoadError
-from vlm_server.runner.model.families import Spelling
+from vlm_server.runner.model.families import FAMILIES, Spelling
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +27,12 @@ _OWNERS = {"text": "TextConfig", "llm": "TextConfig", "vision": "VisionConfig"}
 """mlx-vlm's classes for parts of a configuration."""
 _UNSCALED = ("default", "axial")
 """Kinds of rope that have a base and nothing else, but perhaps `mrope_section`."""
+
+
+def as_read(config: Json) -> Json:
+    """`normalised`, as the family of `config` wants it spelled."""
+    row = FAMILIES.get(str(config.get("model_type")))
+    return normalised(config, row.spelling if row else Spelling())
 
 
 def normalised(config: Json, spelling: Spelling) -> Json:

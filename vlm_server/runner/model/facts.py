@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from vlm_server.models.foreign import visible_files
+from vlm_server.checkpoints.foreign import visible_files
 from vlm_server.protocol import ModelFacts
 from vlm_server.runner.model.evaluate import arrays_of
 from vlm_server.runner.model.load import LoadedModel

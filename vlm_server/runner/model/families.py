@@ -88,6 +88,7 @@ class Family:
     below 0 there, whatever the number of features: see `StandIn`.
     part: that of mlx-vlm's model that looks and writes, and whose configuration is `PART_config`;
     empty if it is the whole.
+    text_types: what `model_type` its language model may have; empty if mlx-vlm asks for none.
     stacks_by_token: its deepstack is handed over by token, text tokens among them, and not by
     visual token.
     aliases: other names of this `model_type`.
@@ -106,6 +107,7 @@ class Family:
     spelling: Spelling = Spelling()
     image_text: str = ""
     part: str = ""
+    text_types: tuple[str, ...] = ()
     stacks_by_token: bool = False
     aliases: tuple[str, ...] = ()
 
@@ -153,7 +155,7 @@ _ROWS = (
     _glm("glm4v_moe"),
     replace(_glm("glm_ocr"), tower=None),
     Family("idefics3"),
-    Family("internvl", spelling=_SINCE_4_52),
+    Family("internvl", text_types=("qwen3",), spelling=_SINCE_4_52),
     Family("internvl_chat", fix=name_image_context),
     Family("kimi_vl", fix=read_settings),
     Family("lfm2_vl", aliases=("lfm2-vl",)),
@@ -190,16 +192,23 @@ _RUNS_CODE = frozenset({"got", "inkling", "moondream2"})
 """Families whose processors in mlx-vlm trust the checkpoint's code, whatever the caller says."""
 _ENCODER_DECODERS = frozenset({"florence2"})
 """Those whose configuration does not say so itself."""
-_BELOW_ZERO = "images stand in its prompts as ids below 0, which no prompt here can hold"
+_BY_NUMBER = "mlx-vlm's processor names the places of images in a prompt by number"
 _OTHER_ANSWERS = "its answers about images are not those of mlx-vlm's own generation"
 _WRONG = {
-    "deepseekocr": "its images get one row of features too few",
+    "deepseekocr": "mlx-vlm's processor drops the last token of a prompt, which may be one of an "
+    "image, and has one image a prompt",
     "idefics2": _OTHER_ANSWERS,
-    "llava_bunny": _BELOW_ZERO,
+    "granite4_vision": "mlx-vlm's model gives features to layers by their places in the whole "
+    "prompt, of its first image alone",
+    "llava_bunny": "mlx-vlm's model shows one image a prompt",
+    "minicpmo": _BY_NUMBER,
+    "minicpmv4_6": _BY_NUMBER,
     "mllama": "images enter by cross-attention, and not by the prompt's embeddings",
-    "paligemma": _OTHER_ANSWERS,
-    "phi3_v": _BELOW_ZERO,
-    "phi4mm": _BELOW_ZERO,
+    "molmo": _BY_NUMBER,
+    "paligemma": "a mask over the whole prompt, of one image and what follows it, lets its tokens "
+    "attend to later ones",
+    "phi3_v": "mlx-vlm's processor drops the token after each image",
+    "phi4mm": "one id stands for an image in its prompts, whatever the number of its features",
 }
 """Families that would be answered for wrongly, and why; also with `allow_unchecked`."""
 
@@ -216,7 +225,14 @@ def refuse_unservable(config: dict[str, Any], *, allow_unchecked: bool) -> None:
         raise ModelLoadError(f"{name} is an encoder-decoder model")
     if reason := _WRONG.get(str(get_model_type(config))):
         raise ModelLoadError(f"{name} is not served: {reason}")
-    if name in FAMILIES or allow_unchecked:
+    row = FAMILIES.get(name)
+    text = (config.get("text_config") or {}).get("model_type")
+    if row and row.text_types and text and text not in row.text_types:
+        raise ModelLoadError(
+            f"{name} over {text} is not served: mlx-vlm has it over {', '.join(row.text_types)} "
+            "alone. The model's other layout may be served: of InternVL, internvl_chat"
+        )
+    if row is not None or allow_unchecked:
         return
     if not any("vision" in key for key in config):
         raise ModelLoadError(f"{name} seems to be a text model: config.json has no vision_config")

@@ -79,7 +79,7 @@ def embed_as_trained(model: Any, _processor: Any, _settings: Settings) -> None:
             layer.self_attn.rope = _RopeBefore(layer.self_attn.rope)
 
 
-class _RopeBefore(nn.Module):  # type: ignore[misc]
+class _RopeBefore(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not typed
     """A rotation that is told the position after its input, not the one that it begins at."""
 
     def __init__(self, inner: Any) -> None:

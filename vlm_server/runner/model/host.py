@@ -132,7 +132,7 @@ def _stand_in(family: Family, model: Any, processor: Any) -> StandIn:
     model_id = int(model.config.image_token_index)
     probe = HostProcessor(processor, model_id)
     made = probe.image(PillowImage.new("RGB", (64, 64)), family.image_text)
-    ids = mx.array([[model_id]])
+    ids = mx.array([[model_id, 0]])  # some texts' embeddings can't be of no text
     arrays = {name: mx.array(array) for name, array in made.inputs.items()}
     features = model.get_input_embeddings(ids, mask=mx.ones_like(ids), **arrays).inputs_embeds
     added = AddedToken(family.image_text.strip(), special=True, normalized=False)
@@ -140,7 +140,7 @@ def _stand_in(family: Family, model: Any, processor: Any) -> StandIn:
     token_id = int(processor.tokenizer.convert_tokens_to_ids(added.content))
     if token_id >= model.language_model.model.embed_tokens.weight.shape[0]:
         raise ModelLoadError(f"{family.name} has no embedding to spare for images")
-    return StandIn(token_id, int(features.shape[1]), model_id)
+    return StandIn(token_id, int(features.shape[1]) - 1, model_id)
 
 
 def _image_placeholders(

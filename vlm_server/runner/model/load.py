@@ -16,13 +16,19 @@ import mlx_vlm
 from vlm_server.errors import ModelLoadError
 from vlm_server.host_model import HostModel
 from vlm_server.runner.device.device import Device
-from vlm_server.runner.model.checkpoint import check_files, check_shards, image_settings, read_json, reason_of
+from vlm_server.runner.model.checkpoint import (
+    check_files,
+    check_shards,
+    image_settings,
+    read_json,
+    reason_of,
+)
 from vlm_server.runner.model.code_guard import no_code_of
 from vlm_server.runner.model.config import normalised
 from vlm_server.runner.model.evaluate import arrays_of, evaluate
 from vlm_server.runner.model.families import FAMILIES, Family, Spelling, refuse_unservable
-from vlm_server.runner.model.fixes import Fix
 from vlm_server.runner.model.fingerprint import Checkpoint
+from vlm_server.runner.model.fixes import Fix
 from vlm_server.runner.model.host import host_model
 from vlm_server.runner.model.probe import family_of
 from vlm_server.runner.model.view import view_of

@@ -19,6 +19,7 @@ from vlm_server.errors import ModelLoadError
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.device.memory import limit_bytes
 from vlm_server.runner.kv.segments import StateSize
+from vlm_server.runner.model.config import as_read
 from vlm_server.runner.model.families import FAMILIES, Family, refuse_unservable
 from vlm_server.runner.model.host import context_tokens_of, image_token_of
 from vlm_server.runner.model.load import open_lazily
@@ -40,25 +41,34 @@ def survey(request: SurveyRequest) -> Survey:
     )
     try:
         if request.plan is not None:
-            found = _with_config(found, request.plan.config, request.model.max_context_tokens)
+            found = _with_config(found, request.plan.config)
+            found = _with_context(found, request.plan.config, request.model)
             return _with_plan(found, request.plan, request.model)
         config = layout.read_object(Path(request.model.path) / layout.CONFIG)
-        found = _with_config(found, config, request.model.max_context_tokens)
+        found = _with_config(found, config)
+        found = _with_context(found, config, request.model)
         return _with_weights(found, request)
     except ModelLoadError as error:
         return msgspec.structs.replace(found, refusal=str(error))
 
 
-def _with_config(found: Survey, config: Mapping[str, Any], limit_tokens: int) -> Survey:
-    family = layout.family(config)
-    row = FAMILIES.get(family)
+def _with_config(found: Survey, config: Mapping[str, Any]) -> Survey:
+    row = FAMILIES.get(layout.family(config))
     return msgspec.structs.replace(
         found,
-        family=family,
+        family=row.name if row else layout.family(config),
         is_checked=row is not None and row.is_checked,
         quantization=layout.quantization(config),
-        context_tokens=context_tokens_of(dict(config), limit_tokens),
     )
+
+
+def _with_context(found: Survey, config: Mapping[str, Any], model: Model) -> Survey:
+    """Raises ModelLoadError for a configuration that mlx-vlm can't read."""
+    row = FAMILIES.get(layout.family(config))
+    whole = as_read(dict(config))
+    part = whole.get(f"{row.part}_config") if row and row.part else None
+    context = context_tokens_of(part or whole, model.max_context_tokens)
+    return msgspec.structs.replace(found, context_tokens=context)
 
 
 def _with_plan(found: Survey, plan: Plan, model: Model) -> Survey:

@@ -102,7 +102,7 @@ def _by_family(
     """
     stand_in = loaded.host.stand_in
     if stand_in is not None:
-        token_ids = np.full(len(token_ids) // stand_in.num_tokens, stand_in.model_id, np.int32)
+        token_ids = np.array([stand_in.model_id, 0], dtype=np.int32)  # and a text's token
     ids = mx.array(token_ids)[None]
     arrays = {key: mx.array(value) for key, value in inputs.items()}
     pixel_values = arrays.pop("pixel_values", None)  # a video's have another name
@@ -116,7 +116,7 @@ def _by_family(
         is_visual = np.flatnonzero(np.array(made.visual_pos_masks[0]))
         deepstack = deepstack[0, mx.array(is_visual)].transpose(1, 0, 2)
     return ImageFeatures(
-        rows=made.inputs_embeds[0],
+        rows=made.inputs_embeds[0] if stand_in is None else made.inputs_embeds[0, :-1],
         visual_mask=None if deepstack is None else made.visual_pos_masks[0],
         deepstack=None if deepstack is None else mx.stack(list(deepstack)),
     )

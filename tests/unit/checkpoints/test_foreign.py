@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.models.foreign import fault_of, visible_files
+from vlm_server.checkpoints.foreign import fault_of, fault_of_names, lack_of, visible_files
 
 
 def gguf_file(folder: Path) -> Path:
@@ -118,3 +118,25 @@ def test_hidden_names_are_none_of_a_checkpoint(tmp_path: Path):
         (tmp_path / name).write_bytes(b"")
     assert [path.name for path in visible_files(tmp_path)] == ["a.json", "b.json"]
     assert [path.name for path in visible_files(tmp_path, "*.json")] == ["a.json", "b.json"]
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["config.json", "model.gguf"], "GGUF"),
+        (["config.json", "Q4/model.gguf"], "GGUF"),
+        (["adapter_config.json", "adapter_model.safetensors"], "adapter"),
+        (["config.json", "pytorch_model.bin"], "pickles"),
+        (["config.json", "onnx/model.onnx"], "ONNX"),
+    ],
+)
+def test_a_list_of_names_tells_as_much(names: list[str], words: str):
+    assert words in str(fault_of_names(names))
+
+
+def test_what_a_checkpoint_lacks():
+    assert "no config.json" in str(lack_of(["README.md"]))
+    assert "no *.safetensors" in str(lack_of(["config.json", "._model.safetensors"]))
+    whole = ["config.json", "model.safetensors", "a.gguf", "onnx/model.onnx"]
+    assert fault_of_names(whole) is None
+    assert lack_of(whole) is None

@@ -6,12 +6,13 @@ Looks at names, at a config file and at the first bytes of a file; knows no libr
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 _GGUF = b"GGUF"
-_SAFETENSORS = "*.safetensors"
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_SAFETENSORS = ".safetensors"
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _INSTEAD = (
     "serve the model's *.safetensors instead, as its makers or mlx-community publish them on "
     "huggingface.co"
@@ -82,39 +83,54 @@ def _fault_of_folder(folder: Path) -> str | None:
         return None
     if (folder / "manifests").is_dir() and (folder / "blobs").is_dir():
         return f"{folder} is Ollama's store, of models in {_GGUF_IS}: {_INSTEAD}"
-    has_weights = any(_weights(folder))
-    if (adapter := folder / "adapter_config.json").is_file() and not has_weights:
-        base = _text_of(adapter, "base_model_name_or_path")
-        return (
-            f"{folder} is an adapter (LoRA){f' of {base}' if base else ''}, not a whole model: "
-            "merge it into that model (peft's merge_and_unload, or mlx_vlm's fuse) and serve "
-            "what is saved"
-        )
-    if has_weights:
+    base = _text_of(folder / "adapter_config.json", "base_model_name_or_path")
+    fault = fault_of_names(_names(folder), base)
+    return f"{folder} {fault}" if fault else None
+
+
+def fault_of_names(names: Collection[str], base: str = "") -> str | None:
+    """What files of these names are, in a folder or a repository, if they are another thing than a
+    checkpoint; with what to do, as the predicate of a sentence. `base`: an adapter's model."""
+    inner = {name for name in names if "/" not in name}
+    if any(_is_weights(name) for name in inner):
         return None
-    if _holds_gguf(folder):
-        return f"{folder} holds a model as {_GGUF_IS}: {_INSTEAD}"
-    if any(visible_files(folder, pattern) for pattern in _PICKLES):
+    if "adapter_config.json" in inner:
         return (
-            f"{folder} holds PyTorch's pickles, which can run code when they are read: "
-            "save the model as *.safetensors (save_pretrained of transformers) and serve that"
+            f"is an adapter (LoRA){f' of {base}' if base else ''}, not a whole model: merge it "
+            "into that model (peft's merge_and_unload, or mlx_vlm's fuse) and serve what is saved"
         )
-    if visible_files(folder, "*.onnx") or (folder / "onnx").is_dir():
-        return f"{folder} holds a model for ONNX, which MLX does not run: {_INSTEAD}"
-    if (folder / "model_index.json").is_file():
-        return f"{folder} is a pipeline of diffusers, which makes pictures and answers no questions"
+    if any(name.endswith(".gguf") for name in names):
+        return f"holds a model as {_GGUF_IS}: {_INSTEAD}"
+    if any(name.endswith(_PICKLES) for name in inner):
+        return (
+            "holds PyTorch's pickles, which can run code when they are read: save the model as "
+            "*.safetensors (save_pretrained of transformers) and serve that"
+        )
+    if any(name.endswith(".onnx") or name.split("/")[0] == "onnx" for name in names):
+        return f"holds a model for ONNX, which MLX does not run: {_INSTEAD}"
+    if "model_index.json" in inner:
+        return "is a pipeline of diffusers, which makes pictures and answers no questions"
     return None
 
 
-def _weights(folder: Path) -> list[Path]:
-    """Those of a model; an adapter's go by other names."""
-    found = visible_files(folder, _SAFETENSORS)
-    return [path for path in found if not path.name.startswith("adapter")]
+def lack_of(names: Collection[str]) -> str | None:
+    """What a checkpoint lacks that has files of these names, as the predicate of a sentence."""
+    if "config.json" not in names:
+        return "is no checkpoint: it has no config.json"
+    if not any("/" not in name and _is_weights(name) for name in names):
+        return "has no *.safetensors: the checkpoint is not complete"
+    return None
 
 
-def _holds_gguf(folder: Path) -> bool:
-    """Also in the folders of a folder, as LM Studio keeps them: publisher, then model."""
-    return any(visible_files(folder, f"{inner}*.gguf") for inner in ("", "*/", "*/*/"))
+def _is_weights(name: str) -> bool:
+    """Whether a file holds a model's weights; an adapter's go by other names."""
+    return name.endswith(_SAFETENSORS) and not name.startswith(("adapter", "."))
+
+
+def _names(folder: Path) -> list[str]:
+    """Also those in the folders of a folder, as LM Studio keeps them: publisher, then model."""
+    found = [path for inner in ("*", "*/*", "*/*/*") for path in visible_files(folder, inner)]
+    return [str(path.relative_to(folder)) for path in found]
 
 
 def _text_of(file: Path, key: str) -> str:
