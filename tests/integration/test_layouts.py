@@ -22,7 +22,7 @@ from vlm_server.runner.model.facts import model_facts
 
 Json = dict[str, Any]
 
-NOT_IN_TRANSFORMERS = ("internvl_chat", "kimi_vl", "dots_ocr")
+NOT_IN_TRANSFORMERS = ("internvl_chat", "kimi_vl", "dots_ocr", "fastvlm")
 """Families whose configuration transformers does not write."""
 
 

@@ -15,6 +15,7 @@ from tests.tiny_models import (
     gemma3n,
     gemma4,
     glm,
+    granite,
     idefics,
     internvl,
     kimi,
@@ -50,6 +51,7 @@ _SHAPES: dict[str, dict[str, Family]] = {
         "gemma3n": gemma3n.GEMMA3N,
         "fastvlm": fastvlm.FASTVLM,
         "qwen3_omni_moe": qwen.QWEN3_OMNI_MOE,
+        "granite4_vision": granite.GRANITE4_VISION,
         "lfm2_vl": lfm2.LFM2_VL,
         "paddleocr_vl": paddle.PADDLEOCR_VL,
         "internvl_chat": internvl.INTERNVL_CHAT,
@@ -61,7 +63,7 @@ _SHAPES: dict[str, dict[str, Family]] = {
 }
 ONE_IMAGE = ("paddleocr_vl",)
 """Families whose processors in mlx-vlm take one image only."""
-LARGE = ("gemma3n", "paddleocr_vl")
+LARGE = ("gemma3n", "granite4_vision", "paddleocr_vl")
 """Families of which a width stands in mlx-vlm's code."""
 GROUP_SIZE = 32
 """The smallest that MLX has: the vision towers are 32 wide."""

@@ -88,4 +88,5 @@ def quantization(config: Mapping[str, Any]) -> str:
 def sees(config: Mapping[str, Any]) -> bool:
     """Whether the configuration speaks of images at all, in any family's words."""
     words = ("vision", "visual", "image", "img", "media", "mm_", "sam_", "clip")
-    return any(word in key for key in config for word in words)
+    inner = [part for part in config.values() if isinstance(part, dict)]
+    return any(word in key for part in (config, *inner) for key in part for word in words)

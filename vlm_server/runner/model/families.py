@@ -20,6 +20,7 @@ from vlm_server.runner.model.fixes import (
     drop_tokenizer_options,
     embed_as_trained,
     look_up_image_token,
+    name_deepstack_layers,
     name_image_context,
     read_settings,
 )
@@ -38,6 +39,14 @@ class MRopeRule(enum.Enum):
     WHOLE_VIDEOS = "one grid for each image and video"
     SPLIT_VIDEOS = "one grid for each image and each frame group of a video"
     ASK_MODEL = "by `get_rope_index` of its language model"
+
+
+class Deepstack(enum.Enum):
+    """How features that enter at several layers are handed to a language model."""
+
+    BY_VISUAL_TOKEN = "a list of (visual tokens, hidden), by layer"
+    BY_TOKEN = "(1, tokens, layers, hidden)"
+    BY_PLACE = "a list of (tokens of the prompt, hidden), which it slices itself"
 
 
 POSITION_STATE = ("_position_ids", "_rope_deltas")
@@ -89,8 +98,7 @@ class Family:
     part: that of mlx-vlm's model that looks and writes, and whose configuration is `PART_config`;
     empty if it is the whole.
     text_types: what `model_type` its language model may have; empty if mlx-vlm asks for none.
-    stacks_by_token: its deepstack is handed over by token, text tokens among them, and not by
-    visual token.
+    deepstack: how its language model takes what `ImageFeatures` has as deepstack.
     aliases: other names of this `model_type`.
     """
 
@@ -108,7 +116,7 @@ class Family:
     image_text: str = ""
     part: str = ""
     text_types: tuple[str, ...] = ()
-    stacks_by_token: bool = False
+    deepstack: Deepstack = Deepstack.BY_VISUAL_TOKEN
     aliases: tuple[str, ...] = ()
 
     @property
@@ -154,6 +162,7 @@ _ROWS = (
     _glm("glm4v"),
     _glm("glm4v_moe"),
     replace(_glm("glm_ocr"), tower=None),
+    Family("granite4_vision", deepstack=Deepstack.BY_PLACE, fix=name_deepstack_layers),
     Family("idefics3"),
     Family("internvl", text_types=("qwen3",), spelling=_SINCE_4_52),
     Family("internvl_chat", fix=name_image_context),
@@ -180,7 +189,7 @@ _ROWS = (
         mrope=MRopeRule.SPLIT_VIDEOS,
         position_state=POSITION_STATE,
         part="thinker",
-        stacks_by_token=True,
+        deepstack=Deepstack.BY_TOKEN,
     ),
     Family("smolvlm"),
 )
@@ -198,8 +207,6 @@ _WRONG = {
     "deepseekocr": "mlx-vlm's processor drops the last token of a prompt, which may be one of an "
     "image, and has one image a prompt",
     "idefics2": _OTHER_ANSWERS,
-    "granite4_vision": "mlx-vlm's model gives features to layers by their places in the whole "
-    "prompt, of its first image alone",
     "llava_bunny": "mlx-vlm's model shows one image a prompt",
     "minicpmo": _BY_NUMBER,
     "minicpmv4_6": _BY_NUMBER,

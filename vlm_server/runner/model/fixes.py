@@ -39,7 +39,7 @@ def name_image_context(model: Any, processor: Any, _settings: Settings) -> None:
     version to version, and the processor what prompts have for an image; and let the checkpoint's
     template be used, not one of mlx-vlm's that has no marks of turns."""
     model.config.image_token_index = processor.img_context_token_id
-    processor.image_token = "<image>"
+    processor.image_token = "<image>"  # noqa: S105 - what prompts have for an image
     processor.chat_template = processor.tokenizer.chat_template
 
 
@@ -52,6 +52,16 @@ class _ImagesOnly:
 
     def __call__(self, images: Any, **_: Any) -> Any:
         return self._inner(images)
+
+
+def name_deepstack_layers(model: Any, _processor: Any, _settings: Settings) -> None:
+    """Granite 4 Vision: tell the decoder at which layers features enter, which mlx-vlm does when
+    an image is encoded: its features may come from a cache."""
+    config = model.config
+    layers = [layer for _, layer in config.deepstack_layer_map or []]
+    if config.use_spatial_sampling:
+        layers += config.spatial_target_layers or []
+    model.language_model.model._deepstack_target_layers = layers or None
 
 
 def embed_as_trained(model: Any, _processor: Any, _settings: Settings) -> None:

@@ -76,13 +76,14 @@ def _with_plan(found: Survey, plan: Plan, model: Model) -> Survey:
     config = dict(plan.config)
     if not found.family:
         raise ModelLoadError("its config.json names no model_type")
-    refuse_unservable(config, allow_unchecked=model.allow_unchecked)
+    refuse_unservable(config, allow_unchecked=True)
     try:
         get_model_and_args(config=config)
     except Exception as error:  # noqa: BLE001  families fail in their own ways
         raise ModelLoadError(f"mlx-vlm has no family {found.family!r} ({error})") from None
     if not layout.sees(config):
         raise ModelLoadError(f"{found.family} names no image token: not a vision model")
+    refuse_unservable(config, allow_unchecked=model.allow_unchecked)
     device = current_device()
     dtype = dtype_on(device, model.dtype)
     tensors = plan.parameters or _tensors(found.quantization, plan.weight_bytes)

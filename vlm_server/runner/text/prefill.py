@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from vlm_server.ports import Grammar, NewRequest, PreparedPrompt
 from vlm_server.runner.kv.segments import LayerStates, restore, room_for, snapshot
+from vlm_server.runner.model.families import Deepstack
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.text.lm_head import has_last_token_head, last_token_before
 from vlm_server.runner.text.padded_chunk import PaddedChunk, PaddedChunkCache
@@ -82,6 +83,8 @@ class Prefill:
         """Whether no token and no layer attends to later ones, and logits are of one token."""
         is_plain = all(type(layer) is KVCache for layer in self.cache)
         is_causal = not self.prompt.atomic_prefill_tokens
+        if self._loaded.family.deepstack is not Deepstack.BY_VISUAL_TOKEN:
+            return False
         return is_plain and is_causal and has_last_token_head(self._loaded.language_model)
 
 
@@ -105,7 +108,7 @@ class _PromptInputs:
         loaded.forget_positions()
         later = (span for span in prompt.spans if span.start >= start)
         spans = [(span.start - start, span.end - start) for span in later]
-        self._stacks_by_token = loaded.family.stacks_by_token
+        self._deepstack_kind = loaded.family.deepstack
         self._per_layer_inputs: mx.array | None = made.per_layer_inputs
         self._embeds = _splice(made.inputs_embeds, spans, features)
         self._visual_mask = _visual_mask(prompt.num_tokens - start, spans, features)
@@ -120,9 +123,9 @@ class _PromptInputs:
         """Tokens `start` to `end` of the prompt, (1, tokens)."""
         return self._token_ids[:, start - self._start : end - self._start]
 
-    def chunk(self, start: int, end: int) -> dict[str, mx.array | list[mx.array]]:
+    def chunk(self, start: int, end: int) -> dict[str, Any]:
         """The keyword arguments for tokens `start` to `end` of the prompt."""
-        kwargs: dict[str, mx.array | list[mx.array]] = {}
+        kwargs: dict[str, Any] = {}
         if self._positions is not None:
             kwargs["position_ids"] = mx.array(self._positions[:, None, start:end])
         if self._token_types is not None:
@@ -136,10 +139,7 @@ class _PromptInputs:
             if mask.any():
                 first = int(self._visual_mask[:start].sum())
                 rows = self._deepstack[:, first : first + int(mask.sum())]
-                kwargs["visual_pos_masks"] = mx.array(mask)[None]
-                kwargs["deepstack_visual_embeds"] = (
-                    _by_token(rows, mask) if self._stacks_by_token else list(rows)
-                )
+                kwargs |= _deepstack_arguments(self._deepstack_kind, rows, mask)
         return kwargs
 
 
@@ -152,6 +152,30 @@ def _splice(
         pieces += [text[0, cursor:start], image.rows.astype(text.dtype)]
         cursor = end
     return mx.concatenate([*pieces, text[0, cursor:]])[None]
+
+
+class _Sliced:
+    """Part of an array over a whole prompt, for a model that slices out that very part."""
+
+    def __init__(self, part: mx.array) -> None:
+        self._part = part
+
+    def __getitem__(self, _: Any) -> mx.array:
+        return self._part
+
+
+def _deepstack_arguments(
+    kind: Deepstack, rows: mx.array, mask: NDArray[np.bool_]
+) -> dict[str, Any]:
+    """For a chunk: rows (layers, visual tokens, hidden), where `mask`, (tokens,), says."""
+    masks = mx.array(mask)[None]
+    embeds: Any = list(rows)
+    if kind is not Deepstack.BY_VISUAL_TOKEN:
+        embeds = _by_token(rows, mask)
+    if kind is Deepstack.BY_PLACE:
+        embeds = [_Sliced(embeds[0, :, layer]) for layer in range(len(rows))]
+        masks = _Sliced(masks)
+    return {"visual_pos_masks": masks, "deepstack_visual_embeds": embeds}
 
 
 def _by_token(rows: mx.array, mask: NDArray[np.bool_]) -> mx.array:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from vlm_server.errors import InternalError, OutOfMemory
 from vlm_server.ports import EncodeWork, MediaInputs
 from vlm_server.runner.device.memory import NO_MEMORY, is_out_of_memory
+from vlm_server.runner.model.families import Deepstack
 from vlm_server.runner.model.load import LoadedModel
 
 
@@ -69,7 +70,8 @@ def encode_image(loaded: LoadedModel, work: EncodeWork) -> ImageFeatures:
     encode = _by_family if loaded.family.tower is None else _by_tower
     features = encode(loaded, token_ids, work.inputs)
     _check_count(features.rows.shape[0], len(token_ids))
-    are_finite = mx.all(mx.isfinite(features.rows))
+    made = [features.rows] if features.deepstack is None else [features.rows, features.deepstack]
+    are_finite = mx.all(mx.stack([mx.all(mx.isfinite(array)) for array in made]))
     mx.eval(are_finite, features.arrays)
     if not are_finite.item():
         raise InternalError("The features of an image are not finite.")
@@ -112,7 +114,7 @@ def _by_family(
         )
         loaded.forget_positions()
     deepstack = made.deepstack_visual_embeds
-    if loaded.family.stacks_by_token and deepstack is not None:
+    if loaded.family.deepstack is Deepstack.BY_TOKEN and deepstack is not None:
         is_visual = np.flatnonzero(np.array(made.visual_pos_masks[0]))
         deepstack = deepstack[0, mx.array(is_visual)].transpose(1, 0, 2)
     return ImageFeatures(
