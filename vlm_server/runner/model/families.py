@@ -44,8 +44,8 @@ class MRopeRule(enum.Enum):
 class Deepstack(enum.Enum):
     """How features that enter at several layers are handed to a language model."""
 
-    BY_VISUAL_TOKEN = "a list of (visual tokens, hidden), by layer"
-    BY_TOKEN = "(1, tokens, layers, hidden)"
+    VISUAL_ROWS = "a list of (visual tokens, hidden), by layer"
+    ALL_ROWS = "(1, tokens, layers, hidden)"
     BY_PLACE = "a list of (tokens of the prompt, hidden), which it slices itself"
 
 
@@ -116,7 +116,7 @@ class Family:
     image_text: str = ""
     part: str = ""
     text_types: tuple[str, ...] = ()
-    deepstack: Deepstack = Deepstack.BY_VISUAL_TOKEN
+    deepstack: Deepstack = Deepstack.VISUAL_ROWS
     aliases: tuple[str, ...] = ()
 
     @property
@@ -189,7 +189,7 @@ _ROWS = (
         mrope=MRopeRule.SPLIT_VIDEOS,
         position_state=POSITION_STATE,
         part="thinker",
-        deepstack=Deepstack.BY_TOKEN,
+        deepstack=Deepstack.ALL_ROWS,
     ),
     Family("smolvlm"),
 )

@@ -83,7 +83,7 @@ class Prefill:
         """Whether no token and no layer attends to later ones, and logits are of one token."""
         is_plain = all(type(layer) is KVCache for layer in self.cache)
         is_causal = not self.prompt.atomic_prefill_tokens
-        if self._loaded.family.deepstack is not Deepstack.BY_VISUAL_TOKEN:
+        if self._loaded.family.deepstack is not Deepstack.VISUAL_ROWS:
             return False
         return is_plain and is_causal and has_last_token_head(self._loaded.language_model)
 
@@ -168,9 +168,9 @@ def _deepstack_arguments(
     kind: Deepstack, rows: mx.array, mask: NDArray[np.bool_]
 ) -> dict[str, Any]:
     """For a chunk: rows (layers, visual tokens, hidden), where `mask`, (tokens,), says."""
-    masks = mx.array(mask)[None]
+    masks: Any = mx.array(mask)[None]
     embeds: Any = list(rows)
-    if kind is not Deepstack.BY_VISUAL_TOKEN:
+    if kind is not Deepstack.VISUAL_ROWS:
         embeds = _by_token(rows, mask)
     if kind is Deepstack.BY_PLACE:
         embeds = [_Sliced(embeds[0, :, layer]) for layer in range(len(rows))]

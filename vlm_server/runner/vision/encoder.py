@@ -114,7 +114,7 @@ def _by_family(
         )
         loaded.forget_positions()
     deepstack = made.deepstack_visual_embeds
-    if loaded.family.deepstack is Deepstack.BY_TOKEN and deepstack is not None:
+    if loaded.family.deepstack is Deepstack.ALL_ROWS and deepstack is not None:
         is_visual = np.flatnonzero(np.array(made.visual_pos_masks[0]))
         deepstack = deepstack[0, mx.array(is_visual)].transpose(1, 0, 2)
     return ImageFeatures(
