@@ -89,6 +89,8 @@ def test_text_without_controls_gives_the_processors_ids(served: Served, parts: t
     loaded, preparer = served
     if loaded.family.name in ONE_IMAGE and len(parts) > 3:
         pytest.skip("mlx-vlm's processor fails for several images")
+    if loaded.family.image_text and len(parts) > 1:
+        pytest.skip("mlx-vlm has an id below 0 for an image")
     prepared = prompt_of(preparer, ask("a", *parts))
     assert prepared.token_ids.tolist() == mlx_vlms_ids(loaded, *parts)
 

@@ -60,7 +60,7 @@ def stages(*, is_thorough: bool, with_video: bool, context_tokens: int) -> tuple
 
     All but the last find nothing in the caches. Those that may fail come before those that must
     not. If it need not be thorough, a small picture with a text is all: a CPU compiles nothing, and
-    what a checked family can do is known. See docs/decisions/0030.
+    what a checked family can do is known. See docs/decisions/0033.
     """
     if not is_thorough:
         small = _picture("a prompt with a picture", _SMALL_IMAGE_PIXELS)
