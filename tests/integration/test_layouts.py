@@ -102,6 +102,20 @@ def test_what_transformers_5_saves_is_read_as_what_transformers_4_saved(
     assert answers(folder) == answer_of(family)
 
 
+def test_internvl_names_its_language_model_otherwise(
+    copy_of: Callable[[str], Path], answer_of: Callable[[str], list[int]]
+):
+    folder = copy_of("internvl_chat")
+    config = read(folder)
+    del config["text_config"]
+    write(folder, config)
+    assert answers(folder) == answer_of("internvl_chat")
+    config["llm_config"]["model_type"] = "internlm2"
+    write(folder, config)
+    with pytest.raises(ModelLoadError, match="over internlm2 is not served"):
+        load_model(folder)
+
+
 def test_bases_for_windows_and_for_all_are_both_read(copy_of: Callable[[str], Path]):
     folder = copy_of("gemma3")
     config = read(folder)

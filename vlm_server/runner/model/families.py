@@ -165,7 +165,7 @@ _ROWS = (
     Family("granite4_vision", deepstack=Deepstack.BY_PLACE, fix=name_deepstack_layers),
     Family("idefics3"),
     Family("internvl", text_types=("qwen3",), spelling=_SINCE_4_52),
-    Family("internvl_chat", fix=name_image_context),
+    Family("internvl_chat", text_types=("qwen2", "qwen3"), fix=name_image_context),
     Family("kimi_vl", fix=read_settings),
     Family("lfm2_vl", aliases=("lfm2-vl",)),
     Family("llava", fix=drop_tokenizer_options, spelling=_SINCE_4_52),
@@ -233,11 +233,11 @@ def refuse_unservable(config: dict[str, Any], *, allow_unchecked: bool) -> None:
     if reason := _WRONG.get(str(get_model_type(config))):
         raise ModelLoadError(f"{name} is not served: {reason}")
     row = FAMILIES.get(name)
-    text = (config.get("text_config") or {}).get("model_type")
+    text = (config.get("text_config") or config.get("llm_config") or {}).get("model_type")
     if row and row.text_types and text and text not in row.text_types:
         raise ModelLoadError(
-            f"{name} over {text} is not served: mlx-vlm has it over {', '.join(row.text_types)} "
-            "alone. The model's other layout may be served: of InternVL, internvl_chat"
+            f"{name} over {text} is not served: mlx-vlm has it over "
+            f"{' and '.join(row.text_types)} alone (docs/families.md)"
         )
     if row is not None or allow_unchecked:
         return
