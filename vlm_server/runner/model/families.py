@@ -187,6 +187,7 @@ _ROWS = (
     Family(
         "qwen3_omni_moe",
         mrope=MRopeRule.SPLIT_VIDEOS,
+        tower=DeepstackTower,
         position_state=POSITION_STATE,
         part="thinker",
         deepstack=Deepstack.ALL_ROWS,

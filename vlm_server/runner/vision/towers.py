@@ -23,6 +23,7 @@ from mlx_vlm.models import (
     qwen2_vl,
     qwen3_5,
     qwen3_5_moe,
+    qwen3_omni_moe,
     qwen3_vl,
     qwen3_vl_moe,
 )
@@ -258,6 +259,7 @@ _TOWERS: dict[type, type[FrameTower]] = {
     qwen2_5_vl.VisionModel: WindowTower,
     qwen3_vl.VisionModel: DeepstackTower,
     qwen3_vl_moe.VisionModel: DeepstackTower,
+    qwen3_omni_moe.VisionModel: DeepstackTower,
     qwen3_5.VisionModel: DeepstackTower,
     qwen3_5_moe.VisionModel: DeepstackTower,
     glm4v.VisionModel: GlmTower,
