@@ -266,6 +266,12 @@ class PrefixCache(Generic[T, S]):
         with self._lock:
             return self._tree.evict(num_bytes)
 
+    def resize(self, limit_bytes: int) -> None:
+        """Store no more than so much from now on; what is pinned stays until it is not."""
+        with self._lock:
+            self.limit_bytes = self._tree.limit_bytes = limit_bytes
+            self._tree.evict(self._tree.size_bytes - limit_bytes)
+
     def clear(self) -> None:
         """Drop what is not pinned, and count from zero."""
         with self._lock:

@@ -38,6 +38,7 @@ class Entry:
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     received_at: float = field(default_factory=time.monotonic)
     status: int = 0
+    model: str = ""
     images: int = 0
     videos: int = 0
     error_code: str | None = None
@@ -59,6 +60,7 @@ class Entry:
             "method": method,
             "route": route,
             "id": self.request_id,
+            "model": self.model or None,
             "status": self.status,
             "finish": (answer.reason or None) if answer is not None else None,
             "ms": _milliseconds(time.monotonic() - self.received_at),
