@@ -485,10 +485,11 @@ class CacheStats(msgspec.Struct, frozen=True):
 class MemoryStats(msgspec.Struct, frozen=True):
     """Device memory, in bytes, and what was done about it since the engine's start.
 
-    `baseline_bytes` are held without any request: weights. `reserved_bytes` are
-    what running requests may still take of it. `footprint_bytes` is what the system counts for the process, `device_used_bytes` what the device's driver counts for all programs (0
-    where the device is the machine itself). `decisions` counts by kind: `clear_` and a reason,
-    `evict`, `wait` (requests that waited for memory), `refuse`.
+    `baseline_bytes` are held without any request: weights. `reserved_bytes` are what running
+    requests may still take. `footprint_bytes` is what the system counts for the process,
+    `device_used_bytes` what the device's driver counts for all programs (0 where the device is the
+    machine itself). `decisions` counts by kind: `clear_` and a reason, `evict`, `wait` (requests
+    that waited for memory), `refuse`.
     """
 
     active_bytes: int

@@ -207,7 +207,7 @@ def _operations(
 
 def _page(generation: Generation, settings: Settings, sources: Sources) -> list[Route]:
     in_force = SettingsInForce(settings, sources)
-    start = page.StartPage(page.read_files(), Models(generation.engine, settings).page)
+    start = page.StartPage(page.read_files(), Models(generation.models, settings).page)
     return [
         Route("/", start.show),
         Route(f"{page.FOLDER}/{{name}}", start.file, include_in_schema=False),

@@ -54,7 +54,7 @@ class Administration:
     async def load(self, request: Request) -> Response:
         """Load a model; one that is on this machine, but not in the settings, is served too."""
         name = (await self._read(request, ModelNamed)).model
-        known = self._known(name) or await asyncio.to_thread(self._models.add, name)
+        known = self._served(name)
         await self._models.load(known)
         return JSONResponse({"model": known, "state": self._models.status(known).state})
 
