@@ -36,8 +36,8 @@ class Context(msgspec.Struct, frozen=True):
 
     models: those that are served, the default one first. client: whose request it is. owner: whose
     stored turns it may go on from, see `keys.owner_of`. given: the bytes of the `https:` and
-    `file:` URLs that were read for it. unknown_fields: the setting of the server. previous: the earlier turns that it
-    goes on from, see `History`; None until they are asked for.
+    `file:` URLs that were read for it. unknown_fields: the setting of the server. previous: the
+    earlier turns that it goes on from, see `History`; None until they are asked for.
     """
 
     models: tuple[KnownModel, ...]
