@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -19,7 +19,7 @@ import msgspec
 
 from vlm_server.checkpoints.find import find
 from vlm_server.checkpoints.names import is_path
-from vlm_server.checkpoints.survey import SurveyRequest, survey
+from vlm_server.checkpoints.survey import Survey, SurveyRequest, survey
 from vlm_server.errors import (
     Conflict,
     EngineUnavailable,
@@ -32,7 +32,7 @@ from vlm_server.settings import Checkpoint, ListedModel, Model, Settings
 from vlm_server.supervisor import budget
 from vlm_server.supervisor.client import EngineStatus
 from vlm_server.supervisor.private_folder import PrivateFolder
-from vlm_server.supervisor.served_model import ServedModel
+from vlm_server.supervisor.served_model import MakeEngine, ServedModel
 from vlm_server.supervisor.supervisor import ProgressCallback, Supervisor
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,16 @@ class ModelPool:
     `on_progress(stage, fraction)` is called while models load.
     """
 
-    def __init__(self, settings: Settings, on_progress: ProgressCallback) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        on_progress: ProgressCallback,
+        make_engine: MakeEngine = Supervisor,
+        look: Callable[[SurveyRequest], Awaitable[Survey]] = survey,
+    ) -> None:
+        """`make_engine` and `look` are for who has no engines and no checkpoints: tests."""
+        self._make_engine = make_engine
+        self._look = look
         self._settings = settings
         self._on_progress = on_progress
         self._private = PrivateFolder()
@@ -62,7 +71,7 @@ class ModelPool:
         self._first_loads: list[asyncio.Task[None]] = []
         self._is_stopping = False
         if settings.model.path or not settings.models:
-            self._put(ServedModel(settings, on_progress))
+            self._put(ServedModel(settings, on_progress, make_engine))
         for name, listed in settings.models.items():
             self._put(self._listed(name, listed))
 
@@ -104,7 +113,7 @@ class ModelPool:
         own = {field: getattr(listed, field) for field in Checkpoint.__struct_fields__}
         model = Model(**own, name=name, search_paths=self._settings.model.search_paths)
         settings = msgspec.structs.replace(self._settings, model=model)
-        return ServedModel(settings, self._on_progress, listed)
+        return ServedModel(settings, self._on_progress, self._make_engine, listed)
 
     def _put(self, model: ServedModel) -> None:
         self._models[model.name] = model
@@ -292,7 +301,7 @@ class ModelPool:
         if model.weight_bytes and self._limit_bytes:
             return
         settings = model.settings
-        found = await survey(SurveyRequest(settings.model, settings.memory))
+        found = await self._look(SurveyRequest(settings.model, settings.memory))
         if found.refusal:
             raise ModelLoadError(found.refusal)
         model.weight_bytes = found.weight_bytes

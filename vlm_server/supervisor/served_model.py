@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -26,6 +27,9 @@ _LONGEST_PAUSE_SECONDS = 300.0
 """After a load that failed, until the next one is tried."""
 
 
+MakeEngine = Callable[[Settings, ProgressCallback, PrivateFolder], Supervisor]
+
+
 class ServedModel:
     """Changed by `Models` alone, from one event loop.
 
@@ -34,7 +38,11 @@ class ServedModel:
     """
 
     def __init__(
-        self, settings: Settings, on_progress: ProgressCallback, listed: ListedModel | None = None
+        self,
+        settings: Settings,
+        on_progress: ProgressCallback,
+        make_engine: MakeEngine,
+        listed: ListedModel | None = None,
     ) -> None:
         """`settings.model` is what is loaded; `listed` is what its own table says besides."""
         path = Path(settings.model.path) if settings.model.path else EMBEDDED
@@ -46,6 +54,7 @@ class ServedModel:
         self.keep_alive_seconds = -1.0 if listed is None else listed.keep_alive_seconds
         self.settings = settings
         self._on_progress = on_progress
+        self._make_engine = make_engine
         self._status = EngineStatus("unloaded", self.name)
         self.engine: Supervisor | None = None
         """As long as its process may hold memory."""
@@ -130,7 +139,7 @@ class ServedModel:
         settings = msgspec.structs.replace(
             self.settings, model=msgspec.structs.replace(self.settings.model, name=self.name)
         )
-        self.engine = Supervisor(settings, self._on_progress, private)
+        self.engine = self._make_engine(settings, self._on_progress, private)
         if limit_bytes:
             self.engine.set_memory_limit(limit_bytes)
         await self.engine.start()
