@@ -176,3 +176,4 @@ class LruCache(Generic[V]):
             entry.pins -= 1
             if not entry.pins:
                 self._pinned_bytes -= entry.size_bytes
+                self._make_room(0)  # for a limit that was lowered while it was leased
