@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
@@ -219,7 +220,7 @@ class ModelPool:
     async def load(self, name: str) -> None:
         """See `ModelClient.load`."""
         self._models[name].forget_failure()
-        async with self.lease(name, f"load-{time.monotonic_ns()}"):
+        async with self.lease(name, f"load-{uuid.uuid4()}"):
             pass
 
     async def unload(self, name: str) -> None:
@@ -227,8 +228,7 @@ class ModelPool:
         model = self._models[name]
         if model.is_pinned:
             raise Conflict(f"The model `{name}` is pinned: it stays loaded.", "model")
-        async with self._turn:
-            await self._unload(model)
+        await asyncio.shield(self._spawn(self._unload_in_turn(model)))
 
     def clear_caches(self, name: str) -> None:
         """See `ModelClient.clear_caches`."""
@@ -295,7 +295,9 @@ class ModelPool:
     async def _survey(self, model: ServedModel) -> None:
         """Find out what it will hold, and what there is, as far as nobody knows it."""
         for one in self._loaded():
-            if one.engine is not None and (stats := one.engine.status.stats) is not None:
+            while not one.weight_bytes and one.status.is_ready and one.status.stats is None:
+                await asyncio.sleep(_LOOK_SECONDS)  # the first come a moment after it is ready
+            if (stats := one.status.stats) is not None:
                 one.weight_bytes = max(one.weight_bytes, stats.memory.baseline_bytes)
                 self._limit_bytes = self._limit_bytes or stats.memory.limit_bytes
         if model.weight_bytes and self._limit_bytes:
@@ -318,6 +320,10 @@ class ModelPool:
             stays_until = model.loaded_at + model.load_seconds
             await asyncio.sleep(max(0.0, stays_until - time.monotonic()))
         await self._unload(model)
+
+    async def _unload_in_turn(self, model: ServedModel) -> None:
+        async with self._turn:
+            await self._unload(model)
 
     async def _unload(self, model: ServedModel) -> None:
         """Unload a model once nobody uses it; whoever asks for it meanwhile waits."""
