@@ -36,16 +36,22 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="folder of a checkpoint")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--port", type=int, default=8750)
+    parser.add_argument("--dtype", default="auto", help="as model.dtype")
     wanted = parser.parse_args()
-    print(json.dumps(_measure(wanted.model.absolute(), wanted.seconds, wanted.port)))
+    print(json.dumps(_measure(wanted)))
 
 
-def _measure(model: Path, seconds: float, port: int) -> dict[str, Any]:
+def _measure(wanted: argparse.Namespace) -> dict[str, Any]:
+    model, port = wanted.model.absolute(), wanted.port
     weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    if wanted.dtype == "float32":
+        weights *= 2  # they are kept in half of that
     room = max(256 << 20, weights // 4)
     text = f"[server]\nport = {port}\n[memory]\nlimit_bytes = {int(1.5 * (weights + room))}\n"
     text += f"model_room_bytes = {room}\n"
-    text += "".join(f'[models.{name}]\npath = "{model}"\n' for name in _NAMES)
+    text += "".join(
+        f'[models.{name}]\npath = "{model}"\ndtype = "{wanted.dtype}"\n' for name in _NAMES
+    )
     with tempfile.TemporaryDirectory() as folder:
         config, log = Path(folder) / "models.toml", Path(folder) / "log"
         config.write_text(text)
@@ -53,7 +59,7 @@ def _measure(model: Path, seconds: float, port: int) -> dict[str, Any]:
         with log.open("wb") as output:
             daemon = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         try:
-            found = asyncio.run(_try(daemon.pid, port, seconds))
+            found = asyncio.run(_try(daemon.pid, port, wanted.seconds))
             return {"weight_bytes": weights, **found, **_loads(log)}
         finally:
             daemon.terminate()
