@@ -20,6 +20,7 @@
         │   └── ModelNotFound     404  model_not_found
         ├── MethodNotAllowed      405  method_not_allowed
         ├── RequestCancelled      410  request_cancelled
+        ├── Conflict              409  conflict
         ├── RequestTimeout        408  request_timeout
         ├── PayloadTooLarge       413  payload_too_large
         │   ├── MemoryExceeded    413  memory_exceeded
@@ -33,6 +34,7 @@
         ├── EngineDied            502  engine_died
         ├── OutOfMemory           503  out_of_memory
         ├── EngineUnavailable     503  engine_unavailable
+        ├── ModelDoesNotFit       503  model_does_not_fit
         ├── QueueTimeout          504  queue_timeout
         ├── FirstTokenTimeout     504  first_token_timeout
         ├── TokenTimeout          504  token_timeout
@@ -150,6 +152,12 @@ class MethodNotAllowed(RequestError):
     status, code, type = 405, "method_not_allowed", "invalid_request_error"
 
 
+class Conflict(RequestError):
+    """What is asked for is against the settings."""
+
+    status, code, type = 409, "conflict", "invalid_request_error"
+
+
 class RequestTimeout(RequestError):
     status, code, type = 408, "request_timeout", "invalid_request_error"
 
@@ -222,6 +230,12 @@ class EngineUnavailable(RequestError):
     """The engine is starting, restarting or draining."""
 
     status, code, type = 503, "engine_unavailable", "server_error"
+
+
+class ModelDoesNotFit(RequestError):
+    """There is no memory for the model beside those that stay loaded."""
+
+    status, code, type = 503, "model_does_not_fit", "server_error"
 
 
 class QueueTimeout(RequestError):

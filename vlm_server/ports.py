@@ -372,6 +372,10 @@ class DeviceMemory(Protocol):
 
     def read(self) -> MemoryReading: ...
 
+    def set_limit(self, limit_bytes: int) -> None:
+        """Device memory is to be so large from now on; nothing is freed for that."""
+        ...
+
     def take_peak(self) -> int:
         """The most bytes that arrays held since the last call."""
         ...

@@ -246,13 +246,26 @@ class Drain(msgspec.Struct, frozen=True, tag="drain"):
     """Finish what is running, take nothing new, write what waits for the disk, end the process."""
 
 
+class SetMemoryLimit(msgspec.Struct, frozen=True, tag="set_memory_limit"):
+    """From now on device memory has this limit: other models need, or left, the rest.
+
+    What runs is let finish; `MemoryStats` tell when all of it is under the limit.
+    """
+
+    limit_bytes: int
+
+
+class ClearCaches(msgspec.Struct, frozen=True, tag="clear_caches"):
+    """Drop all that is cached in memory and not in use, and give freed memory back."""
+
+
 STACKS_SIGNAL = signal.SIGUSR1
 """At this one, an engine writes the stacks of its threads to standard error, even if they hang."""
 LAST_WRITES_SECONDS = 5.0
 """The most that an engine writes to the disk once all it ran is finished."""
 
 
-Command = Start | Submit | Abort | Drain
+Command = Start | Submit | Abort | Drain | SetMemoryLimit | ClearCaches
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -472,10 +485,11 @@ class CacheStats(msgspec.Struct, frozen=True):
 class MemoryStats(msgspec.Struct, frozen=True):
     """Device memory, in bytes, and what was done about it since the engine's start.
 
-    `baseline_bytes` are held without any request: weights. `footprint_bytes` is what the system
-    counts for the process, `device_used_bytes` what the device's driver counts for all programs (0
-    where the device is the machine itself). `decisions` counts by kind: `clear_` and a reason,
-    `evict`, `wait` (requests that waited for memory), `refuse`.
+    `baseline_bytes` are held without any request: weights. `reserved_bytes` are what running
+    requests may still take. `footprint_bytes` is what the system counts for the process,
+    `device_used_bytes` what the device's driver counts for all programs (0 where the device is the
+    machine itself). `decisions` counts by kind: `clear_` and a reason, `evict`, `wait` (requests
+    that waited for memory), `refuse`.
     """
 
     active_bytes: int
@@ -487,6 +501,7 @@ class MemoryStats(msgspec.Struct, frozen=True):
     device_used_bytes: int
     decisions: dict[str, int]
     clear_seconds: float
+    reserved_bytes: int = 0
 
 
 class RequestProgress(msgspec.Struct, frozen=True):

@@ -27,6 +27,7 @@ from typing import Any
 from PIL import Image
 
 from tests.attack.front import ScriptedSupervisor
+from tests.unit.api.scripted_engine import OneModel
 from vlm_server import heap
 from vlm_server.api.app import create_app
 from vlm_server.api.http.connection.server import HttpServer, http_config
@@ -93,7 +94,9 @@ async def _serve(ready: Connection) -> None:
     supervisor = ScriptedSupervisor(settings, lambda _stage, _fraction: None)
     pool = intake.start_pool(settings.limits)
     await asyncio.to_thread(pool.warm_up)
-    server = HttpServer(http_config(create_app(settings, supervisor, pool), settings, encode))
+    server = HttpServer(
+        http_config(create_app(settings, OneModel(supervisor), pool), settings, encode)
+    )
     await supervisor.start()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

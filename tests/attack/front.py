@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import uvicorn
 
+from tests.unit.api.scripted_engine import OneModel
 from vlm_server.api.app import create_app
 from vlm_server.settings import Engine, Limits, Settings
 from vlm_server.supervisor.process import EngineProcess
@@ -113,7 +114,7 @@ async def running_front(limits: Limits | None = None, **engine: float) -> AsyncI
         ),
     )
     supervisor = ScriptedSupervisor(settings, lambda _stage, _fraction: None)
-    app = create_app(settings, supervisor)
+    app = create_app(settings, OneModel(supervisor))
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None))
     await supervisor.start()
     with socket.create_server(("127.0.0.1", 0)) as listener:

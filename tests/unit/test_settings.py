@@ -9,7 +9,14 @@ import pytest
 
 from vlm_server.cli.check_config import describe, render_defaults
 from vlm_server.errors import ConfigError
-from vlm_server.settings import Settings, is_loopback, load
+from vlm_server.settings import (
+    ListedModel,
+    Settings,
+    described,
+    is_loopback,
+    load,
+    load_with_sources,
+)
 
 DEFAULT_TOML = Path(__file__).parents[2] / "configs" / "default.toml"
 KEY = "a-long-enough-key"
@@ -34,10 +41,10 @@ def test_the_file_of_defaults_loads_as_the_defaults() -> None:
 
 
 def test_every_setting_has_help_that_ends_in_a_full_stop() -> None:
-    for section in msgspec.structs.fields(Settings):
-        struct = type(getattr(Settings(), section.name))
-        for field in msgspec.structs.fields(struct):
-            assert describe(struct, field.name).endswith("."), f"{section.name}.{field.name}"
+    settings = Settings(models={"a": ListedModel(path="a")})
+    for name, section in settings.sections():
+        for field in msgspec.structs.fields(section):
+            assert describe(type(section), field.name).endswith("."), f"{name}.{field.name}"
 
 
 def test_a_file_changes_what_it_names_and_no_more(tmp_path: Path) -> None:
@@ -159,10 +166,10 @@ def test_a_key_file_counts_as_a_key_and_its_path_is_absolute() -> None:
 
 
 NUMBERS = [
-    f"{section.name}.{field.name}"
-    for section in msgspec.structs.fields(Settings)
-    for field in msgspec.structs.fields(type(getattr(Settings(), section.name)))
-    if isinstance(getattr(getattr(Settings(), section.name), field.name), int | float)
+    f"{name}.{field.name}"
+    for name, section in Settings().sections()
+    for field in msgspec.structs.fields(section)
+    if isinstance(getattr(section, field.name), int | float)
 ]
 
 
@@ -202,3 +209,50 @@ def test_search_paths_are_absolute() -> None:
     assert load(None, ('model.search_paths=["/models", "~/models"]',)).model.search_paths
     with pytest.raises(ConfigError, match="search_paths 'models' is not absolute"):
         load(None, ('model.search_paths=["models"]',))
+
+
+def test_each_model_has_a_table_and_paths_start_at_the_file(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    path = write(
+        tmp_path,
+        """
+        [models."org/big"]
+        path = "org/big"
+        pinned = true
+        [models.small]
+        path = "here"
+        keep_alive_seconds = 60
+        """,
+    )
+    settings, sources = load_with_sources(path, ("models.small.keep_alive_seconds=5",))
+    assert settings.models["org/big"] == ListedModel(path="org/big", pinned=True)
+    assert settings.models["small"] == ListedModel(
+        path=str(tmp_path / "here"), keep_alive_seconds=5
+    )
+    assert sources["models.small.path"] == str(path)
+    assert sources["models.small.keep_alive_seconds"] == "command line"
+    names = [section["name"] for section in described(settings, sources)]
+    assert names[names.index("model") + 1 :][:2] == ["models.org/big", "models.small"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[models.a]", "models.a.path is missing"),
+        ('[models.default]\npath = "x/y"', "'default' can't be the name"),
+        ('[models.""]\npath = "x/y"', "'' can't be the name"),
+        ('[models.a]\npath = "x/y"\nkeep_alive_seconds = -2', "keep_alive_seconds"),
+        ('[models.a]\npath = "x/y"\nname = "b"', "unknown field `name`"),
+        ('[models]\na = "x/y"', "models"),
+        ('models = ["x/y"]', "models"),
+    ],
+)
+def test_a_wrong_table_of_a_model_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(write(tmp_path, text))
+
+
+@pytest.mark.parametrize("override", ["models.path=x", "models=x", "models..path=x/y"])
+def test_an_override_of_no_model_is_refused(override: str) -> None:
+    with pytest.raises(ConfigError):
+        load(None, (override,))

@@ -27,17 +27,17 @@ from vlm_server.api.routes import all_routes
 from vlm_server.child.pool import ChildPool
 from vlm_server.errors import RequestError
 from vlm_server.settings import Settings, Sources
-from vlm_server.supervisor.client import EngineClient
+from vlm_server.supervisor.client import ModelClient
 
 
 def create_app(
     settings: Settings,
-    engine: EngineClient,
+    models: ModelClient,
     intake_pool: ChildPool | None = None,
     tracer: Tracer | None = None,
     sources: Sources | None = None,
 ) -> Starlette:
-    """The ASGI application that serves `engine` as `settings` say.
+    """The ASGI application that serves `models` as `settings` say.
 
     `intake_pool` is for who warms it up and closes it, or shares it between applications.
     `sources` say where settings were given. `tracer` gets the requests that have ended. Raises
@@ -46,13 +46,13 @@ def create_app(
     intake = Intake(intake_pool or start_pool(settings.limits), settings.limits)
     answered = AnsweredRequests()
     queue_slots = QueueSlots(settings.limits)
-    generation = Generation(engine, queue_slots, intake, settings)
+    generation = Generation(models, queue_slots, intake, settings)
     ring = KeyRing(settings.server)  # here, since middleware is made at the first request
     app = Starlette(
         routes=all_routes(generation, settings, answered, sources or {}),
         middleware=[
             Middleware(RequestLog, answered=answered, tracer=tracer),
-            Middleware(Errors, engine=engine, queue_slots=queue_slots, encode_for=_encode_for),
+            Middleware(Errors, models=models, queue_slots=queue_slots, encode_for=_encode_for),
             Middleware(Gate, server=settings.server, cache=settings.cache, ring=ring),
         ],
         exception_handlers={HTTPException: _routing_error},

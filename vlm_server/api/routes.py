@@ -22,6 +22,7 @@ from vlm_server.api.openai.completions_intake import CompletionRequest
 from vlm_server.api.openai.schema import ChatRequest
 from vlm_server.api.openai.tokenize import Detokenize, Tokenize
 from vlm_server.api.openai.tokenize_intake import PromptRequest, TokensRequest
+from vlm_server.api.operations.administration import Administration, CachesOf, ModelNamed
 from vlm_server.api.operations.health import Health
 from vlm_server.api.operations.lm_studio import LmStudioModels
 from vlm_server.api.operations.metrics import Metrics
@@ -40,6 +41,7 @@ _TOKENIZE = Body(
     (PromptRequest, ChatRequest), (tokenize_intake.ADDS_SPECIAL,), tokenize_intake.NEUTRAL
 )
 _MODEL = Body((ModelRequest,))
+_NAMED = Body((ModelNamed,))
 BODIES = {
     "/v1/chat/completions": _CHAT,
     "/api/v0/chat/completions": _CHAT,
@@ -55,6 +57,10 @@ BODIES = {
     "/api/generate": Body((OllamaGenerateRequest,)),
     "/api/show": _MODEL,
     "/api/pull": _MODEL,
+    "/v1/models/load": _NAMED,
+    "/v1/models/unload": _NAMED,
+    "/v1/models/pull": _NAMED,
+    "/v1/caches/clear": Body((CachesOf,)),
 }
 """What routes take, for `/openapi.json`."""
 OPERATIONS = {
@@ -100,7 +106,7 @@ def all_routes(
 
 def _openai(generation: Generation) -> list[Route]:
     chat = Endpoint(generation, ChatCompletions())
-    tokenize = Endpoint(generation, Tokenize(generation.engine))
+    tokenize = Endpoint(generation, Tokenize(generation.models))
     detokenize = Endpoint(generation, Detokenize())
     return [
         Route("/v1/chat/completions", chat, methods=["POST"]),
@@ -152,20 +158,40 @@ def _ollama(generation: Generation) -> list[Route]:
     ]
 
 
+def _administration(administration: Administration) -> list[Route]:
+    posts = {
+        "/v1/models/load": administration.load,
+        "/v1/models/unload": administration.unload,
+        "/v1/models/pull": administration.pull,
+        "/v1/caches/clear": administration.clear_caches,
+    }
+    checkpoints = gate.admin_only(administration.checkpoints)
+    return [
+        *(Route(path, gate.admin_only(post), methods=["POST"]) for path, post in posts.items()),
+        Route("/v1/checkpoints", checkpoints),
+    ]
+
+
 def _operations(
     generation: Generation,
     settings: Settings,
     answered: AnsweredRequests,
     stored: ResponseStore,
 ) -> list[Route]:
-    engine, queue_slots = generation.engine, generation.queue_slots
-    models = Models(engine, settings)
-    lm_studio = LmStudioModels(engine, settings.server.model_aliases)
-    health = Health(engine, queue_slots, generation.in_flight, generation.figures)
+    queue_slots = generation.queue_slots
+    models = Models(generation.models, settings)
+    lm_studio = LmStudioModels(generation.models, settings.server)
+    health = Health(generation.models, queue_slots, generation.in_flight, generation.figures)
     metrics = Metrics(
-        settings.metrics.prefix, engine, queue_slots, answered, generation.figures, stored
+        settings.metrics.prefix,
+        generation.models,
+        queue_slots,
+        answered,
+        generation.figures,
+        stored,
     )
     return [
+        *_administration(Administration(generation, settings)),
         Route("/v1/models", models.list),
         Route("/v1/models/{model:path}", models.retrieve),
         Route("/api/v0/models", lm_studio.list),
@@ -181,7 +207,7 @@ def _operations(
 
 def _page(generation: Generation, settings: Settings, sources: Sources) -> list[Route]:
     in_force = SettingsInForce(settings, sources)
-    start = page.StartPage(page.read_files(), Models(generation.engine, settings).page)
+    start = page.StartPage(page.read_files(), Models(generation.models, settings).page)
     return [
         Route("/", start.show),
         Route(f"{page.FOLDER}/{{name}}", start.file, include_in_schema=False),

@@ -23,6 +23,10 @@ Prefix = PrefixMatch[Any, Any]
 """A prompt's beginning, as KV that only `runner` can read."""
 
 
+DeviceSizes = Callable[[int], tuple[int, int]]
+"""The sizes of the encoder and the prefix cache, for so much memory beside the weights; bytes."""
+
+
 class Caches:
     """What engine, preparers and runner share; sizes are in `settings.Cache`. Thread-safe.
 
@@ -39,12 +43,14 @@ class Caches:
         features: LruCache[EncodedImage],
         prefixes: PrefixCache[Any, Any],
         open_disk: Callable[[], DiskTier],
+        sizes: DeviceSizes | None,
     ) -> None:
         self.token_layouts = token_layouts
         self.pixels = pixels
         self.features = features
         self.prefixes = prefixes
         self._open_disk = open_disk
+        self._sizes = sizes
         self._opened_disk: DiskTier = NoDisk()
         self._disk: DiskTier = NoDisk()
 
@@ -58,14 +64,19 @@ class Caches:
         prefix_bytes: int = 0,
         needs_snapshots: bool = False,
         open_disk: Callable[[], DiskTier] = NoDisk,
+        sizes: DeviceSizes | None = None,
     ) -> Caches:
-        """Caches of these sizes; one of 0 bytes stores nothing."""
+        """Caches of these sizes; one of 0 bytes stores nothing.
+
+        Without `sizes` those on the device stay as they are, whatever memory there is.
+        """
         return cls(
             token_layouts=LruCache("token_layout", token_layout_bytes),
             pixels=LruCache("pixel", pixel_bytes),
             features=LruCache("encoder", encoder_bytes),
             prefixes=PrefixCache("prefix", prefix_bytes, needs_snapshots=needs_snapshots),
             open_disk=open_disk,
+            sizes=sizes,
         )
 
     # ---- all of them -----------------------------------------------------------------
@@ -117,6 +128,19 @@ class Caches:
         """Free so much device memory, if there is so much; prefixes first. Returns the bytes."""
         freed = self.prefixes.evict(num_bytes)
         return freed + self.features.evict(num_bytes - freed)
+
+    def resize(self, free_bytes: int) -> None:
+        """So much device memory is there beside the weights from now on."""
+        if self._sizes is None:
+            return
+        encoder_bytes, prefix_bytes = self._sizes(free_bytes)
+        self.features.resize(encoder_bytes)
+        self.prefixes.resize(prefix_bytes)
+
+    def drop(self) -> None:
+        """Evict from memory whatever is not held."""
+        for cache in self._memory:
+            cache.evict(cache.evictable_bytes)
 
     # ---- features --------------------------------------------------------------------
 

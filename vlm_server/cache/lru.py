@@ -109,6 +109,12 @@ class LruCache(Generic[V]):
             self._make_room(num_bytes + self._limit_bytes - before)
             return before - self._size_bytes
 
+    def resize(self, limit_bytes: int) -> None:
+        """Store no more than so much from now on; what is leased stays until it is released."""
+        with self._lock:
+            self._limit_bytes = limit_bytes
+            self._make_room(0)
+
     def clear(self) -> None:
         """Drop what is not leased, and count from zero."""
         with self._lock:
@@ -136,7 +142,7 @@ class LruCache(Generic[V]):
             assert self._pinned_bytes == sum(e.size_bytes for e in entries if e.pins)
             assert all(entry.pins >= 0 for entry in entries)
             assert sum(entry.pins for entry in entries) <= self._num_holds
-            assert self._size_bytes <= self._limit_bytes
+            assert self._size_bytes <= max(self._limit_bytes, self._pinned_bytes)
 
     def _make_room(self, size_bytes: int) -> None:
         victims, excess = list[str](), self._size_bytes + size_bytes - self._limit_bytes
@@ -170,3 +176,4 @@ class LruCache(Generic[V]):
             entry.pins -= 1
             if not entry.pins:
                 self._pinned_bytes -= entry.size_bytes
+                self._make_room(0)  # for a limit that was lowered while it was leased

@@ -146,6 +146,7 @@ class PrefixCache(Generic[T, S]):
             self._num_holds -= 1
             if match._node is not None:
                 self._tree.unpin(match._node)
+                self._keep_limit()
             match._node, match.segments, match.snapshot = None, (), None
 
     # ---- insertion -------------------------------------------------------------------
@@ -247,6 +248,7 @@ class PrefixCache(Generic[T, S]):
                 self._num_holds -= 1
                 if made is not None:
                     gap.fill(made)
+                self._keep_limit()
 
     # ---- room and counts -------------------------------------------------------------
 
@@ -265,6 +267,17 @@ class PrefixCache(Generic[T, S]):
         """Drop so much, if that is not pinned; returns what went."""
         with self._lock:
             return self._tree.evict(num_bytes)
+
+    def resize(self, limit_bytes: int) -> None:
+        """Store no more than so much from now on; what is pinned stays until it is not."""
+        with self._lock:
+            self.limit_bytes = self._tree.limit_bytes = limit_bytes
+            self._keep_limit()
+
+    def _keep_limit(self) -> None:
+        """Drop what is above a limit that was lowered, as far as it is not pinned any more."""
+        if (excess := self._tree.size_bytes - self.limit_bytes) > 0:
+            self._tree.evict(excess)
 
     def clear(self) -> None:
         """Drop what is not pinned, and count from zero."""

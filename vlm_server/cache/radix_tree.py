@@ -236,5 +236,5 @@ class RadixTree(Generic[T, S]):
         assert all(order[n] < order[n.parent] for n in order if n.parent in order)
         assert self.size_bytes == sum(node.size_bytes for node in order)
         assert self.pinned_bytes == sum(node.size_bytes for node in order if node.pins)
-        assert self.size_bytes <= self.limit_bytes
+        assert self.size_bytes <= max(self.limit_bytes, self.pinned_bytes)
         return num_pins

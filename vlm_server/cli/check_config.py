@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from vlm_server.cli import options
-from vlm_server.settings import Settings
+from vlm_server.settings import ListedModel, Settings
 
 if TYPE_CHECKING:
     from vlm_server.cli.options import Commands
 
 _WIDTH = 88
+_MODEL_SECTIONS = 2
+"""Where the example of `[models.NAME]` comes: after `[server]` and `[model]`."""
 _HEADING = """\
 # All settings with their defaults. Copy those you change to a file of your own and pass it:
 # vlm-server serve --config FILE
@@ -49,10 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
 def render_defaults() -> str:
     """The text of `configs/default.toml`."""
     defaults = Settings()
-    sections = [
-        _render_section(field.name, getattr(defaults, field.name))
-        for field in msgspec.structs.fields(Settings)
-    ]
+    sections = [_render_section(name, section) for name, section in defaults.sections()]
+    sections.insert(_MODEL_SECTIONS, _render_example(ListedModel(path="org/name")))
     return "\n".join([_HEADING, *sections])
 
 
@@ -73,6 +73,13 @@ def _render_section(name: str, section: msgspec.Struct) -> str:
         value = _toml_value(getattr(section, field.name))
         blocks += [*(f"# {line}\n" for line in comment), f"{field.name} = {value}\n"]
     return "".join(blocks)
+
+
+def _render_example(model: ListedModel) -> str:
+    """The table of one more model, all of it as comments."""
+    lines = _render_section("models.NAME", model).splitlines(keepends=True)
+    heading = "# More models, a table for each; see docs/models.md.\n"
+    return heading + "".join(f"# {line}" for line in lines)
 
 
 def _toml_value(value: str | float | tuple[str, ...]) -> str:

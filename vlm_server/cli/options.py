@@ -16,7 +16,7 @@ from vlm_server.checkpoints.find import located
 from vlm_server.checkpoints.foreign import fault_of, lack_of
 from vlm_server.checkpoints.names import HubName, to_download
 from vlm_server.errors import ConfigError, NotAvailable
-from vlm_server.settings import Settings, Sources
+from vlm_server.settings import ListedModel, Model, Settings, Sources
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -77,8 +77,19 @@ def load_settings_with_sources(options: argparse.Namespace) -> tuple[Settings, S
         loaded = msgspec.structs.replace(loaded, model=located(loaded.model))
         if to_download(loaded.model.path) is None:
             _check_model(Path(loaded.model.path))
+    models = {name: _located(one, loaded) for name, one in loaded.models.items()}
+    loaded = msgspec.structs.replace(loaded, models=models)
     keys.check_settings(loaded.server)
     return loaded, sources
+
+
+def _located(listed: ListedModel, settings: Settings) -> ListedModel:
+    """`listed` with the folder of its checkpoint. Raises ConfigError and NotAvailable."""
+    model = Model(path=listed.path, search_paths=settings.model.search_paths)
+    path = located(model).path
+    if to_download(path) is None:
+        _check_model(Path(path))
+    return msgspec.structs.replace(listed, path=path)
 
 
 def settings_arguments(options: argparse.Namespace) -> list[str]:

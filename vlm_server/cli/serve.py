@@ -29,7 +29,7 @@ from vlm_server.child.pool import ChildFailed
 from vlm_server.cli import options, terminal
 from vlm_server.errors import ConfigError, NotAvailable
 from vlm_server.settings import Server, Settings, Sources
-from vlm_server.supervisor.supervisor import Supervisor
+from vlm_server.supervisor.model_pool import ModelPool
 
 if TYPE_CHECKING:
     from vlm_server.cli.options import Commands
@@ -126,16 +126,16 @@ async def serve(
     if stop_at_eof:
         stop_when_input_ends(stop.set)
     progress = terminal.ProgressLine(sys.stderr)
-    supervisor = Supervisor(settings, on_progress=progress.show)
+    models = ModelPool(settings, on_progress=progress.show)
     intake_pool = intake.start_pool(settings.limits)
     with contextlib.suppress(ChildFailed):  # it is started when it is needed
         await asyncio.to_thread(intake_pool.warm_up)
-    app = create_app(settings, supervisor, intake_pool, tracer, sources)
+    app = create_app(settings, models, intake_pool, tracer, sources)
     server = HttpServer(http_config(app, settings, encode))
     url = url_of(settings.server.host, listener.getsockname()[1])
     print(f"Listening on {url}", flush=True)
-    await supervisor.start()
-    announcement = asyncio.create_task(announce(supervisor, progress, url, settings))
+    await models.start()
+    announcement = asyncio.create_task(announce(models, progress, url, settings))
     announcement.add_done_callback(lambda task: stop.set() if _has_failed(task) else None)
     trimming = asyncio.create_task(trim_heap())
     http = asyncio.create_task(server.serve(sockets=[listener]))
@@ -144,7 +144,7 @@ async def serve(
     trimming.cancel()
     announcement.cancel()
     server.should_exit = True  # no new connections; running requests finish or fail below
-    await supervisor.stop()
+    await models.stop()
     server.end_within(SLOW_READER_SECONDS)
     await http
     intake_pool.close()
@@ -163,14 +163,14 @@ async def trim_heap() -> None:
 
 
 async def announce(
-    supervisor: Supervisor, progress: terminal.ProgressLine, url: str, settings: Settings
+    models: ModelPool, progress: terminal.ProgressLine, url: str, settings: Settings
 ) -> None:
-    """Print the address once the model is ready. Raises ModelLoadError if it can't be loaded."""
+    """Print the address once models are ready. Raises ModelLoadError if one can't be loaded."""
     try:
-        await supervisor.wait_ready()
+        await models.wait_ready()
     finally:
         progress.clear()
-    print(terminal.greeting(url, supervisor.status.model_name, settings), flush=True)
+    print(terminal.greeting(url, models.names[0], settings), flush=True)
 
 
 def _has_failed(task: asyncio.Task[None]) -> bool:

@@ -9,7 +9,7 @@ from vlm_server.cache.caches import EncodedImage
 from vlm_server.cache.disk_load import Loaded
 from vlm_server.errors import RequestError
 from vlm_server.ports import EncodeWork, Prepared
-from vlm_server.protocol import Abort, Drain, Submit
+from vlm_server.protocol import Abort, ClearCaches, Drain, SetMemoryLimit, Submit
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,5 +36,7 @@ class LoadDone:
     loaded: Loaded
 
 
-Message = Submit | Abort | Drain | PrepareDone | LoadDone | EncodeDone
+Order = Submit | Abort | Drain | SetMemoryLimit | ClearCaches
+"""What the front says."""
+Message = Order | PrepareDone | LoadDone | EncodeDone
 Inbox = SimpleQueue[Message]

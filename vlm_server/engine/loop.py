@@ -37,8 +37,10 @@ from vlm_server.protocol import (
     ENCODER,
     PREPARERS,
     Abort,
+    ClearCaches,
     Drain,
     Event,
+    SetMemoryLimit,
     Stats,
     Submit,
     Working,
@@ -237,6 +239,12 @@ class EngineLoop:
                 return []
             case EncodeDone():
                 return self._handle_encoded(message)
+            case SetMemoryLimit(limit_bytes):
+                self._governor.set_limit(limit_bytes, self._scheduler.reserved_bytes)
+                return []
+            case ClearCaches():
+                self._governor.clear_caches()
+                return []
             case Drain():
                 self._scheduler.drain()
                 return []
@@ -293,7 +301,7 @@ class EngineLoop:
             requests=reading.requests,
             tracked=reading.num_tracked,
             tracked_by=tracked_by,
-            memory=self._governor.read(),
+            memory=self._governor.read(self._scheduler.reserved_bytes),
             generated_tokens=reading.num_generated_tokens,
             prompt_tokens=reading.num_prompt_tokens,
             cached_tokens=reading.num_cached_tokens,

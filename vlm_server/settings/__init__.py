@@ -8,7 +8,17 @@ overrides. Unknown names are errors.
 from __future__ import annotations
 
 from vlm_server.settings.bounds import MAX_FLOAT, MAX_INT, MIB, MIN_KEY_CHARS
-from vlm_server.settings.engine import Cache, Engine, Image, Memory, Model, Scheduler, Video
+from vlm_server.settings.engine import (
+    Cache,
+    Checkpoint,
+    Engine,
+    Image,
+    ListedModel,
+    Memory,
+    Model,
+    Scheduler,
+    Video,
+)
 from vlm_server.settings.front import Deadlines, Limits, Server, Urls
 from vlm_server.settings.sources import Sources, described
 from vlm_server.settings.telemetry import Log, Metrics, Tracing
@@ -26,10 +36,12 @@ __all__ = [
     "MIB",
     "MIN_KEY_CHARS",
     "Cache",
+    "Checkpoint",
     "Deadlines",
     "Engine",
     "Image",
     "Limits",
+    "ListedModel",
     "Log",
     "Memory",
     "Metrics",

@@ -10,7 +10,9 @@ from msgspec import Meta
 from vlm_server.settings.bounds import MIB
 
 
-class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is loaded, and how."""
+
     path: Annotated[
         str,
         Meta(
@@ -18,20 +20,6 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "or `org/name@revision`), which is downloaded if it is not on this machine; empty "
             "means the embedded model. A relative path starts at the folder of this file; on the "
             "command line, at the working folder."
-        ),
-    ] = ""
-    search_paths: Annotated[
-        tuple[str, ...],
-        Meta(
-            description="Absolute paths of folders in which checkpoints are looked for by name, "
-            "as `org/name` or `name`, beside the hub's cache and LM Studio's folder."
-        ),
-    ] = ()
-    name: Annotated[
-        str,
-        Meta(
-            description="Model name in the API; empty means its name on the hub, or that of the "
-            "folder."
         ),
     ] = ""
     dtype: Annotated[
@@ -70,6 +58,46 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "those known to answer wrongly are refused in any case."
         ),
     ] = False
+
+
+class Model(Checkpoint, frozen=True, forbid_unknown_fields=True):
+    """The model that is loaded at the start, and stays."""
+
+    name: Annotated[
+        str,
+        Meta(
+            description="Model name in the API; empty means its name on the hub, or that of the "
+            "folder."
+        ),
+    ] = ""
+    search_paths: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Absolute paths of folders in which checkpoints are looked for by name, "
+            "as `org/name` or `name`, beside the hub's cache and LM Studio's folder."
+        ),
+    ] = ()
+
+
+class ListedModel(Checkpoint, frozen=True, forbid_unknown_fields=True):
+    """One more, which is loaded when it is first asked for; its table's name is its name."""
+
+    aliases: Annotated[
+        tuple[str, ...],
+        Meta(description="More names that it is asked for by; see `server.model_aliases`."),
+    ] = ()
+    pinned: Annotated[
+        bool,
+        Meta(description="Whether it is loaded at the start, and never unloaded."),
+    ] = False
+    keep_alive_seconds: Annotated[
+        float,
+        Meta(
+            ge=-1,
+            description="Time without a request after which it is unloaded; -1 is never, unless "
+            "another model needs its memory. Ollama's clients say `keep_alive` themselves.",
+        ),
+    ] = 300.0
 
 
 class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -312,6 +340,15 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ge=0,
             description="Maximum device memory; 0 is automatic: what the system recommends on "
             "Metal, 90% of a CUDA device's memory, half of the machine's on a CPU.",
+        ),
+    ] = 0
+    model_room_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Memory beside its weights that a model gets at least, where several share "
+            "the limit; 0 is automatic: 1/8 of its weights, at least 256 MiB. Models that do not "
+            "fit side by side take turns.",
         ),
     ] = 0
     pool_limit_bytes: Annotated[

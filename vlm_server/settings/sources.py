@@ -22,11 +22,8 @@ def described(settings: Settings, sources: Sources) -> list[dict[str, Any]]:
     Of keys only their number is told.
     """
     return [
-        {
-            "name": section.name,
-            "settings": _section(section.name, getattr(settings, section.name), sources),
-        }
-        for section in msgspec.structs.fields(Settings)
+        {"name": name, "settings": _section(name, values, sources)}
+        for name, values in settings.sections()
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,16 @@ import msgspec
 
 from vlm_server.errors import ConfigError, NotAvailable
 from vlm_server.settings.bounds import MAX_FLOAT, MAX_INT, MIN_KEY_CHARS
-from vlm_server.settings.engine import Cache, Engine, Image, Memory, Model, Scheduler, Video
+from vlm_server.settings.engine import (
+    Cache,
+    Engine,
+    Image,
+    ListedModel,
+    Memory,
+    Model,
+    Scheduler,
+    Video,
+)
 from vlm_server.settings.front import Deadlines, Limits, Server, Urls
 from vlm_server.settings.telemetry import Log, Metrics, Tracing
 
@@ -21,11 +31,17 @@ _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.IGNOR
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(@\S+)?")
 
 
+MODELS = "models"
+"""The section with a table for each model."""
+_MAX_NAME_CHARS = 256
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All settings of the daemon; immutable."""
 
     server: Server = Server()
     model: Model = Model()
+    models: dict[str, ListedModel] = {}
     limits: Limits = Limits()
     urls: Urls = Urls()
     image: Image = Image()
@@ -38,6 +54,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log: Log = Log()
     metrics: Metrics = Metrics()
     tracing: Tracing = Tracing()
+
+    def sections(self) -> Iterator[tuple[str, msgspec.Struct]]:
+        """The name of each table, as TOML has it, and what is in it."""
+        for field in msgspec.structs.fields(self):
+            if field.name == MODELS:
+                yield from ((f"{MODELS}.{name}", model) for name, model in self.models.items())
+            else:
+                yield field.name, getattr(self, field.name)
 
 
 def load(path: Path | None = None, overrides: tuple[str, ...] = ()) -> Settings:
@@ -56,12 +80,7 @@ def load_with_sources(
 ) -> tuple[Settings, dict[str, str]]:
     """The same, and where each setting that is no default was given, by `section.key`."""
     table: dict[str, Any] = _read_toml(path) if path else {}
-    sources = {
-        f"{section}.{key}": str(path)
-        for section, keys in table.items()
-        if isinstance(keys, dict)
-        for key in keys
-    }
+    sources = dict.fromkeys(_names(table), str(path))
     for override in overrides:
         sources[_apply_override(table, override)] = "command line"
     try:
@@ -76,6 +95,7 @@ def load_with_sources(
     _check_tracing(settings.tracing)
     for folder in settings.model.search_paths:
         _check_absolute("model.search_paths", folder)
+    _check_models(settings)
     return settings, sources
 
 
@@ -98,6 +118,20 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def _names(table: dict[str, Any]) -> Iterator[str]:
+    """Of the settings in a table, as `section.key` and `models.NAME.key`."""
+    for section, keys in table.items():
+        inner = keys if isinstance(keys, dict) else {}
+        if section == MODELS:
+            inner = {
+                f"{name}.{key}": value
+                for name, model in inner.items()
+                if isinstance(model, dict)
+                for key, value in model.items()
+            }
+        yield from (f"{section}.{key}" for key in inner)
+
+
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -107,12 +141,13 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise kind(f"can't read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    _resolve_model_path(table, path.absolute().parent)
+    folder, listed = path.absolute().parent, table.get(MODELS)
+    for model in (table.get("model"), *(listed.values() if isinstance(listed, dict) else ())):
+        _resolve_model_path(model, folder)
     return table
 
 
-def _resolve_model_path(table: dict[str, Any], folder: Path) -> None:
-    model = table.get("model")
+def _resolve_model_path(model: Any, folder: Path) -> None:
     if not isinstance(model, dict):
         return
     for key in ("path", "chat_template"):
@@ -131,6 +166,12 @@ def _apply_override(table: dict[str, Any], override: str) -> str:
     if not (equals and dot and section and key):
         raise ConfigError(f"expected section.key=value, not {override!r}")
     inner = table.setdefault(section, {})
+    if section == MODELS and isinstance(inner, dict):
+        model, dot, key = key.rpartition(".")  # a model's name may have dots
+        if not dot:
+            raise ConfigError(f"expected models.NAME.key=value, not {override!r}")
+        inner = inner.setdefault(model, {})
+        section = f"{section}.{model}"
     if not isinstance(inner, dict):
         raise ConfigError(f"{section!r} is not a section")
     try:
@@ -142,16 +183,24 @@ def _apply_override(table: dict[str, Any], override: str) -> str:
 
 def _check_numbers(settings: Settings) -> None:
     """No number may be NaN or infinite, nor so large that clocks or messages can't hold it."""
-    for section in msgspec.structs.fields(settings):
-        for name, value in msgspec.structs.asdict(getattr(settings, section.name)).items():
+    for section, values in settings.sections():
+        for name, value in msgspec.structs.asdict(values).items():
             limit = MAX_FLOAT if isinstance(value, float) else MAX_INT
             if isinstance(value, int | float) and not value <= limit:
-                raise ConfigError(f"`{section.name}.{name}` must be a number of at most {limit:g}")
+                raise ConfigError(f"`{section}.{name}` must be a number of at most {limit:g}")
 
 
 def _check_absolute(name: str, path: str) -> None:
     if path and not Path(path).expanduser().is_absolute():
         raise ConfigError(f"{name} {path!r} is not absolute")
+
+
+def _check_models(settings: Settings) -> None:
+    for name, model in settings.models.items():
+        if not name.isprintable() or not 0 < len(name) <= _MAX_NAME_CHARS or name == "default":
+            raise ConfigError(f"models: {name!r} can't be the name of a model")
+        if not model.path:
+            raise ConfigError(f"models.{name}.path is missing")
 
 
 def _check_tracing(tracing: Tracing) -> None:

@@ -1,8 +1,9 @@
-"""The front's view of the engine process: its status, and one stream of events per request."""
+"""The front's view of models and engines: status, and one stream of events per request."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -55,7 +56,10 @@ class EngineStatus:
     `download` tells more of it before that, while its checkpoint is fetched.
 
     `state` is `stopped`, `downloading`, `starting`, `ready`, `unresponsive` (it has been silent for
-    half of the time after which it is ended), `restarting`, `failed` or `stopping`.
+    half of the time after which it is ended), `restarting`, `failed` or `stopping`; `unloaded`,
+    `waiting` (for its turn, or for memory) or `unloading` of a model that is loaded when it is
+    asked for. `error` says why the last load failed, for
+    operators; `expires_at`, in seconds since 1970, when it is unloaded unless somebody asks for it.
 
     `quarantined_shapes` counts the request sizes that are refused because engines crashed on
     them, `quarantine_refusals` the requests refused for that. `model_facts` are those of the last
@@ -76,6 +80,8 @@ class EngineStatus:
     model_facts: ModelFacts = _UNKNOWN
     memory_samples: Sequence[MemorySample] = ()
     ends: tuple[EngineEnd, ...] = ()
+    error: str = ""
+    expires_at: float | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -106,5 +112,67 @@ class EngineClient(Protocol):
         """End the stream of a request with `Failed(code="request_cancelled")`.
 
         False if there is none: it has ended, or has not begun.
+        """
+        ...
+
+
+class ModelClient(Protocol):
+    """The models that are served, by name; the first one is the default."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    def aliases(self, name: str) -> tuple[str, ...]:
+        """More names, or patterns of such, that a model's own table has."""
+        ...
+
+    def is_pinned(self, name: str) -> bool:
+        """Whether a model is loaded at the start, and stays."""
+        ...
+
+    def status(self, name: str) -> EngineStatus: ...
+
+    def check_ready(self) -> None:
+        """Raises EngineUnavailable if no request can be taken, whichever model it is for."""
+        ...
+
+    def lease(
+        self, name: str, request_id: str, keep_alive_seconds: float | None = None
+    ) -> AbstractAsyncContextManager[EngineClient]:
+        """The engine of a model, which stays loaded for the `with` block.
+
+        Loads it first, if it must; that may take minutes. Afterwards it is unloaded once nobody
+        has asked for it for `keep_alive_seconds` (negative is never; None is what was said last).
+        Raises EngineUnavailable if it can't be loaded, or if it is pinned and not there;
+        ModelDoesNotFit if there is no memory for it; RequestCancelled.
+        """
+        ...
+
+    async def touch(
+        self, name: str, request_id: str, keep_alive_seconds: float | None = None
+    ) -> None:
+        """`lease` a model for a moment; for 0 seconds: unload it as soon as nobody uses it."""
+        ...
+
+    def cancel(self, request_id: str) -> bool:
+        """See `EngineClient.cancel`; also of a request that waits for its model."""
+        ...
+
+    async def load(self, name: str) -> None:
+        """Load a model, if it is not. Raises what `lease` does."""
+        ...
+
+    async def unload(self, name: str) -> None:
+        """Unload a model once nobody uses it, if it is loaded. Raises Conflict if it is pinned."""
+        ...
+
+    def clear_caches(self, name: str) -> None:
+        """Drop what is cached and not in use. Raises EngineUnavailable if it is not loaded."""
+        ...
+
+    def add(self, name: str) -> str:
+        """Serve one more checkpoint that is on this machine; returns what it is called.
+
+        Raises ModelNotFound if there is none of that name.
         """
         ...

@@ -20,15 +20,12 @@ from pathlib import Path
 import msgspec
 
 from vlm_server import machine
-from vlm_server.checkpoints.download import fetch
-from vlm_server.checkpoints.messages import Progress
-from vlm_server.checkpoints.names import served_name, to_download
+from vlm_server.checkpoints.names import served_name
 from vlm_server.errors import (
     EngineDied,
     EngineUnavailable,
     ModelLoadError,
     RequestCancelled,
-    VlmServerError,
 )
 from vlm_server.models import EMBEDDED
 from vlm_server.protocol import (
@@ -37,12 +34,14 @@ from vlm_server.protocol import (
     PREPARERS,
     Abort,
     Accepted,
+    ClearCaches,
     Drain,
     Event,
     Failed,
     Finished,
     Loading,
     Ready,
+    SetMemoryLimit,
     Start,
     Stats,
     Tokens,
@@ -67,8 +66,6 @@ ProgressCallback = Callable[[str, float], None]
 
 _LAST_SECONDS = LAST_WRITES_SECONDS + 1.0
 """Time for an engine without requests to exit by itself."""
-_DOWNLOAD_SECONDS = 10.0
-"""After which clients may ask again, as long as a checkpoint is downloaded."""
 _FAILED = 1
 """The exit status of an engine that gave up."""
 _STARTING = "starting"
@@ -81,11 +78,15 @@ class Supervisor:
     `on_progress(stage, fraction)` is called while the model loads.
     """
 
-    def __init__(self, settings: Settings, on_progress: ProgressCallback) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        on_progress: ProgressCallback,
+        private: PrivateFolder | None = None,
+    ) -> None:
+        """`private` is for who shares it between several, and closes it."""
         path = Path(settings.model.path) if settings.model.path else EMBEDDED
         self._settings = settings
-        self._missing = None if path.exists() else to_download(settings.model.path)
-        """What has to be downloaded before there is a model to load."""
         template = settings.model.chat_template
         self._start = Start(
             model=msgspec.structs.replace(
@@ -102,8 +103,8 @@ class Supervisor:
             cache=settings.cache,
         )
         self._on_progress = on_progress
-        name = self._missing.repo if self._missing else served_name(path.absolute())
-        self._status = EngineStatus("stopped", settings.model.name or name)
+        name = settings.model.name or served_name(path.absolute())
+        self._status = EngineStatus("stopped", name)
         self._process: EngineProcess | None = None
         self._task: asyncio.Task[None] | None = None
         self._streams: dict[str, asyncio.Queue[RequestEvent]] = {}
@@ -114,10 +115,11 @@ class Supervisor:
         self._watchdog = Watchdog(self._tick_seconds, time.monotonic)
         self._hung: str | None = None
         """What kind of threads the last engine was ended for; `_STOPPED` if it was all of them."""
-        self._private = PrivateFolder()
+        self._private = private or PrivateFolder()
+        self._closes_private = private is None
         self._failed_starts = FailedStarts(machine.memory_bytes())
         self._settled = asyncio.Event()
-        self._unloadable: VlmServerError | None = None
+        self._unloadable: ModelLoadError | None = None
         self._was_ready = False
         self._started_at = 0.0
         self._start_seconds = 0.0
@@ -144,15 +146,14 @@ class Supervisor:
         return len(self._streams)
 
     async def start(self) -> None:
-        """Start the engine; the model is downloaded, if it must be, and loads in the background."""
-        self._set(state="downloading" if self._missing else "starting")
+        """Start the engine; the model loads in the background."""
+        self._set(state="starting")
         self._task = asyncio.create_task(self._keep_running(), name="supervisor")
 
     async def wait_ready(self) -> None:
         """Wait until the engine is ready.
 
-        Raises ModelLoadError if the model can't be loaded, or not be downloaded; NotAvailable if
-        it might be downloaded later.
+        Raises ModelLoadError if the model can't be loaded.
         """
         await self._settled.wait()
         if self._unloadable is not None:
@@ -170,7 +171,8 @@ class Supervisor:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        self._private.close()
+        if self._closes_private:
+            self._private.close()
         self._set(state="stopped", pid=None)
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[RequestEvent, None]:
@@ -204,6 +206,17 @@ class Supervisor:
         queue.put_nowait(Failed(request_id, error.code, error.message))
         self._leave(process, request_id)
         return True
+
+    def set_memory_limit(self, limit_bytes: int) -> None:
+        """The engine, and those started later, may use so much device memory from now on."""
+        memory = msgspec.structs.replace(self._start.memory, limit_bytes=limit_bytes)
+        self._start = msgspec.structs.replace(self._start, memory=memory)
+        if self._process is not None and self._was_ready:
+            self._process.send(SetMemoryLimit(limit_bytes))
+
+    def clear_caches(self) -> None:
+        """See `protocol.ClearCaches`. Raises EngineUnavailable if there is no engine."""
+        self._running().send(ClearCaches())
 
     def _running(self) -> EngineProcess:
         """The engine. Raises EngineUnavailable if there is none, or it does not respond."""
@@ -242,8 +255,6 @@ class Supervisor:
         engine = self._settings.engine
         pause = engine.restart_backoff_seconds
         find = partial(for_models, self._private, with_openblas=engine.openblas == "auto")
-        if not await self._fetch():
-            return
         while True:
             self._was_ready = False
             self._hung = None
@@ -266,27 +277,6 @@ class Supervisor:
     def _note_end(self) -> None:
         end = EngineEnd(time.time(), reason_of_end(self._exit_status, self._hung))
         self._set(ends=(*self._status.ends, end)[-MAX_ENDS:])
-
-    async def _fetch(self) -> bool:
-        """Download the checkpoint, if it must be. Returns whether there is one to load."""
-        if self._missing is None:
-            return True
-        self._set(retry_after_seconds=_DOWNLOAD_SECONDS, progress=("downloading", 0.0))
-        try:
-            model = await fetch(
-                self._missing, self._start.model, self._start.memory, self._take_download
-            )
-        except VlmServerError as error:
-            self._give_up(error)
-            return False
-        self._missing = None
-        self._start = msgspec.structs.replace(self._start, model=model)
-        self._set(state="starting", progress=None, download=None, retry_after_seconds=1.0)
-        return True
-
-    def _take_download(self, progress: Progress) -> None:
-        self._set(progress=("downloading", progress.fraction), download=progress)
-        self._on_progress(str(progress), progress.fraction)
 
     async def _run_once(self, environment: dict[str, str]) -> None:
         """Run one engine from start to end; afterwards no request is in flight."""
@@ -393,12 +383,9 @@ class Supervisor:
     def _take_unloadable(self, reason: str) -> None:
         """The model can't be loaded: final for one that never was, retried for one that was."""
         logger.error("the model can't be loaded: %s", reason)
-        self._give_up(ModelLoadError(reason))
-
-    def _give_up(self, error: VlmServerError) -> None:
         if not self._settled.is_set() and self._status.state != "stopping":
-            self._unloadable = error
-            self._set(state="failed", progress=None, download=None)
+            self._unloadable = ModelLoadError(reason)
+            self._set(state="failed", progress=None)
             self._settled.set()
 
     def _deliver(self, request_id: str, event: RequestEvent) -> None:

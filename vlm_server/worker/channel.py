@@ -9,15 +9,12 @@ import threading
 from queue import SimpleQueue
 from typing import NoReturn
 
-from vlm_server.engine.inbox import Inbox
+from vlm_server.engine.inbox import Inbox, Order
 from vlm_server.protocol import (
     MESSAGE_HEADER,
-    Abort,
     Command,
-    Drain,
     Event,
     Start,
-    Submit,
     Working,
     decode_command,
     encode_message,
@@ -77,7 +74,7 @@ class Channel:
         try:
             while True:
                 command = self._receive()
-                assert isinstance(command, Submit | Abort | Drain)
+                assert isinstance(command, Order)
                 self.inbox.put(command)
         except Exception:
             logger.critical("the front can't be understood", exc_info=True)

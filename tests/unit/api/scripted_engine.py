@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from vlm_server.errors import EngineUnavailable, RequestCancelled, RequestError
+from vlm_server.errors import (
+    Conflict,
+    EngineUnavailable,
+    ModelNotFound,
+    RequestCancelled,
+    RequestError,
+)
 from vlm_server.protocol import (
     MESSAGE_HEADER,
     Accepted,
@@ -22,7 +29,7 @@ from vlm_server.protocol import (
     decode_command,
     encode_message,
 )
-from vlm_server.supervisor.client import EngineRequest, EngineStatus, RequestEvent
+from vlm_server.supervisor.client import EngineClient, EngineRequest, EngineStatus, RequestEvent
 
 Step = Callable[[str], RequestEvent] | asyncio.Event
 """An event made for a request id, or something to wait for."""
@@ -130,3 +137,53 @@ class ScriptedEngine:
             if not is_over:
                 self.aborted.append(submit.request_id)
             self.closed.set()
+
+
+class OneModel:
+    """The `ModelClient` of one pinned model, whose engine is `engine`."""
+
+    def __init__(self, engine: EngineClient) -> None:
+        self._engine = engine
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self._engine.status.model_name,)
+
+    def aliases(self, name: str) -> tuple[str, ...]:
+        return ()
+
+    def is_pinned(self, name: str) -> bool:
+        return True
+
+    def status(self, name: str) -> EngineStatus:
+        return self._engine.status
+
+    def check_ready(self) -> None:
+        if not self._engine.status.is_ready:
+            raise EngineUnavailable(f"The engine is not ready: {self._engine.status.state}.")
+
+    @asynccontextmanager
+    async def lease(
+        self, name: str, request_id: str, keep_alive_seconds: float | None = None
+    ) -> AsyncIterator[EngineClient]:
+        yield self._engine
+
+    async def touch(
+        self, name: str, request_id: str, keep_alive_seconds: float | None = None
+    ) -> None:
+        pass
+
+    def cancel(self, request_id: str) -> bool:
+        return self._engine.cancel(request_id)
+
+    async def load(self, name: str) -> None:
+        pass
+
+    async def unload(self, name: str) -> None:
+        raise Conflict(f"The model `{name}` is pinned: it stays loaded.", "model")
+
+    def clear_caches(self, name: str) -> None:
+        pass
+
+    def add(self, name: str) -> str:
+        raise ModelNotFound(f"There is no model `{name}` on this machine.", "model")

@@ -198,7 +198,7 @@ async def test_a_header_holds_no_name_as_it_came(caplog: pytest.LogCaptureFixtur
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    transport = httpx.ASGITransport(RequestLog(app, AnsweredRequests()))
+    transport = httpx.ASGITransport(RequestLog(app, AnsweredRequests(), None))
     async with httpx.AsyncClient(transport=transport, base_url="http://a") as client:
         with caplog.at_level(logging.INFO, "vlm_server.api"):
             answer = await client.get("/")

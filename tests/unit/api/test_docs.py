@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.routing import Route
 
 from tests.unit.api.operations.scrapes import full_scrape
-from tests.unit.api.scripted_engine import ScriptedEngine
+from tests.unit.api.scripted_engine import OneModel, ScriptedEngine
 from vlm_server.api.app import create_app
 from vlm_server.api.openai.schema import HARMLESS, NEUTRAL, ChatRequest
 from vlm_server.errors import RequestError
@@ -42,7 +42,7 @@ def test_every_error_code_is_documented(code: str) -> None:
 
 
 def test_every_route_is_documented() -> None:
-    routes = create_app(Settings(), ScriptedEngine()).routes
+    routes = create_app(Settings(), OneModel(ScriptedEngine())).routes
     paths = [route.path for route in routes if isinstance(route, Route)]
     ours = [path for path in paths if "/api/" not in path or "/v0/" in path]  # else: ollama.md
     assert [path for path in ours if path.partition("{")[0] not in DOCS] == []

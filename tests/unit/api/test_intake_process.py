@@ -10,12 +10,12 @@ import pytest
 
 from tests.unit.api.requests import chat, picture, user
 from vlm_server.api import intake_process
-from vlm_server.api.http.intake.calls import Context, decode_outcome
+from vlm_server.api.http.intake.calls import Context, KnownModel, decode_outcome
 from vlm_server.api.http.intake.intake_job import Job, take_job, with_body
 from vlm_server.errors import InternalError, InvalidImage, InvalidRequest
 from vlm_server.settings import Limits
 
-JOB = Job("openai", Context("demo", "chatcmpl-1", "", "", Limits()))
+JOB = Job("openai", Context((KnownModel("demo"),), "chatcmpl-1", "", "", Limits()))
 
 
 def sent(body: bytes, job: Job = JOB) -> bytearray:

@@ -197,3 +197,45 @@ def test_holds_of_all_caches_are_counted() -> None:
         assert caches.num_holds == 4 - number
         each.release()
     assert caches.num_holds == 0
+
+
+def test_device_caches_follow_the_memory_there_is() -> None:
+    caches = Caches.of(
+        pixel_bytes=10,
+        encoder_bytes=10,
+        prefix_bytes=20,
+        sizes=lambda free: (free // 16, free // 4),
+    )
+    use(caches)
+    caches.resize(160)
+    assert {each.name: each.limit_bytes for each in caches.read()} == {
+        "token_layout": 0,
+        "pixel": 10,
+        "encoder": 10,
+        "prefix": 40,
+    }
+    assert "a" in caches.features
+    caches.resize(0)
+    assert "a" not in caches.features
+    assert caches.evictable_bytes == 0
+    caches.check_integrity()
+
+
+def test_sizes_that_were_set_stay() -> None:
+    caches = caches_on(FakeDisk())
+    caches.resize(1000)
+    assert {each.limit_bytes for each in caches.read()} == {0, 10, 20}
+
+
+def test_what_is_dropped_is_what_nobody_holds() -> None:
+    caches = caches_on(FakeDisk())
+    use(caches)
+    lease = caches.features.lease("a")
+    assert lease is not None
+    caches.drop()
+    assert "a" in caches.features
+    assert caches.prefixes.read().entries == 0
+    lease.release()
+    caches.drop()
+    assert "a" not in caches.features
+    assert caches.read()[2].hits == 1

@@ -185,7 +185,8 @@ class Uses(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache = LruCache[str]("letters", self.LIMIT)
+        self.limit = self.LIMIT
+        self.cache = LruCache[str]("letters", self.limit)
         self.stored: list[Stored] = []
         self.hits = self.misses = self.evictions = 0
 
@@ -196,12 +197,10 @@ class Uses(RuleBasedStateMachine):
         stored = self._last(key)
         if stored is None:
             pinned = sum(each.size_bytes for each in self.stored if each.leases)
-            if size_bytes + pinned > self.LIMIT:
+            if size_bytes + pinned > self.limit:
                 lease.release()
                 return
-            while size_bytes + sum(each.size_bytes for each in self.stored) > self.LIMIT:
-                self.stored.remove(next(each for each in self.stored if not each.leases))
-                self.evictions += 1
+            self._evict(size_bytes)
             stored = Stored(key, size_bytes)
             self.stored.append(stored)
         stored.leases.append(lease)
@@ -226,6 +225,22 @@ class Uses(RuleBasedStateMachine):
         lease.release()
         with pytest.raises(RuntimeError, match="twice"):
             lease.release()
+        self._evict(0)
+
+    @rule(limit=st.integers(0, LIMIT + 2))
+    def resize(self, limit: int) -> None:
+        self.limit = limit
+        self.cache.resize(limit)
+        self._evict(0)
+
+    def _evict(self, size_bytes: int) -> None:
+        """Make room for so much, as far as nothing is leased."""
+        for each in list(self.stored):
+            if size_bytes + sum(one.size_bytes for one in self.stored) <= self.limit:
+                return
+            if not each.leases:
+                self.stored.remove(each)
+                self.evictions += 1
 
     @invariant()
     def holds_what_it_should(self) -> None:
@@ -237,7 +252,7 @@ class Uses(RuleBasedStateMachine):
             entries=len(self.stored),
             size_bytes=sum(each.size_bytes for each in self.stored),
             pinned_bytes=sum(each.size_bytes for each in self.stored if each.leases),
-            limit_bytes=self.LIMIT,
+            limit_bytes=self.limit,
             hits=self.hits,
             misses=self.misses,
             evictions=self.evictions,

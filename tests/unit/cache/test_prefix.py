@@ -285,3 +285,21 @@ def test_threads_break_nothing(needs_snapshots: bool) -> None:
     reading = cache.read()
     assert reading.pinned_bytes == 0
     assert reading.hits + reading.misses == asked
+
+
+def test_a_smaller_limit_holds_at_once_but_for_what_is_pinned() -> None:
+    cache = cache_of([1, 2, 3], [4, 5, 6], [7, 8, 9])
+    match = cache.match(prompt_of([4, 5, 6]), 1000)
+    size = cache.read().size_bytes
+    cache.resize(size // 3)
+    cache.check_integrity()
+    assert [num_known(cache, [n, n + 1, n + 2]) for n in (1, 4, 7)] == [0, 3, 0]
+    cache.resize(1)
+    cache.check_integrity()
+    assert match.length == 3
+    match.release()
+    insert(cache, [1, 2, 3])
+    assert cache.read().size_bytes == 0
+    cache.resize(1000)
+    insert(cache, [1, 2, 3])
+    assert num_known(cache, [1, 2, 3]) == 3

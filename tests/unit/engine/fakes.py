@@ -418,6 +418,9 @@ class FakeMemory:
     def read(self) -> MemoryReading:
         return MemoryReading(self.active_bytes, self.pool_bytes, self.limit_bytes)
 
+    def set_limit(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+
     def take_peak(self) -> int:
         peak, self.peak_bytes = max(self.peak_bytes, self.active_bytes), 0
         return peak

@@ -34,13 +34,13 @@ from vlm_server.api.anthropic.schema import (
     Tool,
 )
 from vlm_server.api.http.intake import json_body
-from vlm_server.api.http.intake.calls import Body, Context, Taken
+from vlm_server.api.http.intake.calls import Body, Context, KnownModel, Taken
 from vlm_server.api.http.intake.constraints import ConstraintFields, check_constraints
 from vlm_server.api.http.intake.conversation import Conversation
 from vlm_server.api.http.intake.effort import Wish
 from vlm_server.api.http.intake.json_schema import schema_text
 from vlm_server.api.http.intake.leniency import IgnoredFields
-from vlm_server.api.http.intake.request_model import check_model, max_tokens_or_default
+from vlm_server.api.http.intake.request_model import max_tokens_or_default, model_wanted
 from vlm_server.api.http.intake.tool_definitions import ToolChoice, ToolDefinition, read_tools
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import Message, SamplingParams, Submit, TemplateOptions
@@ -89,7 +89,7 @@ def _only_counted(taken: Taken) -> Taken:
 
 
 def _taken(request: MessagesRequest, ignored: IgnoredFields, context: Context) -> Taken:
-    check_model(request.model, context)
+    model = model_wanted(request.model, context)
     conversation = Conversation(context.limits, context.given)
     definitions = [
         _definition(tool, f"tools[{i}]", ignored) for i, tool in enumerate(request.tools or ())
@@ -100,7 +100,7 @@ def _taken(request: MessagesRequest, ignored: IgnoredFields, context: Context) -
     schema_wanted = _schema(request, context.limits)
     json_schema = check_constraints(tools, schema_wanted, _FIELDS, ignored, continues=continues)
     wish = _wish(request)
-    _ignore_thinking(request, context, ignored)
+    _ignore_thinking(request, model, ignored)
     submit = Submit(
         request_id=context.request_id,
         messages=tuple(conversation.messages),
@@ -116,7 +116,7 @@ def _taken(request: MessagesRequest, ignored: IgnoredFields, context: Context) -
     if has_billing_header(request):
         ignored.add(BILLING_HEADER)
     options = Options(shows_thoughts=_shows_thoughts(request))
-    return Taken(submit, bool(request.stream), encode_options(options), ignored.names)
+    return Taken(model.name, submit, bool(request.stream), encode_options(options), ignored.names)
 
 
 def _continues(messages: Sequence[Message]) -> bool:
@@ -141,12 +141,12 @@ def _wish(request: MessagesRequest) -> Wish:
     return Wish(effort=effort)
 
 
-def _ignore_thinking(request: MessagesRequest, context: Context, ignored: IgnoredFields) -> None:
+def _ignore_thinking(request: MessagesRequest, model: KnownModel, ignored: IgnoredFields) -> None:
     """Without thoughts there is no effort; some models have none."""
     config = request.output_config
-    if config and (not context.can_think or isinstance(request.thinking, ThinkingDisabled)):
+    if config and (not model.can_think or isinstance(request.thinking, ThinkingDisabled)):
         ignored.add("output_config.effort", config.effort)
-    if not context.can_think:
+    if not model.can_think:
         ignored.add("thinking", request.thinking)
 
 

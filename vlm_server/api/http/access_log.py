@@ -38,6 +38,7 @@ class Entry:
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     received_at: float = field(default_factory=time.monotonic)
     status: int = 0
+    model: str = ""
     images: int = 0
     videos: int = 0
     error_code: str | None = None
@@ -60,6 +61,7 @@ class Entry:
             "route": route,
             "id": self.request_id,
             "status": self.status,
+            "model": self.model or None,
             "finish": (answer.reason or None) if answer is not None else None,
             "ms": _milliseconds(time.monotonic() - self.received_at),
             "ttft_ms": None if first_at is None else _milliseconds(first_at - self.received_at),

@@ -12,8 +12,8 @@ from vlm_server.api.http import access_log
 from vlm_server.api.http.access_log import Entry
 from vlm_server.api.http.figures.recorder import AnswerRecorder
 from vlm_server.errors import EngineUnavailable, InternalError, RequestError
-from vlm_server.protocol import Delta, Failed, Finished, Times, TokenLogprob, Tokens, Usage
-from vlm_server.supervisor.client import EngineRequest, RequestEvent
+from vlm_server.protocol import Delta, Failed, Finished, Times, TokenLogprob, Tokens
+from vlm_server.supervisor.client import RequestEvent
 
 Answer = AsyncGenerator[Delta | Finished, None]
 
@@ -41,11 +41,6 @@ async def answer(events: AsyncGenerator[RequestEvent, None], recorder: AnswerRec
             elif isinstance(event, Finished | Failed):
                 ending = event
     yield _checked(ending, recorder)
-
-
-async def empty(request: EngineRequest) -> AsyncGenerator[RequestEvent, None]:
-    """The events of a request that has nothing to generate."""
-    yield Finished(request.submit.request_id, Usage(0, 0))
 
 
 async def whole(

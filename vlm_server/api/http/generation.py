@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
 
@@ -11,17 +12,17 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from vlm_server.api.http import access_log, body
+from vlm_server.api.http import access_log, body, served_models, sse
 from vlm_server.api.http.access import cache_salt, client_id, keys
 from vlm_server.api.http.access_log import Entry
-from vlm_server.api.http.answer import Answer, answer, as_request_error, empty, whole
+from vlm_server.api.http.answer import Answer, answer, as_request_error, whole
 from vlm_server.api.http.dialect import Dialect, Renderer
 from vlm_server.api.http.disconnect import until_disconnect
 from vlm_server.api.http.figures.figures import ModelFigures, no_figures
 from vlm_server.api.http.figures.recorder import AnswerRecorder
 from vlm_server.api.http.figures.server_timing import server_timing
 from vlm_server.api.http.in_flight import InFlight
-from vlm_server.api.http.intake.calls import Call, Context
+from vlm_server.api.http.intake.calls import Answering, Call, Context
 from vlm_server.api.http.intake.history import History, HistoryNeeded
 from vlm_server.api.http.intake.intake import Intake
 from vlm_server.api.http.queue.arriving import ArrivingBodies
@@ -29,20 +30,20 @@ from vlm_server.api.http.queue.deadlines import RequestClock
 from vlm_server.api.http.queue.queue_slots import QueueSlot, QueueSlots
 from vlm_server.api.http.sse import EventStream
 from vlm_server.api.http.urls.media_urls import MediaUrls
-from vlm_server.errors import EngineUnavailable, PayloadTooLarge
+from vlm_server.errors import PayloadTooLarge
 from vlm_server.media.external import BytesNeeded
-from vlm_server.protocol import Delta, Finished, ModelFacts
+from vlm_server.protocol import Delta, Finished, Usage
 from vlm_server.settings import Settings
-from vlm_server.supervisor.client import EngineClient
+from vlm_server.supervisor.client import EngineRequest, ModelClient, RequestEvent
 
 
 class Generation:
     """What the generating endpoints of all dialects share."""
 
     def __init__(
-        self, engine: EngineClient, queue_slots: QueueSlots, intake: Intake, settings: Settings
+        self, models: ModelClient, queue_slots: QueueSlots, intake: Intake, settings: Settings
     ) -> None:
-        self.engine = engine
+        self.models = models
         self.queue_slots = queue_slots
         self.intake = intake
         self.limits = settings.limits
@@ -81,9 +82,7 @@ class Endpoint:
         shared, headers = self._shared, Headers(scope=scope)
         body.check_headers(headers, shared.limits, any_type=self._any_type)
         clock = RequestClock(headers, shared.deadlines)
-        status = shared.engine.status
-        if not status.is_ready:
-            raise EngineUnavailable(f"The engine is not ready: {status.state}.")
+        shared.models.check_ready()
         client = client_id.of(scope)
         shared.queue_slots.check(client, headers)
         async with clock.before_submit():
@@ -107,22 +106,19 @@ class Endpoint:
     ) -> None:
         shared, dialect, entry = self._shared, self._dialect, access_log.of(scope)
         context = self._context(scope)
-        model = context.model
         async with clock.before_submit():
             request, wanted = await self._read_call(data, slot, context)
         entry.images, entry.videos = wanted.num_images, wanted.num_videos
-        entry.ignored = wanted.ignored
+        entry.ignored, entry.model, model = wanted.ignored, wanted.model, wanted.model
         stream_wanted, num_choices = wanted.stream, wanted.num_choices
+        shared.in_flight.note_read(context.request_id)
         render = dialect.renderer(context.request_id, model, wanted.options)
-        request = request.with_deadlines(clock.left())
-        stream_of = shared.engine.stream if wanted.generates else empty
-        shared.in_flight.note_sent(context.request_id)
         is_answer = wanted.generates and not request.submit.count_only
         figures = shared.figures[model] if is_answer else ModelFigures()  # else: nobody's
         recorder = entry.answer = AnswerRecorder(
             figures, model, context.request_id, entry.received_at, is_stream=stream_wanted
         )
-        events = clock.watch(stream_of(request), partial(_begin, slot, recorder))
+        events = clock.watch(self._events(request, wanted, clock), partial(_begin, slot, recorder))
         del request, wanted  # frees the images while the engine answers
         with recorder:
             async with aclosing(answer(events, recorder)) as deltas:
@@ -134,27 +130,54 @@ class Endpoint:
 
     def _context(self, scope: Scope) -> Context:
         """What reading a request needs to know beside its body."""
-        shared, status = self._shared, self._shared.engine.status
+        shared = self._shared
         return Context(
-            model=status.model_name,
+            models=served_models.known_models(shared.models, shared.server),
             request_id=f"{self._dialect.id_prefix}{access_log.of(scope).request_id}",
             cache_salt=cache_salt.of(scope),
             client=client_id.of(scope),
             owner=keys.owner_of(scope),
             limits=shared.limits,
-            model_aliases=shared.server.model_aliases,
             unknown_fields=shared.server.unknown_fields,
-            can_think=_can_think(status.model_facts),
         )
+
+    async def _events(
+        self, request: EngineRequest, wanted: Answering, clock: RequestClock
+    ) -> AsyncGenerator[RequestEvent, None]:
+        """What the engine of the model says, which is loaded first if it must be."""
+        shared, request_id = self._shared, request.submit.request_id
+        model, keep_alive = wanted.model, wanted.keep_alive_seconds
+        if not wanted.generates:
+            await shared.models.touch(model, request_id, keep_alive)
+            yield Finished(request_id, Usage(0, 0))
+            return
+        async with shared.models.lease(model, request_id, keep_alive) as engine:
+            shared.in_flight.note_sent(request_id)
+            events = engine.stream(request.with_deadlines(clock.left()))
+            del request  # its images are not needed here while the engine answers
+            async with aclosing(events):
+                async for event in events:
+                    yield event
 
     async def _stream(
         self, deltas: Answer, render: Renderer, send: Send, entry: Entry, recorder: AnswerRecorder
     ) -> None:
         stream = EventStream(
-            send, self._dialect.content_type, render.keep_alive, self._shared.keepalive_seconds
+            send,
+            self._dialect.content_type,
+            partial(self._sign_of_life, render, entry.model),
+            self._shared.keepalive_seconds,
         )
         async with stream.kept_alive():
             await _send_events(deltas, render, stream, entry, recorder)
+
+    def _sign_of_life(self, render: Renderer, model: str) -> bytes:
+        """What a silent stream sends; events may have a comment on why it is silent."""
+        status = self._shared.models.status(model)
+        if status.progress is None or self._dialect.content_type != sse.CONTENT_TYPE:
+            return render.keep_alive()
+        stage, fraction = status.progress
+        return sse.comment(f"{status.state}: {stage} ({fraction:.0%})") + render.keep_alive()
 
     async def _read_call(self, data: bytearray, slot: QueueSlot, context: Context) -> Call:
         dialect, shared = self._dialect, self._shared
@@ -185,11 +208,6 @@ class Endpoint:
                 "previous_response_id",
             )
         return previous
-
-
-def _can_think(facts: ModelFacts) -> bool:
-    """Whether the model writes thoughts; nobody knows before it was ready once."""
-    return facts == ModelFacts() or "thinking" in facts.capabilities
 
 
 def _begin(slot: QueueSlot, recorder: AnswerRecorder) -> None:

@@ -15,8 +15,9 @@ from vlm_server.api.http import access_log
 from vlm_server.api.http.access_log import Entry
 from vlm_server.protocol import RequestProgress
 
-_READING, _SENT = "reading", "sent"
-"""States before the engine has told of a request: its body is read, or it is on its way."""
+_READING, _LOADING, _SENT = "reading", "loading", "sent"
+"""States before the engine has told of a request: its body is read, its model is loaded, it is on
+its way."""
 
 
 @dataclass(slots=True)
@@ -43,8 +44,12 @@ class InFlight:
         finally:
             del self._requests[request_id]
 
+    def note_read(self, request_id: str) -> None:
+        """Its body was read; now its model is needed."""
+        self._requests[request_id].state = _LOADING
+
     def note_sent(self, request_id: str) -> None:
-        """Its body was read, and it goes to the engine."""
+        """It goes to the engine."""
         self._requests[request_id].state = _SENT
 
     def to_json(self, progress: Sequence[RequestProgress]) -> list[dict[str, Any]]:
@@ -62,6 +67,7 @@ def _shown(
     return {
         "id": request_id,
         "route": tracked.route,
+        "model": entry.model or None,
         "key": entry.key_name,
         "state": told.state if told else tracked.state,
         "done": told.done if told else 0,

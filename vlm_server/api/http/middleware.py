@@ -21,7 +21,7 @@ from vlm_server.api.http.queue.queue_slots import QueueSlots
 from vlm_server.api.http.tracing import Tracer
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.settings import Cache, Server
-from vlm_server.supervisor.client import EngineClient
+from vlm_server.supervisor.client import ModelClient
 
 
 class RequestLog:
@@ -65,10 +65,10 @@ class Errors:
     """Answers what a request raises with a status and JSON; a client never sees a traceback."""
 
     def __init__(
-        self, app: ASGIApp, engine: EngineClient, queue_slots: QueueSlots, encode_for: EncodeFor
+        self, app: ASGIApp, models: ModelClient, queue_slots: QueueSlots, encode_for: EncodeFor
     ) -> None:
         self.app = app
-        self.engine = engine
+        self.models = models
         self.queue_slots = queue_slots
         self.encode_for = encode_for
 
@@ -92,9 +92,11 @@ class Errors:
     async def _answer(
         self, error: RequestError, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        access_log.of(scope).error_code = error.code
+        entry = access_log.of(scope)
+        entry.error_code = error.code
+        model = entry.model or self.models.names[0]
         retry_after_seconds = max(
-            self.engine.status.retry_after_seconds, self.queue_slots.retry_after_seconds()
+            self.models.status(model).retry_after_seconds, self.queue_slots.retry_after_seconds()
         )
         response = errors.response(error, self.encode_for(scope), retry_after_seconds)
         await response(scope, receive, send)

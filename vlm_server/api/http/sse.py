@@ -21,6 +21,11 @@ def event(data: bytes, name: str = "") -> bytes:
     return named + b"data: " + data + b"\n\n"
 
 
+def comment(text: str) -> bytes:
+    """A line of `text` that every reader of events skips."""
+    return b": " + text.encode() + b"\n\n"
+
+
 class EventStream:
     """A streaming response. Its status line goes out with the first events or sign of life.
 

@@ -1,6 +1,6 @@
 """What Ollama's clients ask about models: `/api/tags`, `/api/show`, `/api/ps`, `/api/version`.
 
-There is one model, which is loaded: routes that add, change or delete models say so.
+Routes that add, change or delete models say that they do not.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vlm_server import __version__
-from vlm_server.api.http import access_log, body
+from vlm_server.api.http import access_log, body, served_models
 from vlm_server.api.http.generation import Generation
 from vlm_server.api.http.intake import json_body
+from vlm_server.api.http.intake.calls import KnownModel
 from vlm_server.api.http.intake.leniency import IgnoredFields
 from vlm_server.api.ollama import model_name
 from vlm_server.api.ollama.answers import time_text
@@ -29,10 +30,13 @@ from vlm_server.api.ollama.model_info import (
 )
 from vlm_server.errors import EngineUnavailable, InvalidRequest, NotSupported, PayloadTooLarge
 from vlm_server.protocol import ModelFacts
+from vlm_server.supervisor.client import EngineStatus
 
 API_VERSION = "0.12.11"
 """The version of Ollama whose API is followed: clients compare it to what they need."""
 _FOR_EVER = "9999-12-31T23:59:59Z"
+_IN_USE = ("ready", "unresponsive", "unloading")
+"""States of engines that hold a model."""
 
 
 class ListedModel(msgspec.Struct, frozen=True):
@@ -75,32 +79,35 @@ class ModelRequest(msgspec.Struct):
 
 
 class Catalog:
-    """The endpoints about the model. They ask the engine nothing."""
+    """The endpoints about models. They ask no engine anything."""
 
     def __init__(self, shared: Generation) -> None:
         self._shared = shared
         self._started = time.time()
 
     async def tags(self, _: Request) -> Response:
-        facts = self._facts
-        listed = ListedModel(
-            name=self._tagged,
-            model=self._tagged,
+        return _json({"models": [self._listed(status) for status in self._statuses]})
+
+    def _listed(self, status: EngineStatus) -> ListedModel:
+        facts, name = status.model_facts, model_name.tagged(status.model_name)
+        return ListedModel(
+            name=name,
+            model=name,
             modified_at=self._modified_at(facts),
             size=facts.size_bytes,
-            digest=digest(facts, self._name),
+            digest=digest(facts, status.model_name),
             details=details(facts),
         )
-        return _json({"models": [listed]})
 
     async def show(self, request: Request) -> Response:
-        await self._read(request, "stream")
-        facts, status = self._facts, self._shared.engine.status
+        _, model = await self._read(request, "stream")
+        status = self._shared.models.status(model.name)
+        facts = status.model_facts
         if facts == ModelFacts() and not status.is_ready:
             raise EngineUnavailable(f"The model is not loaded yet: {status.state}.")
         return _json(
             ShownModel(
-                modelfile=f"FROM {self._tagged}",
+                modelfile=f"FROM {model_name.tagged(model.name)}",
                 parameters="",
                 template=template(facts),
                 details=details(facts),
@@ -111,25 +118,15 @@ class Catalog:
         )
 
     async def ps(self, _: Request) -> Response:
-        facts = self._facts
-        running = RunningModel(
-            name=self._tagged,
-            model=self._tagged,
-            size=facts.size_bytes,
-            digest=digest(facts, self._name),
-            details=details(facts),
-            expires_at=_FOR_EVER,
-            size_vram=facts.size_bytes,
-            context_length=facts.context_tokens,
-        )
-        return _json({"models": [running] if self._shared.engine.status.is_ready else []})
+        loaded = [status for status in self._statuses if status.state in _IN_USE]
+        return _json({"models": [_running(status) for status in loaded]})
 
     async def version(self, _: Request) -> Response:
         return _json({"version": API_VERSION, "vlm_server": __version__})
 
     async def pull(self, request: Request) -> Response:
-        """Nothing is downloaded; the model that is served is here."""
-        asked = await self._read(request)
+        """Nothing is downloaded; the models that are served are here, or come when asked for."""
+        asked, _ = await self._read(request)
         if asked.stream is False:
             return _json({"status": "success"})
         lines = b'{"status":"pulling manifest"}\n{"status":"success"}\n'
@@ -139,27 +136,21 @@ class Catalog:
         """For what would change models, or embed texts."""
         path = request.url.path
         raise NotSupported(
-            f"{request.method} {path} is not supported: this server has one model, which "
-            f"can't be changed here and makes no embeddings: '{self._name}'"
+            f"{request.method} {path} is not supported: this server's models can't be changed "
+            "here, and make no embeddings"
         )
 
     @property
-    def _name(self) -> str:
-        return self._shared.engine.status.model_name
-
-    @property
-    def _tagged(self) -> str:
-        return model_name.tagged(self._name)
-
-    @property
-    def _facts(self) -> ModelFacts:
-        return self._shared.engine.status.model_facts
+    def _statuses(self) -> list[EngineStatus]:
+        return served_models.statuses(self._shared.models)
 
     def _modified_at(self, facts: ModelFacts) -> str:
         return time_text(facts.modified_at or self._started)
 
-    async def _read(self, request: Request, *without_effect: str) -> ModelRequest:
-        """The body of `request`, which names the model. Raises RequestError.
+    async def _read(
+        self, request: Request, *without_effect: str
+    ) -> tuple[ModelRequest, KnownModel]:
+        """The body of `request`, and the model that it names. Raises RequestError.
 
         Its fields that are unknown, and those `without_effect`, are reported.
         """
@@ -173,14 +164,29 @@ class Catalog:
         name = asked.model or asked.name
         if not name:
             raise InvalidRequest("`model` is missing.", "model")
-        model_name.check(name, self._name, self._shared.server.model_aliases)
+        known = served_models.known_models(self._shared.models, self._shared.server)
+        model = model_name.model_wanted(name, known)
         ignored = IgnoredFields()
         ignored.add_unread(fields, asked)
         ignored.add_given(fields, *without_effect)
         if name != asked.name:
             ignored.add("name", asked.name)
         access_log.of(request.scope).ignored = ignored.names
-        return asked
+        return asked, model
+
+
+def _running(status: EngineStatus) -> RunningModel:
+    facts, name = status.model_facts, model_name.tagged(status.model_name)
+    return RunningModel(
+        name=name,
+        model=name,
+        size=facts.size_bytes,
+        digest=digest(facts, status.model_name),
+        details=details(facts),
+        expires_at=_FOR_EVER if status.expires_at is None else time_text(status.expires_at),
+        size_vram=facts.size_bytes,
+        context_length=facts.context_tokens,
+    )
 
 
 def _json(value: object) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from vlm_server.api.http.intake.calls import KnownModel
 from vlm_server.api.http.intake.leniency import IgnoredFields
 from vlm_server.api.ollama.schema import ChatMessage, OllamaChatRequest, Request
 
@@ -17,14 +18,15 @@ _OF_ROLE = {
 """Fields that messages of one role have."""
 
 
-def ignored_fields(fields: dict[str, Any], request: Request, *, can_think: bool) -> IgnoredFields:
+def ignored_fields(fields: dict[str, Any], request: Request, model: KnownModel) -> IgnoredFields:
     """The paths of fields without effect, such as `options.num_ctx`; `request` is what became of
-    `fields`. Without `can_think` the model has no thoughts."""
+    `fields`."""
     ignored = IgnoredFields()
-    ignored.add("keep_alive", request.keep_alive)
+    if model.stays_loaded:
+        ignored.add("keep_alive", request.keep_alive)
     if not request.logprobs:
         ignored.add("top_logprobs", request.top_logprobs or None)
-    if not can_think:
+    if not model.can_think:
         ignored.add("think", request.think)
     ignored.add_unread(fields, request)
     if isinstance(request, OllamaChatRequest):

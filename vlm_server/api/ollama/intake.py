@@ -5,16 +5,14 @@ Runs on a thread or in an intake process: see `http.intake`.
 
 from __future__ import annotations
 
-import re
-
 from vlm_server.api.http.intake import json_body
-from vlm_server.api.http.intake.calls import Body, Context, Taken
+from vlm_server.api.http.intake.calls import Body, Context, KnownModel, Taken
 from vlm_server.api.http.intake.constraints import ConstraintFields, check_constraints
 from vlm_server.api.http.intake.conversation import Conversation, Counts
 from vlm_server.api.http.intake.effort import variables_text
 from vlm_server.api.http.intake.leniency import IgnoredFields
 from vlm_server.api.http.intake.tool_definitions import ToolChoice, ToolDefinition, read_tools
-from vlm_server.api.ollama import model_name, schema
+from vlm_server.api.ollama import keep_alive, model_name, schema
 from vlm_server.api.ollama.ignored import ignored_fields
 from vlm_server.api.ollama.messages import pictures_and_text, read_messages
 from vlm_server.api.ollama.options import AnswerOptions, encode_options
@@ -36,8 +34,6 @@ _FIELDS = ConstraintFields("format", continued="messages", calls="tools")
 
 _OF_QUESTIONS = frozenset({"format", "logprobs", "options", "system", "think", "tools"})
 """Fields without effect where nothing is asked."""
-_AT_ONCE = re.compile(r"0+(\.0*)?(ns|us|ms|s|m|h)?")
-"""A `keep_alive` that unloads a model of Ollama's."""
 
 
 def read_chat(body: Body, context: Context) -> Taken:
@@ -47,9 +43,9 @@ def read_chat(body: Body, context: Context) -> Taken:
 
 def read_chat_text(body: Body, context: Context) -> Taken | None:
     """The request in `body`; None if it has images. Raises RequestError."""
-    request, ignored = _read(body, OllamaChatRequest, context)
+    request, model, ignored = _read(body, OllamaChatRequest, context)
     has_images = any(message.images for message in request.messages or ())
-    return None if has_images else _chat(request, ignored, context)
+    return None if has_images else _chat(request, model, ignored, context)
 
 
 def read_generate(body: Body, context: Context) -> Taken:
@@ -59,34 +55,40 @@ def read_generate(body: Body, context: Context) -> Taken:
 
 def read_generate_text(body: Body, context: Context) -> Taken | None:
     """The request in `body`; None if it has images. Raises RequestError."""
-    request, ignored = _read(body, OllamaGenerateRequest, context)
-    return None if request.images else _generate(request, ignored, context)
+    request, model, ignored = _read(body, OllamaGenerateRequest, context)
+    return None if request.images else _generate(request, model, ignored, context)
 
 
-def _read(body: Body, kind: type[schema.R], context: Context) -> tuple[schema.R, IgnoredFields]:
+def _read(
+    body: Body, kind: type[schema.R], context: Context
+) -> tuple[schema.R, KnownModel, IgnoredFields]:
     fields = json_body.parse_object(body)
     request = schema.convert(fields, kind)
-    model_name.check(request.model, context.model, context.model_aliases)
-    return request, ignored_fields(fields, request, can_think=context.can_think)
+    model = model_name.model_wanted(request.model, context.models)
+    return request, model, ignored_fields(fields, request, model)
 
 
-def _chat(request: OllamaChatRequest, ignored: IgnoredFields, context: Context) -> Taken:
+def _chat(
+    request: OllamaChatRequest, model: KnownModel, ignored: IgnoredFields, context: Context
+) -> Taken:
     messages = request.messages or []
     if not messages:
-        return _nothing_asked(request, ignored, context)
+        return _nothing_asked(request, model, ignored, context)
     conversation = Conversation(context.limits, context.given)
     tools = _tools(request.tools or [], conversation)
     read_messages(messages, conversation)
-    return _taken(request, ignored, conversation, tools, context)
+    return _taken(request, model, ignored, conversation, tools, context)
 
 
-def _generate(request: OllamaGenerateRequest, ignored: IgnoredFields, context: Context) -> Taken:
+def _generate(
+    request: OllamaGenerateRequest, model: KnownModel, ignored: IgnoredFields, context: Context
+) -> Taken:
     for name in ("suffix", "template", "raw"):
         if getattr(request, name):
             raise UnsupportedField(f"`{name}` is not supported; leave it out.", name)
     images = request.images or []
     if not (request.prompt or images):
-        return _nothing_asked(request, ignored, context)
+        return _nothing_asked(request, model, ignored, context)
     Counts(1, 2 + len(images), len(images), 0).check(context.limits, "images")
     conversation = Conversation(context.limits, context.given, text_param="prompt")
     if request.system:
@@ -94,11 +96,12 @@ def _generate(request: OllamaGenerateRequest, ignored: IgnoredFields, context: C
     text = conversation.text(request.prompt or "", "prompt")
     conversation.add(Message("user", pictures_and_text(images, "images", text, conversation)))
     conversation.check_complete()
-    return _taken(request, ignored, conversation, None, context)
+    return _taken(request, model, ignored, conversation, None, context)
 
 
 def _taken(
     request: Request,
+    model: KnownModel,
     ignored: IgnoredFields,
     conversation: Conversation,
     tools: Tools | None,
@@ -119,17 +122,34 @@ def _taken(
         template=_template(request, continues=continues),
     )
     options = encode_options(AnswerOptions(request.model))
-    return Taken(submit, request.stream is not False, options, ignored.names)
+    return Taken(
+        model.name,
+        submit,
+        request.stream is not False,
+        options,
+        ignored.names,
+        keep_alive_seconds=keep_alive.seconds_of(request.keep_alive),
+    )
 
 
-def _nothing_asked(request: Request, ignored: IgnoredFields, context: Context) -> Taken:
-    """For clients that load a model before they ask it, or unload it. It stays loaded."""
+def _nothing_asked(
+    request: Request, model: KnownModel, ignored: IgnoredFields, context: Context
+) -> Taken:
+    """For clients that load a model before they ask it, or unload it. A pinned one stays."""
     for name in sorted(_OF_QUESTIONS & set(request.__struct_fields__)):
         ignored.add(name, getattr(request, name))
-    done_reason = "unload" if _AT_ONCE.fullmatch(str(request.keep_alive)) else "load"
-    options = encode_options(AnswerOptions(request.model, done_reason))
+    seconds = keep_alive.seconds_of(request.keep_alive)
+    options = encode_options(AnswerOptions(request.model, "load" if seconds != 0 else "unload"))
     submit = Submit(context.request_id, (), (), SamplingParams(), client=context.client)
-    return Taken(submit, request.stream is not False, options, ignored.names, generates=False)
+    return Taken(
+        model.name,
+        submit,
+        request.stream is not False,
+        options,
+        ignored.names,
+        generates=False,
+        keep_alive_seconds=seconds,
+    )
 
 
 def _tools(tools: list[Tool], conversation: Conversation) -> Tools | None:

@@ -1,11 +1,12 @@
-"""How Ollama's clients write the name of the model."""
+"""How Ollama's clients write the name of a model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vlm_server.api.http import served_models
 from vlm_server.api.http.intake import json_body
-from vlm_server.api.http.intake.request_model import is_served_as
+from vlm_server.api.http.intake.calls import KnownModel
 from vlm_server.errors import ModelNotFound
 
 _LATEST = ":latest"
@@ -16,13 +17,17 @@ def tagged(name: str) -> str:
     return name if ":" in name else f"{name}{_LATEST}"
 
 
-def check(name: str, served: str, aliases: Sequence[str]) -> None:
-    """Raises ModelNotFound unless `name`, with or without a tag `latest`, means `served`.
+def model_wanted(name: str, known: Sequence[KnownModel]) -> KnownModel:
+    """The model that `name` means, with or without a tag `latest`.
 
-    Raises InvalidRequest for a lone surrogate, which answers could not repeat.
+    Raises ModelNotFound if it means none, InvalidRequest for a lone surrogate, which answers could
+    not repeat.
     """
     json_body.utf8_length(name, "model")
     names = (name, name.removesuffix(_LATEST), tagged(name))
-    if not any(is_served_as(each, served, aliases) for each in names):
-        shown = json_body.shown(name)
-        raise ModelNotFound(f"model '{shown}' not found, this server has one model: '{served}'")
+    model = served_models.model_of(names, known)
+    if model is None:
+        shown, have = json_body.shown(name), "', '".join(one.name for one in known)
+        number = "one model" if len(known) == 1 else "the models"
+        raise ModelNotFound(f"model '{shown}' not found, this server has {number}: '{have}'")
+    return model

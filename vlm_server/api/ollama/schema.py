@@ -82,7 +82,7 @@ class ModelOptions(Struct):
 
 
 class Request(Struct, kw_only=True):
-    """What both routes have in common. `keep_alive` matters where nothing is asked."""
+    """What both routes have in common. `keep_alive`: see the module of that name."""
 
     model: str
     stream: bool | None = None

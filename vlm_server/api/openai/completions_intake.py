@@ -14,7 +14,7 @@ from msgspec.json import Decoder
 from vlm_server.api.http.intake import json_body
 from vlm_server.api.http.intake.calls import Body, Context, Taken
 from vlm_server.api.http.intake.leniency import IgnoredFields, known_fields
-from vlm_server.api.http.intake.request_model import check_model
+from vlm_server.api.http.intake.request_model import model_wanted
 from vlm_server.api.openai.options import Options, encode_options
 from vlm_server.api.openai.response_format import ResponseFormat, ignore_labels, read_schema
 from vlm_server.api.openai.sampling import read_sampling
@@ -89,7 +89,7 @@ def read(body: Body, context: Context) -> Taken:
     """The request in `body`. Raises RequestError."""
     ignored = IgnoredFields()
     request = _request(json_body.parse_object(body), context, ignored)
-    check_model(request.model, context)
+    model = model_wanted(request.model, context)
     stream = bool(request.stream)
     if request.stream_options is not None and not stream:
         raise InvalidRequest("`stream_options` requires `stream`.", "stream_options")
@@ -107,7 +107,7 @@ def read(body: Body, context: Context) -> Taken:
     wanted = request.stream_options or StreamOptions()
     ignored.add("stream_options.include_obfuscation", wanted.include_obfuscation or None)
     options = Options(bool(wanted.include_usage), bool(wanted.continuous_usage_stats))
-    return Taken(submit, stream, encode_options(options), ignored.names)
+    return Taken(model.name, submit, stream, encode_options(options), ignored.names)
 
 
 def _request(fields: dict[str, Any], context: Context, ignored: IgnoredFields) -> CompletionRequest:

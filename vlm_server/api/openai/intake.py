@@ -16,7 +16,7 @@ from vlm_server.api.http.intake.constraints import (
 )
 from vlm_server.api.http.intake.conversation import Conversation
 from vlm_server.api.http.intake.leniency import IgnoredFields
-from vlm_server.api.http.intake.request_model import check_model
+from vlm_server.api.http.intake.request_model import model_wanted
 from vlm_server.api.http.intake.tool_definitions import read_tools
 from vlm_server.api.openai import schema
 from vlm_server.api.openai.history import parts_of, read_messages
@@ -80,7 +80,7 @@ def _read(fields: dict[str, Any], context: Context, ignored: IgnoredFields) -> C
 
 
 def _taken(request: ChatRequest, context: Context, ignored: IgnoredFields) -> Taken:
-    check_model(request.model, context)
+    model = model_wanted(request.model, context)
     options = _options(request, ignored)
     conversation = Conversation(context.limits, context.given)
     read_pixel_limits(request.mm_processor_kwargs, conversation)
@@ -90,7 +90,7 @@ def _taken(request: ChatRequest, context: Context, ignored: IgnoredFields) -> Ta
     json_schema = check_constraints(tools, wanted, _FIELDS, ignored, continues=continues)
     if json_schema is not None:
         ignore_labels(request.response_format, ignored)
-    if not context.can_think:
+    if not model.can_think:
         for name in ("reasoning_effort", "thinking", "reasoning"):
             ignored.add(name, getattr(request, name))
     thinking = ThinkingFields(
@@ -116,7 +116,7 @@ def _taken(request: ChatRequest, context: Context, ignored: IgnoredFields) -> Ta
         tools=tools,
         template=template,
     )
-    return Taken(submit, bool(request.stream), encode_options(options), ignored.names)
+    return Taken(model.name, submit, bool(request.stream), encode_options(options), ignored.names)
 
 
 def _options(request: ChatRequest, ignored: IgnoredFields) -> Options:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
 from vlm_server.api.http import sse
 from vlm_server.api.http.dialect import CountRenderer
 from vlm_server.api.openai import tokenize_intake as intake
 from vlm_server.protocol import Finished, ImageUse
-from vlm_server.supervisor.client import EngineClient
+from vlm_server.supervisor.client import ModelClient
 
 
 class Tokenized(msgspec.Struct, frozen=True):
@@ -37,16 +39,16 @@ class Tokenize:
     content_type = sse.CONTENT_TYPE
     read_text = staticmethod(intake.read_prompt_text)
 
-    def __init__(self, engine: EngineClient) -> None:
-        self._engine = engine
+    def __init__(self, models: ModelClient) -> None:
+        self._models = models
 
     def renderer(self, request_id: str, model: str, options: bytes) -> CountRenderer:
         """See `Dialect.renderer`."""
-        return CountRenderer(self._encode)
+        return CountRenderer(partial(self._encode, model))
 
-    def _encode(self, finished: Finished) -> bytes:
+    def _encode(self, model: str, finished: Finished) -> bytes:
         usage = finished.usage
-        max_model_len = self._engine.status.model_facts.context_tokens
+        max_model_len = self._models.status(model).model_facts.context_tokens
         return _encode(
             Tokenized(
                 count=usage.prompt_tokens,

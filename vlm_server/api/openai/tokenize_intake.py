@@ -14,7 +14,7 @@ from msgspec.json import Decoder
 from vlm_server.api.http.intake import json_body
 from vlm_server.api.http.intake.calls import Body, Context, Taken
 from vlm_server.api.http.intake.leniency import IgnoredFields, known_fields
-from vlm_server.api.http.intake.request_model import check_model
+from vlm_server.api.http.intake.request_model import model_wanted
 from vlm_server.api.openai import intake, schema
 from vlm_server.errors import InvalidRequest, UnsupportedField
 from vlm_server.protocol import SamplingParams, Submit
@@ -107,8 +107,7 @@ def _known(
 def _raw(
     prompt: str | tuple[int, ...], model: str | None, context: Context, ignored: IgnoredFields
 ) -> Taken:
-    if model is not None:
-        check_model(model, context)
+    wanted = context.models[0] if model is None else model_wanted(model, context)
     submit = Submit(
         request_id=context.request_id,
         messages=(),
@@ -119,12 +118,12 @@ def _raw(
         prompt=prompt,
         count_only=True,
     )
-    return Taken(submit, stream=False, ignored=ignored.names)
+    return Taken(wanted.name, submit, stream=False, ignored=ignored.names)
 
 
 def _as_chat(fields: dict[str, Any], context: Context) -> dict[str, Any]:
     """A chat request whose prompt is to be counted."""
-    return {**fields, "model": fields.get("model") or context.model}
+    return {**fields, "model": fields.get("model") or context.models[0].name}
 
 
 IN_PROMPT = frozenset(
@@ -158,4 +157,4 @@ def _counted(taken: Taken, fields: dict[str, Any]) -> Taken:
     unprompted = IgnoredFields()
     unprompted.add_given(fields, *_NOT_IN_PROMPT)
     ignored = tuple(dict.fromkeys([*taken.ignored, *unprompted.names]))
-    return Taken(submit, stream=False, options=b"", ignored=ignored)
+    return Taken(taken.model, submit, stream=False, options=b"", ignored=ignored)

@@ -10,12 +10,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from vlm_server.api.http import served_models
 from vlm_server.api.http.figures.figures import Figures, ModelFigures
 from vlm_server.api.http.figures.histogram import Histogram
 from vlm_server.api.http.in_flight import InFlight
 from vlm_server.api.http.queue.queue_slots import QueueSlots
-from vlm_server.errors import NotFound
-from vlm_server.supervisor.client import EngineClient, EngineStatus
+from vlm_server.errors import ModelNotFound, NotFound
+from vlm_server.supervisor.client import EngineStatus, ModelClient
 
 
 class Health:
@@ -23,12 +24,12 @@ class Health:
 
     def __init__(
         self,
-        engine: EngineClient,
+        models: ModelClient,
         queue_slots: QueueSlots,
         in_flight: InFlight,
         figures: Figures,
     ) -> None:
-        self._engine = engine
+        self._models = models
         self._queue_slots = queue_slots
         self._in_flight = in_flight
         self._figures = figures
@@ -37,20 +38,34 @@ class Health:
         return JSONResponse({"status": "live"})
 
     async def ready(self, _: Request) -> Response:
-        status = self._engine.status
-        body = {"status": status.state, "progress": _progress(status)}
-        if status.is_ready:
-            warnings = list(status.model_facts.warnings)
+        """Whether all models that are to stay loaded are. The others are loaded when asked for."""
+        statuses = served_models.statuses(self._models)
+        pinned = [one for one in statuses if self._models.is_pinned(one.model_name)]
+        status = next((one for one in pinned if not one.is_ready), None)
+        body: dict[str, Any] = {"status": "ready", "progress": None}
+        if len(statuses) > 1:
+            body["models"] = {one.model_name: one.state for one in statuses}
+        if status is None:
+            warnings = [text for one in statuses for text in one.model_facts.warnings]
             return JSONResponse(body | ({"warnings": warnings} if warnings else {}))
+        body |= {"status": status.state, "progress": _progress(status)}
         retry_after = max(1, math.ceil(status.retry_after_seconds))
         return JSONResponse(body, 503, headers={"Retry-After": str(retry_after)})
 
-    async def status(self, _: Request) -> Response:
-        status = self._engine.status
+    async def status(self, request: Request) -> Response:
+        """Of the default model's engine, or of that of the `model` in the query."""
+        name = request.query_params.get("model", self._models.names[0])
+        if name not in self._models.names:
+            raise ModelNotFound("There is no such model.", "model")
+        status = self._models.status(name)
         progress = status.stats.progress if status.stats else ()
         return JSONResponse(
             {
                 "model": status.model_name,
+                "models": [
+                    _model(one, is_pinned=self._models.is_pinned(one.model_name))
+                    for one in served_models.statuses(self._models)
+                ],
                 "time": time.time(),
                 "requests": {
                     "in_flight": self._queue_slots.taken,
@@ -79,9 +94,24 @@ class Health:
     async def cancel(self, request: Request) -> Response:
         """End one of the requests that `status` lists."""
         request_id = request.path_params["request_id"]
-        if not self._engine.cancel(request_id):
+        if not self._models.cancel(request_id):
             raise NotFound("There is no such request, or it has ended.")
         return JSONResponse({"id": request_id, "cancelled": True})
+
+
+def _model(status: EngineStatus, *, is_pinned: bool) -> dict[str, Any]:
+    """In short; `memory_bytes` is what its engine holds on the device, of its `limit_bytes`."""
+    memory = status.stats.memory if status.stats else None
+    return {
+        "name": status.model_name,
+        "state": status.state,
+        "pinned": is_pinned,
+        "progress": _progress(status),
+        "error": status.error or None,
+        "expires_at": status.expires_at,
+        "memory_bytes": memory.active_bytes + memory.pool_bytes if memory else 0,
+        "limit_bytes": memory.limit_bytes if memory else 0,
+    }
 
 
 def _latencies(figures: ModelFigures) -> dict[str, Any]:

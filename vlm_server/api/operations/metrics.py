@@ -20,7 +20,7 @@ from vlm_server.api.http.queue.queue_slots import QueueSlots
 from vlm_server.api.operations.answer_metrics import add_answers
 from vlm_server.api.operations.engine_metrics import add_engine
 from vlm_server.api.operations.families import Families
-from vlm_server.supervisor.client import EngineClient
+from vlm_server.supervisor.client import ModelClient
 
 
 class Stored(Sized, Protocol):
@@ -39,7 +39,7 @@ class Metrics:
     def __init__(
         self,
         prefix: str,
-        engine: EngineClient,
+        models: ModelClient,
         queue_slots: QueueSlots,
         answered: AnsweredRequests,
         figures: Figures,
@@ -48,7 +48,7 @@ class Metrics:
         """`prefix`: of all names."""
         self._prefix = prefix
         self._stored = stored
-        self._engine = engine
+        self._models = models
         self._queue_slots = queue_slots
         self._answered = answered
         self._figures = figures
@@ -60,9 +60,9 @@ class Metrics:
         families = Families(self._prefix)
         _add_front(families, self._queue_slots, self._answered)
         _add_stored(families, self._stored)
-        status = self._engine.status
-        add_engine(families, status)
-        add_answers(families, status.model_name, self._figures[status.model_name])
+        for name in self._models.names:
+            add_engine(families, self._models.status(name))
+            add_answers(families, name, self._figures[name])
         yield from families
 
 

@@ -1,4 +1,4 @@
-"""`/v1/models` with the one model, and a start page for browsers."""
+"""`/v1/models` with all that are served, and a start page for terminals."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from vlm_server.api.http.intake.request_model import is_served_as
+from vlm_server.api.http import served_models
 from vlm_server.errors import ModelNotFound
 from vlm_server.protocol import ModelFacts
 from vlm_server.settings import Settings
-from vlm_server.supervisor.client import EngineClient
+from vlm_server.supervisor.client import EngineStatus, ModelClient
 
 _IMAGE_FORMATS = ("png", "jpeg", "webp", "gif")
 _PAGE = """\
 vlm_server: a vision-language model on this machine, served over OpenAI's API.
 
-model     {model}
-state     {state}
+{models}
 base URL  {url}/v1
 
 For clients that look for "Ollama is running": this is not Ollama, but its API is at {url}/api.
@@ -38,41 +37,44 @@ Also: {url}/v1/models  {url}/v1/status  {url}/metrics  {url}/health/ready
 
 
 class Models:
-    """The endpoints about the model."""
+    """The endpoints about models."""
 
-    def __init__(self, engine: EngineClient, settings: Settings) -> None:
-        self._engine = engine
+    def __init__(self, models: ModelClient, settings: Settings) -> None:
+        self._models = models
         self._limits = settings.limits
-        self._aliases = settings.server.model_aliases
+        self._server = settings.server
         self._max_pixels = settings.image.max_pixels
         self._started = int(time.time())
 
     async def list(self, _: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._model()]})
+        models = [self._model(status) for status in served_models.statuses(self._models)]
+        return JSONResponse({"object": "list", "data": models})
 
     async def retrieve(self, request: Request) -> Response:
-        name = self._engine.status.model_name
-        if not is_served_as(request.path_params["model"], name, self._aliases):
-            raise ModelNotFound(f"This server has one model: `{name}`.", "model")
-        return JSONResponse(self._model())
+        known = served_models.known_models(self._models, self._server)
+        model = served_models.model_of(request.path_params["model"], known)
+        if model is None:
+            raise ModelNotFound(served_models.listed(known), "model")
+        return JSONResponse(self._model(self._models.status(model.name)))
 
     async def page(self, request: Request) -> Response:
-        status = self._engine.status
         url = str(request.base_url).rstrip("/")
-        return PlainTextResponse(_PAGE.format(model=status.model_name, state=status.state, url=url))
+        statuses = served_models.statuses(self._models)
+        lines = "\n".join(f"model     {one.model_name} ({one.state})" for one in statuses)
+        return PlainTextResponse(_PAGE.format(models=lines, url=url))
 
-    def _model(self) -> dict[str, Any]:
+    def _model(self, status: EngineStatus) -> dict[str, Any]:
         """OpenAI's four fields, vLLM's `max_model_len`, and what agents look for.
 
-        Before the first engine is ready nobody knows more than the name.
+        Before it was loaded once nobody knows more than the name.
         """
-        status = self._engine.status
         facts, limits = status.model_facts, self._limits
         model: dict[str, Any] = {
             "id": status.model_name,
             "object": "model",
             "created": int(facts.modified_at) or self._started,
             "owned_by": "vlm_server",
+            "state": status.state,
         }
         if not facts.family:
             return model

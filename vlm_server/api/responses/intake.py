@@ -18,7 +18,7 @@ from vlm_server.api.http.intake.conversation import Conversation, Counts
 from vlm_server.api.http.intake.history import HistoryNeeded
 from vlm_server.api.http.intake.json_schema import ANY_OBJECT, schema_text
 from vlm_server.api.http.intake.leniency import IgnoredFields
-from vlm_server.api.http.intake.request_model import check_model, max_tokens_or_default
+from vlm_server.api.http.intake.request_model import max_tokens_or_default, model_wanted
 from vlm_server.api.http.intake.tool_definitions import ToolChoice, ToolDefinition, read_tools
 from vlm_server.api.responses.echo import encode, encode_echo
 from vlm_server.api.responses.items import (
@@ -91,13 +91,13 @@ def _previous(request: ResponsesRequest, context: Context) -> list[Item]:
 
 def _taken(parsed: Parsed, previous: list[Item], context: Context) -> Taken:
     request = parsed.request
-    check_model(request.model, context)
+    model = model_wanted(request.model, context)
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("`stream_options` requires `stream`.", "stream_options")
     conversation = Conversation(context.limits, context.given, "input")
     tools = _tools(request, conversation)
     template = template_options(request, continue_final=is_unfinished(request.items[-1]))
-    if not context.can_think:
+    if not model.can_think:
         parsed.ignored.add("reasoning", request.reasoning)
         parsed.ignored.add("thinking", request.thinking)
     json_schema = check_constraints(
@@ -128,7 +128,13 @@ def _taken(parsed: Parsed, previous: list[Item], context: Context) -> Taken:
         tools=tools,
         template=template,
     )
-    return Taken(submit, bool(request.stream), _options(parsed, context), parsed.ignored.names)
+    return Taken(
+        model.name,
+        submit,
+        bool(request.stream),
+        _options(parsed, context),
+        parsed.ignored.names,
+    )
 
 
 def _options(parsed: Parsed, context: Context) -> bytes:

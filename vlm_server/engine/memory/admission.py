@@ -96,6 +96,10 @@ class Admission:
         taken = load.size_bytes + load.transient_bytes
         return self._resident([request]) + taken <= self._governor.free_bytes
 
+    def reserved_bytes(self, admitted: Iterable[Request]) -> int:
+        """What those `admitted` may still allocate until they end."""
+        return self._reserved(list(admitted))
+
     def make_room_for_reserved(self, admitted: Iterable[Request]) -> None:
         """Evict what was cached since, if it is in the way of what is reserved for `admitted`."""
         if reserved := self._reserved(list(admitted)):

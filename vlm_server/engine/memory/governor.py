@@ -30,7 +30,9 @@ _DECODED_TOKENS = 2048
 _SETTLE_CALLS = 8
 """Calls of `make_room_for_reserved` after which a settling that helped nothing is tried again."""
 
-ClearReason = Literal["idle", "guard", "chunk", "prefill", "decode", "admission", "failure"]
+ClearReason = Literal[
+    "idle", "guard", "chunk", "prefill", "decode", "admission", "failure", "limit", "operator"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,23 @@ class Governor:
         self._baseline_bytes = self._memory.read().active_bytes
         self._counts.clear()
         self._clear_seconds = 0.0
+
+    # ---- what the front decides ------------------------------------------------------
+
+    def set_limit(self, limit_bytes: int, reserved_bytes: int) -> None:
+        """Device memory has another limit from now on; running requests keep `reserved_bytes`."""
+        self._memory.set_limit(limit_bytes)
+        self._caches.resize(max(0, limit_bytes - self._baseline_bytes))
+        self._memory.settle()
+        if (missing := self._missing(reserved_bytes)) > 0:
+            self._carry_out(Evict(missing))
+        if self._is_over(self._memory.read(), reserved_bytes):
+            self._carry_out(Clear("limit"))
+
+    def clear_caches(self) -> None:
+        """Drop what is cached and not in use, and give the pool back."""
+        self._caches.drop()
+        self._carry_out(Clear("operator"))
 
     # ---- admission -------------------------------------------------------------------
 
@@ -322,7 +341,7 @@ class Governor:
             case _:
                 pass
 
-    def read(self) -> MemoryStats:
+    def read(self, reserved_bytes: int = 0) -> MemoryStats:
         """For `/v1/status` and `/metrics`."""
         reading = self._memory.read()
         return MemoryStats(
@@ -335,4 +354,5 @@ class Governor:
             device_used_bytes=self._memory.device_used_bytes(),
             decisions=dict(self._counts),
             clear_seconds=self._clear_seconds,
+            reserved_bytes=reserved_bytes,
         )

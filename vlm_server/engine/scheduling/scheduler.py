@@ -265,6 +265,11 @@ class Scheduler:
             progress=tuple(request.progress for request in self._requests.values()),
         )
 
+    @property
+    def reserved_bytes(self) -> int:
+        """Of device memory, what running requests may still allocate."""
+        return self._admission.reserved_bytes(self._requests.admitted)
+
     def reset_stats(self) -> None:
         """Count tokens, media and tool calls from zero."""
         self._num_media = self._num_cached_media = 0

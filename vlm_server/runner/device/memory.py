@@ -31,16 +31,21 @@ class MlxMemory:
 
     def __init__(self, settings: Memory, device: Device) -> None:
         self._device = device
-        self._limit_bytes = limit_bytes(settings, device)
-        self._pool_limit_bytes = settings.pool_limit_bytes or _suitable_pool_bytes(
-            self._limit_bytes, device
+        self._wanted_pool_bytes = settings.pool_limit_bytes
+        self.set_limit(limit_bytes(settings, device))
+
+    def set_limit(self, limit_bytes: int) -> None:
+        """See `DeviceMemory.set_limit`."""
+        self._limit_bytes = limit_bytes
+        self._pool_limit_bytes = self._wanted_pool_bytes or _suitable_pool_bytes(
+            limit_bytes, self._device
         )
         mx.set_memory_limit(self._limit_bytes)
         mx.set_cache_limit(self._pool_limit_bytes)
 
     @property
     def limit_bytes(self) -> int:
-        """`memory.limit_bytes`, or what suits the device."""
+        """What was set last."""
         return self._limit_bytes
 
     @property

@@ -26,10 +26,15 @@ def build_caches(settings: Cache, memory: MemoryReading, loaded: LoadedModel) ->
     """
     free = max(0, memory.limit_bytes - memory.active_bytes)
     with_snapshots = needs_snapshots(loaded.language_model)
-    prefix_bytes = _size(settings.prefix_bytes, free // 4)
-    if prefix_bytes and not can_store(loaded.language_model):
+    stores_prefixes = can_store(loaded.language_model)
+    if settings.prefix_bytes and not stores_prefixes:
         logger.warning("this model's state is of a kind that the prefix cache can't store")
-        prefix_bytes = 0
+
+    def sizes(free: int) -> tuple[int, int]:
+        prefix_bytes = _size(settings.prefix_bytes, free // 4) if stores_prefixes else 0
+        return _size(settings.encoder_bytes, free // 16), prefix_bytes
+
+    encoder_bytes, prefix_bytes = sizes(free)
     pixel_bytes = _size(settings.pixel_bytes, machine.memory_bytes() // 32)
     fingerprint = Future[str]()
     if settings.disk_bytes:
@@ -38,7 +43,7 @@ def build_caches(settings: Cache, memory: MemoryReading, loaded: LoadedModel) ->
     return Caches.of(
         token_layout_bytes=min(settings.token_layout_bytes, pixel_bytes),
         pixel_bytes=pixel_bytes,
-        encoder_bytes=_size(settings.encoder_bytes, free // 16),
+        encoder_bytes=encoder_bytes,
         prefix_bytes=prefix_bytes,
         needs_snapshots=with_snapshots,
         open_disk=lambda: open_disk_cache(
@@ -48,6 +53,7 @@ def build_caches(settings: Cache, memory: MemoryReading, loaded: LoadedModel) ->
             prefix_bytes,
             needs_snapshots=with_snapshots,
         ),
+        sizes=sizes,
     )
 
 

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from tests.unit.api.conftest import intake_pool
 from tests.unit.api.requests import ROUTE, chat, picture, text, user
-from tests.unit.api.scripted_engine import HELLO, ScriptedEngine, failed
+from tests.unit.api.scripted_engine import HELLO, OneModel, ScriptedEngine, failed
 from tests.unit.api.scripted_engine import text as says
 from vlm_server.api.app import create_app
 from vlm_server.api.http import tracing
@@ -52,7 +52,7 @@ class Traced:
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         tracer = SpanTracer(provider, OPERATIONS)
-        app = create_app(Settings(), self.engine, intake_pool(), tracer)
+        app = create_app(Settings(), OneModel(self.engine), intake_pool(), tracer)
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8000"
         )
@@ -155,10 +155,10 @@ async def test_other_routes_have_no_spans() -> None:
 
 
 def test_every_route_that_generates_is_traced() -> None:
-    paths = [route.path for route in create_app(Settings(), ScriptedEngine()).routes
+    paths = [route.path for route in create_app(Settings(), OneModel(ScriptedEngine())).routes
              if isinstance(route, Route)]  # fmt: skip
     assert set(OPERATIONS) <= set(paths)
-    others = ("tokenize", "count_tokens", "/api/show", "/api/pull")
+    others = ("tokenize", "count_tokens", "/show", "/pull", "/load", "/unload", "/clear")
     assert {path for path in BODIES if not path.endswith(others)} - set(OPERATIONS) == set()
 
 
@@ -199,7 +199,9 @@ async def test_a_collector_gets_them(
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
     tracer = start_tracer(Tracing("" if path is None else f"{url}{path}"), OPERATIONS)
     assert tracer is not None
-    app = create_app(Settings(), ScriptedEngine(*HELLO[:-1], timed), intake_pool(), tracer)
+    app = create_app(
+        Settings(), OneModel(ScriptedEngine(*HELLO[:-1], timed)), intake_pool(), tracer
+    )
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         await client.post(ROUTE, json=chat())
@@ -234,7 +236,9 @@ async def test_a_collector_that_is_gone_holds_nothing_up(monkeypatch: pytest.Mon
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     tracer = start_tracer(Tracing("http://127.0.0.1:9/v1/traces"), OPERATIONS)
     assert tracer is not None
-    app = create_app(Settings(), ScriptedEngine(*HELLO[:-1], timed), intake_pool(), tracer)
+    app = create_app(
+        Settings(), OneModel(ScriptedEngine(*HELLO[:-1], timed)), intake_pool(), tracer
+    )
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         assert (await client.post(ROUTE, json=chat())).status_code == 200

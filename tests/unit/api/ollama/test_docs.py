@@ -9,7 +9,7 @@ import pytest
 from starlette.routing import Route
 
 from tests.unit.api.ollama.test_fields import IGNORED_OPTIONS
-from tests.unit.api.scripted_engine import ScriptedEngine
+from tests.unit.api.scripted_engine import OneModel, ScriptedEngine
 from vlm_server.api.app import create_app
 from vlm_server.api.ollama import catalog
 from vlm_server.api.ollama.answers import AnswerMessage, Line, ToolCall
@@ -51,7 +51,7 @@ def test_every_field_of_a_tool_is_documented(name: str) -> None:
 
 
 def test_every_route_is_documented() -> None:
-    routes = create_app(Settings(), ScriptedEngine()).routes
+    routes = create_app(Settings(), OneModel(ScriptedEngine())).routes
     paths = [route.path for route in routes if isinstance(route, Route)]
     ours = [path for path in paths if path.startswith("/api/") and "/v0/" not in path]
     assert [path for path in ours if f"{path}`" not in DOCS] == []

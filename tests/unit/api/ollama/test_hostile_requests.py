@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.unit.media.pictures import encoded
 from vlm_server.api.http.intake.calls import (
     Context,
+    KnownModel,
     Read,
     Taken,
     call_of,
@@ -39,7 +40,7 @@ from vlm_server.errors import RequestError
 from vlm_server.protocol import MESSAGE_HEADER, decode_command, encode_message
 from vlm_server.settings import Limits
 
-CONTEXT = Context("demo", "chat-1", "salt", "", Limits())
+CONTEXT = Context((KnownModel("demo"),), "chat-1", "salt", "", Limits())
 PNG = base64.b64encode(encoded("PNG")).decode()
 MAX_MESSAGE_CHARS = 600
 

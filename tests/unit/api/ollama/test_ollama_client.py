@@ -341,7 +341,7 @@ async def test_what_there_is_not(client: AsyncClient) -> None:
         client.push("demo"),
         client.delete("demo"),
     ):
-        with pytest.raises(ResponseError, match="one model") as caught:
+        with pytest.raises(ResponseError, match="no embeddings") as caught:
             await work
         assert caught.value.status_code == 501
 

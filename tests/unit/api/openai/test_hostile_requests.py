@@ -13,14 +13,21 @@ from hypothesis import strategies as st
 
 from tests.unit.api.requests import PNG_URL, chat, picture, text, user
 from vlm_server.api.http import openai_errors as errors
-from vlm_server.api.http.intake.calls import Context, Taken, call_of, decode_outcome, encode_outcome
+from vlm_server.api.http.intake.calls import (
+    Context,
+    KnownModel,
+    Taken,
+    call_of,
+    decode_outcome,
+    encode_outcome,
+)
 from vlm_server.api.openai.intake import read_chat, read_text
 from vlm_server.api.openai.schema import HARMLESS, NEUTRAL, ChatRequest
 from vlm_server.errors import RequestError
 from vlm_server.protocol import MESSAGE_HEADER, decode_command, encode_message
 from vlm_server.settings import Limits
 
-CONTEXT = Context("demo", "chatcmpl-1", "salt", "", Limits())
+CONTEXT = Context((KnownModel("demo"),), "chatcmpl-1", "salt", "", Limits())
 MAX_MESSAGE_CHARS = 300
 FIELDS = [field.name for field in msgspec.structs.fields(ChatRequest)]
 

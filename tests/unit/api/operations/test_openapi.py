@@ -13,11 +13,11 @@ from starlette.routing import Route
 
 from tests.unit.api.conftest import intake_pool
 from tests.unit.api.requests import PNG_URL, chat, picture, text, user
-from tests.unit.api.scripted_engine import ScriptedEngine
+from tests.unit.api.scripted_engine import OneModel, ScriptedEngine
 from vlm_server.api.app import create_app
 from vlm_server.settings import Settings
 
-APP = create_app(Settings(), ScriptedEngine(), intake_pool())
+APP = create_app(Settings(), OneModel(ScriptedEngine()), intake_pool())
 HOST = {"Host": "127.0.0.1:8000"}
 SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", APP, headers=HOST)
 

@@ -14,7 +14,7 @@ import httpx
 
 from tests.unit.api.conftest import Connect, intake_pool
 from tests.unit.api.requests import ROUTE, chat, picture, text, user
-from tests.unit.api.scripted_engine import ScriptedEngine, ended, finished, never
+from tests.unit.api.scripted_engine import OneModel, ScriptedEngine, ended, finished, never
 from tests.unit.api.scripted_engine import text as says
 from vlm_server.api.app import create_app
 from vlm_server.protocol import MemoryStats, RequestProgress, Stats
@@ -121,7 +121,7 @@ async def test_settings_are_told_with_where_they_were_given_and_without_keys(
     file.write_text("[server]\nport = 9000\n[cache]\nseparate_api_keys = false\n")
     overrides = ("server.port=9001", 'server.api_keys=["correct-horse-battery"]')
     settings, sources = load_with_sources(file, overrides)
-    app = create_app(settings, engine, intake_pool(), sources=sources)
+    app = create_app(settings, OneModel(engine), intake_pool(), sources=sources)
     transport = httpx.ASGITransport(app)
     headers = {"x-api-key": "correct-horse-battery"}
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:

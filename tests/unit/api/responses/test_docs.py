@@ -10,7 +10,7 @@ import pytest
 from starlette.routing import Route
 
 from tests.unit.api.responses.test_openai_client import EVENTS
-from tests.unit.api.scripted_engine import ScriptedEngine
+from tests.unit.api.scripted_engine import OneModel, ScriptedEngine
 from vlm_server.api.app import create_app
 from vlm_server.api.responses import items, schema
 from vlm_server.settings import Settings
@@ -35,7 +35,7 @@ def test_every_name_is_documented(name: str) -> None:
 
 
 def test_every_route_is_documented() -> None:
-    routes = create_app(Settings(), ScriptedEngine()).routes
+    routes = create_app(Settings(), OneModel(ScriptedEngine())).routes
     paths = {route.path for route in routes if isinstance(route, Route)}
     ours = {path for path in paths if path.startswith("/v1/responses")}
     assert len(ours) == 4

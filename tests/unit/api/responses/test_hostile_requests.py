@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from tests.unit.api.requests import PNG_URL
 from tests.unit.api.responses.requests import asking, tool, user
 from vlm_server.api.http import openai_errors as errors
-from vlm_server.api.http.intake.calls import Context, Taken, call_of, decode_outcome, encode_outcome
+from vlm_server.api.http.intake.calls import (
+    Context,
+    KnownModel,
+    Taken,
+    call_of,
+    decode_outcome,
+    encode_outcome,
+)
 from vlm_server.api.http.intake.history import HistoryNeeded
 from vlm_server.api.responses import items
 from vlm_server.api.responses.intake import read_response
@@ -21,7 +28,7 @@ from vlm_server.api.responses.schema import HARMLESS, NEUTRAL, ResponsesRequest
 from vlm_server.errors import RequestError
 from vlm_server.settings import Limits
 
-CONTEXT = Context("demo", "resp_1", "salt", "", Limits())
+CONTEXT = Context((KnownModel("demo"),), "resp_1", "salt", "", Limits())
 MAX_MESSAGE_CHARS = 300
 FIELDS = [field.name for field in msgspec.structs.fields(ResponsesRequest)]
 NAMES = [

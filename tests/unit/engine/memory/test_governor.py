@@ -404,3 +404,46 @@ def test_a_few_tokens_teach_nothing(ground: Ground):
     before = ground.governor.estimator.of("prefill", 100)
     learn(ground, "prefill", 3, 1)
     assert ground.governor.estimator.of("prefill", 100) == before
+
+
+# ---- what the front decides ----------------------------------------------------------------
+
+
+def test_a_smaller_limit_evicts_what_is_beyond_it_and_gives_the_pool_back(ground: Ground) -> None:
+    ground.cache("a", 200)
+    ground.cache("b", 100)
+    ground.hold(active=100, pool=200)
+    ground.governor.set_limit(1100 * MIB, 0)
+    assert (ground.cached, ground.decisions) == (300, {})
+    ground.governor.set_limit(400 * MIB, 0)
+    ground._settle()
+    assert ground.cached == 100
+    assert ground.memory.pool_bytes == 0
+    assert ground.decisions == {"evict": 1, "clear_limit": 1}
+    assert ground.governor.read().limit_bytes == 400 * MIB
+
+
+def test_a_smaller_limit_takes_nothing_that_was_promised(ground: Ground) -> None:
+    ground.cache("a", 200)
+    ground.hold(active=100)
+    ground.governor.set_limit(450 * MIB, 100 * MIB)
+    ground._settle()
+    assert ground.cached == 0  # 100 for the weights, 100 held, 100 promised, 150 are left
+    assert ground.governor.read(100 * MIB).reserved_bytes == 100 * MIB
+
+
+def test_requests_are_admitted_by_the_new_limit(ground: Ground) -> None:
+    assert isinstance(ground.admit(800), Keep)
+    ground.governor.set_limit(500 * MIB, 0)
+    assert isinstance(ground.admit(800), Refuse)
+    assert isinstance(ground.admit(300), Keep)
+    ground.governor.set_limit(1000 * MIB, 0)
+    assert isinstance(ground.admit(800), Keep)
+
+
+def test_an_operator_clears_what_nobody_uses(ground: Ground) -> None:
+    ground.cache("a", 200)
+    ground.hold(pool=10)
+    ground.governor.clear_caches()
+    assert (ground.cached, ground.memory.pool_bytes) == (0, 0)
+    assert ground.decisions == {"clear_operator": 1}

@@ -18,27 +18,37 @@ from vlm_server.supervisor.shape import Shape, shape_of
 Body = bytes | bytearray
 
 
+class KnownModel(msgspec.Struct, frozen=True):
+    """A model that is served, and what reading a request for it depends on.
+
+    aliases: more names of it, or patterns of such. can_think: whether it writes thoughts, as far as
+    is known. stays_loaded: whether `keep_alive` has no effect.
+    """
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    can_think: bool = True
+    stays_loaded: bool = True
+
+
 class Context(msgspec.Struct, frozen=True):
     """What is known of a request besides its body.
 
-    model: the name it is served under. client: whose request it is. owner: whose stored turns it
-    may go on from, see `keys.owner_of`. given: the bytes of the `https:` and `file:` URLs that were
-    read for it. model_aliases, unknown_fields: the settings of the server. previous: the earlier
-    turns that it goes on from, see `History`; None until they are asked for. can_think: whether the
-    model writes thoughts, as far as is known.
+    models: those that are served, the default one first. client: whose request it is. owner: whose
+    stored turns it may go on from, see `keys.owner_of`. given: the bytes of the `https:` and
+    `file:` URLs that were read for it. unknown_fields: the setting of the server. previous: the
+    earlier turns that it goes on from, see `History`; None until they are asked for.
     """
 
-    model: str
+    models: tuple[KnownModel, ...]
     request_id: str
     cache_salt: str
     client: str
     limits: Limits
     given: dict[str, bytes] = {}
-    model_aliases: tuple[str, ...] = ()
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
     previous: tuple[bytes, ...] | None = None
     owner: str = ""
-    can_think: bool = True
 
     @property
     def num_bytes(self) -> int:
@@ -49,16 +59,20 @@ class Context(msgspec.Struct, frozen=True):
 class Taken(msgspec.Struct, frozen=True):
     """What a dialect makes of a body: the engine's request, and how the client wants the answer.
 
+    `model` is the name of the one that is asked, and stays loaded for `keep_alive_seconds`
+    afterwards; None is as its settings say.
     `options` is for the dialect's renderer, which alone reads it. `ignored` names the fields of the
     body that have no effect, by their paths. Without `generates` the answer is empty, and the
     engine gets nothing.
     """
 
+    model: str
     submit: Submit
     stream: bool
     options: bytes = b""
     ignored: tuple[str, ...] = ()
     generates: bool = True
+    keep_alive_seconds: float | None = None
 
 
 Read = Callable[[Body, Context], Taken]
@@ -72,6 +86,7 @@ Raises RequestError, and HistoryNeeded."""
 class Answering(msgspec.Struct, frozen=True, tag=True):
     """What the front has to know to answer a request."""
 
+    model: str
     stream: bool
     options: bytes
     ignored: tuple[str, ...]
@@ -80,6 +95,7 @@ class Answering(msgspec.Struct, frozen=True, tag=True):
     num_choices: int
     shape: Shape
     generates: bool
+    keep_alive_seconds: float | None
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
@@ -162,6 +178,7 @@ def _head(outcome: Outcome) -> _Head:
 def _answering(taken: Taken) -> Answering:
     submit = taken.submit
     return Answering(
+        model=taken.model,
         stream=taken.stream,
         options=taken.options,
         ignored=taken.ignored,
@@ -170,6 +187,7 @@ def _answering(taken: Taken) -> Answering:
         num_choices=submit.sampling.n,
         shape=shape_of(submit),
         generates=taken.generates,
+        keep_alive_seconds=taken.keep_alive_seconds,
     )
 
 

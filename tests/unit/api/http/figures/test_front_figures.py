@@ -18,6 +18,7 @@ from tests.unit.api.conftest import Connect, intake_pool, listening
 from tests.unit.api.requests import ROUTE, chat
 from tests.unit.api.scripted_engine import (
     HELLO,
+    OneModel,
     ScriptedEngine,
     Step,
     ended,
@@ -158,7 +159,7 @@ async def test_the_first_token_is_timed_to_the_socket_and_silence_between(
 
 async def test_a_request_waits_from_when_its_headers_were_here(engine: ScriptedEngine) -> None:
     """Its task may start much later, if the front is busy."""
-    app = create_app(Settings(), engine, intake_pool())
+    app = create_app(Settings(), OneModel(engine), intake_pool())
 
     async def late(scope: Scope, receive: Receive, send: Send) -> None:
         await app({**scope, RECEIVED_AT: time.monotonic() - 5}, receive, send)

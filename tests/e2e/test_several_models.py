@@ -1,0 +1,206 @@
+"""Several models in one daemon: each answers for itself; memory is shared, given and returned."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ollama
+import openai
+import pytest
+
+from tests.e2e.daemon import Daemon, running_daemon, wait_until
+from tests.e2e.pictures import one_shape, user
+from tests.tiny_models import build
+from vlm_server.models import EMBEDDED
+
+pytestmark = pytest.mark.e2e
+
+ROOM = 256 << 20
+
+
+def settings(folder: Path, num_fitting: int) -> Path:
+    """Two copies of the embedded model and one that talks nonsense; so many of them fit."""
+    nonsense = build("qwen2_5_vl", folder / "nonsense")
+    file = folder / "models.toml"
+    limit = num_fitting * (ROOM + (40 << 20))
+    tables = [f"[memory]\nlimit_bytes = {limit}\n"]
+    for name, path in (("one", EMBEDDED), ("two", EMBEDDED), ("nonsense", nonsense)):
+        tables.append(f'[models.{name}]\npath = "{path}"\naliases = ["{name}-*"]\n')
+    file.write_text("\n".join(tables))
+    return file
+
+
+@pytest.fixture(scope="module")
+def roomy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    folder = tmp_path_factory.mktemp("roomy")
+    with running_daemon(folder, "--config", str(settings(folder, 3))) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """Memory for one model at a time."""
+    folder = tmp_path_factory.mktemp("narrow")
+    with running_daemon(folder, "--config", str(settings(folder, 1))) as running:
+        yield running
+
+
+def states(daemon: Daemon) -> dict[str, str]:
+    return {model["name"]: model["state"] for model in daemon.status()["models"]}
+
+
+def post(daemon: Daemon, path: str, **body: Any) -> httpx.Response:
+    return httpx.post(f"{daemon.url}{path}", json=body, timeout=60)
+
+
+def footprint(daemon: Daemon) -> int:
+    """What the daemon's processes hold, pages that several share counted once."""
+    total = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            rollup = (process / "smaps_rollup").read_text()
+        except OSError:
+            continue  # it has ended
+        if _is_child(process, daemon.process.pid):
+            total += int(rollup.partition("\nPss:")[2].split()[0]) << 10
+    return total
+
+
+def _is_child(process: Path, ancestor: int) -> bool:
+    while process.name not in ("0", "1"):
+        if process.name == str(ancestor):
+            return True
+        try:
+            parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+        except OSError:
+            return False
+        process = process.parent / parent
+    return False
+
+
+def ask(daemon: Daemon, model: str, **fields: Any) -> Any:
+    picture, shape = one_shape("circle", "red"), "circle"
+    messages = [user(picture, "What shape is this?")]
+    fields = {"max_tokens": 8, "temperature": 0, **fields}
+    answer = daemon.client().chat.completions.create(model=model, messages=messages, **fields)
+    return answer, shape
+
+
+def test_each_answers_for_itself(roomy: Daemon) -> None:
+    assert set(states(roomy).values()) == {"unloaded"}
+    for name in ("one", "two-b", "nonsense"):
+        answer, shape = ask(roomy, name)
+        assert answer.model == name.partition("-")[0]
+        assert (shape in answer.choices[0].message.content) == (name != "nonsense")
+    assert set(states(roomy).values()) == {"ready"}
+    answer, _ = ask(roomy, "default")
+    assert answer.model == "one"
+    with pytest.raises(openai.NotFoundError, match="`one`, `two`, `nonsense`"):
+        ask(roomy, "three")
+    limits = [model["limit_bytes"] for model in roomy.status()["models"]]
+    assert sum(limits) <= 3 * (ROOM + (40 << 20))
+
+
+def test_a_crash_takes_one_model_along(roomy: Daemon) -> None:
+    for name in ("one", "two"):
+        ask(roomy, name)
+    pid = roomy.get("/v1/status?model=two")[1]["engine"]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    answer, shape = ask(roomy, "one")
+    assert shape in answer.choices[0].message.content
+    wait_until(lambda: states(roomy)["two"] == "ready", 60, roomy.log)
+    answer, shape = ask(roomy, "two")
+    assert shape in answer.choices[0].message.content
+
+
+def test_unloading_returns_all_memory(roomy: Daemon) -> None:
+    for name in ("one", "two"):
+        assert post(roomy, "/v1/models/load", model=name).json()["state"] == "ready"
+        assert post(roomy, "/v1/models/unload", model=name).json()["state"] == "unloaded"
+    assert post(roomy, "/v1/models/unload", model="nonsense").status_code == 200
+    before = footprint(roomy)
+    ask(roomy, "one")
+    assert footprint(roomy) > 1.2 * before
+    post(roomy, "/v1/models/unload", model="one")
+    assert footprint(roomy) == pytest.approx(before, rel=0.05)
+
+
+def test_ollamas_clients_load_and_unload(roomy: Daemon) -> None:
+    client = ollama.Client(roomy.url)
+    client.generate("two", keep_alive="10m")
+    running = {model.model: model.expires_at for model in client.ps().models}
+    expires_at = running["two:latest"]
+    assert expires_at is not None
+    assert 500 < expires_at.timestamp() - time.time() <= 600
+    assert client.generate("two", keep_alive=0).done_reason == "unload"
+    wait_until(lambda: states(roomy)["two"] == "unloaded", 10, roomy.log)
+    client.generate("two", prompt="Hi", keep_alive=0, options={"num_predict": 2})
+    wait_until(lambda: states(roomy)["two"] == "unloaded", 10, roomy.log)
+    assert {model.model for model in client.list().models} == {
+        "one:latest",
+        "two:latest",
+        "nonsense:latest",
+    }
+
+
+def test_a_stream_says_why_it_is_silent(tmp_path: Path) -> None:
+    file = settings(tmp_path, 3)
+    arguments = ("--config", str(file), "--set", "server.stream_keepalive_seconds=0.3")
+    body = {"model": "one", "stream": True, "max_tokens": 4}
+    body["messages"] = [{"role": "user", "content": "Hi"}]
+    with running_daemon(tmp_path, *arguments) as daemon:
+        answer = httpx.post(f"{daemon.url}/v1/chat/completions", json=body, timeout=60)
+    comments = [line for line in answer.text.splitlines() if line.startswith(": ")]
+    assert any("weights" in line or "warming up" in line for line in comments)
+    assert answer.text.rstrip().endswith("data: [DONE]")
+
+
+async def test_models_that_take_turns_fail_nobody(narrow: Daemon) -> None:
+    """Clients of three models, of which one fits: all get their own model's whole answers."""
+    client = narrow.async_client()
+    picture, shape = one_shape("circle", "red"), "circle"
+    messages: Any = [user(picture, "What shape is this?")]
+
+    async def whole(name: str) -> None:
+        answer = await client.chat.completions.create(
+            model=name, messages=messages, max_tokens=16, temperature=0
+        )
+        assert answer.model == name
+        assert (shape in str(answer.choices[0].message.content)) == (name != "nonsense")
+
+    async def streamed(name: str) -> None:
+        stream = await client.chat.completions.create(
+            model=name, messages=messages, max_tokens=16, temperature=0, stream=True
+        )
+        reasons = [part.choices[0].finish_reason async for part in stream if part.choices]
+        assert [reason for reason in reasons if reason] in (["stop"], ["length"])
+
+    async def agent(name: str) -> None:
+        for _ in range(3):
+            await whole(name)
+            await streamed(name)
+
+    await asyncio.gather(*(agent(name) for name in ("one", "two", "nonsense") for _ in range(2)))
+    loaded = [name for name, state in states(narrow).items() if state != "unloaded"]
+    assert len(loaded) == 1
+    engine = narrow.get(f"/v1/status?model={loaded[0]}")[1]["engine"]
+    assert engine["restarts"] == 0
+
+
+def test_a_model_that_never_fits_is_refused_with_figures(tmp_path: Path) -> None:
+    file = settings(tmp_path, 1)
+    file.write_text(file.read_text().replace("[models.two]", "[models.two]\npinned = true"))
+    with running_daemon(tmp_path, "--config", str(file)) as daemon:
+        with pytest.raises(openai.InternalServerError, match="two keep") as caught:
+            ask(daemon, "one")
+        assert caught.value.status_code == 503
+        answer, shape = ask(daemon, "two")
+        assert shape in answer.choices[0].message.content
+        assert post(daemon, "/v1/models/unload", model="two").status_code == 409

@@ -1,0 +1,456 @@
+"""Who is loaded, who waits and who makes room: the real pool around engines that load nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from vlm_server.checkpoints.survey import Survey, SurveyRequest
+from vlm_server.errors import (
+    Conflict,
+    EngineUnavailable,
+    ModelDoesNotFit,
+    ModelLoadError,
+    ModelNotFound,
+    RequestCancelled,
+)
+from vlm_server.protocol import MemoryStats, Stats
+from vlm_server.settings import ListedModel, Memory, Model, Settings
+from vlm_server.supervisor.client import EngineStatus
+from vlm_server.supervisor.model_pool import ModelPool
+
+GB = 10**9
+LOAD_SECONDS = 0.02
+
+
+class World:
+    """All engines there are, and what they hold."""
+
+    def __init__(self, limit_bytes: int, weights: dict[str, int]) -> None:
+        self.limit_bytes = limit_bytes
+        self.weights = weights
+        self.engines: list[FakeEngine] = []
+        self.loads = Counter[str]()
+        self.broken: set[str] = set()
+        self.load_seconds = LOAD_SECONDS
+        self.surveys = 0
+
+    def make_engine(self, settings: Settings, *_: Any) -> Any:
+        engine = FakeEngine(self, settings)
+        self.engines.append(engine)
+        return engine
+
+    async def survey(self, request: SurveyRequest) -> Survey:
+        self.surveys += 1
+        name = request.model.name
+        if name in self.broken:
+            return Survey(refusal="it is broken")
+        return Survey(weight_bytes=self.weights[name], limit_bytes=self.limit_bytes)
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(engine.held_bytes for engine in self.engines)
+
+    def check(self) -> None:
+        assert self.held_bytes <= self.limit_bytes
+        limits = [engine.limit_bytes for engine in self.engines if engine.is_alive]
+        assert sum(limits) <= self.limit_bytes or len(limits) == 1
+
+    def loaded(self) -> set[str]:
+        return {engine.name for engine in self.engines if engine.is_alive}
+
+
+class FakeEngine:
+    """What the pool asks of a `Supervisor`. It fills its limit with what could be evicted."""
+
+    def __init__(self, world: World, settings: Settings) -> None:
+        self.world = world
+        self.name = settings.model.name
+        self.limit_bytes = settings.memory.limit_bytes
+        self.is_alive = False
+        self.held_bytes = 0
+        self.in_use = 0
+        self.gives_back_after = 0.0
+        self.cleared = 0
+        self.state = "stopped"
+
+    async def start(self) -> None:
+        assert self.world.held_bytes + self.world.weights[self.name] <= self.world.limit_bytes
+        self.world.loads[self.name] += 1
+        self.is_alive, self.state = True, "starting"
+        self.held_bytes = self.world.weights[self.name]
+
+    async def wait_ready(self) -> None:
+        await asyncio.sleep(self.world.load_seconds)
+        if self.name in self.world.broken:
+            raise ModelLoadError("it is broken")
+        self.state = "ready"
+
+    async def stop(self) -> None:
+        assert not self.in_use, "stopped while it was in use"
+        await asyncio.sleep(0)
+        self.is_alive, self.held_bytes, self.state = False, 0, "stopped"
+
+    def set_memory_limit(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        if self.held_bytes > limit_bytes:
+            loop = asyncio.get_running_loop()
+            loop.call_later(self.gives_back_after, self._shrink)
+
+    def _shrink(self) -> None:
+        self.held_bytes = min(self.held_bytes, self.limit_bytes)
+
+    def fill(self) -> None:
+        self.held_bytes = max(self.held_bytes, self.limit_bytes)
+
+    def clear_caches(self) -> None:
+        self.cleared += 1
+
+    def cancel(self, request_id: str) -> bool:
+        return False
+
+    @property
+    def status(self) -> EngineStatus:
+        memory = MemoryStats(self.held_bytes, 0, 0, self.limit_bytes, 0, 0, 0, {}, 0.0)
+        return EngineStatus(self.state, self.name, stats=Stats({}, 0, {}, memory, 0))
+
+
+def pool_of(world: World, listed: dict[str, ListedModel] | None = None, **model: Any) -> ModelPool:
+    tables = listed if listed is not None else {name: table() for name in world.weights}
+    settings = Settings(model=Model(**model), models=tables, memory=Memory(model_room_bytes=GB))
+    return ModelPool(settings, lambda _stage, _fraction: None, world.make_engine, world.survey)
+
+
+def table(**fields: Any) -> ListedModel:
+    return ListedModel(path="/nowhere", **fields)
+
+
+async def use(pool: ModelPool, name: str, seconds: float = 0.0, request_id: str = "") -> None:
+    """Ask a model; its engine is in use meanwhile, and has caches afterwards."""
+    async with pool.lease(name, request_id or f"{name}-{random.random()}") as leased:
+        engine: Any = leased
+        assert engine.is_alive
+        assert engine.name == name
+        engine.in_use += 1
+        try:
+            engine.fill()
+            engine.world.check()
+            await asyncio.sleep(seconds)
+            assert engine.is_alive
+        finally:
+            engine.in_use -= 1
+
+
+async def test_a_model_is_loaded_once_for_all_who_ask() -> None:
+    world = World(100 * GB, {"a": GB, "b": GB})
+    pool = pool_of(world)
+    await pool.start()
+    assert world.loads == {}
+    await asyncio.gather(*(use(pool, "a") for _ in range(20)), *(use(pool, "b") for _ in range(5)))
+    assert world.loads == {"a": 1, "b": 1}
+    assert {pool.status(name).state for name in pool.names} == {"ready"}
+    await pool.stop()
+    assert world.loaded() == set()
+
+
+async def test_what_is_pinned_is_loaded_at_the_start_and_stays() -> None:
+    world = World(5 * GB, {"a": GB, "b": GB, "c": GB})
+    pool = pool_of(world, {"a": table(), "b": table(pinned=True), "c": table()})
+    await pool.start()
+    with pytest.raises(EngineUnavailable, match="not ready"):
+        await use(pool, "b")
+    await pool.wait_ready()
+    assert world.loads == {"b": 1}
+    await use(pool, "a")
+    await use(pool, "c")
+    assert world.loaded() == {"b", "c"}
+    with pytest.raises(Conflict):
+        await pool.unload("b")
+    await pool.stop()
+
+
+async def test_the_idle_model_that_was_used_longest_ago_makes_room() -> None:
+    world = World(6 * GB, {"a": GB, "b": GB, "c": GB, "d": GB})
+    pool = pool_of(world)
+    for name in ("a", "b", "c"):
+        await use(pool, name)
+    await use(pool, "a")
+    await use(pool, "d")
+    assert world.loaded() == {"a", "c", "d"}
+    await pool.stop()
+
+
+async def test_a_busy_model_goes_only_if_the_idle_ones_are_not_enough() -> None:
+    world = World(6 * GB, {"a": GB, "b": GB, "c": GB, "d": GB})
+    pool = pool_of(world)
+    busy = asyncio.create_task(use(pool, "a", 0.3))
+    for name in ("b", "c", "d"):
+        await use(pool, name)
+    assert world.loaded() == {"a", "c", "d"}
+    await busy
+    await pool.stop()
+
+
+async def test_a_busy_model_finishes_what_it_has_and_what_comes_meanwhile_waits() -> None:
+    world = World(3 * GB, {"a": GB, "b": GB})
+    pool = pool_of(world)
+    ends = []
+
+    async def ask(name: str, seconds: float) -> None:
+        await use(pool, name, seconds)
+        ends.append(name)
+
+    first = asyncio.create_task(ask("a", 0.2))
+    await asyncio.sleep(2 * LOAD_SECONDS)
+    other = asyncio.create_task(ask("b", 0.05))
+    await asyncio.sleep(2 * LOAD_SECONDS)
+    assert pool.status("a").state == "unloading"
+    late = asyncio.create_task(ask("a", 0.0))
+    await asyncio.gather(first, other, late)
+    assert ends == ["a", "b", "a"]
+    assert world.loads == {"a": 2, "b": 1}
+    await pool.stop()
+
+
+async def test_two_that_take_turns_do_not_spend_all_time_with_loading() -> None:
+    world = World(3 * GB, {"a": GB, "b": GB})
+    world.load_seconds = 0.05
+    pool = pool_of(world)
+    stop = asyncio.get_running_loop().time() + 1.5
+    served = Counter[str]()
+
+    async def agent(name: str) -> None:
+        while asyncio.get_running_loop().time() < stop:
+            await use(pool, name, 0.002)
+            served[name] += 1
+
+    await asyncio.gather(agent("a"), agent("a"), agent("b"), agent("b"))
+    assert world.loads.total() <= 1.5 / (2 * world.load_seconds) + 2
+    assert min(served["a"], served["b"]) > 20
+    await pool.stop()
+
+
+async def test_others_shrink_before_a_model_is_loaded() -> None:
+    world = World(20 * GB, {"a": GB, "b": GB})
+    pool = pool_of(world)
+    await use(pool, "a")
+    (engine,) = world.engines
+    assert engine.held_bytes == 20 * GB
+    engine.gives_back_after = 0.1
+    await use(pool, "b")
+    assert engine.limit_bytes == 10 * GB
+    world.check()
+    await pool.unload("b")
+    assert engine.limit_bytes == 20 * GB
+    await pool.stop()
+
+
+async def test_a_model_that_can_never_fit_is_refused_with_figures_and_nobody_is_unloaded() -> None:
+    world = World(6 * GB, {"a": 2 * GB, "b": GB, "c": 9 * GB, "d": 3 * GB})
+    tables = {"a": table(pinned=True), "b": table(), "c": table(), "d": table()}
+    pool = pool_of(world, tables)
+    await pool.start()
+    await pool.wait_ready()
+    await use(pool, "b")
+    with pytest.raises(ModelDoesNotFit, match=r"`c` needs 9\.31 GiB .* limit is 5\.59 GiB"):
+        await use(pool, "c")
+    with pytest.raises(ModelDoesNotFit, match=r"`d` needs .* and a keep 2\.79 GiB of it"):
+        await use(pool, "d")
+    assert world.loaded() == {"a", "b"}
+    await pool.stop()
+
+
+async def test_an_unused_model_is_unloaded_after_its_time() -> None:
+    world = World(20 * GB, {"a": GB, "b": GB, "c": GB})
+    tables = {
+        "a": table(keep_alive_seconds=0.2),
+        "b": table(keep_alive_seconds=-1),
+        "c": table(keep_alive_seconds=0),
+    }
+    pool = pool_of(world, tables)
+    for name in tables:
+        await use(pool, name)
+    await asyncio.sleep(0.05)
+    assert world.loaded() == {"a", "b"}
+    for _ in range(4):  # each use begins the time anew
+        await asyncio.sleep(0.1)
+        await use(pool, "a")
+    assert "a" in world.loaded()
+    await asyncio.sleep(0.4)
+    assert world.loaded() == {"b"}
+    assert pool.status("a").state == "unloaded"
+    await pool.stop()
+
+
+async def test_a_request_says_for_how_long_the_model_stays() -> None:
+    world = World(20 * GB, {"a": GB, "b": GB})
+    pool = pool_of(world)
+    async with pool.lease("a", "1", keep_alive_seconds=0.0):
+        pass
+    await asyncio.sleep(0.05)
+    assert world.loaded() == set()
+    await pool.touch("a", "2", -1.0)
+    assert pool.status("a").expires_at is None
+    assert world.loaded() == {"a"}
+    await use(pool, "a")
+    assert pool.status("a").expires_at is not None  # as its table says again
+    await pool.touch("a", "3", 0.0)
+    await asyncio.sleep(0.05)
+    assert world.loaded() == set()
+    await pool.touch("a", "4", 0.0)
+    assert world.loads["a"] == 2
+    await pool.stop()
+
+
+async def test_a_model_in_use_is_not_unloaded_until_it_is_done() -> None:
+    world = World(20 * GB, {"a": GB, "b": GB})
+    pool = pool_of(world)
+    busy = asyncio.create_task(use(pool, "a", 0.2))
+    await asyncio.sleep(2 * LOAD_SECONDS)
+    await pool.touch("a", "1", 0.0)
+    unloading = asyncio.create_task(pool.unload("a"))
+    await asyncio.sleep(0.05)
+    assert world.loaded() == {"a"}
+    await busy
+    await unloading
+    assert world.loaded() == set()
+    await pool.stop()
+
+
+async def test_who_leaves_while_a_model_loads_leaves_nothing() -> None:
+    world = World(20 * GB, {"a": GB, "b": GB})
+    world.load_seconds = 0.1
+    pool = pool_of(world)
+    waiting = [asyncio.create_task(use(pool, "a", request_id=f"r{i}")) for i in range(3)]
+    await asyncio.sleep(0.03)
+    waiting[0].cancel()
+    assert pool.cancel("r1")
+    assert not pool.cancel("r1")
+    with pytest.raises(RequestCancelled):
+        await waiting[1]
+    await waiting[2]
+    assert pool.num_in_flight == 0
+    await pool.unload("a")
+    await pool.stop()
+
+
+async def test_nothing_is_loaded_for_those_who_have_left() -> None:
+    world = World(3 * GB, {"a": GB, "b": GB})
+    pool = pool_of(world)
+    busy = asyncio.create_task(use(pool, "a", 0.2))
+    await asyncio.sleep(2 * LOAD_SECONDS)
+    gone = asyncio.create_task(use(pool, "b"))
+    late = asyncio.create_task(use(pool, "a"))
+    await asyncio.sleep(0.05)
+    gone.cancel()
+    await busy
+    await late
+    await asyncio.sleep(0.05)
+    assert world.loads["b"] <= 1
+    await use(pool, "b")
+    await pool.stop()
+
+
+async def test_a_failed_load_is_told_to_all_and_not_tried_again_at_once() -> None:
+    world = World(20 * GB, {"a": GB, "b": GB})
+    world.broken.add("a")
+    pool = pool_of(world)
+    outcomes = await asyncio.gather(*(use(pool, "a") for _ in range(3)), return_exceptions=True)
+    assert all(isinstance(outcome, EngineUnavailable) for outcome in outcomes)
+    assert (pool.status("a").state, pool.status("a").error) == ("failed", "it is broken")
+    with pytest.raises(EngineUnavailable) as caught:
+        await use(pool, "a")
+    assert "broken" not in caught.value.message
+    assert caught.value.retry_after_seconds is not None
+    assert world.surveys == 1
+    world.broken.clear()
+    await pool.load("a")  # whoever asks for it expressly need not wait
+    assert pool.status("a").is_ready
+    await use(pool, "b")
+    await pool.stop()
+
+
+async def test_a_pinned_model_that_fails_ends_the_start() -> None:
+    world = World(20 * GB, {"a": GB, "b": GB})
+    world.broken.add("b")
+    pool = pool_of(world, {"a": table(), "b": table(pinned=True)})
+    await pool.start()
+    with pytest.raises(ModelLoadError, match="it is broken"):
+        await pool.wait_ready()
+    assert world.loaded() == set()
+    await pool.stop()
+
+
+async def test_one_model_alone_has_all_memory_and_is_not_surveyed() -> None:
+    world = World(20 * GB, {"demo": GB})
+    pool = pool_of(world, {})
+    await pool.start()
+    await pool.wait_ready()
+    assert (pool.names, world.surveys, world.engines[0].limit_bytes) == (("demo",), 0, 0)
+    await use(pool, "demo")
+    with pytest.raises(ModelNotFound):
+        pool.add("org/nowhere")
+    for path in ("/etc", "~", "../x", "./x", "."):
+        with pytest.raises(ModelNotFound):
+            pool.add(path)
+    await pool.stop()
+
+
+async def test_stopping_fails_those_who_wait_and_leaves_nothing() -> None:
+    world = World(20 * GB, {"a": GB, "b": GB})
+    world.load_seconds = 5.0
+    pool = pool_of(world)
+    waiting = asyncio.create_task(use(pool, "a"))
+    await asyncio.sleep(0.05)
+    await asyncio.wait_for(pool.stop(), 2)
+    with pytest.raises(EngineUnavailable):
+        await waiting
+    assert world.loaded() == set()
+
+
+async def test_caches_are_cleared_where_there_are_some() -> None:
+    world = World(20 * GB, {"a": GB, "b": GB})
+    pool = pool_of(world)
+    with pytest.raises(EngineUnavailable):
+        pool.clear_caches("a")
+    await use(pool, "a")
+    pool.clear_caches("a")
+    assert world.engines[0].cleared == 1
+    await pool.stop()
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_any_mix_of_clients_is_served_within_the_limit(seed: int) -> None:
+    """Random sizes, clients, pauses and cancellations: nobody is lost, nothing is left."""
+    draw = random.Random(seed)
+    weights = {name: draw.randint(1, 4) * GB for name in "abcde"}
+    world = World(draw.randint(6, 14) * GB, weights)
+    world.load_seconds = 0.005
+    tables = {name: table(keep_alive_seconds=draw.choice([-1, 0, 0.02, 300])) for name in weights}
+    pool = pool_of(world, tables)
+    outcomes = Counter[str]()
+
+    async def client(number: int) -> None:
+        for turn in range(12):
+            name = draw.choice("abcde")
+            task = asyncio.create_task(use(pool, name, draw.uniform(0, 0.01), f"{number}-{turn}"))
+            if draw.random() < 0.2:
+                await asyncio.sleep(draw.uniform(0, 0.02))
+                task.cancel()
+            try:
+                await task
+                outcomes["served"] += 1
+            except asyncio.CancelledError:
+                outcomes["left"] += 1
+            world.check()
+            await asyncio.sleep(draw.uniform(0, 0.01))
+
+    await asyncio.wait_for(asyncio.gather(*(client(number) for number in range(8))), 60)
+    assert outcomes.total() == 96
+    assert pool.num_in_flight == 0
+    await pool.stop()
+    assert world.held_bytes == 0

@@ -1,0 +1,441 @@
+"""All models that are served, within one limit on device memory: who is loaded, who makes room.
+
+Models are loaded one after the other, in the order in which they were first asked for. One that
+does not fit beside the others makes those go that may: idle ones first, the least recently used
+before others. A model in use takes no new requests then, but finishes those it has; what comes for
+it meanwhile waits until it is loaded again. Docs: docs/models.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from functools import partial
+
+import msgspec
+
+from vlm_server.checkpoints.find import find
+from vlm_server.checkpoints.names import is_path
+from vlm_server.checkpoints.survey import Survey, SurveyRequest, survey
+from vlm_server.errors import (
+    Conflict,
+    EngineUnavailable,
+    ModelLoadError,
+    ModelNotFound,
+    RequestError,
+    VlmServerError,
+)
+from vlm_server.settings import Checkpoint, ListedModel, Model, Settings
+from vlm_server.supervisor import budget
+from vlm_server.supervisor.client import EngineStatus
+from vlm_server.supervisor.private_folder import PrivateFolder
+from vlm_server.supervisor.served_model import MakeEngine, ServedModel
+from vlm_server.supervisor.supervisor import ProgressCallback, Supervisor
+
+logger = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 0.05
+"""Between two looks at whether others have given back memory."""
+_GIVE_BACK_SECONDS = 60.0
+"""The longest that a load waits for engines that are told to shrink, beside running answers."""
+
+
+class ModelPool:
+    """The `ModelClient` of the models in the settings. Use from one event loop.
+
+    `on_progress(stage, fraction)` is called while models load.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        on_progress: ProgressCallback,
+        make_engine: MakeEngine = Supervisor,
+        look: Callable[[SurveyRequest], Awaitable[Survey]] = survey,
+    ) -> None:
+        """`make_engine` and `look` are for who has no engines and no checkpoints: tests."""
+        self._make_engine = make_engine
+        self._look = look
+        self._settings = settings
+        self._on_progress = on_progress
+        self._private = PrivateFolder()
+        self._models: dict[str, ServedModel] = {}
+        self._turn = asyncio.Lock()
+        """Held while a model is loaded or unloaded."""
+        self._limit_bytes = settings.memory.limit_bytes
+        """On all models together; 0 as long as nobody knows."""
+        self._tasks = set[asyncio.Task[None]]()
+        self._first_loads: list[asyncio.Task[None]] = []
+        self._is_stopping = False
+        if settings.model.path or not settings.models:
+            self._put(ServedModel(settings, on_progress, make_engine))
+        for name, listed in settings.models.items():
+            self._put(self._listed(name, listed))
+
+    # ---- what is served ------------------------------------------------------------
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._models)
+
+    def aliases(self, name: str) -> tuple[str, ...]:
+        """See `ModelClient.aliases`."""
+        return self._models[name].aliases
+
+    def is_pinned(self, name: str) -> bool:
+        """See `ModelClient.is_pinned`."""
+        return self._models[name].is_pinned
+
+    def status(self, name: str) -> EngineStatus:
+        """See `ModelClient.status`."""
+        return self._models[name].status
+
+    @property
+    def num_in_flight(self) -> int:
+        """Number of requests that have neither finished nor failed, in engines."""
+        return sum(model.num_users for model in self._models.values())
+
+    def add(self, name: str) -> str:
+        """See `ModelClient.add`."""
+        if name in self._models:
+            return name
+        found = None if is_path(name) else find(name, self._settings.model.search_paths)
+        if found is None:
+            raise ModelNotFound(f"There is no model `{name}` on this machine.", "model")
+        if found.name not in self._models:
+            self._put(self._listed(found.name, ListedModel(path=str(found.folder))))
+        return found.name
+
+    def _listed(self, name: str, listed: ListedModel) -> ServedModel:
+        own = {field: getattr(listed, field) for field in Checkpoint.__struct_fields__}
+        model = Model(**own, name=name, search_paths=self._settings.model.search_paths)
+        settings = msgspec.structs.replace(self._settings, model=model)
+        return ServedModel(settings, self._on_progress, self._make_engine, listed)
+
+    def _put(self, model: ServedModel) -> None:
+        self._models[model.name] = model
+
+    # ---- the daemon's life -----------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin to load what is pinned, in the background."""
+        for model in self._pinned():
+            self._begin_load(model)
+            assert model.loading is not None
+            self._first_loads.append(model.loading)
+
+    async def wait_ready(self) -> None:
+        """Wait until all that is pinned is loaded.
+
+        Raises ModelLoadError if one can't be loaded, or not be downloaded; NotAvailable if it might
+        be downloaded later.
+        """
+        for load in self._first_loads:
+            await asyncio.shield(load)
+
+    async def stop(self) -> None:
+        """Let running requests finish within `server.drain_seconds`, then end all engines."""
+        self._is_stopping = True
+        for model in self._models.values():
+            self._set_expiry(model, None)
+            model.refuse_waiters(EngineUnavailable("The server is stopping."))
+        draining = [model.engine for model in self._models.values() if model.engine is not None]
+        await asyncio.gather(*(engine.stop() for engine in draining))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(model.stop() for model in self._models.values()))
+        self._private.close()
+
+    def _pinned(self) -> list[ServedModel]:
+        return [model for model in self._models.values() if model.is_pinned]
+
+    # ---- requests ------------------------------------------------------------------
+
+    def check_ready(self) -> None:
+        """See `ModelClient.check_ready`."""
+        states = [model.status.state for model in self._models.values() if model.is_pinned]
+        if len(states) == len(self._models) and "ready" not in states:
+            raise EngineUnavailable(f"The engine is not ready: {states[0]}.")
+
+    @asynccontextmanager
+    async def lease(
+        self, name: str, request_id: str, keep_alive_seconds: float | None = None
+    ) -> AsyncIterator[Supervisor]:
+        """See `ModelClient.lease`."""
+        model = self._models[name]
+        engine = await self._engine(model, request_id)
+        try:
+            yield engine
+        finally:
+            model.leave()
+            self._note_idle(model, keep_alive_seconds)
+
+    async def touch(
+        self, name: str, request_id: str, keep_alive_seconds: float | None = None
+    ) -> None:
+        """See `ModelClient.touch`."""
+        model = self._models[name]
+        if keep_alive_seconds != 0:
+            async with self.lease(name, request_id, keep_alive_seconds):
+                return
+        self._note_idle(model, 0.0)
+
+    async def _engine(self, model: ServedModel, request_id: str) -> Supervisor:
+        """The engine of a model that is loaded, for whom has to call `leave`."""
+        self._set_expiry(model, None)
+        if model.is_loaded or (model.is_pinned and model.engine is not None):
+            return model.use()
+        if model.is_pinned:
+            raise EngineUnavailable(f"The engine is not ready: {model.status.state}.")
+        if self._is_stopping:
+            raise EngineUnavailable("The server is stopping.")
+        if seconds := model.pause_seconds:
+            raise _unloadable(model, seconds)
+        waiter = model.wait(request_id)
+        self._begin_load(model)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            model.give_up(request_id)
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                model.leave()
+                self._note_idle(model)
+            raise
+
+    def cancel(self, request_id: str) -> bool:
+        """See `ModelClient.cancel`."""
+        models = self._models.values()
+        engines = [model.engine for model in models if model.engine is not None]
+        return any(engine.cancel(request_id) for engine in engines) or any(
+            model.cancel(request_id) for model in models
+        )
+
+    # ---- for operators -----------------------------------------------------------------
+
+    async def load(self, name: str) -> None:
+        """See `ModelClient.load`."""
+        self._models[name].forget_failure()
+        async with self.lease(name, f"load-{uuid.uuid4()}"):
+            pass
+
+    async def unload(self, name: str) -> None:
+        """See `ModelClient.unload`."""
+        model = self._models[name]
+        if model.is_pinned:
+            raise Conflict(f"The model `{name}` is pinned: it stays loaded.", "model")
+        await asyncio.shield(self._spawn(self._unload_in_turn(model)))
+
+    def clear_caches(self, name: str) -> None:
+        """See `ModelClient.clear_caches`."""
+        engine = self._models[name].engine
+        if engine is None:
+            raise EngineUnavailable(f"The model `{name}` is not loaded.")
+        engine.clear_caches()
+
+    # ---- loading -------------------------------------------------------------------
+
+    def _begin_load(self, model: ServedModel) -> None:
+        if model.loading is None and not model.is_closing:
+            model.note("starting" if model.is_pinned else "waiting", "waiting for its turn")
+            model.loading = self._spawn(self._load(model))
+
+    async def _load(self, model: ServedModel) -> None:
+        """Load a model that somebody waits for, and let them use it. Raises what `start` does."""
+        try:
+            await model.fetch()
+            async with self._turn:
+                if not (model.is_pinned or model.is_wanted):
+                    model.note("unloaded")
+                    return
+                limit_bytes = await self._place(model)
+                await model.start(limit_bytes, self._private)
+                self._share_out()
+        except VlmServerError as error:
+            self._fail(model, error)
+            if model.is_pinned:
+                raise
+        except Exception as error:
+            logger.exception("loading `%s` failed unexpectedly", model.name)
+            self._fail(model, ModelLoadError(str(error)))
+            if model.is_pinned:
+                raise
+        finally:
+            model.loading = None
+        model.admit_waiters()
+        self._note_idle(model)
+
+    def _fail(self, model: ServedModel, error: VlmServerError) -> None:
+        logger.error("the model `%s` can't be loaded: %s", model.name, error)
+        model.note_failure(error)
+        if isinstance(error, RequestError):
+            model.refuse_waiters(error)
+        else:
+            model.refuse_waiters(_unloadable(model, model.pause_seconds))
+
+    async def _place(self, model: ServedModel) -> int:
+        """Make room for a model. Returns its limit; 0 if it is the only one, and has all."""
+        if len(self._models) == 1:
+            return 0
+        model.note(model.status.state, "looking for room")
+        await self._survey(model)
+        needed, limit = self._needed(model), self._limit_bytes
+        staying = [one for one in self._loaded() if one.is_pinned]
+        budget.check(model.name, needed, {one.name: self._needed(one) for one in staying}, limit)
+        while needed + sum(map(self._needed, self._loaded())) > limit:
+            await self._make_go(self._victim())
+        shares = self._shares([*self._loaded(), model])
+        await self._shrink(shares)
+        return shares[model.name]
+
+    async def _survey(self, model: ServedModel) -> None:
+        """Find out what it will hold, and what there is, as far as nobody knows it."""
+        for one in self._loaded():
+            while not one.weight_bytes and one.status.is_ready and one.status.stats is None:
+                await asyncio.sleep(_LOOK_SECONDS)  # the first come a moment after it is ready
+            if (stats := one.status.stats) is not None:
+                one.weight_bytes = max(one.weight_bytes, stats.memory.baseline_bytes)
+                self._limit_bytes = self._limit_bytes or stats.memory.limit_bytes
+        if model.weight_bytes and self._limit_bytes:
+            return
+        settings = model.settings
+        found = await self._look(SurveyRequest(settings.model, settings.memory))
+        if found.refusal:
+            raise ModelLoadError(found.refusal)
+        model.weight_bytes = found.weight_bytes
+        self._limit_bytes = self._limit_bytes or found.limit_bytes
+
+    def _victim(self) -> ServedModel:
+        """Who has to go next. `budget.check` has found that this is enough."""
+        may_go = [one for one in self._loaded() if not one.is_pinned]
+        return min(may_go, key=lambda one: (not one.is_idle, one.last_used))
+
+    async def _make_go(self, model: ServedModel) -> None:
+        """Unload a model for another one. One in use stays for as long as its load has taken."""
+        if not model.is_idle:
+            stays_until = model.loaded_at + model.load_seconds
+            await asyncio.sleep(max(0.0, stays_until - time.monotonic()))
+        await self._unload(model)
+
+    async def _unload_in_turn(self, model: ServedModel) -> None:
+        async with self._turn:
+            await self._unload(model)
+
+    async def _unload(self, model: ServedModel) -> None:
+        """Unload a model once nobody uses it; whoever asks for it meanwhile waits."""
+        if not model.is_loaded:
+            return
+        model.is_closing = True
+        self._set_expiry(model, None)
+        try:
+            await model.until_unused()
+            await model.stop()
+            logger.info("the model `%s` was unloaded", model.name)
+        finally:
+            model.is_closing = False
+        self._share_out()
+        if model.is_wanted:
+            self._begin_load(model)
+
+    # ---- memory --------------------------------------------------------------------
+
+    def _loaded(self) -> list[ServedModel]:
+        return [model for model in self._models.values() if model.is_loaded]
+
+    def _needed(self, model: ServedModel) -> int:
+        return budget.needed_bytes(model.weight_bytes, self._settings.memory.model_room_bytes)
+
+    def _shares(self, models: list[ServedModel]) -> dict[str, int]:
+        needed = {model.name: self._needed(model) for model in models}
+        return budget.shares(needed, self._limit_bytes)
+
+    def _share_out(self) -> None:
+        """Let those that are loaded have all there is."""
+        if len(self._models) == 1 or not self._limit_bytes:
+            return
+        models = [one for one in self._models.values() if one.engine is not None]
+        shares = self._shares(models)
+        for model in models:
+            if model.engine is not None:
+                model.engine.set_memory_limit(shares[model.name])
+
+    async def _shrink(self, shares: dict[str, int]) -> None:
+        """Take from those that are loaded what is not theirs any more.
+
+        Answers that run are finished with what they were promised. An engine that does not tell
+        that it got small enough is waited for only so long: it may be restarting.
+        """
+        models = self._loaded()
+        for model in models:
+            if model.engine is not None:
+                model.engine.set_memory_limit(shares[model.name])
+        until = time.monotonic() + _GIVE_BACK_SECONDS
+        for model in models:
+            while not _is_within(model, shares[model.name]):
+                if model.is_idle and time.monotonic() > until:
+                    logger.warning("the model `%s` does not give back memory", model.name)
+                    break
+                await asyncio.sleep(_LOOK_SECONDS)
+
+    # ---- unused models -----------------------------------------------------------------
+
+    def _note_idle(self, model: ServedModel, seconds: float | None = None) -> None:
+        """Unload it after `seconds`, or those of its table, if nobody asks for it until then."""
+        if model.is_pinned or not model.is_loaded or self._is_stopping:
+            return
+        if seconds is None:
+            seconds = model.keep_alive_seconds
+        self._set_expiry(model, seconds if seconds >= 0 else None)
+
+    def _set_expiry(self, model: ServedModel, seconds: float | None) -> None:
+        if model.expiry is not None:
+            model.expiry.cancel()
+        model.expiry = model.expires_at = None
+        if seconds is not None:
+            loop = asyncio.get_running_loop()
+            model.expires_at = time.time() + seconds
+            model.expiry = loop.call_later(seconds, partial(self._expire, model))
+
+    def _expire(self, model: ServedModel) -> None:
+        model.expiry = None
+        self._spawn(self._unload_if_idle(model))
+
+    async def _unload_if_idle(self, model: ServedModel) -> None:
+        async with self._turn:
+            if model.is_idle and model.expiry is None:
+                await self._unload(model)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # it was told, and logged
+
+
+def _unloadable(model: ServedModel, seconds: float) -> EngineUnavailable:
+    return EngineUnavailable(
+        f"The model `{model.name}` can't be loaded at present; the server's log says why.",
+        "model",
+        max(1.0, seconds),
+    )
+
+
+def _is_within(model: ServedModel, limit_bytes: int) -> bool:
+    """Whether all that it holds and has promised is under `limit_bytes`, as it has said itself."""
+    if model.engine is None or not model.engine.status.is_ready:
+        return True
+    stats = model.engine.status.stats
+    if stats is None:
+        return False
+    memory = stats.memory
+    held = memory.active_bytes + memory.reserved_bytes
+    return memory.limit_bytes == limit_bytes and held <= limit_bytes

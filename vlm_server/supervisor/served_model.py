@@ -1,0 +1,244 @@
+"""One model that is served: what it is loaded from, its engine while it is, and who uses it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from vlm_server.checkpoints.download import fetch
+from vlm_server.checkpoints.messages import Progress
+from vlm_server.checkpoints.names import served_name, to_download
+from vlm_server.errors import ModelLoadError, RequestCancelled, RequestError, VlmServerError
+from vlm_server.models import EMBEDDED
+from vlm_server.settings import ListedModel, Settings
+from vlm_server.supervisor.client import EngineStatus
+from vlm_server.supervisor.private_folder import PrivateFolder
+from vlm_server.supervisor.supervisor import ProgressCallback, Supervisor
+
+_DOWNLOAD_SECONDS = 10.0
+"""After which clients may ask again, as long as a checkpoint is downloaded."""
+_FIRST_PAUSE_SECONDS = 5.0
+_LONGEST_PAUSE_SECONDS = 300.0
+"""After a load that failed, until the next one is tried."""
+
+
+MakeEngine = Callable[[Settings, ProgressCallback, PrivateFolder], Supervisor]
+
+
+class ServedModel:
+    """Changed by `Models` alone, from one event loop.
+
+    A pinned model is loaded at the start and stays. Any other is loaded when somebody waits for
+    it, and may be unloaded when nobody uses it.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        on_progress: ProgressCallback,
+        make_engine: MakeEngine,
+        listed: ListedModel | None = None,
+    ) -> None:
+        """`settings.model` is what is loaded; `listed` is what its own table says besides."""
+        path = Path(settings.model.path) if settings.model.path else EMBEDDED
+        self._missing = None if path.exists() else to_download(settings.model.path)
+        name = self._missing.repo if self._missing else served_name(path.absolute())
+        self.name = settings.model.name or name
+        self.is_pinned = listed is None or listed.pinned
+        self.aliases: tuple[str, ...] = () if listed is None else listed.aliases
+        self.keep_alive_seconds = -1.0 if listed is None else listed.keep_alive_seconds
+        self.settings = settings
+        self._on_progress = on_progress
+        self._make_engine = make_engine
+        self._status = EngineStatus("unloaded", self.name)
+        self.engine: Supervisor | None = None
+        """As long as its process may hold memory."""
+        self.loading: asyncio.Task[None] | None = None
+        self.is_closing = False
+        """Whether it is unloaded once those that use it are done: others wait for the next load."""
+        self.num_users = 0
+        self._waiters: dict[str, asyncio.Future[Supervisor]] = {}
+        """By request, those that wait until it is loaded, the first one first."""
+        self._left = asyncio.Event()
+        self.last_used = 0.0
+        self.loaded_at = 0.0
+        self.load_seconds = 0.0
+        self.weight_bytes = 0
+        """On the device; 0 as long as nobody knows."""
+        self.expiry: asyncio.TimerHandle | None = None
+        self.expires_at: float | None = None
+        """When it is unloaded if nobody asks for it, in seconds since 1970; None is never."""
+        self._num_failures = 0
+        self._failed_until = 0.0
+
+    # ---- what is known of it -----------------------------------------------------------
+
+    @property
+    def status(self) -> EngineStatus:
+        if self.engine is None:
+            return self._status
+        status = dataclasses.replace(self.engine.status, expires_at=self.expires_at)
+        return dataclasses.replace(status, state="unloading") if self.is_closing else status
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether its engine was ready once and takes requests, or will again."""
+        return self.engine is not None and self.loading is None and not self.is_closing
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.num_users and not self._waiters
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody waits for it."""
+        return bool(self._waiters)
+
+    def note(self, state: str, stage: str = "", fraction: float = 0.0) -> None:
+        """What it is at before it has an engine."""
+        progress = (stage, fraction) if stage else None
+        self._status = dataclasses.replace(
+            self._status, state=state, progress=progress, download=None, error=""
+        )
+
+    # ---- loading -----------------------------------------------------------------------
+
+    async def fetch(self) -> None:
+        """Download the checkpoint, if it must be. Raises ModelLoadError and NotAvailable."""
+        if self._missing is None:
+            return
+        self._status = dataclasses.replace(
+            self._status,
+            state="downloading",
+            progress=("downloading", 0.0),
+            retry_after_seconds=_DOWNLOAD_SECONDS,
+        )
+        model = await fetch(
+            self._missing, self.settings.model, self.settings.memory, self._take_download
+        )
+        self._missing = None
+        self.settings = msgspec.structs.replace(self.settings, model=model)
+        self._status = dataclasses.replace(self._status, retry_after_seconds=1.0)
+        self.note("starting")
+
+    def _take_download(self, progress: Progress) -> None:
+        self._status = dataclasses.replace(
+            self._status, progress=("downloading", progress.fraction), download=progress
+        )
+        self._on_progress(str(progress), progress.fraction)
+
+    async def start(self, limit_bytes: int, private: PrivateFolder) -> None:
+        """Load it, with so much device memory; 0 is what the settings say. Raises VlmServerError,
+        and leaves nothing then."""
+        started = time.monotonic()
+        settings = msgspec.structs.replace(
+            self.settings, model=msgspec.structs.replace(self.settings.model, name=self.name)
+        )
+        self.engine = self._make_engine(settings, self._on_progress, private)
+        if limit_bytes:
+            self.engine.set_memory_limit(limit_bytes)
+        await self.engine.start()
+        try:
+            await self.engine.wait_ready()
+        except BaseException:
+            await self.stop()
+            raise
+        self.loaded_at = self.last_used = time.monotonic()
+        self.load_seconds = self.loaded_at - started
+        stats = self.engine.status.stats
+        self.weight_bytes = max(self.weight_bytes, stats.memory.baseline_bytes if stats else 0)
+        self._num_failures = 0
+
+    async def stop(self) -> None:
+        """End its engine, and remember what it was."""
+        if self.engine is None:
+            return
+        facts = self.engine.status.model_facts
+        await self.engine.stop()
+        self.engine = None
+        self._status = EngineStatus("unloaded", self.name, model_facts=facts)
+
+    # ---- who uses it -------------------------------------------------------------------
+
+    def wait(self, request_id: str) -> asyncio.Future[Supervisor]:
+        """Wait until it is loaded, and then use it: `leave` gives it back."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters[request_id] = waiter
+        return waiter
+
+    def use(self) -> Supervisor:
+        """Use it from now on, until `leave`."""
+        assert self.engine is not None
+        self.num_users += 1
+        self.last_used = time.monotonic()
+        return self.engine
+
+    def leave(self) -> None:
+        """Who used it does not any more."""
+        self.num_users -= 1
+        self.last_used = time.monotonic()
+        self._left.set()
+
+    def give_up(self, request_id: str) -> None:
+        """A request does not wait any more."""
+        self._waiters.pop(request_id, None)
+
+    def cancel(self, request_id: str) -> bool:
+        """End a request that waits. Returns whether there is such a one."""
+        waiter = self._waiters.pop(request_id, None)
+        if waiter is None or waiter.done():
+            return False
+        waiter.set_exception(
+            RequestCancelled("The request was cancelled by who operates this server.")
+        )
+        return True
+
+    def admit_waiters(self) -> None:
+        """It is loaded: all that wait use it."""
+        for waiter in self._take_waiters():
+            waiter.set_result(self.use())
+
+    def refuse_waiters(self, error: RequestError) -> None:
+        for waiter in self._take_waiters():
+            waiter.set_exception(error)
+
+    def _take_waiters(self) -> list[asyncio.Future[Supervisor]]:
+        waiters = [waiter for waiter in self._waiters.values() if not waiter.done()]
+        self._waiters.clear()
+        return waiters
+
+    async def until_unused(self) -> None:
+        """Wait until nobody uses it."""
+        while self.num_users:
+            self._left.clear()
+            await self._left.wait()
+
+    # ---- failed loads ------------------------------------------------------------------
+
+    def note_failure(self, error: VlmServerError) -> None:
+        """A load has failed: the next one is not tried at once."""
+        seconds = min(_FIRST_PAUSE_SECONDS * 2**self._num_failures, _LONGEST_PAUSE_SECONDS)
+        self._num_failures += 1
+        self._failed_until = time.monotonic() + seconds
+        is_final = isinstance(error, ModelLoadError)
+        self._status = dataclasses.replace(
+            self._status,
+            state="failed" if is_final else "unloaded",
+            progress=None,
+            download=None,
+            error=str(error),
+        )
+
+    @property
+    def pause_seconds(self) -> float:
+        """Until another load may be tried after one that failed."""
+        return max(0.0, self._failed_until - time.monotonic())
+
+    def forget_failure(self) -> None:
+        """Somebody who may have mended it wants it to be tried again."""
+        self._failed_until = 0.0
