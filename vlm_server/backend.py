@@ -36,6 +36,11 @@ def check() -> None:
 def not_loaded(error: ImportError) -> str:
     """What the engine says if its libraries can't be loaded, such as for want of a driver."""
     said = str(error)
+    if "libcuda.so" in said:
+        return (
+            "this machine has no NVIDIA driver (libcuda.so.1): install one, or vlm-server[cpu] in "
+            "place of vlm-server[cuda]"
+        )
     if "mlx" in said or "libcu" in said or "libnv" in said:
         return f"MLX can't be loaded: {said}; {_WHAT_TO_INSTALL}"
     return f"a library can't be loaded: {said}; install vlm-server again"

@@ -124,4 +124,7 @@ def test_a_broken_library_of_others_is_not_called_a_missing_backend() -> None:
     said = backend.not_loaded(ImportError("No module named 'tokenizers'"))
     assert "tokenizers" in said
     assert "cuda" not in said
+    driver = backend.not_loaded(ImportError("libcuda.so.1: cannot open shared object file"))
+    assert "no NVIDIA driver" in driver
+    assert "vlm-server[cpu] in place of vlm-server[cuda]" in driver
     assert "vlm-server[cpu]" in backend.not_loaded(ImportError("libcudart.so.13: cannot open"))
