@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from vlm_server import backend
 from vlm_server.child import launch
 from vlm_server.cli.failure import CommandFailed
 
@@ -19,8 +20,9 @@ def running_daemon(arguments: Sequence[str], stop_seconds: float) -> Iterator[st
 
     It may still be loading its model. If this process is killed, the daemon sees its standard
     input close and ends too. Raises CommandFailed if it does not start; its own message has then
-    been printed.
+    been printed. Raises ModelLoadError if no model can run here.
     """
+    backend.check()
     command = launch.command("vlm_server.cli", "serve", "--set", "log.level=warning")
     command += [*arguments, "--host", "127.0.0.1", "--port", "0", "--stop-at-eof"]
     process = subprocess.Popen(  # in our working folder: `arguments` may name paths in it

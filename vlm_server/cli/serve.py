@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from vlm_server import heap
+from vlm_server import backend, heap
 from vlm_server.api.app import create_app
 from vlm_server.api.http.connection.server import SLOW_READER_SECONDS, HttpServer, http_config
 from vlm_server.api.http.intake import intake
@@ -70,6 +70,7 @@ def add_to(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal arrives. Raises ConfigError or ModelLoadError."""
     settings, sources = options.load_settings_with_sources(arguments)
+    backend.check()
     terminal.set_up_logging(settings.log)
     heap.keep_bodies()
     listener = bind(settings.server)

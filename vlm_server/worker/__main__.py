@@ -12,12 +12,11 @@ import socket
 import sys
 from typing import NoReturn
 
-from vlm_server import heap, log_lines
+from vlm_server import backend, heap, log_lines
 from vlm_server.errors import ModelLoadError
 from vlm_server.protocol import LAST_WRITES_SECONDS, STACKS_SIGNAL, Unloadable
 from vlm_server.worker.channel import Channel
 from vlm_server.worker.process_memory import be_killed_first
-from vlm_server.worker.start import start_engine
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +38,13 @@ def main() -> NoReturn:
     logging.getLogger("PIL").setLevel(logging.INFO)
     sys.setswitchinterval(_SWITCH_SECONDS)
     try:
+        from vlm_server.worker.start import start_engine  # with mlx, which may lack its backend
+
         loop, caches = start_engine(start, channel)
+    except ImportError as error:
+        logger.debug("loading failed", exc_info=True)
+        channel.send(Unloadable(backend.not_loaded(error)))
+        channel.end(1)
     except Exception as error:  # a checkpoint can be wrong in more ways than are known
         known = isinstance(error, ModelLoadError)
         logger.log(logging.DEBUG if known else logging.ERROR, "loading failed", exc_info=True)

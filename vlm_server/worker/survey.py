@@ -8,11 +8,10 @@ import sys
 
 import msgspec
 
+from vlm_server import backend
 from vlm_server.checkpoints.survey import Survey, SurveyRequest
 from vlm_server.engine.memory.governor import MIB
-from vlm_server.runner.model.survey import survey
 from vlm_server.worker.process_memory import be_killed_first
-from vlm_server.worker.start import LEAST_TOKENS
 
 
 def main() -> None:
@@ -23,12 +22,21 @@ def main() -> None:
     logging.basicConfig(level=logging.ERROR)
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=SurveyRequest)
     with os.fdopen(answer, "wb") as out:
-        out.write(msgspec.json.encode(_with_room(survey(request))))
+        out.write(msgspec.json.encode(_survey(request)))
 
 
-def _with_room(found: Survey) -> Survey:
+def _survey(request: SurveyRequest) -> Survey:
+    try:  # mlx may lack its backend
+        from vlm_server.runner.model.survey import survey
+        from vlm_server.worker.start import LEAST_TOKENS
+    except ImportError as error:
+        return Survey(refusal=backend.not_loaded(error))
+    return _with_room(survey(request), LEAST_TOKENS)
+
+
+def _with_room(found: Survey, least_tokens: int) -> Survey:
     """What is refused after the start, too: a model that leaves no room for a short request."""
-    least = min(LEAST_TOKENS, found.context_tokens)
+    least = min(least_tokens, found.context_tokens)
     if found.fitting_tokens is None or found.fitting_tokens >= least:
         return found
     free = (found.limit_bytes - found.weight_bytes) / MIB

@@ -14,6 +14,7 @@ from vlm_server.cli.failure import CommandFailed
 from vlm_server.cli.serve import url_of
 from vlm_server.cli.service.files import ServiceCommand
 from vlm_server.cli.service.manager import ServiceManager, manager_for
+from vlm_server.cli.service.program import installed_program
 from vlm_server.settings import Settings
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def install(arguments: argparse.Namespace, manager: ServiceManager) -> int:
     """Write the service's file and load it. Raises ConfigError or CommandFailed."""
     settings = options.load_settings(arguments)
     command = ServiceCommand(
-        program=_program(),
+        program=installed_program(),
         arguments=["serve", *options.settings_arguments(arguments)],
         drain_seconds=settings.server.drain_seconds,
     )
@@ -95,14 +96,6 @@ def write_privately(path: Path, content: bytes) -> None:
         draft.replace(path)
     except OSError as error:
         raise CommandFailed(f"can't write {path}: {error.strerror}") from None
-
-
-def _program() -> Path:
-    """This installation's `vlm-server`, next to its Python."""
-    program = Path(sys.executable).absolute().with_name("vlm-server")
-    if not program.is_file():
-        raise CommandFailed(f"{program} is missing: install the project with pip first")
-    return program
 
 
 def _settings_of(words: list[str]) -> Settings:

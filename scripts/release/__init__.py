@@ -1,0 +1,1 @@
+"""What must hold of a package before it is released: `scripts/release_check`."""

@@ -1,0 +1,73 @@
+"""Builds sdist and wheel, and looks into them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+WARNING = re.compile(r"warning|deprecat|\*{8}", re.IGNORECASE)
+HARMLESS = ("byte-compiling is disabled", "errors.py", "shallow")
+
+
+class CheckFailed(Exception):
+    """What is built can't be released."""
+
+
+def build(root: Path, out: Path) -> Path:
+    """The wheel, built from the sdist, after a look into it. Raises CheckFailed."""
+    out.mkdir(parents=True, exist_ok=True)
+    words = [sys.executable, "-m", "build", "--outdir", str(out), str(root)]
+    ended = subprocess.run(words, capture_output=True, text=True)
+    said = ended.stdout + ended.stderr
+    if ended.returncode:
+        raise CheckFailed(f"the build failed:\n{said[-4000:]}")
+    for line in said.splitlines():
+        if WARNING.search(line) and not any(word in line for word in HARMLESS):
+            raise CheckFailed(f"the build warns: {line}")
+    wheel = max(out.glob("*.whl"), key=lambda path: path.stat().st_mtime)
+    check_files(root, wheel)
+    check_metadata(wheel)
+    print(f"built {wheel.name}, {wheel.stat().st_size / 1e6:.1f} MB")
+    return wheel
+
+
+def check_files(root: Path, wheel: Path) -> None:
+    """All that git has of the package is in the wheel, and nothing else. Raises CheckFailed."""
+    listed = subprocess.run(
+        ["git", "-C", str(root), "ls-files", "vlm_server"], capture_output=True, text=True
+    )
+    wanted = set(listed.stdout.split())
+    with zipfile.ZipFile(wheel) as archive:
+        found = {
+            name for name in archive.namelist() if not re.match(r"[^/]+\.(dist-info|data)/", name)
+        }
+        flawed = archive.testzip()
+    if flawed:
+        raise CheckFailed(f"{flawed} in the wheel is broken")
+    if missing := wanted - found:
+        raise CheckFailed(f"not in the wheel: {', '.join(sorted(missing))}")
+    if surplus := found - wanted:
+        raise CheckFailed(f"in the wheel, but not in git: {', '.join(sorted(surplus))}")
+
+
+def check_metadata(wheel: Path) -> None:
+    """The fields that an index shows. Raises CheckFailed."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+        head, _, text = archive.read(name).decode().partition("\n\n")
+    fields = dict(line.split(": ", 1) for line in head.splitlines() if ": " in line)
+    wanted = {
+        "Name": "vlm-server",
+        "Version": wheel.name.split("-")[1],
+        "License-Expression": "Apache-2.0",
+        "License-File": "LICENSE",
+        "Description-Content-Type": "text/markdown",
+    }
+    for field, value in wanted.items():
+        if fields.get(field) != value:
+            raise CheckFailed(f"{field} is {fields.get(field)!r}, not {value!r}")
+    if not text.startswith("# vlm_server"):
+        raise CheckFailed("the README is not in the metadata")

@@ -1,0 +1,81 @@
+"""A service runs a program that stays, whatever it was installed with."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from vlm_server.cli.failure import CommandFailed
+from vlm_server.cli.service import program
+
+TAG = "Signature: 8a477f597d28d172789f06886806bc55\n"
+
+
+def make(environment: Path) -> Path:
+    """An environment with a `vlm-server`, tagged as uv tags its own."""
+    made = environment / "bin/vlm-server"
+    made.parent.mkdir(parents=True)
+    made.touch()
+    (environment / "CACHEDIR.TAG").write_text(TAG)
+    return made
+
+
+def test_it_is_that_of_this_installation() -> None:
+    assert program.installed_program() == Path(sys.executable).absolute().with_name("vlm-server")
+
+
+@pytest.mark.parametrize(
+    "where", ["uv/tools/vlm-server", "pipx/venvs/vlm-server", "clone/.venv", "venv"]
+)
+def test_an_environment_that_stays_is_taken(where: str, tmp_path: Path) -> None:
+    made = make(tmp_path / where)
+    assert program.throw_away_folder(made, [str(tmp_path / "cache")]) is None
+    assert program.stable(made) == made
+
+
+@pytest.mark.parametrize(
+    ("cache", "where"),
+    [("uv", "archive-v0/e_ISkCMdmjn8y2tG"), ("pipx/.cache", "e8460caec8b2edb")],
+)
+def test_a_cache_is_known_by_its_tag(cache: str, where: str, tmp_path: Path) -> None:
+    """`uvx` and `pipx run`, wherever their caches are."""
+    made = make(tmp_path / cache / where)
+    (tmp_path / cache / "CACHEDIR.TAG").write_text(TAG)
+    assert program.throw_away_folder(made, []) == tmp_path / cache
+
+
+def test_a_named_folder_is_known_through_a_link(tmp_path: Path) -> None:
+    make(tmp_path / "temporary/pip-build-env-1")
+    link = tmp_path / "venv"
+    link.symlink_to(tmp_path / "temporary/pip-build-env-1")
+    found = program.throw_away_folder(link / "bin/vlm-server", [str(tmp_path / "temporary")])
+    assert found == tmp_path / "temporary"
+
+
+def test_what_does_not_stay_is_refused_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    environment = Path(sys.executable).absolute().parent.parent
+    monkeypatch.setattr(program, "TEMPORARY", (str(environment.parent),))
+    with pytest.raises(CommandFailed, match="'uv tool install' or 'pipx install'") as failure:
+        program.installed_program()
+    assert str(environment.parent) in str(failure.value)
+    assert "\n" not in str(failure.value)
+
+
+def test_homebrew_replaces_the_folder_of_a_version(tmp_path: Path) -> None:
+    made = make(tmp_path / "homebrew/Cellar/vlm-server/1.2.3/libexec")
+    assert program.stable(made) == made, "without the link there is nothing better"
+    (tmp_path / "homebrew/opt").mkdir()
+    link = tmp_path / "homebrew/opt/vlm-server"
+    link.symlink_to("../Cellar/vlm-server/1.2.3")
+    assert program.stable(made) == link / "libexec/bin/vlm-server"
+
+
+def test_the_first_folder_that_has_one_wins(tmp_path: Path) -> None:
+    first, second = make(tmp_path / "a"), make(tmp_path / "b")
+    assert program.found_in(["/nowhere", str(first.parent), str(second.parent)]) == first
+    with pytest.raises(CommandFailed, match="no vlm-server in /nowhere: install"):
+        program.found_in(["/nowhere"])

@@ -1,0 +1,96 @@
+"""What the packages are made of: metadata, data files, version, image."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import vlm_server
+from vlm_server.cli.main import build_parser, main
+
+ROOT = Path(__file__).parents[3]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+CONTAINERFILE = (ROOT / "packaging/Containerfile").read_text(encoding="utf-8")
+
+
+def container(instruction: str) -> list[str]:
+    """The arguments of all instructions of a kind, with their lines joined."""
+    joined = CONTAINERFILE.replace("\\\n", " ")
+    return re.findall(rf"^{instruction} +(.+)$", joined, re.MULTILINE)
+
+
+def test_every_data_file_is_named() -> None:
+    """Without git, a build takes only what is named."""
+    package = ROOT / "vlm_server"
+    globs = PROJECT["tool"]["setuptools"]["package-data"]["vlm_server"]
+    named = {path for each in globs for path in package.glob(each) if path.is_file()}
+    named |= {path for each in globs for path in package.glob(f"{each}/*") if path.is_file()}
+    others = {
+        path
+        for path in package.rglob("*")
+        if path.is_file() and path.suffix != ".py" and "__pycache__" not in path.parts
+    }
+    assert others == named
+
+
+def test_only_the_extras_bring_a_backend() -> None:
+    """Both backends have the same file: who asks for one must not get the other."""
+    needed = PROJECT["project"]["dependencies"]
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert not any("mlx[" in each or "openblas" in each for each in needed)
+    assert any(each.startswith("mlx[cpu]") for each in extras["cpu"])
+    assert any(each.startswith("mlx[cuda13]") for each in extras["cuda"])
+    (version,) = {each.split("==")[1] for each in needed if each.startswith("mlx==")}
+    for name in ("cpu", "cuda"):
+        assert all("sys_platform == 'linux'" in each for each in extras[name])
+        assert all(version in each for each in extras[name] if each.startswith("mlx["))
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    assert vlm_server.__version__ == importlib.metadata.version("vlm-server")
+
+
+def test_without_an_installed_package_there_is_a_version_too() -> None:
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import vlm_server as v"
+    said = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"{code}; print(v.__version__, hasattr(v, 'nothing'))"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd="/",
+    )
+    assert said.stdout.split()[1] == "False"
+    assert re.match(r"\d", said.stdout)
+
+
+def test_the_image_serves_others_with_keys_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (words,) = container("CMD")
+    command = json.loads(words)
+    options = build_parser().parse_args(command)
+    assert options.host == "0.0.0.0"
+    assert main(command) == 2, "there is no such file here"
+    assert "vlm-server-keys.toml" in capsys.readouterr().err
+
+
+def test_the_image_runs_as_nobody_in_particular() -> None:
+    (user,) = container("USER")
+    assert user.split(":")[0].isdecimal()
+    assert user.split(":")[0] != "0"
+    assert json.loads(container("VOLUME")[0]) == ["/models", "/state"]
+    assert shlex.split(container("WORKDIR")[0]) == ["/state"]
+
+
+def test_the_health_check_of_the_image_is_a_program() -> None:
+    words = json.loads(container("HEALTHCHECK")[0].partition(" CMD ")[2])
+    compile(words[2], "HEALTHCHECK", "exec")
+    assert "/health/ready" in words[2]

@@ -1,0 +1,130 @@
+"""What is said where MLX can't be loaded, and that the other commands work there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from PIL import Image
+
+from vlm_server import backend
+from vlm_server.checkpoints.survey import Survey, SurveyRequest
+from vlm_server.settings import Memory, Model
+
+WITHOUT_BACKEND = """
+import importlib.machinery, sys
+
+class NoBackend:
+    def find_spec(self, name, path=None, target=None):
+        if name == "mlx":
+            spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
+            spec.submodule_search_locations = [__file__ + ".mlx"]
+            return spec
+        if name.startswith(("mlx", "transformers")):
+            raise ImportError("libmlx.so: cannot open shared object file")
+
+sys.meta_path.insert(0, NoBackend())
+"""
+"""Runs in each Python that is started with this `sitecustomize.py`: all of ours inherit it."""
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> dict[str, str]:
+    """An environment of an installation whose MLX has no backend."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(WITHOUT_BACKEND)
+    paths = os.pathsep.join([str(folder), *filter(None, sys.path)])
+    home = tmp_path / "home"
+    home.mkdir()
+    return {**os.environ, "PYTHONPATH": paths, "HOME": str(home), "HF_HOME": str(home)}
+
+
+def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "vlm_server.cli", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_here_models_can_run() -> None:
+    backend.check()
+
+
+@pytest.mark.parametrize("command", ["serve", "ask PICTURE what", "models check MODEL"])
+def test_what_needs_a_model_says_which_extra_to_install(
+    command: str, bare: dict[str, str], tmp_path: Path
+) -> None:
+    picture = tmp_path / "picture.png"
+    Image.new("RGB", (8, 8)).save(picture)
+    demo = Path(backend.__file__).parent / "models/demo"
+    words = command.replace("PICTURE", str(picture)).replace("MODEL", str(demo)).split()
+    ended = run(bare, *words, *(("--port", "0") if command == "serve" else ()))
+    assert ended.returncode == 3, ended
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith("vlm-server: ")
+    assert "install vlm-server[cpu], or vlm-server[cuda]" in last
+    assert "Traceback" not in ended.stderr
+    assert ended.stdout == "" or command != "serve"
+
+
+@pytest.mark.parametrize(
+    "command", ["--version", "--help", "check-config", "models list", "service status"]
+)
+def test_what_needs_no_model_works_without(command: str, bare: dict[str, str]) -> None:
+    ended = run(bare, *command.split())
+    assert ended.returncode in ((1,) if command == "service status" else (0,)), ended
+    assert ended.stdout
+    assert not ended.stderr
+
+
+def test_a_library_that_is_there_but_can_not_be_loaded(
+    bare: dict[str, str], tmp_path: Path
+) -> None:
+    """One that wants a driver, say: the engine says so, once and without a traceback."""
+    library = tmp_path / "site/sitecustomize.py.mlx/lib/libmlx.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    ended = run(bare, "serve", "--port", "0")
+    assert ended.returncode == 3
+    assert "MLX can't be loaded: libmlx.so" in ended.stderr.splitlines()[-1]
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_checkpoint_can_not_be_examined_without(bare: dict[str, str]) -> None:
+    request = SurveyRequest(Model(path="/nowhere"), Memory())
+    said = subprocess.run(
+        [sys.executable, "-P", "-m", "vlm_server.worker.survey"],
+        env=bare,
+        input=msgspec.json.encode(request),
+        capture_output=True,
+        timeout=60,
+    ).stdout
+    refusal = msgspec.json.decode(said, type=Survey).refusal
+    assert "MLX can't be loaded: libmlx.so" in refusal
+    assert "vlm-server[cpu]" in refusal
+
+
+def test_a_library_beside_the_module_is_enough(tmp_path: Path) -> None:
+    """No process is started then: that takes time at every start."""
+    assert not backend.has_library([str(tmp_path)])
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/libmlx.so").touch()
+    assert backend.has_library(["/nowhere", str(tmp_path)])
+
+
+def test_a_broken_library_of_others_is_not_called_a_missing_backend() -> None:
+    said = backend.not_loaded(ImportError("No module named 'tokenizers'"))
+    assert "tokenizers" in said
+    assert "cuda" not in said
+    driver = backend.not_loaded(ImportError("libcuda.so.1: cannot open shared object file"))
+    assert "no NVIDIA driver" in driver
+    assert "vlm-server[cpu] in place of vlm-server[cuda]" in driver
+    assert "vlm-server[cpu]" in backend.not_loaded(ImportError("libcudart.so.13: cannot open"))

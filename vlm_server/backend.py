@@ -1,0 +1,69 @@
+"""Whether MLX can be loaded in this installation. The front may not import it, and asks here.
+
+On Linux, the package `mlx` comes without its library, which one of this project's extras `cpu`
+and `cuda` brings. On macOS it has all that it needs.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+
+from vlm_server.child import launch
+from vlm_server.errors import ModelLoadError
+
+_WHAT_TO_INSTALL = (
+    "install vlm-server[cpu], or vlm-server[cuda] for an NVIDIA GPU, in place of plain vlm-server"
+)
+_SECONDS = 60.0
+
+
+def check() -> None:
+    """Raises ModelLoadError if no model can run in this installation, and says what to install.
+
+    Takes no time if MLX's library is where wheels have it, and otherwise that of an import. One
+    that is there but can't be loaded is the engine's to tell, by `not_loaded`.
+    """
+    spec = find_spec("mlx")
+    folders = (spec.submodule_search_locations or ()) if spec is not None else ()
+    if not has_library(folders) and not _can_be_imported():
+        raise ModelLoadError(f"MLX has no backend in this installation: {_WHAT_TO_INSTALL}")
+
+
+def not_loaded(error: ImportError) -> str:
+    """What the engine says if its libraries can't be loaded, such as for want of a driver."""
+    said = str(error)
+    if "libcuda.so" in said:
+        return (
+            "this machine has no NVIDIA driver (libcuda.so.1): install one, or vlm-server[cpu] in "
+            "place of vlm-server[cuda]"
+        )
+    if "mlx" in said or "libcu" in said or "libnv" in said:
+        return f"MLX can't be loaded: {said}; {_WHAT_TO_INSTALL}"
+    return f"a library can't be loaded: {said}; install vlm-server again"
+
+
+def has_library(folders: Iterable[str]) -> bool:
+    """Whether one of the `folders` that make up the package `mlx` has its library."""
+    libraries = ("lib/libmlx.so", "lib/libmlx.dylib")
+    return any((Path(folder) / name).exists() for folder in folders for name in libraries)
+
+
+def _can_be_imported() -> bool:
+    """For an MLX that was built otherwise: its library may be elsewhere, or part of its module."""
+    try:
+        tried = subprocess.run(
+            [sys.executable, "-P", "-c", "import mlx.core"],
+            env=launch.environment(with_preload=True),
+            cwd=launch.FOLDER,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return True  # nothing is known: the engine will say
+    return tried.returncode == 0

@@ -1,0 +1,94 @@
+"""Which program a service runs: this installation's `vlm-server`, if it will still be there later.
+
+`uvx` and `pipx run` make an environment in a cache, which is cleaned up at any time; pip builds in
+a temporary folder. A service that names such a path works today and is gone after some days.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from vlm_server.cli.failure import CommandFailed
+
+NAME = "vlm-server"
+_CACHE_TAG = "CACHEDIR.TAG"
+"""What uv and pipx put into their caches: bford.info/cachedir. An environment has one, too."""
+_CACHES = (".cache", "Library/Caches")
+TEMPORARY = (
+    tempfile.gettempdir(),
+    "/tmp",  # noqa: S108  named to be refused
+    "/var/tmp",  # noqa: S108
+    "/dev/shm",  # noqa: S108
+    "/run/user",
+    "/var/folders",
+    "/private/tmp",
+    "/private/var/folders",
+    "/private/var/tmp",
+)
+
+
+def installed_program() -> Path:
+    """The path for a service's file. Raises CommandFailed if there is none, or none that stays."""
+    folders = [
+        str(Path(sys.executable).absolute().parent),
+        sysconfig.get_path("scripts"),
+        sysconfig.get_path("scripts", sysconfig.get_preferred_scheme("user")),
+    ]
+    program = found_in(folders)
+    throw_away = throw_away_folder(program, [*TEMPORARY, *_caches()])
+    if throw_away is not None:
+        raise CommandFailed(
+            f"a service can't run {program}: {throw_away} may be cleaned up at any time. Install "
+            "vlm-server to stay, by 'uv tool install' or 'pipx install' of the same package, then "
+            "run 'vlm-server service install' again"
+        )
+    return stable(program)
+
+
+def found_in(folders: Iterable[str]) -> Path:
+    """`vlm-server` in the first of the folders that has it. Raises CommandFailed."""
+    places = list(dict.fromkeys(folders))
+    for folder in places:
+        if (program := Path(folder) / NAME).is_file():
+            return program
+    raise CommandFailed(
+        f"there is no {NAME} in {' or '.join(places)}: install vlm-server with 'uv tool install', "
+        "'pipx install', or pip into an environment of its own"
+    )
+
+
+def throw_away_folder(program: Path, folders: Iterable[str]) -> Path | None:
+    """The folder around the environment of `program` that is not meant to last, if there is one.
+
+    That is one of `folders`, or a cache by its tag. The environment itself may have such a tag:
+    it says that a backup can leave it out.
+    """
+    environment = program.parent.parent
+    temporary = {Path(folder) for folder in folders}
+    for folder in (*environment.parents, *environment.resolve().parents):
+        if folder in temporary or (folder / _CACHE_TAG).is_file():
+            return folder
+    return None
+
+
+def stable(program: Path) -> Path:
+    """`program` by a path that stays when a newer version is installed.
+
+    Homebrew has a folder for each version in `Cellar`, and one link in `opt` to that in use.
+    """
+    parts = program.parts
+    if "Cellar" not in parts or len(parts) < (at := parts.index("Cellar")) + 4:
+        return program
+    kept = Path(*parts[:at], "opt", parts[at + 1], *parts[at + 3 :])
+    return kept if kept.exists() else program
+
+
+def _caches() -> Iterable[str]:
+    yield from (str(Path.home() / name) for name in _CACHES)
+    if named := os.environ.get("XDG_CACHE_HOME"):
+        yield named
