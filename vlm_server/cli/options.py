@@ -68,11 +68,11 @@ def load_settings(options: argparse.Namespace) -> Settings:
 
 def load_settings_with_sources(options: argparse.Namespace) -> tuple[Settings, Sources]:
     """The same, and where each setting was given."""
-    loaded, sources = settings.load_with_sources(options.config, tuple(_overrides(options)))
+    loaded, sources = settings.load_with_sources(options.config, tuple(overrides(options)))
     if loaded.model.path:
         loaded = msgspec.structs.replace(loaded, model=located(loaded.model))
         if to_download(loaded.model.path) is None:
-            _check_model(Path(loaded.model.path))
+            check_model(Path(loaded.model.path))
     keys.check_settings(loaded.server)
     return loaded, sources
 
@@ -102,7 +102,8 @@ def _portable_model(text: str) -> str:
     return text if not path.exists() and HubName.parse(text) else str(path.absolute())
 
 
-def _check_model(path: Path) -> None:
+def check_model(path: Path) -> None:
+    """Raises ConfigError, or NotAvailable, unless `path` may be the folder of a checkpoint."""
     if fault := fault_of(path):
         raise ConfigError(f"model.path: {fault}")
     if (path / "config.json").is_file():
@@ -136,7 +137,8 @@ def _portable(override: str) -> str:
     return override
 
 
-def _overrides(options: argparse.Namespace) -> Sequence[str]:
+def overrides(options: argparse.Namespace) -> Sequence[str]:
+    """The options as `section.key=value`, the last of which wins."""
     own = {
         "model.path": getattr(options, "model", None),
         "model.chat_template": getattr(options, "chat_template", None),

@@ -6,6 +6,7 @@ import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import IO
 
 from vlm_server.child import launch
 from vlm_server.cli.failure import CommandFailed
@@ -14,12 +15,14 @@ _LISTENING = re.compile(r"Listening on (http://\S+)")
 
 
 @contextmanager
-def running_daemon(arguments: Sequence[str], stop_seconds: float) -> Iterator[str]:
+def running_daemon(
+    arguments: Sequence[str], stop_seconds: float, log: IO[bytes] | None = None
+) -> Iterator[str]:
     """The URL of a daemon on a free port, started here and ended when the block is left.
 
     It may still be loading its model. If this process is killed, the daemon sees its standard
-    input close and ends too. Raises CommandFailed if it does not start; its own message has then
-    been printed.
+    input close and ends too. Its log goes to `log`, or where ours does. Raises CommandFailed if it
+    does not start; its own message is then in that log.
     """
     command = launch.command("vlm_server.cli", "serve", "--set", "log.level=warning")
     command += [*arguments, "--host", "127.0.0.1", "--port", "0", "--stop-at-eof"]
@@ -28,6 +31,7 @@ def running_daemon(arguments: Sequence[str], stop_seconds: float) -> Iterator[st
         env=launch.environment(with_preload=True),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=log,
         text=True,
         start_new_session=True,
     )
