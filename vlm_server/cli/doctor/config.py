@@ -28,7 +28,8 @@ def settings(situation: Situation) -> Finding:
     """Every unknown name is listed, not only the first."""
     changed = len(situation.sources)
     if not situation.fault:
-        return ok("settings", f"valid; {changed} set, from {situation.origin}")
+        where = f"{changed} set, from {situation.origin}" if changed else "all are defaults"
+        return ok("settings", f"valid; {where}")
     unknown = list(unknown_names(situation.arguments.config))
     return problem(
         "settings",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,7 +11,7 @@ from vlm_server import __version__
 from vlm_server.api.http.access import key_file
 from vlm_server.cli.doctor.finding import Finding, ok, problem, warning
 from vlm_server.cli.doctor.port import ANSWER_SECONDS, listener
-from vlm_server.cli.doctor.situation import Situation
+from vlm_server.cli.doctor.situation import Situation, expanded, home_folder
 from vlm_server.cli.serve import url_of
 from vlm_server.errors import ConfigError
 from vlm_server.settings import Server
@@ -46,7 +45,7 @@ def admin_key(server: Server) -> str | None:
     if server.api_keys or not server.api_key_file:
         return next(iter(server.api_keys), None)
     try:
-        entries = key_file.read(Path(server.api_key_file).expanduser()).values()
+        entries = key_file.read(expanded(server.api_key_file, home_folder())).values()
     except ConfigError:
         return None
     return max(entries, key=lambda entry: entry.admin).key

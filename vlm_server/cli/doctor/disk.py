@@ -6,9 +6,10 @@ import os
 import tempfile
 from pathlib import Path
 
-from vlm_server.checkpoints import find
+from huggingface_hub import constants
+
 from vlm_server.cli.doctor.finding import Finding, ok, problem, size_text, warning
-from vlm_server.cli.doctor.situation import Situation
+from vlm_server.cli.doctor.situation import Situation, expanded
 from vlm_server.settings import MIB
 from vlm_server.supervisor.private_folder import caches_folder
 
@@ -21,12 +22,14 @@ def look(situation: Situation) -> list[Finding]:
     caches = caches_folder(situation.home)
     cache = situation.settings.cache
     findings = [
-        models(find.hub_cache()),
-        room("disk for state", caches, _STATE_BYTES, "without it each start compiles anew"),
+        models(expanded(constants.HF_HUB_CACHE, situation.home)),
+        room("disk for state", caches, _STATE_BYTES, "make room, or set XDG_CACHE_HOME"),
         room("disk for temporary files", temporary_folder(), _STATE_BYTES, "set TMPDIR to another"),
     ]
     if cache.disk_bytes:
-        folder = Path(cache.disk_path).expanduser() if cache.disk_path else caches / "vlm-server"
+        folder = (
+            expanded(cache.disk_path, situation.home) if cache.disk_path else caches / "vlm-server"
+        )
         wanted = max(0, cache.disk_bytes - _size(folder))
         advice = "free some, or set cache.disk_bytes or cache.disk_path: less is stored until then"
         findings.append(room("disk for caches", folder, wanted, advice))

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from vlm_server.cli.doctor.runner import output_of
+from vlm_server.cli.doctor.situation import home_folder
 from vlm_server.cli.service.files import UNIT
 
 NUM_LINES = 300
@@ -59,7 +60,7 @@ _FIELDS = frozenset(
 def tail(path: Path | None) -> list[str]:
     """The end of the log: of the file at `path`, or of the service."""
     if path is None and sys.platform == "darwin":
-        path = Path.home() / "Library/Logs/vlm-server.log"
+        path = home_folder() / "Library/Logs/vlm-server.log"
     if path is None:
         words = (
             "journalctl",

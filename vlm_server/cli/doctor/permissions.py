@@ -10,7 +10,7 @@ from huggingface_hub import constants
 
 from vlm_server.api.http.access import keys
 from vlm_server.cli.doctor.finding import Finding, ok, problem, warning
-from vlm_server.cli.doctor.situation import Situation
+from vlm_server.cli.doctor.situation import Situation, expanded
 from vlm_server.errors import ConfigError
 from vlm_server.settings import Server
 from vlm_server.supervisor.private_folder import of_this_user
@@ -26,7 +26,7 @@ def look(situation: Situation) -> list[Finding]:
         findings.append(settings_file(path, has_keys=has_keys))
     if situation.settings.server.api_key_file:
         findings.append(key_file(situation.settings.server))
-    token = Path(constants.HF_TOKEN_PATH).expanduser()
+    token = expanded(constants.HF_TOKEN_PATH, situation.home)
     if os.path.lexists(token):
         findings.append(secret_file("hub token", token))
     return findings
@@ -38,8 +38,10 @@ def state_folder() -> Finding:
     try:
         return ok(check, f"{of_this_user()}, yours alone")
     except (OSError, RuntimeError) as error:
-        advice = "mend it, so that kernels are kept between starts: until then a fresh one is used"
-        return warning(check, str(error), advice)
+        advice = "mend it, or set HOME or XDG_CACHE_HOME: each start compiles anew until then"
+        is_denied = isinstance(error, OSError) and error.filename
+        text = f"{error.filename}: {error.strerror}" if is_denied else str(error)
+        return warning(check, text, advice)
 
 
 def settings_file(path: Path, *, has_keys: bool) -> Finding:

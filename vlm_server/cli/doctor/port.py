@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import sys
@@ -103,13 +104,17 @@ def _bindable(server: Server, where: str) -> Finding:
 def _open_sockets(inodes: set[str]) -> Iterator[tuple[int, str]]:
     """Processes that we may look into, and which of the sockets they hold."""
     for process in Path("/proc").glob("[0-9]*"):
-        try:
-            links = [os.readlink(link) for link in (process / "fd").iterdir()]
-        except OSError:
-            continue
-        for inode in inodes:
-            if f"socket:[{inode}]" in links:
+        for link in _links(process / "fd"):
+            if (inode := link.removeprefix("socket:[").removesuffix("]")) in inodes:
                 yield int(process.name), inode
+
+
+def _links(folder: Path) -> Iterator[str]:
+    """Where the links in `folder` lead, as far as they are there and may be seen."""
+    with contextlib.suppress(OSError):
+        for link in folder.iterdir():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                yield os.readlink(link)
 
 
 def _name_of(pid: int) -> str:

@@ -12,13 +12,14 @@ from typing import Any
 from huggingface_hub import constants
 
 from vlm_server.api.http.access import key_file
-from vlm_server.cli.doctor.situation import Situation
+from vlm_server.cli.doctor.situation import Situation, expanded
 from vlm_server.errors import ConfigError
 
 MASK = "***"
 _MIN_CHARS = 4
 _SECRET_NAME = re.compile(r"key|token|secret|passw|auth|credential|header|cookie", re.IGNORECASE)
 _QUOTED = re.compile(r"\"([^\"\n]*)\"|'([^'\n]*)'")
+_WORDS = re.compile(r"[a-z]{1,16}([_-]+[a-z]{1,16})+")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
@@ -73,8 +74,8 @@ def known_secrets(situation: Situation, environment: Mapping[str, str] = os.envi
     for text in (*situation.arguments.set, _read(situation.arguments.config)):
         found |= set(_in_settings(text))
     if file := situation.settings.server.api_key_file:
-        found |= set(_in_key_file(Path(file).expanduser()))
-    found.add(_read(Path(constants.HF_TOKEN_PATH).expanduser()).strip())
+        found |= set(_in_key_file(expanded(file, situation.home)))
+    found.add(_read(expanded(constants.HF_TOKEN_PATH, situation.home)).strip())
     return {secret for secret in found if len(secret) >= _MIN_CHARS}
 
 
@@ -106,8 +107,8 @@ def _in_key_file(path: Path) -> Iterator[str]:
 
 
 def _is_harmless(run: str) -> bool:
-    """A commit, or a path: neither is a key, nor base64 of some length."""
-    if _COMMIT.fullmatch(run):
+    """A commit, a name of words, or a path: neither is a key, nor base64 of some length."""
+    if _COMMIT.fullmatch(run) or _WORDS.fullmatch(run):
         return True
     parts = run.split("/")
     return (
