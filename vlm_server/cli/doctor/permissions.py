@@ -37,11 +37,12 @@ def state_folder() -> Finding:
     check = "state folder"
     try:
         return ok(check, f"{of_this_user()}, yours alone")
-    except (OSError, RuntimeError) as error:
-        advice = "mend it, or set HOME or XDG_CACHE_HOME: each start compiles anew until then"
-        is_denied = isinstance(error, OSError) and error.filename
-        text = f"{error.filename}: {error.strerror}" if is_denied else str(error)
-        return warning(check, text, advice)
+    except OSError as error:
+        text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    except RuntimeError as error:
+        text = str(error)
+    advice = "mend it, or set HOME or XDG_CACHE_HOME: each start compiles anew until then"
+    return warning(check, text, advice)
 
 
 def settings_file(path: Path, *, has_keys: bool) -> Finding:
