@@ -1,0 +1,79 @@
+"""What pages name in passing is there: links, headings, files, settings, commands."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import unquote
+
+import msgspec
+import pytest
+
+from tests.docs.pages import ROOT, Page, all_pages, pages
+from tests.docs.running import check_words
+from vlm_server.cli.main import build_parser
+from vlm_server.settings import Settings
+
+_PATH = re.compile(r"(?:tests|scripts|configs|docs|vlm_server|packaging)/[\w./-]*\w/?")
+_SETTING = re.compile(r"(?P<section>[a-z]+)\.(?P<key>[a-z_]+)(=.*)?")
+_SECTIONS = {
+    field.name: type(field.default)
+    for field in msgspec.structs.fields(Settings)
+    if isinstance(field.default, msgspec.Struct)
+}
+_OTHER_PROGRAMS = frozenset({"py", "md", "toml", "json", "type", "message", "example"})
+"""What may follow the name of a section with a dot and is no setting."""
+IDS = {"ids": lambda page: page.name}
+
+
+@pytest.mark.parametrize("page", all_pages(), **IDS)
+def test_links_lead_somewhere(page: Page) -> None:
+    broken = [link for link in page.links() if not leads(page, link)]
+    assert broken == []
+
+
+def leads(page: Page, link: str) -> bool:
+    """Whether a link within the repository leads to a file, and to a heading if it names one."""
+    if re.match(r"[a-z]+:", link):
+        return True
+    path, _, anchor = link.partition("#")
+    target = (page.path.parent / unquote(path)).resolve() if path else page.path
+    if not target.exists():
+        return False
+    return not anchor or target.suffix != ".md" or anchor in Page(target).anchors
+
+
+@pytest.mark.parametrize("page", pages(), **IDS)
+def test_commands_in_sentences_exist(page: Page) -> None:
+    parser = build_parser()
+    for code in page.inline_code():
+        if code.startswith(("vlm-server ", ".venv/bin/vlm-server ")):
+            check_words(parser, code)
+
+
+@pytest.mark.parametrize("page", pages(), **IDS)
+def test_commands_in_blocks_exist_even_if_they_are_not_run(page: Page) -> None:
+    parser = build_parser()
+    for block in page.blocks:
+        joined = block.text.replace("\\\n", " ")
+        for line in joined.splitlines() if block.kind == "sh" else ():
+            if line.startswith(("vlm-server ", ".venv/bin/vlm-server ")):
+                check_words(parser, line.partition(" #")[0].partition(" | ")[0])
+
+
+@pytest.mark.parametrize("page", pages(), **IDS)
+def test_files_that_are_named_exist(page: Page) -> None:
+    named = {code for code in page.inline_code() if _PATH.fullmatch(code)}
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", pages(), **IDS)
+def test_settings_that_are_named_exist(page: Page) -> None:
+    wrong = []
+    for code in page.inline_code():
+        match = _SETTING.fullmatch(code)
+        if match is None or match["section"] not in _SECTIONS or match["key"] in _OTHER_PROGRAMS:
+            continue
+        names = {field.name for field in msgspec.structs.fields(_SECTIONS[match["section"]])}
+        if match["key"] not in names:
+            wrong.append(code)
+    assert wrong == []
