@@ -12,7 +12,7 @@ from tests.e2e.daemon import Daemon, running_daemon
 from tests.hub.server import add, running_hub
 from vlm_server.models import EMBEDDED
 
-NAMES = ("mlx-community/Qwen3-VL-4B-Instruct-4bit",)
+NAMES = ("mlx-community/Qwen3-VL-4B-Instruct-4bit", "org/shapes")
 """Of models that pages download: here they are the embedded one."""
 
 

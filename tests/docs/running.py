@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import json
 import re
 import shlex
-from argparse import ArgumentParser
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,9 @@ class PageRun:
         if block.note and block.note[0] == "output":
             assert self.printed is not None, "there is no block before it that was run"
             check_output(block.text, self.printed)
+            return
+        if block.note and block.note[0] == "output of":
+            check_output(block.text, self.sandbox.shell(block.note[1]))
             return
         if block.reason_not_run is not None:
             assert block.reason_not_run, "say why it is not run"
@@ -103,7 +106,7 @@ def check_output(expected: str, printed: str) -> None:
     assert re.fullmatch(pattern, lines), f"expected:\n{expected}\nprinted:\n{printed}"
 
 
-def check_words(parser: ArgumentParser, command: str) -> None:
+def check_words(parser: argparse.ArgumentParser, command: str) -> None:
     """Raises AssertionError if `vlm-server ...` names a command or an option that there is not."""
     text = re.sub(r"[\[\]|…]|\.\.\.", " ", command)
     for word in shlex.split(text.replace("'", ""))[1:]:
@@ -112,11 +115,13 @@ def check_words(parser: ArgumentParser, command: str) -> None:
             assert option in parser._option_string_actions, f"no option {option}: {command}"
             continue
         for action in parser._actions:
-            if isinstance(action.choices, dict) and word in action.choices:
+            if isinstance(action, argparse._SubParsersAction) and word in action.choices:
                 parser = action.choices[word]
                 break
         else:
-            takes = [each for each in parser._actions if isinstance(each.choices, dict)]
+            takes = [
+                each for each in parser._actions if isinstance(each, argparse._SubParsersAction)
+            ]
             is_name = Path(word).suffix or not word.islower()
             assert not takes or is_name, f"no command {word}: {command}"
 

@@ -17,7 +17,7 @@ from textwrap import dedent
 
 from tests.clips import encode
 from tests.docs.pages import ROOT
-from tests.e2e.pictures import RGB, canvas, draw_shape, encoded
+from tests.e2e.pictures import canvas, draw_shape, encoded
 from vlm_server.models import EMBEDDED
 
 SECONDS = 120.0
@@ -100,8 +100,7 @@ class Sandbox:
             cwd=self.folder,
             env=self.environment,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             timeout=SECONDS,
             text=True,
             check=False,
@@ -115,5 +114,4 @@ def drawn() -> tuple[bytes, bytes]:
     picture = draw_shape(canvas(), "circle", "red", (120, 130), 70)
     picture = draw_shape(picture, "star", "blue", (320, 310), 90)
     frames = [draw_shape(canvas(), "circle", "red", (60 + 30 * i, 224), 50) for i in range(12)]
-    assert "red" in RGB
     return encoded(picture), encode(frames)

@@ -87,9 +87,9 @@ def settings_arguments(options: argparse.Namespace) -> list[str]:
         arguments += ["--config", str(options.config.absolute())]
     if options.model is not None:
         arguments += ["--model", _portable_model(options.model)]
-    if options.chat_template is not None:
-        arguments += ["--chat-template", str(options.chat_template.absolute())]
-    if options.allow_unchecked:
+    if (template := getattr(options, "chat_template", None)) is not None:
+        arguments += ["--chat-template", str(template.absolute())]
+    if getattr(options, "allow_unchecked", None):
         arguments += ["--allow-unchecked"]
     for override in options.set:
         arguments += ["--set", _portable(override)]
