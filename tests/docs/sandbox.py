@@ -20,7 +20,7 @@ from tests.docs.pages import ROOT
 from tests.e2e.pictures import canvas, draw_shape, encoded
 from vlm_server.models import EMBEDDED
 
-SECONDS = 120.0
+SECONDS = 240.0
 _PROGRAM = """\
     #!{python} -P
     import os, signal, subprocess, sys

@@ -49,6 +49,8 @@ def test_a_machine_that_is_well(port: str) -> None:
     assert "'circle'" in found["self-test"]["text"]
     assert __version__ in found["versions"]["text"]
     assert "float32" in found["device"]["text"]
+    page = (ROOT / "docs/doctor.md").read_text()
+    assert [name for name in found if f"`{name}`" not in page] == []
 
 
 def test_the_text_for_people(port: str) -> None:

@@ -10,7 +10,7 @@ import httpx
 from vlm_server import __version__
 from vlm_server.api.http.access import key_file
 from vlm_server.cli.doctor.finding import Finding, ok, problem, warning
-from vlm_server.cli.doctor.port import ANSWER_SECONDS, listener
+from vlm_server.cli.doctor.port import ANSWER_SECONDS, host_header, listener
 from vlm_server.cli.doctor.situation import Situation, expanded, home_folder
 from vlm_server.cli.serve import url_of
 from vlm_server.errors import ConfigError
@@ -34,7 +34,7 @@ def client(server: Server) -> httpx.Client:
     key = admin_key(server)
     return httpx.Client(
         base_url=url_of(server.host, server.port).removesuffix("/v1"),
-        headers={"Authorization": f"Bearer {key}"} if key else {},
+        headers={**host_header(server), **({"Authorization": f"Bearer {key}"} if key else {})},
         timeout=ANSWER_SECONDS,
         trust_env=False,
     )

@@ -16,7 +16,7 @@ from vlm_server.cli.doctor.runner import output_of
 from vlm_server.cli.doctor.situation import Situation
 from vlm_server.cli.serve import bind, url_of
 from vlm_server.errors import ConfigError
-from vlm_server.settings import Server
+from vlm_server.settings import Server, is_loopback
 
 ANSWER_SECONDS = 5.0
 _LISTENS = "0A"
@@ -49,8 +49,11 @@ def port(server: Server) -> Finding:
 def listener(server: Server) -> str:
     """What answers there: `ours`, `foreign`, `silent`, or `free` if nobody does."""
     root = url_of(server.host, server.port).removesuffix("/v1")
+    headers = host_header(server)
     try:
-        response = httpx.get(f"{root}/health/live", timeout=ANSWER_SECONDS, trust_env=False)
+        response = httpx.get(
+            f"{root}/health/live", headers=headers, timeout=ANSWER_SECONDS, trust_env=False
+        )
         is_ours = response.is_success and response.json() == {"status": "live"}
     except httpx.ConnectError:
         return "free"
@@ -59,6 +62,13 @@ def listener(server: Server) -> str:
     except (httpx.HTTPError, ValueError):
         return "foreign"
     return "ours" if is_ours else "foreign"
+
+
+def host_header(server: Server) -> dict[str, str]:
+    """What the daemon takes for its name, where that is not the address that we ask."""
+    if not server.allowed_hosts or any(map(is_loopback, server.allowed_hosts)):
+        return {}
+    return {"Host": server.allowed_hosts[0]}
 
 
 def owner(port: int) -> str:

@@ -15,7 +15,7 @@ from vlm_server.cli.ask import stream_text
 from vlm_server.cli.client.daemon import Daemon
 from vlm_server.cli.doctor.daemon import admin_key
 from vlm_server.cli.doctor.finding import Finding, ok, problem, warning
-from vlm_server.cli.doctor.port import listener
+from vlm_server.cli.doctor.port import host_header, listener
 from vlm_server.cli.doctor.situation import Situation
 from vlm_server.cli.failure import CommandFailed
 from vlm_server.cli.models.pictures import drawn
@@ -38,6 +38,9 @@ def look(situation: Situation) -> list[Finding]:
     """With the running daemon; else with the model of the settings if it is on this machine."""
     server = situation.settings.server
     if server.port and listener(server) == "ours":
+        if host_header(server):
+            advice = "add 127.0.0.1 to server.allowed_hosts: `ask` needs it, too"
+            return [warning(CHECK, "not done: the daemon refuses 127.0.0.1 as its name", advice)]
         return [_of_running(url_of(server.host, server.port), admin_key(server))]
     if situation.fault:
         return [embedded()]

@@ -73,6 +73,13 @@ def test_a_program_that_takes_connections_and_says_nothing(
     assert "does not answer" in found.text
 
 
+def test_a_daemon_is_asked_by_a_name_that_it_takes() -> None:
+    names = Server(port=1, allowed_hosts=("vlm.example.org", "other.example.org"))
+    assert port.host_header(names) == {"Host": "vlm.example.org"}
+    assert port.host_header(Server(port=1, allowed_hosts=("a.test", "127.0.0.1"))) == {}
+    assert port.host_header(Server(port=1)) == {}
+
+
 def test_an_address_of_another_machine() -> None:
     found = port.port(Server(host="192.0.2.1", port=0 + 8000, api_keys=("a-long-enough-key",)))
     assert found.level == "problem"
