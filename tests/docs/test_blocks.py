@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.docs.pages import Page, pages
+from tests.docs.pages import Block, Page, pages
 from tests.docs.running import PageRun, check_output, values_of
 from tests.docs.sandbox import Sandbox
+from vlm_server.errors import VlmServerError
 
 WITH_BLOCKS = [page for page in pages() if page.blocks]
 MOST_NOT_RUN = 18
@@ -36,11 +37,33 @@ def test_few_blocks_are_not_run(record_property: pytest.RecordProperty) -> None:
     assert len(not_run) <= MOST_NOT_RUN
 
 
-def test_a_request_of_a_page_is_answered_as_it_stands(sandbox: Sandbox) -> None:
-    with pytest.raises(AssertionError):
-        sandbox.shell("vlm-server no-such-command")
-    with pytest.raises(AssertionError):
-        sandbox.shell(f"curl -fs http://127.0.0.1:{sandbox.port}/v1/no-such-route")
+@pytest.mark.parametrize(
+    "block",
+    [
+        Block(1, "sh", "vlm-server no-such-command", None),
+        Block(1, "sh", "vlm-server check-config --set server.prot=1", None),
+        Block(1, "sh", "vlm-server serve --set server.prot=1", None),
+        Block(1, "sh", "curl http://127.0.0.1:8000/v1/no-such-route", None),
+        Block(1, "sh", "false\ntrue", None),
+        Block(1, "python", "print(undefined)", None),
+        Block(1, "toml", "[server]\nprot = 1", None),
+        Block(1, "toml", '[laptop]\nkey = "short"', ("key file", "")),
+        Block(1, "json", '{"a": ', None),
+        Block(1, "json", '{"model": "demo"}', ("request", "POST /v1/chat/completions")),
+        Block(1, "", "who knows", None),
+        Block(1, "text", "nothing was run", ("output", "")),
+        Block(1, "sh", "true", ("not run", "")),
+    ],
+    ids=lambda block: f"{block.kind}-{block.text[:20]}",
+)
+def test_what_is_wrong_is_noticed(block: Block, sandbox: Sandbox) -> None:
+    with pytest.raises((AssertionError, VlmServerError, ValueError, NameError)):
+        PageRun(sandbox).run(block)
+
+
+def test_requests_are_sent(sandbox: Sandbox) -> None:
+    body = '{"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}'
+    PageRun(sandbox).run(Block(1, "json", body, ("request", "POST /v1/chat/completions")))
 
 
 @pytest.mark.parametrize(

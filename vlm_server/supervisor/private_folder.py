@@ -87,7 +87,7 @@ def of_this_user() -> Path:
 
     Raises OSError if it can't be made or used, RuntimeError if there is no home.
     """
-    caches = caches_folder(Path.home())
+    caches = _caches()
     caches.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = caches.resolve() / _NAME
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -95,6 +95,10 @@ def of_this_user() -> Path:
     if flaw is not None:
         raise OSError(f"{folder} {flaw}")
     return folder
+
+
+def _caches() -> Path:
+    return caches_folder(Path.home())
 
 
 def caches_folder(home: Path) -> Path:
