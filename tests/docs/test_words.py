@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from urllib.parse import unquote
 
 import msgspec
 import pytest
 
-from tests.docs.pages import ROOT, Page, all_pages, pages
+from tests.docs.pages import ROOT, Page, all_pages
 from tests.docs.running import check_words
 from vlm_server.cli.main import build_parser
 from vlm_server.protocol import MemoryStats
@@ -31,6 +32,8 @@ _NO_SETTINGS = {field.name for field in msgspec.structs.fields(MemoryStats)} | {
 """What may follow the name of a section with a dot, too: readings, files, limits of Linux."""
 _OF_CODE = ("docs/architecture.md",)
 """Pages whose names with dots are methods."""
+_CURRENT = [page for page in all_pages() if "decisions" not in page.path.parts]
+"""Pages that say how things are; decisions say how they were."""
 IDS = {"ids": lambda page: page.name}
 
 
@@ -51,7 +54,7 @@ def leads(page: Page, link: str) -> bool:
     return not anchor or target.suffix != ".md" or anchor in Page(target).anchors
 
 
-@pytest.mark.parametrize("page", pages(), **IDS)
+@pytest.mark.parametrize("page", _CURRENT, **IDS)
 def test_commands_in_sentences_exist(page: Page) -> None:
     parser = build_parser()
     for code in page.inline_code():
@@ -59,7 +62,7 @@ def test_commands_in_sentences_exist(page: Page) -> None:
             check_words(parser, code)
 
 
-@pytest.mark.parametrize("page", pages(), **IDS)
+@pytest.mark.parametrize("page", _CURRENT, **IDS)
 def test_commands_in_blocks_exist_even_if_they_are_not_run(page: Page) -> None:
     parser = build_parser()
     for block in page.blocks:
@@ -69,13 +72,13 @@ def test_commands_in_blocks_exist_even_if_they_are_not_run(page: Page) -> None:
                 check_words(parser, line.partition(" #")[0].partition(" | ")[0])
 
 
-@pytest.mark.parametrize("page", pages(), **IDS)
+@pytest.mark.parametrize("page", _CURRENT, **IDS)
 def test_files_that_are_named_exist(page: Page) -> None:
     named = {code for code in page.inline_code() if _PATH.fullmatch(code)}
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
 
-@pytest.mark.parametrize("page", [page for page in pages() if page.name not in _OF_CODE], **IDS)
+@pytest.mark.parametrize("page", [page for page in _CURRENT if page.name not in _OF_CODE], **IDS)
 def test_settings_that_are_named_exist(page: Page) -> None:
     wrong = []
     for code in page.inline_code():
@@ -86,3 +89,17 @@ def test_settings_that_are_named_exist(page: Page) -> None:
         if match["key"] not in names:
             wrong.append(code)
     assert wrong == []
+
+
+@pytest.mark.parametrize("page", _CURRENT, **IDS)
+def test_scripts_and_modules_of_commands_exist(page: Page) -> None:
+    texts = [
+        *page.inline_code(),
+        *(block.text for block in page.blocks if block.kind in ("sh", "")),
+    ]
+    lines = [line for text in texts for line in text.splitlines()]
+    scripts = {found for line in lines for found in re.findall(r"(?:^|\s)(scripts/\w+)", line)}
+    modules = {found for line in lines for found in re.findall(r"python -m ([\w.]+)", line)}
+    missing = [name for name in sorted(scripts) if not (ROOT / name).exists()]
+    missing += [name for name in sorted(modules) if importlib.util.find_spec(name) is None]
+    assert missing == []

@@ -16,10 +16,11 @@ from vlm_server.cli.doctor.situation import Situation, expanded
 from vlm_server.errors import ConfigError
 
 MASK = "***"
-_MIN_CHARS = 4
+_MIN_CHARS = 6
 _SECRET_NAME = re.compile(r"key|token|secret|passw|auth|credential|header|cookie", re.IGNORECASE)
 _QUOTED = re.compile(r"\"([^\"\n]*)\"|'([^'\n]*)'")
-_WORDS = re.compile(r"[a-z]{1,16}([_-]+[a-z]{1,16})+")
+_WORDS = re.compile(r"[a-z0-9]{1,16}([_-]+[a-z0-9]{1,16})+")
+_MAX_DIGITS = 3
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
@@ -108,7 +109,8 @@ def _in_key_file(path: Path) -> Iterator[str]:
 
 def _is_harmless(run: str) -> bool:
     """A commit, a name of words, or a path: neither is a key, nor base64 of some length."""
-    if _COMMIT.fullmatch(run) or _WORDS.fullmatch(run):
+    num_digits = sum(char.isdigit() for char in run)
+    if _COMMIT.fullmatch(run) or (_WORDS.fullmatch(run) and num_digits <= _MAX_DIGITS):
         return True
     parts = run.split("/")
     return (

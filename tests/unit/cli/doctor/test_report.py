@@ -128,10 +128,31 @@ def test_what_is_no_secret_stays() -> None:
         "commit 463519692444e7f3e4b7123967edc577185f995f of org/name",
         "/opt/some/quite/long/path/to/a/folder/with/models/and/more",
         "vlm_server_request_generation_tokens_bucket",
+        'vlm_server_e2e_request_latency_seconds_bucket{le="0.001",model_name="demo"} 0.0',
     )
     assert [redactor.text(each) for each in kept] == list(kept)
     assert redactor.text("/home/me/x") == "~/x"
     assert redactor.value({"a": [KEY, 1, None, True]}) == {"a": [KEY, 1, None, True]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0f3a9c4b-8d2e4f6a-91b7c3d5-e8f0a2b4-c6d8",
+        "aGVsbG8gd29ybGQsIHRoaXMgaXMgYSBzZWNyZXQgbWVzc2FnZQ==",
+        "Authorization: Basic dXNlcjpwYXNz",
+        "https://h.test/a?token=abc",
+        "X-Api-Key: abcdefgh",
+        "password = 'hunter22'",
+        "sk-proj-0123456789",
+    ],
+)
+def test_what_looks_like_a_secret_is_masked(text: str) -> None:
+    shown = Redactor((), Path("/")).text(text)
+    assert "***" in shown
+    assert not any(
+        word in shown for word in ("0f3a9", "aGVs", "dXNl", "=abc", "abcdefgh", "hunter")
+    )
 
 
 def test_a_log_is_cut_to_its_last_lines() -> None:
