@@ -54,6 +54,25 @@ def leads(page: Page, link: str) -> bool:
     return not anchor or target.suffix != ".md" or anchor in Page(target).anchors
 
 
+@pytest.mark.parametrize("page", all_pages(), **IDS)
+def test_decisions_are_called_by_their_numbers(page: Page) -> None:
+    text = page.path.read_text(encoding="utf-8")
+    links = re.findall(r"\[(?:[Dd]ecision )?(\d{4})\]\((?:[\w./]*/)?(\d{4})-", text)
+    assert [link for link in links if link[0] != link[1]] == []
+
+
+def test_every_decision_is_in_the_list_of_them() -> None:
+    folder = ROOT / "docs/decisions"
+    listed = {link for link in Page(folder / "README.md").links() if link[:4].isdecimal()}
+    assert listed == {path.name for path in folder.glob("[0-9]*.md")}
+
+
+def test_every_page_is_in_the_index() -> None:
+    folder = ROOT / "docs"
+    listed = {link.partition("#")[0] for link in Page(folder / "README.md").links()}
+    assert {path.name for path in folder.glob("*.md")} - {"README.md"} - listed == set()
+
+
 @pytest.mark.parametrize("page", _CURRENT, **IDS)
 def test_commands_in_sentences_exist(page: Page) -> None:
     parser = build_parser()
