@@ -110,6 +110,16 @@ def test_settings_that_are_broken_do_not_hide_the_rest(tmp_path: Path) -> None:
     assert "'circle'" in found["self-test"]["text"]
 
 
+def test_settings_that_cannot_be_read_to_their_end(tmp_path: Path) -> None:
+    config = tmp_path / "my.toml"
+    os.mkfifo(config)  # whoever reads it waits for a writer, as on a disk that hangs
+    arguments = ("--config", str(config), "--no-self-test")
+    code, found = doctor(*arguments, "--report", str(tmp_path / "report.json"))
+    assert (code, found["settings"]["level"]) == (1, "problem")
+    assert found["settings file"]["text"].endswith("is not a regular file")
+    assert (tmp_path / "report.json").is_file()
+
+
 def test_mlx_that_cannot_be_imported(tmp_path: Path, port: str) -> None:
     (tmp_path / "mlx").mkdir()
     (tmp_path / "mlx/__init__.py").write_text("")

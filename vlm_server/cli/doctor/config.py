@@ -20,8 +20,13 @@ from vlm_server.settings import Settings
 
 
 def look(situation: Situation) -> list[Finding]:
-    """Whether the settings are valid, and whether the model can be served."""
-    return [settings(situation), model(situation)]
+    """Whether the settings are valid."""
+    return [settings(situation)]
+
+
+def look_at_model(situation: Situation) -> list[Finding]:
+    """Whether the model can be served."""
+    return [model(situation)]
 
 
 def settings(situation: Situation) -> Finding:

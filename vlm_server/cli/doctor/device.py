@@ -19,7 +19,6 @@ from vlm_server.supervisor.private_folder import PrivateFolder
 PROBE_SECONDS = 60.0
 _DISTRIBUTION = "vlm-server"
 _SHOWN = ("mlx", "mlx-cpu", "mlx-cuda-13", "mlx-metal", "mlx-vlm")
-_LEAST_GFLOPS = 20.0
 
 
 def look(situation: Situation) -> list[Finding]:
@@ -96,6 +95,8 @@ def device(found: DeviceReport, *, has_nvidia_gpu: bool) -> Finding:
 
 def blas(found: DeviceReport, *, wants_openblas: bool) -> Finding:
     """Of a Linux CPU: whether an OpenBLAS was loaded, and did its work."""
+    if not found.gflops:
+        return warning("blas", "not tried, as the device does not work", "see `device`")
     preloaded = [file for file in found.blas if "openblas" in file.lower()]
     speed = f"{found.gflops:.0f} GFLOP/s"
     if preloaded:
@@ -103,9 +104,7 @@ def blas(found: DeviceReport, *, wants_openblas: bool) -> Finding:
     slow = f"MLX's reference BLAS, {speed}: models run many times slower than with OpenBLAS"
     if not wants_openblas:
         return warning("blas", slow, "engine.openblas is off: set it to auto")
-    if found.fault:
-        return warning("blas", "not tried, as the device does not work", "see `device`")
-    return warning("blas", slow, "install one: pip install cmeel-openblas, or apt libopenblas0")
+    return warning("blas", slow, "pip install cmeel-openblas, or apt install libopenblas0-pthread")
 
 
 def wired_limit(said: str | None, memory: Memory, found: DeviceReport) -> Finding:

@@ -6,6 +6,8 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -24,15 +26,21 @@ from vlm_server.cli.doctor import (
     situation,
 )
 from vlm_server.cli.doctor.finding import Finding
-from vlm_server.cli.doctor.runner import Check, run
+from vlm_server.cli.doctor.runner import Check, run, within
+from vlm_server.cli.failure import CommandFailed
 
+READ_SECONDS = 10.0
+"""For the settings, and for what they name."""
+_REPORT_SECONDS = 60.0
 _MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
 
 
 def examine(arguments: argparse.Namespace) -> int:
     """Print the findings as they come. Raises CommandFailed if the report can't be written."""
     logging.disable(logging.CRITICAL)  # what modules would warn of is a finding here
-    seen = situation.examine(arguments)
+    seen = within(READ_SECONDS, lambda: situation.examine(arguments))
+    if seen is None:
+        seen = situation.unread(arguments, f"they can't be read within {READ_SECONDS:.0f} s")
     findings = []
     for finding in run(checks(arguments, seen), seen):
         findings.append(finding)
@@ -43,9 +51,19 @@ def examine(arguments: argparse.Namespace) -> int:
     else:
         print(f"\n{summary(findings)}")
     if arguments.report is not None:
-        report.write(arguments.report, findings, seen, arguments.log)
+        report.write(arguments.report, contents(findings, seen, arguments.log))
         print(f"Wrote {arguments.report}. Read it before you send it.", file=sys.stderr)
-    return exit_codes.FAILURE if _any(findings, "problem") else 0
+    return exit_codes.FAILURE if any(each.level == "problem" for each in findings) else 0
+
+
+def contents(
+    findings: Sequence[Finding], seen: situation.Situation, log: Path | None
+) -> dict[str, Any]:
+    """Of the report. Raises CommandFailed if something that it reads does not answer."""
+    found = within(_REPORT_SECONDS, lambda: report.contents(findings, seen, log))
+    if found is None:
+        raise CommandFailed("no report: the log, the daemon or a disk does not answer")
+    return found
 
 
 def checks(arguments: argparse.Namespace, seen: situation.Situation) -> list[Check]:
@@ -54,8 +72,9 @@ def checks(arguments: argparse.Namespace, seen: situation.Situation) -> list[Che
     chosen = [
         Check("machine", machine.look),
         Check("device", device.look, device.PROBE_SECONDS + 60),
-        Check("settings", config.look, 150.0),
-        Check("permissions", permissions.look),
+        Check("settings", config.look, READ_SECONDS),
+        Check("model", config.look_at_model, 150.0),
+        Check("permissions", permissions.look, READ_SECONDS),
         Check("disk", disk.look),
         Check("port", port.look),
         Check("service", service.look, 40.0),
@@ -83,7 +102,3 @@ def summary(findings: Sequence[Finding]) -> str:
         f"{counts[level]} {level}{'s' * (counts[level] != 1)}" for level in ("problem", "warning")
     ]
     return " and ".join(word for word in words if not word.startswith("0")) + "."
-
-
-def _any(findings: Sequence[Finding], level: str) -> bool:
-    return any(each.level == level for each in findings)

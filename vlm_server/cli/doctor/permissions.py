@@ -49,13 +49,15 @@ def settings_file(path: Path, *, has_keys: bool) -> Finding:
     """Readable by us; by others only if there are no keys in it."""
     check = "settings file"
     try:
-        with path.open("rb") as file:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
     except FileNotFoundError:
         return problem(check, f"{path} is not there", "name the right file: --config FILE")
     except OSError as error:
         advice = f"let this user read it: chmod u+r {path}, or chown it"
         return problem(check, f"can't read {path}: {error.strerror}", advice)
+    if not stat.S_ISREG(mode):
+        return problem(check, f"{path} is not a regular file", "name the right file: --config FILE")
     if has_keys and mode & _OTHERS:
         text = f"{path} has API keys, and others may read it"
         return warning(check, text, f"chmod 600 {path}")

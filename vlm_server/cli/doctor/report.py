@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -51,11 +51,9 @@ _NOTE = (
 )
 
 
-def write(
-    path: Path, findings: Sequence[Finding], situation: Situation, log_path: Path | None
-) -> None:
+def write(path: Path, report: Mapping[str, Any]) -> None:
     """Replace `path`, readable by its owner only. Raises CommandFailed."""
-    text = json.dumps(contents(findings, situation, log_path), indent=1, ensure_ascii=False)
+    text = json.dumps(report, indent=1, ensure_ascii=False)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

@@ -6,11 +6,13 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from vlm_server.cli.doctor.finding import Finding, problem
 from vlm_server.cli.doctor.situation import Situation
 
 Findings = Sequence[Finding]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -28,16 +30,22 @@ def run(checks: Sequence[Check], situation: Situation) -> Iterator[Finding]:
         yield from _run(check, situation)
 
 
-def _run(check: Check, situation: Situation) -> Findings:
-    """A check that hangs, such as on a network disk, is left behind in its thread."""
-    found: list[Findings] = []
-    thread = threading.Thread(
-        target=lambda: found.append(_guarded(check, situation)), name=check.name, daemon=True
-    )
+def within(seconds: float, function: Callable[[], T]) -> T | None:
+    """What `function` returns; None if it takes longer.
+
+    One that hangs, such as on a network disk, is left behind in its thread.
+    """
+    returned: list[T] = []
+    thread = threading.Thread(target=lambda: returned.append(function()), daemon=True)
     thread.start()
-    thread.join(check.seconds)
-    if found:
-        return found[0]
+    thread.join(seconds)
+    return returned[0] if returned else None
+
+
+def _run(check: Check, situation: Situation) -> Findings:
+    found = within(check.seconds, lambda: _guarded(check, situation))
+    if found is not None:
+        return found
     return [
         problem(
             check.name,

@@ -17,6 +17,7 @@ from vlm_server.errors import ConfigError
 
 MASK = "***"
 _MIN_CHARS = 6
+_MAX_BYTES = 1 << 20
 _SECRET_NAME = re.compile(r"key|token|secret|passw|auth|credential|header|cookie", re.IGNORECASE)
 _QUOTED = re.compile(r"\"([^\"\n]*)\"|'([^'\n]*)'")
 _WORDS = re.compile(r"[a-z0-9]{1,16}([_-]+[a-z0-9]{1,16})+")
@@ -125,6 +126,7 @@ def _read(path: Path | None) -> str:
     if path is None:
         return ""
     try:
-        return path.read_bytes()[: 1 << 20].decode(errors="replace")
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            return file.read(_MAX_BYTES).decode(errors="replace")
     except OSError:
         return ""

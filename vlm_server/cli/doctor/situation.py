@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ class Situation:
 def examine(arguments: argparse.Namespace) -> Situation:
     """Reads the settings. Without options they are those of the installed service, if there is one.
 
-    Never raises for what is wrong with them.
+    Never raises for what is wrong with them. May hang where they are on a disk that does.
     """
     home = home_folder()
     manager = manager_for(sys.platform, home, os.environ)
@@ -52,6 +52,13 @@ def examine(arguments: argparse.Namespace) -> Situation:
     elif given.config is not None:
         origin = str(given.config)
     return _read(Situation(given, origin, home, manager))
+
+
+def unread(arguments: argparse.Namespace, fault: str) -> Situation:
+    """Of settings that can't be read; `fault` says why."""
+    home = home_folder()
+    given = argparse.Namespace(**vars(arguments) | _NONE | _named(arguments))
+    return Situation(given, "", home, manager_for(sys.platform, home, os.environ), fault=fault)
 
 
 def home_folder() -> Path:
@@ -100,8 +107,8 @@ def _read(bare: Situation) -> Situation:
     try:
         loaded, sources = settings.load_with_sources(bare.arguments.config, overrides)
     except ConfigError as error:
-        return _with(bare, fault=str(error))
-    read = _with(bare, settings=loaded, sources=sources)
+        return replace(bare, fault=str(error))
+    read = replace(bare, settings=loaded, sources=sources)
     if not loaded.model.path:
         return read
     try:
@@ -109,9 +116,5 @@ def _read(bare: Situation) -> Situation:
         if to_download(model.path) is None:
             options.check_model(Path(model.path))
     except ConfigError as error:
-        return _with(read, model=loaded.model, model_fault=str(error))
-    return _with(read, model=model)
-
-
-def _with(situation: Situation, **changes: Any) -> Situation:
-    return Situation(**{**vars(situation), **changes})
+        return replace(read, model=loaded.model, model_fault=str(error))
+    return replace(read, model=model)

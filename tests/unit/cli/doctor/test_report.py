@@ -74,7 +74,7 @@ def written(situation: Situation) -> str:
     assert not situation.fault
     findings = [problem("x", f"someone said {KEY} and {TOKEN}", f"call https://h/?key={PASSWORD}")]
     path = situation.home / "report.json"
-    report.write(path, findings, situation, situation.home / "daemon.log")
+    report.write(path, report.contents(findings, situation, situation.home / "daemon.log"))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     return path.read_text()
 
@@ -164,5 +164,5 @@ def test_a_log_is_cut_to_its_last_lines() -> None:
 
 def test_a_report_that_cannot_be_written(situation: Situation) -> None:
     with pytest.raises(CommandFailed, match="can't write"):
-        report.write(situation.home / "none" / "report.json", [], situation, None)
+        report.write(situation.home / "none" / "report.json", {})
     assert "report" not in " ".join(os.listdir(situation.home))
