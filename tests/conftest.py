@@ -8,7 +8,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-FOLDERS = frozenset({"unit", "integration", "e2e", "browser", "clients", "attack", "soak", "bench"})
+FOLDERS = frozenset(
+    {"unit", "integration", "e2e", "docs", "browser", "clients", "attack", "soak", "bench"}
+)
 
 hypothesis.settings.register_profile(
     "no clock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from vlm_server import __version__
 from vlm_server.cli import ask, check_config, exit_codes, serve
 from vlm_server.cli.bench import command as bench
+from vlm_server.cli.doctor import command as doctor
 from vlm_server.cli.models import command as models
 from vlm_server.cli.service import command as service
 from vlm_server.errors import ConfigError, ModelLoadError, NotAvailable, VlmServerError
@@ -39,7 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"vlm-server {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (serve, ask, models, check_config, service, bench):
+    for command in (serve, ask, models, check_config, doctor, service, bench):
         command.add_to(commands)
     return parser
 

@@ -72,11 +72,11 @@ def load_settings(options: argparse.Namespace) -> Settings:
 
 def load_settings_with_sources(options: argparse.Namespace) -> tuple[Settings, Sources]:
     """The same, and where each setting was given."""
-    loaded, sources = settings.load_with_sources(options.config, tuple(_overrides(options)))
+    loaded, sources = settings.load_with_sources(options.config, tuple(overrides(options)))
     if loaded.model.path:
         loaded = msgspec.structs.replace(loaded, model=located(loaded.model))
         if to_download(loaded.model.path) is None:
-            _check_model(Path(loaded.model.path))
+            check_model(Path(loaded.model.path))
     models = {name: _located(one, loaded) for name, one in loaded.models.items()}
     loaded = msgspec.structs.replace(loaded, models=models)
     keys.check_settings(loaded.server)
@@ -88,7 +88,7 @@ def _located(listed: ListedModel, settings: Settings) -> ListedModel:
     model = Model(path=listed.path, search_paths=settings.model.search_paths)
     path = located(model).path
     if to_download(path) is None:
-        _check_model(Path(path))
+        check_model(Path(path))
     return msgspec.structs.replace(listed, path=path)
 
 
@@ -117,7 +117,8 @@ def _portable_model(text: str) -> str:
     return text if not path.exists() and HubName.parse(text) else str(path.absolute())
 
 
-def _check_model(path: Path) -> None:
+def check_model(path: Path) -> None:
+    """Raises ConfigError, or NotAvailable, unless `path` may be the folder of a checkpoint."""
     if fault := fault_of(path):
         raise ConfigError(f"model.path: {fault}")
     if (path / "config.json").is_file():
@@ -153,7 +154,8 @@ def _portable(override: str) -> str:
     return override
 
 
-def _overrides(options: argparse.Namespace) -> Sequence[str]:
+def overrides(options: argparse.Namespace) -> Sequence[str]:
+    """The options as `section.key=value`, the last of which wins."""
     own = {
         "model.path": getattr(options, "model", None),
         "model.chat_template": getattr(options, "chat_template", None),

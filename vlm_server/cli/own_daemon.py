@@ -6,6 +6,7 @@ import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import IO
 
 from vlm_server import backend
 from vlm_server.child import launch
@@ -15,12 +16,15 @@ _LISTENING = re.compile(r"Listening on (http://\S+)")
 
 
 @contextmanager
-def running_daemon(arguments: Sequence[str], stop_seconds: float) -> Iterator[str]:
+def running_daemon(
+    arguments: Sequence[str], stop_seconds: float, log: IO[bytes] | None = None
+) -> Iterator[str]:
     """The URL of a daemon on a free port, started here and ended when the block is left.
 
     It may still be loading its model. If this process is killed, the daemon sees its standard
-    input close and ends too. Raises CommandFailed if it does not start; its own message has then
-    been printed. Raises ModelLoadError if no model can run here.
+    input close and ends too. Its log goes to `log`, or where ours does. Raises CommandFailed if it
+    does not start; its own message is then in that log.
+    Raises ModelLoadError if no model can run here.
     """
     backend.check()
     command = launch.command("vlm_server.cli", "serve", "--set", "log.level=warning")
@@ -30,6 +34,7 @@ def running_daemon(arguments: Sequence[str], stop_seconds: float) -> Iterator[st
         env=launch.environment(with_preload=True),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=log,
         text=True,
         start_new_session=True,
     )

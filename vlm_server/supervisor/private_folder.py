@@ -37,7 +37,7 @@ class PrivateFolder:
     def path(self) -> Path:
         """The folder; it exists. Raises OSError if none can be made."""
         try:
-            return _of_this_user()
+            return of_this_user()
         except (OSError, RuntimeError) as error:
             if self._fresh is None:
                 logger.warning("no private folder is kept between runs: %s", error)
@@ -82,8 +82,11 @@ class PrivateFolder:
             self._lock = None
 
 
-def _of_this_user() -> Path:
-    """Raises OSError if it can't be made or used, RuntimeError if there is no home."""
+def of_this_user() -> Path:
+    """The one that is kept between runs; it exists.
+
+    Raises OSError if it can't be made or used, RuntimeError if there is no home.
+    """
     caches = _caches()
     caches.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = caches.resolve() / _NAME
@@ -95,10 +98,15 @@ def _of_this_user() -> Path:
 
 
 def _caches() -> Path:
+    return caches_folder(Path.home())
+
+
+def caches_folder(home: Path) -> Path:
+    """Where a user's programs keep what they can make again; it may not exist yet."""
     if sys.platform == "darwin":
-        return Path.home() / "Library/Caches"
+        return home / "Library/Caches"
     folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return folder if folder.is_absolute() else Path.home() / ".cache"
+    return folder if folder.is_absolute() else home / ".cache"
 
 
 def _flaw(folder: Path) -> str | None:

@@ -6,6 +6,7 @@ import ctypes
 import logging
 import sys
 import time
+from pathlib import Path
 
 import mlx.core as mx
 
@@ -31,6 +32,16 @@ def product_gflops() -> float:
 def has_openblas() -> bool:
     """Whether this process was started with an OpenBLAS, which MLX then calls on Linux."""
     return hasattr(ctypes.CDLL(None), "openblas_get_config")
+
+
+def blas_libraries() -> list[str]:
+    """Files of the BLAS libraries that this process has loaded, as Linux says; empty elsewhere."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    files = {line.split(maxsplit=5)[-1] for line in lines if "/" in line}
+    return sorted(file for file in files if "blas" in Path(file).name.lower())
 
 
 def warn_of_slow_products(device: Device) -> None:

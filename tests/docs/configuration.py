@@ -1,0 +1,133 @@
+"""Writes docs/configuration.md from the settings: `python -m tests.docs.configuration`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from tests.docs.pages import ROOT
+from vlm_server.settings import Settings
+
+PATH = ROOT / "docs" / "configuration.md"
+_HEAD = ROOT / "tests/docs/configuration_head.md"
+_SECTIONS = {
+    "server": "Where the daemon listens, who may ask, and how connections are kept.",
+    "model": "What is served. See [models](models.md).",
+    "models": "More models, a table for each: `[models.NAME]`. See [models](models.md).",
+    "limits": "What one request, and all together, may have. See [overload](api.md#overload).",
+    "urls": "Where pictures and videos may be read from, beside the request. See "
+    "[other URLs](api.md#other-urls).",
+    "image": "How pictures are decoded and resized.",
+    "deadlines": "When a request is ended. See [deadlines](api.md#deadlines).",
+    "video": "How videos are sampled and decoded. See [videos](api.md#videos).",
+    "scheduler": "How requests share the device. See [performance](performance.md).",
+    "cache": "What is kept of pictures and prompts. See [caches](caches.md).",
+    "engine": "The process that holds the model: when it is restarted, and schemas of answers.",
+    "memory": "What of the device's memory is used. See [memory](memory.md).",
+    "log": "See [the log](operations.md#the-log).",
+    "metrics": "See [metrics](operations.md#metrics).",
+    "tracing": "See [traces](operations.md#traces).",
+}
+_ENVIRONMENT = {"tracing.endpoint": "OTEL_EXPORTER_OTLP_ENDPOINT"}
+_PAGE = re.compile(r"docs/(\w+\.md)")
+_UNITS = (
+    ("bytes", "bytes"),
+    ("seconds", "seconds"),
+    ("pixels", "pixels"),
+    ("tokens", "tokens"),
+    ("fps", "frames per second"),
+)
+
+
+def render() -> str:
+    """The whole page."""
+    sections = list(_sections())
+    contents = "".join(
+        f"- [`[{name}]`](#{name.lower().replace('.', '')})\n" for name, _, _ in sections
+    )
+    return f"{_HEAD.read_text(encoding='utf-8')}\n{contents}" + "".join(
+        _render(*each) for each in sections
+    )
+
+
+def _sections() -> Iterator[tuple[str, type[msgspec.Struct], msgspec.Struct | None]]:
+    """Name, type and defaults of each section; `models.NAME` stands for tables of any name."""
+    hints = get_type_hints(Settings)
+    for field in msgspec.structs.fields(Settings):
+        if isinstance(field.default, msgspec.Struct):
+            yield field.name, type(field.default), field.default
+            continue
+        inner = get_args(hints[field.name])
+        structs = [
+            kind for kind in inner if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+        ]
+        if structs:
+            yield f"{field.name}.NAME", structs[0], None
+
+
+def _render(name: str, kind: type[msgspec.Struct], _: msgspec.Struct | None) -> str:
+    intro = _SECTIONS[name.partition(".")[0]]
+    head = f"\n## `[{name}]`\n\n{intro}\n\n| setting | default | unit | |\n|---|---|---|---|\n"
+    hints = get_type_hints(kind, include_extras=True)
+    return head + "".join(
+        _row(name, field, hints[field.name]) for field in msgspec.structs.fields(kind)
+    )
+
+
+def _row(section: str, field: msgspec.structs.FieldInfo, hint: Any) -> str:
+    text = _PAGE.sub(r"[\1](\1)", _description(hint))
+    if allowed := _allowed(hint):
+        text += f" {allowed}"
+    if variable := _ENVIRONMENT.get(f"{section}.{field.name}"):
+        text += f" Environment: `{variable}`."
+    cells = (f"`{field.name}`", _default(field), unit(field.name, hint), text)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
+def unit(name: str, hint: Any) -> str:
+    """Of a number, by its name."""
+    if _kind(hint) not in (int, float):
+        return ""
+    return next((text for word, text in _UNITS if name == word or name.endswith(f"_{word}")), "")
+
+
+def _default(field: msgspec.structs.FieldInfo) -> str:
+    if field.default is msgspec.NODEFAULT:
+        return "required"
+    value = field.default
+    shown = f"`{json.dumps(value, ensure_ascii=False)}`"
+    if field.name.endswith("_bytes") and isinstance(value, int) and value >= 1 << 10:
+        for size, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+            if value % size == 0:
+                return f"{shown} ({value // size} {name})"
+    return shown
+
+
+def _description(hint: Any) -> str:
+    metas = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, msgspec.Meta)]
+    return next(str(meta.description) for meta in metas if meta.description)
+
+
+def _allowed(hint: Any) -> str:
+    kind = _kind(hint)
+    if get_origin(kind) is Literal:
+        return "One of " + ", ".join(f"`{each}`" for each in get_args(kind)) + "."
+    meta = next(each for each in hint.__metadata__ if isinstance(each, msgspec.Meta))
+    bounds = [
+        f"{word} {bound}"
+        for word, bound in (("at least", meta.ge), ("above", meta.gt), ("at most", meta.le))
+        if bound is not None and bound not in (0, -1)
+    ]
+    return f"{' and '.join(bounds).capitalize()}." if bounds else ""
+
+
+def _kind(hint: Any) -> Any:
+    return get_args(hint)[0] if hasattr(hint, "__metadata__") else hint
+
+
+if __name__ == "__main__":
+    PATH.write_text(render(), encoding="utf-8")

@@ -1,0 +1,173 @@
+"""The documentation's pages: their code blocks, links, headings and code within sentences.
+
+A block is fenced with its kind (```sh). What stands in a comment before it says more:
+
+    <!-- not run: the reason -->          it can't be run here
+    <!-- output -->                       what the block before it prints; `…` stands for anything
+    <!-- output of: a command -->        what that prints, where a reader has no such model
+    <!-- request: POST /v1/tokenize -->   JSON that is sent, and must be answered with 200
+    <!-- key file -->                     TOML that is `server.api_key_file`
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+ROOT = Path(__file__).parents[2]
+KINDS = frozenset({"sh", "python", "json", "toml", "yaml", "text"})
+"""`text` is shown and not run: diagrams, and outputs."""
+_ALIASES = {"bash": "sh", "shell": "sh", "console": "sh", "py": "python", "yml": "yaml"}
+_COMMANDS = frozenset(
+    (
+        ".venv/bin/python",
+        ".venv/bin/vlm-server",
+        "brew",
+        "cat",
+        "cd",
+        "curl",
+        "docker",
+        "echo",
+        "git",
+        "pip",
+        "pipx",
+        "podman",
+        "python",
+        "python3",
+        "sudo",
+        "uv",
+        "uvx",
+        "vlm-server",
+    )
+)
+_COMMENT = re.compile(r"\s*<!--\s*(?P<name>[a-z ]+?)\s*(?::\s*(?P<value>.*?)\s*)?-->\s*", re.DOTALL)
+_ANNOTATIONS = frozenset({"not run", "output", "output of", "request", "key file"})
+
+
+@dataclass(frozen=True)
+class Block:
+    """A code block. `note` is its annotation: its name and what follows the colon."""
+
+    line: int
+    kind: str
+    text: str
+    note: tuple[str, str] | None
+
+    @property
+    def reason_not_run(self) -> str | None:
+        return self.note[1] if self.note and self.note[0] == "not run" else None
+
+
+@dataclass(frozen=True)
+class Page:
+    """One Markdown file."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return str(self.path.relative_to(ROOT))
+
+    @cached_property
+    def tokens(self) -> list[Token]:
+        parser = MarkdownIt("commonmark").enable("table")
+        return parser.parse(self.path.read_text(encoding="utf-8"))
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        found = []
+        note: tuple[str, str] | None = None
+        for token in self.tokens:
+            if token.type == "html_block":
+                note = _note(token.content) or note
+            elif token.type in ("fence", "code_block"):
+                line = (token.map or [0])[0] + 1
+                found.append(Block(line, _kind(token), token.content, note))
+                note = None
+        return found
+
+    @cached_property
+    def anchors(self) -> set[str]:
+        """What can follow `#` in a link to this page, as GitHub makes it of headings."""
+        found: set[str] = set()
+        for token, inline in zip(self.tokens, self.tokens[1:], strict=False):
+            if token.type == "heading_open":
+                slug = base = _slug(inline)
+                number = 0
+                while slug in found:
+                    number += 1
+                    slug = f"{base}-{number}"
+                found.add(slug)
+        return found
+
+    def links(self) -> Iterator[str]:
+        """Where its links and images lead."""
+        for token in self._inline():
+            target = token.attrGet("href") or token.attrGet("src")
+            if target:
+                yield str(target)
+
+    def inline_code(self) -> Iterator[str]:
+        """What stands in backticks within sentences and tables."""
+        for token in self._inline():
+            if token.type == "code_inline":
+                yield token.content
+
+    def _inline(self) -> Iterator[Token]:
+        for token in self.tokens:
+            yield from token.children or ()
+
+
+@cache
+def pages() -> tuple[Page, ...]:
+    """Those for users and operators, whose commands are run."""
+    return tuple(map(Page, [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]))
+
+
+@cache
+def all_pages() -> tuple[Page, ...]:
+    """All that is written in Markdown, but for what tests bring."""
+    found = [ROOT.glob("*.md"), (ROOT / "docs").rglob("*.md"), (ROOT / "vlm_server").rglob("*.md")]
+    found.append((ROOT / "packaging").rglob("*.md"))
+    return tuple(Page(path) for paths in found for path in sorted(paths))
+
+
+def _note(html: str) -> tuple[str, str] | None:
+    """The annotation in a comment; None if it is another comment."""
+    match = _COMMENT.fullmatch(html)
+    if match is None or match["name"] not in _ANNOTATIONS:
+        return None
+    return match["name"], " ".join((match["value"] or "").split())
+
+
+def _kind(token: Token) -> str:
+    """What the fence says; `sh` for a block that says nothing and begins with a known command."""
+    named = token.info.strip().split(" ")[0]
+    if named:
+        return _ALIASES.get(named, named)
+    return "sh" if _begins_with_command(token.content) else ""
+
+
+def _begins_with_command(text: str) -> bool:
+    for line in text.splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        try:
+            words = shlex.split(line)
+        except ValueError:
+            words = line.split()
+        named = [word for word in words if not re.fullmatch(r"[A-Z_]+=.*", word)]
+        return bool(named) and (named[0] in _COMMANDS or named[0].startswith("scripts/"))
+    return False
+
+
+def _slug(heading: Token) -> str:
+    text = "".join(child.content for child in heading.children or ())
+    return re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", "-")

@@ -1,0 +1,28 @@
+"""docs/configuration.md is what the settings are."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tests.docs.configuration import PATH, render, unit
+from vlm_server.settings import Settings
+
+
+def test_the_page_is_current() -> None:
+    assert PATH.read_text(encoding="utf-8") == render(), "run: python -m tests.docs.configuration"
+
+
+def test_every_setting_is_on_it() -> None:
+    text = render()
+    for section in msgspec.structs.fields(Settings):
+        if isinstance(section.default, msgspec.Struct):
+            part = text[text.index(f"## `[{section.name}]`") :].partition("\n## ")[0]
+            for field in msgspec.structs.fields(type(section.default)):
+                assert f"| `{field.name}` |" in part
+
+
+def test_units_are_those_of_names() -> None:
+    assert unit("limit_bytes", int) == "bytes"
+    assert unit("max_step_seconds", float) == "seconds"
+    assert unit("separate_api_keys", bool) == ""
+    assert unit("path", str) == ""

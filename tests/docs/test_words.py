@@ -1,0 +1,124 @@
+"""What pages name in passing is there: links, headings, files, settings, commands."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from urllib.parse import unquote
+
+import msgspec
+import pytest
+
+from tests.docs.pages import ROOT, Page, all_pages
+from tests.docs.running import check_words
+from vlm_server.cli.main import build_parser
+from vlm_server.protocol import MemoryStats
+from vlm_server.settings import Settings
+
+_PATH = re.compile(r"(?:tests|scripts|configs|docs|vlm_server|packaging)/[\w./-]*\w/?")
+_SETTING = re.compile(r"(?P<section>[a-z]+)\.(?P<key>[a-z_]+)(=.*)?")
+_SECTIONS = {
+    field.name: type(field.default)
+    for field in msgspec.structs.fields(Settings)
+    if isinstance(field.default, msgspec.Struct)
+}
+_NO_SETTINGS = {field.name for field in msgspec.structs.fields(MemoryStats)} | {
+    "py",
+    "png",
+    "decisions",
+    "max",
+    "high",
+}
+"""What may follow the name of a section with a dot, too: readings, files, limits of Linux."""
+_OF_CODE = ("docs/architecture.md",)
+"""Pages whose names with dots are methods."""
+_CURRENT = [page for page in all_pages() if "decisions" not in page.path.parts]
+"""Pages that say how things are; decisions say how they were."""
+IDS = {"ids": lambda page: page.name}
+
+
+@pytest.mark.parametrize("page", all_pages(), **IDS)
+def test_links_lead_somewhere(page: Page) -> None:
+    broken = [link for link in page.links() if not leads(page, link)]
+    assert broken == []
+
+
+def leads(page: Page, link: str) -> bool:
+    """Whether a link within the repository leads to a file, and to a heading if it names one."""
+    if re.match(r"[a-z]+:", link):
+        return True
+    path, _, anchor = link.partition("#")
+    target = (page.path.parent / unquote(path)).resolve() if path else page.path
+    if not target.exists():
+        return False
+    return not anchor or target.suffix != ".md" or anchor in Page(target).anchors
+
+
+@pytest.mark.parametrize("page", all_pages(), **IDS)
+def test_decisions_are_called_by_their_numbers(page: Page) -> None:
+    text = page.path.read_text(encoding="utf-8")
+    links = re.findall(r"\[(?:[Dd]ecision )?(\d{4})\]\((?:[\w./]*/)?(\d{4})-", text)
+    assert [link for link in links if link[0] != link[1]] == []
+
+
+def test_every_decision_is_in_the_list_of_them() -> None:
+    folder = ROOT / "docs/decisions"
+    listed = {link for link in Page(folder / "README.md").links() if link[:4].isdecimal()}
+    assert listed == {path.name for path in folder.glob("[0-9]*.md")}
+
+
+def test_every_page_is_in_the_index() -> None:
+    folder = ROOT / "docs"
+    listed = {link.partition("#")[0] for link in Page(folder / "README.md").links()}
+    assert {path.name for path in folder.glob("*.md")} - {"README.md"} - listed == set()
+
+
+@pytest.mark.parametrize("page", _CURRENT, **IDS)
+def test_commands_in_sentences_exist(page: Page) -> None:
+    parser = build_parser()
+    for code in page.inline_code():
+        if code.startswith(("vlm-server ", ".venv/bin/vlm-server ")):
+            check_words(parser, code)
+
+
+@pytest.mark.parametrize("page", _CURRENT, **IDS)
+def test_commands_in_blocks_exist_even_if_they_are_not_run(page: Page) -> None:
+    parser = build_parser()
+    for block in page.blocks:
+        joined = block.text.replace("\\\n", " ")
+        for line in joined.splitlines() if block.kind == "sh" else ():
+            if line.startswith(("vlm-server ", ".venv/bin/vlm-server ")):
+                check_words(parser, line.partition(" #")[0].partition(" | ")[0])
+
+
+@pytest.mark.parametrize("page", _CURRENT, **IDS)
+def test_files_that_are_named_exist(page: Page) -> None:
+    named = {code for code in page.inline_code() if _PATH.fullmatch(code)}
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", [page for page in _CURRENT if page.name not in _OF_CODE], **IDS)
+def test_settings_that_are_named_exist(page: Page) -> None:
+    wrong = []
+    for code in page.inline_code():
+        match = _SETTING.fullmatch(code)
+        if match is None or match["section"] not in _SECTIONS or match["key"] in _NO_SETTINGS:
+            continue
+        names = {field.name for field in msgspec.structs.fields(_SECTIONS[match["section"]])}
+        if match["key"] not in names:
+            wrong.append(code)
+    assert wrong == []
+
+
+@pytest.mark.parametrize("page", _CURRENT, **IDS)
+def test_scripts_and_modules_of_commands_exist(page: Page) -> None:
+    texts = [
+        *page.inline_code(),
+        *(block.text for block in page.blocks if block.kind in ("sh", "")),
+    ]
+    lines = [line for text in texts for line in text.splitlines()]
+    scripts = {found for line in lines for found in re.findall(r"(?:^|\s)(scripts/\w+)", line)}
+    modules = {found for line in lines for found in re.findall(r"python -m ([\w.]+)", line)}
+    missing = [name for name in sorted(scripts) if not (ROOT / name).exists()]
+    missing += [name for name in sorted(modules) if importlib.util.find_spec(name) is None]
+    assert missing == []

@@ -1,0 +1,203 @@
+"""`vlm-server doctor` as people run it: on a machine that is well, and on broken ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.daemon import Daemon, free_port, running_daemon
+from vlm_server import __version__
+
+ROOT = Path(__file__).parents[2]
+KEY = "a-key-that-nobody-may-see"
+PROGRAM = [sys.executable, "-m", "vlm_server.cli", "doctor"]
+
+
+def doctor(
+    *arguments: str, prefix: tuple[str, ...] = (), **environment: str
+) -> tuple[int, dict[str, Any]]:
+    """Its exit code, and its findings by their names."""
+    done = subprocess.run(
+        [*prefix, *PROGRAM, "--json", *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout, done.stderr.decode()
+    return done.returncode, {found["check"]: found for found in json.loads(done.stdout)}
+
+
+@pytest.fixture
+def port() -> str:
+    return f"server.port={free_port()}"
+
+
+def test_a_machine_that_is_well(port: str) -> None:
+    code, found = doctor("--set", port)
+    assert (code, [each for each in found.values() if each["level"] == "problem"]) == (0, [])
+    assert "'circle'" in found["self-test"]["text"]
+    assert __version__ in found["versions"]["text"]
+    assert "float32" in found["device"]["text"]
+    page = (ROOT / "docs/doctor.md").read_text()
+    assert [name for name in found if f"`{name}`" not in page] == []
+
+
+def test_the_text_for_people(port: str) -> None:
+    done = subprocess.run(
+        [*PROGRAM, "--no-self-test", "--set", port, "--set", "engine.openblas=off"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0
+    assert lines[0].startswith("ok       chip: ")
+    assert lines[-1] == "Everything is well." or lines[-1].endswith(("warning.", "warnings."))
+    advised = [line for line in lines if line.startswith("         → ")]
+    assert len(advised) == sum(line.startswith(("warning", "PROBLEM")) for line in lines)
+
+
+def test_a_running_daemon_is_asked_and_its_state_is_in_the_report(tmp_path: Path) -> None:
+    config = tmp_path / "my.toml"
+    config.write_text(f'[server]\napi_keys = ["{KEY}"]\n')
+    config.chmod(0o600)
+    report = tmp_path / "report.json"
+    with running_daemon(tmp_path, "--config", str(config), api_key=KEY) as daemon:
+        port = f"server.port={daemon.port}"
+        code, found = doctor(
+            *("--config", str(config), "--set", port),
+            *("--report", str(report), "--log", str(daemon.log)),
+        )
+    assert (code, found["port"]["level"], found["daemon"]["text"]) == (
+        0,
+        "ok",
+        "ready, 0 engine restarts",
+    )
+    assert found["daemon version"]["text"] == __version__
+    assert found["self-test"]["text"].startswith("the running daemon answered 'circle'")
+    text = report.read_text()
+    assert KEY not in text
+    said = json.loads(text)
+    assert said["daemon"]["/v1/status"]["engine"]["state"] == "ready"
+    assert any("request_success_total" in line for line in said["daemon"]["/metrics"])
+    assert any("POST /v1/chat/completions" in line for line in said["log"])
+
+
+def test_without_the_keys_of_the_running_daemon(tmp_path: Path, daemon: Daemon) -> None:
+    code, found = doctor("--set", f"server.port={daemon.port}", "--no-self-test")
+    assert (code, found["daemon"]["level"]) == (0, "ok")
+
+
+def test_settings_that_are_broken_do_not_hide_the_rest(tmp_path: Path) -> None:
+    config = tmp_path / "my.toml"
+    config.write_text("[server]\nprot = 8001\n")
+    code, found = doctor("--config", str(config))
+    assert (code, found["settings"]["level"]) == (1, "problem")
+    assert "did you mean port?" in found["settings"]["text"]
+    assert found["device"]["level"] == "ok"
+    assert "'circle'" in found["self-test"]["text"]
+
+
+def test_settings_that_cannot_be_read_to_their_end(tmp_path: Path) -> None:
+    config = tmp_path / "my.toml"
+    os.mkfifo(config)  # whoever reads it waits for a writer, as on a disk that hangs
+    arguments = ("--config", str(config), "--no-self-test")
+    code, found = doctor(*arguments, "--report", str(tmp_path / "report.json"))
+    assert (code, found["settings"]["level"]) == (1, "problem")
+    assert found["settings file"]["text"].endswith("is not a regular file")
+    assert (tmp_path / "report.json").is_file()
+
+
+def test_mlx_that_cannot_be_imported(tmp_path: Path, port: str) -> None:
+    (tmp_path / "mlx").mkdir()
+    (tmp_path / "mlx/__init__.py").write_text("")
+    (tmp_path / "mlx/core.py").write_text("raise ImportError('libmlx.so is gone')\n")
+    folders = f"{tmp_path}:{ROOT}"
+    code, found = doctor(
+        "--set", port, "--set", "engine.start_timeout_seconds=20", PYTHONPATH=folders
+    )
+    assert code == 1
+    assert "libmlx.so is gone" in found["device"]["text"]
+    assert found["self-test"]["level"] == "problem"
+    assert found["disk for models"]["level"] in ("ok", "warning")
+
+
+def test_a_daemon_that_hangs(tmp_path: Path) -> None:
+    with running_daemon(tmp_path) as daemon:
+        os.kill(daemon.process.pid, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            code, found = doctor("--set", f"server.port={daemon.port}", "--no-self-test")
+            seconds = time.monotonic() - began
+        finally:
+            os.kill(daemon.process.pid, signal.SIGCONT)
+    assert (code, found["port"]["level"], found["daemon"]["level"]) == (1, "problem", "problem")
+    assert f"process {daemon.process.pid}" in found["port"]["text"]
+    assert seconds < 60
+
+
+def test_another_program_on_the_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        number = other.getsockname()[1]
+        code, found = doctor("--set", f"server.port={number}", "--no-self-test")
+    assert code == 1
+    assert f"process {os.getpid()}" in found["port"]["text"]
+
+
+@pytest.fixture
+def stranger() -> tuple[str, ...]:
+    """What makes a program run as a user of no name and no rights, where we may do that."""
+    words = ("unshare", "--user", "--map-user=1234", "--map-group=1234")
+    words += ("env", "-u", "XDG_CACHE_HOME", "-u", "XDG_CONFIG_HOME", "-u", "HF_HOME")
+    if shutil.which("unshare") is None or subprocess.run([*words, "true"], check=False).returncode:
+        pytest.skip("no other user can be had here")
+    return words
+
+
+def test_another_user_whose_home_cannot_be_written_to(
+    tmp_path: Path, stranger: tuple[str, ...], port: str
+) -> None:
+    config = tmp_path / "my.toml"
+    config.write_text("")
+    config.chmod(0)
+    home = tmp_path / "home"
+    home.mkdir(mode=0o555)
+    code, found = doctor("--set", port, prefix=stranger, HOME=str(home))
+    assert code == 0
+    assert found["state folder"]["level"] == found["disk for models"]["level"] == "warning"
+    assert "'circle'" in found["self-test"]["text"]
+    arguments = ("--config", str(config), "--no-self-test")
+    code, found = doctor(*arguments, prefix=stranger, HOME=str(home))
+    assert (code, found["settings"]["level"], found["settings file"]["level"]) == (
+        1,
+        "problem",
+        "problem",
+    )
+
+
+def test_a_report_that_cannot_be_written_is_said_after_the_findings(
+    tmp_path: Path, port: str
+) -> None:
+    path = str(tmp_path / "none" / "report.json")
+    done = subprocess.run(
+        [*PROGRAM, "--no-self-test", "--set", port, "--report", path],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "device:" in done.stdout
+    assert f"can't write {path}" in done.stderr

@@ -1,0 +1,61 @@
+"""The machine, as the doctor judges it."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from pathlib import Path
+
+import pytest
+
+from vlm_server.cli.doctor import machine
+
+GIB = 1 << 30
+
+
+def test_this_machine_is_one_that_tests_run_on() -> None:
+    levels = {
+        machine.chip(platform.system(), platform.machine()).level,
+        machine.system(platform.system(), platform.mac_ver()[0]).level,
+        machine.python(sys.version_info[:3], sys.maxsize).level,
+    }
+    assert levels == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("system", "architecture", "advice"),
+    [("Darwin", "x86_64", "Apple silicon"), ("Linux", "armv7l", "aarch64")],
+)
+def test_a_chip_that_mlx_has_no_package_for(system: str, architecture: str, advice: str) -> None:
+    found = machine.chip(system, architecture)
+    assert found.level == "problem"
+    assert advice in found.advice
+
+
+@pytest.mark.parametrize(
+    ("physical", "allowed", "available", "level"),
+    [
+        (16 * GIB, 16 * GIB, 8 * GIB, "ok"),
+        (16 * GIB, 16 * GIB, None, "ok"),
+        (16 * GIB, 4 * GIB, 8 * GIB, "ok"),
+        (16 * GIB, 16 * GIB, GIB, "warning"),
+        (16 * GIB, GIB // 2, 8 * GIB, "problem"),
+    ],
+)
+def test_memory(physical: int, allowed: int, available: int | None, level: str) -> None:
+    found = machine.memory(physical, allowed, available)
+    assert found.level == level
+    assert ("control group allows" in found.text) == (allowed < physical)
+
+
+def test_free_memory_is_what_linux_says(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    2048 kB\n")
+    assert machine.available_bytes(tmp_path) == 2 << 20
+    assert machine.available_bytes(tmp_path / "elsewhere") is None
+
+
+def test_an_old_macos_and_an_old_python() -> None:
+    assert machine.system("Darwin", "13.6").level == "problem"
+    assert machine.python((3, 10, 1), sys.maxsize).level == "problem"
+    assert machine.python((3, 12, 0), 2**31 - 1).level == "problem"

@@ -1,0 +1,168 @@
+"""No secret is in a report, wherever it was; what helps is."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import os
+import random
+import stat
+from pathlib import Path
+
+import pytest
+
+from vlm_server.cli.doctor import log, report
+from vlm_server.cli.doctor.finding import problem
+from vlm_server.cli.doctor.secrets import Redactor, known_secrets
+from vlm_server.cli.doctor.situation import Situation, examine
+from vlm_server.cli.failure import CommandFailed
+
+KEY = "only-for-my-laptop"
+FILE_KEY = "correct horse battery".replace(" ", "-")
+TOKEN = "hf_abcDEFghiJKLmnop"
+PASSWORD = "swordfish99"
+PROMPT = "Which of these patients has the broken left arm?"
+PICTURE = base64.b64encode(random.Random(0).randbytes(3000)).decode()
+SECRETS = (KEY, FILE_KEY, TOKEN, PASSWORD, PROMPT, PICTURE[100:160], "u5er-in-url", "q-in-url")
+
+TRACE = f'Traceback\n  File "a.py", line 1, in f\n    {PROMPT}\nKeyError: {KEY}'
+JSON_LINE = json.dumps(
+    {"time": "t", "process": "engine", "level": "error", "message": "m", "body": PROMPT}
+    | {"exception": TRACE}
+)
+LOG = f"""\
+2026-11-22 18:00:00,000 front INFO POST /v1/chat/completions id=5f status=200 ms=412 key=laptop
+2026-11-22 18:00:01,000 front WARNING GET https://u5er-in-url:{PASSWORD}@hub.test/x?sig=q-in-url
+2026-11-22 18:00:02,000 front ERROR can't read 'data:image/png;base64,{PICTURE}'
+2026-11-22 18:00:02,500 engine ERROR a library says {PICTURE}
+2026-11-22 18:00:03,000 engine ERROR no template for "{PROMPT}"
+2026-11-22 18:00:04,000 front WARNING Authorization: Bearer {KEY} refused, token={TOKEN}
+Traceback (most recent call last):
+  File "/home/me/vlm_server/engine/loop.py", line 12, in step
+    answer("{PROMPT}")
+ValueError: {PROMPT}
+{PROMPT}
+vlm-server: the settings file is not there
+{{"time": "t", "process": "front", "level": "info", "logger": "l", "message": "request", "id": "77",
+"x": 1}}
+{JSON_LINE}
+"""
+
+
+@pytest.fixture
+def situation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Situation:
+    """Secrets everywhere: settings, key file, environment, URL, the hub's token, the log."""
+    home = tmp_path / "home"
+    (home / ".cache/huggingface").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("MY_SERVICE_PASSWORD", PASSWORD)
+    monkeypatch.setenv("HF_ENDPOINT", f"https://u5er-in-url:{PASSWORD}@hub.test/?sig=q-in-url")
+    keys = home / "keys.toml"
+    keys.write_text(f'[laptop]\nkey = "{FILE_KEY}"\n')
+    keys.chmod(0o600)
+    config = home / "my.toml"
+    config.write_text(
+        f'[server]\nport = 0\napi_keys = [\n  "{KEY}",\n]\napi_key_file = "{keys}"\n'
+        f'[tracing]\nendpoint = "http://u5er-in-url:{PASSWORD}@otel.test/?sig=q-in-url"\n'
+    )
+    (home / "daemon.log").write_text(LOG)
+    return examine(argparse.Namespace(config=config, set=[]))
+
+
+def written(situation: Situation) -> str:
+    assert not situation.fault
+    findings = [problem("x", f"someone said {KEY} and {TOKEN}", f"call https://h/?key={PASSWORD}")]
+    path = situation.home / "report.json"
+    report.write(path, report.contents(findings, situation, situation.home / "daemon.log"))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    return path.read_text()
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+def test_no_secret_is_in_a_report(situation: Situation, secret: str) -> None:
+    assert secret not in written(situation)
+
+
+def test_a_report_says_what_helps(situation: Situation) -> None:
+    found = json.loads(written(situation))
+    assert found["settings"]["changed"]["server.api_keys"] == "(1 not shown)"
+    assert found["settings"]["changed"]["server.port"] == 0
+    assert found["settings"]["changed"]["tracing.endpoint"] == "http://***@otel.test/?***"
+    assert found["packages"]["msgspec"]
+    assert found["environment"]["HOME"] == "~"
+    lines = "\n".join(found["log"])
+    for part in ("status=200 ms=412", 'loop.py", line 12, in step', "ValueError", "KeyError"):
+        assert part in lines
+    assert "vlm-server: the settings file is not there" in lines
+    assert "lines of other forms are left out" in lines
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'[server]\napi_keys = ["{KEY}"\nport = ',
+        f'[server]\napi_keys = [\n  "{KEY}",\n  "x",\n]\nprot = 1',
+        f"[server]\napi_keys = '{KEY}'",
+    ],
+)
+def test_keys_of_settings_that_are_broken_are_secrets_too(
+    situation: Situation, tmp_path: Path, text: str
+) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_text(text)
+    broken = examine(argparse.Namespace(config=path, set=[f'server.api_keys=["{FILE_KEY}"]', "x"]))
+    assert broken.fault
+    assert {KEY, FILE_KEY} <= known_secrets(broken)
+
+
+def test_keys_of_a_key_file_that_is_refused_are_secrets_too(situation: Situation) -> None:
+    (situation.home / "keys.toml").chmod(0o644)
+    assert FILE_KEY in known_secrets(situation)
+
+
+def test_what_is_no_secret_stays() -> None:
+    redactor = Redactor({"abc"}, Path("/home/me"))
+    kept = (
+        "abc",
+        "commit 463519692444e7f3e4b7123967edc577185f995f of org/name",
+        "/opt/some/quite/long/path/to/a/folder/with/models/and/more",
+        "vlm_server_request_generation_tokens_bucket",
+        'vlm_server_e2e_request_latency_seconds_bucket{le="0.001",model_name="demo"} 0.0',
+    )
+    assert [redactor.text(each) for each in kept] == list(kept)
+    assert redactor.text("/home/me/x") == "~/x"
+    assert redactor.value({"a": [KEY, 1, None, True]}) == {"a": [KEY, 1, None, True]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0f3a9c4b-8d2e4f6a-91b7c3d5-e8f0a2b4-c6d8",
+        "aGVsbG8gd29ybGQsIHRoaXMgaXMgYSBzZWNyZXQgbWVzc2FnZQ==",
+        "Authorization: Basic dXNlcjpwYXNz",
+        "https://h.test/a?token=abc",
+        "X-Api-Key: abcdefgh",
+        "password = 'hunter22'",
+        "sk-proj-0123456789",
+    ],
+)
+def test_what_looks_like_a_secret_is_masked(text: str) -> None:
+    shown = Redactor((), Path("/")).text(text)
+    assert "***" in shown
+    assert not any(
+        word in shown for word in ("0f3a9", "aGVs", "dXNl", "=abc", "abcdefgh", "hunter")
+    )
+
+
+def test_a_log_is_cut_to_its_last_lines() -> None:
+    line = "2026-11-22 18:00:00,000 front INFO line {}"
+    shown = log.presentable(line.format(number) for number in range(1000))
+    assert len(shown) == log.NUM_LINES
+    assert shown[-1].endswith("line 999")
+
+
+def test_a_report_that_cannot_be_written(situation: Situation) -> None:
+    with pytest.raises(CommandFailed, match="can't write"):
+        report.write(situation.home / "none" / "report.json", {})
+    assert "report" not in " ".join(os.listdir(situation.home))

@@ -1,0 +1,69 @@
+"""The service as its file says, with real programs behind it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from vlm_server import __version__
+from vlm_server.cli.doctor import service
+from vlm_server.cli.service.files import ServiceCommand
+from vlm_server.cli.service.manager import SystemdUser
+
+
+def manager(home: Path, *, runs: bool = True) -> SystemdUser:
+    def run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(words, 0 if runs else 3, "", "")
+
+    return SystemdUser(home, run)
+
+
+def installed(home: Path, program: Path, *, runs: bool = True) -> SystemdUser:
+    found = manager(home, runs=runs)
+    found.path.parent.mkdir(parents=True)
+    found.path.write_bytes(found.render(ServiceCommand(program, ["serve"], 20.0)))
+    return found
+
+
+def program(folder: Path, version: str) -> Path:
+    path = folder / "vlm-server"
+    path.write_text(f"#!/bin/sh\necho vlm-server {version}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_no_service_is_no_fault(tmp_path: Path) -> None:
+    assert service.service(manager(tmp_path)).level == "ok"
+
+
+def test_a_service_that_runs_this_version(tmp_path: Path) -> None:
+    found = service.service(installed(tmp_path, program(tmp_path, __version__)))
+    assert found.level == "ok"
+
+
+def test_a_service_that_does_not_run(tmp_path: Path) -> None:
+    found = service.service(installed(tmp_path, program(tmp_path, __version__), runs=False))
+    assert found.level == "problem"
+
+
+def test_a_service_of_another_version(tmp_path: Path) -> None:
+    found = service.service(installed(tmp_path, program(tmp_path, "0.0.1")))
+    assert found.level == "warning"
+    assert "version 0.0.1" in found.text
+
+
+def test_a_service_whose_program_is_gone(tmp_path: Path) -> None:
+    found = service.service(installed(tmp_path, tmp_path / "gone"))
+    assert found.level == "problem"
+    assert "service install" in found.advice
+
+
+@pytest.mark.parametrize("text", ["", "[Service]\nExecStart=\n"])
+def test_a_file_that_starts_nothing(tmp_path: Path, text: str) -> None:
+    found = manager(tmp_path)
+    found.path.parent.mkdir(parents=True)
+    found.path.write_text(text)
+    assert service.service(found).level == "problem"

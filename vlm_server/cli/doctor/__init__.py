@@ -1,0 +1,1 @@
+"""`vlm-server doctor`: looks at everything that the daemon depends on, and says what to do."""

@@ -1,0 +1,51 @@
+"""`vlm-server doctor`: says what is wrong and what to do; see docs/doctor.md."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vlm_server.cli import options
+
+if TYPE_CHECKING:
+    from vlm_server.cli.options import Commands
+
+_EXIT_CODES = (
+    "Exit codes: 0 no problem, though there may be warnings; 1 a problem; 2 wrong arguments."
+)
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser(
+        "doctor",
+        help="look for what is wrong, and say what to do",
+        description="Looks at the machine, the settings, the service and the running daemon, asks "
+        "one question about a picture, and says what to do about each thing that is wrong.",
+        epilog=_EXIT_CODES,
+    )
+    options.add_config_options(parser)
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.add_argument(
+        "--report", metavar="FILE", type=Path, help="write a report for an issue, without secrets"
+    )
+    parser.add_argument(
+        "--log",
+        metavar="FILE",
+        type=Path,
+        help="log for the report, if the daemon is not the installed service",
+    )
+    tests = parser.add_mutually_exclusive_group()
+    tests.add_argument(
+        "--embedded", action="store_true", help="ask the embedded model, in a daemon of its own"
+    )
+    tests.add_argument("--no-self-test", action="store_true", help="load and ask no model")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Returns 0 if there is no problem, else 1. Raises CommandFailed for a report not written."""
+    from vlm_server.cli.doctor.examine import examine  # takes a moment
+
+    return examine(arguments)

@@ -1,0 +1,132 @@
+"""Takes secrets out of what a report shows: those that we know, and what looks like one."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import constants
+
+from vlm_server.api.http.access import key_file
+from vlm_server.cli.doctor.situation import Situation, expanded
+from vlm_server.errors import ConfigError
+
+MASK = "***"
+_MIN_CHARS = 6
+_MAX_BYTES = 1 << 20
+_SECRET_NAME = re.compile(r"key|token|secret|passw|auth|credential|header|cookie", re.IGNORECASE)
+_QUOTED = re.compile(r"\"([^\"\n]*)\"|'([^'\n]*)'")
+_WORDS = re.compile(r"[a-z0-9]{1,16}([_-]+[a-z0-9]{1,16})+")
+_MAX_DIGITS = 3
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+_PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"data:[^\s,;]*(;[^\s,;]*)*,\S+", re.IGNORECASE), f"data:{MASK}"),
+    (re.compile(r"\b(bearer|basic)\s+[^\s'\"]+", re.IGNORECASE), rf"\1 {MASK}"),
+    (re.compile(r"(?<=://)[^/\s'\"@]*@"), f"{MASK}@"),
+    (re.compile(r"(?<=[^\s'\"])\?[^\s'\"]*=[^\s'\"]*"), f"?{MASK}"),
+    (re.compile(r"\b(hf_|sk-|ghp_|xox[a-z]-)[A-Za-z0-9_-]{8,}"), MASK),
+    (
+        re.compile(
+            r"\b([\w-]*(?:key|token|secret|passw(?:or)?d))(\s*[=:]\s*)(['\"]?)[^\s'\",]{4,}",
+            re.IGNORECASE,
+        ),
+        rf"\1\2\3{MASK}",
+    ),
+)
+_RUN = re.compile(r"[A-Za-z0-9+/_=-]{40,}")
+
+
+class Redactor:
+    """Masks `secrets` wherever they are, what has the form of one, and the user's home."""
+
+    def __init__(self, secrets: Iterable[str], home: Path) -> None:
+        known = {secret for secret in secrets if len(secret) >= _MIN_CHARS}
+        self._known = sorted(known, key=len, reverse=True)
+        self._home = str(home) if len(home.parts) > 1 else ""
+
+    def text(self, text: str) -> str:
+        """`text` without them."""
+        for secret in self._known:
+            text = text.replace(secret, MASK)
+        for pattern, replacement in _PATTERNS:
+            text = pattern.sub(replacement, text)
+        text = _RUN.sub(lambda run: run[0] if _is_harmless(run[0]) else MASK, text)
+        return text.replace(self._home, "~") if self._home else text
+
+    def value(self, value: Any) -> Any:
+        """The same of all texts in what JSON can hold."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            return {self.text(str(name)): self.value(inner) for name, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.value(inner) for inner in value]
+        return value
+
+
+def known_secrets(situation: Situation, environment: Mapping[str, str] = os.environ) -> set[str]:
+    """API keys of the settings, even of broken ones; of the key file; of the environment."""
+    found = set(situation.settings.server.api_keys)
+    found |= {value for name, value in environment.items() if _SECRET_NAME.search(name)}
+    for text in (*situation.arguments.set, _read(situation.arguments.config)):
+        found |= set(_in_settings(text))
+    if file := situation.settings.server.api_key_file:
+        found |= set(_in_key_file(expanded(file, situation.home)))
+    found.add(_read(expanded(constants.HF_TOKEN_PATH, situation.home)).strip())
+    return {secret for secret in found if len(secret) >= _MIN_CHARS}
+
+
+def _in_settings(text: str) -> Iterator[str]:
+    """What may be a secret in a settings file or an override, valid or not."""
+    try:
+        server = tomllib.loads(text).get("server", {})
+        if isinstance(server, dict) and isinstance(server.get("api_keys"), list):
+            yield from (key for key in server["api_keys"] if isinstance(key, str))
+    except (ValueError, RecursionError):
+        pass
+    is_secret = False
+    for line in text.splitlines():
+        name, equals, _ = line.partition("=")
+        if equals:
+            is_secret = _SECRET_NAME.search(name) is not None and "file" not in name
+        if is_secret:  # a list may go on over several lines
+            yield from (first or second for first, second in _QUOTED.findall(line))
+            if equals and not _QUOTED.search(line):
+                yield line.partition("=")[2].strip(" []")
+
+
+def _in_key_file(path: Path) -> Iterator[str]:
+    """Its keys; of one that is refused, all that stands in quotes."""
+    try:
+        yield from (entry.key for entry in key_file.read(path).values())
+    except ConfigError:
+        yield from (first or second for first, second in _QUOTED.findall(_read(path)))
+
+
+def _is_harmless(run: str) -> bool:
+    """A commit, a name of words, or a path: neither is a key, nor base64 of some length."""
+    num_digits = sum(char.isdigit() for char in run)
+    if _COMMIT.fullmatch(run) or (_WORDS.fullmatch(run) and num_digits <= _MAX_DIGITS):
+        return True
+    parts = run.split("/")
+    return (
+        len(parts) > 2
+        and all(len(part) < 40 or _COMMIT.fullmatch(part) for part in parts)
+        and (sum(any(char.isdigit() for char in part) for part in parts) < len(parts) / 2)
+    )
+
+
+def _read(path: Path | None) -> str:
+    """The file's text; empty if there is none that we may read."""
+    if path is None:
+        return ""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            return file.read(_MAX_BYTES).decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,84 @@
+"""Tries the device in a process of its own, as an engine would use it.
+
+Whoever asks needs no mlx, and survives what ends the process: a missing library, an instruction
+that the processor lacks, a driver that hangs.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+
+import msgspec
+
+from vlm_server import machine
+from vlm_server.child import launch
+from vlm_server.supervisor.failed_starts import signal_name
+
+_MODULE = "vlm_server.worker.device"
+
+
+class DeviceReport(msgspec.Struct, frozen=True):
+    """What is known of the device, and in `fault` why there is no more.
+
+    `step` is what was tried last, empty if everything worked. `gflops` is the speed of float32
+    matrix products, `blas` the files of BLAS libraries that were loaded (Linux).
+    """
+
+    step: str = ""
+    kind: str = ""
+    name: str = ""
+    memory_bytes: int = 0
+    suitable_bytes: int = 0
+    blas: list[str] = []
+    gflops: float = 0.0
+    fault: str = ""
+
+
+def probe(environment: Mapping[str, str], seconds: float) -> DeviceReport:
+    """The report of a child with `environment` beside ours. Never raises for what it meets."""
+    words = launch.command(_MODULE)
+    whole = {
+        **machine.thread_environment(),
+        **launch.environment(with_preload=True),
+        "HF_HUB_OFFLINE": "1",
+        **environment,
+    }
+    try:
+        done = subprocess.run(
+            words,
+            env=whole,
+            cwd=launch.FOLDER,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=seconds,
+            check=False,
+            start_new_session=True,
+        )
+    except subprocess.TimeoutExpired as error:
+        return _with_fault(error.stdout or b"", f"no end within {seconds:.0f} s")
+    except OSError as error:
+        return DeviceReport(step="start a process", fault=str(error.strerror))
+    if done.returncode == 0:
+        return _last(done.stdout)
+    return _with_fault(done.stdout, _reason(done.returncode, done.stderr))
+
+
+def _with_fault(said: bytes, fault: str) -> DeviceReport:
+    return msgspec.structs.replace(_last(said), fault=fault)
+
+
+def _last(said: bytes) -> DeviceReport:
+    lines = said.splitlines()
+    try:
+        return msgspec.json.decode(lines[-1], type=DeviceReport)
+    except (IndexError, msgspec.DecodeError):
+        return DeviceReport(step="start Python")
+
+
+def _reason(status: int, errors: bytes) -> str:
+    """The last line of a traceback, or the signal that ended the process."""
+    if status < 0:
+        return f"ended by {signal_name(-status)}"
+    lines = errors.decode(errors="replace").strip().splitlines()
+    return " ".join(lines[-1].split())[:300] if lines else f"exit code {status}"
