@@ -107,6 +107,7 @@ class Supervisor:
         self._status = EngineStatus("stopped", name)
         self._process: EngineProcess | None = None
         self._task: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
         self._streams: dict[str, asyncio.Queue[RequestEvent]] = {}
         self._quarantine = Quarantine(settings.engine.quarantine_seconds, time.monotonic)
         self._trials = Trials()
@@ -162,8 +163,14 @@ class Supervisor:
     async def stop(self) -> None:
         """Let running requests finish within `server.drain_seconds`, then end the engine.
 
-        An engine that is idle by then gets some seconds to finish its writes to disk.
+        An engine that is idle by then gets some seconds to finish its writes to disk. It ends also
+        if who has called this does not wait; others may call it meanwhile, and wait too.
         """
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._stop(), name="ending the engine")
+        await asyncio.shield(self._ending)
+
+    async def _stop(self) -> None:
         self._set(state="stopping")
         if self._process is not None and self._was_ready:
             await self._drain(self._process)
