@@ -102,6 +102,7 @@ class Supervisor:
             video=settings.video,
             cache=settings.cache,
         )
+        self._told_limit_bytes = 0
         self._on_progress = on_progress
         name = settings.model.name or served_name(path.absolute())
         self._status = EngineStatus("stopped", name)
@@ -218,7 +219,14 @@ class Supervisor:
         """The engine, and those started later, may use so much device memory from now on."""
         memory = msgspec.structs.replace(self._start.memory, limit_bytes=limit_bytes)
         self._start = msgspec.structs.replace(self._start, memory=memory)
-        if self._process is not None and self._was_ready:
+        self._tell_limit()
+
+    def _tell_limit(self) -> None:
+        """One that starts is told when it is ready, if its `Start` said something else."""
+        limit_bytes = self._start.memory.limit_bytes
+        is_news = limit_bytes != self._told_limit_bytes
+        if self._process is not None and self._was_ready and is_news:
+            self._told_limit_bytes = limit_bytes
             self._process.send(SetMemoryLimit(limit_bytes))
 
     def clear_caches(self) -> None:
@@ -296,6 +304,7 @@ class Supervisor:
             if self._status.state != "stopping":
                 self._set(pid=process.pid, progress=("starting", 0.0))
             process.send(self._start)
+            self._told_limit_bytes = self._start.memory.limit_bytes
             async for event in process.events():
                 self._watchdog.heard(event)
                 self._take(event)
@@ -374,6 +383,7 @@ class Supervisor:
     def _take_ready(self, ready: Ready) -> None:
         logger.info("the engine is ready: %s on %s", ready.model_type, ready.device)
         self._was_ready = True
+        self._tell_limit()
         self._failed_starts.note_ready()
         self._start_seconds = time.monotonic() - self._started_at
         self._set(model_facts=ready.facts)

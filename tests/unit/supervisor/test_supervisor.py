@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from vlm_server.protocol import Event
+from vlm_server.protocol import Event, ModelFacts, Ready, SetMemoryLimit, Start
 from vlm_server.settings import Engine, Memory, Settings
 from vlm_server.supervisor.supervisor import Supervisor
 
 SETTINGS = Settings(
     engine=Engine(openblas="off", restart_backoff_seconds=0.01), memory=Memory(limit_bytes=1000)
 )
+READY = Ready("demo", "cpu", 100, ModelFacts())
 
 
 class FakeProcess:
@@ -70,6 +71,33 @@ async def started() -> tuple[FakeSupervisor, FakeProcess]:
     await supervisor.start()
     await wait_until(lambda: any(one.sent for one in supervisor.processes))
     return supervisor, supervisor.processes[0]
+
+
+async def test_a_limit_that_changes_while_an_engine_restarts_is_told_once_it_is_ready() -> None:
+    supervisor, first = await started()
+    first.say(READY)
+    await supervisor.wait_ready()
+    first.say(None)
+    await wait_until(lambda: len(supervisor.processes) == 2 and bool(supervisor.processes[1].sent))
+    second = supervisor.processes[1]
+    (start,) = second.sent
+    assert isinstance(start, Start)
+    assert start.memory.limit_bytes == 1000
+    supervisor.set_memory_limit(500)
+    second.say(READY)
+    await wait_until(lambda: supervisor.status.is_ready)
+    assert second.sent[1:] == [SetMemoryLimit(500)]
+    await supervisor.stop()
+
+
+async def test_an_engine_is_told_its_limit_once() -> None:
+    supervisor, process = await started()
+    process.say(READY)
+    await supervisor.wait_ready()
+    assert len(process.sent) == 1
+    supervisor.set_memory_limit(500)
+    assert process.sent[1:] == [SetMemoryLimit(500)]
+    await supervisor.stop()
 
 
 async def test_an_engine_ends_also_if_its_end_is_asked_for_twice_and_not_waited_for() -> None:
