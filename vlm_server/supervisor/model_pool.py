@@ -169,11 +169,13 @@ class ModelPool:
         """See `ModelClient.lease`."""
         model = self._models[name]
         engine = await self._engine(model, request_id)
+        if keep_alive_seconds is not None:
+            model.wanted_seconds = keep_alive_seconds
         try:
             yield engine
         finally:
             model.leave()
-            self._note_idle(model, keep_alive_seconds)
+            self._note_idle(model)
 
     async def touch(
         self, name: str, request_id: str, keep_alive_seconds: float | None = None
@@ -183,7 +185,9 @@ class ModelPool:
         if keep_alive_seconds != 0:
             async with self.lease(name, request_id, keep_alive_seconds):
                 return
-        self._note_idle(model, 0.0)
+        if model.engine is not None:
+            model.wanted_seconds = 0.0
+            self._note_idle(model)
 
     async def _engine(self, model: ServedModel, request_id: str) -> Supervisor:
         """The engine of a model that is loaded, for whom has to call `leave`."""
@@ -383,12 +387,11 @@ class ModelPool:
 
     # ---- unused models -----------------------------------------------------------------
 
-    def _note_idle(self, model: ServedModel, seconds: float | None = None) -> None:
-        """Unload it after `seconds`, or those of its table, if nobody asks for it until then."""
-        if model.is_pinned or not model.is_loaded or self._is_stopping:
+    def _note_idle(self, model: ServedModel) -> None:
+        """Unload it after its time, if nobody uses it now or asks for it until then."""
+        if model.is_pinned or self._is_stopping or not (model.is_loaded and model.is_idle):
             return
-        if seconds is None:
-            seconds = model.keep_alive_seconds
+        seconds = model.keep_alive_seconds
         self._set_expiry(model, seconds if seconds >= 0 else None)
 
     def _set_expiry(self, model: ServedModel, seconds: float | None) -> None:
@@ -406,7 +409,7 @@ class ModelPool:
 
     async def _unload_if_idle(self, model: ServedModel) -> None:
         async with self._turn:
-            if model.is_idle and model.expiry is None:
+            if model.is_idle and model.expiry is None and model.expires_at is not None:
                 await self._unload(model)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:

@@ -51,7 +51,9 @@ class ServedModel:
         self.name = settings.model.name or name
         self.is_pinned = listed is None or listed.pinned
         self.aliases: tuple[str, ...] = () if listed is None else listed.aliases
-        self.keep_alive_seconds = -1.0 if listed is None else listed.keep_alive_seconds
+        self._keep_alive_seconds = -1.0 if listed is None else listed.keep_alive_seconds
+        self.wanted_seconds: float | None = None
+        """For how long it is to stay unused, as a request has said last; until it is unloaded."""
         self.settings = settings
         self._on_progress = on_progress
         self._make_engine = make_engine
@@ -93,6 +95,11 @@ class ServedModel:
     @property
     def is_idle(self) -> bool:
         return not self.num_users and not self._waiters
+
+    @property
+    def keep_alive_seconds(self) -> float:
+        """After so long without a request it is unloaded; negative is never."""
+        return self._keep_alive_seconds if self.wanted_seconds is None else self.wanted_seconds
 
     @property
     def is_wanted(self) -> bool:
@@ -160,7 +167,7 @@ class ServedModel:
             return
         facts = self.engine.status.model_facts
         await self.engine.stop()
-        self.engine = None
+        self.engine = self.wanted_seconds = None
         self._status = EngineStatus("unloaded", self.name, model_facts=facts)
 
     # ---- who uses it -------------------------------------------------------------------

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -145,6 +147,13 @@ async def use(pool: ModelPool, name: str, seconds: float = 0.0, request_id: str 
             engine.in_use -= 1
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to that"
+        await asyncio.sleep(0.005)
+
+
 async def test_a_model_is_loaded_once_for_all_who_ask() -> None:
     world = World(100 * GB, {"a": GB, "b": GB})
     pool = pool_of(world)
@@ -267,21 +276,19 @@ async def test_a_model_that_can_never_fit_is_refused_with_figures_and_nobody_is_
 async def test_an_unused_model_is_unloaded_after_its_time() -> None:
     world = World(20 * GB, {"a": GB, "b": GB, "c": GB})
     tables = {
-        "a": table(keep_alive_seconds=0.2),
+        "a": table(keep_alive_seconds=0.6),
         "b": table(keep_alive_seconds=-1),
         "c": table(keep_alive_seconds=0),
     }
     pool = pool_of(world, tables)
     for name in tables:
         await use(pool, name)
-    await asyncio.sleep(0.05)
-    assert world.loaded() == {"a", "b"}
+    await until(lambda: world.loaded() == {"a", "b"})
     for _ in range(4):  # each use begins the time anew
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.2)
         await use(pool, "a")
-    assert "a" in world.loaded()
-    await asyncio.sleep(0.4)
-    assert world.loaded() == {"b"}
+    assert world.loads["a"] == 1
+    await until(lambda: world.loaded() == {"b"})
     assert pool.status("a").state == "unloaded"
     await pool.stop()
 
@@ -291,18 +298,47 @@ async def test_a_request_says_for_how_long_the_model_stays() -> None:
     pool = pool_of(world)
     async with pool.lease("a", "1", keep_alive_seconds=0.0):
         pass
-    await asyncio.sleep(0.05)
-    assert world.loaded() == set()
+    await until(lambda: world.loaded() == set())
     await pool.touch("a", "2", -1.0)
     assert pool.status("a").expires_at is None
     assert world.loaded() == {"a"}
+    await use(pool, "a")  # as clients that can't say it: it is as was said last
+    assert pool.status("a").expires_at is None
+    await pool.touch("a", "3", 0.0)
+    await until(lambda: world.loaded() == set())
     await use(pool, "a")
     assert pool.status("a").expires_at is not None  # as its table says again
-    await pool.touch("a", "3", 0.0)
-    await asyncio.sleep(0.05)
-    assert world.loaded() == set()
+    await pool.unload("a")
     await pool.touch("a", "4", 0.0)
-    assert world.loads["a"] == 2
+    assert world.loads["a"] == 3
+    await pool.stop()
+
+
+async def test_a_model_in_use_that_somebody_wants_unloaded_goes_when_it_is_done() -> None:
+    world = World(20 * GB, {"a": GB, "b": GB})
+    pool = pool_of(world)
+    busy = asyncio.create_task(use(pool, "a", 0.1))
+    await asyncio.sleep(2 * LOAD_SECONDS)
+    await pool.touch("a", "1", 0.0)
+    assert pool.status("a").expires_at is None  # not as long as it is used
+    await busy
+    await until(lambda: world.loaded() == set())
+    await pool.stop()
+
+
+async def test_a_model_that_is_to_stay_is_not_unloaded_for_what_was_said_before() -> None:
+    world = World(20 * GB, {"a": GB, "b": GB})
+    pool = pool_of(world)
+    await use(pool, "a")
+    world.load_seconds = 0.2
+    loading = asyncio.create_task(use(pool, "b"))
+    await asyncio.sleep(0.05)
+    await pool.touch("a", "1", 0.0)
+    await asyncio.sleep(0.05)  # it waits for its turn to be unloaded
+    await pool.touch("a", "2", -1.0)
+    await loading
+    await asyncio.sleep(0.05)
+    assert world.loaded() == {"a", "b"}
     await pool.stop()
 
 
