@@ -38,6 +38,8 @@ from vlm_server.supervisor.supervisor import ProgressCallback, Supervisor
 
 logger = logging.getLogger(__name__)
 
+_ALIVE = ("ready", "unresponsive")
+"""States of engines that hold what they held: others have ended, or begin anew."""
 _LOOK_SECONDS = 0.05
 """Between two looks at whether others have given back memory."""
 _GIVE_BACK_SECONDS = 60.0
@@ -434,7 +436,7 @@ def _unloadable(model: ServedModel, seconds: float) -> EngineUnavailable:
 
 def _is_within(model: ServedModel, limit_bytes: int) -> bool:
     """Whether all that it holds and has promised is under `limit_bytes`, as it has said itself."""
-    if model.engine is None or not model.engine.status.is_ready:
+    if model.engine is None or model.engine.status.state not in _ALIVE:
         return True
     stats = model.engine.status.stats
     if stats is None:

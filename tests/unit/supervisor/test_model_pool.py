@@ -258,6 +258,17 @@ async def test_others_shrink_before_a_model_is_loaded() -> None:
     await pool.stop()
 
 
+async def test_an_engine_that_does_not_respond_has_not_given_anything_back() -> None:
+    world = World(20 * GB, {"a": GB, "b": GB})
+    pool = pool_of(world)
+    await use(pool, "a")
+    (engine,) = world.engines
+    engine.state, engine.gives_back_after = "unresponsive", 0.2
+    await use(pool, "b")
+    world.check()
+    await pool.stop()
+
+
 async def test_a_model_that_can_never_fit_is_refused_with_figures_and_nobody_is_unloaded() -> None:
     world = World(6 * GB, {"a": 2 * GB, "b": GB, "c": 9 * GB, "d": 3 * GB})
     tables = {"a": table(pinned=True), "b": table(), "c": table(), "d": table()}
