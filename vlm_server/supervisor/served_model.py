@@ -15,6 +15,7 @@ from vlm_server.checkpoints.messages import Progress
 from vlm_server.checkpoints.names import served_name, to_download
 from vlm_server.errors import ModelLoadError, RequestCancelled, RequestError, VlmServerError
 from vlm_server.models import EMBEDDED
+from vlm_server.protocol import ModelFacts
 from vlm_server.settings import ListedModel, Settings
 from vlm_server.supervisor.client import EngineStatus
 from vlm_server.supervisor.private_folder import PrivateFolder
@@ -85,6 +86,8 @@ class ServedModel:
         if self.engine is None:
             return self._status
         status = dataclasses.replace(self.engine.status, expires_at=self.expires_at)
+        if status.model_facts == ModelFacts():  # it is loaded again
+            status = dataclasses.replace(status, model_facts=self._status.model_facts)
         return dataclasses.replace(status, state="unloading") if self.is_closing else status
 
     @property
@@ -165,7 +168,7 @@ class ServedModel:
         """End its engine, and remember what it was."""
         if self.engine is None:
             return
-        facts = self.engine.status.model_facts
+        facts = self.status.model_facts
         await self.engine.stop()
         self.engine = self.wanted_seconds = None
         self._status = EngineStatus("unloaded", self.name, model_facts=facts)

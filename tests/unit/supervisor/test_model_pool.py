@@ -20,7 +20,7 @@ from vlm_server.errors import (
     ModelNotFound,
     RequestCancelled,
 )
-from vlm_server.protocol import MemoryStats, Stats
+from vlm_server.protocol import MemoryStats, ModelFacts, Stats
 from vlm_server.settings import ListedModel, Memory, Model, Settings
 from vlm_server.supervisor.client import EngineStatus
 from vlm_server.supervisor.model_pool import ModelPool
@@ -79,6 +79,7 @@ class FakeEngine:
         self.gives_back_after = 0.0
         self.cleared = 0
         self.state = "stopped"
+        self.facts = ModelFacts()
 
     async def start(self) -> None:
         assert self.world.held_bytes + self.world.weights[self.name] <= self.world.limit_bytes
@@ -118,7 +119,8 @@ class FakeEngine:
     @property
     def status(self) -> EngineStatus:
         memory = MemoryStats(self.held_bytes, 0, 0, self.limit_bytes, 0, 0, 0, {}, 0.0)
-        return EngineStatus(self.state, self.name, stats=Stats({}, 0, {}, memory, 0))
+        stats = Stats({}, 0, {}, memory, 0)
+        return EngineStatus(self.state, self.name, stats=stats, model_facts=self.facts)
 
 
 def pool_of(world: World, listed: dict[str, ListedModel] | None = None, **model: Any) -> ModelPool:
@@ -266,6 +268,20 @@ async def test_an_engine_that_does_not_respond_has_not_given_anything_back() -> 
     engine.state, engine.gives_back_after = "unresponsive", 0.2
     await use(pool, "b")
     world.check()
+    await pool.stop()
+
+
+async def test_what_is_known_of_a_model_is_told_while_it_is_loaded_again() -> None:
+    world = World(20 * GB, {"a": GB, "b": GB})
+    pool = pool_of(world)
+    async with pool.lease("a", "1"):
+        world.engines[0].facts = ModelFacts(family="shapes")
+    await pool.unload("a")
+    world.load_seconds = 0.2
+    loading = asyncio.create_task(use(pool, "a"))
+    await until(lambda: pool.status("a").state == "starting")
+    assert pool.status("a").model_facts.family == "shapes"
+    await loading
     await pool.stop()
 
 
