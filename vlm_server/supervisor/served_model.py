@@ -13,7 +13,13 @@ import msgspec
 from vlm_server.checkpoints.download import fetch
 from vlm_server.checkpoints.messages import Progress
 from vlm_server.checkpoints.names import served_name, to_download
-from vlm_server.errors import ModelLoadError, RequestCancelled, RequestError, VlmServerError
+from vlm_server.errors import (
+    ModelDoesNotFit,
+    ModelLoadError,
+    RequestCancelled,
+    RequestError,
+    VlmServerError,
+)
 from vlm_server.models import EMBEDDED
 from vlm_server.protocol import ModelFacts
 from vlm_server.settings import ListedModel, Settings
@@ -231,10 +237,11 @@ class ServedModel:
     # ---- failed loads ------------------------------------------------------------------
 
     def note_failure(self, error: VlmServerError) -> None:
-        """A load has failed: the next one is not tried at once."""
-        seconds = min(_FIRST_PAUSE_SECONDS * 2**self._num_failures, _LONGEST_PAUSE_SECONDS)
-        self._num_failures += 1
-        self._failed_until = time.monotonic() + seconds
+        """A load has failed: the next one is not tried at once, unless nothing was tried."""
+        if not isinstance(error, ModelDoesNotFit):
+            seconds = min(_FIRST_PAUSE_SECONDS * 2**self._num_failures, _LONGEST_PAUSE_SECONDS)
+            self._num_failures += 1
+            self._failed_until = time.monotonic() + seconds
         is_final = isinstance(error, ModelLoadError)
         self._status = dataclasses.replace(
             self._status,

@@ -294,6 +294,10 @@ async def test_a_model_that_can_never_fit_is_refused_with_figures_and_nobody_is_
     await use(pool, "b")
     with pytest.raises(ModelDoesNotFit, match=r"`c` needs 9\.31 GiB .* limit is 5\.59 GiB"):
         await use(pool, "c")
+    for _ in range(2):  # at once, and with the figures again
+        with pytest.raises(ModelDoesNotFit):
+            await use(pool, "c")
+    assert pool.status("c").state == "unloaded"
     with pytest.raises(ModelDoesNotFit, match=r"`d` needs .* and a keep 2\.79 GiB of it"):
         await use(pool, "d")
     assert world.loaded() == {"a", "b"}
