@@ -293,7 +293,7 @@ class ModelPool:
         staying = [one for one in self._loaded() if one.is_pinned]
         budget.check(model.name, needed, {one.name: self._needed(one) for one in staying}, limit)
         while needed + sum(map(self._needed, self._loaded())) > limit:
-            await self._make_go(self._victim())
+            await self._make_go_or_wait(self._victim())
         shares = self._shares([*self._loaded(), model])
         await self._shrink(shares)
         return shares[model.name]
@@ -320,12 +320,14 @@ class ModelPool:
         may_go = [one for one in self._loaded() if not one.is_pinned]
         return min(may_go, key=lambda one: (not one.is_idle, one.last_used))
 
-    async def _make_go(self, model: ServedModel) -> None:
-        """Unload a model for another one. One in use stays for as long as its load has taken."""
-        if not model.is_idle:
-            stays_until = model.loaded_at + model.load_seconds
-            await asyncio.sleep(max(0.0, stays_until - time.monotonic()))
-        await self._unload(model)
+    async def _make_go_or_wait(self, model: ServedModel) -> None:
+        """Unload a model for another one. One in use stays for as long as its load has taken: by
+        then another one may be idle."""
+        seconds_left = model.loaded_at + model.load_seconds - time.monotonic()
+        if seconds_left > 0 and not model.is_idle:
+            await asyncio.sleep(seconds_left)
+        else:
+            await self._unload(model)
 
     async def _unload_in_turn(self, model: ServedModel) -> None:
         async with self._turn:

@@ -206,6 +206,21 @@ async def test_a_busy_model_goes_only_if_the_idle_ones_are_not_enough() -> None:
     await pool.stop()
 
 
+async def test_who_has_to_go_is_chosen_anew_after_a_wait() -> None:
+    world = World(4 * GB, {"a": GB, "b": GB, "c": GB})
+    world.load_seconds = 0.5
+    pool = pool_of(world)
+    long = asyncio.create_task(use(pool, "a", 2.0))
+    await until(lambda: pool.status("a").is_ready)
+    world.load_seconds = LOAD_SECONDS
+    short = asyncio.create_task(use(pool, "b", 0.1))
+    await until(lambda: pool.status("b").is_ready)
+    await use(pool, "c")  # `a` was used longest ago, but `b` is idle by now
+    assert world.loaded() == {"a", "c"}
+    await asyncio.gather(long, short)
+    await pool.stop()
+
+
 async def test_a_busy_model_finishes_what_it_has_and_what_comes_meanwhile_waits() -> None:
     world = World(3 * GB, {"a": GB, "b": GB})
     pool = pool_of(world)
