@@ -18,8 +18,7 @@ from functools import partial
 
 import msgspec
 
-from vlm_server.checkpoints.find import find
-from vlm_server.checkpoints.names import is_path
+from vlm_server.checkpoints.find import by_name
 from vlm_server.checkpoints.survey import Survey, SurveyRequest, survey
 from vlm_server.errors import (
     Conflict,
@@ -105,7 +104,7 @@ class ModelPool:
         """See `ModelClient.add`."""
         if name in self._models:
             return name
-        found = None if is_path(name) else find(name, self._settings.model.search_paths)
+        found = by_name(name, self._settings.model.search_paths)
         if found is None:
             raise ModelNotFound(f"There is no model `{name}` on this machine.", "model")
         if found.name not in self._models:

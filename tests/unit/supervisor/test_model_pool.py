@@ -7,6 +7,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -480,6 +481,19 @@ async def test_one_model_alone_has_all_memory_and_is_not_surveyed() -> None:
         with pytest.raises(ModelNotFound):
             pool.add(path)
     await pool.stop()
+
+
+async def test_a_folder_is_never_added_by_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(20 * GB, {"demo": GB})
+    pool = pool_of(world, {})
+    (tmp_path / "org" / "here").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for path in ("org", "org/here", "org/../org", "org/here/../.."):
+        with pytest.raises(ModelNotFound):
+            pool.add(path)
+    assert pool.names == ("demo",)
 
 
 async def test_stopping_fails_those_who_wait_and_leaves_nothing() -> None:
