@@ -22,6 +22,7 @@ from vlm_server.checkpoints.find import by_name
 from vlm_server.checkpoints.survey import Survey, SurveyRequest, survey
 from vlm_server.errors import (
     Conflict,
+    ConfigError,
     EngineUnavailable,
     ModelLoadError,
     ModelNotFound,
@@ -58,7 +59,10 @@ class ModelPool:
         make_engine: MakeEngine = Supervisor,
         look: Callable[[SurveyRequest], Awaitable[Survey]] = survey,
     ) -> None:
-        """`make_engine` and `look` are for who has no engines and no checkpoints: tests."""
+        """`make_engine` and `look` are for who has no engines and no checkpoints: tests.
+
+        Raises ConfigError if two models have one name.
+        """
         self._make_engine = make_engine
         self._look = look
         self._settings = settings
@@ -118,6 +122,8 @@ class ModelPool:
         return ServedModel(settings, self._on_progress, self._make_engine, listed)
 
     def _put(self, model: ServedModel) -> None:
+        if model.name in self._models:
+            raise ConfigError(f"two models are called `{model.name}`: give one another name")
         self._models[model.name] = model
 
     # ---- the daemon's life -----------------------------------------------------------

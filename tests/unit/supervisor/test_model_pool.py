@@ -14,6 +14,7 @@ import pytest
 
 from vlm_server.checkpoints.survey import Survey, SurveyRequest
 from vlm_server.errors import (
+    ConfigError,
     Conflict,
     EngineUnavailable,
     ModelDoesNotFit,
@@ -494,6 +495,12 @@ async def test_a_folder_is_never_added_by_its_path(
         with pytest.raises(ModelNotFound):
             pool.add(path)
     assert pool.names == ("demo",)
+
+
+def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
+    world = World(20 * GB, {})
+    with pytest.raises(ConfigError, match="`demo`"):
+        pool_of(world, {"demo": table()}, path=str(tmp_path), name="demo")
 
 
 async def test_stopping_fails_those_who_wait_and_leaves_nothing() -> None:
