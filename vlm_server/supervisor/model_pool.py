@@ -18,11 +18,11 @@ from functools import partial
 
 import msgspec
 
-from vlm_server.checkpoints.find import find
-from vlm_server.checkpoints.names import is_path
+from vlm_server.checkpoints.find import by_name
 from vlm_server.checkpoints.survey import Survey, SurveyRequest, survey
 from vlm_server.errors import (
     Conflict,
+    ConfigError,
     EngineUnavailable,
     ModelLoadError,
     ModelNotFound,
@@ -38,6 +38,8 @@ from vlm_server.supervisor.supervisor import ProgressCallback, Supervisor
 
 logger = logging.getLogger(__name__)
 
+_ALIVE = ("ready", "unresponsive")
+"""States of engines that hold what they held: others have ended, or begin anew."""
 _LOOK_SECONDS = 0.05
 """Between two looks at whether others have given back memory."""
 _GIVE_BACK_SECONDS = 60.0
@@ -57,7 +59,10 @@ class ModelPool:
         make_engine: MakeEngine = Supervisor,
         look: Callable[[SurveyRequest], Awaitable[Survey]] = survey,
     ) -> None:
-        """`make_engine` and `look` are for who has no engines and no checkpoints: tests."""
+        """`make_engine` and `look` are for who has no engines and no checkpoints: tests.
+
+        Raises ConfigError if two models have one name.
+        """
         self._make_engine = make_engine
         self._look = look
         self._settings = settings
@@ -103,7 +108,7 @@ class ModelPool:
         """See `ModelClient.add`."""
         if name in self._models:
             return name
-        found = None if is_path(name) else find(name, self._settings.model.search_paths)
+        found = by_name(name, self._settings.model.search_paths)
         if found is None:
             raise ModelNotFound(f"There is no model `{name}` on this machine.", "model")
         if found.name not in self._models:
@@ -117,6 +122,8 @@ class ModelPool:
         return ServedModel(settings, self._on_progress, self._make_engine, listed)
 
     def _put(self, model: ServedModel) -> None:
+        if model.name in self._models:
+            raise ConfigError(f"two models are called `{model.name}`: give one another name")
         self._models[model.name] = model
 
     # ---- the daemon's life -----------------------------------------------------------
@@ -169,11 +176,13 @@ class ModelPool:
         """See `ModelClient.lease`."""
         model = self._models[name]
         engine = await self._engine(model, request_id)
+        if keep_alive_seconds is not None:
+            model.wanted_seconds = keep_alive_seconds
         try:
             yield engine
         finally:
             model.leave()
-            self._note_idle(model, keep_alive_seconds)
+            self._note_idle(model)
 
     async def touch(
         self, name: str, request_id: str, keep_alive_seconds: float | None = None
@@ -183,7 +192,9 @@ class ModelPool:
         if keep_alive_seconds != 0:
             async with self.lease(name, request_id, keep_alive_seconds):
                 return
-        self._note_idle(model, 0.0)
+        if model.engine is not None:
+            model.wanted_seconds = 0.0
+            self._note_idle(model)
 
     async def _engine(self, model: ServedModel, request_id: str) -> Supervisor:
         """The engine of a model that is loaded, for whom has to call `leave`."""
@@ -287,7 +298,7 @@ class ModelPool:
         staying = [one for one in self._loaded() if one.is_pinned]
         budget.check(model.name, needed, {one.name: self._needed(one) for one in staying}, limit)
         while needed + sum(map(self._needed, self._loaded())) > limit:
-            await self._make_go(self._victim())
+            await self._make_go_or_wait(self._victim())
         shares = self._shares([*self._loaded(), model])
         await self._shrink(shares)
         return shares[model.name]
@@ -314,12 +325,14 @@ class ModelPool:
         may_go = [one for one in self._loaded() if not one.is_pinned]
         return min(may_go, key=lambda one: (not one.is_idle, one.last_used))
 
-    async def _make_go(self, model: ServedModel) -> None:
-        """Unload a model for another one. One in use stays for as long as its load has taken."""
-        if not model.is_idle:
-            stays_until = model.loaded_at + model.load_seconds
-            await asyncio.sleep(max(0.0, stays_until - time.monotonic()))
-        await self._unload(model)
+    async def _make_go_or_wait(self, model: ServedModel) -> None:
+        """Unload a model for another one. One in use stays for as long as its load has taken: by
+        then another one may be idle."""
+        seconds_left = model.loaded_at + model.load_seconds - time.monotonic()
+        if seconds_left > 0 and not model.is_idle:
+            await asyncio.sleep(seconds_left)
+        else:
+            await self._unload(model)
 
     async def _unload_in_turn(self, model: ServedModel) -> None:
         async with self._turn:
@@ -383,12 +396,11 @@ class ModelPool:
 
     # ---- unused models -----------------------------------------------------------------
 
-    def _note_idle(self, model: ServedModel, seconds: float | None = None) -> None:
-        """Unload it after `seconds`, or those of its table, if nobody asks for it until then."""
-        if model.is_pinned or not model.is_loaded or self._is_stopping:
+    def _note_idle(self, model: ServedModel) -> None:
+        """Unload it after its time, if nobody uses it now or asks for it until then."""
+        if model.is_pinned or self._is_stopping or not (model.is_loaded and model.is_idle):
             return
-        if seconds is None:
-            seconds = model.keep_alive_seconds
+        seconds = model.keep_alive_seconds
         self._set_expiry(model, seconds if seconds >= 0 else None)
 
     def _set_expiry(self, model: ServedModel, seconds: float | None) -> None:
@@ -406,7 +418,7 @@ class ModelPool:
 
     async def _unload_if_idle(self, model: ServedModel) -> None:
         async with self._turn:
-            if model.is_idle and model.expiry is None:
+            if model.is_idle and model.expiry is None and model.expires_at is not None:
                 await self._unload(model)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
@@ -431,7 +443,7 @@ def _unloadable(model: ServedModel, seconds: float) -> EngineUnavailable:
 
 def _is_within(model: ServedModel, limit_bytes: int) -> bool:
     """Whether all that it holds and has promised is under `limit_bytes`, as it has said itself."""
-    if model.engine is None or not model.engine.status.is_ready:
+    if model.engine is None or model.engine.status.state not in _ALIVE:
         return True
     stats = model.engine.status.stats
     if stats is None:

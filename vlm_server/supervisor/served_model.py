@@ -13,8 +13,15 @@ import msgspec
 from vlm_server.checkpoints.download import fetch
 from vlm_server.checkpoints.messages import Progress
 from vlm_server.checkpoints.names import served_name, to_download
-from vlm_server.errors import ModelLoadError, RequestCancelled, RequestError, VlmServerError
+from vlm_server.errors import (
+    ModelDoesNotFit,
+    ModelLoadError,
+    RequestCancelled,
+    RequestError,
+    VlmServerError,
+)
 from vlm_server.models import EMBEDDED
+from vlm_server.protocol import ModelFacts
 from vlm_server.settings import ListedModel, Settings
 from vlm_server.supervisor.client import EngineStatus
 from vlm_server.supervisor.private_folder import PrivateFolder
@@ -51,7 +58,9 @@ class ServedModel:
         self.name = settings.model.name or name
         self.is_pinned = listed is None or listed.pinned
         self.aliases: tuple[str, ...] = () if listed is None else listed.aliases
-        self.keep_alive_seconds = -1.0 if listed is None else listed.keep_alive_seconds
+        self._keep_alive_seconds = -1.0 if listed is None else listed.keep_alive_seconds
+        self.wanted_seconds: float | None = None
+        """For how long it is to stay unused, as a request has said last; until it is unloaded."""
         self.settings = settings
         self._on_progress = on_progress
         self._make_engine = make_engine
@@ -83,6 +92,8 @@ class ServedModel:
         if self.engine is None:
             return self._status
         status = dataclasses.replace(self.engine.status, expires_at=self.expires_at)
+        if status.model_facts == ModelFacts():  # it is loaded again
+            status = dataclasses.replace(status, model_facts=self._status.model_facts)
         return dataclasses.replace(status, state="unloading") if self.is_closing else status
 
     @property
@@ -93,6 +104,11 @@ class ServedModel:
     @property
     def is_idle(self) -> bool:
         return not self.num_users and not self._waiters
+
+    @property
+    def keep_alive_seconds(self) -> float:
+        """After so long without a request it is unloaded; negative is never."""
+        return self._keep_alive_seconds if self.wanted_seconds is None else self.wanted_seconds
 
     @property
     def is_wanted(self) -> bool:
@@ -158,9 +174,9 @@ class ServedModel:
         """End its engine, and remember what it was."""
         if self.engine is None:
             return
-        facts = self.engine.status.model_facts
+        facts = self.status.model_facts
         await self.engine.stop()
-        self.engine = None
+        self.engine = self.wanted_seconds = None
         self._status = EngineStatus("unloaded", self.name, model_facts=facts)
 
     # ---- who uses it -------------------------------------------------------------------
@@ -221,10 +237,11 @@ class ServedModel:
     # ---- failed loads ------------------------------------------------------------------
 
     def note_failure(self, error: VlmServerError) -> None:
-        """A load has failed: the next one is not tried at once."""
-        seconds = min(_FIRST_PAUSE_SECONDS * 2**self._num_failures, _LONGEST_PAUSE_SECONDS)
-        self._num_failures += 1
-        self._failed_until = time.monotonic() + seconds
+        """A load has failed: the next one is not tried at once, unless nothing was tried."""
+        if not isinstance(error, ModelDoesNotFit):
+            seconds = min(_FIRST_PAUSE_SECONDS * 2**self._num_failures, _LONGEST_PAUSE_SECONDS)
+            self._num_failures += 1
+            self._failed_until = time.monotonic() + seconds
         is_final = isinstance(error, ModelLoadError)
         self._status = dataclasses.replace(
             self._status,

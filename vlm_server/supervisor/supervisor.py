@@ -102,11 +102,13 @@ class Supervisor:
             video=settings.video,
             cache=settings.cache,
         )
+        self._told_limit_bytes = 0
         self._on_progress = on_progress
         name = settings.model.name or served_name(path.absolute())
         self._status = EngineStatus("stopped", name)
         self._process: EngineProcess | None = None
         self._task: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
         self._streams: dict[str, asyncio.Queue[RequestEvent]] = {}
         self._quarantine = Quarantine(settings.engine.quarantine_seconds, time.monotonic)
         self._trials = Trials()
@@ -162,8 +164,14 @@ class Supervisor:
     async def stop(self) -> None:
         """Let running requests finish within `server.drain_seconds`, then end the engine.
 
-        An engine that is idle by then gets some seconds to finish its writes to disk.
+        An engine that is idle by then gets some seconds to finish its writes to disk. It ends also
+        if who has called this does not wait; others may call it meanwhile, and wait too.
         """
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._stop(), name="ending the engine")
+        await asyncio.shield(self._ending)
+
+    async def _stop(self) -> None:
         self._set(state="stopping")
         if self._process is not None and self._was_ready:
             await self._drain(self._process)
@@ -211,7 +219,14 @@ class Supervisor:
         """The engine, and those started later, may use so much device memory from now on."""
         memory = msgspec.structs.replace(self._start.memory, limit_bytes=limit_bytes)
         self._start = msgspec.structs.replace(self._start, memory=memory)
-        if self._process is not None and self._was_ready:
+        self._tell_limit()
+
+    def _tell_limit(self) -> None:
+        """One that starts is told when it is ready, if its `Start` said something else."""
+        limit_bytes = self._start.memory.limit_bytes
+        is_news = limit_bytes != self._told_limit_bytes
+        if self._process is not None and self._was_ready and is_news:
+            self._told_limit_bytes = limit_bytes
             self._process.send(SetMemoryLimit(limit_bytes))
 
     def clear_caches(self) -> None:
@@ -289,6 +304,7 @@ class Supervisor:
             if self._status.state != "stopping":
                 self._set(pid=process.pid, progress=("starting", 0.0))
             process.send(self._start)
+            self._told_limit_bytes = self._start.memory.limit_bytes
             async for event in process.events():
                 self._watchdog.heard(event)
                 self._take(event)
@@ -367,6 +383,7 @@ class Supervisor:
     def _take_ready(self, ready: Ready) -> None:
         logger.info("the engine is ready: %s on %s", ready.model_type, ready.device)
         self._was_ready = True
+        self._tell_limit()
         self._failed_starts.note_ready()
         self._start_seconds = time.monotonic() - self._started_at
         self._set(model_facts=ready.facts)

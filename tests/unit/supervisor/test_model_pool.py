@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vlm_server.checkpoints.survey import Survey, SurveyRequest
 from vlm_server.errors import (
+    ConfigError,
     Conflict,
     EngineUnavailable,
     ModelDoesNotFit,
@@ -18,7 +22,7 @@ from vlm_server.errors import (
     ModelNotFound,
     RequestCancelled,
 )
-from vlm_server.protocol import MemoryStats, Stats
+from vlm_server.protocol import MemoryStats, ModelFacts, Stats
 from vlm_server.settings import ListedModel, Memory, Model, Settings
 from vlm_server.supervisor.client import EngineStatus
 from vlm_server.supervisor.model_pool import ModelPool
@@ -77,6 +81,7 @@ class FakeEngine:
         self.gives_back_after = 0.0
         self.cleared = 0
         self.state = "stopped"
+        self.facts = ModelFacts()
 
     async def start(self) -> None:
         assert self.world.held_bytes + self.world.weights[self.name] <= self.world.limit_bytes
@@ -116,7 +121,8 @@ class FakeEngine:
     @property
     def status(self) -> EngineStatus:
         memory = MemoryStats(self.held_bytes, 0, 0, self.limit_bytes, 0, 0, 0, {}, 0.0)
-        return EngineStatus(self.state, self.name, stats=Stats({}, 0, {}, memory, 0))
+        stats = Stats({}, 0, {}, memory, 0)
+        return EngineStatus(self.state, self.name, stats=stats, model_facts=self.facts)
 
 
 def pool_of(world: World, listed: dict[str, ListedModel] | None = None, **model: Any) -> ModelPool:
@@ -143,6 +149,13 @@ async def use(pool: ModelPool, name: str, seconds: float = 0.0, request_id: str 
             assert engine.is_alive
         finally:
             engine.in_use -= 1
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to that"
+        await asyncio.sleep(0.005)
 
 
 async def test_a_model_is_loaded_once_for_all_who_ask() -> None:
@@ -192,6 +205,21 @@ async def test_a_busy_model_goes_only_if_the_idle_ones_are_not_enough() -> None:
         await use(pool, name)
     assert world.loaded() == {"a", "c", "d"}
     await busy
+    await pool.stop()
+
+
+async def test_who_has_to_go_is_chosen_anew_after_a_wait() -> None:
+    world = World(4 * GB, {"a": GB, "b": GB, "c": GB})
+    world.load_seconds = 0.5
+    pool = pool_of(world)
+    long = asyncio.create_task(use(pool, "a", 2.0))
+    await until(lambda: pool.status("a").is_ready)
+    world.load_seconds = LOAD_SECONDS
+    short = asyncio.create_task(use(pool, "b", 0.1))
+    await until(lambda: pool.status("b").is_ready)
+    await use(pool, "c")  # `a` was used longest ago, but `b` is idle by now
+    assert world.loaded() == {"a", "c"}
+    await asyncio.gather(long, short)
     await pool.stop()
 
 
@@ -249,6 +277,31 @@ async def test_others_shrink_before_a_model_is_loaded() -> None:
     await pool.stop()
 
 
+async def test_an_engine_that_does_not_respond_has_not_given_anything_back() -> None:
+    world = World(20 * GB, {"a": GB, "b": GB})
+    pool = pool_of(world)
+    await use(pool, "a")
+    (engine,) = world.engines
+    engine.state, engine.gives_back_after = "unresponsive", 0.2
+    await use(pool, "b")
+    world.check()
+    await pool.stop()
+
+
+async def test_what_is_known_of_a_model_is_told_while_it_is_loaded_again() -> None:
+    world = World(20 * GB, {"a": GB, "b": GB})
+    pool = pool_of(world)
+    async with pool.lease("a", "1"):
+        world.engines[0].facts = ModelFacts(family="shapes")
+    await pool.unload("a")
+    world.load_seconds = 0.2
+    loading = asyncio.create_task(use(pool, "a"))
+    await until(lambda: pool.status("a").state == "starting")
+    assert pool.status("a").model_facts.family == "shapes"
+    await loading
+    await pool.stop()
+
+
 async def test_a_model_that_can_never_fit_is_refused_with_figures_and_nobody_is_unloaded() -> None:
     world = World(6 * GB, {"a": 2 * GB, "b": GB, "c": 9 * GB, "d": 3 * GB})
     tables = {"a": table(pinned=True), "b": table(), "c": table(), "d": table()}
@@ -258,6 +311,10 @@ async def test_a_model_that_can_never_fit_is_refused_with_figures_and_nobody_is_
     await use(pool, "b")
     with pytest.raises(ModelDoesNotFit, match=r"`c` needs 9\.31 GiB .* limit is 5\.59 GiB"):
         await use(pool, "c")
+    for _ in range(2):  # at once, and with the figures again
+        with pytest.raises(ModelDoesNotFit):
+            await use(pool, "c")
+    assert pool.status("c").state == "unloaded"
     with pytest.raises(ModelDoesNotFit, match=r"`d` needs .* and a keep 2\.79 GiB of it"):
         await use(pool, "d")
     assert world.loaded() == {"a", "b"}
@@ -267,21 +324,19 @@ async def test_a_model_that_can_never_fit_is_refused_with_figures_and_nobody_is_
 async def test_an_unused_model_is_unloaded_after_its_time() -> None:
     world = World(20 * GB, {"a": GB, "b": GB, "c": GB})
     tables = {
-        "a": table(keep_alive_seconds=0.2),
+        "a": table(keep_alive_seconds=0.6),
         "b": table(keep_alive_seconds=-1),
         "c": table(keep_alive_seconds=0),
     }
     pool = pool_of(world, tables)
     for name in tables:
         await use(pool, name)
-    await asyncio.sleep(0.05)
-    assert world.loaded() == {"a", "b"}
+    await until(lambda: world.loaded() == {"a", "b"})
     for _ in range(4):  # each use begins the time anew
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.2)
         await use(pool, "a")
-    assert "a" in world.loaded()
-    await asyncio.sleep(0.4)
-    assert world.loaded() == {"b"}
+    assert world.loads["a"] == 1
+    await until(lambda: world.loaded() == {"b"})
     assert pool.status("a").state == "unloaded"
     await pool.stop()
 
@@ -291,18 +346,47 @@ async def test_a_request_says_for_how_long_the_model_stays() -> None:
     pool = pool_of(world)
     async with pool.lease("a", "1", keep_alive_seconds=0.0):
         pass
-    await asyncio.sleep(0.05)
-    assert world.loaded() == set()
+    await until(lambda: world.loaded() == set())
     await pool.touch("a", "2", -1.0)
     assert pool.status("a").expires_at is None
     assert world.loaded() == {"a"}
+    await use(pool, "a")  # as clients that can't say it: it is as was said last
+    assert pool.status("a").expires_at is None
+    await pool.touch("a", "3", 0.0)
+    await until(lambda: world.loaded() == set())
     await use(pool, "a")
     assert pool.status("a").expires_at is not None  # as its table says again
-    await pool.touch("a", "3", 0.0)
-    await asyncio.sleep(0.05)
-    assert world.loaded() == set()
+    await pool.unload("a")
     await pool.touch("a", "4", 0.0)
-    assert world.loads["a"] == 2
+    assert world.loads["a"] == 3
+    await pool.stop()
+
+
+async def test_a_model_in_use_that_somebody_wants_unloaded_goes_when_it_is_done() -> None:
+    world = World(20 * GB, {"a": GB, "b": GB})
+    pool = pool_of(world)
+    busy = asyncio.create_task(use(pool, "a", 0.1))
+    await asyncio.sleep(2 * LOAD_SECONDS)
+    await pool.touch("a", "1", 0.0)
+    assert pool.status("a").expires_at is None  # not as long as it is used
+    await busy
+    await until(lambda: world.loaded() == set())
+    await pool.stop()
+
+
+async def test_a_model_that_is_to_stay_is_not_unloaded_for_what_was_said_before() -> None:
+    world = World(20 * GB, {"a": GB, "b": GB})
+    pool = pool_of(world)
+    await use(pool, "a")
+    world.load_seconds = 0.2
+    loading = asyncio.create_task(use(pool, "b"))
+    await asyncio.sleep(0.05)
+    await pool.touch("a", "1", 0.0)
+    await asyncio.sleep(0.05)  # it waits for its turn to be unloaded
+    await pool.touch("a", "2", -1.0)
+    await loading
+    await asyncio.sleep(0.05)
+    assert world.loaded() == {"a", "b"}
     await pool.stop()
 
 
@@ -398,6 +482,25 @@ async def test_one_model_alone_has_all_memory_and_is_not_surveyed() -> None:
         with pytest.raises(ModelNotFound):
             pool.add(path)
     await pool.stop()
+
+
+async def test_a_folder_is_never_added_by_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(20 * GB, {"demo": GB})
+    pool = pool_of(world, {})
+    (tmp_path / "org" / "here").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for path in ("org", "org/here", "org/../org", "org/here/../.."):
+        with pytest.raises(ModelNotFound):
+            pool.add(path)
+    assert pool.names == ("demo",)
+
+
+def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
+    world = World(20 * GB, {})
+    with pytest.raises(ConfigError, match="`demo`"):
+        pool_of(world, {"demo": table()}, path=str(tmp_path), name="demo")
 
 
 async def test_stopping_fails_those_who_wait_and_leaves_nothing() -> None:

@@ -1,0 +1,113 @@
+"""The supervisor around a process that is none: what it is sent, and when it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from vlm_server.protocol import Event, ModelFacts, Ready, SetMemoryLimit, Start
+from vlm_server.settings import Engine, Memory, Settings
+from vlm_server.supervisor.supervisor import Supervisor
+
+SETTINGS = Settings(
+    engine=Engine(openblas="off", restart_backoff_seconds=0.01), memory=Memory(limit_bytes=1000)
+)
+READY = Ready("demo", "cpu", 100, ModelFacts())
+
+
+class FakeProcess:
+    """What a supervisor asks of an `EngineProcess`. It says what it is told to, with `say`."""
+
+    pid = 1
+    end_seconds = 0.0
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.has_ended = False
+        self._said = asyncio.Queue[Event | None]()
+
+    def say(self, event: Event | None) -> None:
+        """None is its death."""
+        self._said.put_nowait(event)
+
+    async def events(self) -> AsyncIterator[Event]:
+        while (event := await self._said.get()) is not None:
+            yield event
+
+    def send(self, command: Any) -> None:
+        self.sent.append(command)
+
+    async def flush(self, _seconds: float) -> bool:
+        return True
+
+    async def wait(self, _seconds: float) -> bool:
+        return False
+
+    async def end(self) -> int:
+        await asyncio.sleep(self.end_seconds)
+        self.has_ended = True
+        return 0
+
+
+class FakeSupervisor(Supervisor):
+    def __init__(self) -> None:
+        super().__init__(SETTINGS, lambda _stage, _fraction: None)
+        self.processes: list[FakeProcess] = []
+
+    async def _start_process(self, environment: dict[str, str]) -> Any:
+        self.processes.append(FakeProcess())
+        return self.processes[-1]
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to that"
+        await asyncio.sleep(0.005)
+
+
+async def started() -> tuple[FakeSupervisor, FakeProcess]:
+    supervisor = FakeSupervisor()
+    await supervisor.start()
+    await wait_until(lambda: any(one.sent for one in supervisor.processes))
+    return supervisor, supervisor.processes[0]
+
+
+async def test_a_limit_that_changes_while_an_engine_restarts_is_told_once_it_is_ready() -> None:
+    supervisor, first = await started()
+    first.say(READY)
+    await supervisor.wait_ready()
+    first.say(None)
+    await wait_until(lambda: len(supervisor.processes) == 2 and bool(supervisor.processes[1].sent))
+    second = supervisor.processes[1]
+    (start,) = second.sent
+    assert isinstance(start, Start)
+    assert start.memory.limit_bytes == 1000
+    supervisor.set_memory_limit(500)
+    second.say(READY)
+    await wait_until(lambda: supervisor.status.is_ready)
+    assert second.sent[1:] == [SetMemoryLimit(500)]
+    await supervisor.stop()
+
+
+async def test_an_engine_is_told_its_limit_once() -> None:
+    supervisor, process = await started()
+    process.say(READY)
+    await supervisor.wait_ready()
+    assert len(process.sent) == 1
+    supervisor.set_memory_limit(500)
+    assert process.sent[1:] == [SetMemoryLimit(500)]
+    await supervisor.stop()
+
+
+async def test_an_engine_ends_also_if_its_end_is_asked_for_twice_and_not_waited_for() -> None:
+    supervisor, process = await started()
+    process.end_seconds = 0.2
+    impatient = asyncio.create_task(supervisor.stop())
+    await asyncio.sleep(0.05)
+    impatient.cancel()
+    await supervisor.stop()
+    assert process.has_ended
+    assert supervisor.status.state == "stopped"
