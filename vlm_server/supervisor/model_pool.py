@@ -29,6 +29,7 @@ from vlm_server.errors import (
     RequestError,
     VlmServerError,
 )
+from vlm_server.protocol import Stats
 from vlm_server.settings import Checkpoint, ListedModel, Model, Settings
 from vlm_server.supervisor import budget
 from vlm_server.supervisor.client import EngineStatus
@@ -306,9 +307,7 @@ class ModelPool:
     async def _survey(self, model: ServedModel) -> None:
         """Find out what it will hold, and what there is, as far as nobody knows it."""
         for one in self._loaded():
-            while not one.weight_bytes and one.status.is_ready and one.status.stats is None:
-                await asyncio.sleep(_LOOK_SECONDS)  # the first come a moment after it is ready
-            if (stats := one.status.stats) is not None:
+            if (stats := await _first_stats(one)) is not None:
                 one.weight_bytes = max(one.weight_bytes, stats.memory.baseline_bytes)
                 self._limit_bytes = self._limit_bytes or stats.memory.limit_bytes
         if model.weight_bytes and self._limit_bytes:
@@ -451,3 +450,12 @@ def _is_within(model: ServedModel, limit_bytes: int) -> bool:
     memory = stats.memory
     held = memory.active_bytes + memory.reserved_bytes
     return memory.limit_bytes == limit_bytes and held <= limit_bytes
+
+
+async def _first_stats(model: ServedModel) -> Stats | None:
+    """What a loaded engine has said of itself; the first comes a moment after it is ready."""
+    while True:
+        status = model.status
+        if status.stats is not None or model.weight_bytes or not status.is_ready:
+            return status.stats
+        await asyncio.sleep(_LOOK_SECONDS)
