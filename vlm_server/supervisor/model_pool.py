@@ -21,8 +21,8 @@ import msgspec
 from vlm_server.checkpoints.find import by_name
 from vlm_server.checkpoints.survey import Survey, SurveyRequest, survey
 from vlm_server.errors import (
-    Conflict,
     ConfigError,
+    Conflict,
     EngineUnavailable,
     ModelLoadError,
     ModelNotFound,
