@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import select
 import threading
 import time
 from collections.abc import Iterator
@@ -54,6 +55,8 @@ def _ask_on(
 ) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_WAIT_SECONDS)
     while not stop.is_set():
+        if _is_closed(connection):
+            connection.close()
         try:
             if fault := _ask(connection, stream):
                 record.failures.append(fault)
@@ -65,6 +68,11 @@ def _ask_on(
             connection.close()
         time.sleep(0.02)
     connection.close()
+
+
+def _is_closed(connection: http.client.HTTPConnection) -> bool:
+    """Whether the server has closed it: whoever keeps connections looks before using one again."""
+    return connection.sock is not None and bool(select.select([connection.sock], [], [], 0)[0])
 
 
 def _ask(connection: http.client.HTTPConnection, stream: bool) -> str | None:

@@ -14,7 +14,7 @@ from vlm_server.cli.service import files
 from vlm_server.cli.service.files import LABEL, ServiceCommand
 from vlm_server.cli.service.manager import Files, Run, ServiceState, check, exit_text, run_command
 
-_BOOTSTRAP_TRIES = 20
+_TRIES = 20
 _PAUSE_SECONDS = 0.5
 _DRAIN_SECONDS = 60.0
 """How long a service is thought to take to end if launchd does not say."""
@@ -59,7 +59,7 @@ class Launchd:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         self.unload()
         self._wait_until_gone()
-        self.start()
+        self._bootstrap()
 
     def unload(self) -> None:
         self.run(("launchctl", "bootout", self._target))
@@ -68,15 +68,10 @@ class Launchd:
         """It has, at `bootout`."""
 
     def start(self) -> None:
-        command: tuple[str, ...] = ("launchctl", "bootstrap", self._domain, str(self.path))
         if self._print().returncode == 0:
-            command = ("launchctl", "kickstart", self._target)
-        for _ in range(_BOOTSTRAP_TRIES):
-            result = self.run(command)
-            if result.returncode in (0, 127):
-                break
-            self.sleep(_PAUSE_SECONDS)
-        check(result, command)
+            self._try("launchctl", "kickstart", self._target)
+        else:
+            self._bootstrap()
 
     def stop(self) -> None:
         self.unload()
@@ -123,6 +118,18 @@ class Launchd:
 
     def _print(self) -> subprocess.CompletedProcess[str]:
         return self.run(("launchctl", "print", self._target))
+
+    def _bootstrap(self) -> None:
+        self._try("launchctl", "bootstrap", self._domain, str(self.path))
+
+    def _try(self, *command: str) -> None:
+        """Run a command that may have to wait for launchd's own clean-up."""
+        for _ in range(_TRIES):
+            result = self.run(command)
+            if result.returncode in (0, 127):
+                break
+            self.sleep(_PAUSE_SECONDS)
+        check(result, command)
 
     def _wait_until_gone(self, pid: int | None = None) -> None:
         """Until process `pid` has ended; without one, until launchd has forgotten the service.

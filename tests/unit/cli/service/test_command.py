@@ -61,9 +61,9 @@ def install(manager: ServiceManager, *arguments: str) -> int:
 
 
 def act(action: service.Action, manager: ServiceManager, *words: str) -> int:
-    """With a port that nobody has, if none is named."""
+    """With a port that nobody has, if no port and no file is named."""
     given = list(words)
-    if words[0] == "install" and not any("server.port" in word for word in words):
+    if words[0] == "install" and not any("port" in word or "--config" in word for word in words):
         given += ["--set", f"server.port={free_port()}"]
     return action(build_parser().parse_args(["service", *given]), manager)
 

@@ -145,9 +145,9 @@ class HttpConnection(asyncio.Protocol):
             self._close()
 
     def take_one_more(self) -> None:
-        """The server stops soon: the request that comes, or that is being answered, is the last."""
+        """The server stops soon: the next response, or this one, tells that it is the last."""
         self._is_stopping = True
-        if self._exchange is not None:
+        if self._exchange is not None and not self._exchange.has_begun:
             self._exchange.keep_alive = False
 
     def give_way(self) -> None:
