@@ -237,6 +237,20 @@ def test_a_first_install_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert list(manager.path.parent.iterdir()) == []
 
 
+def test_an_install_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
+    recorder = Recorder()
+
+    def run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        if "start" in words:
+            raise KeyboardInterrupt
+        return recorder(words)
+
+    manager = SystemdUser(tmp_path, run)
+    with pytest.raises(KeyboardInterrupt):
+        install(manager)
+    assert list(manager.path.parent.iterdir()) == []
+
+
 def test_two_at_once_do_not_mix(tmp_path: Path) -> None:
     manager = SystemdUser(tmp_path, Recorder())
     with transaction.locked(manager), pytest.raises(CommandFailed, match="at work"):
