@@ -191,8 +191,8 @@ def _check_address(manager: ServiceManager, server: Server) -> None:
     """Raises NotAvailable if somebody else listens there, who would answer in its place."""
     address = manager.read_address() if manager.path.exists() else ""
     host, _, port = address.rpartition(":")
-    is_own = bool(address) and is_at(server, [(host.strip("[]"), int(port))])
-    if not (is_own or manager.is_running()):
+    is_same = not address or is_at(server, [(host.strip("[]"), int(port))])
+    if not (is_same and manager.is_listening()):
         listener.bind(server).close()
 
 

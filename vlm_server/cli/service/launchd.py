@@ -89,6 +89,9 @@ class Launchd:
         result = self._print()
         return result.returncode == 0 and "state = running" in result.stdout
 
+    def is_listening(self) -> bool:
+        return self._print().returncode == 0
+
     def state(self) -> ServiceState:
         result = self._print()
         if result.returncode:

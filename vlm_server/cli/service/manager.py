@@ -103,6 +103,10 @@ class ServiceManager(Protocol):
 
     def is_running(self) -> bool: ...
 
+    def is_listening(self) -> bool:
+        """Whether the installed address is in use, by the service or for it."""
+        ...
+
     def state(self) -> ServiceState: ...
 
     def log_command(self, lines: int, *, follow: bool) -> list[str]:

@@ -100,6 +100,9 @@ class SystemdUser:
     def is_running(self) -> bool:
         return self._run("is-active", "--quiet", UNIT).returncode == 0
 
+    def is_listening(self) -> bool:
+        return any(self._run("is-active", "--quiet", each).returncode == 0 for each in self._units)
+
     def state(self) -> ServiceState:
         words = [word for name in _PROPERTIES for word in ("--property", name)]
         lines = self._run("show", UNIT, *words).stdout.splitlines()

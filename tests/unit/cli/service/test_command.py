@@ -262,10 +262,15 @@ def test_a_port_that_somebody_has_is_not_taken_for_the_service(tmp_path: Path) -
     """Whoever is there might answer in its place."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        manager = SystemdUser(tmp_path, Recorder(**{"is-active": 3}))
+        run = Recorder(**{"is-active": 3})
+        manager = SystemdUser(tmp_path, run)
         with pytest.raises(NotAvailable, match="in use"):
             install(manager, "--set", f"server.port={port}")
-    assert not manager.path.exists()
+        assert not manager.path.exists()
+        install(manager, "--set", f"server.port={free_port()}")
+        run.codes.clear()
+        with pytest.raises(NotAvailable, match="in use"):
+            install(manager, "--set", f"server.port={port}")
 
 
 def test_a_service_needs_a_fixed_port(tmp_path: Path) -> None:
