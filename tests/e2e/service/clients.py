@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-_WAIT_SECONDS = 60.0
+_WAIT_SECONDS = 120.0
 
 
 @dataclass
@@ -22,7 +22,7 @@ class Record:
     num_answered: int = 0
     failures: list[str] = field(default_factory=list)
 
-    def wait_for_more(self, count: int = 8, seconds: float = 60.0) -> None:
+    def wait_for_more(self, count: int = 8, seconds: float = 120.0) -> None:
         """Until so many more were answered."""
         wanted, deadline = self.num_answered + count, time.monotonic() + seconds
         while self.num_answered < wanted:

@@ -99,7 +99,7 @@ def end(daemon: Daemon) -> None:
         raise
 
 
-def wait_for(daemon: Daemon, text: str, times: int = 1, seconds: float = 60.0) -> None:
+def wait_for(daemon: Daemon, text: str, times: int = 1, seconds: float = 120.0) -> None:
     """Until `text` has been logged so many times."""
     deadline = time.monotonic() + seconds
     while (log := daemon.log.read_text()).count(text) < times:

@@ -60,7 +60,7 @@ class SystemdHome:
     def units(self) -> Path:
         return self.home / ".config/systemd/user"
 
-    def service(self, *words: str, timeout: float = 90.0) -> subprocess.CompletedProcess[str]:
+    def service(self, *words: str, timeout: float = 180.0) -> subprocess.CompletedProcess[str]:
         """`vlm-server service WORDS`."""
         return self.run(*self.program, "service", *words, timeout=timeout)
 
