@@ -9,14 +9,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import errno
 import os
-import signal
-import socket
 import sys
-import threading
-from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from vlm_server import backend, heap
 from vlm_server.api.app import create_app
@@ -27,23 +26,23 @@ from vlm_server.api.http.tracing import start_tracer
 from vlm_server.api.routes import OPERATIONS
 from vlm_server.child.pool import ChildFailed
 from vlm_server.cli import options, terminal
-from vlm_server.errors import ConfigError, NotAvailable
-from vlm_server.settings import Server, Settings, Sources
+from vlm_server.cli.ending import Ending, stop_on_signals, stop_when_input_ends
+from vlm_server.cli.listener import Listener, check_exposure, listen, where_it_listens
+from vlm_server.cli.log_file import LogFile
+from vlm_server.cli.reload import Reloader, start_again
+from vlm_server.settings import Settings, Sources
 from vlm_server.supervisor.model_pool import ModelPool
 
 if TYPE_CHECKING:
     from vlm_server.cli.options import Commands
 
-_SEND_BUFFER_BYTES = 256 * 1024
-"""Of the system, per connection. What a client leaves unread is bounded beyond it."""
-_TRIM_SECONDS = 10.0
+_LOOK_SECONDS = 10.0
+"""How often the heap, the log file and the settings file are looked at."""
 _MOST_FREE_BYTES = 4 << 20
 """Of the heap: more goes back to the system, a little later."""
-
-_PASSING = frozenset(
-    {errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.ENETDOWN, errno.ENETUNREACH, socket.EAI_AGAIN}
-)
-"""Errors of an address that another program has, or that is not up yet."""
+_HOLD_SECONDS = 30.0
+"""How long clients of an inherited socket wait for the model to load, rather than be told so."""
+_HOLD_LOOK_SECONDS = 0.1
 
 _EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  shown, not listened on
 
@@ -64,51 +63,57 @@ def add_to(commands: Commands) -> None:
         type=int,
         help="exit status if a restart would not help, instead of 2 or 3 (for launchd)",
     )
+    parser.add_argument(
+        "--reload",
+        action="store_true",
+        help="start again, once answers are finished, at SIGHUP and when --config has changed",
+    )
+    parser.add_argument(
+        "--log-file", metavar="FILE", type=Path, help="write there, and keep it of bounded size"
+    )
+    parser.add_argument(
+        "--launchd-socket",
+        metavar="NAME",
+        help="take over the sockets of this name in the LaunchAgent's file",
+    )
     parser.set_defaults(run=run)
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """What this process was started with."""
+
+    settings: Settings
+    sources: Sources
+    listener: Listener
+    reloader: Reloader | None
+    log_file: LogFile | None
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal arrives. Raises ConfigError or ModelLoadError."""
+    log_file = LogFile(arguments.log_file) if arguments.log_file else None
+    reloader = Reloader(arguments.config) if arguments.reload else None
     settings, sources = options.load_settings_with_sources(arguments)
     backend.check()
     terminal.set_up_logging(settings.log)
     heap.keep_bodies()
-    listener = bind(settings.server)
-    asyncio.run(serve(settings, sources, listener, stop_at_eof=arguments.stop_at_eof))
+    listener = listen(settings.server, os.environ, arguments.launchd_socket)
+    if reloader is not None:
+        reloader.check_with(settings, lambda: _load_for(listener, arguments))
+    server = where_it_listens(settings.server, listener)
+    settings = msgspec.structs.replace(settings, server=server)
+    process = _Process(settings, sources, listener, reloader, log_file)
+    if asyncio.run(serve(process, stop_at_eof=arguments.stop_at_eof)):
+        start_again(listener)
     return 0
 
 
-def bind(server: Server) -> socket.socket:
-    """A listening socket. Raises ConfigError if the address can't be used, NotAvailable if it may
-    be usable later.
-
-    The protocol is set to TCP explicitly, unlike in `socket.create_server`: only then does
-    asyncio set TCP_NODELAY. Without it the deltas of a stream are delayed by up to 40 ms.
-    """
-    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _set_for_connections(listener)
-        listener.bind((server.host, server.port))
-        listener.listen(2048)
-    except OSError as error:
-        listener.close()
-        reason = str(error.strerror).partition(" (")[0]
-        kind = NotAvailable if error.errno in _PASSING else ConfigError
-        raise kind(
-            f"can't listen on {server.host}:{server.port}: {reason}; choose with --host and --port"
-        ) from None
-    return listener
-
-
-def _set_for_connections(listener: socket.socket) -> None:
-    """Options that its connections inherit: who vanishes without a word is noticed in minutes."""
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    idle = "TCP_KEEPALIVE" if sys.platform == "darwin" else "TCP_KEEPIDLE"
-    for name, value in ((idle, 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4)):
-        listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+def _load_for(listener: Listener, arguments: argparse.Namespace) -> Settings:
+    """The settings as they are now. Raises ConfigError if they can't be served on `listener`."""
+    settings = options.load_settings(arguments)
+    check_exposure(settings.server, listener)
+    return settings
 
 
 def url_of(host: str, port: int) -> str:
@@ -117,33 +122,40 @@ def url_of(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
-async def serve(
-    settings: Settings, sources: Sources, listener: socket.socket, *, stop_at_eof: bool
-) -> None:
-    """Serve HTTP on `listener` until told to stop, then drain. Raises ModelLoadError."""
+async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
+    """Serve HTTP until told to stop, then drain. Returns whether to start again.
+
+    Raises ModelLoadError.
+    """
+    settings, listener = process.settings, process.listener
     tracer = start_tracer(settings.tracing, OPERATIONS)
     stop = asyncio.Event()
-    stop_on_signals(stop.set)
+    end = Ending(stop.set)
+    stop_on_signals(end.stop)
     if stop_at_eof:
-        stop_when_input_ends(stop.set)
+        stop_when_input_ends(end.stop)
+    if process.reloader is not None:
+        process.reloader.listen(end.start_again)
     progress = terminal.ProgressLine(sys.stderr)
     models = ModelPool(settings, on_progress=progress.show)
     intake_pool = intake.start_pool(settings.limits)
     with contextlib.suppress(ChildFailed):  # it is started when it is needed
         await asyncio.to_thread(intake_pool.warm_up)
-    app = create_app(settings, models, intake_pool, tracer, sources)
+    app = create_app(settings, models, intake_pool, tracer, process.sources)
     server = HttpServer(http_config(app, settings, encode))
-    url = url_of(settings.server.host, listener.getsockname()[1])
+    url = url_of(settings.server.host, listener.addresses[0][1])
     print(f"Listening on {url}", flush=True)
     await models.start()
     announcement = asyncio.create_task(announce(models, progress, url, settings))
     announcement.add_done_callback(lambda task: stop.set() if _has_failed(task) else None)
-    trimming = asyncio.create_task(trim_heap())
-    http = asyncio.create_task(server.serve(sockets=[listener]))
+    looking = asyncio.create_task(look_after(process))
+    http = asyncio.create_task(serve_http(server, listener, models, stop))
     http.add_done_callback(lambda _: stop.set())
     await stop.wait()
-    trimming.cancel()
+    looking.cancel()
     announcement.cancel()
+    if listener.is_inherited:
+        await server.last_call(lambda: models.num_in_flight)
     server.should_exit = True  # no new connections; running requests finish or fail below
     await models.stop()
     server.end_within(SLOW_READER_SECONDS)
@@ -153,14 +165,33 @@ async def serve(
         await asyncio.to_thread(tracer.close)
     with contextlib.suppress(asyncio.CancelledError):
         await announcement
+    return end.is_restart
 
 
-async def trim_heap() -> None:
-    """Give back what bodies have left, now and then."""
+async def serve_http(
+    server: HttpServer, listener: Listener, models: ModelPool, stop: asyncio.Event
+) -> None:
+    """Answer clients. Those of an inherited socket, which wait in any case, do so until the model
+    is loaded, so that a restart fails none of them: but not for a download, nor for ever.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_HOLD_SECONDS if listener.is_inherited else 0):
+            while models.is_starting and not stop.is_set():  # noqa: ASYNC110
+                await asyncio.sleep(_HOLD_LOOK_SECONDS)
+    if not stop.is_set():
+        await server.serve(sockets=list(listener.sockets))
+
+
+async def look_after(process: _Process) -> None:
+    """Give back what bodies have left, keep the log small, see new settings: now and then."""
     while True:
-        await asyncio.sleep(_TRIM_SECONDS)
+        await asyncio.sleep(_LOOK_SECONDS)
         if heap.free_bytes() > _MOST_FREE_BYTES:
             await asyncio.to_thread(heap.trim)
+        if process.log_file is not None:
+            await asyncio.to_thread(process.log_file.rotate_if_large)
+        if process.reloader is not None:
+            await process.reloader.look()
 
 
 async def announce(
@@ -176,31 +207,3 @@ async def announce(
 
 def _has_failed(task: asyncio.Task[None]) -> bool:
     return not task.cancelled() and task.exception() is not None
-
-
-def stop_on_signals(stop: Callable[[], None]) -> None:
-    """The first SIGTERM or SIGINT calls `stop`; a second one ends the process at once."""
-    loop = asyncio.get_running_loop()
-    signals = (signal.SIGTERM, signal.SIGINT)
-
-    def on_first() -> None:
-        for number in signals:
-            loop.remove_signal_handler(number)
-            signal.signal(number, signal.SIG_DFL)
-        stop()
-
-    for number in signals:
-        loop.add_signal_handler(number, on_first)
-
-
-def stop_when_input_ends(stop: Callable[[], None]) -> None:
-    """Call `stop` when stdin is closed, so that a child ends with its parent, even a killed one."""
-    loop = asyncio.get_running_loop()
-
-    def wait() -> None:
-        while os.read(sys.stdin.fileno(), 4096):
-            pass
-        with contextlib.suppress(RuntimeError):  # the loop has already ended
-            loop.call_soon_threadsafe(stop)
-
-    threading.Thread(target=wait, name="stdin", daemon=True).start()

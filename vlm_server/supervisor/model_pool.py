@@ -105,6 +105,11 @@ class ModelPool:
         """Number of requests that have neither finished nor failed, in engines."""
         return sum(model.num_users for model in self._models.values())
 
+    @property
+    def is_starting(self) -> bool:
+        """Whether a pinned model is loaded for the first time, as far as it is not downloaded."""
+        return any(model.status.state == "starting" for model in self._pinned())
+
     def add(self, name: str) -> str:
         """See `ModelClient.add`."""
         if name in self._models:

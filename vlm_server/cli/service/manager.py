@@ -1,4 +1,4 @@
-"""The two managers of a user's services, launchd and systemd.
+"""What is asked of a manager of a user's services: launchd or systemd.
 
 The function that runs a command is an argument, so that tests can see what would be run.
 """
@@ -6,26 +6,112 @@ The function that runs a command is an argument, so that tests can see what woul
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
+from vlm_server.cli import exit_codes
 from vlm_server.cli.failure import CommandFailed
-from vlm_server.cli.service import files
-from vlm_server.cli.service.files import LABEL, UNIT, ServiceCommand
+from vlm_server.cli.service.files import ServiceCommand
 
 Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
+State = Literal["running", "restarting", "stopping", "stopped", "failed"]
+Files = dict[Path, bytes]
+"""The service's files and what is in them, the main one first."""
 
-_BOOTSTRAP_TRIES = 20
-_PAUSE_SECONDS = 0.5
-_DRAIN_SECONDS = 60.0
-"""How long a service is thought to take to end if launchd does not say."""
-_EXIT_TIMEOUT = re.compile(r"exit timeout = (\d+)")
+_MEANINGS = {
+    0: "stopped",
+    exit_codes.FAILURE: "it crashed",
+    exit_codes.WRONG_SETTINGS: "wrong settings",
+    exit_codes.MODEL_UNUSABLE: "the model can't be loaded",
+    exit_codes.NOT_AVAILABLE: "something that the settings name is not there at present",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceState:
+    """What a manager says of the service; None is what it does not say.
+
+    `restarting` is between a crash and the next try, `failed` after the last one. `since` is a date
+    as the manager writes it, `memory_bytes` that of all processes.
+    """
+
+    state: State
+    pid: int | None = None
+    since: str | None = None
+    memory_bytes: int | None = None
+    last_exit: str | None = None
+
+
+class ServiceManager(Protocol):
+    """Where the service's files are, what is in them, and how it is started and stopped."""
+
+    @property
+    def path(self) -> Path:
+        """The main file."""
+        ...
+
+    @property
+    def paths(self) -> Sequence[Path]:
+        """All files."""
+        ...
+
+    @property
+    def log(self) -> str:
+        """Where the log is: a file, or a command that shows it."""
+        ...
+
+    def render(self, command: ServiceCommand) -> Files: ...
+
+    def read_words(self) -> list[str]:
+        """The command line in the installed file. Raises OSError if there is no file."""
+        ...
+
+    def read_address(self) -> str:
+        """The address in the installed files; empty if they name none. Raises OSError."""
+        ...
+
+    def load(self, *, is_moved: bool) -> None:
+        """Read the files anew and start the service, now and at every login. Raises CommandFailed.
+
+        Unless it `is_moved` to another address, clients of the one that runs are not refused.
+        """
+        ...
+
+    def unload(self) -> None:
+        """Stop the service, if it runs, and do not start it again. Its files may go then."""
+        ...
+
+    def forget(self) -> None:
+        """The files are gone."""
+        ...
+
+    def start(self) -> None:
+        """Raises CommandFailed."""
+        ...
+
+    def stop(self) -> None:
+        """Until it is started, or until the next login. Raises CommandFailed."""
+        ...
+
+    def restart(self) -> None:
+        """Finish answers, then start again. Raises CommandFailed."""
+        ...
+
+    def is_running(self) -> bool: ...
+
+    def is_listening(self) -> bool:
+        """Whether the installed address is in use, by the service or for it."""
+        ...
+
+    def state(self) -> ServiceState: ...
+
+    def log_command(self, lines: int, *, follow: bool) -> list[str]:
+        """What prints the end of the log."""
+        ...
 
 
 def run_command(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -35,132 +121,25 @@ def run_command(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, check=False)
 
 
-class ServiceManager(Protocol):
-    """Where the service's file is, what is in it, and how it is loaded."""
-
-    @property
-    def path(self) -> Path: ...
-
-    def render(self, command: ServiceCommand) -> bytes: ...
-
-    def read_words(self) -> list[str]:
-        """The command line in the installed file. Raises OSError if there is no file."""
-        ...
-
-    def load(self) -> None:
-        """Start the service now and at every login. Raises CommandFailed."""
-        ...
-
-    def unload(self) -> None:
-        """Stop the service, if it runs, and do not start it again."""
-        ...
-
-    def is_running(self) -> bool: ...
+def check(result: subprocess.CompletedProcess[str], command: Sequence[str]) -> None:
+    """Raises CommandFailed if `command` did not succeed."""
+    if result.returncode:
+        reason = (result.stderr or result.stdout).strip() or f"exit code {result.returncode}"
+        raise CommandFailed(f"{' '.join(command)}: {reason}")
 
 
-@dataclass(frozen=True, slots=True)
-class Launchd:
-    """A LaunchAgent of the current user."""
-
-    home: Path
-    run: Run = run_command
-    sleep: Callable[[float], None] = time.sleep
-
-    @property
-    def path(self) -> Path:
-        return self.home / "Library" / "LaunchAgents" / f"{LABEL}.plist"
-
-    def render(self, command: ServiceCommand) -> bytes:
-        return files.launchd_plist(command, self.home / "Library/Logs/vlm-server.log")
-
-    def read_words(self) -> list[str]:
-        return files.words_of_plist(self.path.read_bytes())
-
-    def load(self) -> None:
-        (self.home / "Library" / "Logs").mkdir(parents=True, exist_ok=True)
-        self.unload()
-        self._wait_until_gone()
-        command = ("launchctl", "bootstrap", self._domain, str(self.path))
-        for _ in range(_BOOTSTRAP_TRIES):
-            result = self.run(command)
-            if result.returncode in (0, 127):
-                break
-            self.sleep(_PAUSE_SECONDS)
-        _check(result, command)
-
-    def _wait_until_gone(self) -> None:
-        """`bootout` returns while the old service still finishes its answers.
-
-        Until that has ended, or launchd has killed it, the new one can't be loaded.
-        """
-        waited, most = 0.0, _DRAIN_SECONDS
-        while waited < most:
-            result = self.run(("launchctl", "print", f"{self._domain}/{LABEL}"))
-            if result.returncode:
-                return
-            if told := _EXIT_TIMEOUT.search(result.stdout):
-                most = float(told[1]) + _DRAIN_SECONDS
-            self.sleep(_PAUSE_SECONDS)
-            waited += _PAUSE_SECONDS
-
-    def unload(self) -> None:
-        self.run(("launchctl", "bootout", f"{self._domain}/{LABEL}"))
-
-    def is_running(self) -> bool:
-        result = self.run(("launchctl", "print", f"{self._domain}/{LABEL}"))
-        return result.returncode == 0 and "state = running" in result.stdout
-
-    @property
-    def _domain(self) -> str:
-        return f"gui/{os.getuid()}"
-
-
-@dataclass(frozen=True, slots=True)
-class SystemdUser:
-    """A unit of the user's systemd manager; `config_home` replaces `~/.config`."""
-
-    home: Path
-    run: Run = run_command
-    config_home: Path | None = None
-
-    @property
-    def path(self) -> Path:
-        return (self.config_home or self.home / ".config") / "systemd" / "user" / UNIT
-
-    def render(self, command: ServiceCommand) -> bytes:
-        return files.systemd_unit(command)
-
-    def read_words(self) -> list[str]:
-        return files.words_of_unit(self.path.read_bytes())
-
-    def load(self) -> None:
-        for words in (("daemon-reload",), ("enable", UNIT)):
-            command = ("systemctl", "--user", *words)
-            _check(self.run(command), command)
-        # One that has failed too often does not start otherwise; one that has not is no error.
-        self.run(("systemctl", "--user", "reset-failed", UNIT))
-        command = ("systemctl", "--user", "restart", UNIT)
-        _check(self.run(command), command)
-
-    def unload(self) -> None:
-        self.run(("systemctl", "--user", "disable", "--now", UNIT))
-
-    def is_running(self) -> bool:
-        return self.run(("systemctl", "--user", "is-active", "--quiet", UNIT)).returncode == 0
+def exit_text(code: int) -> str:
+    """What an exit code of the daemon says."""
+    meaning = _MEANINGS.get(code)
+    return f"{code} ({meaning})" if meaning else str(code)
 
 
 def manager_for(platform: str, home: Path, environment: Mapping[str, str]) -> ServiceManager:
     """The manager of this system; `platform` is `sys.platform`."""
+    from vlm_server.cli.service.launchd import Launchd
+    from vlm_server.cli.service.systemd import SystemdUser
+
     if platform == "darwin":
         return Launchd(home)
     config_home = environment.get("XDG_CONFIG_HOME", "")
     return SystemdUser(home, config_home=Path(config_home) if os.path.isabs(config_home) else None)
-
-
-def _check(result: subprocess.CompletedProcess[str], command: Sequence[str]) -> None:
-    if result.returncode:
-        reason = (result.stderr or result.stdout).strip() or f"status {result.returncode}"
-        raise CommandFailed(
-            f"the file is written, but '{' '.join(command)}' failed: {reason}\n"
-            "Run 'vlm-server service install' again when that command works."
-        )

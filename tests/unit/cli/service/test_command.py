@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -9,17 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.daemon import free_port
 from vlm_server.cli.failure import CommandFailed
 from vlm_server.cli.main import build_parser, main
 from vlm_server.cli.service import command as service
-from vlm_server.cli.service.manager import (
-    Launchd,
-    ServiceManager,
-    SystemdUser,
-    manager_for,
-    run_command,
-)
-from vlm_server.errors import ConfigError
+from vlm_server.cli.service import transaction
+from vlm_server.cli.service.launchd import Launchd
+from vlm_server.cli.service.manager import ServiceManager, manager_for, run_command
+from vlm_server.cli.service.systemd import SystemdUser
+from vlm_server.errors import ConfigError, NotAvailable
 
 
 class Recorder:
@@ -30,6 +30,7 @@ class Recorder:
 
     def __init__(self, draining: int = 0, **codes: int) -> None:
         self.codes = codes
+        self.shown = "ActiveState=active\nMainPID=7\nMemoryCurrent=1048576\nExecMainCode=0\n"
         self.draining = draining
         self.commands: list[str] = []
         self._looks: int | None = None
@@ -38,7 +39,7 @@ class Recorder:
         self.commands.append(" ".join(words))
         code = next((code for verb, code in self.codes.items() if verb in words), 0)
         code = code or self._launchd(words[1] if len(words) > 1 else "")
-        out = "state = running\n\texit timeout = 40\n"
+        out = self.shown if words[0] == "systemctl" else "state = running\n\texit timeout = 40\n"
         return subprocess.CompletedProcess(words, code, out, "it says no\n")
 
     def _launchd(self, verb: str) -> int:
@@ -46,7 +47,7 @@ class Recorder:
         if verb == "bootout":
             self._looks = self.draining
         elif verb == "print" and self._looks is not None:
-            self._looks -= 1
+            self._looks = max(-1, self._looks - 1)
             return 113 if self._looks < 0 else 0
         elif verb == "bootstrap" and self._looks is not None:
             if self._looks >= 0:
@@ -56,8 +57,15 @@ class Recorder:
 
 
 def install(manager: ServiceManager, *arguments: str) -> int:
-    options = build_parser().parse_args(["service", "install", *arguments])
-    return service.install(options, manager)
+    return act(service.install, manager, "install", "--no-wait", *arguments)
+
+
+def act(action: service.Action, manager: ServiceManager, *words: str) -> int:
+    """With a port that nobody has, if no port and no file is named."""
+    given = list(words)
+    if words[0] == "install" and not any("port" in word or "--config" in word for word in words):
+        given += ["--set", f"server.port={free_port()}"]
+    return action(build_parser().parse_args(["service", *given]), manager)
 
 
 def test_systemd_is_told_of_the_file_and_starts_it(tmp_path: Path) -> None:
@@ -66,12 +74,24 @@ def test_systemd_is_told_of_the_file_and_starts_it(tmp_path: Path) -> None:
     assert install(manager) == 0
     assert manager.path == tmp_path / ".config/systemd/user/vlm-server.service"
     assert manager.path.is_file()
-    assert run.commands == [
+    units = "vlm-server.socket vlm-server.service"
+    assert run.commands[-6:] == [
         "systemctl --user daemon-reload",
-        "systemctl --user enable vlm-server.service",
-        "systemctl --user reset-failed vlm-server.service",
-        "systemctl --user restart vlm-server.service",
+        f"systemctl --user enable {units}",
+        f"systemctl --user stop {units}",
+        f"systemctl --user reset-failed {units}",
+        "systemctl --user start vlm-server.socket",
+        "systemctl --user start vlm-server.service",
     ]
+
+
+def test_the_socket_stays_open_where_the_address_does(tmp_path: Path) -> None:
+    run = Recorder()
+    install(SystemdUser(tmp_path, run), "--set", "server.port=9000")
+    del run.commands[:]
+    install(SystemdUser(tmp_path, run), "--set", "server.port=9000", "--set", "log.level=debug")
+    assert run.commands[-1] == "systemctl --user restart vlm-server.service"
+    assert not any(" stop " in command for command in run.commands)
 
 
 def test_launchd_forgets_the_old_file_and_loads_the_new(tmp_path: Path) -> None:
@@ -80,8 +100,8 @@ def test_launchd_forgets_the_old_file_and_loads_the_new(tmp_path: Path) -> None:
     assert install(manager) == 0
     assert manager.path == tmp_path / "Library/LaunchAgents/org.vlm-server.daemon.plist"
     assert (tmp_path / "Library/Logs").is_dir()
-    bootout, look, bootstrap = run.commands
-    assert look.startswith("launchctl print gui/")
+    bootout, *looks, bootstrap = run.commands[2:]
+    assert all(look.startswith("launchctl print gui/") for look in looks)
     assert bootout.endswith("/org.vlm-server.daemon")
     assert bootstrap.startswith("launchctl bootstrap gui/")
     assert bootstrap.endswith(str(manager.path))
@@ -96,6 +116,17 @@ def test_launchd_waits_for_the_old_one_to_finish_its_answers(tmp_path: Path) -> 
     assert run.commands[-2].startswith("launchctl print")
 
 
+def test_launchd_listens_while_the_service_starts_again(tmp_path: Path) -> None:
+    """What was loaded stays loaded; SIGTERM lets it finish its answers."""
+    run = Recorder()
+    manager = Launchd(tmp_path, run, lambda _: None)
+    install(manager)
+    del run.commands[:]
+    manager.restart()
+    verbs = [command.split()[1] for command in run.commands if " print " not in command]
+    assert verbs == ["kill", "kickstart"]
+
+
 def test_launchd_is_asked_no_longer_than_it_may_take(tmp_path: Path) -> None:
     run, waited = Recorder(draining=10_000), list[float]()
     with pytest.raises(CommandFailed, match="bootstrap"):
@@ -107,7 +138,7 @@ def test_a_unit_that_failed_too_often_is_started(tmp_path: Path) -> None:
     """`reset-failed` says no for one that has not failed: that is no error."""
     run = Recorder(**{"reset-failed": 1})
     assert install(SystemdUser(tmp_path, run)) == 0
-    assert run.commands[-1].endswith("restart vlm-server.service")
+    assert run.commands[-1].endswith("start vlm-server.service")
 
 
 def test_the_unit_goes_where_the_user_keeps_configuration(tmp_path: Path) -> None:
@@ -131,12 +162,13 @@ def test_the_installed_command_is_absolute(
     kind: type[Launchd] | type[SystemdUser], tmp_path: Path
 ) -> None:
     config = tmp_path / "my settings.toml"
-    config.write_text("[server]\nport = 9000\n")
+    config.write_text("[log]\nlevel = 'debug'\n")
     manager = kind(tmp_path, Recorder())
     install(manager, "--config", str(config))
     program, *arguments = manager.read_words()
     assert program == str(Path(sys.executable).parent / "vlm-server")
-    assert arguments == ["serve", "--config", str(config)]
+    assert arguments[:3] == ["serve", "--config", str(config)]
+    assert "--reload" in arguments
 
 
 def test_the_file_is_its_owners_alone_and_replaced_whole(tmp_path: Path) -> None:
@@ -145,7 +177,10 @@ def test_the_file_is_its_owners_alone_and_replaced_whole(tmp_path: Path) -> None
     install(manager, "--set", "server.port=9001")
     assert manager.path.stat().st_mode & 0o777 == 0o600
     assert "9001" in manager.path.read_text()
-    assert [path.name for path in manager.path.parent.iterdir()] == [manager.path.name]
+    assert {path.name for path in manager.path.parent.iterdir()} == {
+        "vlm-server.service",
+        "vlm-server.socket",
+    }
 
 
 def test_wrong_settings_install_nothing(tmp_path: Path) -> None:
@@ -180,31 +215,164 @@ def test_uninstalling_twice_does_no_harm(
 ) -> None:
     manager = kind(tmp_path, Recorder())
     install(manager)
-    assert service.uninstall(manager) == 0
+    assert act(service.uninstall, manager, "uninstall") == 0
+    assert list(manager.path.parent.iterdir()) == []
+    assert act(service.uninstall, manager, "uninstall") == 0
+
+
+def test_an_install_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    manager = SystemdUser(tmp_path, Recorder())
+    install(manager, "--set", "server.port=9000")
+    before = [path.read_bytes() for path in manager.paths]
+    broken = SystemdUser(tmp_path, Recorder(start=1))
+    with pytest.raises(CommandFailed, match="it says no"):
+        install(broken, "--set", "server.port=9001")
+    assert [path.read_bytes() for path in manager.paths] == before
+
+
+def test_a_first_install_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    manager = SystemdUser(tmp_path, Recorder(start=1))
+    with pytest.raises(CommandFailed, match=r"(?s)it says no.*Nothing was installed"):
+        install(manager)
+    assert list(manager.path.parent.iterdir()) == []
+
+
+def test_an_install_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
+    recorder = Recorder()
+
+    def run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        if "start" in words:
+            raise KeyboardInterrupt
+        return recorder(words)
+
+    manager = SystemdUser(tmp_path, run)
+    with pytest.raises(KeyboardInterrupt):
+        install(manager)
+    assert list(manager.path.parent.iterdir()) == []
+
+
+def test_two_at_once_do_not_mix(tmp_path: Path) -> None:
+    manager = SystemdUser(tmp_path, Recorder())
+    with transaction.locked(manager), pytest.raises(CommandFailed, match="at work"):
+        install(manager)
+    assert install(manager) == 0
+
+
+def test_a_port_that_somebody_has_is_not_taken_for_the_service(tmp_path: Path) -> None:
+    """Whoever is there might answer in its place."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        run = Recorder(**{"is-active": 3})
+        manager = SystemdUser(tmp_path, run)
+        with pytest.raises(NotAvailable, match="in use"):
+            install(manager, "--set", f"server.port={port}")
+        assert not manager.path.exists()
+        install(manager, "--set", f"server.port={free_port()}")
+        run.codes.clear()
+        with pytest.raises(NotAvailable, match="in use"):
+            install(manager, "--set", f"server.port={port}")
+
+
+def test_a_service_needs_a_fixed_port(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="port"):
+        install(SystemdUser(tmp_path, Recorder()), "--set", "server.port=0")
+
+
+@pytest.mark.parametrize("action", ["start", "stop", "restart"])
+def test_what_is_not_installed_can_not_be_started(action: str, tmp_path: Path) -> None:
+    with pytest.raises(CommandFailed, match="not installed"):
+        act(getattr(service, action), SystemdUser(tmp_path, Recorder()), action)
+
+
+def test_wrong_settings_do_not_stop_what_runs(tmp_path: Path) -> None:
+    run, config = Recorder(), tmp_path / "my.toml"
+    config.touch()
+    manager = SystemdUser(tmp_path, run)
+    install(manager, "--config", str(config))
+    config.write_text("[server]\nport = 'none'\n")
+    del run.commands[:]
+    with pytest.raises(ConfigError, match="port"):
+        act(service.restart, manager, "restart")
+    assert run.commands == []
+
+
+def test_the_first_answer_is_not_waited_for_once_the_service_has_ended(tmp_path: Path) -> None:
+    run = Recorder()
+    run.shown = "ActiveState=failed\nExecMainCode=1\nExecMainStatus=3\n"
+    manager = SystemdUser(tmp_path, run)
+    with pytest.raises(CommandFailed, match=r"it ended with 3 \(the model can't be loaded\)"):
+        act(service.install, manager, "install")
     assert not manager.path.exists()
-    assert service.uninstall(manager) == 0
 
 
 def test_the_status_of_what_is_not_installed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert service.status(SystemdUser(tmp_path, Recorder())) == 1
+    assert act(service.status, SystemdUser(tmp_path, Recorder()), "status") == 4
     assert capsys.readouterr().out == "not installed\n"
 
 
 def test_the_status_of_what_does_not_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    manager = SystemdUser(tmp_path, Recorder(**{"is-active": 3}))
+    run = Recorder()
+    manager = SystemdUser(tmp_path, run)
     install(manager)
-    assert service.status(manager) == 1
-    assert capsys.readouterr().out.endswith("not running\n")
+    run.shown = "ActiveState=inactive\nExecMainCode=1\nExecMainStatus=0\n"
+    assert act(service.status, manager, "status") == 3
+    assert "state      stopped" in capsys.readouterr().out
 
 
 def test_the_status_asks_the_port_that_was_installed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    manager = Launchd(tmp_path, Recorder())
+    manager = SystemdUser(tmp_path, Recorder())
     install(manager, "--set", "server.port=1")
-    assert service.status(manager) == 1
-    assert "not ready yet: http://127.0.0.1:1/v1" in capsys.readouterr().out
+    capsys.readouterr()
+    assert act(service.status, manager, "status", "--json") == 1
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["address"] == "http://127.0.0.1:1/v1"
+    assert (shown["state"], shown["health"]) == ("running", "no answer")
+    assert (shown["pid"], shown["memory_bytes"]) == (7, 1 << 20)
+
+
+def test_the_status_tells_that_the_settings_name_another_address(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "my.toml"
+    config.write_text("[server]\nport = 9000\n")
+    manager = SystemdUser(tmp_path, Recorder())
+    install(manager, "--config", str(config), "--set", "log.level=info")
+    config.write_text("[server]\nport = 9001\n")
+    act(service.status, manager, "status")
+    shown = capsys.readouterr().out
+    assert "http://127.0.0.1:9000/v1" in shown
+    assert "127.0.0.1:9001" in shown
+
+
+def test_launchd_says_what_it_knows(tmp_path: Path) -> None:
+    """As `launchctl print` and `ps` write it; no Mac has been asked yet."""
+
+    def run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        told = {
+            "launchctl": "x = {\n\tstate = running\n\tpid = 70\n\tlast exit code = 75\n}\n",
+            "-o": "Sun Nov 22 20:00:00 2026\n",
+            "-axo": "1 0 99\n71 70 10\n70 1 1024\n69 71 3\n",
+        }
+        key = words[0] if words[0] == "launchctl" else words[1]
+        return subprocess.CompletedProcess(words, 0, told[key], "")
+
+    state = Launchd(tmp_path, run).state()
+    assert (state.state, state.pid) == ("running", 70)
+    assert state.memory_bytes == (1024 + 10 + 3) << 10, "with what it started"
+    assert state.since == "Sun Nov 22 20:00:00 2026"
+    assert state.last_exit is not None
+    assert state.last_exit.startswith("75 ")
+
+
+def test_the_log_is_where_the_manager_keeps_it(tmp_path: Path) -> None:
+    systemd, launchd = SystemdUser(tmp_path), Launchd(tmp_path)
+    assert systemd.log_command(9, follow=True)[-1] == "--follow"
+    assert "vlm-server.service" in systemd.log_command(9, follow=False)
+    path = str(tmp_path / "Library/Logs/vlm-server.log")
+    assert launchd.log_command(9, follow=True) == ["tail", "-n", "9", "-F", path]

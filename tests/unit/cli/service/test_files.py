@@ -25,7 +25,7 @@ PROGRAM = Path("/opt/my $programs 100%/.venv/bin/vlm-server")
 
 
 def command(arguments: list[str] | None = None, drain_seconds: float = 20.0) -> ServiceCommand:
-    return ServiceCommand(PROGRAM, arguments or ["serve"], drain_seconds)
+    return ServiceCommand(PROGRAM, arguments or ["serve"], "127.0.0.1", 8000, drain_seconds)
 
 
 def unit_of(text: bytes) -> configparser.ConfigParser:
@@ -38,7 +38,9 @@ def unit_of(text: bytes) -> configparser.ConfigParser:
 def test_the_plist_starts_the_daemon_at_login() -> None:
     plist = plistlib.loads(files.launchd_plist(command(AWKWARD), Path("/logs/x.log")))
     assert plist["Label"] == files.LABEL
-    assert plist["ProgramArguments"] == [str(PROGRAM), *AWKWARD, "--give-up-status", "0"]
+    own = ["--give-up-status", "0", "--log-file", "/logs/x.log", "--launchd-socket", "http"]
+    assert plist["ProgramArguments"] == [str(PROGRAM), *AWKWARD, *own]
+    assert list(plist["Sockets"]) == ["http"]
     assert plist["RunAtLoad"] is True
 
 
@@ -87,7 +89,7 @@ def test_what_the_files_can_not_hold_is_refused(word: str) -> None:
     with pytest.raises(CommandFailed, match="can't hold"):
         command(["serve", "--model", word])
     with pytest.raises(CommandFailed, match="can't hold"):
-        ServiceCommand(Path("/two\nlines/vlm-server"), ["serve"], 20.0)
+        ServiceCommand(Path("/two\nlines/vlm-server"), ["serve"], "::1", 1, 20.0)
 
 
 def test_the_unit_lets_the_front_end_its_engine() -> None:
@@ -117,23 +119,42 @@ def test_the_command_line_can_be_read_back() -> None:
     unit = files.systemd_unit(command(AWKWARD))
     plist = files.launchd_plist(command(AWKWARD), Path("/logs/x.log"))
     assert files.words_of_unit(unit) == words
-    assert files.words_of_plist(plist) == words
+    assert files.words_of_plist(plist)[: len(words)] == words
+
+
+@pytest.mark.parametrize(
+    ("host", "address"), [("127.0.0.1", "127.0.0.1:8000"), ("::1", "[::1]:8000")]
+)
+def test_the_address_can_be_read_back(host: str, address: str) -> None:
+    given = ServiceCommand(PROGRAM, ["serve"], host, 8000, 20.0)
+    assert files.address_of_socket(files.systemd_socket(given)) == address
+    assert files.address_of_plist(files.launchd_plist(given, Path("/x.log"))) == address
+
+
+def test_launchd_listens_on_the_address() -> None:
+    given = ServiceCommand(PROGRAM, ["serve"], "::1", 8000, 20.0)
+    listener = plistlib.loads(files.launchd_plist(given, Path("/x.log")))["Sockets"]["http"]
+    assert listener["SockNodeName"] == "::1"
+    assert listener["SockServiceName"] == "8000"
+    assert listener["SockFamily"] == "IPv6"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
-def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     program = tmp_path / "a $HOME program 100%" / "vlm-server"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    path = tmp_path / files.UNIT
-    path.write_bytes(files.systemd_unit(ServiceCommand(program, AWKWARD, 20.0)))
+    given = ServiceCommand(program, AWKWARD, "::1", 8000, 20.0)
+    paths = (tmp_path / files.UNIT, tmp_path / files.SOCKET_UNIT)
+    paths[0].write_bytes(files.systemd_unit(given))
+    paths[1].write_bytes(files.systemd_socket(given))
     result = subprocess.run(
-        ["systemd-analyze", "--user", "verify", str(path)],
+        ["systemd-analyze", "--user", "verify", *map(str, paths)],
         capture_output=True,
         text=True,
         check=False,
         env={"XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path)},
     )
-    complaints = [line for line in result.stderr.splitlines() if files.UNIT in line]
+    complaints = [line for line in result.stderr.splitlines() if "vlm-server." in line]
     assert complaints == []

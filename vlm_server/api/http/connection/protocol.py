@@ -144,6 +144,12 @@ class HttpConnection(asyncio.Protocol):
         elif self.stage is not Stage.CLOSING:
             self._close()
 
+    def take_one_more(self) -> None:
+        """The server stops soon: the next response, or this one, tells that it is the last."""
+        self._is_stopping = True
+        if self._exchange is not None and not self._exchange.has_begun:
+            self._exchange.keep_alive = False
+
     def give_way(self) -> None:
         """Close at once, for another connection (`ConnectionTable`)."""
         self._drop("gave way to another connection")

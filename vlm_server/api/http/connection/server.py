@@ -7,15 +7,18 @@ import contextlib
 import logging
 import math
 import resource
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from email.utils import formatdate
 from functools import partial
 from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.server import ServerState
 
 from vlm_server.api.http.connection.protocol import HttpConnection, Shared
-from vlm_server.api.http.connection.table import ConnectionTable
+from vlm_server.api.http.connection.table import ConnectionTable, Stage
 from vlm_server.api.http.connection.turns import Turns
 from vlm_server.api.http.errors import EncodeError
 from vlm_server.settings import Settings
@@ -32,12 +35,89 @@ _MOST_FILES = 1 << 16
 """Enough. Some systems call no limit what they refuse to grant."""
 
 
+LAST_CALL_SECONDS = 1.0
+"""Time for what is connected to send the request that it is about to send, before a restart."""
+INTAKE_SECONDS = 5.0
+"""Time for requests that were sent until then to be read and given to the engine."""
+_LOOK_SECONDS = 0.05
+
+
+class _DatedState(ServerState):
+    """uvicorn's, with a `Date` that is made when it is asked for: no timer has to renew it."""
+
+    def __init__(self) -> None:
+        self._date = (0, list[tuple[bytes, bytes]]())
+        super().__init__()
+
+    @property
+    def default_headers(self) -> list[tuple[bytes, bytes]]:
+        now = int(time.time())
+        if self._date[0] != now:
+            self._date = (now, [(b"date", formatdate(now, usegmt=True).encode())])
+        return self._date[1]
+
+    @default_headers.setter
+    def default_headers(self, _: list[tuple[bytes, bytes]]) -> None:
+        """uvicorn's own is not needed."""
+
+
 class HttpServer(uvicorn.Server):
-    """uvicorn's server without its signal handlers: the engine must be stopped too."""
+    """uvicorn's server without its signal handlers, as the engine must be stopped too, and without
+    its ten looks a second at whether it should stop.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        self._exit = asyncio.Event()
+        super().__init__(config)
+        self.server_state = _DatedState()
+
+    @property
+    def should_exit(self) -> bool:
+        """Whether to stop: may be set on the event loop's thread."""
+        return self._exit.is_set()
+
+    @should_exit.setter
+    def should_exit(self, value: bool) -> None:
+        if value:
+            self._exit.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def main_loop(self) -> None:
+        """Wait for the end, in uvicorn's place."""
+        await self._exit.wait()
+
+    async def last_call(self, num_in_engine: Callable[[], int]) -> None:
+        """Accept no more connections, and take what is sent on those that there are as their last
+        request. Returns once the engine has all of these, as far as they come within seconds.
+
+        What connects from now on waits in the kernel, if somebody else keeps the sockets open.
+        """
+        if not self.started:
+            return
+        for listening in self.servers:
+            listening.close()
+        await asyncio.sleep(0)  # what was accepted last becomes a connection
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        while clock() < began + INTAKE_SECONDS:
+            stages = self._take_one_more()
+            num_answered = stages.count(Stage.ANSWER)
+            num_open = len(stages) - stages.count(Stage.CLOSING)
+            if clock() > began + LAST_CALL_SECONDS:
+                num_open = num_answered
+            if num_open <= num_in_engine():
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _take_one_more(self) -> list[Stage]:
+        """Let each connection have one more request. Returns what they do."""
+        connections = [cast(HttpConnection, each) for each in self.server_state.connections]
+        for connection in connections:
+            connection.take_one_more()
+        return [connection.stage for connection in connections]
 
     def end_within(self, seconds: float) -> None:
         """Disconnect in `seconds` the clients that are still there; nothing is left to answer."""

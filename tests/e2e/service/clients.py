@@ -1,0 +1,97 @@
+"""Clients that never stop asking, and remember everything that went wrong."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import select
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+_WAIT_SECONDS = 120.0
+
+
+@dataclass
+class Record:
+    """What became of the requests. `failures` says it of each that was not answered in full."""
+
+    num_answered: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    def wait_for_more(self, count: int = 8, seconds: float = 120.0) -> None:
+        """Until so many more were answered."""
+        wanted, deadline = self.num_answered + count, time.monotonic() + seconds
+        while self.num_answered < wanted:
+            assert not self.failures
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+@contextmanager
+def asking(port: int) -> Iterator[Record]:
+    """Four clients that ask one question after another: two stream; two keep their connections."""
+    record, stop = Record(), threading.Event()
+    threads = [
+        threading.Thread(target=_ask_on, args=(port, record, stop, stream, keep_alive))
+        for stream in (False, True)
+        for keep_alive in (False, True)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield record
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(_WAIT_SECONDS + 5)
+
+
+def _ask_on(
+    port: int, record: Record, stop: threading.Event, stream: bool, keep_alive: bool
+) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_WAIT_SECONDS)
+    while not stop.is_set():
+        if _is_closed(connection):
+            connection.close()
+        try:
+            if fault := _ask(connection, stream):
+                record.failures.append(fault)
+            else:
+                record.num_answered += 1
+        except (OSError, http.client.HTTPException) as error:
+            record.failures.append(repr(error))
+        if record.failures or not keep_alive:
+            connection.close()
+        time.sleep(0.02)
+    connection.close()
+
+
+def _is_closed(connection: http.client.HTTPConnection) -> bool:
+    """Whether the server has closed it: whoever keeps connections looks before using one again."""
+    return connection.sock is not None and bool(select.select([connection.sock], [], [], 0)[0])
+
+
+def _ask(connection: http.client.HTTPConnection, stream: bool) -> str | None:
+    """What is wrong with the answer, if anything."""
+    body: dict[str, Any] = {
+        "model": "demo",
+        "max_tokens": 24,
+        "stream": stream,
+        "messages": [{"role": "user", "content": "What shape is this? " * 5}],
+    }
+    connection.request(
+        "POST",
+        "/v1/chat/completions",
+        json.dumps(body),
+        {"Content-Type": "application/json"},
+    )
+    response = connection.getresponse()
+    data = response.read()
+    if response.status != 200:
+        return f"{response.status} {data!r}"
+    is_whole = data.endswith(b"data: [DONE]\n\n") if stream else b'"finish_reason":' in data
+    return None if is_whole else f"cut off: {data[-200:]!r}"

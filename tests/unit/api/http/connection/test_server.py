@@ -1,0 +1,143 @@
+"""How the HTTP server ends while somebody else keeps its socket open."""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from vlm_server.api.http.connection.server import LAST_CALL_SECONDS, HttpServer, http_config
+from vlm_server.api.http.openai_errors import encode
+from vlm_server.settings import Settings
+
+pytestmark = pytest.mark.unit
+
+HEADERS = [(b"content-length", b"8")]
+GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@dataclass
+class Application:
+    """Answers once `may_answer` is set. `begun` are the requests that it has begun with."""
+
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+    begun: int = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.begun += 1
+        await self.may_answer.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        await send({"type": "http.response.body", "body": b"answered"})
+
+
+@dataclass
+class Running:
+    server: HttpServer
+    application: Application
+    port: int
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+
+@asynccontextmanager
+async def running(listener: socket.socket) -> AsyncIterator[Running]:
+    """A server on a duplicate of `listener`, which stays open."""
+    application = Application()
+    server = HttpServer(http_config(application, Settings(), encode))
+    task = asyncio.create_task(server.serve(sockets=[listener.dup()]))
+    while not server.started:  # noqa: ASYNC110  uvicorn offers nothing to wait for
+        await asyncio.sleep(0.005)
+    try:
+        yield Running(server, application, listener.getsockname()[1])
+    finally:
+        application.may_answer.set()
+        server.should_exit = True
+        await asyncio.wait_for(task, 10)
+
+
+@pytest.fixture
+def listener() -> socket.socket:
+    return socket.create_server(("127.0.0.1", 0))
+
+
+async def response(reader: asyncio.StreamReader) -> bytes:
+    async with asyncio.timeout(5):
+        return await reader.readuntil(b"answered")
+
+
+async def test_a_response_has_the_date_without_a_timer(listener: socket.socket) -> None:
+    async with running(listener) as run:
+        run.application.may_answer.set()
+        reader, writer = await run.connect()
+        for _ in range(2):
+            writer.write(GET)
+            head = (await response(reader)).decode()
+            line = next(each for each in head.splitlines() if each.startswith("date: "))
+            told = email.utils.parsedate_to_datetime(line.removeprefix("date: "))
+            assert abs(told.timestamp() - time.time()) < 3
+            await asyncio.sleep(1.1)
+        writer.close()
+
+
+async def test_who_is_connected_may_ask_once_more_and_is_told(listener: socket.socket) -> None:
+    async with running(listener) as run:
+        run.application.may_answer.set()
+        silent, used = await run.connect(), await run.connect()
+        used[1].write(GET)
+        assert b"connection: close" not in (await response(used[0])).lower()
+        ending = asyncio.create_task(run.server.last_call(lambda: 0))
+        await asyncio.sleep(0.1)
+        for reader, writer in (silent, used):
+            writer.write(GET)
+            assert b"connection: close" in (await response(reader)).lower()
+            assert await reader.read() == b""
+        began = time.monotonic()
+        await asyncio.wait_for(ending, 5)
+        assert time.monotonic() - began < LAST_CALL_SECONDS, "nobody is left to wait for"
+
+
+async def test_who_says_nothing_is_not_waited_for(listener: socket.socket) -> None:
+    async with running(listener) as run:
+        _, writer = await run.connect()
+        await asyncio.sleep(0.1)
+        began = time.monotonic()
+        await run.server.last_call(lambda: 0)
+        assert LAST_CALL_SECONDS <= time.monotonic() - began < LAST_CALL_SECONDS + 2
+        writer.close()
+
+
+async def test_it_lasts_until_the_engine_has_what_was_sent(listener: socket.socket) -> None:
+    async with running(listener) as run:
+        reader, writer = await run.connect()
+        writer.write(GET)
+        in_engine: list[int] = []
+        ending = asyncio.create_task(run.server.last_call(lambda: len(in_engine)))
+        await asyncio.sleep(LAST_CALL_SECONDS + 0.3)
+        assert run.application.begun == 1
+        assert not ending.done(), "it is still being read"
+        in_engine.append(1)
+        await asyncio.wait_for(ending, 2)
+        run.application.may_answer.set()
+        await response(reader)
+        writer.close()
+
+
+async def test_who_connects_afterwards_is_served_by_the_next(listener: socket.socket) -> None:
+    async with running(listener) as first:
+        await first.server.last_call(lambda: 0)
+        reader, writer = await first.connect()
+        writer.write(GET)
+        await asyncio.sleep(0.2)
+        assert first.application.begun == 0
+    async with running(listener) as second:
+        second.application.may_answer.set()
+        await response(reader)
+        writer.close()

@@ -1,0 +1,98 @@
+"""Starts the daemon again when its settings have changed, or when it is told to (SIGHUP).
+
+New settings are checked first: with wrong ones, the daemon goes on as it is and says so. With good
+ones, running answers are finished, and the process becomes a new one by `exec`: it keeps its
+number, and the sockets that it inherited, so that nobody is refused meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from vlm_server.cli.listener import Listener
+from vlm_server.errors import VlmServerError
+from vlm_server.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_QUIET_SECONDS = 2.0
+"""A file that was written a moment ago may not be complete."""
+
+Version = tuple[int, int, int]
+
+
+class Reloader:
+    """Decides whether the daemon starts again; `path` is the file of its settings.
+
+    Make it before they are read, so that no change is missed. From then on SIGHUP, which would end
+    the process, does nothing until `listen`.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._seen = _version(path)
+        self._is_checking = False
+        self._tasks = set[asyncio.Task[None]]()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def check_with(self, settings: Settings, load: Callable[[], Settings]) -> None:
+        """`settings` are in force; `load` reads and checks those that would be."""
+        self._settings = settings
+        self._load = load
+
+    def listen(self, restart: Callable[[], None]) -> None:
+        """From now on, `restart` is called at SIGHUP, and if `look` finds new settings."""
+        self._restart = restart
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._on_signal)
+
+    def _on_signal(self) -> None:
+        task = asyncio.create_task(self._check(is_wanted=True))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def look(self) -> None:
+        """Check the settings if their file has changed, and not in the last two seconds."""
+        version = _version(self._path)
+        if version in (None, self._seen) or time.time_ns() - version[0] < _QUIET_SECONDS * 1e9:
+            return
+        await self._check(is_wanted=False)
+
+    async def _check(self, *, is_wanted: bool) -> None:
+        if self._is_checking:
+            return
+        self._is_checking = True
+        self._seen = _version(self._path)
+        try:
+            settings = await asyncio.to_thread(self._load)
+        except VlmServerError as error:
+            logger.error("the new settings are refused, the old ones stay in force: %s", error)
+            return
+        finally:
+            self._is_checking = False
+        if is_wanted or settings != self._settings:
+            logger.info("starting again%s", "" if is_wanted else ": the settings have changed")
+            self._restart()
+
+
+def start_again(listener: Listener) -> NoReturn:
+    """Become the program that this process was started as. Raises OSError."""
+    listener.hand_over(os.environ)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the new program listens to it
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  our own words
+
+
+def _version(path: Path | None) -> Version | None:
+    try:
+        found = path.stat() if path is not None else None
+    except OSError:
+        return None  # between two versions, perhaps
+    return (found.st_mtime_ns, found.st_size, found.st_ino) if found is not None else None
