@@ -8,25 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from vlm_server import settings
-from vlm_server.api.http.access import keys
-from vlm_server.checkpoints import layout
-from vlm_server.checkpoints.find import located
-from vlm_server.checkpoints.names import HubName, to_download
+from vlm_server.cli.nearest import did_you_mean
 from vlm_server.errors import ConfigError, NotAvailable
-from vlm_server.models.foreign import fault_of
-from vlm_server.settings import Settings, Sources
 
 if TYPE_CHECKING:
+    from vlm_server.settings import Settings, Sources
+
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def add_config_options(parser: argparse.ArgumentParser) -> None:
     """`--config` and `--set`."""
-    parser.add_argument("--config", metavar="FILE", type=Path, help="TOML file with settings")
-    parser.add_argument(
+    group = parser.add_argument_group("settings")
+    group.add_argument("--config", metavar="FILE", type=Path, help="TOML file with settings")
+    group.add_argument(
         "--set",
         metavar="SECTION.KEY=VALUE",
         action="append",
@@ -37,16 +32,17 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
 
 def add_model_option(parser: argparse.ArgumentParser) -> None:
     """`--model`, `--chat-template` and `--allow-unchecked`."""
-    parser.add_argument(
+    group = parser.add_argument_group("model")
+    group.add_argument(
         "--model", metavar="NAME", help="folder of a checkpoint, or its name: ORG/NAME[@REVISION]"
     )
-    parser.add_argument(
+    group.add_argument(
         "--chat-template",
         metavar="FILE",
         type=Path,
         help="chat template in place of the checkpoint's (model.chat_template)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--allow-unchecked",
         action="store_true",
         default=None,
@@ -68,6 +64,13 @@ def load_settings(options: argparse.Namespace) -> Settings:
 
 def load_settings_with_sources(options: argparse.Namespace) -> tuple[Settings, Sources]:
     """The same, and where each setting was given."""
+    import msgspec
+
+    from vlm_server import settings
+    from vlm_server.api.http.access import keys
+    from vlm_server.checkpoints.find import located
+    from vlm_server.checkpoints.names import to_download
+
     loaded, sources = settings.load_with_sources(options.config, tuple(_overrides(options)))
     if loaded.model.path:
         loaded = msgspec.structs.replace(loaded, model=located(loaded.model))
@@ -98,11 +101,16 @@ def settings_arguments(options: argparse.Namespace) -> list[str]:
 
 def _portable_model(text: str) -> str:
     """A path as it holds in any folder; a name as it is."""
+    from vlm_server.checkpoints.names import HubName
+
     path = Path(text).expanduser()
     return text if not path.exists() and HubName.parse(text) else str(path.absolute())
 
 
 def _check_model(path: Path) -> None:
+    from vlm_server.checkpoints import find, layout
+    from vlm_server.models.foreign import fault_of
+
     if fault := fault_of(path):
         raise ConfigError(f"model.path: {fault}")
     if (path / "config.json").is_file():
@@ -115,12 +123,15 @@ def _check_model(path: Path) -> None:
         raise ConfigError(f"model.path: can't read {path}: {error.strerror}") from None
     problem = f"model.path: {path} is not the folder of a checkpoint: "
     if not names:
-        raise NotAvailable(f"{problem}it is not there, or empty (is its disk mounted?)")
+        close = did_you_mean(path.name, [one.name for one in find.every()])
+        raise NotAvailable(f"{problem}it is not there, or empty (is its disk mounted?){close}")
     raise ConfigError(f"{problem}{layout.flaw(names)}")
 
 
 def _portable(override: str) -> str:
     """`override` as it can stand in a service's file."""
+    from vlm_server import settings
+
     name = override.partition("=")[0].replace(" ", "").replace("\t", "")
     if name == "server.api_keys":
         raise ConfigError(

@@ -7,7 +7,6 @@ The order of starting and stopping is here; requests are handled in `api`, the e
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import errno
 import os
@@ -15,24 +14,21 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from vlm_server import heap
-from vlm_server.api.app import create_app
-from vlm_server.api.http.connection.server import SLOW_READER_SECONDS, HttpServer, http_config
-from vlm_server.api.http.intake import intake
-from vlm_server.api.http.openai_errors import encode
-from vlm_server.api.http.tracing import start_tracer
-from vlm_server.api.routes import OPERATIONS
-from vlm_server.child.pool import ChildFailed
-from vlm_server.cli import options, terminal
+from vlm_server.cli import manual, options
+from vlm_server.cli.parsing import Manual
 from vlm_server.errors import ConfigError, NotAvailable
-from vlm_server.settings import Server, Settings, Sources
-from vlm_server.supervisor.supervisor import Supervisor
 
 if TYPE_CHECKING:
+    import asyncio
+
     from vlm_server.cli.options import Commands
+    from vlm_server.cli.progress import ProgressLine
+    from vlm_server.settings import Server, Settings, Sources
+    from vlm_server.supervisor.supervisor import Supervisor
 
 _SEND_BUFFER_BYTES = 256 * 1024
 """Of the system, per connection. What a client leaves unread is bounded beyond it."""
@@ -47,29 +43,61 @@ _PASSING = frozenset(
 
 _EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  shown, not listened on
 
+_MANUAL = Manual(
+    examples=(
+        ("The small model that comes with the program", "vlm-server serve"),
+        (
+            "A model by its name, which is downloaded if it is not here",
+            "vlm-server serve --model mlx-community/Qwen3-VL-4B-Instruct-4bit",
+        ),
+        (
+            "Another port, and four answers at once",
+            "vlm-server serve --port 9000 --set scheduler.max_num_seqs=4",
+        ),
+    ),
+    environment=(*manual.HUB, *manual.TERMINAL),
+    files=(*manual.CONFIG_FILES, *manual.HUB_FILES),
+)
+
 
 def add_to(commands: Commands) -> None:
     """Add the command to the command line."""
-    parser = commands.add_parser("serve", help="start the daemon")
+    parser = commands.add_parser(
+        "serve",
+        help="start the daemon",
+        description="Serves a model over HTTP until it is told to stop with Ctrl-C or SIGTERM: a "
+        "page for browsers at /, and the APIs of OpenAI, Anthropic and Ollama. Without --model it "
+        "is a small one that comes with the program. A model that is named and not on this "
+        "machine is downloaded.",
+    )
     options.add_model_option(parser)
     options.add_config_options(parser)
-    parser.add_argument("--host", help="address to listen on (server.host)")
-    parser.add_argument("--port", type=int, help="TCP port, 0 for a free one (server.port)")
-    parser.add_argument(
+    address = parser.add_argument_group("address")
+    address.add_argument("--host", help="address to listen on (server.host)")
+    address.add_argument("--port", type=int, help="TCP port, 0 for a free one (server.port)")
+    managed = parser.add_argument_group("for programs that start it")
+    managed.add_argument(
         "--stop-at-eof", action="store_true", help="stop when standard input is closed"
     )
-    parser.add_argument(
+    managed.add_argument(
         "--give-up-status",
         metavar="STATUS",
         type=int,
         help="exit status if a restart would not help, instead of 2 or 3 (for launchd)",
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, keeps_log=True)
+    manual.add(parser, _MANUAL)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal arrives. Raises ConfigError or ModelLoadError."""
+    import asyncio
+
+    from vlm_server import heap
+    from vlm_server.cli import terminal
+
     settings, sources = options.load_settings_with_sources(arguments)
+    settings = terminal.for_a_person(settings, sources)
     terminal.set_up_logging(settings.log)
     heap.keep_bodies()
     listener = bind(settings.server)
@@ -120,12 +148,25 @@ async def serve(
     settings: Settings, sources: Sources, listener: socket.socket, *, stop_at_eof: bool
 ) -> None:
     """Serve HTTP on `listener` until told to stop, then drain. Raises ModelLoadError."""
+    import asyncio
+
+    from vlm_server.api.app import create_app
+    from vlm_server.api.http.connection.server import SLOW_READER_SECONDS, HttpServer, http_config
+    from vlm_server.api.http.intake import intake
+    from vlm_server.api.http.openai_errors import encode
+    from vlm_server.api.http.tracing import start_tracer
+    from vlm_server.api.routes import OPERATIONS
+    from vlm_server.child.pool import ChildFailed
+    from vlm_server.cli import terminal
+    from vlm_server.cli.progress import ProgressLine
+    from vlm_server.supervisor.supervisor import Supervisor
+
     tracer = start_tracer(settings.tracing, OPERATIONS)
     stop = asyncio.Event()
     stop_on_signals(stop.set)
     if stop_at_eof:
         stop_when_input_ends(stop.set)
-    progress = terminal.ProgressLine(sys.stderr)
+    progress = ProgressLine(sys.stderr)
     supervisor = Supervisor(settings, on_progress=progress.show)
     intake_pool = intake.start_pool(settings.limits)
     with contextlib.suppress(ChildFailed):  # it is started when it is needed
@@ -133,7 +174,10 @@ async def serve(
     app = create_app(settings, supervisor, intake_pool, tracer, sources)
     server = HttpServer(http_config(app, settings, encode))
     url = url_of(settings.server.host, listener.getsockname()[1])
-    print(f"Listening on {url}", flush=True)
+    if sys.stdout.isatty():
+        print(terminal.banner(url, supervisor.status.model_name, sys.stdout), flush=True)
+    else:
+        print(f"Listening on {url}", flush=True)
     await supervisor.start()
     announcement = asyncio.create_task(announce(supervisor, progress, url, settings))
     announcement.add_done_callback(lambda task: stop.set() if _has_failed(task) else None)
@@ -156,6 +200,10 @@ async def serve(
 
 async def trim_heap() -> None:
     """Give back what bodies have left, now and then."""
+    import asyncio
+
+    from vlm_server import heap
+
     while True:
         await asyncio.sleep(_TRIM_SECONDS)
         if heap.free_bytes() > _MOST_FREE_BYTES:
@@ -163,13 +211,20 @@ async def trim_heap() -> None:
 
 
 async def announce(
-    supervisor: Supervisor, progress: terminal.ProgressLine, url: str, settings: Settings
+    supervisor: Supervisor, progress: ProgressLine, url: str, settings: Settings
 ) -> None:
     """Print the address once the model is ready. Raises ModelLoadError if it can't be loaded."""
+    from vlm_server.cli import terminal
+
+    started = time.monotonic()
     try:
         await supervisor.wait_ready()
     finally:
         progress.clear()
+    if sys.stdout.isatty():
+        seconds = time.monotonic() - started
+        print(terminal.invitation(url, seconds, settings, sys.stdout), flush=True)
+        return
     print(terminal.greeting(url, supervisor.status.model_name, settings), flush=True)
 
 
@@ -179,6 +234,8 @@ def _has_failed(task: asyncio.Task[None]) -> bool:
 
 def stop_on_signals(stop: Callable[[], None]) -> None:
     """The first SIGTERM or SIGINT calls `stop`; a second one ends the process at once."""
+    import asyncio
+
     loop = asyncio.get_running_loop()
     signals = (signal.SIGTERM, signal.SIGINT)
 
@@ -194,6 +251,8 @@ def stop_on_signals(stop: Callable[[], None]) -> None:
 
 def stop_when_input_ends(stop: Callable[[], None]) -> None:
     """Call `stop` when stdin is closed, so that a child ends with its parent, even a killed one."""
+    import asyncio
+
     loop = asyncio.get_running_loop()
 
     def wait() -> None:

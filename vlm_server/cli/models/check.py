@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +15,12 @@ from vlm_server.checkpoints.messages import Plan, size_text
 from vlm_server.checkpoints.names import HubName, to_download
 from vlm_server.checkpoints.survey import Survey, SurveyRequest, survey
 from vlm_server.cli import options
-from vlm_server.cli.ask import own_key, stream_text
 from vlm_server.cli.client.daemon import Daemon
+from vlm_server.cli.client.keys import own_key
+from vlm_server.cli.client.stream import stream_text
 from vlm_server.cli.models.pictures import drawn
 from vlm_server.cli.own_daemon import running_daemon
+from vlm_server.cli.progress import ProgressLine
 from vlm_server.errors import ModelLoadError
 from vlm_server.settings import Settings
 
@@ -78,7 +81,11 @@ def _load_and_ask(arguments: argparse.Namespace, settings: Settings) -> None:
     started = time.monotonic()
     own = running_daemon(options.settings_arguments(arguments), settings.server.drain_seconds + 10)
     with own as url, Daemon(url, own_key(settings.server)) as daemon:
-        daemon.wait_ready(settings.engine.start_timeout_seconds)
+        progress = ProgressLine(sys.stderr)
+        try:
+            daemon.wait_ready(settings.engine.start_timeout_seconds, progress.show)
+        finally:
+            progress.clear()
         print(f"\nLoaded in {time.monotonic() - started:.1f} s.")
         for each in drawn():
             asked = time.monotonic()
