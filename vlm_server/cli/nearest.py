@@ -8,13 +8,13 @@ _CONTROLS = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\n"), ord("\t")
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """`; did you mean NAME?` for the name most like `word`; empty if none is like it."""
+    """`: did you mean NAME?` for the name most like `word`; empty if none is like it."""
     import difflib  # only when something is wrong
 
     by_folded = {name.casefold(): name for name in names}
     by_folded |= {name.rpartition("/")[2]: by_folded[name] for name in list(by_folded)}
     close = difflib.get_close_matches(word.casefold(), by_folded, n=1)
-    return f"; did you mean {by_folded[close[0]]}?" if close else ""
+    return f": did you mean {by_folded[close[0]]}?" if close else ""
 
 
 def printable(text: str) -> str:

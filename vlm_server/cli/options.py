@@ -76,6 +76,8 @@ def load_settings_with_sources(options: argparse.Namespace) -> tuple[Settings, S
         loaded = msgspec.structs.replace(loaded, model=located(loaded.model))
         if to_download(loaded.model.path) is None:
             _check_model(Path(loaded.model.path))
+    if loaded.model.chat_template:
+        _check_template(Path(loaded.model.chat_template).expanduser())
     keys.check_settings(loaded.server)
     return loaded, sources
 
@@ -126,6 +128,11 @@ def _check_model(path: Path) -> None:
         close = did_you_mean(path.name, [one.name for one in find.every()])
         raise NotAvailable(f"{problem}it is not there, or empty (is its disk mounted?){close}")
     raise ConfigError(f"{problem}{layout.flaw(names)}")
+
+
+def _check_template(path: Path) -> None:
+    if not path.is_file():
+        raise NotAvailable(f"model.chat_template: there is no file {path} (is its disk mounted?)")
 
 
 def _portable(override: str) -> str:

@@ -55,14 +55,21 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, arguments: Any = None, namespace: Any = None) -> Any:
         """As argparse does, but says of an unknown option which one is like it."""
+        if arguments and arguments[0].startswith("-"):  # or it would miss the command first
+            self._refuse_unknown([word for word in arguments[:1] if word not in self._options])
         options, unknown = self.parse_known_args(arguments, namespace)
-        if unknown:
-            of_command: Parser = options.parser
-            known = [name for action in of_command._actions for name in action.option_strings]
-            word = unknown[0].partition("=")[0]
-            kind = "option" if word.startswith("-") else "argument"
-            of_command.error(f"unknown {kind} {word}{did_you_mean(word, known)}")
+        options.parser._refuse_unknown(unknown)
         return options
+
+    @property
+    def _options(self) -> list[str]:
+        return [name for action in self._actions for name in action.option_strings]
+
+    def _refuse_unknown(self, words: Sequence[str]) -> None:
+        if words:
+            word = words[0].partition("=")[0]
+            kind = "option" if word.startswith("-") else "argument"
+            self.error(f"unknown {kind} {word}{did_you_mean(word, self._options)}")
 
     def error(self, message: str) -> NoReturn:
         """One line on stderr, and exit code 2; the help, if only a command is missing."""
@@ -70,16 +77,13 @@ class Parser(argparse.ArgumentParser):
             self.print_help(sys.stderr)
             self.exit(exit_codes.WRONG_SETTINGS)
         text = message.removeprefix("argument ")
-        self.exit(exit_codes.WRONG_SETTINGS, f"{self.prog}: {text}; see '{self.prog} --help'\n")
+        self.exit(exit_codes.WRONG_SETTINGS, f"{self.prog}: {text} (see {self.prog} --help)\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             names = list(map(str, action.choices))
-            raise argparse.ArgumentError(
-                action,
-                f"there is no {value!r}{did_you_mean(str(value), names)}; "
-                f"there are: {', '.join(names)}",
-            )
+            close = did_you_mean(str(value), names) or f"; there are: {', '.join(names)}"
+            raise argparse.ArgumentError(action, f"there is no {value!r}{close}")
 
     def format_help(self) -> str:
         """argparse's, and the sections of the manual."""

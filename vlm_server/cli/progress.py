@@ -13,6 +13,7 @@ logger = logging.getLogger(__name__)
 
 _STEP = 0.05
 _REFRESHES_PER_SECOND = 5
+_BAR_COLUMNS = 24
 _KIND = re.compile(r"[^\d:]*")
 """The beginning of a stage's text, which stays while its numbers change."""
 
@@ -66,38 +67,41 @@ class _Bar:
         self.can_move = self._console.is_terminal and not self._console.is_dumb_terminal
         self._progress: Progress | None = None
         self._task: TaskID | None = None
-        self._kind = ""
+        self._kind: tuple[str, bool] | None = None
 
     def show(self, stage: str, fraction: float | None) -> None:
-        if self._progress is None:
-            self._progress = self._new()
+        kind = (_kind_of(stage), fraction is None)
+        if self._progress is None or self._task is None or kind != self._kind:
+            self.clear()  # the time that is left is told of each kind by itself
+            self._kind, self._progress = kind, self._new(with_bar=fraction is not None)
+            self._task = self._progress.add_task(stage, total=1.0, completed=fraction or 0.0)
             self._progress.start()
-        kind = _kind_of(stage)
-        if self._task is None or kind != self._kind:
-            if self._task is not None:
-                self._progress.remove_task(self._task)
-            self._task, self._kind = self._progress.add_task(stage, total=None), kind
-        if fraction is not None:
-            self._progress.update(self._task, total=1.0, completed=fraction)
-        self._progress.update(self._task, description=stage)
+            return
+        self._progress.update(self._task, description=stage, completed=fraction)
 
     def clear(self) -> None:
         if self._progress is not None:
             self._progress.stop()
         self._progress = self._task = None
 
-    def _new(self) -> Progress:
+    def _new(self, *, with_bar: bool) -> Progress:
         from rich import progress
         from rich.table import Column
 
         text = Column(no_wrap=True, overflow="ellipsis", ratio=1)
         is_plain = not self._console.encoding.startswith("utf")
-        return progress.Progress(
+        columns: list[progress.ProgressColumn] = [
             progress.SpinnerColumn("line" if is_plain else "dots"),
             progress.TextColumn("{task.description}", markup=False, table_column=text),
-            progress.BarColumn(24),
-            progress.TaskProgressColumn(),
-            progress.TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+        ]
+        if with_bar:
+            columns += [
+                progress.BarColumn(min(_BAR_COLUMNS, self._console.width // 4)),
+                progress.TaskProgressColumn(),
+                progress.TimeRemainingColumn(compact=True),
+            ]
+        return progress.Progress(
+            *columns,
             console=self._console,
             expand=True,
             transient=True,

@@ -13,6 +13,7 @@ import msgspec
 from vlm_server.errors import ConfigError, NotAvailable
 from vlm_server.settings.bounds import MAX_FLOAT, MAX_INT, MIN_KEY_CHARS
 from vlm_server.settings.engine import Cache, Engine, Image, Memory, Model, Scheduler, Video
+from vlm_server.settings.faults import explained
 from vlm_server.settings.front import Deadlines, Limits, Server, Urls
 from vlm_server.settings.telemetry import Log, Metrics, Tracing
 
@@ -67,7 +68,7 @@ def load_with_sources(
     try:
         settings = msgspec.convert(table, Settings)
     except msgspec.ValidationError as error:
-        raise ConfigError(str(error).replace("`$.", "`")) from None
+        raise ConfigError(explained(str(error), Settings, path, sources)) from None
     _check_numbers(settings)
     _check_exposure(settings.server)
     _check_keys(settings.server)

@@ -16,7 +16,6 @@ import pytest
 from PIL import Image
 
 from tests import clips
-from vlm_server.cli.ask import data_url, serves_wanted_model
 from vlm_server.cli.client.daemon import Daemon, is_local
 from vlm_server.cli.failure import CommandFailed
 from vlm_server.cli.main import main

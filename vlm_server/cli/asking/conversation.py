@@ -30,6 +30,7 @@ class Reply:
     reasoning: str = ""
     finish_reason: str | None = None
     usage: Usage = field(default_factory=Usage)
+    num_pieces: int = 0
     first_text_seconds: float | None = None
     total_seconds: float = 0.0
     picture: Medium | None = None
@@ -87,6 +88,7 @@ class Conversation:
                     if reply.first_text_seconds is None:
                         reply.first_text_seconds = time.perf_counter() - sent
                     reply.text += chunk.content
+                    reply.num_pieces += 1
                     on_text(chunk.content)
         reply.total_seconds = time.perf_counter() - sent
         if reply.picture is not None:

@@ -35,7 +35,11 @@ def ready_daemon(
     Raises CommandFailed if there is none, or not with this model; ConfigError for a model that
     nobody has.
     """
-    url = arguments.url or url_of(settings.server.host, settings.server.port)
+    url = (
+        _api_of(arguments.url)
+        if arguments.url
+        else url_of(settings.server.host, settings.server.port)
+    )
     api_key = _key(arguments, settings, url)
     with Daemon(url, api_key) as daemon:
         listed = daemon.listed() if daemon.is_there() else None
@@ -51,6 +55,12 @@ def ready_daemon(
         except CommandFailed as error:
             raise CommandFailed(f"the daemon started for this question: {error}") from None
         yield daemon, model
+
+
+def _api_of(url: str) -> str:
+    """`url` as people copy it from a browser, with the path of the API."""
+    has_host, has_path = "://" in url, "/" in url.partition("://")[2].rstrip("/")
+    return url if has_path or not has_host else f"{url.rstrip('/')}/v1"
 
 
 def _key(arguments: argparse.Namespace, settings: Settings, url: str) -> str | None:
@@ -96,7 +106,8 @@ def _check_may_start(
         if listed is None:
             raise CommandFailed(f"no daemon answers at {url}: is it running, is the URL right?")
         close = did_you_mean(str(wanted), served)
-        raise CommandFailed(f"{url} has no model {wanted!r}{close}; it has {', '.join(served)}")
+        has = f" (it has {', '.join(served)})"
+        raise CommandFailed(f"{url} has no model {wanted!r}{close or has}")
     if not wanted or HubName.parse(wanted) or Path(wanted).expanduser().is_dir():
         return
     if find.find(wanted, settings.model.search_paths) is None:

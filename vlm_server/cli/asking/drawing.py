@@ -62,8 +62,10 @@ def check_target(path: Path) -> None:
     """Raises ConfigError or CommandFailed if no picture can be written to `path`."""
     if path.suffix.lower() not in _FORMATS:
         raise ConfigError(f"--save-boxes {path}: expected a name that ends in .png, .jpg or .webp")
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise CommandFailed(f"can't write {path}: there is no such folder")
+    if not path.absolute().parent.is_dir():
+        raise CommandFailed(f"can't write {path}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise CommandFailed(f"can't write {path}: it is a folder")
 
 
 def save(image: Image.Image, path: Path) -> None:

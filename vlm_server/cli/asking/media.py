@@ -63,6 +63,8 @@ def read(word: str, limits: Limits, stdin: Callable[[], bytes] | None = None) ->
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise CommandFailed(f"can't read {name}: {reason}") from None
+    if not data:
+        raise CommandFailed(f"{name} is empty")
     medium = Medium(name, kind_of(word, data), data)
     try:
         if medium.is_video:

@@ -17,6 +17,7 @@ from vlm_server.cli.failure import CommandFailed
 from vlm_server.cli.nearest import printable
 from vlm_server.cli.progress import ProgressLine
 
+_LEAST_PIECES = 8
 _WAITING = "waiting for the answer"
 
 
@@ -72,9 +73,6 @@ def after(reply: Reply, save_boxes: Path | None, *, is_quiet: bool = False) -> N
 def as_json(reply: Reply) -> str:
     """The answer as one object; `regions` in pixels of the last picture."""
     usage, seconds = reply.usage, reply.total_seconds
-    decoding = seconds - (reply.first_text_seconds or 0.0)
-    num_tokens = usage.completion_tokens or 0
-    has_rate = reply.first_text_seconds is not None and num_tokens > 1 and decoding > 0
     said: dict[str, Any] = {
         "model": reply.model,
         "answer": reply.text,
@@ -88,11 +86,19 @@ def as_json(reply: Reply) -> str:
         "timings": {
             "first_text_seconds": _rounded(reply.first_text_seconds),
             "total_seconds": _rounded(seconds),
-            "tokens_per_second": _rounded((num_tokens - 1) / decoding if has_rate else None),
+            "tokens_per_second": _rounded(_rate(reply)),
         },
         "regions": _regions(reply),
     }
     return json.dumps(said, ensure_ascii=False)
+
+
+def _rate(reply: Reply) -> float | None:
+    """Tokens per second after the first; None where too little came in pieces to tell."""
+    if reply.first_text_seconds is None or reply.num_pieces < _LEAST_PIECES:
+        return None
+    tokens, seconds = reply.usage.completion_tokens, reply.total_seconds - reply.first_text_seconds
+    return (tokens - 1) / seconds if tokens and seconds > 0 else None
 
 
 def _regions(reply: Reply) -> list[dict[str, Any]]:

@@ -81,8 +81,12 @@ async def find_model(target: Target) -> Target:
         if target.model and isinstance(error, httpx.HTTPStatusError):
             return target
         raise ServerUnusable(
-            f"{target.name}: {target.base_url}/models does not list a model: {error!r}"
+            f"{target.name}: {target.base_url}/models does not list a model: {_line(error)}"
         ) from None
+
+
+def _line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 @contextlib.asynccontextmanager

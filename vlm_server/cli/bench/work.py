@@ -39,7 +39,7 @@ async def until_told_to_stop(args: argparse.Namespace) -> int:
 async def bench(args: argparse.Namespace) -> int:
     """See `run`. Measurements are written even if it ends early."""
     plan = _plan(args)
-    _warn_if_busy()
+    _check_target(args.json)
     runs: list[Run] = []
     async with contextlib.AsyncExitStack() as stack:
         targets = await _targets(args, stack)
@@ -64,6 +64,12 @@ def _write(file: Path | None, targets: list[Target], plan: Plan, runs: list[Run]
         file.write_bytes(report.document(targets, plan, runs))
 
 
+def _check_target(file: Path | None) -> None:
+    """Raises ConfigError if the measurements, which took long, could not be written to `file`."""
+    if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
+        raise ConfigError(f"--json {file}: it is a folder, or there is no folder for it")
+
+
 def _plan(args: argparse.Namespace) -> Plan:
     names = tuple(name.strip() for name in args.scenarios.split(","))
     if unknown := [name for name in names if name not in SCENARIOS]:
@@ -81,6 +87,7 @@ async def _targets(args: argparse.Namespace, stack: contextlib.AsyncExitStack) -
     names = [*_numbered(args.start), *(target.name for target in targets)]
     _check(args, names, targets)
     folder = checkpoint(args.model) if args.start else Path()
+    _warn_if_busy()
     private = PrivateFolder()
     stack.callback(private.close)
     look = partial(for_models, private, with_openblas=True)

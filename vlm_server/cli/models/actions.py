@@ -127,6 +127,6 @@ def _hub_name(text: str) -> HubName:
     if (name := HubName.parse(text)) is None:
         close = did_you_mean(text, [one.name for one in find.every()])
         raise ConfigError(
-            f"{text!r} is not a name of the hub, ORG/NAME or ORG/NAME@REVISION{close}"
+            f"{text!r} is not a name of the hub (ORG/NAME or ORG/NAME@REVISION){close}"
         )
     return name

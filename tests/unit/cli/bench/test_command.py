@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.unit.cli.scripted_server import ScriptedServer, echo, listening
-from vlm_server.cli.bench import command
+from vlm_server.cli.bench import command, names, work
 from vlm_server.cli.bench.client import Target
 from vlm_server.cli.bench.servers import Kind, ServerUnusable, find_model, parse_url, started
 from vlm_server.errors import ConfigError
@@ -66,7 +66,7 @@ async def test_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     async with listening(ScriptedServer()) as one, listening(ScriptedServer()) as two:
         urls = [f"--url=one={one}", f"--url=two={two}"]
         options = ["--scenarios=question,right", "--rounds=1", "--size=40x20", f"--json={file}"]
-        status = await command.bench(parse(*urls, *options))
+        status = await work.bench(parse(*urls, *options))
     printed = capsys.readouterr()
     assert status == 0
     assert "scenario" in printed.out
@@ -88,7 +88,7 @@ async def test_what_was_measured_is_written_when_it_ends_early(
     app = ScriptedServer(stop_soon)
     async with listening(app) as url:
         options = ["--scenarios=question,repeat", "--size=40x20", f"--json={file}"]
-        task = asyncio.create_task(command.bench(parse(f"--url=one={url}", *options)))
+        task = asyncio.create_task(work.bench(parse(f"--url=one={url}", *options)))
         with pytest.raises(asyncio.CancelledError):
             await task
     assert "from the second on" in capsys.readouterr().out
@@ -102,7 +102,7 @@ async def test_status_tells_of_a_server_that_never_answered():
     broken = ScriptedServer(lambda _: [(0.0, b"no")], status=500)
     async with listening(broken) as url:
         arguments = parse(f"--url=one={url}", "--scenarios=question", "--rounds=1", "--size=40x20")
-        assert await command.bench(arguments) == 1
+        assert await work.bench(arguments) == 1
 
 
 async def test_server_that_ends_at_once_is_reported_with_its_last_words(tmp_path: Path):
