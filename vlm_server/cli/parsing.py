@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from vlm_server.cli import exit_codes
 from vlm_server.cli.nearest import did_you_mean
@@ -78,6 +78,10 @@ class Parser(argparse.ArgumentParser):
             self.exit(exit_codes.WRONG_SETTINGS)
         text = message.removeprefix("argument ")
         self.exit(exit_codes.WRONG_SETTINGS, f"{self.prog}: {text} (see {self.prog} --help)\n")
+
+    def _print_message(self, message: str, file: IO[str] | None = None) -> None:
+        """argparse would be content with output that can't be written."""
+        (file or sys.stderr).write(message)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:

@@ -81,10 +81,10 @@ def files_and_question(line: str) -> tuple[list[str], str]:
     rest = line
     while rest:
         word, after = _first_word(rest)
+        if word.startswith("~"):
+            word = str(Path(word).expanduser())
         if not words.is_media_file(word):
-            word = str(Path(word).expanduser()) if word.startswith("~") else word
-            if not words.is_media_file(word):
-                break
+            break
         files.append(word)
         rest = after
     return files, rest
