@@ -92,9 +92,9 @@ def settings_arguments(options: argparse.Namespace) -> list[str]:
         arguments += ["--config", str(options.config.absolute())]
     if options.model is not None:
         arguments += ["--model", _portable_model(options.model)]
-    if options.chat_template is not None:
+    if getattr(options, "chat_template", None) is not None:  # `models check` has no such option
         arguments += ["--chat-template", str(options.chat_template.absolute())]
-    if options.allow_unchecked:
+    if getattr(options, "allow_unchecked", None):
         arguments += ["--allow-unchecked"]
     for override in options.set:
         arguments += ["--set", _portable(override)]

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from vlm_server.cli import exit_codes
 from vlm_server.cli.nearest import did_you_mean
@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
         text = message.removeprefix("argument ")
         self.exit(exit_codes.WRONG_SETTINGS, f"{self.prog}: {text} (see {self.prog} --help)\n")
 
-    def _print_message(self, message: str, file: IO[str] | None = None) -> None:
+    def _print_message(self, message: str, file: Any = None) -> None:
         """argparse would be content with output that can't be written."""
         (file or sys.stderr).write(message)
 

@@ -74,7 +74,8 @@ class _Bar:
         if self._progress is None or self._task is None or kind != self._kind:
             self.clear()  # the time that is left is told of each kind by itself
             self._kind, self._progress = kind, self._new(with_bar=fraction is not None)
-            self._task = self._progress.add_task(stage, total=1.0, completed=fraction or 0.0)
+            self._task = self._progress.add_task(stage, total=1.0)
+            self._progress.update(self._task, completed=fraction)
             self._progress.start()
             return
         self._progress.update(self._task, description=stage, completed=fraction)

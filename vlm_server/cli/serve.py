@@ -221,6 +221,7 @@ async def announce(
         await supervisor.wait_ready()
     finally:
         progress.clear()
+    terminal.has_started()
     if sys.stdout.isatty():
         seconds = time.monotonic() - started
         print(terminal.invitation(url, seconds, settings, sys.stdout), flush=True)

@@ -22,6 +22,7 @@ from vlm_server.settings import Log, Settings, Sources
 _CLEAR_LINE = "\r\x1b[K"
 _DEFAULT_URL = "http://127.0.0.1:8000/v1"
 _ACCESS_LOGGER = "vlm_server.api"
+_LOADING_LOGGER = "vlm_server.supervisor.supervisor"
 _EASILY_REPEATED = (
     "asyncio",
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
@@ -42,9 +43,19 @@ def for_a_person(settings: Settings, sources: Sources) -> Settings:
     if not sys.stderr.isatty() or "log.level" in sources:
         return settings
     logging.getLogger(_ACCESS_LOGGER).setLevel(logging.INFO)
+    logging.getLogger(_LOADING_LOGGER).addFilter(_is_no_error)
     return msgspec.structs.replace(
         settings, log=msgspec.structs.replace(settings.log, level="warning")
     )
+
+
+def has_started() -> None:
+    """Until here, an error of loading is the last thing that `serve` says: not in the log, too."""
+    logging.getLogger(_LOADING_LOGGER).removeFilter(_is_no_error)
+
+
+def _is_no_error(record: logging.LogRecord) -> bool:
+    return record.levelno < logging.ERROR
 
 
 def set_up_logging(log: Log) -> None:

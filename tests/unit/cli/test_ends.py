@@ -211,5 +211,3 @@ def test_a_standard_file_that_is_closed_is_no_error(closed: int, picture: str) -
     assert code == exit_codes.DONE
     assert ("a red" in out) is (closed != 1)
     assert err == ""
-
-

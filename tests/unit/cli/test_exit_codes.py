@@ -15,9 +15,7 @@ from vlm_server.cli.service import files
 
 DOCS = Path(__file__).parents[3] / "docs"
 CODES = {
-    value
-    for name, value in vars(exit_codes).items()
-    if name.isupper() and isinstance(value, int)
+    value for name, value in vars(exit_codes).items() if name.isupper() and isinstance(value, int)
 }
 
 

@@ -55,9 +55,7 @@ def test_what_has_no_fraction_has_no_bar(screen: Terminal) -> None:
     assert "%" not in screen.getvalue()
 
 
-def test_no_colour_where_none_is_wanted(
-    screen: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_colour_where_none_is_wanted(screen: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     for wanted in (False, True):
         monkeypatch.setenv("NO_COLOR", "" if wanted else "1")
         progress = ProgressLine(screen)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import logging
 import shlex
 from typing import Any
 
@@ -96,3 +97,16 @@ def test_the_picture_is_a_small_red_circle_on_white() -> None:
 )
 def test_the_address_can_be_opened_on_this_machine(host: str, url: str) -> None:
     assert url_of(host, 80) == url
+
+
+def test_what_ends_serve_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sys.stderr", Terminal())
+    logger = logging.getLogger("vlm_server.supervisor.supervisor")
+    terminal.for_a_person(settings.Settings(), {})
+    logger.error("the model can't be loaded")
+    logger.warning("the engine ended")
+    terminal.has_started()
+    logger.error("the model can't be loaded again")
+    assert caplog.messages == ["the engine ended", "the model can't be loaded again"]

@@ -44,14 +44,15 @@ def ready_daemon(
     with Daemon(url, api_key) as daemon:
         listed = daemon.listed() if daemon.is_there() else None
         if listed is not None and _chosen(listed, arguments.model, settings) is not None:
-            yield daemon, _wait(daemon, arguments, settings)
+            yield daemon, _wait_for(daemon, arguments, settings)
             return
     _check_may_start(arguments, settings, url, listed)
     print(f"No daemon at {url} can answer this: starting one.", file=sys.stderr)
     own = running_daemon(options.settings_arguments(arguments), settings.server.drain_seconds + 10)
     with own as own_url, Daemon(own_url, api_key) as daemon:
         try:
-            model = _wait(daemon, argparse.Namespace(model=None), settings)
+            daemon.wait_ready(settings.engine.start_timeout_seconds)  # it shows its progress
+            model = daemon.listed()[0]
         except CommandFailed as error:
             raise CommandFailed(f"the daemon started for this question: {error}") from None
         yield daemon, model
@@ -70,7 +71,7 @@ def _key(arguments: argparse.Namespace, settings: Settings, url: str) -> str | N
     return given or (own_key(settings.server) if is_local(url) else None)
 
 
-def _wait(daemon: Daemon, arguments: argparse.Namespace, settings: Settings) -> Model:
+def _wait_for(daemon: Daemon, arguments: argparse.Namespace, settings: Settings) -> Model:
     """The model of a daemon that is there, once it is loaded: more is known of it then."""
     progress = ProgressLine(sys.stderr)
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlm_server.cli import manual
-from vlm_server.cli.parsing import Manual, every
+from vlm_server.cli.parsing import Manual, commands_of, every
 
 if TYPE_CHECKING:
     from vlm_server.cli.options import Commands
@@ -66,6 +66,8 @@ def script(shell: str) -> str:
     parser = build_parser()
     models = shtab.cmd(_LIST_MODELS)
     for each in every(parser):
+        for summary, command in commands_of(each):
+            command.description = summary  # what is shown beside its name
         for action in each._actions:
             if action.dest == "model":
                 vars(action)["complete"] = models  # where shtab looks for it

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,6 @@ from vlm_server.cli.client.keys import own_key
 from vlm_server.cli.client.stream import stream_text
 from vlm_server.cli.models.pictures import drawn
 from vlm_server.cli.own_daemon import running_daemon
-from vlm_server.cli.progress import ProgressLine
 from vlm_server.errors import ModelLoadError
 from vlm_server.settings import Settings
 
@@ -81,11 +79,7 @@ def _load_and_ask(arguments: argparse.Namespace, settings: Settings) -> None:
     started = time.monotonic()
     own = running_daemon(options.settings_arguments(arguments), settings.server.drain_seconds + 10)
     with own as url, Daemon(url, own_key(settings.server)) as daemon:
-        progress = ProgressLine(sys.stderr)
-        try:
-            daemon.wait_ready(settings.engine.start_timeout_seconds, progress.show)
-        finally:
-            progress.clear()
+        daemon.wait_ready(settings.engine.start_timeout_seconds)
         print(f"\nLoaded in {time.monotonic() - started:.1f} s.")
         for each in drawn():
             asked = time.monotonic()

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
 from tests.unit.cli.scripted_server import ScriptedServer, echo, listening
 from vlm_server.cli.bench import command, names, work
 from vlm_server.cli.bench.client import Target
-from vlm_server.cli.bench.servers import Kind, ServerUnusable, find_model, parse_url, started
+from vlm_server.cli.bench.measure import Plan
+from vlm_server.cli.bench.scenarios import SCENARIOS
+from vlm_server.cli.bench.servers import KINDS, Kind, ServerUnusable, find_model, parse_url, started
 from vlm_server.errors import ConfigError
 
 
@@ -21,6 +24,31 @@ def parse(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     command.add_to(parser.add_subparsers())
     return parser.parse_args(["bench", *arguments])
+
+
+def test_help_offers_what_there_is() -> None:
+    assert tuple(KINDS) == names.KINDS
+    assert tuple(SCENARIOS) == names.SCENARIOS
+
+
+def test_a_model_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = tmp_path / f"models--org--it/snapshots/{'a' * 40}"
+    snapshot.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors"):
+        (snapshot / name).write_text("{}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    assert work.checkpoint("org/it") == snapshot
+    assert work.checkpoint(str(snapshot)) == snapshot
+    with pytest.raises(ConfigError, match="vlm-server pull org/other"):
+        work.checkpoint("org/other")
+    with pytest.raises(ConfigError, match="did you mean org/it"):
+        work.checkpoint("orgit")
+
+
+def test_what_is_left_to_do_is_known() -> None:
+    """Each server's warm-up, and each scenario in each round on each server."""
+    plan = Plan(("a", "b"), 3, (1, 1), 0)
+    assert plan.num_runs(2) == 2 + 2 * 3 * 2
 
 
 URL = "--url=a=http://127.0.0.1:9/v1"
@@ -107,9 +135,11 @@ async def test_status_tells_of_a_server_that_never_answered():
 
 async def test_server_that_ends_at_once_is_reported_with_its_last_words(tmp_path: Path):
     broken = Kind(("platform", "{model}"), "/health", "default")
-    with pytest.raises(ServerUnusable, match="it did not become ready"):
+    with pytest.raises(ServerUnusable, match="it did not become ready") as caught:
         async with started("it", broken, tmp_path, {}):
             pass
+    assert "\n" not in str(caught.value)
+    assert caught.value.details.count("\n") >= 1
 
 
 async def test_started_server_is_asked_and_ended(tmp_path: Path):
