@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -94,6 +95,16 @@ def test_examples_can_be_parsed() -> None:
         end = next((i for i, word in enumerate(words) if word in ("|", ">", "<")), len(words))
         if "--help" not in words:
             parser.parse_args(words[1:end])
+
+
+def test_the_commands_of_the_docs_can_be_parsed() -> None:
+    text = (PAGE.parent / "cli.md").read_text()
+    lines = [line for line in text.splitlines() if re.match(r"(cat .*\| |eval .*)?vlm-server", line)]
+    assert len(lines) > 8
+    for line in lines:
+        words = shlex.split(line[line.index("vlm-server") :].removesuffix(')"'))
+        end = next((i for i, word in enumerate(words) if word in ("|", ">", "<")), len(words))
+        build_parser().parse_args(words[1:end])
 
 
 def test_help_has_the_sections_of_a_manual_page(capsys: pytest.CaptureFixture[str]) -> None:
