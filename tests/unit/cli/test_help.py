@@ -99,7 +99,9 @@ def test_examples_can_be_parsed() -> None:
 
 def test_the_commands_of_the_docs_can_be_parsed() -> None:
     text = (PAGE.parent / "cli.md").read_text()
-    lines = [line for line in text.splitlines() if re.match(r"(cat .*\| |eval .*)?vlm-server", line)]
+    lines = [
+        line for line in text.splitlines() if re.match(r"(cat .*\| |eval .*)?vlm-server", line)
+    ]
     assert len(lines) > 8
     for line in lines:
         words = shlex.split(line[line.index("vlm-server") :].removesuffix(')"'))
