@@ -8,6 +8,7 @@ import pty
 import re
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -173,6 +174,25 @@ def test_ctrl_c_stops_an_answer_and_not_the_conversation(stage: str, is_heard: b
         ask.type("\x04")
         assert ask.ended() == 0
         assert "Traceback" not in ask.shown
+
+
+def test_ctrl_c_takes_along_the_daemon_that_ask_has_started() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with session("ask", "--set", f"server.port={port}", "What?") as ask:
+        ask.wait_for("starting one")
+        ask.wait_for("loading the weights")
+        children = children_of(ask.process.pid)
+        assert children
+        ask.type("\x03")
+        assert ask.ended() == -signal.SIGINT
+        assert not any(Path(f"/proc/{each}").exists() for each in children)
+        assert "Traceback" not in ask.shown
+
+
+def children_of(pid: int) -> list[int]:
+    """Of its main thread."""
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_pull_shows_how_far_it_is(hub: Hub) -> None:

@@ -9,8 +9,7 @@ import argparse
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from vlm_server.cli import exit_codes
 from vlm_server.cli.nearest import did_you_mean
@@ -23,8 +22,7 @@ _HELP_COLUMN = 30
 _NO_ACTION = re.compile(r"required: (COMMAND|ACTION)$")
 
 
-@dataclass(frozen=True, slots=True)
-class Manual:
+class Manual(NamedTuple):
     """What help says of a command beside its arguments.
 
     `examples` are pairs of what it does and the command line; `environment` and `files` pairs of
