@@ -99,6 +99,7 @@ class Parser(argparse.ArgumentParser):
             formatter.add_text(group.description)
             formatter.add_arguments(group._group_actions)
             formatter.end_section()
+        formatter.add_text(self.epilog)
         return formatter.format_help() + "".join(self._sections())
 
     def _sections(self) -> Iterator[str]:

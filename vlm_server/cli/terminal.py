@@ -70,8 +70,10 @@ def set_up_logging(log: Log) -> None:
         logging.getLogger(name).addFilter(rate)
 
 
-def banner(url: str, model_name: str, stream: TextIO) -> str:
-    """What a person at a terminal is told while the model loads."""
+def first_words(url: str, model_name: str, stream: TextIO) -> str:
+    """What is said while the model loads: to a program, the address in one line."""
+    if not stream.isatty():
+        return f"Listening on {url}"
     bold = _style(stream, "1")
     page = url.removesuffix("/v1")
     rows = (("model", model_name), ("address", url), ("page", page))

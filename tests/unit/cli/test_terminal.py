@@ -59,9 +59,10 @@ def test_a_person_gets_a_line_that_can_be_pasted(
     assert "vlm-server ask --url http://127.0.0.1:9/v1 picture.png" in shown
     assert ("\x1b[1m" in shown) is colours
     assert "--url" not in terminal.invitation(URL, 2.0, settings.Settings(), screen)
-    banner = terminal.banner(URL, "demo", screen)
-    assert "demo" in banner
-    assert ("\x1b[1m" in banner) is colours
+    first = terminal.first_words(URL, "demo", screen)
+    assert "demo" in first
+    assert ("\x1b[1m" in first) is colours
+    assert terminal.first_words(URL, "demo", io.StringIO()) == f"Listening on {URL}"
 
 
 def test_the_log_is_quieter_for_a_person_who_did_not_choose(
