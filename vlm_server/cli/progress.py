@@ -14,6 +14,8 @@ logger = logging.getLogger(__name__)
 _STEP = 0.05
 _REFRESHES_PER_SECOND = 5
 _BAR_COLUMNS = 24
+_FIGURE_COLUMNS = 15
+"""For what stands beside the text and the bar."""
 _KIND = re.compile(r"[^\d:]*")
 """The beginning of a stage's text, which stays while its numbers change."""
 
@@ -68,9 +70,11 @@ class _Bar:
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._kind: tuple[str, bool] | None = None
+        self._bar_columns = min(_BAR_COLUMNS, self._console.width // 5)
 
     def show(self, stage: str, fraction: float | None) -> None:
         kind = (_kind_of(stage), fraction is None)
+        stage = fitted(stage, self._console.width - self._bar_columns - _FIGURE_COLUMNS)
         if self._progress is None or self._task is None or kind != self._kind:
             self.clear()  # the time that is left is told of each kind by itself
             self._kind, self._progress = kind, self._new(with_bar=fraction is not None)
@@ -97,7 +101,7 @@ class _Bar:
         ]
         if with_bar:
             columns += [
-                progress.BarColumn(min(_BAR_COLUMNS, self._console.width // 4)),
+                progress.BarColumn(self._bar_columns),
                 progress.TaskProgressColumn(),
                 progress.TimeRemainingColumn(compact=True),
             ]
@@ -110,6 +114,15 @@ class _Bar:
             redirect_stdout=False,
             redirect_stderr=False,
         )
+
+
+def fitted(stage: str, columns: int) -> str:
+    """`stage` in so many columns: of `downloading FILE: 1 of 2 GB`, the file's name is cut."""
+    name, colon, figures = stage.rpartition(": ")
+    room = columns - len(colon) - len(figures) - 1
+    if len(stage) <= columns or not colon or room < 1:
+        return stage
+    return f"{name[:room]}\u2026{colon}{figures}"
 
 
 def _kind_of(stage: str) -> str:

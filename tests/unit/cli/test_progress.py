@@ -8,7 +8,9 @@ import logging
 import pytest
 
 from tests.unit.cli.screen import Terminal
-from vlm_server.cli.progress import ProgressLine
+from vlm_server.cli.progress import ProgressLine, fitted
+
+DOWNLOAD = "downloading model.safetensors: 1 GB of 2 GB"
 
 
 @pytest.fixture
@@ -45,6 +47,20 @@ def test_a_line_is_never_wider_than_the_terminal(
     lines = screen.getvalue().replace("\x1b[2K", "").replace("\r", "\n").split("\n")
     assert "\u2026" in screen.getvalue()  # cut, and marked as such
     assert max(map(len, lines)) <= 30 + len("\x1b[?25l")
+
+
+@pytest.mark.parametrize(
+    ("stage", "columns", "shown"),
+    [
+        (DOWNLOAD, 50, DOWNLOAD),
+        (DOWNLOAD, 32, "downloading model\u2026: 1 GB of 2 GB"),
+        (DOWNLOAD, 10, DOWNLOAD),
+        ("warming up on a picture", 10, "warming up on a picture"),
+    ],
+)
+def test_a_long_name_gives_way_to_figures(stage: str, columns: int, shown: str) -> None:
+    """What is still too long is cut at its end."""
+    assert fitted(stage, columns) == shown
 
 
 def test_what_has_no_fraction_has_no_bar(screen: Terminal) -> None:
