@@ -36,12 +36,22 @@ def add_model_option(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--model", metavar="NAME", help="folder of a checkpoint, or its name: ORG/NAME[@REVISION]"
     )
+    add_template_option(group)
+    add_unchecked_option(group)
+
+
+def add_template_option(group: argparse._ActionsContainer) -> None:
+    """`--chat-template`."""
     group.add_argument(
         "--chat-template",
         metavar="FILE",
         type=Path,
         help="chat template in place of the checkpoint's (model.chat_template)",
     )
+
+
+def add_unchecked_option(group: argparse._ActionsContainer) -> None:
+    """`--allow-unchecked`."""
     group.add_argument(
         "--allow-unchecked",
         action="store_true",

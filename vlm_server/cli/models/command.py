@@ -49,6 +49,10 @@ def _add(
     parser = commands.add_parser(name, help=text, description=text.capitalize() + ".")
     also = ", or a folder" if name == "check" else ""
     parser.add_argument("model", metavar="NAME", help=f"ORG/NAME or ORG/NAME@REVISION{also}")
+    if name in ("pull", "check"):
+        options.add_unchecked_option(parser)
+    if name == "check":
+        options.add_template_option(parser)
     options.add_config_options(parser)
     parser.set_defaults(run=run)
     files = (*manual.CONFIG_FILES, *manual.HUB_FILES)
