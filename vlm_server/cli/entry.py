@@ -1,17 +1,43 @@
-"""The program's entry point. It handles a Ctrl-C while the commands are being imported."""
+"""The program's entry point: what has to be right before anything is imported, and after all."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+
+_NUM_STANDARD_FILES = 3
 
 
 def main() -> int:
-    """Run `vlm-server`; a Ctrl-C during the imports ends it without a traceback."""
+    """Run `vlm-server`. A Ctrl-C ends it without a traceback, even while it is imported."""
+    fill_standard_files()
     is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_heard:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from vlm_server.cli import exit_codes
     from vlm_server.cli.main import main as run  # takes a moment
 
     if is_heard:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    return run()
+    code = run()
+    if code == exit_codes.INTERRUPTED and is_heard:  # a shell's loop ends only if we end by it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    return code
+
+
+def fill_standard_files() -> None:
+    """Open /dev/null in place of standard files that are closed.
+
+    The next file or connection would get their numbers, and what we print. Python has no
+    `sys.stdout` then.
+    """
+    for number in range(_NUM_STANDARD_FILES):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115  open until the end
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115

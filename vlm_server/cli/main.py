@@ -3,54 +3,147 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from importlib import import_module
 
-from vlm_server import __version__
-from vlm_server.cli import ask, check_config, exit_codes, serve
-from vlm_server.cli.bench import command as bench
-from vlm_server.cli.doctor import command as doctor
-from vlm_server.cli.models import command as models
-from vlm_server.cli.service import command as service
+from vlm_server.cli import exit_codes, manual
+from vlm_server.cli.nearest import printable
+from vlm_server.cli.parsing import Parser
 from vlm_server.errors import ConfigError, ModelLoadError, NotAvailable, VlmServerError
+
+_PACKAGE = "vlm_server.cli"
+_OF_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+COMMANDS = {
+    "serve": ("serve", "start the daemon"),
+    "ask": ("ask", "ask about images and videos"),
+    "pull": ("models.command", "download a model, if it can be served here"),
+    "models": ("models.command", "list, check, download and remove models"),
+    "check-config": ("check_config", "validate the settings without starting"),
+    "doctor": ("doctor.command", "look for what is wrong, and say what to do"),
+    "service": ("service.command", "run the daemon in the background from login on"),
+    "bench": ("bench.command", "compare the speed of servers"),
+    "completions": ("completions.command", "print what a shell needs to complete commands"),
+}
+"""Each command's module, which adds it to the parser, and what the overview says of it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; `arguments` default to `sys.argv`."""
-    options = build_parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    options = argparse.Namespace(debug="--debug" in words)
     try:
-        return int(options.run(options))
-    except NotAvailable as error:
-        return _fail(error, exit_codes.NOT_AVAILABLE)
-    except ConfigError as error:
-        return _fail(error, _final(options, exit_codes.WRONG_SETTINGS))
-    except ModelLoadError as error:
-        return _fail(error, _final(options, exit_codes.MODEL_UNUSABLE))
-    except VlmServerError as error:
-        return _fail(error, exit_codes.FAILURE)
-    except KeyboardInterrupt:
-        return exit_codes.INTERRUPTED
+        options = build_parser(words).parse_args(words)
+        code = int(options.run(options))
+        sys.stdout.flush()
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  a person gets one line
+        return report(error, options)
+    except SystemExit:  # argparse has said why
+        try:
+            sys.stdout.flush()
+        except OSError as error:
+            return report(error, options)
+        raise
+    return code
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line; it sets `run` to the command's function."""
-    parser = argparse.ArgumentParser(
+def build_parser(words: Sequence[str] | None = None) -> Parser:
+    """The parser of the command line; it sets `run` to the command's function.
+
+    Only the module of the command that `words` begin with is imported; all, if they are None.
+    """
+    parser = Parser(
         prog="vlm-server",
         description="Serves a vision-language model over HTTP, and asks it questions.",
     )
-    parser.add_argument("--version", action="version", version=f"vlm-server {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (serve, ask, models, check_config, doctor, service, bench):
-        command.add_to(commands)
+    parser.manual = manual.OVERVIEW
+    parser.others.add_argument("--version", action=_Version, help="show the version and exit")
+    parser.set_defaults(debug=False)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, title="commands")
+    wanted = next((word for word in words or () if not word.startswith("-")), "")
+    for name, (module, summary) in COMMANDS.items():
+        if name in commands.choices:
+            continue
+        if words is None or wanted in _commands_in(module):
+            import_module(f"{_PACKAGE}.{module}").add_to(commands)
+        else:
+            commands.add_parser(name, help=summary)
     return parser
 
 
-def _final(options: argparse.Namespace, code: int) -> int:
-    """`code`, or what `--give-up-status` says instead for an error that a restart does not mend."""
+def report(error: BaseException, options: argparse.Namespace) -> int:
+    """Say in one line what went wrong, with a trace if it is wanted; returns the exit code."""
+    if isinstance(error, BrokenPipeError):
+        _discard_output()
+        return exit_codes.CLOSED_PIPE
+    if isinstance(error, KeyboardInterrupt):
+        return exit_codes.INTERRUPTED
+    code = code_of(error)
+    if options.debug or (code == exit_codes.DEFECT and hasattr(options, "keeps_log")):
+        import traceback
+
+        traceback.print_exception(error)
+    details = getattr(error, "details", "") if options.debug else ""
+    with contextlib.suppress(OSError):
+        print(f"{details}vlm-server: {printable(_line_of(error, code))}", file=sys.stderr)
+    if isinstance(error, OSError):
+        _discard_output()  # what could not be written would fail again at the end
     wanted: int | None = getattr(options, "give_up_status", None)
-    return code if wanted is None else wanted
+    return code if wanted is None or code not in exit_codes.FINAL else wanted
 
 
-def _fail(error: VlmServerError, code: int) -> int:
-    print(f"vlm-server: {error}", file=sys.stderr)
-    return code
+def code_of(error: BaseException) -> int:
+    """The exit code that means `error`."""
+    match error:
+        case NotAvailable():
+            return exit_codes.NOT_AVAILABLE
+        case ConfigError():
+            return exit_codes.WRONG_SETTINGS
+        case ModelLoadError():
+            return exit_codes.MODEL_UNUSABLE
+        case VlmServerError() | OSError():
+            return exit_codes.FAILURE
+        case _:
+            return exit_codes.DEFECT
+
+
+def _line_of(error: BaseException, code: int) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        where = "can't write the output" if error.errno in _OF_OUTPUT else "it failed"
+        return f"{error.filename or where}: {error.strerror}"
+    text = " ".join(str(error).split("\n"))
+    if code == exit_codes.DEFECT:
+        return f"this is a defect ({type(error).__name__}: {text}); --debug shows where it is"
+    return text
+
+
+def _discard_output() -> None:
+    """Let what is still to be written go nowhere, or Python complains of it at the end."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def _commands_in(module: str) -> Iterable[str]:
+    return [name for name, (each, _) in COMMANDS.items() if each == module]
+
+
+class _Version(argparse.Action):
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        from vlm_server import __version__
+
+        print(f"vlm-server {__version__}")
+        parser.exit()

@@ -8,24 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from vlm_server import settings
-from vlm_server.api.http.access import keys
-from vlm_server.checkpoints.find import located
-from vlm_server.checkpoints.foreign import fault_of, lack_of
-from vlm_server.checkpoints.names import HubName, to_download
+from vlm_server.cli.nearest import did_you_mean
 from vlm_server.errors import ConfigError, NotAvailable
-from vlm_server.settings import ListedModel, Model, Settings, Sources
 
 if TYPE_CHECKING:
+    from vlm_server.settings import ListedModel, Settings, Sources
+
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def add_config_options(parser: argparse.ArgumentParser) -> None:
     """`--config` and `--set`."""
-    parser.add_argument("--config", metavar="FILE", type=Path, help="TOML file with settings")
-    parser.add_argument(
+    group = parser.add_argument_group("settings")
+    group.add_argument("--config", metavar="FILE", type=Path, help="TOML file with settings")
+    group.add_argument(
         "--set",
         metavar="SECTION.KEY=VALUE",
         action="append",
@@ -36,21 +32,27 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
 
 def add_model_option(parser: argparse.ArgumentParser) -> None:
     """`--model`, `--chat-template` and `--allow-unchecked`."""
-    parser.add_argument(
+    group = parser.add_argument_group("model")
+    group.add_argument(
         "--model", metavar="NAME", help="folder of a checkpoint, or its name: ORG/NAME[@REVISION]"
     )
-    parser.add_argument(
+    add_template_option(group)
+    add_unchecked_option(group)
+
+
+def add_template_option(group: argparse._ActionsContainer) -> None:
+    """`--chat-template`."""
+    group.add_argument(
         "--chat-template",
         metavar="FILE",
         type=Path,
         help="chat template in place of the checkpoint's (model.chat_template)",
     )
-    add_unchecked_option(parser)
 
 
-def add_unchecked_option(parser: argparse.ArgumentParser) -> None:
+def add_unchecked_option(group: argparse._ActionsContainer) -> None:
     """`--allow-unchecked`."""
-    parser.add_argument(
+    group.add_argument(
         "--allow-unchecked",
         action="store_true",
         default=None,
@@ -72,6 +74,13 @@ def load_settings(options: argparse.Namespace) -> Settings:
 
 def load_settings_with_sources(options: argparse.Namespace) -> tuple[Settings, Sources]:
     """The same, and where each setting was given."""
+    import msgspec
+
+    from vlm_server import settings
+    from vlm_server.api.http.access import keys
+    from vlm_server.checkpoints.find import located
+    from vlm_server.checkpoints.names import to_download
+
     loaded, sources = settings.load_with_sources(options.config, tuple(overrides(options)))
     if loaded.model.path:
         loaded = msgspec.structs.replace(loaded, model=located(loaded.model))
@@ -79,12 +88,20 @@ def load_settings_with_sources(options: argparse.Namespace) -> tuple[Settings, S
             check_model(Path(loaded.model.path))
     models = {name: _located(one, loaded) for name, one in loaded.models.items()}
     loaded = msgspec.structs.replace(loaded, models=models)
+    if loaded.model.chat_template:
+        _check_template(Path(loaded.model.chat_template).expanduser())
     keys.check_settings(loaded.server)
     return loaded, sources
 
 
 def _located(listed: ListedModel, settings: Settings) -> ListedModel:
     """`listed` with the folder of its checkpoint. Raises ConfigError and NotAvailable."""
+    import msgspec
+
+    from vlm_server.checkpoints.find import located
+    from vlm_server.checkpoints.names import to_download
+    from vlm_server.settings import Model
+
     model = Model(path=listed.path, search_paths=settings.model.search_paths)
     path = located(model).path
     if to_download(path) is None:
@@ -102,8 +119,8 @@ def settings_arguments(options: argparse.Namespace) -> list[str]:
         arguments += ["--config", str(options.config.absolute())]
     if options.model is not None:
         arguments += ["--model", _portable_model(options.model)]
-    if (template := getattr(options, "chat_template", None)) is not None:
-        arguments += ["--chat-template", str(template.absolute())]
+    if getattr(options, "chat_template", None) is not None:  # `models check` has no such option
+        arguments += ["--chat-template", str(options.chat_template.absolute())]
     if getattr(options, "allow_unchecked", None):
         arguments += ["--allow-unchecked"]
     for override in options.set:
@@ -113,12 +130,17 @@ def settings_arguments(options: argparse.Namespace) -> list[str]:
 
 def _portable_model(text: str) -> str:
     """A path as it holds in any folder; a name as it is."""
+    from vlm_server.checkpoints.names import HubName
+
     path = Path(text).expanduser()
     return text if not path.exists() and HubName.parse(text) else str(path.absolute())
 
 
 def check_model(path: Path) -> None:
     """Raises ConfigError, or NotAvailable, unless `path` may be the folder of a checkpoint."""
+    from vlm_server.checkpoints.find import every
+    from vlm_server.checkpoints.foreign import fault_of, lack_of
+
     if fault := fault_of(path):
         raise ConfigError(f"model.path: {fault}")
     if (path / "config.json").is_file():
@@ -130,15 +152,23 @@ def check_model(path: Path) -> None:
     except OSError as error:
         raise ConfigError(f"model.path: can't read {path}: {error.strerror}") from None
     if not names:
+        close = did_you_mean(path.name, [one.name for one in every()])
         raise NotAvailable(
             f"model.path: {path} is not the folder of a checkpoint: it is not there, or empty (is "
-            "its disk mounted?)"
+            f"its disk mounted?){close}"
         )
     raise ConfigError(f"model.path: {path} {lack_of(names)}")
 
 
+def _check_template(path: Path) -> None:
+    if not path.is_file():
+        raise NotAvailable(f"model.chat_template: there is no file {path} (is its disk mounted?)")
+
+
 def _portable(override: str) -> str:
     """`override` as it can stand in a service's file."""
+    from vlm_server import settings
+
     name = override.partition("=")[0].replace(" ", "").replace("\t", "")
     if name == "server.api_keys":
         raise ConfigError(

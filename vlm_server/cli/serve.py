@@ -1,209 +1,85 @@
-"""`vlm-server serve`: the front process, which serves HTTP and keeps an engine running.
-
-The order of starting and stopping is here; requests are handled in `api`, the engine process in
-`supervisor`.
-"""
+"""`vlm-server serve`: its options, and where a daemon can be reached. `serving` does the work."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
-import os
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from vlm_server import backend, heap
-from vlm_server.api.app import create_app
-from vlm_server.api.http.connection.server import SLOW_READER_SECONDS, HttpServer, http_config
-from vlm_server.api.http.intake import intake
-from vlm_server.api.http.openai_errors import encode
-from vlm_server.api.http.tracing import start_tracer
-from vlm_server.api.routes import OPERATIONS
-from vlm_server.child.pool import ChildFailed
-from vlm_server.cli import options, terminal
-from vlm_server.cli.ending import Ending, stop_on_signals, stop_when_input_ends
-from vlm_server.cli.listener import Listener, check_exposure, listen, where_it_listens
-from vlm_server.cli.log_file import LogFile
-from vlm_server.cli.reload import Reloader, start_again
-from vlm_server.settings import Settings, Sources
-from vlm_server.supervisor.model_pool import ModelPool
+from vlm_server.cli import manual, options
+from vlm_server.cli.parsing import Manual
 
 if TYPE_CHECKING:
     from vlm_server.cli.options import Commands
 
-_LOOK_SECONDS = 10.0
-"""How often the heap, the log file and the settings file are looked at."""
-_MOST_FREE_BYTES = 4 << 20
-"""Of the heap: more goes back to the system, a little later."""
-_HOLD_SECONDS = 30.0
-"""How long clients of an inherited socket wait for the model to load, rather than be told so."""
-_HOLD_LOOK_SECONDS = 0.1
-
 _EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  shown, not listened on
+_MANUAL = Manual(
+    examples=(
+        ("The small model that comes with the program", "vlm-server serve"),
+        (
+            "A model by its name, which is downloaded if it is not here",
+            "vlm-server serve --model mlx-community/Qwen3-VL-4B-Instruct-4bit",
+        ),
+        (
+            "Another port, and four answers at once",
+            "vlm-server serve --port 9000 --set scheduler.max_num_seqs=4",
+        ),
+    ),
+    environment=(*manual.HUB, *manual.TERMINAL),
+    files=(*manual.CONFIG_FILES, *manual.HUB_FILES),
+)
 
 
 def add_to(commands: Commands) -> None:
     """Add the command to the command line."""
-    parser = commands.add_parser("serve", help="start the daemon")
+    parser = commands.add_parser(
+        "serve",
+        help="start the daemon",
+        description="Serves a model over HTTP until it is told to stop with Ctrl-C or SIGTERM: a "
+        "page for browsers at /, and the APIs of OpenAI, Anthropic and Ollama. Without --model it "
+        "is a small one that comes with the program. A model that is named and not on this "
+        "machine is downloaded.",
+    )
     options.add_model_option(parser)
     options.add_config_options(parser)
-    parser.add_argument("--host", help="address to listen on (server.host)")
-    parser.add_argument("--port", type=int, help="TCP port, 0 for a free one (server.port)")
-    parser.add_argument(
+    address = parser.add_argument_group("address")
+    address.add_argument("--host", help="address to listen on (server.host)")
+    address.add_argument("--port", type=int, help="TCP port, 0 for a free one (server.port)")
+    managed = parser.add_argument_group("for programs that start it")
+    managed.add_argument(
         "--stop-at-eof", action="store_true", help="stop when standard input is closed"
     )
-    parser.add_argument(
+    managed.add_argument(
         "--give-up-status",
         metavar="STATUS",
         type=int,
         help="exit status if a restart would not help, instead of 2 or 3 (for launchd)",
     )
-    parser.add_argument(
+    managed.add_argument(
         "--reload",
         action="store_true",
         help="start again, once answers are finished, at SIGHUP and when --config has changed",
     )
-    parser.add_argument(
+    managed.add_argument(
         "--log-file", metavar="FILE", type=Path, help="write there, and keep it of bounded size"
     )
-    parser.add_argument(
+    managed.add_argument(
         "--launchd-socket",
         metavar="NAME",
         help="take over the sockets of this name in the LaunchAgent's file",
     )
-    parser.set_defaults(run=run)
-
-
-@dataclass(frozen=True, slots=True)
-class _Process:
-    """What this process was started with."""
-
-    settings: Settings
-    sources: Sources
-    listener: Listener
-    reloader: Reloader | None
-    log_file: LogFile | None
+    parser.set_defaults(run=run, keeps_log=True)
+    manual.add(parser, _MANUAL)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal arrives. Raises ConfigError or ModelLoadError."""
-    log_file = LogFile(arguments.log_file) if arguments.log_file else None
-    reloader = Reloader(arguments.config) if arguments.reload else None
-    settings, sources = options.load_settings_with_sources(arguments)
-    backend.check()
-    terminal.set_up_logging(settings.log)
-    heap.keep_bodies()
-    listener = listen(settings.server, os.environ, arguments.launchd_socket)
-    if reloader is not None:
-        reloader.check_with(settings, lambda: _load_for(listener, arguments))
-    server = where_it_listens(settings.server, listener)
-    settings = msgspec.structs.replace(settings, server=server)
-    process = _Process(settings, sources, listener, reloader, log_file)
-    if asyncio.run(serve(process, stop_at_eof=arguments.stop_at_eof)):
-        start_again(listener)
-    return 0
+    from vlm_server.cli import serving  # takes a moment
 
-
-def _load_for(listener: Listener, arguments: argparse.Namespace) -> Settings:
-    """The settings as they are now. Raises ConfigError if they can't be served on `listener`."""
-    settings = options.load_settings(arguments)
-    check_exposure(settings.server, listener)
-    return settings
+    return serving.run(arguments)
 
 
 def url_of(host: str, port: int) -> str:
     """The URL for a client on this machine of a daemon that listens on `host` and `port`."""
     host = _EVERY_ADDRESS.get(host, host)
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
-
-
-async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
-    """Serve HTTP until told to stop, then drain. Returns whether to start again.
-
-    Raises ModelLoadError.
-    """
-    settings, listener = process.settings, process.listener
-    tracer = start_tracer(settings.tracing, OPERATIONS)
-    stop = asyncio.Event()
-    end = Ending(stop.set)
-    stop_on_signals(end.stop)
-    if stop_at_eof:
-        stop_when_input_ends(end.stop)
-    if process.reloader is not None:
-        process.reloader.listen(end.start_again)
-    progress = terminal.ProgressLine(sys.stderr)
-    models = ModelPool(settings, on_progress=progress.show)
-    intake_pool = intake.start_pool(settings.limits)
-    with contextlib.suppress(ChildFailed):  # it is started when it is needed
-        await asyncio.to_thread(intake_pool.warm_up)
-    app = create_app(settings, models, intake_pool, tracer, process.sources)
-    server = HttpServer(http_config(app, settings, encode))
-    url = url_of(settings.server.host, listener.addresses[0][1])
-    print(f"Listening on {url}", flush=True)
-    await models.start()
-    announcement = asyncio.create_task(announce(models, progress, url, settings))
-    announcement.add_done_callback(lambda task: stop.set() if _has_failed(task) else None)
-    looking = asyncio.create_task(look_after(process))
-    http = asyncio.create_task(serve_http(server, listener, models, stop))
-    http.add_done_callback(lambda _: stop.set())
-    await stop.wait()
-    looking.cancel()
-    announcement.cancel()
-    if listener.is_inherited:
-        await server.last_call(lambda: models.num_in_flight)
-    server.should_exit = True  # no new connections; running requests finish or fail below
-    await models.stop()
-    server.end_within(SLOW_READER_SECONDS)
-    await http
-    intake_pool.close()
-    if tracer is not None:
-        await asyncio.to_thread(tracer.close)
-    with contextlib.suppress(asyncio.CancelledError):
-        await announcement
-    return end.is_restart
-
-
-async def serve_http(
-    server: HttpServer, listener: Listener, models: ModelPool, stop: asyncio.Event
-) -> None:
-    """Answer clients. Those of an inherited socket, which wait in any case, do so until the model
-    is loaded, so that a restart fails none of them: but not for a download, nor for ever.
-    """
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_HOLD_SECONDS if listener.is_inherited else 0):
-            while models.is_starting and not stop.is_set():  # noqa: ASYNC110
-                await asyncio.sleep(_HOLD_LOOK_SECONDS)
-    if not stop.is_set():
-        await server.serve(sockets=list(listener.sockets))
-
-
-async def look_after(process: _Process) -> None:
-    """Give back what bodies have left, keep the log small, see new settings: now and then."""
-    while True:
-        await asyncio.sleep(_LOOK_SECONDS)
-        if heap.free_bytes() > _MOST_FREE_BYTES:
-            await asyncio.to_thread(heap.trim)
-        if process.log_file is not None:
-            await asyncio.to_thread(process.log_file.rotate_if_large)
-        if process.reloader is not None:
-            await process.reloader.look()
-
-
-async def announce(
-    models: ModelPool, progress: terminal.ProgressLine, url: str, settings: Settings
-) -> None:
-    """Print the address once models are ready. Raises ModelLoadError if one can't be loaded."""
-    try:
-        await models.wait_ready()
-    finally:
-        progress.clear()
-    print(terminal.greeting(url, models.names[0], settings), flush=True)
-
-
-def _has_failed(task: asyncio.Task[None]) -> bool:
-    return not task.cancelled() and task.exception() is not None

@@ -1,4 +1,4 @@
-"""What `vlm-server serve` prints: log lines, loading progress, an example request."""
+"""What `vlm-server serve` prints: log lines, a greeting, an example request."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import base64
 import io
 import json
 import logging
+import os
 import shlex
 import sys
+from collections.abc import Callable
 from typing import TextIO
 
+import msgspec
 from PIL import Image, ImageDraw
 
-from vlm_server import log_lines
+from vlm_server import __version__, log_lines
 from vlm_server.cli.log_rate import LogRate
-from vlm_server.settings import Log, Settings
-
-logger = logging.getLogger(__name__)
+from vlm_server.settings import Log, Settings, Sources
 
 _CLEAR_LINE = "\r\x1b[K"
-_LOG_STEP = 0.05
+_DEFAULT_URL = "http://127.0.0.1:8000/v1"
+_ACCESS_LOGGER = "vlm_server.api"
+_LOADING_LOGGER = "vlm_server.supervisor.supervisor"
 _EASILY_REPEATED = (
     "asyncio",
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
@@ -30,6 +33,29 @@ _EASILY_REPEATED = (
     "vlm_server.api.http.intake.intake",
 )
 """Loggers of which any client could get any number of lines."""
+
+
+def for_a_person(settings: Settings, sources: Sources) -> Settings:
+    """`settings` with a quieter log, if it goes to a terminal and its level was not chosen.
+
+    Requests are logged all the same.
+    """
+    if not sys.stderr.isatty() or "log.level" in sources:
+        return settings
+    logging.getLogger(_ACCESS_LOGGER).setLevel(logging.INFO)
+    logging.getLogger(_LOADING_LOGGER).addFilter(_is_no_error)
+    return msgspec.structs.replace(
+        settings, log=msgspec.structs.replace(settings.log, level="warning")
+    )
+
+
+def has_started() -> None:
+    """Until here, an error of loading is the last thing that `serve` says: not in the log, too."""
+    logging.getLogger(_LOADING_LOGGER).removeFilter(_is_no_error)
+
+
+def _is_no_error(record: logging.LogRecord) -> bool:
+    return record.levelno < logging.ERROR
 
 
 def set_up_logging(log: Log) -> None:
@@ -44,34 +70,38 @@ def set_up_logging(log: Log) -> None:
         logging.getLogger(name).addFilter(rate)
 
 
-class ProgressLine:
-    """Loading progress: one updated line on a terminal, log lines elsewhere.
+def first_words(url: str, model_name: str, stream: TextIO) -> str:
+    """What is said while the model loads: to a program, the address in one line."""
+    if not stream.isatty():
+        return f"Listening on {url}"
+    bold = _style(stream, "1")
+    page = url.removesuffix("/v1")
+    rows = (("model", model_name), ("address", url), ("page", page))
+    lines = [f"  {name:<8} {bold(text)}" for name, text in rows]
+    return "\n".join([f"vlm-server {__version__}", "", *lines, ""])
 
-    A stage that advances in small steps, such as a download, gets a log line every 5 %.
-    """
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._is_terminal = stream.isatty()
-        self._logged = -1.0
+def invitation(url: str, seconds: float, settings: Settings, stream: TextIO) -> str:
+    """What a person at a terminal is told when the model is ready."""
+    words = ["vlm-server", "ask"]
+    if url != _DEFAULT_URL:
+        words += ["--url", url]
+    if settings.server.needs_key:
+        words += ["--api-key-file", "FILE"]
+    command = shlex.join([*words, "picture.png"]) + ' "What is in this picture?"'
+    bold = _style(stream, "1")
+    return (
+        f"Ready after {seconds:.1f} s. Open the page, or ask from another terminal:\n\n"
+        f"  {bold(command)}\n\nCtrl-C stops the daemon."
+    )
 
-    def show(self, stage: str, fraction: float) -> None:
-        """Show `stage`; `fraction` runs from 0 to 1."""
-        text = f"{stage} ({fraction:.0%})"
-        if self._is_terminal:
-            self._write(f"{_CLEAR_LINE}{text}")
-        elif not 0 <= fraction - self._logged < _LOG_STEP:
-            self._logged = fraction
-            logger.info("%s", text)
 
-    def clear(self) -> None:
-        """Remove the line from the terminal."""
-        if self._is_terminal:
-            self._write(_CLEAR_LINE)
-
-    def _write(self, text: str) -> None:
-        self._stream.write(text)
-        self._stream.flush()
+def _style(stream: TextIO, code: str) -> Callable[[str], str]:
+    """Puts text into a style, where `stream` is a terminal that has it."""
+    has_styles = stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    if not has_styles or os.environ.get("NO_COLOR"):
+        return str
+    return lambda text: f"\x1b[{code}m{text}\x1b[0m"
 
 
 def greeting(url: str, model_name: str, settings: Settings) -> str:

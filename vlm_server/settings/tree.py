@@ -23,6 +23,7 @@ from vlm_server.settings.engine import (
     Scheduler,
     Video,
 )
+from vlm_server.settings.faults import explained
 from vlm_server.settings.front import Deadlines, Limits, Server, Urls
 from vlm_server.settings.telemetry import Log, Metrics, Tracing
 
@@ -86,7 +87,7 @@ def load_with_sources(
     try:
         settings = msgspec.convert(table, Settings)
     except msgspec.ValidationError as error:
-        raise ConfigError(str(error).replace("`$.", "`")) from None
+        raise ConfigError(explained(str(error), Settings, path, sources)) from None
     _check_numbers(settings)
     _check_exposure(settings.server)
     _check_keys(settings.server)

@@ -16,12 +16,16 @@ import pytest
 from PIL import Image
 
 from tests import clips
-from vlm_server.cli.ask import data_url, serves_wanted_model
+from vlm_server.cli.asking.media import kind_of, read
 from vlm_server.cli.client.daemon import Daemon, is_local
 from vlm_server.cli.failure import CommandFailed
 from vlm_server.cli.main import main
 from vlm_server.cli.own_daemon import running_daemon
-from vlm_server.settings import Model, Settings
+from vlm_server.settings import Limits
+
+
+def data_url(path: Path) -> str:
+    return read(str(path), Limits()).url
 
 
 def tiny(image_format: str) -> bytes:
@@ -228,14 +232,29 @@ def test_a_missing_picture_is_named_before_anything_starts(
     assert "absent.png" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("folder", "serves"), [("demo", True), ("other", False)])
+@pytest.mark.parametrize(("folder", "code"), [("demo", 0), ("other", 1)])
 def test_a_model_that_is_named_by_a_dot_is_the_folder_that_it_stands_for(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, serves: bool
+    url: str,
+    script: Script,
+    picture: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    folder: str,
+    code: int,
 ) -> None:
     (tmp_path / folder).mkdir()
     monkeypatch.chdir(tmp_path / folder)
-    with Daemon(url) as daemon:
-        assert serves_wanted_model(daemon, Settings(model=Model(path="."))) is serves
+    assert main(["ask", str(picture), "What?", "--url", url, "--model", "."]) == code
+    assert len(script.asked) == 1 - code
+
+
+def test_a_name_that_is_nearly_right_is_corrected(
+    url: str, script: Script, picture: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ask", str(picture), "What?", "--url", url, "--model", "dmeo"]) == 1
+    assert "did you mean demo?" in capsys.readouterr().err
+    assert main(["ask", str(picture), "What?", "--url", url, "--model", "demo"]) == 0
+    assert len(script.asked) == 1
 
 
 def test_a_daemon_elsewhere_is_never_replaced_by_one_here(
@@ -255,10 +274,8 @@ def test_a_daemon_elsewhere_is_never_replaced_by_one_here(
         (b"anything", "application/octet-stream"),
     ],
 )
-def test_a_picture_is_named_by_its_bytes(tmp_path: Path, data: bytes, kind: str) -> None:
-    path = tmp_path / "picture"
-    path.write_bytes(data)
-    assert data_url(path).startswith(f"data:{kind};base64,")
+def test_a_picture_is_named_by_its_bytes(data: bytes, kind: str) -> None:
+    assert kind_of("picture", data) == kind
 
 
 def test_where_nothing_answers_there_is_no_daemon() -> None:

@@ -219,3 +219,10 @@ def test_an_interrupt_that_is_ignored_stays_so() -> None:
         timeout=60,
     )
     assert (ended.returncode, ended.stdout) == (0, "The settings are valid.\n")
+
+
+@pytest.mark.parametrize("command", ["serve", "pull o/n", "models check o/n", "ask What?"])
+def test_a_family_may_be_allowed_wherever_it_is_refused(command: str) -> None:
+    options = build_parser().parse_args([*command.split(), "--allow-unchecked"])
+    options.model = None
+    assert load_settings(options).model.allow_unchecked

@@ -1,4 +1,4 @@
-"""What is shown while loading, and the request that a person can paste."""
+"""What `serve` says to a person, and the request that can be pasted."""
 
 from __future__ import annotations
 
@@ -12,16 +12,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from tests.unit.cli.screen import Terminal
 from vlm_server import settings
 from vlm_server.cli import terminal
 from vlm_server.cli.serve import url_of
 
 URL = "http://127.0.0.1:8000/v1"
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def words_of(command: str) -> list[str]:
@@ -51,6 +47,34 @@ def test_the_example_never_shows_a_key() -> None:
     assert "Authorization" not in terminal.greeting(URL, "demo", settings.Settings())
 
 
+@pytest.mark.parametrize("colours", [True, False])
+def test_a_person_gets_a_line_that_can_be_pasted(
+    monkeypatch: pytest.MonkeyPatch, colours: bool
+) -> None:
+    """With the address, where it is not the one that `ask` asks anyway."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "" if colours else "1")
+    screen = Terminal()
+    shown = terminal.invitation("http://127.0.0.1:9/v1", 2.0, settings.Settings(), screen)
+    assert "vlm-server ask --url http://127.0.0.1:9/v1 picture.png" in shown
+    assert ("\x1b[1m" in shown) is colours
+    assert "--url" not in terminal.invitation(URL, 2.0, settings.Settings(), screen)
+    first = terminal.first_words(URL, "demo", screen)
+    assert "demo" in first
+    assert ("\x1b[1m" in first) is colours
+    assert terminal.first_words(URL, "demo", io.StringIO()) == f"Listening on {URL}"
+
+
+def test_the_log_is_quieter_for_a_person_who_did_not_choose(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = settings.Settings()
+    assert terminal.for_a_person(given, {}).log.level == "info"
+    monkeypatch.setattr("sys.stderr", Terminal())
+    assert terminal.for_a_person(given, {}).log.level == "warning"
+    assert terminal.for_a_person(given, {"log.level": "command line"}).log.level == "info"
+
+
 def test_the_picture_is_a_small_red_circle_on_white() -> None:
     kind, _, data = terminal.red_circle_url().partition(",")
     assert kind == "data:image/png;base64"
@@ -60,27 +84,6 @@ def test_the_picture_is_a_small_red_circle_on_white() -> None:
     assert image.getpixel((48, 48)) == red
     corners = [(0, 0), (95, 0), (0, 95), (95, 95), (20, 20)]
     assert {image.getpixel(corner) for corner in corners} == {white}
-
-
-def test_progress_is_one_line_on_a_terminal() -> None:
-    stream = Terminal()
-    progress = terminal.ProgressLine(stream)
-    progress.show("loading", 0.1)
-    progress.show("warming up", 0.7)
-    progress.clear()
-    assert "\n" not in stream.getvalue()
-    assert "warming up (70%)" in stream.getvalue()
-    assert stream.getvalue().endswith("\r\x1b[K")
-
-
-def test_progress_is_log_lines_elsewhere(caplog: pytest.LogCaptureFixture) -> None:
-    stream = io.StringIO()
-    progress = terminal.ProgressLine(stream)
-    with caplog.at_level(logging.INFO):
-        progress.show("loading", 0.1)
-        progress.clear()
-    assert stream.getvalue() == ""
-    assert [record.getMessage() for record in caplog.records] == ["loading (10%)"]
 
 
 @pytest.mark.parametrize(
@@ -97,11 +100,14 @@ def test_the_address_can_be_opened_on_this_machine(host: str, url: str) -> None:
     assert url_of(host, 80) == url
 
 
-def test_a_download_has_few_log_lines(caplog: pytest.LogCaptureFixture) -> None:
-    line = terminal.ProgressLine(io.StringIO())
-    with caplog.at_level(logging.INFO):
-        for number in range(1001):
-            line.show(f"downloading {number}", number / 1000)
-        line.show("loading the weights", 0.1)
-    assert 20 <= len(caplog.messages) <= 22
-    assert caplog.messages[-1] == "loading the weights (10%)"
+def test_what_ends_serve_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sys.stderr", Terminal())
+    logger = logging.getLogger("vlm_server.supervisor.supervisor")
+    terminal.for_a_person(settings.Settings(), {})
+    logger.error("the model can't be loaded")
+    logger.warning("the engine ended")
+    terminal.has_started()
+    logger.error("the model can't be loaded again")
+    assert caplog.messages == ["the engine ended", "the model can't be loaded again"]

@@ -1,31 +1,32 @@
-"""`vlm-server bench`: its options and its order of work."""
+"""`vlm-server bench`: its options."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
-import os
-import secrets
-import signal
-import sys
-from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlm_server.cli.bench import report
-from vlm_server.cli.bench.client import Client, Target
-from vlm_server.cli.bench.images import parse_size
-from vlm_server.cli.bench.measure import Plan, Run, measure
-from vlm_server.cli.bench.scenarios import SCENARIOS
-from vlm_server.cli.bench.servers import KINDS, find_model, parse_url, started
-from vlm_server.errors import ConfigError
-from vlm_server.supervisor.environment import for_models
-from vlm_server.supervisor.private_folder import PrivateFolder
+from vlm_server.cli import manual
+from vlm_server.cli.bench.names import KINDS, SCENARIOS
+from vlm_server.cli.parsing import Manual
 
 if TYPE_CHECKING:
     from vlm_server.cli.options import Commands
+
+_MANUAL = Manual(
+    examples=(
+        (
+            "A daemon that runs",
+            "vlm-server bench --url it=http://127.0.0.1:8000/v1 --rounds 1",
+        ),
+        (
+            "Next to mlx-vlm's server, with the same model",
+            "vlm-server bench --start mlx-vlm --start ours --model ORG/NAME",
+        ),
+    ),
+    environment=manual.TERMINAL,
+    files=manual.HUB_FILES,
+)
 
 
 def add_to(commands: Commands) -> None:
@@ -36,144 +37,58 @@ def add_to(commands: Commands) -> None:
         description="Sends the same requests to several servers in turn and compares their times. "
         "The first server is the baseline.",
     )
-    parser.add_argument(
+    _add_servers(parser.add_argument_group("servers"))
+    work = parser.add_argument_group("work")
+    work.add_argument(
+        "--scenarios",
+        default=",".join(SCENARIOS),
+        metavar="A,B",
+        help="scenarios to run, in this order (default: %(default)s)",
+    )
+    work.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
+    work.add_argument(
+        "--size", default="560x420", metavar="WxH", help="image size (default: %(default)s)"
+    )
+    work.add_argument(
+        "--seed", type=int, help="of images and words (default: a new one, unknown to caches)"
+    )
+    work.add_argument(
+        "--timeout", type=float, default=600, metavar="S", help="per request (default: %(default)s)"
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", type=Path, metavar="FILE", help="write all measurements")
+    parser.set_defaults(run=run)
+    manual.add(parser, _MANUAL)
+
+
+def _add_servers(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--start",
         action="append",
         default=[],
         choices=KINDS,
         help="start this server with --model on a free port; may be repeated",
     )
-    parser.add_argument("--model", type=Path, help="folder of the checkpoint for --start")
-    parser.add_argument(
+    group.add_argument(
+        "--model", metavar="NAME", help="checkpoint for --start: its folder, or its name if it is "
+        "on this machine",
+    )  # fmt: skip
+    group.add_argument(
         "--url",
         action="append",
         default=[],
         metavar="NAME=URL[,MODEL]",
         help="a running server, such as ours=http://127.0.0.1:8000/v1; may be repeated",
     )
-    parser.add_argument(
-        "--scenarios",
-        default=",".join(SCENARIOS),
-        metavar="A,B",
-        help="scenarios to run, in this order (default: %(default)s)",
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
-    parser.add_argument(
-        "--size", default="560x420", metavar="WxH", help="image size (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        help="of images and words (default: a new one, unknown to caches)",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=600,
-        metavar="S",
-        help="per request (default: %(default)s)",
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Returns 0 if every server answered a request, else 1. Raises VlmServerError."""
+    import asyncio
+
+    from vlm_server.cli.bench.work import until_told_to_stop
+
     try:
-        return asyncio.run(_until_told_to_stop(args))
+        return asyncio.run(until_told_to_stop(args))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
-
-
-async def _until_told_to_stop(args: argparse.Namespace) -> int:
-    """Treat SIGTERM like Ctrl-C, so that no started server is left running."""
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await bench(args)
-
-
-async def bench(args: argparse.Namespace) -> int:
-    """See `run`. Measurements are written even if it ends early."""
-    plan = _plan(args)
-    _warn_if_busy()
-    runs: list[Run] = []
-    async with contextlib.AsyncExitStack() as stack:
-        targets = await _targets(args, stack)
-        clients = [await stack.enter_async_context(Client(t, args.timeout)) for t in targets]
-        try:
-            async for run in measure(clients, plan):
-                runs.append(run)
-                _say(report.progress(run))
-        finally:
-            _write(args.json, targets, plan, runs)
-    return 0 if all(_answered(target, runs) for target in targets) else 1
-
-
-def _write(file: Path | None, targets: list[Target], plan: Plan, runs: list[Run]) -> None:
-    sys.stdout.write(report.table(targets, plan, runs) + "\n")
-    if file is not None:
-        file.write_bytes(report.document(targets, plan, runs))
-
-
-def _plan(args: argparse.Namespace) -> Plan:
-    names = tuple(name.strip() for name in args.scenarios.split(","))
-    if unknown := [name for name in names if name not in SCENARIOS]:
-        raise ConfigError(f"no scenario {unknown[0]!r}; there are: {', '.join(SCENARIOS)}")
-    if args.rounds < 1:
-        raise ConfigError("--rounds must be at least 1")
-    seed = secrets.randbelow(10**6) if args.seed is None else args.seed
-    return Plan(names, args.rounds, parse_size(args.size), seed)
-
-
-async def _targets(args: argparse.Namespace, stack: contextlib.AsyncExitStack) -> list[Target]:
-    """The servers to ask: those started here, then the running ones."""
-    targets = [parse_url(text) for text in args.url]
-    names = [*_numbered(args.start), *(target.name for target in targets)]
-    _check(args, names, targets)
-    private = PrivateFolder()
-    stack.callback(private.close)
-    find = partial(for_models, private, with_openblas=True)
-    environment = await asyncio.to_thread(find) if args.start else {}
-    ready = []
-    for name, kind in zip(names, args.start, strict=False):
-        _say(f"starting {name}")
-        server = started(name, KINDS[kind], args.model, environment)
-        ready.append(await stack.enter_async_context(server))
-    return ready + [await find_model(target) for target in targets]
-
-
-def _check(args: argparse.Namespace, names: list[str], targets: list[Target]) -> None:
-    if not names:
-        raise ConfigError("name a server: --start ours --model FOLDER, or --url NAME=URL")
-    if len(set(names)) < len(names):
-        raise ConfigError("two servers have the same name")
-    if len({(target.base_url, target.model) for target in targets}) < len(targets):
-        raise ConfigError("the same server twice: its second run would find the images cached")
-    if args.start and (args.model is None or not args.model.is_dir()):
-        raise ConfigError("--start needs --model, the folder of a checkpoint")
-
-
-def _numbered(kinds: list[str]) -> list[str]:
-    """Names for servers of these kinds: `ours`, `ours-2`, ..."""
-    seen: Counter[str] = Counter()
-    names = []
-    for kind in kinds:
-        seen[kind] += 1
-        names.append(kind if seen[kind] == 1 else f"{kind}-{seen[kind]}")
-    return names
-
-
-def _answered(target: Target, runs: list[Run]) -> bool:
-    answers = [answer for run in runs if run.server == target.name for answer in run.answers]
-    return any(answer.error is None for answer in answers)
-
-
-def _warn_if_busy() -> None:
-    load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    if load > cores / 2:
-        _say(f"this machine is busy (load {load:.1f}, {cores} cores): times will be too high")
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(line + "\n")

@@ -24,6 +24,10 @@ class Plan(msgspec.Struct, frozen=True):
     image_size: tuple[int, int]
     seed: int
 
+    def num_runs(self, num_servers: int) -> int:
+        """All runs that `measure` makes, the warm-up of each server among them."""
+        return num_servers * (1 + self.rounds * len(self.scenarios))
+
 
 class Run(msgspec.Struct, frozen=True):
     """One scenario in one round on one server. Round 0 is the warm-up."""

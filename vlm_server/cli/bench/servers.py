@@ -27,7 +27,11 @@ _LOG_TAIL_LINES = 20
 
 
 class ServerUnusable(VlmServerError):
-    """A server can't be reached, or did not start."""
+    """A server can't be reached, or did not start. `details` is the end of its log, for --debug."""
+
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -77,8 +81,12 @@ async def find_model(target: Target) -> Target:
         if target.model and isinstance(error, httpx.HTTPStatusError):
             return target
         raise ServerUnusable(
-            f"{target.name}: {target.base_url}/models does not list a model: {error!r}"
+            f"{target.name}: {target.base_url}/models does not list a model: {_line(error)}"
         ) from None
+
+
+def _line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 @contextlib.asynccontextmanager
@@ -98,7 +106,8 @@ async def started(
         if not ready:
             log.seek(0)
             tail = "".join(log.readlines()[-_LOG_TAIL_LINES:])
-            raise ServerUnusable(f"{name} did not become ready; the end of its log:\n{tail}")
+            reason = tail.strip().rpartition("\n")[2].strip() or "it said nothing"
+            raise ServerUnusable(f"{name} did not become ready: {reason}", tail)
         yield Target(name, f"{url}/v1", kind.model.format(**fill))
 
 

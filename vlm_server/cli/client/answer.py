@@ -23,6 +23,7 @@ class Delta(msgspec.Struct):
 
 class ChunkChoice(msgspec.Struct):
     delta: Delta | None = None
+    finish_reason: str | None = None
 
 
 class PromptTokensDetails(msgspec.Struct):
@@ -33,6 +34,22 @@ class Usage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: PromptTokensDetails | None = None
+    images: Any = None
+    """Ours; what another server may send by this name has any shape."""
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """How much of the prompt was not computed again; None if the server does not say."""
+        details = self.prompt_tokens_details
+        return details.cached_tokens if details else None
+
+    @property
+    def last_seen(self) -> tuple[int, int] | None:
+        """Width and height at which the model saw the last image, in pixels."""
+        match self.images:
+            case [*_, {"width": int(width), "height": int(height)}]:
+                return width, height
+        return None
 
 
 class Chunk(msgspec.Struct):
@@ -46,6 +63,17 @@ class Chunk(msgspec.Struct):
     def content(self) -> str:
         """The answer's text, without reasoning, of all choices."""
         return "".join((choice.delta and choice.delta.content) or "" for choice in self.choices)
+
+    @property
+    def reasoning(self) -> str:
+        """What the model thought aloud, of all choices."""
+        deltas = [choice.delta for choice in self.choices if choice.delta is not None]
+        return "".join(delta.reasoning_content or delta.reasoning or "" for delta in deltas)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the first choice ended, in the chunk in which it does."""
+        return self.choices[0].finish_reason if self.choices else None
 
     @property
     def text(self) -> str | None:
@@ -127,13 +155,12 @@ def read_answer(received: Iterable[tuple[float, bytes]], total_seconds: float) -
                 errors.append(_shown(chunk.error))
     if not reader.has_ended:
         errors.append("the stream ended before [DONE]")
-    details = usage.prompt_tokens_details
     return Answer(
         text="".join(texts),
         arrivals=tuple(arrivals),
         total_seconds=total_seconds,
         prompt_tokens=usage.prompt_tokens,
-        cached_tokens=details.cached_tokens if details else None,
+        cached_tokens=usage.cached_tokens,
         completion_tokens=usage.completion_tokens,
         error=errors[0][:_MAX_ERROR_CHARS] if errors else None,
     )

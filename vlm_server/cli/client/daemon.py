@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import httpx
-
-from vlm_server.cli.client.answer import error_message
 from vlm_server.cli.failure import CommandFailed
-from vlm_server.settings import is_loopback
+
+if TYPE_CHECKING:
+    import httpx
 
 _POLL_SECONDS = 0.2
+
+OnProgress = Callable[[str, float], None]
+"""Called with the stage, and the fraction of it that is done."""
 
 
 class Daemon:
     """The daemon at `url`, which ends in `/v1`. Use as a context manager."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
+        import httpx  # takes a moment
+
         self.url = url.rstrip("/")
         self.api_key = api_key
         self._root = self.url.removesuffix("/v1")
         self._is_downloading = False
+        self._failures = (httpx.HTTPError, httpx.InvalidURL)
         self._http = httpx.Client(
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=10.0,
@@ -39,24 +46,27 @@ class Daemon:
         """Whether a daemon answers, even if its model is not loaded yet."""
         try:
             return self._http.get(f"{self._root}/health/live", timeout=5.0).is_success
-        except httpx.HTTPError:
+        except self._failures:
             return False
 
-    def is_ready(self) -> bool:
+    def is_ready(self, on_progress: OnProgress | None = None) -> bool:
         """Whether the model is loaded. Raises CommandFailed if it can't be loaded."""
         response = self._get(f"{self._root}/health/ready")
-        state = response.json().get("status") if response.status_code == 503 else None
+        body = _object(response) if response.status_code == 503 else {}
+        state, progress = body.get("status"), body.get("progress")
         self._is_downloading = state == "downloading"
         if state == "failed":
-            raise CommandFailed("the daemon can't load its model")
+            raise CommandFailed("the daemon can't load its model: its log says why")
+        if progress and on_progress is not None:
+            on_progress(str(progress["stage"]), float(progress["fraction"]))
         return response.is_success
 
-    def wait_ready(self, seconds: float) -> None:
+    def wait_ready(self, seconds: float, on_progress: OnProgress | None = None) -> None:
         """Wait until the model is loaded. Raises CommandFailed after `seconds`, in which the time
         for downloading it does not count.
         """
         deadline = time.monotonic() + seconds
-        while not self.is_ready():
+        while not self.is_ready(on_progress):
             if self._is_downloading:
                 deadline = time.monotonic() + seconds
             if time.monotonic() > deadline:
@@ -65,26 +75,48 @@ class Daemon:
 
     def models(self) -> list[str]:
         """The names of the models that it serves. Raises CommandFailed."""
+        return [str(model["id"]) for model in self.listed()]
+
+    def listed(self) -> list[dict[str, Any]]:
+        """What it says of each of its models. Raises CommandFailed."""
         response = self._get(f"{self.url}/models")
         if not response.is_success:
             raise CommandFailed(refusal(response.status_code, response.content))
-        return [str(model["id"]) for model in response.json()["data"]]
+        try:
+            return [model for model in response.json()["data"] if "id" in model]
+        except (ValueError, LookupError, TypeError):
+            raise CommandFailed(f"{self.url} lists no models: is it a URL of an API?") from None
 
     def _get(self, url: str) -> httpx.Response:
         try:
             return self._http.get(url)
-        except httpx.HTTPError as error:
+        except self._failures as error:
             raise CommandFailed(f"no answer from {self.url}: {error}") from None
 
 
 def is_local(url: str) -> bool:
-    """Whether `url` names this machine by a loopback address."""
-    return is_loopback(urlsplit(url).hostname or "")
+    """Whether `url` names this machine by a loopback address. Raises CommandFailed."""
+    from vlm_server.settings import is_loopback
+
+    try:
+        return is_loopback(urlsplit(url).hostname or "")
+    except ValueError as error:
+        raise CommandFailed(f"{url!r} is no URL: {error}") from None
 
 
 def refusal(status: int, body: bytes) -> str:
     """What a response of `status` says is wrong."""
+    from vlm_server.cli.client.answer import error_message
+
     try:
         return error_message(json.loads(body)["error"])
     except (ValueError, LookupError, TypeError):
         return f"the server answered with status {status}"
+
+
+def _object(response: httpx.Response) -> dict[str, Any]:
+    try:
+        body = response.json()
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}

@@ -14,8 +14,9 @@ from vlm_server.checkpoints.messages import Plan, size_text
 from vlm_server.checkpoints.names import HubName, to_download
 from vlm_server.checkpoints.survey import Survey, SurveyRequest, survey
 from vlm_server.cli import options
-from vlm_server.cli.ask import own_key, stream_text
 from vlm_server.cli.client.daemon import Daemon
+from vlm_server.cli.client.keys import own_key
+from vlm_server.cli.client.stream import stream_text
 from vlm_server.cli.models.pictures import drawn
 from vlm_server.cli.own_daemon import running_daemon
 from vlm_server.errors import ModelLoadError

@@ -3,42 +3,43 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from vlm_server.checkpoints import find, layout
-from vlm_server.checkpoints.download import download
-from vlm_server.checkpoints.messages import Plan, Progress, size_text
-from vlm_server.checkpoints.names import HubName
-from vlm_server.checkpoints.survey import check_plan
-from vlm_server.cli import options
-from vlm_server.cli.failure import CommandFailed
-from vlm_server.cli.models import check
-from vlm_server.cli.terminal import ProgressLine, set_up_logging
-from vlm_server.errors import ConfigError
-from vlm_server.settings import Settings
+from vlm_server.cli import manual, options
+from vlm_server.cli.parsing import Manual
 
 if TYPE_CHECKING:
     from vlm_server.cli.options import Commands
 
+_NAME = "mlx-community/Qwen3-VL-4B-Instruct-4bit"
+_PULL = "download a model, if it can be served here"
+_CHECK = "say what a model is and needs, load it, and ask it about pictures"
+_EXAMPLES = {
+    "pull": (("A model, or its newest version", f"vlm-server pull {_NAME}"),),
+    "check": (
+        ("A folder", "vlm-server models check ./my-checkpoint"),
+        ("What it is, without loading it", f"vlm-server models check --no-load {_NAME}"),
+    ),
+    "rm": (("Without being asked", f"vlm-server models rm --yes {_NAME}"),),
+}
+
 
 def add_to(commands: Commands) -> None:
     """Add the commands to the command line."""
-    _add(commands, "pull", "download a model, if it can be served here", pull)
+    _add(commands, "pull", _PULL, _pull)
     models = commands.add_parser("models", help="list, check, download and remove models")
-    actions = models.add_subparsers(metavar="ACTION", required=True)
-    listing = actions.add_parser("list", help="the models on this machine, and where they are")
+    actions = models.add_subparsers(metavar="ACTION", required=True, title="actions")
+    text = "the models on this machine, and where they are"
+    listing = actions.add_parser("list", help=text, description=text.capitalize() + ".")
+    listing.add_argument("--names", action="store_true", help="print their names and nothing else")
     options.add_config_options(listing)
-    listing.set_defaults(run=list_models)
-    _add(actions, "pull", "download a model, if it can be served here", pull)
-    checking = _add(
-        actions, "check", "say what a model is and needs, load it, and ask it about pictures",
-        check.run,
-    )  # fmt: skip
+    listing.set_defaults(run=_list)
+    manual.add(listing, Manual(environment=manual.HUB, files=manual.HUB_FILES))
+    _add(actions, "pull", _PULL, _pull)
+    checking = _add(actions, "check", _CHECK, _check)
     checking.add_argument("--no-load", action="store_true", help="say it without loading it")
-    removing = _add(actions, "rm", "remove a model from the hub's cache", remove)
+    removing = _add(actions, "rm", "remove a model from the hub's cache", _remove)
     removing.add_argument("--yes", "-y", action="store_true", help="do not ask")
 
 
@@ -46,113 +47,39 @@ def _add(
     commands: Commands, name: str, text: str, run: Callable[[argparse.Namespace], int]
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(name, help=text, description=text.capitalize() + ".")
-    also = ", or a folder" if run is check.run else ""
+    also = ", or a folder" if name == "check" else ""
     parser.add_argument("model", metavar="NAME", help=f"ORG/NAME or ORG/NAME@REVISION{also}")
-    options.add_config_options(parser)
-    if run is not remove:
+    if name in ("pull", "check"):
         options.add_unchecked_option(parser)
+    if name == "check":
+        options.add_template_option(parser)
+    options.add_config_options(parser)
     parser.set_defaults(run=run)
+    files = (*manual.CONFIG_FILES, *manual.HUB_FILES)
+    environment = (*manual.HUB, *manual.TERMINAL)
+    manual.add(parser, Manual(_EXAMPLES[name], environment, files))
     return parser
 
 
-def pull(arguments: argparse.Namespace) -> int:
-    """Download a model to the hub's cache, or its newest version. Raises VlmServerError."""
-    name = _hub_name(arguments.model)
-    settings = options.load_settings(argparse.Namespace(**vars(arguments) | {"model": None}))
-    set_up_logging(settings.log)
-    progress = ProgressLine(sys.stderr)
+def _list(arguments: argparse.Namespace) -> int:
+    from vlm_server.cli.models import actions
 
-    async def approve(plan: Plan) -> None:
-        progress.clear()
-        size, missing = size_text(plan.total_bytes), size_text(plan.missing_bytes)
-        print(f"{plan.repo} at {plan.commit}: {len(plan.files)} files, {size}, {missing} to come")
-        await check_plan(settings.model, settings.memory, plan)
-
-    def show(seen: Progress) -> None:
-        progress.show(str(seen), seen.fraction)
-
-    try:
-        folder = asyncio.run(download(name, show, approve))
-    finally:
-        progress.clear()
-    print(f"{name} is in {folder}\nServe it: vlm-server serve --model {name}")
-    return 0
+    return actions.list_models(arguments)
 
 
-def list_models(arguments: argparse.Namespace) -> int:
-    """Print a table of what `serve --model` finds by name."""
-    settings = options.load_settings(arguments)
-    shown = [one for one in find.every(settings.model.search_paths) if _sees(one)]
-    begun = [one for one in find.unfinished() if one.name not in {each.name for each in shown}]
-    rows = [*map(_row, shown), *map(_row_of_begun, begun)]
-    if not rows:
-        print("No models are here. Get one: vlm-server pull ORG/NAME")
-        return 0
-    head = ("NAME", "SIZE", "FAMILY", "WEIGHTS", "WHERE")
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    for row in (head, *rows):
-        print("  ".join(map(str.ljust, row, widths)).rstrip())
-    return 0
+def _pull(arguments: argparse.Namespace) -> int:
+    from vlm_server.cli.models import actions
+
+    return actions.pull(arguments)
 
 
-def _sees(found: find.Found) -> bool:
-    return layout.sees(layout.read_object(found.folder / layout.CONFIG))
+def _check(arguments: argparse.Namespace) -> int:
+    from vlm_server.cli.models import check
+
+    return check.run(arguments)
 
 
-def _row_of_begun(found: find.Found) -> tuple[str, ...]:
-    size = sum(path.stat().st_size for path in (found.folder / "blobs").iterdir())
-    return (found.name, size_text(size), "?", "?", _not_complete(found))
+def _remove(arguments: argparse.Namespace) -> int:
+    from vlm_server.cli.models import actions
 
-
-def _not_complete(found: find.Found) -> str:
-    return f"{found.place} (not complete: vlm-server pull {found.name})"
-
-
-def _row(found: find.Found) -> tuple[str, ...]:
-    size = sum(path.stat().st_size for path in layout.weight_files(found.folder))
-    config = layout.read_object(found.folder / layout.CONFIG)
-    where = str(found.place if found.place == "hub cache" else found.folder)
-    where = where if found.is_complete else _not_complete(found)
-    kind = (layout.family(config) or "?", layout.quantization(config) or "?")
-    return (found.name, size_text(size), *kind, where)
-
-
-def remove(arguments: argparse.Namespace) -> int:
-    """Remove a model from the hub's cache, as the cache's own tools would, once that is granted."""
-    from vlm_server.checkpoints import cached  # it takes a moment
-
-    name = _hub_name(arguments.model)
-    settings = options.load_settings(argparse.Namespace(**vars(arguments) | {"model": None}))
-    plan = cached.removal(name)
-    if plan is None:
-        raise CommandFailed(_not_cached(name, settings))
-    print(f"{name}: {size_text(plan.size_bytes)} in {find.hub_cache()}")
-    for path in plan.paths:
-        print(f"  {path}")
-    if not arguments.yes and not _is_granted("Remove this? [y/N] "):
-        print("Nothing was removed.")
-        return 1
-    plan.execute()
-    if left := [str(path) for path in plan.paths if path.exists()]:
-        raise CommandFailed(f"could not remove {', '.join(left)}")
-    print(f"Removed {name}.")
-    return 0
-
-
-def _not_cached(name: HubName, settings: Settings) -> str:
-    found = find.find(str(name), settings.model.search_paths)
-    where = f"it is in {found.folder}, which you may remove yourself" if found else "it is not here"
-    return f"{name} is not in the hub's cache ({find.hub_cache()}): {where}"
-
-
-def _is_granted(question: str) -> bool:
-    try:
-        return input(question).strip().lower() in ("y", "yes")
-    except EOFError:
-        return False
-
-
-def _hub_name(text: str) -> HubName:
-    if (name := HubName.parse(text)) is None:
-        raise ConfigError(f"{text!r} is not a name of the hub: ORG/NAME or ORG/NAME@REVISION")
-    return name
+    return actions.remove(arguments)

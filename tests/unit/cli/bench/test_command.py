@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
 from tests.unit.cli.scripted_server import ScriptedServer, echo, listening
-from vlm_server.cli.bench import command
+from vlm_server.cli.bench import command, names, work
 from vlm_server.cli.bench.client import Target
-from vlm_server.cli.bench.servers import Kind, ServerUnusable, find_model, parse_url, started
+from vlm_server.cli.bench.measure import Plan
+from vlm_server.cli.bench.scenarios import SCENARIOS
+from vlm_server.cli.bench.servers import KINDS, Kind, ServerUnusable, find_model, parse_url, started
 from vlm_server.errors import ConfigError
 
 
@@ -21,6 +24,31 @@ def parse(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     command.add_to(parser.add_subparsers())
     return parser.parse_args(["bench", *arguments])
+
+
+def test_help_offers_what_there_is() -> None:
+    assert tuple(KINDS) == names.KINDS
+    assert tuple(SCENARIOS) == names.SCENARIOS
+
+
+def test_a_model_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = tmp_path / f"models--org--it/snapshots/{'a' * 40}"
+    snapshot.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors"):
+        (snapshot / name).write_text("{}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    assert work.checkpoint("org/it") == snapshot
+    assert work.checkpoint(str(snapshot)) == snapshot
+    with pytest.raises(ConfigError, match="vlm-server pull org/other"):
+        work.checkpoint("org/other")
+    with pytest.raises(ConfigError, match="did you mean org/it"):
+        work.checkpoint("orgit")
+
+
+def test_what_is_left_to_do_is_known() -> None:
+    """Each server's warm-up, and each scenario in each round on each server."""
+    plan = Plan(("a", "b"), 3, (1, 1), 0)
+    assert plan.num_runs(2) == 2 + 2 * 3 * 2
 
 
 URL = "--url=a=http://127.0.0.1:9/v1"
@@ -66,7 +94,7 @@ async def test_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     async with listening(ScriptedServer()) as one, listening(ScriptedServer()) as two:
         urls = [f"--url=one={one}", f"--url=two={two}"]
         options = ["--scenarios=question,right", "--rounds=1", "--size=40x20", f"--json={file}"]
-        status = await command.bench(parse(*urls, *options))
+        status = await work.bench(parse(*urls, *options))
     printed = capsys.readouterr()
     assert status == 0
     assert "scenario" in printed.out
@@ -88,7 +116,7 @@ async def test_what_was_measured_is_written_when_it_ends_early(
     app = ScriptedServer(stop_soon)
     async with listening(app) as url:
         options = ["--scenarios=question,repeat", "--size=40x20", f"--json={file}"]
-        task = asyncio.create_task(command.bench(parse(f"--url=one={url}", *options)))
+        task = asyncio.create_task(work.bench(parse(f"--url=one={url}", *options)))
         with pytest.raises(asyncio.CancelledError):
             await task
     assert "from the second on" in capsys.readouterr().out
@@ -102,14 +130,16 @@ async def test_status_tells_of_a_server_that_never_answered():
     broken = ScriptedServer(lambda _: [(0.0, b"no")], status=500)
     async with listening(broken) as url:
         arguments = parse(f"--url=one={url}", "--scenarios=question", "--rounds=1", "--size=40x20")
-        assert await command.bench(arguments) == 1
+        assert await work.bench(arguments) == 1
 
 
 async def test_server_that_ends_at_once_is_reported_with_its_last_words(tmp_path: Path):
     broken = Kind(("platform", "{model}"), "/health", "default")
-    with pytest.raises(ServerUnusable, match="it did not become ready"):
+    with pytest.raises(ServerUnusable, match="it did not become ready") as caught:
         async with started("it", broken, tmp_path, {}):
             pass
+    assert "\n" not in str(caught.value)
+    assert caught.value.details.count("\n") >= 1
 
 
 async def test_started_server_is_asked_and_ended(tmp_path: Path):

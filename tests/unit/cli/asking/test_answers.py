@@ -1,0 +1,268 @@
+"""What `ask` prints and writes: text, JSON, marked pictures; and where its question comes from."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tests.unit.cli.screen import Terminal
+from vlm_server.cli.main import main
+
+USAGE = {
+    "prompt_tokens": 90,
+    "completion_tokens": 12,
+    "prompt_tokens_details": {"cached_tokens": 80},
+    "images": [{"width": 100, "height": 50, "tokens": 4}],
+}
+
+
+class Model(BaseHTTPRequestHandler):
+    """Answers `text` in pieces of one character, and keeps what it was asked."""
+
+    text = "a red circle"
+    reason = "stop"
+    coordinates = "thousandths"
+    asked: list[dict[str, Any]]
+
+    def do_GET(self) -> None:
+        model = {"id": "demo", "coordinates": self.coordinates}
+        self.answer(json.dumps({"data": [model]}))
+
+    def do_POST(self) -> None:
+        self.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        deltas = [{"delta": {"content": each}} for each in self.text]
+        deltas.append({"delta": {}, "finish_reason": self.reason})
+        events: list[dict[str, Any]] = [{"choices": [delta]} for delta in deltas]
+        events.append({"choices": [], "usage": USAGE})
+        lines = [f"data: {json.dumps(event)}\n\n" for event in events]
+        self.answer("".join([*lines, "data: [DONE]\n\n"]))
+
+    def answer(self, body: str) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def model() -> type[Model]:
+    return type("OneModel", (Model,), {"asked": []})
+
+
+@pytest.fixture
+def url(model: type[Model]) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), model) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> str:
+    Image.new("RGB", (200, 100), "white").save(tmp_path / "picture.png")
+    return str(tmp_path / "picture.png")
+
+
+def give(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+def test_json_is_one_object_with_all_that_is_known(
+    url: str, picture: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ask", "--json", "--url", url, picture, "What?"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    said = json.loads(out)
+    timings = said.pop("timings")
+    assert said == {
+        "model": "demo",
+        "answer": "a red circle",
+        "finish_reason": "stop",
+        "usage": {"prompt_tokens": 90, "cached_tokens": 80, "completion_tokens": 12},
+        "regions": [],
+    }
+    assert 0 <= timings["first_text_seconds"] <= timings["total_seconds"]
+    assert timings["tokens_per_second"] > 0
+
+
+def test_regions_are_in_pixels_of_the_picture(
+    url: str, model: type[Model], picture: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model.text = '{"bbox_2d": [100, 200, 500, 400], "label": "it"}'
+    region = {"kind": "box", "x": 20, "y": 20, "width": 80, "height": 20, "label": "it"}
+    assert main(["ask", "--json", "--url", url, picture, "Where?"]) == 0
+    assert json.loads(capsys.readouterr().out)["regions"] == [region]
+    model.coordinates, model.text = "pixels", '{"bbox_2d": [10, 10, 50, 20], "label": "it"}'
+    assert main(["ask", "--json", "--url", url, picture, "Where?"]) == 0
+    assert json.loads(capsys.readouterr().out)["regions"] == [region]
+
+
+def test_boxes_are_saved(
+    url: str, model: type[Model], picture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model.text = "[100, 200, 500, 400]"
+    target = tmp_path / "found.png"
+    assert main(["ask", "--save-boxes", str(target), "--url", url, picture, "Where?"]) == 0
+    assert capsys.readouterr() == ("[100, 200, 500, 400]\n", "")
+    with Image.open(target) as image:
+        assert image.getpixel((20, 30)) != (255, 255, 255)
+        assert image.getpixel((60, 30)) == (255, 255, 255)
+
+
+def test_no_boxes_are_told(
+    url: str, picture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "found.png"
+    assert main(["ask", "--save-boxes", str(target), "--url", url, picture, "What?"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "a red circle\n"
+    assert "no boxes or points" in err
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(("term", "mark"), [("xterm-kitty", "\x1b_G"), ("xterm", "")])
+def test_boxes_are_shown_where_a_terminal_can(
+    url: str,
+    model: type[Model],
+    picture: str,
+    monkeypatch: pytest.MonkeyPatch,
+    term: str,
+    mark: str,
+) -> None:
+    for name in ("TMUX", "TERM_PROGRAM", "LC_TERMINAL", "KITTY_WINDOW_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", term)
+    model.text = "[100, 200, 500, 400]"
+    screen = Terminal()
+    monkeypatch.setattr("sys.stdout", screen)
+    assert main(["ask", "--url", url, picture, "Where?"]) == 0
+    head, _, rest = screen.getvalue().partition("\n")
+    assert head == "[100, 200, 500, 400]"
+    assert rest.startswith(mark)
+    assert bool(rest) is bool(mark)
+
+
+def test_a_model_cannot_command_the_terminal(
+    url: str, model: type[Model], picture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model.text = "a\x1b]0;pwned\x07\tb\nc\x9b1m"
+    for screen in (Terminal(), io.StringIO()):
+        monkeypatch.setattr("sys.stdout", screen)
+        assert main(["ask", "--url", url, picture, "What?"]) == 0
+        is_safe = not {"\x1b", "\x07", "\x9b"} & set(screen.getvalue())
+        assert is_safe is screen.isatty()
+        assert "\tb\nc" in screen.getvalue()
+
+
+def test_an_answer_that_was_cut_off_says_so(
+    url: str, model: type[Model], picture: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model.reason = "length"
+    words = ["ask", "--max-tokens", "3", "--system", "Be brief.", "--url", url, picture, "What?"]
+    assert main(words) == 0
+    out, err = capsys.readouterr()
+    assert out == "a red circle\n"
+    assert "--max-tokens" in err
+    (asked,) = model.asked
+    assert asked["max_tokens"] == 3
+    assert asked["messages"][0] == {"role": "system", "content": "Be brief."}
+
+
+@pytest.mark.parametrize("more", [[], ["-"]])
+def test_the_question_may_come_from_another_program(
+    url: str, model: type[Model], picture: str, monkeypatch: pytest.MonkeyPatch, more: list[str]
+) -> None:
+    give(monkeypatch, b"What shape\nis this?\n")
+    assert main(["ask", "--url", url, picture, *more]) == 0
+    (asked,) = model.asked
+    assert asked["messages"][0]["content"][1]["text"] == "What shape\nis this?"
+
+
+def test_the_picture_may_come_from_another_program(
+    url: str, model: type[Model], picture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give(monkeypatch, Path(picture).read_bytes())
+    assert main(["ask", "--url", url, "-", picture, "Are they the same?"]) == 0
+    first, second, _ = model.asked[0]["messages"][0]["content"]
+    assert first == second
+    assert first["image_url"]["url"].startswith("data:image/png;base64,")
+
+
+def test_a_url_as_a_browser_shows_it_will_do(url: str, model: type[Model]) -> None:
+    assert main(["ask", "--url", url.removesuffix("v1"), "What?"]) == 0
+    assert len(model.asked) == 1
+
+
+class Person(Terminal):
+    """Types lines at a terminal."""
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__("".join(f"{line}\n" for line in lines))
+
+    def fileno(self) -> int:
+        raise OSError
+
+
+def test_questions_follow_one_another(
+    url: str,
+    model: type[Model],
+    picture: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each is sent with what was said; a picture is sent once in each; /new forgets."""
+    lines = ["What is it?", "And its colour?", "/help", "", f"{picture} And this?", "/new", "Hm?"]
+    monkeypatch.setattr("sys.stdin", Person(*lines))
+    assert main(["ask", "--url", url, picture]) == 0
+    roles = [[message["role"] for message in asked["messages"]] for asked in model.asked]
+    assert roles == [
+        ["user"],
+        ["user", "assistant", "user"],
+        ["user", "assistant", "user", "assistant", "user"],
+        ["user"],
+    ]
+    first, second, third, last = (asked["messages"] for asked in model.asked)
+    assert second[:1] == first
+    assert second[1]["content"] == "a red circle"
+    assert [part["type"] for part in third[-1]["content"]] == ["image_url", "text"]
+    assert [part["type"] for part in last[0]["content"]] == ["text"]
+    assert capsys.readouterr().out.count("a red circle\n") == 4
+
+
+def test_a_mistake_does_not_end_a_conversation(
+    url: str,
+    model: type[Model],
+    picture: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.stdin", Person("absent.png What?", picture, "What?", "/bye", "no"))
+    assert main(["ask", "--url", url]) == 0
+    assert "can't read absent.png" in capsys.readouterr().err
+    (asked,) = model.asked
+    assert [part["type"] for part in asked["messages"][0]["content"]] == ["image_url", "text"]
+
+
+@pytest.mark.parametrize("option", [["--json"], ["--save-boxes", "x.png"]])
+def test_a_conversation_is_for_people(
+    picture: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    option: list[str],
+) -> None:
+    monkeypatch.setattr("sys.stdin", Person("What?"))
+    assert main(["ask", *option, picture]) == 2
+    assert option[0] in capsys.readouterr().err

@@ -1,0 +1,67 @@
+"""A daemon that answers up to some stage, and then never."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+SECONDS = 30.0
+DELTA = {"choices": [{"index": 0, "delta": {"content": "a red "}}]}
+
+
+class Stalling(BaseHTTPRequestHandler):
+    """A daemon that answers until it comes to the path `stage`, and then never."""
+
+    stage = ""
+    reached: threading.Event
+    over: threading.Event
+
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # a client that was interrupted
+            super().handle()
+
+    def do_GET(self) -> None:
+        self.stall_at(self.path)
+        self.answer(json.dumps({"data": [{"id": "demo"}]}).encode())
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.stall_at("prefill")
+        self.answer(f"data: {json.dumps(DELTA)}\n\n".encode() * 2000)
+        self.wfile.flush()
+        self.stall_at("decode")
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def stall_at(self, stage: str) -> None:
+        if stage == self.stage:
+            self.reached.set()
+            self.over.wait(SECONDS)
+
+    def answer(self, body: bytes) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def daemon(stage: str = "") -> Iterator[tuple[str, threading.Event]]:
+    """Its URL, and what is set once it has come to `stage`."""
+    events = {"reached": threading.Event(), "over": threading.Event()}
+    handler = type("Handler", (Stalling,), {"stage": stage, **events})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1", events["reached"]
+    finally:
+        events["over"].set()
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,152 @@
+"""How commands end as processes: Ctrl-C at every stage, and output that nobody takes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+from PIL import Image
+
+from tests.unit.cli.stalling import SECONDS, daemon
+from vlm_server.cli import exit_codes
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> str:
+    Image.new("RGB", (8, 8)).save(tmp_path / "picture.png")
+    return str(tmp_path / "picture.png")
+
+
+def start(words: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "vlm_server.cli", *words],
+        **{
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "text": True,
+            "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            **options,
+        },
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Exit code (negative: by which signal), stdout and stderr."""
+    try:
+        out, err = process.communicate(timeout=SECONDS)
+    finally:
+        process.kill()
+        process.wait()
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize(
+    "stage", ["/health/live", "/v1/models", "/health/ready", "prefill", "decode"]
+)
+def test_ctrl_c_ends_ask_without_a_word(stage: str, picture: str) -> None:
+    with daemon(stage) as (url, reached):
+        process = start(["ask", picture, "What?", "--url", url])
+        assert reached.wait(SECONDS)
+        if stage == "decode":
+            assert process.stdout is not None
+            assert process.stdout.read(5) == "a red"
+        process.send_signal(signal.SIGINT)
+        code, _, err = ended(process)
+    assert (code, err) == (-signal.SIGINT, "")
+
+
+def test_ctrl_c_ends_bench_with_what_was_measured(tmp_path: Path) -> None:
+    with daemon("prefill") as (url, reached):
+        process = start(["bench", "--url", f"it={url}", "--size", "40x20", "--rounds", "1"])
+        assert reached.wait(SECONDS)
+        process.send_signal(signal.SIGINT)
+        code, out, err = ended(process)
+    assert code == -signal.SIGINT
+    assert "it: 0 requests" in out
+    assert "Traceback" not in err
+
+
+def test_ctrl_c_ends_pull_and_says_that_nothing_is_lost(tmp_path: Path) -> None:
+    with daemon("/api/models/org/name") as (url, reached):
+        environment = {
+            **os.environ,
+            "HF_ENDPOINT": url.removesuffix("/v1"),
+            "HF_HUB_CACHE": str(tmp_path),
+            "HF_HUB_OFFLINE": "0",
+        }
+        process = start(["pull", "org/name"], env=environment)
+        assert reached.wait(SECONDS)
+        process.send_signal(signal.SIGINT)
+        code, _, err = ended(process)
+    assert code == -signal.SIGINT
+    assert "pull goes on from there" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_ctrl_c_stops_serve_as_it_should(is_late: bool) -> None:
+    """While its model loads, and while it serves."""
+    process = start(["serve", "--port", "0"])
+    assert process.stdout is not None
+    wait_for(process.stdout, lambda line: line.startswith("Ready" if is_late else "Listening"))
+    process.send_signal(signal.SIGINT)
+    code, _, err = ended(process)
+    assert code == exit_codes.DONE
+    assert "Traceback" not in err
+
+
+def wait_for(lines: IO[str], is_it: Callable[[str], bool]) -> None:
+    assert any(is_it(line) for line in lines)
+
+
+def test_a_reader_that_leaves_is_no_error(picture: str) -> None:
+    with daemon() as (url, _):
+        process = start(["ask", picture, "What?", "--url", url])
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.wait(SECONDS) == exit_codes.CLOSED_PIPE
+        assert process.stderr.read() == ""
+        process.stderr.close()
+
+
+@pytest.mark.parametrize(
+    "words", ["--help", "ask --help", "check-config --print-defaults", "completions bash"]
+)
+def test_output_into_a_pipe_that_is_closed(words: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = start(words.split(), stdout=writing)
+    os.close(writing)
+    code, _, err = ended(process)
+    assert (code, err) == (exit_codes.CLOSED_PIPE, "")
+
+
+@pytest.mark.parametrize("words", ["--help", "check-config --print-defaults", "ask"])
+def test_output_onto_a_disk_that_is_full(words: str, picture: str) -> None:
+    with daemon() as (url, _), Path("/dev/full").open("w") as full:
+        more = [picture, "What?", "--url", url] if words == "ask" else []
+        code, _, err = ended(start([*words.split(), *more], stdout=full))
+    assert code == exit_codes.FAILURE
+    assert err == "vlm-server: can't write the output: No space left on device\n"
+
+
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_a_standard_file_that_is_closed_is_no_error(closed: int, picture: str) -> None:
+    """What is opened next does not get its number, and then what was to be printed."""
+    with daemon() as (url, _):
+        process = start(
+            ["ask", picture, "What?", "--url", url], preexec_fn=lambda: os.close(closed)
+        )
+        code, out, err = ended(process)
+    assert code == exit_codes.DONE
+    assert ("a red" in out) is (closed != 1)
+    assert err == ""

@@ -1,0 +1,65 @@
+"""The exit codes are the ones that docs/cli.md, help and the manual page say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from vlm_server import errors
+from vlm_server.cli import exit_codes, main
+from vlm_server.cli.failure import CommandFailed
+from vlm_server.cli.parsing import every, has_commands
+from vlm_server.cli.service import files
+
+DOCS = Path(__file__).parents[3] / "docs"
+CODES = {
+    value for name, value in vars(exit_codes).items() if name.isupper() and isinstance(value, int)
+}
+
+
+def test_every_code_has_a_meaning() -> None:
+    assert set(exit_codes.MEANINGS) == CODES
+
+
+def test_the_table_of_the_docs_is_true() -> None:
+    text = (DOCS / "cli.md").read_text()
+    rows = dict(re.findall(r"^\| (\d+) \| (.+?) \|", text, re.MULTILINE))
+    assert {int(code): text for code, text in rows.items()} == exit_codes.MEANINGS
+
+
+def test_service_docs_agree() -> None:
+    text = (DOCS / "service.md").read_text()
+    assert {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)} <= CODES
+    assert set(exit_codes.FINAL) <= CODES
+
+
+def test_help_of_every_command_tells_them() -> None:
+    for parser in every(main.build_parser()):
+        if not has_commands(parser):
+            shown = parser.format_help()
+            for code in CODES:
+                assert re.search(rf"^ +{code}\b", shown, re.MULTILINE), (parser.prog, code)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.ConfigError("x"), exit_codes.WRONG_SETTINGS),
+        (errors.NotAvailable("x"), exit_codes.NOT_AVAILABLE),
+        (errors.ModelLoadError("x"), exit_codes.MODEL_UNUSABLE),
+        (CommandFailed("x"), exit_codes.FAILURE),
+        (errors.InvalidImage("x"), exit_codes.FAILURE),
+        (OSError(2, "No such file"), exit_codes.FAILURE),
+        (ValueError("x"), exit_codes.DEFECT),
+    ],
+)
+def test_an_error_has_one_code_whatever_the_command(error: Exception, code: int) -> None:
+    assert main.code_of(error) == code
+
+
+def test_a_manager_does_not_restart_what_a_restart_does_not_mend(tmp_path: Path) -> None:
+    unit = files.systemd_unit(files.ServiceCommand(tmp_path / "vlm-server", ["serve"], 1.0))
+    codes = " ".join(map(str, exit_codes.FINAL))
+    assert f"RestartPreventExitStatus={codes}\n" in unit.decode()

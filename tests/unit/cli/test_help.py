@@ -1,0 +1,141 @@
+"""Help is complete, and there at once: nothing heavy is imported for it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from vlm_server.cli import man_page
+from vlm_server.cli.main import COMMANDS, build_parser, main
+from vlm_server.cli.parsing import Parser, commands_of, every, has_commands
+
+PAGE = Path(__file__).parents[3] / "docs/vlm-server.1"
+LEAVES = [parser.prog.split()[1:] for parser in every(build_parser())]
+HEAVY = (
+    *("mlx", "mlx_vlm", "numpy", "transformers", "torch", "starlette", "uvicorn", "httpx", "PIL"),
+    *("huggingface_hub", "rich", "shtab", "prometheus_client", "vlm_server.api", "av"),
+)
+"""What help must not import, however it is reached."""
+_MOST_SECONDS = 0.15
+"""On a quiet machine that starts Python in 20 ms."""
+_MOST_STARTS = 6.0
+"""Starts of Python that help may take."""
+
+PROBE = f"""
+import json, sys
+from vlm_server.cli.main import main
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    code = end.code
+found = [name for name in {HEAVY} if name in sys.modules]
+print(json.dumps([code, found, len(sys.modules)]))
+"""
+
+
+@pytest.mark.parametrize("words", LEAVES, ids=" ".join)
+def test_help_imports_nothing_heavy(words: list[str]) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", PROBE, *words, "--help"], capture_output=True, text=True, timeout=60
+    )
+    *shown, last = ended.stdout.splitlines()
+    code, heavy, _ = json.loads(last)
+    assert (code, heavy) == (0, [])
+    assert shown[0].startswith(" ".join(["usage: vlm-server", *words]))
+    assert ended.stderr == ""
+
+
+def test_help_takes_a_few_starts_of_python() -> None:
+    """The best of several, since other programs run as well."""
+    command = [sys.executable, "-m", "vlm_server.cli", "ask", "--help"]
+    start = min(_seconds([sys.executable, "-c", "pass"]) for _ in range(5))
+    assert min(_seconds(command) for _ in range(5)) < max(_MOST_SECONDS, _MOST_STARTS * start)
+
+
+def _seconds(command: list[str]) -> float:
+    started = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=60)
+    return time.perf_counter() - started
+
+
+def test_every_command_says_what_it_does() -> None:
+    parser = build_parser()
+    for each in every(parser):
+        assert isinstance(each, Parser)
+        for action in each._actions:
+            assert action.help or has_commands(each), (each.prog, action.dest)
+    summaries = {command.prog.split()[-1]: text for text, command in commands_of(parser)}
+    assert summaries == {name: text for name, (_, text) in COMMANDS.items()}
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_the_overview_needs_no_command_to_be_imported(name: str) -> None:
+    """And says the same of it."""
+    alone = {each.prog.split()[-1] for each in every(build_parser([name]))}
+    assert name in alone
+    assert {text for text, _ in commands_of(build_parser([]))} == {
+        text for _, text in COMMANDS.values()
+    }
+
+
+def test_examples_can_be_parsed() -> None:
+    """Each line of an example that is ours has options that are there."""
+    parser = build_parser()
+    examples = [line for each in every(parser) for _, line in each.manual.examples]
+    assert len(examples) > 10
+    for line in examples:
+        words = shlex.split(line[line.index("vlm-server") :].removesuffix(')"'))
+        end = next((i for i, word in enumerate(words) if word in ("|", ">", "<")), len(words))
+        if "--help" not in words:
+            parser.parse_args(words[1:end])
+
+
+def test_the_commands_of_the_docs_can_be_parsed() -> None:
+    text = (PAGE.parent / "cli.md").read_text()
+    lines = [
+        line for line in text.splitlines() if re.match(r"(cat .*\| |eval .*)?vlm-server", line)
+    ]
+    assert len(lines) > 8
+    for line in lines:
+        words = shlex.split(line[line.index("vlm-server") :].removesuffix(')"'))
+        end = next((i for i, word in enumerate(words) if word in ("|", ">", "<")), len(words))
+        build_parser().parse_args(words[1:end])
+
+
+def test_help_has_the_sections_of_a_manual_page(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    shown = capsys.readouterr().out
+    for section in ("usage:", "model:", "settings:", "examples:", "environment:", "files:"):
+        assert section in shown
+    assert shown.index("usage:") < shown.index("examples:") < shown.index("exit codes:")
+
+
+@pytest.mark.parametrize("columns", [60, 80, 300])
+def test_help_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for parser in every(build_parser()):
+        shown = parser.format_help().partition("\nexamples:")[0]
+        assert max(map(len, shown.splitlines())) <= columns
+
+
+def test_the_manual_page_is_the_one_that_is_kept() -> None:
+    """`python -m vlm_server.cli.man_page > docs/vlm-server.1` writes it."""
+    assert man_page.render() == PAGE.read_text()
+
+
+def test_the_manual_page_names_every_option() -> None:
+    text = man_page.render().replace("\\-", "-")
+    for parser in every(build_parser()):
+        if not has_commands(parser):
+            assert parser.prog in text
+            for action in parser._actions:
+                if action.dest not in ("help", "debug"):
+                    assert (action.option_strings or [str(action.metavar)])[-1] in text

@@ -1,0 +1,194 @@
+"""Mistakes that people make: one line says what is wrong and what to do, and the exit code fits."""
+
+from __future__ import annotations
+
+import io
+import os
+import shlex
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+from PIL import Image
+
+from vlm_server.cli import exit_codes
+from vlm_server.cli.main import main
+
+WRONG, FAILED, LATER = exit_codes.WRONG_SETTINGS, exit_codes.FAILURE, exit_codes.NOT_AVAILABLE
+NOBODY = "--url http://127.0.0.1:9/v1"
+
+FILES = {
+    "syntax.toml": b"[server]\nport = 1\nprot x\n",
+    "table.toml": b"x = 1\n[model\n",
+    "name.toml": b"# mine\n[server]\nprot = 1\n",
+    "type.toml": b'[log]\nlevel = "info"\n[server]\nport = "x"\n',
+    "choice.toml": b'[log]\nlevel = "loud"\n',
+    "section.toml": b"\n[sever]\nport = 1\n",
+    "bytes.toml": b"\xff\xfe",
+    "text.txt": b"hello",
+    "empty.png": b"",
+    "photo.heic": b"\0\0\0\x18ftypheic0000",
+    "model.gguf": b"GGUF",
+}
+
+MISTAKES = [
+    ("srve", WRONG, "there is no 'srve': did you mean serve?"),
+    ("xyzzy", WRONG, "there are: serve, ask,"),
+    ("--nosuch", WRONG, "unknown option --nosuch"),
+    ("serve --modle x", WRONG, "did you mean --model?"),
+    ("serve --mod x", WRONG, "did you mean --model?"),
+    ("serve --port", WRONG, "--port: expected one argument"),
+    ("serve --port x", WRONG, "'x'"),
+    ("serve extra", WRONG, "unknown argument extra"),
+    ("serve --port 65536", WRONG, "`server.port`: expected `int` <= 65535"),
+    ("serve --host 0.0.0.0", WRONG, "set server.api_key_file"),
+    ("serve --set x", WRONG, "expected section.key=value"),
+    ("serve --set server.prot=1", WRONG, "did you mean `server.port`?"),
+    ("serve --set log.level=loud", WRONG, "it may be debug, info, warning, error"),
+    ("serve --config absent.toml", LATER, "absent.toml"),
+    ("serve --config .", WRONG, "Is a directory"),
+    ("serve --config syntax.toml", WRONG, "line 3"),
+    ("serve --config table.toml", WRONG, "line 2"),
+    ("serve --config name.toml", WRONG, "name.toml, line 3: there is no setting `server.prot`"),
+    ("serve --config type.toml", WRONG, "type.toml, line 4: `server.port`: expected `int`"),
+    ("serve --config choice.toml", WRONG, "choice.toml, line 2: `log.level`"),
+    ("serve --config section.toml", WRONG, "line 2: there is no setting `sever`: did you mean"),
+    ("serve --config bytes.toml", WRONG, "not valid TOML"),
+    ("serve --config type.toml --set server.port=y", WRONG, "vlm-server: `server.port`"),
+    ("serve --model qwen-tiny", LATER, "did you mean org/Qwen-Tiny?"),
+    ("serve --model ./nothere", LATER, "nothere"),
+    ("serve --model text.txt", WRONG, "is a file"),
+    ("serve --model model.gguf", WRONG, "GGUF"),
+    ("serve --chat-template absent.jinja", LATER, "absent.jinja"),
+    ("check-config --config name.toml", WRONG, "line 3"),
+    ("check-config --set limits.max_image=1", WRONG, "did you mean `limits.max_images`?"),
+    ("pull", WRONG, "NAME"),
+    ("pull nothere", WRONG, "ORG/NAME"),
+    ("pull qwen-tiny", WRONG, "did you mean org/Qwen-Tiny?"),
+    ("pull ../etc/passwd", WRONG, "ORG/NAME"),
+    ("models chekc x", WRONG, "did you mean check?"),
+    ("models check ./nothere", LATER, "nothere"),
+    ("models rm nothere", WRONG, "ORG/NAME"),
+    ("models rm org/nothere", FAILED, "it is not here"),
+    ("ask", WRONG, "no question"),
+    (f"ask {NOBODY} picture.png", WRONG, "no question"),
+    (f"ask {NOBODY} absent.png What?", FAILED, "can't read absent.png: No such file"),
+    (f"ask {NOBODY} absent.png", FAILED, "can't read absent.png"),
+    (f"ask {NOBODY} . What?", FAILED, "Is a directory"),
+    (f"ask {NOBODY} text.txt What?", FAILED, "text.txt: The image is not a readable PNG"),
+    (f"ask {NOBODY} empty.png What?", FAILED, "empty.png is empty"),
+    (f"ask {NOBODY} photo.heic What?", FAILED, "HEIC"),
+    (f"ask {NOBODY} - What?", FAILED, "standard input is empty"),
+    (f"ask {NOBODY} - -", WRONG, "not both"),
+    (f"ask {NOBODY} picture.png What?", FAILED, "no daemon answers at http://127.0.0.1:9/v1"),
+    ("ask --url nonsense picture.png What?", FAILED, "no daemon answers at nonsense"),
+    ("ask --url http://[::1 picture.png What?", FAILED, "is no URL"),
+    (f"ask {NOBODY} --max-tokens 0 picture.png What?", WRONG, "--max-tokens"),
+    (f"ask {NOBODY} --save-boxes absent/x.png picture.png What?", FAILED, "absent"),
+    (f"ask {NOBODY} --save-boxes . picture.png What?", WRONG, ".png"),
+    (f"ask {NOBODY} --save-boxes x.bmp picture.png What?", WRONG, ".png"),
+    (f"ask {NOBODY} --api-key-file absent picture.png What?", FAILED, "absent"),
+    ("ask --set server.port=9 --model nothere picture.png What?", WRONG, "--model nothere"),
+    ("bench", WRONG, "name a server"),
+    ("bench --start our", WRONG, "did you mean ours?"),
+    ("bench --start ours", WRONG, "--start needs --model"),
+    ("bench --start ours --model nothere", WRONG, "neither a folder nor a model"),
+    ("bench --start ours --model qwen-tin", WRONG, "did you mean org/Qwen-Tiny?"),
+    ("bench --start ours --model org/nothere", WRONG, "vlm-server pull org/nothere"),
+    ("bench --url http://127.0.0.1:9", WRONG, "NAME="),
+    ("bench --url a=http://127.0.0.1:9/v1", FAILED, "a: http://127.0.0.1:9/v1/models"),
+    ("bench --url a=http://127.0.0.1:9/v1 --scenarios repaet", WRONG, "did you mean repeat?"),
+    ("bench --url a=http://127.0.0.1:9/v1 --json absent/x", WRONG, "--json"),
+    ("service satus", WRONG, "did you mean status?"),
+    ("completions", WRONG, "SHELL"),
+    ("completions bahs", WRONG, "did you mean bash?"),
+]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder with wrong files, one good picture, and one model in the hub's cache."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    for name, content in FILES.items():
+        (folder / name).write_bytes(content)
+    Image.new("RGB", (8, 8)).save(folder / "picture.png")
+    snapshot = tmp_path / f"hub/models--org--Qwen-Tiny/snapshots/{'a' * 40}"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    return
+
+
+def status_of(words: list[str]) -> int:
+    """The exit code; argparse's own end counts as one."""
+    try:
+        return main(words)
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+@pytest.mark.parametrize(("line", "code", "said"), MISTAKES)
+def test_a_mistake_is_one_line(
+    line: str, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status_of(shlex.split(line)) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+    assert err.startswith("vlm-server")
+    assert err.count("\n") == 1, err
+
+
+def test_a_port_that_is_taken_may_be_free_later(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert main(["serve", "--port", str(port)]) == LATER
+    assert "choose with --host and --port" in capsys.readouterr().err
+
+
+def test_what_is_printed_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--model", "./\x1b]0;pwned\x07"]) == LATER
+    error = capsys.readouterr().err
+    assert "\x1b" not in error
+    assert "\x07" not in error
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_what_may_not_be_read_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("name.toml", "picture.png"):
+        Path(name).chmod(0)
+    assert main(["serve", "--config", "name.toml"]) == WRONG
+    assert "Permission denied" in capsys.readouterr().err
+    assert main(["ask", "picture.png", "What?", *NOBODY.split()]) == FAILED
+    assert "Permission denied" in capsys.readouterr().err
+
+
+def test_debug_shows_where_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--debug", "pull", "x"], ["pull", "x", "--debug"]):
+        assert main(words) == WRONG
+        error = capsys.readouterr().err
+        assert "Traceback" in error
+        assert error.rstrip().endswith("ORG/NAME@REVISION)")
+    assert main(["pull", "x"]) == WRONG
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_defect_is_one_line_that_asks_for_a_report(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: object) -> int:
+        raise LookupError("some\nthing")
+
+    monkeypatch.setattr("vlm_server.cli.check_config.run", broken)
+    assert main(["check-config"]) == exit_codes.DEFECT
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "LookupError" in error
+    assert "--debug" in error

@@ -1,0 +1,112 @@
+"""Progress: one line that moves on a terminal, plain lines everywhere else."""
+
+from __future__ import annotations
+
+import io
+import logging
+
+import pytest
+
+from tests.unit.cli.screen import Terminal
+from vlm_server.cli.progress import ProgressLine, fitted
+
+DOWNLOAD = "downloading model.safetensors: 1 GB of 2 GB"
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "60")
+    return Terminal()
+
+
+def test_a_terminal_gets_one_line_that_moves_and_goes(screen: Terminal) -> None:
+    progress = ProgressLine(screen)
+    progress.show("loading the weights", 0.1)
+    progress.show("warming up on a picture", 0.7)
+    progress.clear()
+    progress.clear()
+    shown = screen.getvalue()
+    assert "loading the weights" in shown
+    assert "warming up on a picture" in shown
+    assert "70%" in shown
+    assert shown.endswith("\x1b[1A\x1b[2K")  # the line is empty again
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h")  # and the cursor is back
+
+
+def test_a_line_is_never_wider_than_the_terminal(
+    screen: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setenv("NO_COLOR", "1")
+    progress = ProgressLine(screen)
+    progress.show("downloading " + "x" * 200, 0.5)
+    progress.clear()
+    lines = screen.getvalue().replace("\x1b[2K", "").replace("\r", "\n").split("\n")
+    assert "\u2026" in screen.getvalue()  # cut, and marked as such
+    assert max(map(len, lines)) <= 30 + len("\x1b[?25l")
+
+
+@pytest.mark.parametrize(
+    ("stage", "columns", "shown"),
+    [
+        (DOWNLOAD, 50, DOWNLOAD),
+        (DOWNLOAD, 32, "downloading model\u2026: 1 GB of 2 GB"),
+        (DOWNLOAD, 10, DOWNLOAD),
+        ("warming up on a picture", 10, "warming up on a picture"),
+    ],
+)
+def test_a_long_name_gives_way_to_figures(stage: str, columns: int, shown: str) -> None:
+    """What is still too long is cut at its end."""
+    assert fitted(stage, columns) == shown
+
+
+def test_what_has_no_fraction_has_no_bar(screen: Terminal) -> None:
+    progress = ProgressLine(screen)
+    progress.show("waiting for the answer", None)
+    progress.clear()
+    assert "waiting for the answer" in screen.getvalue()
+    assert "%" not in screen.getvalue()
+
+
+def test_no_colour_where_none_is_wanted(screen: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    for wanted in (False, True):
+        monkeypatch.setenv("NO_COLOR", "" if wanted else "1")
+        progress = ProgressLine(screen)
+        progress.show("loading", 0.5)
+        progress.clear()
+        assert ("\x1b[38;5;" in screen.getvalue()) is wanted
+
+
+def test_a_dumb_terminal_gets_a_line_for_each_stage(
+    screen: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    progress = ProgressLine(screen)
+    for stage, fraction in (("loading", 0.1), ("loading", 0.12), ("warming up", 0.13)):
+        progress.show(stage, fraction)
+    progress.clear()
+    assert screen.getvalue() == "loading (10%)\nwarming up (13%)\n"
+
+
+def test_elsewhere_it_is_log_lines(caplog: pytest.LogCaptureFixture) -> None:
+    stream = io.StringIO()
+    progress = ProgressLine(stream)
+    with caplog.at_level(logging.INFO):
+        progress.show("loading", 0.1)
+        progress.show("waiting", None)
+        progress.clear()
+    assert stream.getvalue() == ""
+    assert caplog.messages == ["loading (10%)"]
+
+
+def test_a_download_has_few_log_lines(caplog: pytest.LogCaptureFixture) -> None:
+    line = ProgressLine(io.StringIO())
+    with caplog.at_level(logging.INFO):
+        for number in range(1001):
+            line.show(f"downloading {number}", number / 1000)
+        line.show("loading the weights", 0.1)
+    assert 20 <= len(caplog.messages) <= 22
+    assert caplog.messages[-1] == "loading the weights (10%)"

@@ -1,0 +1,90 @@
+"""The pictures and videos of a question, checked before anything is started for them."""
+
+from __future__ import annotations
+
+import base64
+import mimetypes
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vlm_server.cli.asking.words import STDIN
+from vlm_server.cli.failure import CommandFailed
+from vlm_server.errors import InvalidImage, InvalidVideo
+from vlm_server.media import image_header, video_header
+from vlm_server.settings import Limits
+
+_SIGNATURES = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF8", "image/gif"),
+    (b"RIFF", "image/webp"),
+    (b"\x1a\x45\xdf\xa3", "video/webm"),
+)
+_UNKNOWN = "application/octet-stream"
+_STILL_BRANDS = (b"heic", b"heix", b"hevc", b"mif1", b"avif", b"avis")
+"""Of pictures in a file of MP4's form: refused as what they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Medium:
+    """A picture or a video: what it is called, its MIME type and its bytes."""
+
+    name: str
+    kind: str
+    data: bytes
+
+    @property
+    def is_video(self) -> bool:
+        return self.kind.startswith("video/")
+
+    @property
+    def url(self) -> str:
+        """Its data URL."""
+        return f"data:{self.kind};base64,{base64.b64encode(self.data).decode()}"
+
+    @property
+    def part(self) -> dict[str, Any]:
+        """The content part of a message."""
+        kind = "video_url" if self.is_video else "image_url"
+        return {"type": kind, kind: {"url": self.url}}
+
+
+def read(word: str, limits: Limits, stdin: Callable[[], bytes] | None = None) -> Medium:
+    """The medium in the file `word`, or in standard input.
+
+    Raises CommandFailed for what can't be read, and for what the daemon would refuse.
+    """
+    name = "standard input" if word == STDIN else word
+    try:
+        data = (stdin or _stdin)() if word == STDIN else Path(word).read_bytes()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CommandFailed(f"can't read {name}: {reason}") from None
+    if not data:
+        raise CommandFailed(f"{name} is empty")
+    medium = Medium(name, kind_of(word, data), data)
+    try:
+        if medium.is_video:
+            video_header.read(data, name)
+        else:
+            image_header.read(data, name, limits.max_image_pixels)
+    except (InvalidImage, InvalidVideo) as error:
+        raise CommandFailed(f"{name}: {error.message}") from None
+    return medium
+
+
+def kind_of(name: str, data: bytes) -> str:
+    """The MIME type that the first bytes or else the name imply."""
+    guess = mimetypes.guess_type(name)[0] or _UNKNOWN
+    if data[4:8] == b"ftyp" and data[8:12] not in _STILL_BRANDS:
+        return guess if guess.startswith("video/") else "video/mp4"
+    return next((kind for start, kind in _SIGNATURES if data.startswith(start)), guess)
+
+
+def _stdin() -> bytes:
+    if sys.stdin.isatty():
+        raise CommandFailed("standard input is a terminal: pipe a picture into it")
+    return sys.stdin.buffer.read()

@@ -1,0 +1,146 @@
+"""The order of work of `vlm-server bench`: start servers, measure, report."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import sys
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+from vlm_server.checkpoints import find
+from vlm_server.checkpoints.names import to_download
+from vlm_server.cli.bench import report
+from vlm_server.cli.bench.client import Client, Target
+from vlm_server.cli.bench.images import parse_size
+from vlm_server.cli.bench.measure import Plan, Run, measure
+from vlm_server.cli.bench.scenarios import SCENARIOS
+from vlm_server.cli.bench.servers import KINDS, find_model, parse_url, started
+from vlm_server.cli.nearest import did_you_mean
+from vlm_server.cli.progress import ProgressLine
+from vlm_server.errors import ConfigError
+from vlm_server.supervisor.environment import for_models
+from vlm_server.supervisor.private_folder import PrivateFolder
+
+
+async def until_told_to_stop(args: argparse.Namespace) -> int:
+    """Treat SIGTERM like Ctrl-C, so that no started server is left running."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await bench(args)
+
+
+async def bench(args: argparse.Namespace) -> int:
+    """See `run`. Measurements are written even if it ends early."""
+    plan = _plan(args)
+    _check_target(args.json)
+    runs: list[Run] = []
+    async with contextlib.AsyncExitStack() as stack:
+        targets = await _targets(args, stack)
+        clients = [await stack.enter_async_context(Client(t, args.timeout)) for t in targets]
+        progress = ProgressLine(sys.stderr)
+        try:
+            async for run in measure(clients, plan):
+                runs.append(run)
+                progress.clear()
+                _say(report.progress(run))
+                total = plan.num_runs(len(clients))
+                progress.show(f"{len(runs)} of {total} runs", len(runs) / total)
+        finally:
+            progress.clear()
+            _write(args.json, targets, plan, runs)
+    return 0 if all(_answered(target, runs) for target in targets) else 1
+
+
+def _write(file: Path | None, targets: list[Target], plan: Plan, runs: list[Run]) -> None:
+    sys.stdout.write(report.table(targets, plan, runs) + "\n")
+    if file is not None:
+        file.write_bytes(report.document(targets, plan, runs))
+
+
+def _check_target(file: Path | None) -> None:
+    """Raises ConfigError if the measurements, which took long, could not be written to `file`."""
+    if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
+        raise ConfigError(f"--json {file}: it is a folder, or there is no folder for it")
+
+
+def _plan(args: argparse.Namespace) -> Plan:
+    names = tuple(name.strip() for name in args.scenarios.split(","))
+    if unknown := [name for name in names if name not in SCENARIOS]:
+        close = did_you_mean(unknown[0], SCENARIOS)
+        raise ConfigError(f"no scenario {unknown[0]!r}{close}; there are: {', '.join(SCENARIOS)}")
+    if args.rounds < 1:
+        raise ConfigError("--rounds must be at least 1")
+    seed = secrets.randbelow(10**6) if args.seed is None else args.seed
+    return Plan(names, args.rounds, parse_size(args.size), seed)
+
+
+async def _targets(args: argparse.Namespace, stack: contextlib.AsyncExitStack) -> list[Target]:
+    """The servers to ask: those started here, then the running ones."""
+    targets = [parse_url(text) for text in args.url]
+    names = [*_numbered(args.start), *(target.name for target in targets)]
+    _check(args, names, targets)
+    folder = checkpoint(args.model) if args.start else Path()
+    _warn_if_busy()
+    private = PrivateFolder()
+    stack.callback(private.close)
+    look = partial(for_models, private, with_openblas=True)
+    environment = await asyncio.to_thread(look) if args.start else {}
+    ready = []
+    for name, kind in zip(names, args.start, strict=False):
+        _say(f"starting {name}")
+        server = started(name, KINDS[kind], folder, environment)
+        ready.append(await stack.enter_async_context(server))
+    return ready + [await find_model(target) for target in targets]
+
+
+def _check(args: argparse.Namespace, names: list[str], targets: list[Target]) -> None:
+    if not names:
+        raise ConfigError("name a server: --start ours --model NAME, or --url NAME=URL")
+    if len(set(names)) < len(names):
+        raise ConfigError("two servers have the same name")
+    if len({(target.base_url, target.model) for target in targets}) < len(targets):
+        raise ConfigError("the same server twice: its second run would find the images cached")
+    if args.start and args.model is None:
+        raise ConfigError("--start needs --model, a checkpoint's folder or name")
+
+
+def checkpoint(text: str) -> Path:
+    """The folder of the checkpoint that `text` names. Raises ConfigError if it is not here."""
+    if (found := find.find(text)) is not None:
+        return found.folder
+    if to_download(text) is not None:
+        raise ConfigError(f"--model {text} is not on this machine: vlm-server pull {text}")
+    close = did_you_mean(text, [one.name for one in find.every()])
+    raise ConfigError(f"--model {text} is neither a folder nor a model on this machine{close}")
+
+
+def _numbered(kinds: list[str]) -> list[str]:
+    """Names for servers of these kinds: `ours`, `ours-2`, ..."""
+    seen: Counter[str] = Counter()
+    names = []
+    for kind in kinds:
+        seen[kind] += 1
+        names.append(kind if seen[kind] == 1 else f"{kind}-{seen[kind]}")
+    return names
+
+
+def _answered(target: Target, runs: list[Run]) -> bool:
+    answers = [answer for run in runs if run.server == target.name for answer in run.answers]
+    return any(answer.error is None for answer in answers)
+
+
+def _warn_if_busy() -> None:
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > cores / 2:
+        _say(f"this machine is busy (load {load:.1f}, {cores} cores): times will be too high")
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(line + "\n")

@@ -1,0 +1,1 @@
+"""`vlm-server completions`: what shells need to complete the command line."""

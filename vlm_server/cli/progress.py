@@ -1,0 +1,130 @@
+"""What a terminal shows while something takes long: one line that moves, or plain lines."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+logger = logging.getLogger(__name__)
+
+_STEP = 0.05
+_REFRESHES_PER_SECOND = 5
+_BAR_COLUMNS = 24
+_FIGURE_COLUMNS = 15
+"""For what stands beside the text and the bar."""
+_KIND = re.compile(r"[^\d:]*")
+"""The beginning of a stage's text, which stays while its numbers change."""
+
+
+class ProgressLine:
+    """Progress on `stream`: a bar on a terminal, log lines elsewhere.
+
+    A terminal that can't move its cursor (TERM=dumb) gets a line for each stage. A stage that
+    advances in small steps, such as a download, gets a log line every 5 %.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._is_terminal = stream.isatty()
+        self._bar: _Bar | None = None
+        self._logged = -1.0
+        self._kind = ""
+
+    def show(self, stage: str, fraction: float | None) -> None:
+        """Show `stage`; `fraction` runs from 0 to 1, and is None if nobody knows."""
+        if self._is_terminal:
+            self._bar = self._bar or _Bar(self._stream)
+            if self._bar.can_move:
+                self._bar.show(stage, fraction)
+                return
+        if fraction is None:
+            return
+        text, kind = f"{stage} ({fraction:.0%})", _kind_of(stage)
+        if 0 <= fraction - self._logged < _STEP and (kind == self._kind or not self._is_terminal):
+            return
+        self._logged, self._kind = fraction, kind
+        if self._is_terminal:
+            self._stream.write(f"{text}\n")
+            self._stream.flush()
+        else:
+            logger.info("%s", text)
+
+    def clear(self) -> None:
+        """Remove the line from the terminal."""
+        if self._bar is not None:
+            self._bar.clear()
+
+
+class _Bar:
+    """One line of `rich`, drawn by a thread of its own until it is cleared."""
+
+    def __init__(self, stream: TextIO) -> None:
+        from rich.console import Console  # takes a moment
+
+        self._console = Console(file=stream)
+        self.can_move = self._console.is_terminal and not self._console.is_dumb_terminal
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        self._kind: tuple[str, bool] | None = None
+        self._bar_columns = min(_BAR_COLUMNS, self._console.width // 5)
+
+    def show(self, stage: str, fraction: float | None) -> None:
+        kind = (_kind_of(stage), fraction is None)
+        stage = fitted(stage, self._console.width - self._bar_columns - _FIGURE_COLUMNS)
+        if self._progress is None or self._task is None or kind != self._kind:
+            self.clear()  # the time that is left is told of each kind by itself
+            self._kind, self._progress = kind, self._new(with_bar=fraction is not None)
+            self._task = self._progress.add_task(stage, total=1.0)
+            self._progress.update(self._task, completed=fraction)
+            self._progress.start()
+            return
+        self._progress.update(self._task, description=stage, completed=fraction)
+
+    def clear(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+        self._progress = self._task = None
+
+    def _new(self, *, with_bar: bool) -> Progress:
+        from rich import progress
+        from rich.table import Column
+
+        text = Column(no_wrap=True, overflow="ellipsis", ratio=1)
+        is_plain = not self._console.encoding.startswith("utf")
+        columns: list[progress.ProgressColumn] = [
+            progress.SpinnerColumn("line" if is_plain else "dots"),
+            progress.TextColumn("{task.description}", markup=False, table_column=text),
+        ]
+        if with_bar:
+            columns += [
+                progress.BarColumn(self._bar_columns),
+                progress.TaskProgressColumn(),
+                progress.TimeRemainingColumn(compact=True),
+            ]
+        return progress.Progress(
+            *columns,
+            console=self._console,
+            expand=True,
+            transient=True,
+            refresh_per_second=_REFRESHES_PER_SECOND,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+
+
+def fitted(stage: str, columns: int) -> str:
+    """`stage` in so many columns: of `downloading FILE: 1 of 2 GB`, the file's name is cut."""
+    name, colon, figures = stage.rpartition(": ")
+    room = columns - len(colon) - len(figures) - 1
+    if len(stage) <= columns or not colon or room < 1:
+        return stage
+    return f"{name[:room]}\u2026{colon}{figures}"
+
+
+def _kind_of(stage: str) -> str:
+    found = _KIND.match(stage)
+    return found[0] if found else ""

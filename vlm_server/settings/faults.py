@@ -1,0 +1,67 @@
+"""What is wrong with a setting, in words that say where it stands and what it could be."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import msgspec
+
+_UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`(?: - at `\$\.(\w+)`)?")
+_WRONG = re.compile(r"(.*) - at `\$\.(\w+)\.(\w+)`")
+_CHOICE = "Invalid enum value"
+
+
+def explained(
+    message: str, tree: type[msgspec.Struct], path: Path | None, sources: Mapping[str, str]
+) -> str:
+    """msgspec's `message` about settings of the shape `tree`, in words of ours.
+
+    It names the line of the file at `path`, if `sources` say that the setting comes from there.
+    """
+    if (found := _UNKNOWN.fullmatch(message)) is not None:
+        name, section = found[1], found[2] or ""
+        full = f"{section}.{name}" if section else name
+        known = tree if not section else _type_of(tree, section)
+        return f"{_where(path, full, sources)}there is no setting `{full}`{_close(full, known)}"
+    if (found := _WRONG.fullmatch(message)) is not None:
+        full, fault = f"{found[2]}.{found[3]}", found[1]
+        if fault.startswith(_CHOICE):
+            hint = get_type_hints(_type_of(tree, found[2]))[found[3]]
+            fault += f"; it may be {', '.join(map(str, get_args(hint)))}"
+        return f"{_where(path, full, sources)}`{full}`: {fault[0].lower()}{fault[1:]}"
+    return message.replace("`$.", "`")
+
+
+def _type_of(tree: type[msgspec.Struct], section: str) -> Any:
+    return get_type_hints(tree).get(section)
+
+
+def _close(full: str, struct: Any) -> str:
+    """Which setting of `struct` may be meant by `full`."""
+    section, dot, name = full.rpartition(".")
+    try:
+        names = [field.name for field in msgspec.structs.fields(struct)]
+    except TypeError:  # no table of ours
+        return ""
+    close = difflib.get_close_matches(name, names, n=1)
+    return f": did you mean `{section}{dot}{close[0]}`?" if close else ""
+
+
+def _where(path: Path | None, full: str, sources: Mapping[str, str]) -> str:
+    """The file and the line in which the setting or section stands; empty if it is in none."""
+    section, _, key = full.rpartition(".")
+    in_file = [each for each in sources if each == full or each.startswith(f"{full}.")]
+    if path is None or not in_file or sources[in_file[0]] != str(path):
+        return ""
+    wanted, current = section or full, ""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if header := re.match(r"\s*\[\s*([\w.-]+)\s*\]", line):
+            current = header[1]
+        is_setting = section and re.match(rf"\s*{re.escape(key)}\s*=", line)
+        if current == wanted and (is_setting or not section):
+            return f"{path}, line {number}: "
+    return f"{path}: "
