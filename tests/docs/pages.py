@@ -11,6 +11,7 @@ A block is fenced with its kind (```sh). What stands in a comment before it says
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator
@@ -35,13 +36,18 @@ _COMMANDS = frozenset(
         "curl",
         "docker",
         "echo",
+        "eval",
+        "export",
         "git",
+        "journalctl",
+        "launchctl",
         "pip",
         "pipx",
         "podman",
         "python",
         "python3",
         "sudo",
+        "systemctl",
         "uv",
         "uvx",
         "vlm-server",
@@ -148,11 +154,27 @@ def _note(html: str) -> tuple[str, str] | None:
 
 
 def _kind(token: Token) -> str:
-    """What the fence says; `sh` for a block that says nothing and begins with a known command."""
+    """What the fence says; of one that says nothing what it looks like, empty if that is unknown.
+
+    Blocks should say it: this is for pages that were written before.
+    """
     named = token.info.strip().split(" ")[0]
     if named:
         return _ALIASES.get(named, named)
-    return "sh" if _begins_with_command(token.content) else ""
+    if _begins_with_command(token.content):
+        return "sh"
+    if token.content.startswith("["):
+        return "toml"
+    is_program = "import " in token.content and _parses(token.content)
+    return "python" if is_program else ""
+
+
+def _parses(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        return False
+    return True
 
 
 def _begins_with_command(text: str) -> bool:
