@@ -6,6 +6,7 @@ A block is fenced with its kind (```sh). What stands in a comment before it says
     <!-- output -->                       what the block before it prints; `…` stands for anything
     <!-- output of: a command -->        what that prints, where a reader has no such model
     <!-- request: POST /v1/tokenize -->   JSON that is sent, and must be answered with 200
+    <!-- answer to: POST /v1/tokenize {} -->  JSON that is the answer to that
     <!-- key file -->                     TOML that is `server.api_key_file`
 """
 
@@ -54,7 +55,7 @@ _COMMANDS = frozenset(
     )
 )
 _COMMENT = re.compile(r"\s*<!--\s*(?P<name>[a-z ]+?)\s*(?::\s*(?P<value>.*?)\s*)?-->\s*", re.DOTALL)
-_ANNOTATIONS = frozenset({"not run", "output", "output of", "request", "key file"})
+_ANNOTATIONS = frozenset({"not run", "output", "output of", "request", "answer to", "key file"})
 
 
 @dataclass(frozen=True)
