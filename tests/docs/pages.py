@@ -6,11 +6,13 @@ A block is fenced with its kind (```sh). What stands in a comment before it says
     <!-- output -->                       what the block before it prints; `…` stands for anything
     <!-- output of: a command -->        what that prints, where a reader has no such model
     <!-- request: POST /v1/tokenize -->   JSON that is sent, and must be answered with 200
+    <!-- answer to: POST /v1/tokenize {} -->  JSON that is the answer to that
     <!-- key file -->                     TOML that is `server.api_key_file`
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator
@@ -35,20 +37,25 @@ _COMMANDS = frozenset(
         "curl",
         "docker",
         "echo",
+        "eval",
+        "export",
         "git",
+        "journalctl",
+        "launchctl",
         "pip",
         "pipx",
         "podman",
         "python",
         "python3",
         "sudo",
+        "systemctl",
         "uv",
         "uvx",
         "vlm-server",
     )
 )
 _COMMENT = re.compile(r"\s*<!--\s*(?P<name>[a-z ]+?)\s*(?::\s*(?P<value>.*?)\s*)?-->\s*", re.DOTALL)
-_ANNOTATIONS = frozenset({"not run", "output", "output of", "request", "key file"})
+_ANNOTATIONS = frozenset({"not run", "output", "output of", "request", "answer to", "key file"})
 
 
 @dataclass(frozen=True)
@@ -148,11 +155,27 @@ def _note(html: str) -> tuple[str, str] | None:
 
 
 def _kind(token: Token) -> str:
-    """What the fence says; `sh` for a block that says nothing and begins with a known command."""
+    """What the fence says; of one that says nothing what it looks like, empty if that is unknown.
+
+    Blocks should say it: this is for pages that were written before.
+    """
     named = token.info.strip().split(" ")[0]
     if named:
         return _ALIASES.get(named, named)
-    return "sh" if _begins_with_command(token.content) else ""
+    if _begins_with_command(token.content):
+        return "sh"
+    if token.content.startswith("["):
+        return "toml"
+    is_program = "import " in token.content and _parses(token.content)
+    return "python" if is_program else ""
+
+
+def _parses(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        return False
+    return True
 
 
 def _begins_with_command(text: str) -> bool:

@@ -76,13 +76,20 @@ class PageRun:
 
     def _json(self, block: Block) -> None:
         values = values_of(block.text)
-        if not (block.note and block.note[0] == "request"):
-            return
-        method, route = block.note[1].split()
-        for value in values:
-            url = f"http://127.0.0.1:{self.sandbox.port}{route}"
-            answer = httpx.request(method, url, json=value, timeout=60)
-            assert answer.is_success, answer.text
+        name, text = block.note or ("", "")
+        if name == "request":
+            for value in values:
+                answer = self._answer(text, value)
+                assert answer.is_success, answer.text
+        elif name == "answer to":
+            method, route, body = text.split(maxsplit=2)
+            answer = self._answer(f"{method} {route}", json.loads(body))
+            assert [answer.json()] == values, answer.text
+
+    def _answer(self, target: str, body: Any) -> httpx.Response:
+        method, route = target.split()
+        url = f"http://127.0.0.1:{self.sandbox.port}{route}"
+        return httpx.request(method, url, json=body, timeout=60)
 
     def _yaml(self, block: Block) -> None:
         assert yaml.safe_load(block.text)

@@ -82,6 +82,9 @@ class Sandbox:
             text = dedent(_PROGRAM)
             path.write_text(text.format(python=sys.executable, first=first, port=self.port))
             path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        python = self.folder / ".venv/bin/python"
+        python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+        python.chmod(0o755)
         (self.home / ".curlrc").write_text("fail-with-body\n")  # an error is one for curl, too
         picture, clip = drawn()
         (self.folder / "picture.png").write_bytes(picture)

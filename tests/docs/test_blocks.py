@@ -50,6 +50,7 @@ def test_few_blocks_are_not_run(record_property: pytest.RecordProperty) -> None:
         Block(1, "toml", '[laptop]\nkey = "short"', ("key file", "")),
         Block(1, "json", '{"a": ', None),
         Block(1, "json", '{"model": "demo"}', ("request", "POST /v1/chat/completions")),
+        Block(1, "json", '{"error": "another"}', ("answer to", "POST /v1/tokenize {}")),
         Block(1, "", "who knows", None),
         Block(1, "text", "nothing was run", ("output", "")),
         Block(1, "sh", "true", ("not run", "")),

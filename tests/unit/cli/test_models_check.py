@@ -1,0 +1,16 @@
+"""`models check` starts a daemon with its own options, which lack some of those of `serve`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vlm_server.cli.main import build_parser
+from vlm_server.cli.options import settings_arguments
+
+
+@pytest.mark.parametrize("command", [["models", "check"], ["pull"]])
+def test_its_options_can_be_passed_on(command: list[str], tmp_path: Path) -> None:
+    options = build_parser().parse_args([*command, str(tmp_path), "--set", "server.port=1"])
+    assert settings_arguments(options) == ["--model", str(tmp_path), "--set", "server.port=1"]
