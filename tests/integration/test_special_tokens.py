@@ -58,9 +58,10 @@ def mlx_vlms_ids(loaded: LoadedModel, *parts: Part) -> list[int]:
         {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
         for part in parts
     ]
+    part_of = {"model_type": loaded.family.name}
     text = apply_chat_template(
         loaded.processor,
-        loaded.model.config,
+        part_of if loaded.family.part else loaded.model.config,
         [{"role": "user", "content": content}],
         num_images=len(pictures),
     )

@@ -42,6 +42,7 @@ def _config(vocabulary: Vocabulary) -> Json:
         "vocab_size": len(vocabulary),
         "image_token_index": vocabulary.id("<image>"),
         "image_grid_pinpoints": PINPOINTS,
+        "vision_feature_select_strategy": "full",
         "downsample_rate": "2/4",
         "deepstack_layer_map": [[-2, 0], [-1, 2]],
         "use_spatial_sampling": True,

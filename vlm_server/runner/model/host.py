@@ -60,7 +60,9 @@ def host_model(
         backend=tokenizer.backend_tokenizer,
         image_token_id=image_token_id,
         video_token_id=video_token_id if family.takes_videos else None,
-        eos_token_ids=_eos_token_ids(config, folder, tokenizer) | _end_of(chosen, tokenizer),
+        eos_token_ids=_eos_token_ids(config, folder, tokenizer)
+        | _end_of(chosen, tokenizer)
+        | frozenset(getattr(processor, "additional_eos_token_ids", ())),
         context_tokens=context_tokens_of(config, settings.max_context_tokens),
         vocabulary_size=_vocabulary_size(family, model.language_model),
         adds_special_tokens=should_add_special_tokens(family.name, processor),

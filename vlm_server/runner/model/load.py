@@ -140,7 +140,7 @@ def open_lazily(settings: ModelSettings, device: Device, limit_bytes: int) -> It
         with no_code_of(folder), no_code_of(view), taken(config, spelling.weight_prefixes):
             model, processor = _load(folder, view)
         if row is not None and row.part:
-            model, config = getattr(model, row.part), config[f"{row.part}_config"] | config
+            model, config = getattr(model, row.part), config.get(f"{row.part}_config", {}) | config
         family = family_of(str(config["model_type"]), model, processor)
         for warning in family.warnings:
             logger.warning("%s", warning)

@@ -14,7 +14,14 @@ from typing import Any
 import mlx.core as mx
 from mlx_vlm.models.cache import KVCache
 
-_TOKEN_AXES = {"inputs_embeds": 1, "per_layer_inputs": 1, "visual_pos_masks": 1, "position_ids": 2}
+_TOKEN_AXES = {
+    "inputs_embeds": 1,
+    "per_layer_inputs": 1,
+    "visual_pos_masks": 1,
+    "deepstack_visual_embeds": 1,
+    "position_ids": 2,
+}
+"""Of arrays; in a list, deepstack has an entry for each visual token alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +61,9 @@ class PaddedChunk:
     def padded_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """The same of all arguments of a language model that have an entry for each token."""
         return {
-            name: self.padded(value, _TOKEN_AXES[name]) if name in _TOKEN_AXES else value
+            name: self.padded(value, _TOKEN_AXES[name])
+            if name in _TOKEN_AXES and isinstance(value, mx.array)
+            else value
             for name, value in inputs.items()
         }
 

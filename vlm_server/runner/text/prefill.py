@@ -83,7 +83,7 @@ class Prefill:
         """Whether no token and no layer attends to later ones, and logits are of one token."""
         is_plain = all(type(layer) is KVCache for layer in self.cache)
         is_causal = not self.prompt.atomic_prefill_tokens
-        if self._loaded.family.deepstack is not Deepstack.VISUAL_ROWS:
+        if self._loaded.family.deepstack is Deepstack.BY_PLACE:
             return False
         return is_plain and is_causal and has_last_token_head(self._loaded.language_model)
 
