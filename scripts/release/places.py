@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -29,6 +30,12 @@ class Times(NamedTuple):
     install: float
     ready: float
     answer: float
+    cpu: float
+    """Of all processors together, for the whole: what a busy machine does not change much."""
+
+    @property
+    def whole(self) -> float:
+        return self.install + self.ready + self.answer
 
 
 @dataclass
@@ -59,14 +66,15 @@ class Place:
 
     def timed(self, wheel: Path, ask: Callable[[int], None]) -> Times:
         """Install, serve, ask. Raises CheckFailed."""
-        began = time.monotonic()
+        began, used = time.monotonic(), cpu_seconds()
         program = self._install(f"{self._visible(wheel)}[cpu]")
         installed = time.monotonic()
         with self._serving(program) as (port, process):
             wait_ready(port, process)
             ready = time.monotonic()
             ask(port)
-            times = Times(installed - began, ready - installed, time.monotonic() - ready)
+            answered = time.monotonic()
+        times = Times(installed - began, ready - installed, answered - ready, cpu_seconds() - used)
         print("  ".join(f"{step} {seconds:.1f} s" for step, seconds in times._asdict().items()))
         return times
 
@@ -141,6 +149,12 @@ class Place:
     def _inside(self, name: str) -> str:
         path = self.folder / name
         return str(path) if self.root is None else f"/{path.relative_to(self.root)}"
+
+
+def cpu_seconds() -> float:
+    """Of the processes that we started and that have ended, and of theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 @contextlib.contextmanager

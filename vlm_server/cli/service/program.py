@@ -19,7 +19,7 @@ NAME = "vlm-server"
 _CACHE_TAG = "CACHEDIR.TAG"
 """What uv and pipx put into their caches: bford.info/cachedir. An environment has one, too."""
 _CACHES = (".cache", "Library/Caches")
-TEMPORARY = (
+_TEMPORARY = (
     tempfile.gettempdir(),
     "/tmp",  # noqa: S108  named to be refused
     "/var/tmp",  # noqa: S108
@@ -39,8 +39,15 @@ def installed_program() -> Path:
         sysconfig.get_path("scripts"),
         sysconfig.get_path("scripts", sysconfig.get_preferred_scheme("user")),
     ]
-    program = found_in(folders)
-    throw_away = throw_away_folder(program, [*TEMPORARY, *_caches()])
+    return lasting(found_in(folders), [*_TEMPORARY, *_caches()])
+
+
+def lasting(program: Path, folders: Iterable[str]) -> Path:
+    """`program` by the path that stays. Raises CommandFailed if it is in a folder that does not.
+
+    Those are `folders`, and caches.
+    """
+    throw_away = throw_away_folder(program, folders)
     if throw_away is not None:
         raise CommandFailed(
             f"a service can't run {program}: {throw_away} may be cleaned up at any time. Install "
@@ -66,9 +73,11 @@ def throw_away_folder(program: Path, folders: Iterable[str]) -> Path | None:
     """The folder around the environment of `program` that is not meant to last, if there is one.
 
     That is one of `folders`, or a cache by its tag. The environment itself may have such a tag:
-    it says that a backup can leave it out.
+    it says that a backup can leave it out. That of a clone is where its owner wants it.
     """
     environment = program.parent.parent
+    if (environment.parent / "pyproject.toml").is_file():
+        return None
     temporary = {Path(folder) for folder in folders}
     for folder in (*environment.parents, *environment.resolve().parents):
         if folder in temporary or (folder / _CACHE_TAG).is_file():

@@ -54,15 +54,18 @@ def test_a_named_folder_is_known_through_a_link(tmp_path: Path) -> None:
     assert found == tmp_path / "temporary"
 
 
-def test_what_does_not_stay_is_refused_with_what_to_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    environment = Path(sys.executable).absolute().parent.parent
-    monkeypatch.setattr(program, "TEMPORARY", (str(environment.parent),))
+def test_what_does_not_stay_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    made = make(tmp_path / "env")
     with pytest.raises(CommandFailed, match="'uv tool install' or 'pipx install'") as failure:
-        program.installed_program()
-    assert str(environment.parent) in str(failure.value)
+        program.lasting(made, [str(tmp_path)])
+    assert f"{tmp_path} may be cleaned up" in str(failure.value)
     assert "\n" not in str(failure.value)
+
+
+def test_a_clone_is_where_its_owner_wants_it(tmp_path: Path) -> None:
+    made = make(tmp_path / "clone/.venv")
+    (tmp_path / "clone/pyproject.toml").touch()
+    assert program.lasting(made, [str(tmp_path)]) == made
 
 
 def test_homebrew_replaces_the_folder_of_a_version(tmp_path: Path) -> None:
