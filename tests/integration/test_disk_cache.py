@@ -23,12 +23,14 @@ from tests.integration.harness import Engine, ask, conversation
 from tests.tiny_models.pictures import picture
 from vlm_server.cache.block_hash import BlockHashChain, block_after
 from vlm_server.cache.disk import DiskStore
+from vlm_server.cache.disk_files import default_folder
 from vlm_server.cache.prompt_key import MediaSpan, PromptKey
 from vlm_server.ports import MemoryReading
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import LAST_WRITES_SECONDS, CacheStats, SamplingParams, Submit
 from vlm_server.runner.kv import disk_cache, records
 from vlm_server.runner.kv.build import build_caches
+from vlm_server.runner.kv.disk_cache import disk_folder
 from vlm_server.runner.kv.records import Record, features_record, prefix_record, read_header
 from vlm_server.runner.kv.segments import KVSegment, LayerStates
 from vlm_server.runner.model.load import LoadedModel
@@ -464,3 +466,9 @@ def assert_same(read: Iterable[Iterable[Any]], written: Iterable[Iterable[Any]])
         for a, b in zip(one, other, strict=True):
             assert (a is None) == (b is None)
             assert a is None or (a.dtype == b.dtype and mx.array_equal(a, b))
+
+
+def test_a_relative_folder_lies_in_that_of_the_system(tmp_path: Path):
+    assert disk_folder(Cache(disk_path="model-1")) == default_folder() / "model-1"
+    assert disk_folder(Cache(disk_path=str(tmp_path))) == tmp_path
+    assert disk_folder(Cache()) == default_folder()

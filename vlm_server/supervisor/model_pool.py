@@ -9,20 +9,22 @@ it meanwhile waits until it is loaded again. Docs: docs/models.md.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 
 import msgspec
 
 from vlm_server.checkpoints.find import by_name
 from vlm_server.checkpoints.survey import Survey, SurveyRequest, survey
 from vlm_server.errors import (
-    Conflict,
     ConfigError,
+    Conflict,
     EngineUnavailable,
     ModelLoadError,
     ModelNotFound,
@@ -118,8 +120,15 @@ class ModelPool:
     def _listed(self, name: str, listed: ListedModel) -> ServedModel:
         own = {field: getattr(listed, field) for field in Checkpoint.__struct_fields__}
         model = Model(**own, name=name, search_paths=self._settings.model.search_paths)
-        settings = msgspec.structs.replace(self._settings, model=model)
+        cache = msgspec.structs.replace(self._settings.cache, disk_path=self._disk_path(name))
+        settings = msgspec.structs.replace(self._settings, model=model, cache=cache)
         return ServedModel(settings, self._on_progress, self._make_engine, listed)
+
+    def _disk_path(self, name: str) -> str:
+        """A folder on disk can be used by one engine at a time: that of `[model]` has the one of
+        the settings, each other one its own within it, whatever its name is made of."""
+        digest = hashlib.sha256(name.encode()).hexdigest()
+        return str(Path(self._settings.cache.disk_path) / f"model-{digest[:16]}")
 
     def _put(self, model: ServedModel) -> None:
         if model.name in self._models:

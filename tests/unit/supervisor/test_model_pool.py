@@ -22,8 +22,9 @@ from vlm_server.errors import (
     ModelNotFound,
     RequestCancelled,
 )
+from vlm_server.models import EMBEDDED
 from vlm_server.protocol import MemoryStats, ModelFacts, Stats
-from vlm_server.settings import ListedModel, Memory, Model, Settings
+from vlm_server.settings import Cache, ListedModel, Memory, Model, Settings
 from vlm_server.supervisor.client import EngineStatus
 from vlm_server.supervisor.model_pool import ModelPool
 
@@ -82,6 +83,7 @@ class FakeEngine:
         self.cleared = 0
         self.state = "stopped"
         self.facts = ModelFacts()
+        self.disk_path = settings.cache.disk_path
 
     async def start(self) -> None:
         assert self.world.held_bytes + self.world.weights[self.name] <= self.world.limit_bytes
@@ -501,6 +503,29 @@ def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
     world = World(20 * GB, {})
     with pytest.raises(ConfigError, match="`demo`"):
         pool_of(world, {"demo": table()}, path=str(tmp_path), name="demo")
+
+
+@pytest.mark.parametrize("disk_path", ["", "/there"])
+async def test_each_model_has_a_folder_on_disk_of_its_own(disk_path: str) -> None:
+    """A folder can be used by one engine at a time."""
+    world = World(100 * GB, {"demo": GB, "a": GB, "../b": GB})
+    settings = Settings(
+        models={"a": table(), "../b": table()},
+        model=Model(path=str(EMBEDDED), name="demo"),
+        cache=Cache(disk_bytes=GB, disk_path=disk_path),
+        memory=Memory(model_room_bytes=GB),
+    )
+    pool = ModelPool(settings, lambda _stage, _fraction: None, world.make_engine, world.survey)
+    await pool.start()
+    await pool.wait_ready()
+    for name in pool.names:
+        await use(pool, name)
+    folders = [Path(engine.disk_path) for engine in world.engines]
+    assert folders[0] == Path(disk_path)
+    assert len({*folders}) == 3
+    assert all(folder.parent == Path(disk_path) for folder in folders[1:])
+    assert ".." not in str(folders)
+    await pool.stop()
 
 
 async def test_stopping_fails_those_who_wait_and_leaves_nothing() -> None:

@@ -223,8 +223,8 @@ class DiskCache:
 
 
 def disk_folder(settings: CacheSettings) -> Path:
-    """Where the files of the disk cache lie."""
-    return Path(settings.disk_path).expanduser() if settings.disk_path else default_folder()
+    """Where the files of the disk cache lie; a relative path is one in the system's folder."""
+    return default_folder() / Path(settings.disk_path).expanduser()
 
 
 def open_disk_cache(
