@@ -22,8 +22,11 @@ def needed_bytes(weight_bytes: int, room_bytes: int) -> int:
 
 
 def shares(needed: Mapping[str, int], limit_bytes: int) -> dict[str, int]:
-    """What each model may have: as much as it needs, and an equal part of what is left."""
-    rest = max(0, limit_bytes - sum(needed.values()))
+    """What each model may have: as much as it needs, and an equal part of what is left.
+
+    If less is there than they need, as they have come to know, each has that much less room.
+    """
+    rest = limit_bytes - sum(needed.values())
     return {name: num_bytes + rest // len(needed) for name, num_bytes in needed.items()}
 
 
