@@ -326,7 +326,7 @@ class ModelPool:
         found = await self._look(SurveyRequest(settings.model, settings.memory))
         if found.refusal:
             raise ModelLoadError(found.refusal)
-        model.weight_bytes = found.weight_bytes
+        model.weight_bytes, model.least_kv_bytes = found.weight_bytes, found.least_kv_bytes
         self._limit_bytes = self._limit_bytes or found.limit_bytes
 
     def _victim(self) -> ServedModel:
@@ -369,7 +369,8 @@ class ModelPool:
         return [model for model in self._models.values() if model.is_loaded]
 
     def _needed(self, model: ServedModel) -> int:
-        return budget.needed_bytes(model.weight_bytes, self._settings.memory.model_room_bytes)
+        room_bytes = self._settings.memory.model_room_bytes
+        return budget.needed_bytes(model.weight_bytes, room_bytes, model.least_kv_bytes)
 
     def _shares(self, models: list[ServedModel]) -> dict[str, int]:
         needed = {model.name: self._needed(model) for model in models}

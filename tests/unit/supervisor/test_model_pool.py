@@ -43,6 +43,7 @@ class World:
         self.broken: set[str] = set()
         self.load_seconds = LOAD_SECONDS
         self.surveys = 0
+        self.least_kv: dict[str, int] = {}
 
     def make_engine(self, settings: Settings, *_: Any) -> Any:
         engine = FakeEngine(self, settings)
@@ -54,7 +55,11 @@ class World:
         name = request.model.name
         if name in self.broken:
             return Survey(refusal="it is broken")
-        return Survey(weight_bytes=self.weights[name], limit_bytes=self.limit_bytes)
+        return Survey(
+            weight_bytes=self.weights[name],
+            limit_bytes=self.limit_bytes,
+            least_kv_bytes=self.least_kv.get(name, 0),
+        )
 
     @property
     def held_bytes(self) -> int:
@@ -196,6 +201,19 @@ async def test_the_idle_model_that_was_used_longest_ago_makes_room() -> None:
     await use(pool, "a")
     await use(pool, "d")
     assert world.loaded() == {"a", "c", "d"}
+    await pool.stop()
+
+
+async def test_a_model_whose_requests_take_much_gets_room_for_them() -> None:
+    """Its engine would end, for it leaves no room for a short request."""
+    world = World(6 * GB, {"a": GB, "b": GB})
+    world.least_kv["b"] = 2 * GB
+    pool = pool_of(world)
+    await use(pool, "a")
+    await use(pool, "b")
+    assert world.loaded() == {"b"}
+    await use(pool, "a")
+    assert world.loaded() == {"a"}
     await pool.stop()
 
 
