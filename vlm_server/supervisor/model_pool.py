@@ -313,18 +313,18 @@ class ModelPool:
         return shares[model.name]
 
     async def _survey(self, model: ServedModel) -> None:
-        """Find out what it will hold, and what there is, as far as nobody knows it."""
-        for one in self._loaded():
-            while not one.weight_bytes and one.status.is_ready and one.status.stats is None:
-                await asyncio.sleep(_LOOK_SECONDS)  # the first come a moment after it is ready
+        """Find out what it and those beside it hold, and what there is, where nobody knows."""
+        for one in (*self._loaded(), model):
             if (stats := one.status.stats) is not None:
                 one.weight_bytes = max(one.weight_bytes, stats.memory.baseline_bytes)
                 self._limit_bytes = self._limit_bytes or stats.memory.limit_bytes
-        if model.weight_bytes and self._limit_bytes:
-            return
+            if not (one.weight_bytes and self._limit_bytes):
+                await self._look_at(one, must_load=one is model)
+
+    async def _look_at(self, model: ServedModel, *, must_load: bool) -> None:
         settings = model.settings
         found = await self._look(SurveyRequest(settings.model, settings.memory))
-        if found.refusal:
+        if found.refusal and must_load:
             raise ModelLoadError(found.refusal)
         model.weight_bytes, model.least_kv_bytes = found.weight_bytes, found.least_kv_bytes
         self._limit_bytes = self._limit_bytes or found.limit_bytes

@@ -88,6 +88,7 @@ class FakeEngine:
         self.cleared = 0
         self.state = "stopped"
         self.facts = ModelFacts()
+        self.tells = True
         self.disk_path = settings.cache.disk_path
 
     async def start(self) -> None:
@@ -128,7 +129,7 @@ class FakeEngine:
     @property
     def status(self) -> EngineStatus:
         memory = MemoryStats(self.held_bytes, 0, 0, self.limit_bytes, 0, 0, 0, {}, 0.0)
-        stats = Stats({}, 0, {}, memory, 0)
+        stats = Stats({}, 0, {}, memory, 0) if self.tells else None
         return EngineStatus(self.state, self.name, stats=stats, model_facts=self.facts)
 
 
@@ -279,6 +280,29 @@ async def test_two_that_take_turns_do_not_spend_all_time_with_loading() -> None:
     await asyncio.gather(agent("a"), agent("a"), agent("b"), agent("b"))
     assert world.loads.total() <= 1.5 / (2 * world.load_seconds) + 2
     assert min(served["a"], served["b"]) > 20
+    await pool.stop()
+
+
+async def test_a_model_that_restarts_is_counted_though_it_was_never_surveyed(
+    tmp_path: Path,
+) -> None:
+    """One that was alone was not: nobody asked what it holds."""
+    world = World(20 * GB, {"demo": 8 * GB, "org/b": GB})
+    settings = Settings(
+        model=Model(path=str(EMBEDDED), name="demo", search_paths=(str(tmp_path),)),
+        memory=Memory(model_room_bytes=GB),
+    )
+    folder = tmp_path / "org" / "b"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"0")
+    pool = ModelPool(settings, lambda _stage, _fraction: None, world.make_engine, world.survey)
+    await pool.start()
+    await pool.wait_ready()
+    world.engines[0].state, world.engines[0].tells = "restarting", False
+    assert pool.add("org/b") == "org/b"
+    await use(pool, "org/b")
+    assert world.engines[0].limit_bytes >= 13 * GB
     await pool.stop()
 
 
