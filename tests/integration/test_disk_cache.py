@@ -23,12 +23,14 @@ from tests.integration.harness import Engine, ask, conversation
 from tests.tiny_models.pictures import picture
 from vlm_server.cache.block_hash import BlockHashChain, block_after
 from vlm_server.cache.disk import DiskStore
+from vlm_server.cache.disk_files import default_folder
 from vlm_server.cache.prompt_key import MediaSpan, PromptKey
 from vlm_server.ports import MemoryReading
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import LAST_WRITES_SECONDS, CacheStats, SamplingParams, Submit
 from vlm_server.runner.kv import disk_cache, records
 from vlm_server.runner.kv.build import build_caches
+from vlm_server.runner.kv.disk_cache import disk_folder
 from vlm_server.runner.kv.records import Record, features_record, prefix_record, read_header
 from vlm_server.runner.kv.segments import KVSegment, LayerStates
 from vlm_server.runner.model.load import LoadedModel
@@ -54,14 +56,18 @@ def talk(turns: int, request_id: str = "") -> Submit:
 
 @contextmanager
 def engine_on(
-    served: Served, folder: Path, limit_bytes: int = LOTS, is_checked: bool = True
+    served: Served,
+    folder: Path,
+    limit_bytes: int = LOTS,
+    is_checked: bool = True,
+    prefix_bytes: int = LOTS,
 ) -> Iterator[Engine]:
     """An engine that was just started, with what lies in `folder`."""
     settings = Cache(
         token_layout_bytes=LOTS,
         pixel_bytes=LOTS,
         encoder_bytes=LOTS,
-        prefix_bytes=LOTS,
+        prefix_bytes=prefix_bytes,
         disk_bytes=limit_bytes,
         disk_path=str(folder),
     )
@@ -464,3 +470,25 @@ def assert_same(read: Iterable[Iterable[Any]], written: Iterable[Iterable[Any]])
         for a, b in zip(one, other, strict=True):
             assert (a is None) == (b is None)
             assert a is None or (a.dtype == b.dtype and mx.array_equal(a, b))
+
+
+def test_what_is_loaded_of_a_prompt_follows_the_limit_of_the_cache_in_memory(
+    served: Served, tmp_path: Path
+):
+    """The front may change it while the engine runs."""
+    with engine_on(served, tmp_path) as engine:
+        engine.answer(talk(2))
+    with engine_on(served, tmp_path, prefix_bytes=1) as engine:
+        engine.answer(talk(2))
+        assert cached_tokens(engine, talk(2)) == 0
+        engine.caches.prefixes.resize(LOTS)
+        again = talk(2, "again")
+        engine.answer(again)
+        assert cached_tokens(engine, again) > 0
+        assert disk_of(engine).hits > 0
+
+
+def test_a_relative_folder_lies_in_that_of_the_system(tmp_path: Path):
+    assert disk_folder(Cache(disk_path="model-1")) == default_folder() / "model-1"
+    assert disk_folder(Cache(disk_path=str(tmp_path))) == tmp_path
+    assert disk_folder(Cache()) == default_folder()

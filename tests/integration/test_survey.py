@@ -31,7 +31,7 @@ def plan_of(config: dict[str, Any], parameters: dict[str, int], weight_bytes: in
 def test_the_figures_are_those_of_the_engine(
     family: str, load_tiny: Callable[[str], Any], tiny_model: TinyModel
 ) -> None:
-    found = survey(SurveyRequest(Model(path=str(tiny_model(family))), Memory(GIB)))
+    found = survey(SurveyRequest(Model(path=str(tiny_model(family))), Memory(GIB)), 100)
     assert found.refusal == ""
     assert (found.family, found.is_checked) == (family, True)
     loaded, preparer = load_tiny(family)
@@ -43,6 +43,7 @@ def test_the_figures_are_those_of_the_engine(
     engine.add(ask("first", "What is this?"))
     engine.run()
     assert found.kv_bytes == engine.runner.kv_bytes(found.context_tokens)
+    assert found.least_kv_bytes == engine.runner.kv_bytes(min(100, found.context_tokens))
 
 
 def test_no_weights_are_read(tmp_path: Path) -> None:

@@ -34,7 +34,8 @@ class Survey(msgspec.Struct, frozen=True):
     `is_checked` says that the family is one of docs/families.md. `weight_bytes` is what the
     weights take on the device, and `limit_bytes` what the model and its requests may take.
     One request may have `fitting_tokens` of the model's `context_tokens`, which then take
-    `kv_bytes`; None where the weights must be here to know.
+    `kv_bytes`; None where the weights must be here to know. `least_kv_bytes` is what the shortest
+    request takes for which there must be room.
     """
 
     family: str = ""
@@ -47,6 +48,7 @@ class Survey(msgspec.Struct, frozen=True):
     context_tokens: int = 0
     fitting_tokens: int | None = None
     kv_bytes: int | None = None
+    least_kv_bytes: int = 0
     refusal: str = ""
 
 

@@ -12,18 +12,22 @@ _ROOM_FRACTION = 1 / 8
 _GIB = 1 << 30
 
 
-def needed_bytes(weight_bytes: int, room_bytes: int) -> int:
+def needed_bytes(weight_bytes: int, room_bytes: int, least_kv_bytes: int = 0) -> int:
     """The least that a model may have: its weights, and room for requests.
 
-    `room_bytes` is `memory.model_room_bytes`.
+    `room_bytes` is `memory.model_room_bytes`; `least_kv_bytes` takes the shortest request for which
+    its engine must have room, or it ends: twice that, for what computing it takes.
     """
     room = room_bytes or max(_LEAST_ROOM_BYTES, int(weight_bytes * _ROOM_FRACTION))
-    return weight_bytes + room
+    return weight_bytes + max(room, 2 * least_kv_bytes)
 
 
 def shares(needed: Mapping[str, int], limit_bytes: int) -> dict[str, int]:
-    """What each model may have: as much as it needs, and an equal part of what is left."""
-    rest = max(0, limit_bytes - sum(needed.values()))
+    """What each model may have: as much as it needs, and an equal part of what is left.
+
+    If less is there than they need, as they have come to know, each has that much less room.
+    """
+    rest = limit_bytes - sum(needed.values())
     return {name: num_bytes + rest // len(needed) for name, num_bytes in needed.items()}
 
 

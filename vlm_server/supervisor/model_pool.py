@@ -9,12 +9,14 @@ it meanwhile waits until it is loaded again. Docs: docs/models.md.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 
 import msgspec
 
@@ -29,7 +31,6 @@ from vlm_server.errors import (
     RequestError,
     VlmServerError,
 )
-from vlm_server.protocol import Stats
 from vlm_server.settings import Checkpoint, ListedModel, Model, Settings
 from vlm_server.supervisor import budget
 from vlm_server.supervisor.client import EngineStatus
@@ -124,8 +125,15 @@ class ModelPool:
     def _listed(self, name: str, listed: ListedModel) -> ServedModel:
         own = {field: getattr(listed, field) for field in Checkpoint.__struct_fields__}
         model = Model(**own, name=name, search_paths=self._settings.model.search_paths)
-        settings = msgspec.structs.replace(self._settings, model=model)
+        cache = msgspec.structs.replace(self._settings.cache, disk_path=self._disk_path(name))
+        settings = msgspec.structs.replace(self._settings, model=model, cache=cache)
         return ServedModel(settings, self._on_progress, self._make_engine, listed)
+
+    def _disk_path(self, name: str) -> str:
+        """A folder on disk can be used by one engine at a time: that of `[model]` has the one of
+        the settings, each other one its own within it, whatever its name is made of."""
+        digest = hashlib.sha256(name.encode()).hexdigest()
+        return str(Path(self._settings.cache.disk_path) / f"model-{digest[:16]}")
 
     def _put(self, model: ServedModel) -> None:
         if model.name in self._models:
@@ -310,18 +318,20 @@ class ModelPool:
         return shares[model.name]
 
     async def _survey(self, model: ServedModel) -> None:
-        """Find out what it will hold, and what there is, as far as nobody knows it."""
-        for one in self._loaded():
-            if (stats := await _first_stats(one)) is not None:
+        """Find out what it and those beside it hold, and what there is, where nobody knows."""
+        for one in (*self._loaded(), model):
+            if (stats := one.status.stats) is not None:
                 one.weight_bytes = max(one.weight_bytes, stats.memory.baseline_bytes)
                 self._limit_bytes = self._limit_bytes or stats.memory.limit_bytes
-        if model.weight_bytes and self._limit_bytes:
-            return
+            if not (one.weight_bytes and self._limit_bytes):
+                await self._look_at(one, must_load=one is model)
+
+    async def _look_at(self, model: ServedModel, *, must_load: bool) -> None:
         settings = model.settings
         found = await self._look(SurveyRequest(settings.model, settings.memory))
-        if found.refusal:
+        if found.refusal and must_load:
             raise ModelLoadError(found.refusal)
-        model.weight_bytes = found.weight_bytes
+        model.weight_bytes, model.least_kv_bytes = found.weight_bytes, found.least_kv_bytes
         self._limit_bytes = self._limit_bytes or found.limit_bytes
 
     def _victim(self) -> ServedModel:
@@ -364,7 +374,8 @@ class ModelPool:
         return [model for model in self._models.values() if model.is_loaded]
 
     def _needed(self, model: ServedModel) -> int:
-        return budget.needed_bytes(model.weight_bytes, self._settings.memory.model_room_bytes)
+        room_bytes = self._settings.memory.model_room_bytes
+        return budget.needed_bytes(model.weight_bytes, room_bytes, model.least_kv_bytes)
 
     def _shares(self, models: list[ServedModel]) -> dict[str, int]:
         needed = {model.name: self._needed(model) for model in models}
@@ -455,12 +466,3 @@ def _is_within(model: ServedModel, limit_bytes: int) -> bool:
     memory = stats.memory
     held = memory.active_bytes + memory.reserved_bytes
     return memory.limit_bytes == limit_bytes and held <= limit_bytes
-
-
-async def _first_stats(model: ServedModel) -> Stats | None:
-    """What a loaded engine has said of itself; the first comes a moment after it is ready."""
-    while True:
-        status = model.status
-        if status.stats is not None or model.weight_bytes or not status.is_ready:
-            return status.stats
-        await asyncio.sleep(_LOOK_SECONDS)

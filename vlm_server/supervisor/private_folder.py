@@ -29,8 +29,9 @@ class PrivateFolder:
 
     def __init__(self) -> None:
         self._fresh: tempfile.TemporaryDirectory[str] | None = None
-        self._own: tempfile.TemporaryDirectory[str] | None = None
-        """For the kernels of this daemon, once those that all share are not to be trusted."""
+        self._owns: list[tempfile.TemporaryDirectory[str]] = []
+        """For the kernels of this daemon, once those that all share are not to be trusted; the last
+        one is for engines that start now."""
         self._lock: int | None = None
         """Keeps `systemd-tmpfiles` from cleaning it up while it is used."""
 
@@ -51,8 +52,8 @@ class PrivateFolder:
     def environment(self) -> dict[str, str]:
         """Makes MLX keep its kernels here, for CPUs and for CUDA. Raises OSError."""
         folder = self.path()
-        if self._own is not None and Path(self._own.name).parent == folder:
-            temporary = Path(self._own.name)
+        if self._owns and Path(self._owns[-1].name).parent == folder:
+            temporary = Path(self._owns[-1].name)
         else:
             temporary = folder / "tmp"
         temporary.mkdir(mode=0o700, exist_ok=True)
@@ -61,19 +62,18 @@ class PrivateFolder:
     def forget_kernels(self) -> None:
         """Let the next engine compile its own: one of these may be cut short.
 
-        Those of before stay, as other daemons of this user may be using them.
+        Those of before stay, as other engines and other daemons of this user may be using them.
         """
-        if self._own is not None:
-            self._own.cleanup()
-        self._own = tempfile.TemporaryDirectory(
+        own = tempfile.TemporaryDirectory(
             prefix="tmp-", dir=self.path(), ignore_cleanup_errors=True
         )
+        self._owns.append(own)
 
     def close(self) -> None:
         """Remove what is this daemon's alone."""
-        if self._own is not None:
-            self._own.cleanup()
-            self._own = None
+        for own in self._owns:
+            own.cleanup()
+        self._owns.clear()
         if self._fresh is not None:
             shutil.rmtree(self._fresh.name, ignore_errors=True)
             self._fresh = None

@@ -79,6 +79,8 @@ class ServedModel:
         self.load_seconds = 0.0
         self.weight_bytes = 0
         """On the device; 0 as long as nobody knows."""
+        self.least_kv_bytes = 0
+        """See `Survey`."""
         self.expiry: asyncio.TimerHandle | None = None
         self.expires_at: float | None = None
         """When it is unloaded if nobody asks for it, in seconds since 1970; None is never."""

@@ -31,7 +31,7 @@ def _survey(request: SurveyRequest) -> Survey:
         from vlm_server.worker.start import LEAST_TOKENS
     except ImportError as error:
         return Survey(refusal=backend.not_loaded(error))
-    return _with_room(survey(request), LEAST_TOKENS)
+    return _with_room(survey(request, LEAST_TOKENS), LEAST_TOKENS)
 
 
 def _with_room(found: Survey, least_tokens: int) -> Survey:

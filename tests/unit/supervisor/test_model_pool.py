@@ -22,8 +22,9 @@ from vlm_server.errors import (
     ModelNotFound,
     RequestCancelled,
 )
+from vlm_server.models import EMBEDDED
 from vlm_server.protocol import MemoryStats, ModelFacts, Stats
-from vlm_server.settings import ListedModel, Memory, Model, Settings
+from vlm_server.settings import Cache, ListedModel, Memory, Model, Settings
 from vlm_server.supervisor.client import EngineStatus
 from vlm_server.supervisor.model_pool import ModelPool
 
@@ -42,6 +43,7 @@ class World:
         self.broken: set[str] = set()
         self.load_seconds = LOAD_SECONDS
         self.surveys = 0
+        self.least_kv: dict[str, int] = {}
 
     def make_engine(self, settings: Settings, *_: Any) -> Any:
         engine = FakeEngine(self, settings)
@@ -53,7 +55,11 @@ class World:
         name = request.model.name
         if name in self.broken:
             return Survey(refusal="it is broken")
-        return Survey(weight_bytes=self.weights[name], limit_bytes=self.limit_bytes)
+        return Survey(
+            weight_bytes=self.weights[name],
+            limit_bytes=self.limit_bytes,
+            least_kv_bytes=self.least_kv.get(name, 0),
+        )
 
     @property
     def held_bytes(self) -> int:
@@ -82,6 +88,8 @@ class FakeEngine:
         self.cleared = 0
         self.state = "stopped"
         self.facts = ModelFacts()
+        self.tells = True
+        self.disk_path = settings.cache.disk_path
 
     async def start(self) -> None:
         assert self.world.held_bytes + self.world.weights[self.name] <= self.world.limit_bytes
@@ -121,7 +129,7 @@ class FakeEngine:
     @property
     def status(self) -> EngineStatus:
         memory = MemoryStats(self.held_bytes, 0, 0, self.limit_bytes, 0, 0, 0, {}, 0.0)
-        stats = Stats({}, 0, {}, memory, 0)
+        stats = Stats({}, 0, {}, memory, 0) if self.tells else None
         return EngineStatus(self.state, self.name, stats=stats, model_facts=self.facts)
 
 
@@ -197,6 +205,19 @@ async def test_the_idle_model_that_was_used_longest_ago_makes_room() -> None:
     await pool.stop()
 
 
+async def test_a_model_whose_requests_take_much_gets_room_for_them() -> None:
+    """Its engine would end, for it leaves no room for a short request."""
+    world = World(6 * GB, {"a": GB, "b": GB})
+    world.least_kv["b"] = 2 * GB
+    pool = pool_of(world)
+    await use(pool, "a")
+    await use(pool, "b")
+    assert world.loaded() == {"b"}
+    await use(pool, "a")
+    assert world.loaded() == {"a"}
+    await pool.stop()
+
+
 async def test_a_busy_model_goes_only_if_the_idle_ones_are_not_enough() -> None:
     world = World(6 * GB, {"a": GB, "b": GB, "c": GB, "d": GB})
     pool = pool_of(world)
@@ -259,6 +280,29 @@ async def test_two_that_take_turns_do_not_spend_all_time_with_loading() -> None:
     await asyncio.gather(agent("a"), agent("a"), agent("b"), agent("b"))
     assert world.loads.total() <= 1.5 / (2 * world.load_seconds) + 2
     assert min(served["a"], served["b"]) > 20
+    await pool.stop()
+
+
+async def test_a_model_that_restarts_is_counted_though_it_was_never_surveyed(
+    tmp_path: Path,
+) -> None:
+    """One that was alone was not: nobody asked what it holds."""
+    world = World(20 * GB, {"demo": 8 * GB, "org/b": GB})
+    settings = Settings(
+        model=Model(path=str(EMBEDDED), name="demo", search_paths=(str(tmp_path),)),
+        memory=Memory(model_room_bytes=GB),
+    )
+    folder = tmp_path / "org" / "b"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"0")
+    pool = ModelPool(settings, lambda _stage, _fraction: None, world.make_engine, world.survey)
+    await pool.start()
+    await pool.wait_ready()
+    world.engines[0].state, world.engines[0].tells = "restarting", False
+    assert pool.add("org/b") == "org/b"
+    await use(pool, "org/b")
+    assert world.engines[0].limit_bytes >= 13 * GB
     await pool.stop()
 
 
@@ -501,6 +545,29 @@ def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
     world = World(20 * GB, {})
     with pytest.raises(ConfigError, match="`demo`"):
         pool_of(world, {"demo": table()}, path=str(tmp_path), name="demo")
+
+
+@pytest.mark.parametrize("disk_path", ["", "/there"])
+async def test_each_model_has_a_folder_on_disk_of_its_own(disk_path: str) -> None:
+    """A folder can be used by one engine at a time."""
+    world = World(100 * GB, {"demo": GB, "a": GB, "../b": GB})
+    settings = Settings(
+        models={"a": table(), "../b": table()},
+        model=Model(path=str(EMBEDDED), name="demo"),
+        cache=Cache(disk_bytes=GB, disk_path=disk_path),
+        memory=Memory(model_room_bytes=GB),
+    )
+    pool = ModelPool(settings, lambda _stage, _fraction: None, world.make_engine, world.survey)
+    await pool.start()
+    await pool.wait_ready()
+    for name in pool.names:
+        await use(pool, name)
+    folders = [Path(engine.disk_path) for engine in world.engines]
+    assert folders[0] == Path(disk_path)
+    assert len({*folders}) == 3
+    assert all(folder.parent == Path(disk_path) for folder in folders[1:])
+    assert ".." not in str(folders)
+    await pool.stop()
 
 
 async def test_stopping_fails_those_who_wait_and_leaves_nothing() -> None:

@@ -20,12 +20,14 @@ def known_models(models: ModelClient, server: Server) -> tuple[KnownModel, ...]:
 
 
 def model_of(names: str | Sequence[str], known: Iterable[KnownModel]) -> KnownModel | None:
-    """The model that one of `names` means: by its own name, by `default`, or by an alias of it."""
+    """The model that one of `names` means, the first name first: by its own name, by `default`, or
+    by an alias of it."""
     wanted = (names,) if isinstance(names, str) else names
     models = tuple(known)
-    for model in models:
-        if model.name in wanted:
-            return model
+    by_name = {model.name: model for model in models}
+    for name in wanted:
+        if name in by_name:
+            return by_name[name]
     if DEFAULT in wanted:
         return models[0]
     aliases = ((model, alias) for model in models for alias in model.aliases)

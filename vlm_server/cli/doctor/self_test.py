@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import IO
 
 from vlm_server.cli import options
-from vlm_server.cli.client.stream import stream_text
 from vlm_server.cli.client.daemon import Daemon
+from vlm_server.cli.client.stream import stream_text
 from vlm_server.cli.doctor.daemon import admin_key
 from vlm_server.cli.doctor.finding import Finding, ok, problem, warning
 from vlm_server.cli.doctor.port import host_header, listener

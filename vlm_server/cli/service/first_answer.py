@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 
 from vlm_server.cli import terminal
-from vlm_server.cli.client.keys import own_key
 from vlm_server.cli.client.daemon import refusal
+from vlm_server.cli.client.keys import own_key
 from vlm_server.cli.failure import CommandFailed
 from vlm_server.cli.serve import url_of
 from vlm_server.cli.service.manager import ServiceManager

@@ -40,7 +40,7 @@ def build_caches(settings: Cache, memory: MemoryReading, loaded: LoadedModel) ->
     if settings.disk_bytes:
         hashes = KeptHashes(disk_folder(settings) / "hashes.json")
         fingerprint = _in_background(lambda: loaded.checkpoint.fingerprint(hashes))
-    return Caches.of(
+    caches = Caches.of(
         token_layout_bytes=min(settings.token_layout_bytes, pixel_bytes),
         pixel_bytes=pixel_bytes,
         encoder_bytes=encoder_bytes,
@@ -50,11 +50,12 @@ def build_caches(settings: Cache, memory: MemoryReading, loaded: LoadedModel) ->
             settings,
             fingerprint.result,
             loaded.device.name,
-            prefix_bytes,
+            lambda: caches.prefixes.limit_bytes,
             needs_snapshots=with_snapshots,
         ),
         sizes=sizes,
     )
+    return caches
 
 
 def _in_background(work: Callable[[], str]) -> Future[str]:

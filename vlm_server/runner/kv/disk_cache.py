@@ -46,7 +46,7 @@ class DiskCache:
         self,
         store: DiskStore,
         fingerprint: str,
-        prefix_bytes: int,
+        prefix_bytes: Callable[[], int],
         *,
         needs_snapshots: bool,
     ) -> None:
@@ -112,10 +112,10 @@ class DiskCache:
     def find_prefix(
         self, prompt: PromptKey, known: int, limit: int, salt: str, least: int
     ) -> StoredPrefixSizes | None:
-        length, sizes = known, list[int]()
+        length, sizes, most_bytes = known, list[int](), self._prefix_bytes()
         for block, start, count in self._blocks_after(prompt, known, limit, salt):
             size_bytes = self._store.size_of(block.key)
-            if size_bytes is None or sum(sizes) + size_bytes > self._prefix_bytes:
+            if size_bytes is None or sum(sizes) + size_bytes > most_bytes:
                 break
             sizes.append(size_bytes)
             length = start + count
@@ -223,15 +223,15 @@ class DiskCache:
 
 
 def disk_folder(settings: CacheSettings) -> Path:
-    """Where the files of the disk cache lie."""
-    return Path(settings.disk_path).expanduser() if settings.disk_path else default_folder()
+    """Where the files of the disk cache lie; a relative path is one in the system's folder."""
+    return default_folder() / Path(settings.disk_path).expanduser()
 
 
 def open_disk_cache(
     settings: CacheSettings,
     checkpoint: Callable[[], str],
     device_name: str,
-    prefix_bytes: int,
+    prefix_bytes: Callable[[], int],
     *,
     needs_snapshots: bool,
 ) -> DiskTier:

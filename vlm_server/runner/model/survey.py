@@ -31,8 +31,11 @@ _STORED = {"float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2)
 """Types of safetensors, and their bytes, by their names in configurations."""
 
 
-def survey(request: SurveyRequest) -> Survey:
-    """Never raises for what is wrong with the checkpoint: see `Survey.refusal`."""
+def survey(request: SurveyRequest, least_tokens: int = 1) -> Survey:
+    """Never raises for what is wrong with the checkpoint: see `Survey.refusal`.
+
+    There must be room for a request of `least_tokens`.
+    """
     device = current_device()
     found = Survey(
         device=device.name,
@@ -47,7 +50,7 @@ def survey(request: SurveyRequest) -> Survey:
         config = layout.read_object(Path(request.model.path) / layout.CONFIG)
         found = _with_config(found, config)
         found = _with_context(found, config, request.model)
-        return _with_weights(found, request)
+        return _with_weights(found, request, least_tokens)
     except ModelLoadError as error:
         return msgspec.structs.replace(found, refusal=str(error))
 
@@ -97,7 +100,7 @@ def _tensors(stored: str, num_bytes: int) -> dict[str, int]:
     return {kind: num_bytes // size}
 
 
-def _with_weights(found: Survey, request: SurveyRequest) -> Survey:
+def _with_weights(found: Survey, request: SurveyRequest, least_tokens: int) -> Survey:
     """Raises ModelLoadError as loading would, for what weights that were not read can tell."""
     with open_lazily(request.model, current_device(), found.limit_bytes) as opened:
         image_token_of(opened.family, opened.model, opened.config)
@@ -110,6 +113,7 @@ def _with_weights(found: Survey, request: SurveyRequest) -> Survey:
         weight_bytes=opened.size_bytes,
         fitting_tokens=fitting,
         kv_bytes=state.of(fitting),
+        least_kv_bytes=state.of(min(least_tokens, found.context_tokens)),
     )
 
 
