@@ -48,6 +48,11 @@ def find(text: str, search_paths: Sequence[str] = ()) -> Found | None:
     """
     if (folder := Path(text).expanduser()).is_dir():
         return _in_folder(folder.absolute())
+    return by_name(text, search_paths)
+
+
+def by_name(text: str, search_paths: Sequence[str] = ()) -> Found | None:
+    """The same, but never a folder that `text` is the path of: for names that others give."""
     if is_path(text):
         return None
     name = HubName.parse(text)
