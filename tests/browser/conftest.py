@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.e2e.daemon import Daemon, running_daemon
@@ -57,9 +58,10 @@ class Several:
         """One more checkpoint that is on the machine, called `name`."""
         return Path(shutil.copytree(EMBEDDED, self.folder / name))
 
-    def state(self, name: str) -> str:
-        models = self.daemon.status()["models"]
-        return str(next((each["state"] for each in models if each["name"] == name), ""))
+    def post(self, route: str, model: str) -> int:
+        """The status of the answer, once it has come."""
+        url = f"{self.daemon.url}/v1/models/{route}"
+        return httpx.post(url, json={"model": model}, timeout=60).status_code
 
 
 @pytest.fixture(scope="session")

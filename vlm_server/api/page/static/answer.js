@@ -135,6 +135,7 @@ export class Answer {
       h("button", { class: "link", onclick: (event) => copy(event.currentTarget, text()) }, label);
     return h(
       "footer",
+      body.model !== "default" && h("p.note", body.model),
       pairs("figures", this.measured()),
       h(
         "p.copies",
@@ -147,7 +148,6 @@ export class Answer {
 
   measured() {
     const shown = [];
-    if (this.body.model !== "default") shown.push(["Model", this.body.model]);
     if (this.first)
       shown.push([
         "First token",

@@ -93,8 +93,8 @@ function headOf(told) {
   const memory = held && `${bytes(held)} of ${bytes(limit)}`;
   const about = [
     memory,
-    end && `unloaded in ${seconds(Math.max(1, Math.round(end - Date.now() / 1000)))} unless it is used`,
-    state === "unloaded" && !error && "loaded when somebody asks for it",
+    end && `unloads in ${seconds(Math.max(1, Math.round(end - Date.now() / 1000)))} if unused`,
+    state === "unloaded" && !error && "loads when asked for",
   ];
   return [
     h(
@@ -123,7 +123,7 @@ function actions({ name, state, pinned, error }) {
       "aria-describedby": why,
     }),
     state === "ready" && button("clear", "Clear caches", name, () => clear(name), { waits }),
-    why && h("span.muted.small", { id: why }, "It is pinned, and stays loaded."),
+    why && h("span.muted.small", { id: why }, "Pinned: always loaded."),
   );
 }
 
@@ -176,7 +176,7 @@ const POINTS = { pixels: "pixels of the picture as seen", thousandths: "0 to 100
 function details(model) {
   if (!model.family) return [];
   return [
-    h("summary", "What it is and takes"),
+    h("summary", "Details"),
     h(
       "ul.chips",
       { "aria-label": "What it can do" },
