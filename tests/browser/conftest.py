@@ -93,9 +93,7 @@ limit_bytes = 1_000_000_000
     )
     with running_hub() as hub:
         environment = {"HOME": str(folder), "HF_HOME": str(folder / "hf"), "HF_ENDPOINT": hub.url}
-        with running_daemon(
-            folder, "--config", str(settings), environment=environment
-        ) as running:
+        with running_daemon(folder, "--config", str(settings), environment=environment) as running:
             yield Several(running, hub, disk)
 
 
