@@ -216,7 +216,7 @@ async function answer(turn, options) {
 async function showLoad(shown, name) {
   const mine = running;
   for (;;) {
-    await new Promise((resolve) => setTimeout(resolve, 700));
+    await new Promise((resolve) => setTimeout(resolve, 1000));
     if (shown.first || running !== mine) return;
     const told = await get("v1/models", { quiet: true }).catch(() => null);
     const one = told?.data.find(({ id }) => id === name);

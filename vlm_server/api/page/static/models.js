@@ -14,15 +14,16 @@ const problems = new Map();
 /** The last line of each download that this page watches. */
 const pulls = new Map();
 
-let local = [];
+/** Checkpoints on this machine; null before they are asked for. */
+let local = null;
 /** Whether the key is not known to be no admin's. */
 let mayChange = true;
 
 const look = whileSeen("models", refresh);
 
 export function showModels() {
+  local = null;
   look();
-  readLocal();
 }
 
 async function refresh() {
@@ -30,6 +31,7 @@ async function refresh() {
     const { data } = await get("v1/models");
     const told = mayChange && (await get("v1/status").catch(refused));
     draw(data, told?.models ?? data.map(({ id, ...one }) => ({ name: id, ...one })));
+    if (told && !local) readLocal();
     return asked.size || data.some(({ state }) => isBusy(state)) ? AT_WORK_MS : IDLE_MS;
   } catch (error) {
     $("models").replaceChildren(empty("The models can’t be shown", error.message));
@@ -43,14 +45,11 @@ function refused(error) {
 }
 
 async function readLocal() {
-  try {
-    const told = await get("v1/checkpoints", { quiet: true });
-    local = told.checkpoints;
-    for (const { model } of told.pulls) watchPull(model);
-    drawLocal();
-  } catch {
-    // no key, or not an admin's: the rest says so
-  }
+  const told = await get("v1/checkpoints").catch(() => null); // it is asked again with the next look
+  if (!told) return;
+  local = told.checkpoints;
+  for (const { model } of told.pulls) watchPull(model);
+  drawLocal();
 }
 
 function draw(data, models) {
@@ -58,7 +57,7 @@ function draw(data, models) {
   if (!root.querySelector("#served"))
     root.replaceChildren(
       h("div.cards.one", { id: "served" }),
-      h("section.card", { id: "local" }),
+      h("section.card", { id: "local", hidden: true }),
       mayChange ? h("section.card", hubForm(), h("ul.rows", { id: "pulls", "aria-label": "Downloads" })) : "",
       mayChange ? "" : h("p.muted.small", "To load and unload models, use a key with admin = true."),
     );
@@ -215,7 +214,7 @@ function facts({
 }
 
 function drawLocal() {
-  if (!$("local")) return;
+  if (!local || !$("local")) return;
   const served = [...$("served").children].map(({ dataset }) => dataset.name);
   const others = local.filter((one) => !one.served && !served.includes(one.name) && !pulls.has(one.name));
   $("local").hidden = !others.length;
