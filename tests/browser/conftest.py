@@ -5,12 +5,17 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.e2e.daemon import Daemon, running_daemon
+from tests.hub.server import Hub, running_hub
 from tests.tiny_models import build
+from vlm_server.models import EMBEDDED
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 VIEWPORTS = {"desktop": (1280, 800), "phone": (390, 844)}
@@ -36,6 +41,60 @@ def tiny_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         folder, *arguments, "--set", f"server.api_key_file={keys}", api_key="operator-key"
     ) as running:
         yield running
+
+
+LONG_NAME = "captions-of-everything/Qwen3-VL-235B-A22B-Instruct-mixed-4bit-and-8bit-experts"
+
+
+@dataclass
+class Several:
+    """A daemon with several models, what it knows as a hub, and where it finds checkpoints."""
+
+    daemon: Daemon
+    hub: Hub
+    folder: Path
+
+    def copy_of_model(self, name: str) -> Path:
+        """One more checkpoint that is on the machine, called `name`."""
+        return Path(shutil.copytree(EMBEDDED, self.folder / name))
+
+    def post(self, route: str, model: str) -> int:
+        """The status of the answer, once it has come."""
+        url = f"{self.daemon.url}/v1/models/{route}"
+        return httpx.post(url, json={"model": model}, timeout=60).status_code
+
+
+@pytest.fixture(scope="session")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Several]:
+    """One that is pinned, `second`, one with a long name, and one that can't be loaded."""
+    folder = tmp_path_factory.mktemp("several")
+    disk, wrong = folder / "disk", folder / "wrong"
+    wrong.mkdir()
+    (wrong / "config.json").write_text('{"model_type": "qwen3_vl"}')
+    (wrong / "model.safetensors").write_bytes(b"x")
+    disk.mkdir()
+    settings = folder / "several.toml"
+    settings.write_text(
+        f'''
+[model]
+name = "shapes"
+path = "{EMBEDDED}"
+search_paths = ["{disk}"]
+[models.second]
+path = "{EMBEDDED}"
+[models."{LONG_NAME}"]
+path = "{EMBEDDED}"
+keep_alive_seconds = -1
+[models.broken]
+path = "{wrong}"
+[memory]
+limit_bytes = 1_000_000_000
+'''
+    )
+    with running_hub() as hub:
+        environment = {"HOME": str(folder), "HF_HOME": str(folder / "hf"), "HF_ENDPOINT": hub.url}
+        with running_daemon(folder, "--config", str(settings), environment=environment) as running:
+            yield Several(running, hub, disk)
 
 
 @pytest.fixture(scope="module")

@@ -60,6 +60,7 @@ BODIES = {
     "/v1/models/load": _NAMED,
     "/v1/models/unload": _NAMED,
     "/v1/models/pull": _NAMED,
+    "/v1/models/pull/cancel": _NAMED,
     "/v1/caches/clear": Body((CachesOf,)),
 }
 """What routes take, for `/openapi.json`."""
@@ -163,6 +164,7 @@ def _administration(administration: Administration) -> list[Route]:
         "/v1/models/load": administration.load,
         "/v1/models/unload": administration.unload,
         "/v1/models/pull": administration.pull,
+        "/v1/models/pull/cancel": administration.cancel_pull,
         "/v1/caches/clear": administration.clear_caches,
     }
     checkpoints = gate.admin_only(administration.checkpoints)

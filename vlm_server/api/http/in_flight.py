@@ -15,7 +15,7 @@ from vlm_server.api.http import access_log
 from vlm_server.api.http.access_log import Entry
 from vlm_server.protocol import RequestProgress
 
-_READING, _LOADING, _SENT = "reading", "loading", "sent"
+_READING, _WAITING, _SENT = "reading", "waiting_for_model", "sent"
 """States before the engine has told of a request: its body is read, its model is loaded, it is on
 its way."""
 
@@ -46,7 +46,7 @@ class InFlight:
 
     def note_read(self, request_id: str) -> None:
         """Its body was read; now its model is needed."""
-        self._requests[request_id].state = _LOADING
+        self._requests[request_id].state = _WAITING
 
     def note_sent(self, request_id: str) -> None:
         """It goes to the engine."""

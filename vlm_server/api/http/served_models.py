@@ -48,6 +48,22 @@ def statuses(models: ModelClient) -> list[EngineStatus]:
     return [models.status(name) for name in models.names]
 
 
+def progress_of(status: EngineStatus) -> dict[str, str | float] | None:
+    """How far its load is, or its download before that; None if nothing is under way."""
+    if status.progress is None:
+        return None
+    stage, fraction = status.progress
+    if (download := status.download) is None:
+        return {"stage": stage, "fraction": fraction}
+    return {
+        "stage": stage,
+        "fraction": fraction,
+        "file": download.file,
+        "bytes": download.done_bytes,
+        "total_bytes": download.total_bytes,
+    }
+
+
 def _known(models: ModelClient, name: str, server: Server) -> KnownModel:
     is_default = name == models.names[0]
     return KnownModel(

@@ -6,10 +6,6 @@ All of it needs an admin key, where keys are needed: see `http.access.gate`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,11 +17,19 @@ from vlm_server.api.http import body, served_models
 from vlm_server.api.http.generation import Generation
 from vlm_server.api.http.intake import json_body
 from vlm_server.api.http.queue.arriving import ArrivingBodies
-from vlm_server.checkpoints.download import fetch
-from vlm_server.checkpoints.find import every
-from vlm_server.checkpoints.messages import Progress
+from vlm_server.api.operations import on_disk
+from vlm_server.api.operations.pulls import Pulls
+from vlm_server.checkpoints.find import Found, by_name
 from vlm_server.checkpoints.names import HubName
-from vlm_server.errors import InvalidRequest, PayloadTooLarge, VlmServerError
+from vlm_server.errors import (
+    ConfigError,
+    Conflict,
+    EngineUnavailable,
+    InvalidRequest,
+    ModelNotFound,
+    NotFound,
+    PayloadTooLarge,
+)
 from vlm_server.settings import Settings
 from vlm_server.supervisor.client import ModelClient
 
@@ -49,20 +53,26 @@ class Administration:
         self._models: ModelClient = shared.models
         self._settings = settings
         self._arriving: ArrivingBodies = shared.arriving
-        self._pulls: dict[str, _Pull] = {}
+        self._pulls = Pulls(settings)
 
     async def load(self, request: Request) -> Response:
         """Load a model; one that is on this machine, but not in the settings, is served too."""
-        name = (await self._read(request, ModelNamed)).model
-        known = self._served(name)
-        await self._models.load(known)
-        return JSONResponse({"model": known, "state": self._models.status(known).state})
+        name = await self._to_load((await self._read(request, ModelNamed)).model)
+        try:
+            await self._models.load(name)
+        except EngineUnavailable as error:
+            if not (reason := self._models.status(name).error):
+                raise
+            raise EngineUnavailable(
+                f"The model `{name}` can't be loaded: {reason}", "model", error.retry_after_seconds
+            ) from None
+        return self._state(name)
 
     async def unload(self, request: Request) -> Response:
         """Unload a model once nobody uses it."""
         name = self._served((await self._read(request, ModelNamed)).model)
         await self._models.unload(name)
-        return JSONResponse({"model": name, "state": self._models.status(name).state})
+        return self._state(name)
 
     async def clear_caches(self, request: Request) -> Response:
         """Drop what is cached in memory and not in use."""
@@ -76,44 +86,73 @@ class Administration:
         """Download a checkpoint of the hub, with its progress as lines of JSON.
 
         Asked again for one that is on its way, it tells of that. The last line has the `state`
-        `done`, or `failed` with an `error`.
+        `done`, `cancelled`, or `failed` with an `error`.
         """
-        text = (await self._read(request, ModelNamed)).model
-        name = HubName.parse(text)
-        if name is None:
-            raise InvalidRequest("`model` must be a name of the hub: ORG/NAME or ORG/NAME@REVISION")
-        running = self._pulls.get(str(name))
-        if running is None or running.task.done():
-            running = self._pulls[str(name)] = _Pull(name, self._settings)
-        return StreamingResponse(running.lines(), media_type="application/x-ndjson")
+        name = await self._read_hub_name(request)
+        lines = self._pulls.start(name).lines()
+        return StreamingResponse(lines, media_type="application/x-ndjson")
+
+    async def cancel_pull(self, request: Request) -> Response:
+        """End a download. What has come is kept for the next one."""
+        name = await self._read_hub_name(request)
+        if not self._pulls.cancel(name):
+            raise NotFound(f"`{name}` is not being downloaded.")
+        return JSONResponse({"model": str(name), "cancelled": True})
 
     async def checkpoints(self, _: Request) -> Response:
-        """What is on this machine, and whether it is served."""
-        return JSONResponse({"checkpoints": await asyncio.to_thread(self._checkpoints)})
-
-    def _checkpoints(self) -> list[dict[str, Any]]:
-        found = every(self._settings.model.search_paths)
-        return [
-            {
-                "name": one.name,
-                "place": one.place,
-                "complete": one.is_complete,
-                "bytes": _weight_bytes(one.folder),
-                "served": one.name in self._models.names,
-            }
-            for one in found
-        ]
+        """What is on this machine, and what is on its way."""
+        free = on_disk.free_for_more(self._models, self._settings)
+        names = self._models.names
+        found = await asyncio.to_thread(on_disk.checkpoints, self._settings, names, free)
+        return JSONResponse({"checkpoints": found, "pulls": self._pulls.to_json()})
 
     def _loaded(self) -> list[str]:
         return [name for name in self._models.names if self._models.status(name).is_ready]
 
-    def _known(self, name: str) -> str | None:
-        known = served_models.known_models(self._models, self._settings.server)
-        model = served_models.model_of(name, known)
-        return None if model is None else model.name
+    def _state(self, name: str) -> Response:
+        return JSONResponse({"model": name, "state": self._models.status(name).state})
 
     def _served(self, name: str) -> str:
-        return self._known(name) or self._models.add(name)
+        """The model that is served by this name. Raises ModelNotFound."""
+        known = served_models.known_models(self._models, self._settings.server)
+        model = served_models.model_of(name, known)
+        if model is None:
+            raise ModelNotFound(served_models.listed(known), "model")
+        return model.name
+
+    async def _to_load(self, name: str) -> str:
+        """A model by its own name, else a checkpoint, else what an alias stands for.
+
+        Aliases are last: `*` may be one. Raises ModelNotFound, and Conflict if it is the name of
+        several checkpoints.
+        """
+        if name in self._models.names:
+            return name
+        if await asyncio.to_thread(self._find, name) is not None:
+            return self._models.add(name)
+        try:
+            return self._served(name)
+        except ModelNotFound as error:
+            raise ModelNotFound(
+                f"There is no model `{name[:_MAX_SHOWN_CHARS]}` on this machine. {error.message}",
+                "model",
+            ) from None
+
+    def _find(self, name: str) -> Found | None:
+        try:
+            return by_name(name, self._settings.model.search_paths)
+        except ConfigError:
+            raise Conflict(
+                "Several checkpoints on this machine have this name; say ORG/NAME.", "model"
+            ) from None
+
+    async def _read_hub_name(self, request: Request) -> HubName:
+        name = HubName.parse((await self._read(request, ModelNamed)).model)
+        if name is None:
+            raise InvalidRequest(
+                "`model` must be a name of the hub: ORG/NAME or ORG/NAME@REVISION.", "model"
+            )
+        return name
 
     async def _read(self, request: Request, kind: type[msgspec.Struct]) -> Any:
         limits = self._settings.limits
@@ -128,59 +167,4 @@ class Administration:
         return asked
 
 
-class _Pull:
-    """One download, and all who watch it."""
-
-    def __init__(self, name: HubName, settings: Settings) -> None:
-        self._name = name
-        self._settings = settings
-        self._news: dict[str, Any] = {"state": "downloading", "model": str(name)}
-        self._changed = asyncio.Condition()
-        self.task = asyncio.create_task(self._run())
-
-    async def _run(self) -> None:
-        try:
-            await fetch(self._name, self._settings.model, self._settings.memory, self._take)
-            news: dict[str, Any] = {"state": "done", "model": self._name.repo}
-        except VlmServerError as error:
-            news = {"state": "failed", "model": self._name.repo, "error": str(error)}
-        await self._tell(news)
-
-    def _take(self, progress: Progress) -> None:
-        self._news = {
-            "state": "downloading",
-            "model": self._name.repo,
-            "file": progress.file,
-            "bytes": progress.done_bytes,
-            "total_bytes": progress.total_bytes,
-        }
-
-    async def _tell(self, news: dict[str, Any]) -> None:
-        self._news = news
-        async with self._changed:
-            self._changed.notify_all()
-
-    async def lines(self) -> AsyncIterator[bytes]:
-        """What there is to tell, once a second and at the end."""
-        told = None
-        while True:
-            news = self._news
-            if news != told:
-                told = news
-                yield json.dumps(news).encode() + b"\n"
-            if self.task.done() or news["state"] != "downloading":
-                return
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_TELL_SECONDS), self._changed:
-                    await self._changed.wait()
-
-
-_TELL_SECONDS = 1.0
-
-
-def _weight_bytes(folder: Path) -> int:
-    """Of the files with weights; 0 where they can't be read."""
-    try:
-        return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    except OSError:
-        return 0
+_MAX_SHOWN_CHARS = 100

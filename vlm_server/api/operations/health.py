@@ -48,7 +48,7 @@ class Health:
         if status is None:
             warnings = [text for one in statuses for text in one.model_facts.warnings]
             return JSONResponse(body | ({"warnings": warnings} if warnings else {}))
-        body |= {"status": status.state, "progress": _progress(status)}
+        body |= {"status": status.state, "progress": served_models.progress_of(status)}
         retry_after = max(1, math.ceil(status.retry_after_seconds))
         return JSONResponse(body, 503, headers={"Retry-After": str(retry_after)})
 
@@ -58,13 +58,14 @@ class Health:
         if name not in self._models.names:
             raise ModelNotFound("There is no such model.", "model")
         status = self._models.status(name)
-        progress = status.stats.progress if status.stats else ()
+        statuses = served_models.statuses(self._models)
+        progress = [told for one in statuses if one.stats for told in one.stats.progress]
         return JSONResponse(
             {
                 "model": status.model_name,
                 "models": [
                     _model(one, is_pinned=self._models.is_pinned(one.model_name))
-                    for one in served_models.statuses(self._models)
+                    for one in statuses
                 ],
                 "time": time.time(),
                 "requests": {
@@ -80,7 +81,7 @@ class Health:
                     "pid": status.pid,
                     "restarts": status.restarts,
                     "ends": msgspec.to_builtins(status.ends),
-                    "progress": _progress(status),
+                    "progress": served_models.progress_of(status),
                     "quarantine": {
                         "shapes": status.quarantined_shapes,
                         "refusals": status.quarantine_refusals,
@@ -106,7 +107,7 @@ def _model(status: EngineStatus, *, is_pinned: bool) -> dict[str, Any]:
         "name": status.model_name,
         "state": status.state,
         "pinned": is_pinned,
-        "progress": _progress(status),
+        "progress": served_models.progress_of(status),
         "error": status.error or None,
         "expires_at": status.expires_at,
         "memory_bytes": memory.active_bytes + memory.pool_bytes if memory else 0,
@@ -138,18 +139,3 @@ def _stats(status: EngineStatus) -> dict[str, Any] | None:
     stats: dict[str, Any] = msgspec.to_builtins(status.stats)
     del stats["type"], stats["progress"]  # the requests are listed apart
     return stats
-
-
-def _progress(status: EngineStatus) -> dict[str, str | float] | None:
-    if status.progress is None:
-        return None
-    stage, fraction = status.progress
-    if (download := status.download) is None:
-        return {"stage": stage, "fraction": fraction}
-    return {
-        "stage": stage,
-        "fraction": fraction,
-        "file": download.file,
-        "bytes": download.done_bytes,
-        "total_bytes": download.total_bytes,
-    }

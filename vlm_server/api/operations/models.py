@@ -76,6 +76,8 @@ class Models:
             "owned_by": "vlm_server",
             "state": status.state,
         }
+        if (progress := served_models.progress_of(status)) is not None:
+            model["progress"] = progress
         if not facts.family:
             return model
         return model | {

@@ -1,8 +1,9 @@
 // One answer: its text as it comes, thoughts folded away, tool calls, marks on the picture, figures.
 
-import { copy, count, h, percent, seconds } from "./dom.js";
+import { copy, count, h, pairs, percent, seconds } from "./dom.js";
 import { findRegions } from "./regions.js";
 import { rich } from "./rich.js";
+import { progressBar } from "./serving.js";
 import { asCurl, asPython } from "./snippets.js";
 
 export class Answer {
@@ -17,17 +18,27 @@ export class Answer {
     this.started = performance.now();
     this.first = this.last = null;
     this.numNews = 0;
-    this.textElement = h("div", { class: "text" });
-    this.extras = h("div", { class: "extras" });
-    this.waiting = h("p", { class: "waiting" }, h("span", { class: "pulse" }), "Looking");
-    if (!media.length) this.waiting.lastChild.textContent = "Reading";
+    this.textElement = h("div.text");
+    this.extras = h("div.extras");
+    this.waiting = h("div.waiting");
+    this.wait({ state: "ready" });
     this.element = h(
-      "article",
-      { class: "answer", "aria-label": "Answer", "aria-busy": "true" },
+      "article.answer",
+      { "aria-label": "Answer", "aria-busy": "true" },
       this.waiting,
       this.textElement,
       this.extras,
     );
+  }
+
+  /** Says what the answer waits for. `progress` is that of its model, as long as that is loaded. */
+  wait({ id, state, progress }) {
+    const text = state !== "ready" ? `Waiting for ${id}` : this.media.length ? "Looking" : "Reading";
+    if (this.waiting.textContent !== text || progress)
+      this.waiting.replaceChildren(
+        h("p", h("span.pulse"), text),
+        ...(progress ? [progressBar(progress)] : []),
+      );
   }
 
   /** Takes one event of the stream. */
@@ -121,24 +132,13 @@ export class Answer {
     const { body, media } = this;
     const names = media.map(({ name }) => name);
     const button = (label, text) =>
-      h(
-        "button",
-        { type: "button", class: "link", onclick: (event) => copy(event.currentTarget, text()) },
-        label,
-      );
+      h("button", { class: "link", onclick: (event) => copy(event.currentTarget, text()) }, label);
     return h(
       "footer",
-      {},
+      body.model !== "default" && h("p.note", body.model),
+      pairs("figures", this.measured()),
       h(
-        "dl",
-        { class: "figures" },
-        this.measured().map(([name, value, title]) =>
-          h("div", { title }, h("dt", {}, name), h("dd", {}, value)),
-        ),
-      ),
-      h(
-        "p",
-        { class: "copies" },
+        "p.copies",
         button("Copy", () => this.text),
         button("Copy as curl", () => asCurl(body, names)),
         button("Copy as Python", () => asPython(body, names)),
@@ -188,12 +188,12 @@ function sizes(images) {
   return all.slice(0, 2).join(", ") + (all.length > 2 ? ` and ${all.length - 2} more` : "");
 }
 
-const thoughts = () => h("details", { class: "thoughts" }, h("summary", {}, "Thinking…"), h("div", {}));
-const note = (text) => h("p", { class: "note" }, text);
+const thoughts = () => h("details.thoughts", h("summary", "Thinking…"), h("div"));
+const note = (text) => h("p.note", text);
 
 function problem(error, retry) {
-  const again = retry && h("button", { type: "button", class: "link retry", onclick: retry }, "Try again");
-  return h("div", { class: "error", role: "alert" }, h("p", {}, error.message), again);
+  const again = retry && h("button", { class: "link retry", onclick: retry }, "Try again");
+  return h("div.error", { role: "alert" }, h("p", error.message), again);
 }
 
 /** A call, and a field for what is told of its result. */
@@ -203,15 +203,10 @@ function callElement(call) {
     "aria-label": `Result of ${call.name}`,
   });
   return h(
-    "div",
-    { class: "call" },
-    h("p", {}, h("span", { class: "kind" }, "Tool call"), h("code", {}, call.name)),
-    h(
-      "pre",
-      { tabindex: "0", "aria-label": `Arguments of ${call.name}` },
-      h("code", {}, pretty(call.arguments)),
-    ),
-    h("label", {}, "Result", call.result),
+    "div.call",
+    h("p", h("span.kind", "Tool call"), h("code", call.name)),
+    h("pre", { tabindex: "0", "aria-label": `Arguments of ${call.name}` }, h("code", pretty(call.arguments))),
+    h("label", "Result", call.result),
   );
 }
 
@@ -230,7 +225,7 @@ function marked(picture, regions) {
   const share = (value) => `${100 * value}%`;
   const marks = regions.map(({ kind, x, y, width, height, label }, index) => {
     const name = label || (regions.length > 1 ? String(index + 1) : "");
-    const mark = h("span", { class: `mark ${kind}` }, name && h("span", {}, name));
+    const mark = h("span", { class: `mark ${kind}` }, name && h("span", name));
     Object.assign(mark.style, { left: share(x), top: share(y) });
     if (kind === "box") Object.assign(mark.style, { width: share(width), height: share(height) });
     return mark;
@@ -240,17 +235,10 @@ function marked(picture, regions) {
     return `${label || (kind === "box" ? "Box" : "Point")} at ${at}`;
   });
   return h(
-    "figure",
-    { class: "marked" },
-    h(
-      "div",
-      {},
-      h("img", { src: picture.url, alt: `Your picture with marks: ${places.join("; ")}` }),
-      marks,
-    ),
+    "figure.marked",
+    h("div", h("img", { src: picture.url, alt: `Your picture with marks: ${places.join("; ")}` }), marks),
     h(
       "figcaption",
-      {},
       places.slice(0, 3).join(" · ") + (places.length > 3 ? ` · and ${places.length - 3} more` : ""),
     ),
   );

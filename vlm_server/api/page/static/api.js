@@ -55,22 +55,37 @@ async function readError(response) {
   }
 }
 
-/** The events of a stream, as objects. Throws ApiError for one that is an error. */
-export async function* events(response) {
+/** What a person is told who may not see something, or of what went wrong. */
+export const adminProblem = (error) =>
+  error.status === 403
+    ? "Your key may ask questions, but not see this. Use one with admin = true."
+    : error.message;
+
+/** The lines of a response as they come. */
+async function* lines(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
     const { value, done } = await reader.read();
     if (done) return;
-    const lines = (rest + value).split("\n");
-    rest = lines.pop();
-    for (const line of lines) {
-      if (!line.startsWith("data: ")) continue;
-      if (line === "data: [DONE]") return;
-      const event = JSON.parse(line.slice(6));
-      if (event.error) throw new ApiError(0, event.error.message, event.error.code);
-      yield event;
-    }
+    const whole = (rest + value).split("\n");
+    rest = whole.pop();
+    yield* whole;
+  }
+}
+
+export async function* jsonLines(response) {
+  for await (const line of lines(response)) yield JSON.parse(line);
+}
+
+/** The events of a stream, as objects. Throws ApiError for one that is an error. */
+export async function* events(response) {
+  for await (const line of lines(response)) {
+    if (!line.startsWith("data: ")) continue;
+    if (line === "data: [DONE]") return;
+    const event = JSON.parse(line.slice(6));
+    if (event.error) throw new ApiError(0, event.error.message, event.error.code);
+    yield event;
   }
 }
 

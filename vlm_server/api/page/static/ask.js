@@ -1,9 +1,10 @@
 // The conversation: what is attached and asked, and the answers to it.
 
 import { Answer } from "./answer.js";
-import { ask, events } from "./api.js";
+import { ask, events, get } from "./api.js";
 import { attachment, isMedia, part } from "./attachments.js";
 import { $, h, icon } from "./dom.js";
+import { offer } from "./serving.js";
 
 const CLICK_TOOL = [
   {
@@ -19,15 +20,25 @@ const CLICK_TOOL = [
   },
 ];
 
+/** What `/v1/models` says of all models, and of the one that is asked. */
+let models = [];
 let model = null;
 let attached = [];
 let turns = [];
 let running = null;
 
-/** What `/v1/models` says of the model. */
-export function setModel(told) {
-  model = told;
-  $("think-field").hidden = !told?.capabilities?.includes("thinking");
+export function setModels(told) {
+  models = told;
+  choose();
+}
+
+function choose() {
+  const name = offer(
+    $("ask-model"),
+    models.map(({ id }) => id),
+  );
+  model = models.find(({ id }) => id === name);
+  $("think-field").hidden = !model.capabilities?.includes("thinking");
 }
 
 export function startAsk() {
@@ -66,6 +77,7 @@ export function startAsk() {
     submit();
   });
   $("new").addEventListener("click", startAnew);
+  $("ask-model").addEventListener("change", choose);
   takeDrops();
   showSend();
 }
@@ -93,7 +105,7 @@ async function attach(files) {
   const problems = [];
   for (const file of files) {
     try {
-      attached.push(await attachment(file, model?.image_limits));
+      attached.push(await attachment(file, models.find((one) => one.image_limits)?.image_limits));
     } catch (error) {
       problems.push(error.message);
     }
@@ -113,7 +125,6 @@ function showAttached(problems = []) {
       };
       return h(
         "li",
-        {},
         preview(one),
         h(
           "button",
@@ -122,17 +133,13 @@ function showAttached(problems = []) {
         ),
       );
     }),
-    ...problems.map((problem) => h("li", { class: "problem", role: "alert" }, problem)),
+    ...problems.map((problem) => h("li.problem", { role: "alert" }, problem)),
   );
   list.hidden = !list.children.length;
   for (const id of ["invitation", "well"]) $(id).hidden = Boolean(attached.length);
   $("stage").hidden = !attached.length;
   $("stage").replaceChildren(...(turns.length ? [] : attached.map((one) => preview(one))));
-  $("question").placeholder = attached.length
-    ? "Ask about it"
-    : turns.length
-      ? "Ask more"
-      : "Ask a question";
+  $("question").placeholder = attached.length ? "Ask about it" : turns.length ? "Ask more" : "Ask a question";
   showSend();
 }
 
@@ -163,7 +170,7 @@ function submit() {
 async function answer(turn, options) {
   turn.answer = null; // one that failed is no part of the conversation
   const body = {
-    model: "default",
+    model: models.length > 1 ? model.id : "default",
     messages: conversation(options.system),
     stream: true,
     stream_options: { include_usage: true },
@@ -179,6 +186,7 @@ async function answer(turn, options) {
   toEnd(true);
   running = new AbortController();
   showSend();
+  if (models.length > 1) showLoad(shown, body.model);
   const ending = {};
   try {
     const response = await ask("v1/chat/completions", { body, signal: running.signal });
@@ -204,6 +212,19 @@ async function answer(turn, options) {
   showSend();
 }
 
+/** Tells how far the model is, as long as it has to be loaded for the answer. */
+async function showLoad(shown, name) {
+  const mine = running;
+  for (;;) {
+    await new Promise((resolve) => setTimeout(resolve, 1000));
+    if (shown.first || running !== mine) return;
+    const told = await get("v1/models", { quiet: true }).catch(() => null);
+    const one = told?.data.find(({ id }) => id === name);
+    if (one) shown.wait(one);
+    if (one?.state === "ready") return dispatchEvent(new Event("trouble"));
+  }
+}
+
 /** The messages of all turns. One without an answer is asked along with the next. */
 function conversation(system) {
   const messages = system ? [{ role: "system", content: system }] : [];
@@ -216,8 +237,8 @@ function conversation(system) {
 
 function questionElement({ text, media }) {
   return h(
-    "article",
-    { class: "asked", "aria-label": "Question" },
+    "article.asked",
+    { "aria-label": "Question" },
     media.length
       ? h(
           "div",
@@ -225,7 +246,7 @@ function questionElement({ text, media }) {
           media.map((one) => preview(one, true)),
         )
       : null,
-    h("p", {}, text),
+    h("p", text),
   );
 }
 

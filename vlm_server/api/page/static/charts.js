@@ -1,6 +1,6 @@
 // Small charts, each with a name that says in words what it shows.
 
-import { h, seconds, svg } from "./dom.js";
+import { h, pairs, seconds, svg } from "./dom.js";
 
 const WIDTH = 600;
 const HEIGHT = 150;
@@ -28,26 +28,26 @@ export function memoryChart(samples, { now, span, series, limit, label, ticks })
       svg("path", { class: `${name} line`, d: line }),
     ];
   });
-  const bound =
-    limit && limit < top
-      ? svg("line", { class: "limit", x1: 0, x2: WIDTH, y1: y(limit), y2: y(limit) })
-      : null;
+  const at = y(limit);
+  const bound = limit > 0 && limit < top && svg("line", { class: "limit", x1: 0, x2: WIDTH, y1: at, y2: at });
   return h(
-    "div",
-    { class: "chart" },
+    "div.chart",
     svg(
       "svg",
       { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": label },
       paths,
       bound,
     ),
-    h(
-      "p",
-      { class: "ticks", "aria-hidden": "true" },
-      ticks.map((each) => h("span", {}, each)),
-    ),
+    ticksElement(ticks),
   );
 }
+
+const ticksElement = (ticks) =>
+  h(
+    "p.ticks",
+    { "aria-hidden": "true" },
+    ticks.map((each) => h("span", each)),
+  );
 
 /** A histogram of seconds as bars; buckets before the first and after the last one in use are left out. */
 export function histogram({ bounds, counts }, name) {
@@ -65,21 +65,16 @@ export function histogram({ bounds, counts }, name) {
   const [middle, high] = [quantile(bounds, counts, total, 0.5), quantile(bounds, counts, total, 0.9)];
   const label = `${name}: half within ${seconds(middle)}, nine in ten within ${seconds(high)}, of ${total}`;
   return h(
-    "div",
-    { class: "histogram" },
-    h(
-      "dl",
-      { class: "pair" },
-      h("div", {}, h("dt", {}, "Half within"), h("dd", {}, seconds(middle))),
-      h("div", {}, h("dt", {}, "9 of 10 within"), h("dd", {}, seconds(high))),
-    ),
-    h("div", { class: "bars", role: "img", "aria-label": label }, bars),
-    h(
-      "p",
-      { class: "ticks", "aria-hidden": "true" },
-      h("span", {}, first ? seconds(bounds[first - 1]) : "0"),
-      h("span", {}, last < bounds.length ? seconds(bounds[last]) : "more"),
-    ),
+    "div.histogram",
+    pairs("pair", [
+      ["Half within", seconds(middle)],
+      ["9 of 10 within", seconds(high)],
+    ]),
+    h("div.bars", { role: "img", "aria-label": label }, bars),
+    ticksElement([
+      first ? seconds(bounds[first - 1]) : "0",
+      last < bounds.length ? seconds(bounds[last]) : "more",
+    ]),
   );
 }
 
@@ -94,7 +89,7 @@ export const countOf = ({ counts }) => counts.reduce((sum, each) => sum + each, 
 
 /** A bar of `share` from 0 to 1. */
 export function meter(share, label) {
-  const fill = h("i", {});
+  const fill = h("i");
   fill.style.width = `${100 * Math.min(1, Math.max(0, share))}%`;
-  return h("span", { class: "meter", role: "img", "aria-label": label }, fill);
+  return h("span.meter", { role: "img", "aria-label": label }, fill);
 }

@@ -2,10 +2,21 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An element with attributes (functions are listeners, false and null are left out) and children. */
-export function h(tag, attributes = {}, ...children) {
-  return fill(document.createElement(tag), attributes, children);
+/** An element, as in `h("p.note", {id: "x"}, "text")`: a tag with classes, attributes if there are any
+ * (functions are listeners, false and null are left out), and children. */
+export function h(tag, ...rest) {
+  const [name, ...classes] = tag.split(".");
+  const element = document.createElement(name);
+  element.classList.add(...classes);
+  return fill(element, rest[0]?.constructor === Object ? rest.shift() : {}, rest);
 }
+
+/** A list of terms and values; a third one is shown where the mouse rests. */
+export const pairs = (name, list) =>
+  h(
+    `dl.${name}`,
+    list.map(([term, value, title]) => h("div", { title }, h("dt", term), h("dd", value))),
+  );
 
 export function svg(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
@@ -22,7 +33,7 @@ function fill(element, attributes, children) {
     else if (value !== null && value !== false && value !== undefined)
       element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  element.append(...children.flat().filter((child) => (child ?? false) !== false));
   return element;
 }
 
@@ -78,5 +89,30 @@ export async function copy(button, text) {
 }
 
 /** An empty state: what there is not, and what would bring it about. */
-export const empty = (title, text) =>
-  h("div", { class: "empty" }, h("p", {}, title), text && h("p", {}, text));
+export const empty = (title, text) => h("div.empty", h("p", title), text && h("p", text));
+
+/** Fills `element` anew, and keeps the focus. Not while it is pressed: a button that is replaced then
+ * is never clicked. Returns whether it did. */
+export function refill(element, children) {
+  if (element.matches(":active")) return false;
+  const focused = element.contains(document.activeElement) && document.activeElement.dataset.id;
+  element.replaceChildren(...children.filter(Boolean));
+  if (focused) element.querySelector(`[data-id="${CSS.escape(focused)}"]`)?.focus();
+  return true;
+}
+
+/** Returns what calls `refresh` now and then again, after the milliseconds that it gives, as long as
+ * the view with `id` is seen. */
+export function whileSeen(id, refresh) {
+  let timer = null;
+  let latest = 0;
+  const isSeen = () => !document.hidden && !$(id).closest(".view").hidden;
+  const look = async () => {
+    const mine = ++latest;
+    clearTimeout(timer);
+    const pause = isSeen() && (await refresh());
+    if (pause && mine === latest) timer = setTimeout(look, pause);
+  };
+  document.addEventListener("visibilitychange", look);
+  return look;
+}

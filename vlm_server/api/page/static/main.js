@@ -1,22 +1,14 @@
 // Which view is shown, and what the top of the page says of the server.
 
 import { get } from "./api.js";
-import { setModel, startAsk } from "./ask.js";
+import { setModels, startAsk } from "./ask.js";
 import { $ } from "./dom.js";
 import { showModels } from "./models.js";
-import { showNow, startNow } from "./now.js";
+import { showNow } from "./now.js";
+import { isBusy, stateWords } from "./serving.js";
 import { showSettings } from "./settings.js";
 
 const VIEWS = ["ask", "now", "models", "settings"];
-const STATES = {
-  ready: "Ready",
-  starting: "Starting",
-  restarting: "Restarting",
-  unresponsive: "Not responding",
-  failed: "Failed",
-  stopping: "Stopping",
-  stopped: "Stopped",
-};
 
 function route() {
   const name = VIEWS.find((view) => `#${view}` === location.hash) ?? VIEWS[0];
@@ -26,7 +18,7 @@ function route() {
       ? link.setAttribute("aria-current", "page")
       : link.removeAttribute("aria-current");
   document.body.dataset.view = name;
-  showNow(name === "now");
+  if (name === "now") showNow();
   if (name === "models") showModels();
   if (name === "settings") showSettings();
   scrollTo(0, name === "ask" ? document.scrollingElement.scrollHeight : 0);
@@ -40,29 +32,38 @@ async function watch() {
   const state = await readState();
   $("state").dataset.state = state.name;
   $("state").textContent = state.text;
-  if (state.name === "ready" && !knowsModel) await readModel();
+  if (state.name === "ready" && (state.isOfSeveral || !knowsModel)) await readModels();
   if (state.name === "failed" || state.name === "unreachable") knowsModel = false;
   clearTimeout(timer);
-  timer = setTimeout(watch, state.name !== "ready" ? 1000 : document.hidden ? 60000 : 10000);
+  timer = setTimeout(watch, !state.isCalm ? 1000 : document.hidden ? 60000 : 10000);
 }
 
 async function readState() {
   try {
     const response = await fetch("health/ready", { cache: "no-store" });
-    const { status, progress } = await response.json();
+    const { status, progress, models } = await response.json();
+    const states = Object.values(models ?? {});
+    const loaded = states.filter((state) => state === "ready").length;
     const done = progress ? ` ${Math.round(100 * progress.fraction)} %` : "";
-    return { name: status, text: (STATES[status] ?? status) + done };
+    const isReady = status === "ready";
+    return {
+      name: status,
+      text: isReady && models ? `${loaded} of ${states.length} loaded` : stateWords(status) + done,
+      isOfSeveral: Boolean(models),
+      isCalm: isReady && !states.some(isBusy),
+    };
   } catch {
     return { name: "unreachable", text: "Not reachable" };
   }
 }
 
-async function readModel() {
+async function readModels() {
   try {
     const { data } = await get("v1/models");
-    setModel(data[0]);
-    $("model-name").textContent = data[0].id;
-    document.title = `${data[0].id} – vlm_server`;
+    setModels(data);
+    const name = data.length > 1 ? `${data.length} models` : data[0].id;
+    $("model-name").textContent = name;
+    document.title = `${name} – vlm_server`;
     knowsModel = true;
   } catch {
     // a key is missing, or nothing answers: tried again with the next look at the state
@@ -72,6 +73,5 @@ async function readModel() {
 addEventListener("hashchange", route);
 addEventListener("trouble", watch);
 startAsk();
-startNow();
 route();
 watch();

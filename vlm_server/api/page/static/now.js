@@ -1,46 +1,27 @@
 // What the server does now, from /v1/status: asked once a second while somebody looks.
 
-import { ask, get } from "./api.js";
+import { adminProblem, ask, get } from "./api.js";
 import { countOf } from "./charts.js";
-import { $, bytes, count, empty, h, percent, words } from "./dom.js";
+import { $, bytes, count, empty, h, percent, refill, whileSeen } from "./dom.js";
 import { caches, engine, memory, requests, waits } from "./panels.js";
+import { offer, stateWords } from "./serving.js";
 
 const EVERY_MS = 1000;
 
-let timer = null;
 const cancelled = new Set();
 
-export function startNow() {
-  document.addEventListener("visibilitychange", () => (document.hidden ? stop() : resume()));
-}
-
-export function showNow(isShown) {
-  stop();
-  if (isShown) refresh();
-}
-
-function stop() {
-  clearTimeout(timer);
-  timer = null;
-}
-
-const resume = () => !$("now").closest(".view").hidden && !timer && refresh();
+export const showNow = whileSeen("now", refresh);
 
 async function refresh() {
-  let pause = EVERY_MS;
+  const model = $("now-model").value;
   try {
-    draw(await get("v1/status"));
+    draw(await get(model ? `v1/status?model=${encodeURIComponent(model)}` : "v1/status"));
+    return EVERY_MS;
   } catch (error) {
-    pause = 5 * EVERY_MS;
-    const text =
-      error.status === 403
-        ? "Your key may ask questions, but not see this. Use one with admin = true."
-        : error.message;
-    $("now").replaceChildren(empty("Nothing to show", text));
-    if (error.status === 401 || error.status === 403) return;
+    $("now").replaceChildren(empty("Nothing to show", adminProblem(error)));
+    $("now-model").replaceChildren(); // the one that was chosen may be no more
+    return error.status === 401 || error.status === 403 ? null : 5 * EVERY_MS;
   }
-  stop();
-  if (!document.hidden && !$("now").closest(".view").hidden) timer = setTimeout(refresh, pause);
 }
 
 /** Cards are made once and filled again, so that nothing jumps and the focus stays. */
@@ -49,19 +30,22 @@ function draw(status) {
   if (!root.querySelector(".cards"))
     root.replaceChildren(
       h(
-        "div",
-        { class: "cards" },
+        "div.cards",
         ["requests", "memory", "first", "between", "caches", "engine"].map((name) =>
           h("section", { class: `card ${name}` }),
         ),
       ),
     );
+  offer(
+    $("now-model"),
+    status.models.map(({ name }) => name),
+  );
   const stats = status.engine.stats;
   put(
     "requests",
     "Requests",
     `${status.requests.in_flight} of ${status.requests.limit} places`,
-    requests(status.requests.list, cancelled, cancel),
+    requests(status.requests.list, cancelled, cancel, status.models.length > 1),
   );
   put("memory", "Memory", stats ? `${bytes(stats.memory.active_bytes)} in use` : "", memory(status, stats));
   const { time_to_first_token_seconds: first, inter_token_latency_seconds: between } = status.latencies;
@@ -83,18 +67,15 @@ function draw(status) {
     stats?.prompt_tokens ? `${percent(stats.cached_tokens, stats.prompt_tokens)} of prompt tokens` : "",
     caches(stats),
   );
-  put("engine", "Engine", words(status.engine.state), engine(status, stats));
+  put("engine", "Engine", stateWords(status.engine.state), engine(status, stats));
 }
 
 function put(name, title, aside, content) {
   const card = document.querySelector(`#now .${name}`);
-  if (card.matches(":active")) return; // a button that is replaced while it is pressed is never clicked
   const signature = JSON.stringify([aside, content.key]);
   if (card.dataset.key === signature && content.key !== undefined) return;
-  card.dataset.key = signature;
-  const focused = card.contains(document.activeElement) ? document.activeElement.dataset.id : null;
-  card.replaceChildren(h("header", {}, h("h2", {}, title), h("p", {}, aside)), ...content.elements);
-  if (focused) card.querySelector(`[data-id="${CSS.escape(focused)}"]`)?.focus();
+  if (refill(card, [h("header", h("h2", title), h("p", aside)), ...content.elements]))
+    card.dataset.key = signature;
 }
 
 async function cancel(id) {
@@ -104,6 +85,7 @@ async function cancel(id) {
   } catch {
     cancelled.delete(id); // it has ended meanwhile, or stays: the next reading shows which
   }
-  stop();
-  refresh();
+  showNow();
 }
+
+$("now-model").addEventListener("change", showNow);

@@ -1,13 +1,15 @@
 // What the cards of Now show: {elements}, and a {key} that changes with them where they seldom do.
 
 import { countOf, histogram, memoryChart, meter } from "./charts.js";
-import { bytes, count, empty, h, percent, seconds, short, words } from "./dom.js";
+import { bytes, count, empty, h, pairs, percent, seconds, short, words } from "./dom.js";
+import { progressBar } from "./serving.js";
 
 const HOUR = 3600;
 
 const STATES = {
   reading: "Reading the request",
   sent: "On its way",
+  waiting_for_model: "Waiting for its model",
   waiting: "Waiting",
   preparing: "Preparing",
   waiting_for_memory: "Waiting for memory",
@@ -34,7 +36,7 @@ const CACHES = {
 };
 
 /** `cancelled` are ids of those that `cancel` was called with. */
-export function requests(list, cancelled, cancel) {
+export function requests(list, cancelled, cancel, areSeveral) {
   if (!list.length)
     return {
       key: "none",
@@ -43,38 +45,32 @@ export function requests(list, cancelled, cancel) {
   return {
     elements: [
       h(
-        "ul",
-        { class: "rows" },
-        list.map((one) => request(one, cancelled.has(one.id), cancel)),
+        "ul.rows",
+        list.map((one) => request(one, cancelled.has(one.id), cancel, areSeveral)),
       ),
     ],
   };
 }
 
-function request(told, isCancelled, cancel) {
-  const { id, route, key, state, done, total, images, videos, seconds: age } = told;
-  const media = [
-    images && `${images} ${images === 1 ? "picture" : "pictures"}`,
-    videos && `${videos} ${videos === 1 ? "video" : "videos"}`,
-  ];
-  const about = [key, route, ...media, seconds(age)].filter(Boolean).join(" · ");
+function request(told, isCancelled, cancel, areSeveral) {
+  const { id, route, model, key, state, done, total, images, videos, seconds: age } = told;
+  const number = (many, word) => many && `${many} ${word}${many === 1 ? "" : "s"}`;
+  const media = [number(images, "picture"), number(videos, "video")];
+  const about = [areSeveral && model, key, route, ...media, seconds(age)].filter(Boolean).join(" · ");
   const progress = total
     ? `${count(done)} of ${state === "decode" ? "at most " : ""}${count(total)} tokens`
     : "";
   return h(
     "li",
-    {},
     h(
       "div",
-      {},
-      h("p", {}, h("b", {}, STATES[state] ?? words(state)), " ", h("span", { class: "muted" }, progress)),
-      h("p", { class: "muted small" }, about),
+      h("p", h("b", STATES[state] ?? words(state)), " ", h("span.muted", progress)),
+      h("p.muted.small", about),
       meter(total ? done / total : 0, progress || "Not begun"),
     ),
     h(
       "button",
       {
-        type: "button",
         class: "quiet small",
         disabled: isCancelled,
         "data-id": id,
@@ -90,28 +86,25 @@ export function memory(status, stats) {
   if (!stats)
     return { key: "none", elements: [empty("No figures yet", "The engine tells them once it runs.")] };
   const { memory: now } = stats;
-  const samples = status.engine.memory_samples;
+  const samples = status.engine.memory_samples.filter(({ at }) => at <= status.time);
   const known = samples.length ? status.time - samples[0].at : 0;
   const span = Math.min(HOUR, Math.max(300, known));
-  const chart = memoryChart(
-    samples.filter(({ at }) => at <= status.time),
-    {
-      now: status.time,
-      span,
-      limit: now.limit_bytes,
-      series: [
-        ["footprint_bytes", "footprint"],
-        ["active_bytes", "active"],
-      ],
-      label:
-        `Memory over the last ${seconds(span)}: ${bytes(now.active_bytes)} in use by arrays, ` +
-        `${bytes(now.footprint_bytes)} for the whole process, ${bytes(now.limit_bytes)} allowed`,
-      ticks: [`${seconds(span)} ago`, "now"],
-    },
-  );
+  const chart = memoryChart(samples, {
+    now: status.time,
+    span,
+    limit: now.limit_bytes,
+    series: [
+      ["footprint_bytes", "footprint"],
+      ["active_bytes", "active"],
+    ],
+    label:
+      `Memory over the last ${seconds(span)}: ${bytes(now.active_bytes)} in use by arrays, ` +
+      `${bytes(now.footprint_bytes)} for the whole process, ${bytes(now.limit_bytes)} allowed`,
+    ticks: [`${seconds(span)} ago`, "now"],
+  });
   const figures = [
-    ["In use", now.active_bytes, "active"],
-    ["Whole process", now.footprint_bytes, "footprint"],
+    [[h("i.key.active"), "In use"], now.active_bytes],
+    [[h("i.key.footprint"), "Whole process"], now.footprint_bytes],
     ["Weights", now.baseline_bytes],
     ["Highest", now.peak_bytes],
     ["Kept for reuse", now.pool_bytes],
@@ -120,17 +113,9 @@ export function memory(status, stats) {
   return {
     elements: [
       chart,
-      h(
-        "dl",
-        { class: "grid" },
-        figures.map(([name, value, mark]) =>
-          h(
-            "div",
-            {},
-            h("dt", {}, mark && h("i", { class: `key ${mark}` }), name),
-            h("dd", {}, bytes(value)),
-          ),
-        ),
+      pairs(
+        "grid",
+        figures.map(([name, value]) => [name, bytes(value)]),
       ),
       clears(now),
     ],
@@ -145,34 +130,26 @@ function clears({ decisions, clear_seconds: spent }) {
   const isClear = ([kind]) => kind.startsWith("clear_");
   const cleared = kinds.filter(isClear);
   const times = cleared.reduce((sum, [, each]) => sum + each, 0);
-  const others = {
-    evict: "cache entries dropped",
-    wait: "requests that waited",
-    refuse: "requests refused",
-  };
+  const others = { evict: "cache entries dropped", wait: "requests that waited", refuse: "requests refused" };
   return h(
-    "div",
-    { class: "sub" },
-    h("h3", {}, "Cleared"),
+    "div.sub",
+    h("h3", "Cleared"),
     times
       ? h(
-          "ul",
-          { class: "tally" },
+          "ul.tally",
           cleared.map(([kind, each]) =>
             h(
               "li",
-              {},
-              h("span", {}, CLEARS[kind] ?? words(kind.slice(6))),
+              h("span", CLEARS[kind] ?? words(kind.slice(6))),
               meter(each / times, `${each} times`),
-              h("b", {}, count(each)),
+              h("b", count(each)),
             ),
           ),
         )
-      : h("p", { class: "muted" }, "Not once since the engine’s start."),
-    times ? h("p", { class: "muted small" }, `${seconds(spent)} in all`) : null,
+      : h("p.muted", "Not once since the engine’s start."),
+    times > 0 && h("p.muted.small", `${seconds(spent)} in all`),
     h(
-      "p",
-      { class: "muted small" },
+      "p.muted.small",
       kinds
         .filter((each) => !isClear(each))
         .map(([kind, each]) => `${count(each)} ${others[kind] ?? words(kind)}`)
@@ -183,10 +160,7 @@ function clears({ decisions, clear_seconds: spent }) {
 
 export function waits(told, name, hint) {
   const total = countOf(told);
-  return {
-    key: `${total}`,
-    elements: [total ? histogram(told, name) : empty("Nothing measured yet", hint)],
-  };
+  return { key: `${total}`, elements: [total ? histogram(told, name) : empty("Nothing measured yet", hint)] };
 }
 
 export function caches(stats) {
@@ -195,29 +169,24 @@ export function caches(stats) {
     const all = hits + misses;
     return h(
       "tr",
-      {},
       h("th", { scope: "row" }, CACHES[name] ?? words(name)),
-      h("td", {}, meter(all ? hits / all : 0, `${percent(hits, all)} of ${all} look-ups found`)),
-      h("td", {}, percent(hits, all)),
+      h("td", meter(all ? hits / all : 0, `${percent(hits, all)} of ${all} look-ups found`)),
+      h("td", percent(hits, all)),
       h(
         "td",
         { title: `${count(entries)} entries` },
         bytes(size),
-        limit ? h("span", { class: "limit-of" }, ` of ${bytes(limit)}`) : null,
+        limit > 0 && h("span.limit-of", ` of ${bytes(limit)}`),
       ),
     );
   });
   const head = h(
     "tr",
-    {},
     h("th", { scope: "col" }, "Cache"),
     h("th", { scope: "col", colspan: "2" }, "Found"),
     h("th", { scope: "col" }, "Holds"),
   );
-  return {
-    key: JSON.stringify(stats.caches),
-    elements: [h("table", {}, h("thead", {}, head), h("tbody", {}, rows))],
-  };
+  return { key: JSON.stringify(stats.caches), elements: [h("table", h("thead", head), h("tbody", rows))] };
 }
 
 export function engine({ engine: { pid, restarts, ends, quarantine, progress } }, stats) {
@@ -232,44 +201,23 @@ export function engine({ engine: { pid, restarts, ends, quarantine, progress } }
       ["Answer tokens", short(stats.generated_tokens)],
       ["Tool calls", short(stats.tool_calls)],
     );
-  const loading =
-    progress &&
-    h(
-      "p",
-      { class: "muted" },
-      `${words(progress.stage)} `,
-      meter(progress.fraction, percent(progress.fraction, 1)),
-    );
   const history = ends.length
     ? h(
-        "ul",
-        { class: "rows plain" },
-        ends
-          .toReversed()
-          .map(({ at, reason }) =>
-            h(
-              "li",
-              {},
-              h("span", {}, `It ${reason}`),
-              h(
-                "time",
-                { class: "muted", datetime: new Date(at * 1000).toISOString() },
-                new Date(at * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" }),
-              ),
-            ),
-          ),
+        "ul.rows.plain",
+        ends.toReversed().map(({ at, reason }) => {
+          const when = new Date(at * 1000);
+          const shown = when.toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
+          const time = h("time.muted", { datetime: when.toISOString() }, shown);
+          return h("li", h("span", `It ${reason}`), time);
+        }),
       )
-    : h("p", { class: "muted" }, "No engine has ended by itself since the server’s start.");
+    : h("p.muted", "No engine has ended by itself since the server’s start.");
   return {
     key: JSON.stringify([facts, ends, progress]),
     elements: [
-      loading,
-      h(
-        "dl",
-        { class: "grid" },
-        facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
-      ),
-      h("div", { class: "sub" }, h("h3", {}, "Restarts, and why"), history),
-    ].filter(Boolean),
+      progress && progressBar(progress),
+      pairs("grid", facts),
+      h("div.sub", h("h3", "Restarts, and why"), history),
+    ],
   };
 }

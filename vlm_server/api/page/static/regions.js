@@ -18,35 +18,25 @@ export function findRegions(text, seen, coordinates) {
   const across = coordinates === "pixels" && seen ? seen.width : 1000;
   const down = coordinates === "pixels" && seen ? seen.height : 1000;
   const found = [];
-  const box = (x1, y1, x2, y2, label = "") => {
-    const [left, right] = [x1 / across, x2 / across].sort((a, b) => a - b);
-    const [top, bottom] = [y1 / down, y2 / down].sort((a, b) => a - b);
+  const box = (x1, y1, x2, y2, label = "", w = across, h = down) => {
+    const [left, right] = [x1 / w, x2 / w].sort((a, b) => a - b);
+    const [top, bottom] = [y1 / h, y2 / h].sort((a, b) => a - b);
     found.push({ kind: "box", x: left, y: top, width: right - left, height: bottom - top, label });
   };
-  const point = (x, y, label = "") =>
-    found.push({ kind: "point", x: x / across, y: y / down, width: 0, height: 0, label });
+  const point = (x, y, label = "", w = across, h = down) =>
+    found.push({ kind: "point", x: x / w, y: y / h, width: 0, height: 0, label });
 
   each(text, `"(?:bbox_2d|bbox|box)"\\s*:\\s*\\[${FOUR}\\]`, (m, label) => box(...numbers(m), label));
   each(text, `"box_2d"\\s*:\\s*\\[${FOUR}\\]`, (m, label) => {
     const [y1, x1, y2, x2] = numbers(m);
-    found.push({
-      kind: "box",
-      x: x1 / 1000,
-      y: y1 / 1000,
-      width: (x2 - x1) / 1000,
-      height: (y2 - y1) / 1000,
-      label,
-    });
+    box(x1, y1, x2, y2, label, 1000, 1000);
   });
   each(text, `<\\|?box(?:_start)?\\|?>\\s*\\(${PAIR}\\),\\(${PAIR}\\)`, (m) => box(...numbers(m)));
   each(text, `"(?:point_2d|point|coordinates?|position)"\\s*:\\s*\\[${PAIR}\\]`, (m, label) =>
     point(...numbers(m), label),
   );
   each(text, `"x"\\s*:${N},\\s*"y"\\s*:${N}[,}\\s]`, (m, label) => point(...numbers(m), label));
-  each(text, `x\\d*="${N}"\\s+y\\d*="${N}"`, (m) => {
-    const [x, y] = numbers(m);
-    found.push({ kind: "point", x: x / 100, y: y / 100, width: 0, height: 0, label: "" });
-  });
+  each(text, `x\\d*="${N}"\\s+y\\d*="${N}"`, (m) => point(...numbers(m), "", 100, 100));
   if (!found.length) {
     const bare = text.trim().match(`^[([]{0,2}${PAIR}(?:,${PAIR})?[)\\]]{0,2}\\.?$`);
     if (bare) (bare[3] === undefined ? point : box)(...numbers(bare));

@@ -11,10 +11,10 @@ export function rich(text) {
     if (line.startsWith("```")) {
       const end = lines.findIndex((each, j) => j > i && each.startsWith("```"));
       const code = lines.slice(i + 1, end < 0 ? undefined : end).join("\n");
-      made.push(h("pre", { tabindex: "0", "aria-label": "Code" }, h("code", {}, code)));
+      made.push(h("pre", { tabindex: "0", "aria-label": "Code" }, h("code", code)));
       i = end < 0 ? lines.length : end + 1;
     } else if (/^#{1,6} /.test(line)) {
-      made.push(h("p", { class: "heading" }, inline(line.replace(/^#+ /, ""))));
+      made.push(h("p.heading", inline(line.replace(/^#+ /, ""))));
       i++;
     } else if (ITEM.test(line)) {
       const items = take(lines, i, (each) => ITEM.test(each));
@@ -23,19 +23,15 @@ export function rich(text) {
         h(
           tag,
           {},
-          items.map((each) => h("li", {}, inline(each.replace(ITEM, "")))),
+          items.map((each) => h("li", inline(each.replace(ITEM, "")))),
         ),
       );
       i += items.length;
     } else if (!line.trim()) {
       i++;
     } else {
-      const part = take(
-        lines,
-        i,
-        (each) => each.trim() && !/^(```|#{1,6} )/.test(each) && !ITEM.test(each),
-      );
-      made.push(h("p", {}, inline(part.join("\n"))));
+      const part = take(lines, i, (each) => each.trim() && !/^(```|#{1,6} )/.test(each) && !ITEM.test(each));
+      made.push(h("p", inline(part.join("\n"))));
       i += part.length;
     }
   }
@@ -53,8 +49,8 @@ function take(lines, start, isPart) {
 /** `code` and **bold** within a line. */
 export function inline(text) {
   return text.split(/(\*\*[^*]+\*\*|`[^`]+`)/).map((piece) => {
-    if (piece.length > 4 && piece.startsWith("**")) return h("strong", {}, piece.slice(2, -2));
-    if (piece.length > 2 && piece.startsWith("`")) return h("code", {}, piece.slice(1, -1));
+    if (piece.length > 4 && piece.startsWith("**")) return h("strong", piece.slice(2, -2));
+    if (piece.length > 2 && piece.startsWith("`")) return h("code", piece.slice(1, -1));
     return piece;
   });
 }

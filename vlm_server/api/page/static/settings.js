@@ -1,6 +1,6 @@
 // The settings in force, and where each was given.
 
-import { get } from "./api.js";
+import { adminProblem, get } from "./api.js";
 import { $, bytes, empty, h } from "./dom.js";
 import { inline } from "./rich.js";
 
@@ -9,11 +9,7 @@ export async function showSettings() {
   try {
     draw((await get("v1/settings")).sections);
   } catch (error) {
-    const text =
-      error.status === 403
-        ? "Your key may ask questions, but not see this. Use one with admin = true."
-        : error.message;
-    $("settings").replaceChildren(empty("The settings can’t be shown", text));
+    $("settings").replaceChildren(empty("The settings can’t be shown", adminProblem(error)));
   }
 }
 
@@ -28,15 +24,14 @@ function draw(sections) {
     oninput: update,
   });
   const only = h("input", { type: "checkbox", id: "only-changed", onchange: update });
-  const results = h("div", { class: "cards one" });
-  const none = h("p", { class: "muted", role: "status" });
+  const results = h("div.cards.one");
+  const none = h("p.muted", { role: "status" });
   $("settings").replaceChildren(
     h(
-      "div",
-      { class: "filter" },
-      h("label", { class: "hidden", for: "find-setting" }, "Find a setting"),
+      "div.filter",
+      h("label.hidden", { for: "find-setting" }, "Find a setting"),
       search,
-      h("label", { class: "check" }, only, `Changed only (${numChanged})`),
+      h("label.check", only, `Changed only (${numChanged})`),
     ),
     none,
     results,
@@ -65,12 +60,7 @@ function draw(sections) {
 }
 
 function section({ name, settings }) {
-  return h(
-    "section",
-    { class: "card" },
-    h("header", {}, h("h2", {}, name)),
-    h("dl", { class: "settings" }, settings.map(setting)),
-  );
+  return h("section.card", h("header", h("h2", name)), h("dl.settings", settings.map(setting)));
 }
 
 function setting({ name, value, default: usual, source, description }) {
@@ -78,20 +68,18 @@ function setting({ name, value, default: usual, source, description }) {
   return h(
     "div",
     { class: isChanged ? "changed" : null },
-    h("dt", {}, h("code", {}, name)),
+    h("dt", h("code", name)),
     h(
-      "dd",
-      { class: "value" },
+      "dd.value",
       h("code", { title: String(value) }, show(name, value)),
       isChanged
         ? h(
-            "span",
-            { class: "source" },
+            "span.source",
             `${source === "command line" ? "Set on the command line" : `Set in ${source}`}; default ${show(name, usual)}`,
           )
         : null,
     ),
-    h("dd", { class: "about" }, inline(description)),
+    h("dd.about", inline(description)),
   );
 }
 

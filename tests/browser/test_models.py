@@ -1,0 +1,242 @@
+"""Several models on the page: loaded, unloaded, downloaded, asked and watched."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+
+from tests.browser.conftest import LONG_NAME, VIEWPORTS, Open, Several
+from tests.browser.files import ask, give
+from tests.browser.test_ask import SQUARE, text_of
+from tests.browser.test_operate import give_key
+from tests.browser.test_views import check_that_it_fits, problems
+from tests.e2e.daemon import Daemon
+from tests.hub.server import add
+from vlm_server.models import EMBEDDED
+
+LOAD_MS = 60_000
+MIB = 1 << 20
+
+
+def files_of_model() -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in EMBEDDED.iterdir() if path.is_file()}
+
+
+def card(page: Any, name: str) -> Any:
+    return page.locator(f".model[data-name='{name}']")
+
+
+def wait_for_state(page: Any, name: str, state: str) -> None:
+    card(page, name).locator(".state", has_text=state).wait_for(timeout=LOAD_MS)
+
+
+def press(page: Any, label: str, name: str) -> None:
+    page.get_by_role("button", name=f"{label}: {name}", exact=True).click()
+
+
+def row(page: Any, where: str, name: str) -> Any:
+    return page.locator(f"#{where} li", has=page.get_by_text(name, exact=True))
+
+
+# ---- load and unload -------------------------------------------------------------------
+
+
+def test_a_model_is_loaded_and_unloaded(several: Several, open_page: Open) -> None:
+    several.post("unload", "second")
+    page = open_page(several.daemon, "#models")
+    wait_for_state(page, "second", "Not loaded")
+    press(page, "Load", "second")
+    card(page, "second").locator(".progress").wait_for()
+    wait_for_state(page, "second", "Ready")
+    told = card(page, "second").inner_text()
+    assert re.search(r"[\d.]+ MiB of [\d.]+ MiB · unloads in \d+ \w+ if unused", told)
+    assert page.evaluate("document.activeElement.dataset.id") == "toggle second", "the focus stays"
+    page.locator("#models-held", has_text=re.compile(r"of \d+ MiB held")).wait_for()
+    card(page, "second").get_by_text("Details").click()
+    card(page, "second").get_by_text("qwen3_vl").wait_for()
+    press(page, "Clear caches", "second")
+    page.get_by_role("button", name="Clear caches: second", disabled=False).wait_for()
+    press(page, "Unload", "second")
+    wait_for_state(page, "second", "Not loaded")
+    assert several.daemon.status()["models"][1]["state"] == "unloaded"
+
+
+def test_a_pinned_model_stays(several: Several, open_page: Open) -> None:
+    page = open_page(several.daemon, "#models")
+    button = page.get_by_role("button", name="Unload: shapes")
+    button.wait_for()
+    assert button.is_disabled()
+    reason = page.locator(f"[id='{button.get_attribute('aria-describedby')}']")
+    assert reason.inner_text() == "Pinned: always loaded."
+
+
+def test_a_model_that_cannot_be_loaded_says_why(several: Several, open_page: Open) -> None:
+    page = open_page(several.daemon, "#models")
+    page.get_by_role("button", name=re.compile("(Load|Try again): broken")).click()
+    wait_for_state(page, "broken", "Failed")
+    card(page, "broken").get_by_text("tokenizer.json").wait_for()
+    page.get_by_role("button", name="Try again: broken", disabled=False).wait_for()
+
+
+def test_who_is_no_operator_sees_models_and_changes_none(
+    tiny_daemon: Daemon, open_page: Open
+) -> None:
+    page = open_page(tiny_daemon, "#models")
+    give_key(page, "laptop-key")
+    wait_for_state(page, "model", "Ready")
+    page.get_by_text("use a key with admin = true").wait_for()
+    assert page.locator("#models button").count() == 0
+    assert problems(page) == []
+
+
+# ---- what is here, and what comes -------------------------------------------------------
+
+
+def test_a_checkpoint_on_this_machine_is_served(several: Several, open_page: Open) -> None:
+    several.copy_of_model("spare")
+    page = open_page(several.daemon, "#models")
+    row(page, "local", "spare").get_by_text("14.8 MiB · search path · fits").wait_for()
+    press(page, "Serve", "spare")
+    wait_for_state(page, "spare", "Ready")
+    row(page, "local", "spare").wait_for(state="detached")
+    page.locator("nav a[href='#ask']").click()
+    page.locator("#ask-model option", has_text="spare").wait_for(state="attached")
+    page.locator("#ask-model").select_option("spare")
+    give(page, "drop", SQUARE)
+    assert text_of(ask(page, "What shape is this?")) == "square"
+
+
+def test_what_cannot_fit_says_so(several: Several, open_page: Open) -> None:
+    folder = several.copy_of_model("org/giant")
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(2_000_000_000)
+    page = open_page(several.daemon, "#models")
+    row(page, "local", "org/giant").get_by_text("too large: needs about 2.1 GiB").wait_for()
+
+
+def test_a_download_is_seen_by_whoever_looks_and_can_be_cancelled(
+    several: Several, open_page: Open
+) -> None:
+    add(several.hub, "org/one", files_of_model())
+    several.hub.seconds_per_mib = 3.0
+    page = open_page(several.daemon, "#models")
+    page.get_by_label("Its name on the hub").fill("org/one")
+    page.get_by_role("button", name="Download").click()
+    row(page, "pulls", "org/one").get_by_text(" of 14.").wait_for(timeout=LOAD_MS)
+    assert problems(page) == []
+    page.reload()
+    row(page, "pulls", "org/one").get_by_text(" of 14.").wait_for()
+    press(page, "Cancel", "org/one")
+    page.locator("#pulls li").wait_for(state="detached")
+    several.hub.seconds_per_mib = 0.0
+    page.get_by_label("Its name on the hub").fill("org/one")
+    page.keyboard.press("Enter")
+    row(page, "local", "org/one").get_by_text("hub cache · fits").wait_for(timeout=LOAD_MS)
+    assert page.locator("#pulls li").count() == 0
+
+
+def test_a_download_that_fails_says_why(several: Several, open_page: Open) -> None:
+    page = open_page(several.daemon, "#models")
+    page.get_by_label("Its name on the hub").fill("no name of the hub")
+    page.get_by_role("button", name="Download").click()
+    assert page.locator("#pulls li").count() == 0, "the field says what is wrong"
+    page.get_by_label("Its name on the hub").fill("org/none")
+    page.get_by_role("button", name="Download").click()
+    failed = row(page, "pulls", "org/none")
+    failed.get_by_role("alert").wait_for()
+    assert "org/none" in failed.get_by_role("alert").inner_text()
+    press(page, "Close", "org/none")
+    page.locator("#pulls li").wait_for(state="detached")
+
+
+# ---- ask, and watch ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", list(VIEWPORTS))
+def test_the_model_is_picked_and_its_load_is_told(
+    several: Several, open_page: Open, device: str
+) -> None:
+    several.post("unload", LONG_NAME)
+    page = open_page(several.daemon, device=device)
+    page.locator("#ask-model option").nth(2).wait_for(state="attached")
+    page.get_by_label("Model", exact=True).select_option(LONG_NAME)
+    give(page, "drop", SQUARE)
+    page.get_by_role("textbox", name="Question", exact=True).fill("What shape is this?")
+    with page.expect_request("**/v1/chat/completions") as asked:
+        page.keyboard.press("Enter")
+    assert asked.value.post_data_json["model"] == LONG_NAME
+    page.locator(".waiting", has_text=f"Waiting for {LONG_NAME}").wait_for()
+    page.locator(".waiting .progress .meter").wait_for()
+    answer = page.locator(".answer")
+    answer.locator(".figures").wait_for(timeout=LOAD_MS)
+    assert text_of(answer) == "square"
+    assert page.locator(".waiting").count() == 0
+    answer.get_by_text(LONG_NAME, exact=True).wait_for()
+    check_that_it_fits(page)
+
+
+def test_the_figures_are_those_of_the_model_that_is_picked(
+    several: Several, open_page: Open
+) -> None:
+    several.post("load", "second")
+    page = open_page(several.daemon, "#now")
+    picked = page.get_by_label("Figures of")
+    picked.wait_for()
+    process = page.locator(".engine .grid div", has_text="Process").locator("dd")
+    pinned_pid = process.inner_text()
+    picked.select_option("second")
+    page.locator(".engine dd").filter(has_not_text=pinned_pid).first.wait_for()
+    _, told = several.daemon.get("/v1/status?model=second")
+    page.locator(".engine dd", has_text=str(told["engine"]["pid"])).first.wait_for()
+
+
+def test_requests_say_which_model_they_are_for(several: Several, open_page: Open) -> None:
+    several.post("load", "second")
+    page = open_page(several.daemon, "#now")
+    page.get_by_text("Nothing is running").wait_for()
+    with ThreadPoolExecutor(1) as others:
+        asked = others.submit(
+            several.daemon.client().chat.completions.create,
+            model="second",
+            messages=[{"role": "user", "content": "hi"}],
+            max_tokens=4000,
+            extra_body={"ignore_eos": True},
+        )
+        page.locator(".requests li").get_by_text("second · /v1/chat/completions").wait_for()
+        page.get_by_text("of at most 4,000 tokens").first.wait_for()
+        page.get_by_role("button", name="Cancel the request").click()
+        with pytest.raises(openai.APIStatusError):
+            asked.result(20)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("device", list(VIEWPORTS))
+def test_views_of_several_models_are_accessible_and_fit(
+    several: Several, open_page: Open, scheme: str, device: str
+) -> None:
+    several.copy_of_model(f"org/Of-{scheme}-{device}-{'long-' * 12}name")
+    several.post("load", "broken")
+    page = open_page(several.daemon, "#models", device=device, scheme=scheme)
+    page.locator("#local li").first.wait_for()
+    wait_for_state(page, "broken", "Failed")
+    for details in page.locator("#served summary:visible").all():
+        details.click()
+    for width in (VIEWPORTS[device][0], 320):
+        page.set_viewport_size({"width": width, "height": 800})
+        assert problems(page) == []
+        check_that_it_fits(page)
+    page.locator("nav a[href='#now']").click()
+    page.get_by_label("Figures of").select_option(LONG_NAME)
+    page.locator(".card.engine h2").wait_for()
+    assert problems(page) == []
+    check_that_it_fits(page)
+    page.locator("nav a[href='#ask']").click()
+    page.get_by_label("Model", exact=True).select_option(LONG_NAME)
+    assert problems(page) == []
+    check_that_it_fits(page)
+    sizes = [page.locator(f"#{each}").bounding_box() for each in ("send", "choose")]
+    assert all(abs(each["width"] - each["height"]) < 1 for each in sizes), "still round"
