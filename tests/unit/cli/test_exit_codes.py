@@ -60,6 +60,7 @@ def test_an_error_has_one_code_whatever_the_command(error: Exception, code: int)
 
 
 def test_a_manager_does_not_restart_what_a_restart_does_not_mend(tmp_path: Path) -> None:
-    unit = files.systemd_unit(files.ServiceCommand(tmp_path / "vlm-server", ["serve"], 1.0))
+    command = files.ServiceCommand(tmp_path / "vlm-server", ["serve"], "127.0.0.1", 8000, 1.0)
+    unit = files.systemd_unit(command)
     codes = " ".join(map(str, exit_codes.FINAL))
     assert f"RestartPreventExitStatus={codes}\n" in unit.decode()

@@ -1,53 +1,42 @@
-"""`vlm-server service`: the daemon as a user's background service."""
+"""`vlm-server service`: the daemon as a user's background service. `actions` does the work."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlm_server.cli import listener, options
-from vlm_server.cli.failure import CommandFailed
-from vlm_server.cli.listener import is_at
-from vlm_server.cli.serve import url_of
-from vlm_server.cli.service import status as status_of
-from vlm_server.cli.service import transaction
-from vlm_server.cli.service.files import ServiceCommand
-from vlm_server.cli.service.first_answer import FirstAnswer
-from vlm_server.cli.service.manager import Files, ServiceManager, manager_for
-from vlm_server.cli.service.program import installed_program
-from vlm_server.errors import ConfigError, VlmServerError
-from vlm_server.settings import Server, Settings
+from vlm_server.cli import manual, options
+from vlm_server.cli.parsing import Manual
 
 if TYPE_CHECKING:
     from vlm_server.cli.options import Commands
 
-_LAST_LINES = 20
-"""Of the log, where something failed."""
-
-Action = Callable[[argparse.Namespace, ServiceManager], int]
+_STARTS = {
+    "install": "install the service, start it and wait for its first answer",
+    "start": "start the installed service",
+    "restart": "finish running answers and start again; nobody is refused meanwhile",
+}
+_EXAMPLES = {
+    "install": (
+        (
+            "With settings that are read anew when they change",
+            "vlm-server service install --config my.toml",
+        ),
+        ("What it would write", "vlm-server service install --dry-run"),
+    ),
+    "logs": (("And what is added", "vlm-server service logs -f"),),
+}
 
 
 def add_to(commands: Commands) -> None:
     """Add the command and its actions to the command line."""
     parser = commands.add_parser("service", help="run the daemon in the background from login on")
-    actions = parser.add_subparsers(metavar="ACTION", required=True)
-
-    def add(name: str, action: Action, text: str) -> argparse.ArgumentParser:
-        added: argparse.ArgumentParser = actions.add_parser(name, help=text)
-        added.set_defaults(run=lambda arguments: action(arguments, _manager()))
-        return added
-
-    for name, action, text in (
-        ("install", install, "install the service, start it and wait for its first answer"),
-        ("start", start, "start the installed service"),
-        ("restart", restart, "finish running answers and start again; nobody is refused meanwhile"),
-    ):
-        added = add(name, action, text)
+    actions = parser.add_subparsers(metavar="ACTION", required=True, title="actions")
+    for name, text in _STARTS.items():
+        added = _add(actions, name, text)
         added.add_argument("--no-wait", action="store_true", help="wait for no answer")
         if name == "install":
             options.add_model_option(added)
@@ -55,162 +44,25 @@ def add_to(commands: Commands) -> None:
             added.add_argument(
                 "--dry-run", action="store_true", help="print the files without installing them"
             )
-    add("stop", stop, "stop the service until it is started, or until the next login")
-    add("uninstall", uninstall, "stop the service and remove it")
-    shown = add("status", status, "show its state; exits with 0 if it is ready")
+    _add(actions, "stop", "stop the service until it is started, or until the next login")
+    _add(actions, "uninstall", "stop the service and remove it")
+    shown = _add(actions, "status", "show its state; exits with 0 if it is ready")
     shown.add_argument("--json", action="store_true", help="as a JSON object")
-    log = add("logs", logs, "show the end of its log")
+    log = _add(actions, "logs", "show the end of its log")
     log.add_argument("-f", "--follow", action="store_true", help="go on with what is added")
     log.add_argument("-n", "--lines", type=int, default=50, help="how many lines (50)")
 
 
-def install(arguments: argparse.Namespace, manager: ServiceManager) -> int:
-    """Install the service, or leave all as it was. Raises ConfigError or CommandFailed."""
-    settings = options.load_settings(arguments)
-    command = ServiceCommand(
-        program=installed_program(),
-        arguments=["serve", *options.settings_arguments(arguments), "--reload"],
-        host=_host(settings.server),
-        port=settings.server.port,
-        drain_seconds=settings.server.drain_seconds,
-    )
-    new = manager.render(command)
-    if arguments.dry_run:
-        for path, content in new.items():
-            print(f"# {path}\n{content.decode()}")
-        return 0
-    with transaction.locked(manager):
-        _check_address(manager, settings.server)
-        with transaction.undone_if_it_fails(manager):
-            _install(manager, new)
-            print(f"Installed {manager.path}", flush=True)
-            _wait(arguments, manager, settings)
-    return 0
+def _add(actions: Commands, name: str, text: str) -> argparse.ArgumentParser:
+    added = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    added.set_defaults(run=_run, action=name)
+    manual.add(added, Manual(_EXAMPLES.get(name, ())))
+    return added
 
 
-def start(arguments: argparse.Namespace, manager: ServiceManager) -> int:
-    """Start the service. Raises ConfigError or CommandFailed."""
-    with transaction.locked(manager):
-        settings = _settings_of(manager)
-        manager.start()
-        _wait(arguments, manager, settings)
-    return 0
+def _run(arguments: argparse.Namespace) -> int:
+    from vlm_server.cli.service import actions  # takes a moment
+    from vlm_server.cli.service.manager import manager_for
 
-
-def restart(arguments: argparse.Namespace, manager: ServiceManager) -> int:
-    """Start the service again, unless its settings are wrong. Raises ConfigError or
-    CommandFailed.
-    """
-    with transaction.locked(manager):
-        settings = _settings_of(manager)
-        manager.restart()
-        _wait(arguments, manager, settings)
-    return 0
-
-
-def stop(_: argparse.Namespace, manager: ServiceManager) -> int:
-    """Finish running answers, and stop. Raises CommandFailed."""
-    with transaction.locked(manager):
-        _check_installed(manager)
-        manager.stop()
-    print("Stopped.")
-    return 0
-
-
-def uninstall(_: argparse.Namespace, manager: ServiceManager) -> int:
-    """Stop the service and remove its files; does nothing if it is not installed."""
-    with transaction.locked(manager):
-        was_installed = manager.path.exists()
-        transaction.remove(manager)
-    print(f"Removed {manager.path}" if was_installed else "The service was not installed.")
-    return 0
-
-
-def status(arguments: argparse.Namespace, manager: ServiceManager) -> int:
-    """Print the service's state. Returns an exit code of `status.py`."""
-    if not manager.path.exists():
-        print("not installed")
-        return status_of.NOT_INSTALLED
-    settings, fault = None, ""
-    try:
-        settings = _settings_of(manager)
-    except VlmServerError as error:
-        fault = str(error)
-    return status_of.show(manager, settings, fault, as_json=arguments.json)
-
-
-def logs(arguments: argparse.Namespace, manager: ServiceManager) -> int:
-    """Print the end of the log, and what is added if that is wanted."""
-    words = manager.log_command(arguments.lines, follow=arguments.follow)
-    try:
-        return subprocess.run(words, check=False).returncode
-    except FileNotFoundError:
-        raise CommandFailed(f"{words[0]} is not installed; the log is: {manager.log}") from None
-
-
-def _install(manager: ServiceManager, new: Files) -> None:
-    moved = transaction.is_moved(manager, new)
-    transaction.write(new)
-    manager.load(is_moved=moved)
-
-
-def _wait(arguments: argparse.Namespace, manager: ServiceManager, settings: Settings) -> None:
-    """Until the service has answered. Raises CommandFailed, after the end of its log."""
-    url = url_of(settings.server.host, settings.server.port)
-    if arguments.no_wait:
-        print(f"Started. 'vlm-server service status' shows when {url} is ready.")
-        return
-    try:
-        answer = FirstAnswer(manager, settings, lambda text: print(f"{text} …", flush=True)).wait()
-    except CommandFailed:
-        _show_log(manager)
-        raise
-    print(f"Ready: {url} was asked what a red circle is, and answered {answer!r}.")
-
-
-def _show_log(manager: ServiceManager) -> None:
-    words = manager.log_command(_LAST_LINES, follow=False)
-    try:
-        found = subprocess.run(words, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return
-    if found.stdout.strip():
-        print(f"The last lines of its log:\n{found.stdout.rstrip()}", file=sys.stderr)
-
-
-def _host(server: Server) -> str:
-    """The IP address that the service's manager listens on. Raises ConfigError."""
-    if server.port == 0:
-        raise ConfigError("server.port 0: a service needs a port that others can know")
-    try:
-        return listener.numeric(server.host)
-    except OSError as error:
-        raise ConfigError(f"server.host {server.host!r} is not known: {error.strerror}") from None
-
-
-def _check_address(manager: ServiceManager, server: Server) -> None:
-    """Raises NotAvailable if somebody else listens there, who would answer in its place."""
-    address = manager.read_address() if manager.path.exists() else ""
-    host, _, port = address.rpartition(":")
-    is_same = not address or is_at(server, [(host.strip("[]"), int(port))])
-    if not (is_same and manager.is_listening()):
-        listener.bind(server).close()
-
-
-def _check_installed(manager: ServiceManager) -> None:
-    if not manager.path.exists():
-        raise CommandFailed("the service is not installed: 'vlm-server service install'")
-
-
-def _settings_of(manager: ServiceManager) -> Settings:
-    """Those in the installed files. Raises ConfigError, or CommandFailed if there are none."""
-    _check_installed(manager)
-    parser = argparse.ArgumentParser(prog="vlm-server serve")
-    options.add_model_option(parser)
-    options.add_config_options(parser)
-    found, _ = parser.parse_known_args(manager.read_words()[2:])
-    return options.load_settings(found)
-
-
-def _manager() -> ServiceManager:
-    return manager_for(sys.platform, Path.home(), os.environ)
+    action = getattr(actions, arguments.action)
+    return int(action(arguments, manager_for(sys.platform, Path.home(), os.environ)))

@@ -11,7 +11,7 @@ import pytest
 from vlm_server import __version__
 from vlm_server.cli.doctor import service
 from vlm_server.cli.service.files import ServiceCommand
-from vlm_server.cli.service.manager import SystemdUser
+from vlm_server.cli.service.systemd import SystemdUser
 
 
 def manager(home: Path, *, runs: bool = True) -> SystemdUser:
@@ -23,8 +23,10 @@ def manager(home: Path, *, runs: bool = True) -> SystemdUser:
 
 def installed(home: Path, program: Path, *, runs: bool = True) -> SystemdUser:
     found = manager(home, runs=runs)
-    found.path.parent.mkdir(parents=True)
-    found.path.write_bytes(found.render(ServiceCommand(program, ["serve"], 20.0)))
+    command = ServiceCommand(program, ["serve"], "127.0.0.1", 8000, 20.0)
+    for path, content in found.render(command).items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
     return found
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.daemon import free_port
 from vlm_server.cli.failure import CommandFailed
 from vlm_server.cli.main import build_parser, main
-from vlm_server.cli.service import command as service
+from vlm_server.cli.service import actions as service
 from vlm_server.cli.service import transaction
 from vlm_server.cli.service.launchd import Launchd
 from vlm_server.cli.service.manager import ServiceManager, manager_for, run_command
