@@ -103,7 +103,8 @@ class Catalog:
         _, model = await self._read(request, "stream")
         status = self._shared.models.status(model.name)
         facts = status.model_facts
-        if facts == ModelFacts() and not status.is_ready:
+        is_coming = not status.is_ready and status.state != "unloaded"
+        if facts == ModelFacts() and is_coming:
             raise EngineUnavailable(f"The model is not loaded yet: {status.state}.")
         return _json(
             ShownModel(

@@ -324,6 +324,16 @@ async def test_a_model_that_is_not_loaded_is_not_described(
     assert len((await client.list()).models) == 1
 
 
+async def test_a_model_that_is_loaded_when_it_is_asked_is_described_as_far_as_it_is_known(
+    client: AsyncClient, engine: ScriptedEngine
+) -> None:
+    """Clients ask for that first: nothing else would load it."""
+    engine.be("unloaded")
+    shown = await client.show("demo")
+    assert shown.capabilities == ["completion", "vision"]
+    assert shown.modelinfo == {}
+
+
 async def test_the_served_model_is_pulled_at_once(client: AsyncClient) -> None:
     assert (await client.pull("demo")).status == "success"
     states = [state.status async for state in await client.pull("demo", stream=True)]
