@@ -89,7 +89,7 @@ def mlx_vlms_ids(loaded: LoadedModel, *parts: Part) -> list[int]:
 def test_text_without_controls_gives_the_processors_ids(served: Served, parts: tuple[Part, ...]):
     loaded, preparer = served
     if loaded.family.name in ONE_IMAGE and len(parts) > 3:
-        pytest.skip("mlx-vlm's processor fails for several images")
+        pytest.skip("mlx-vlm can't show it several images")
     if loaded.family.image_text and len(parts) > 1:
         pytest.skip("mlx-vlm has an id below 0 for an image")
     prepared = prompt_of(preparer, ask("a", *parts))

@@ -45,7 +45,7 @@ class Loaded:
 
     @cached_property
     def image_token_id(self) -> int:
-        config = self.model.config
+        config = getattr(self.model, "thinker", self.model).config
         found = getattr(config, "image_token_index", None)
         return int(config.image_token_id if found is None else found)
 
@@ -143,7 +143,7 @@ def test_a_reply_survives_the_tokenizer(loaded: Loaded):
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_reply_depends_on_the_pictures(loaded: Loaded, count: int):
     if loaded.model.config.model_type in ONE_IMAGE and count > 1:
-        pytest.skip("mlx-vlm's processor fails for several images")
+        pytest.skip("mlx-vlm can't show it several images")
     alike = [picture(number) for number in range(count - 1)]
     first, first_logits = loaded.reply("What changed?", [*alike, picture(7)])
     second, _ = loaded.reply("What changed?", [*alike, picture(8)])

@@ -61,8 +61,8 @@ _SHAPES: dict[str, dict[str, Family]] = {
     },
     "mid": {"qwen2_5_vl": qwen.QWEN2_5_VL_MID},
 }
-ONE_IMAGE = ("paddleocr_vl",)
-"""Families whose processors in mlx-vlm take one image only."""
+ONE_IMAGE = ("granite4_vision", "paddleocr_vl")
+"""Families that mlx-vlm can show one image only, by its processor or its model."""
 LARGE = ("gemma3n", "granite4_vision", "paddleocr_vl")
 """Families of which a width stands in mlx-vlm's code."""
 GROUP_SIZE = 32

@@ -12,7 +12,7 @@ SPECIALS = (
     "<|end_of_role|>",
     "<image>",
 )
-TILE_PIXELS = 64
+TILE_PIXELS = 32
 PATCH = 8
 PINPOINTS = [[rows * TILE_PIXELS, columns * TILE_PIXELS] for rows in (1, 2) for columns in (1, 2)]
 
