@@ -59,8 +59,9 @@ def expect(way: str, said: str, words: str) -> None:
 
 def run(environment: dict[str, str], *words: str, code: int = 0) -> str:
     """What it printed. Raises CheckFailed if it ends with another status than `code`."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     ended = subprocess.run(
-        words, env={**os.environ, **environment}, capture_output=True, text=True, timeout=600
+        words, env={**inherited, **environment}, capture_output=True, text=True, timeout=600
     )
     if ended.returncode != code:
         raise CheckFailed(f"{words} ended with {ended.returncode}:\n{ended.stderr[-4000:]}")
