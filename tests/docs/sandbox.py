@@ -88,7 +88,9 @@ class Sandbox:
         (self.home / ".curlrc").write_text("fail-with-body\n")  # an error is one for curl, too
         picture, clip = drawn()
         (self.folder / "picture.png").write_bytes(picture)
-        (self.folder / "screenshot.png").write_bytes(picture)
+        for name in ("screenshot", "before", "after"):
+            (self.folder / f"{name}.png").write_bytes(picture)
+        (self.folder / "question.txt").write_text("What shape is red?")
         (self.folder / "clip.mp4").write_bytes(clip)
         (self.folder / "checkpoint").symlink_to(EMBEDDED)
 
