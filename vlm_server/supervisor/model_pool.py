@@ -13,7 +13,7 @@ import hashlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from vlm_server.checkpoints.find import by_name
-from vlm_server.checkpoints.survey import Survey, SurveyRequest, survey
+from vlm_server.checkpoints.survey import survey
 from vlm_server.errors import (
     ConfigError,
     Conflict,
@@ -32,20 +32,13 @@ from vlm_server.errors import (
     VlmServerError,
 )
 from vlm_server.settings import Checkpoint, ListedModel, Model, Settings
-from vlm_server.supervisor import budget
 from vlm_server.supervisor.client import EngineStatus
+from vlm_server.supervisor.memory_shares import Look, MemoryShares
 from vlm_server.supervisor.private_folder import PrivateFolder
 from vlm_server.supervisor.served_model import MakeEngine, ServedModel
 from vlm_server.supervisor.supervisor import ProgressCallback, Supervisor
 
 logger = logging.getLogger(__name__)
-
-_ALIVE = ("ready", "unresponsive")
-"""States of engines that hold what they held: others have ended, or begin anew."""
-_LOOK_SECONDS = 0.05
-"""Between two looks at whether others have given back memory."""
-_GIVE_BACK_SECONDS = 60.0
-"""The longest that a load waits for engines that are told to shrink, beside running answers."""
 
 
 class ModelPool:
@@ -59,22 +52,20 @@ class ModelPool:
         settings: Settings,
         on_progress: ProgressCallback,
         make_engine: MakeEngine = Supervisor,
-        look: Callable[[SurveyRequest], Awaitable[Survey]] = survey,
+        look: Look = survey,
     ) -> None:
         """`make_engine` and `look` are for who has no engines and no checkpoints: tests.
 
         Raises ConfigError if two models have one name.
         """
         self._make_engine = make_engine
-        self._look = look
         self._settings = settings
         self._on_progress = on_progress
         self._private = PrivateFolder()
         self._models: dict[str, ServedModel] = {}
         self._turn = asyncio.Lock()
         """Held while a model is loaded or unloaded."""
-        self._limit_bytes = settings.memory.limit_bytes
-        """On all models together; 0 as long as nobody knows."""
+        self._shares = MemoryShares(settings.memory, self._models, look)
         self._tasks = set[asyncio.Task[None]]()
         self._first_loads: list[asyncio.Task[None]] = []
         self._is_stopping = False
@@ -279,7 +270,7 @@ class ModelPool:
                     return
                 limit_bytes = await self._place(model)
                 await model.start(limit_bytes, self._private)
-                self._share_out()
+                self._shares.share_out()
         except VlmServerError as error:
             self._fail(model, error)
             if model.is_pinned:
@@ -307,36 +298,14 @@ class ModelPool:
         if len(self._models) == 1:
             return 0
         model.note(model.status.state, "looking for room")
-        await self._survey(model)
-        needed, limit = self._needed(model), self._limit_bytes
-        staying = [one for one in self._loaded() if one.is_pinned]
-        budget.check(model.name, needed, {one.name: self._needed(one) for one in staying}, limit)
-        while needed + sum(map(self._needed, self._loaded())) > limit:
+        await self._shares.check(model)
+        while self._shares.is_short(model):
             await self._make_go_or_wait(self._victim())
-        shares = self._shares([*self._loaded(), model])
-        await self._shrink(shares)
-        return shares[model.name]
-
-    async def _survey(self, model: ServedModel) -> None:
-        """Find out what it and those beside it hold, and what there is, where nobody knows."""
-        for one in (*self._loaded(), model):
-            if (stats := one.status.stats) is not None:
-                one.weight_bytes = max(one.weight_bytes, stats.memory.baseline_bytes)
-                self._limit_bytes = self._limit_bytes or stats.memory.limit_bytes
-            if not (one.weight_bytes and self._limit_bytes):
-                await self._look_at(one, must_load=one is model)
-
-    async def _look_at(self, model: ServedModel, *, must_load: bool) -> None:
-        settings = model.settings
-        found = await self._look(SurveyRequest(settings.model, settings.memory))
-        if found.refusal and must_load:
-            raise ModelLoadError(found.refusal)
-        model.weight_bytes, model.least_kv_bytes = found.weight_bytes, found.least_kv_bytes
-        self._limit_bytes = self._limit_bytes or found.limit_bytes
+        return await self._shares.claim(model)
 
     def _victim(self) -> ServedModel:
-        """Who has to go next. `budget.check` has found that this is enough."""
-        may_go = [one for one in self._loaded() if not one.is_pinned]
+        """Who has to go next. `MemoryShares.check` has found that this is enough."""
+        may_go = [one for one in self._shares.loaded if not one.is_pinned]
         return min(may_go, key=lambda one: (not one.is_idle, one.last_used))
 
     async def _make_go_or_wait(self, model: ServedModel) -> None:
@@ -364,50 +333,9 @@ class ModelPool:
             logger.info("the model `%s` was unloaded", model.name)
         finally:
             model.is_closing = False
-        self._share_out()
+        self._shares.share_out()
         if model.is_wanted:
             self._begin_load(model)
-
-    # ---- memory --------------------------------------------------------------------
-
-    def _loaded(self) -> list[ServedModel]:
-        return [model for model in self._models.values() if model.is_loaded]
-
-    def _needed(self, model: ServedModel) -> int:
-        room_bytes = self._settings.memory.model_room_bytes
-        return budget.needed_bytes(model.weight_bytes, room_bytes, model.least_kv_bytes)
-
-    def _shares(self, models: list[ServedModel]) -> dict[str, int]:
-        needed = {model.name: self._needed(model) for model in models}
-        return budget.shares(needed, self._limit_bytes)
-
-    def _share_out(self) -> None:
-        """Let those that are loaded have all there is."""
-        if len(self._models) == 1 or not self._limit_bytes:
-            return
-        models = [one for one in self._models.values() if one.engine is not None]
-        shares = self._shares(models)
-        for model in models:
-            if model.engine is not None:
-                model.engine.set_memory_limit(shares[model.name])
-
-    async def _shrink(self, shares: dict[str, int]) -> None:
-        """Take from those that are loaded what is not theirs any more.
-
-        Answers that run are finished with what they were promised. An engine that does not tell
-        that it got small enough is waited for only so long: it may be restarting.
-        """
-        models = self._loaded()
-        for model in models:
-            if model.engine is not None:
-                model.engine.set_memory_limit(shares[model.name])
-        until = time.monotonic() + _GIVE_BACK_SECONDS
-        for model in models:
-            while not _is_within(model, shares[model.name]):
-                if model.is_idle and time.monotonic() > until:
-                    logger.warning("the model `%s` does not give back memory", model.name)
-                    break
-                await asyncio.sleep(_LOOK_SECONDS)
 
     # ---- unused models -----------------------------------------------------------------
 
@@ -454,15 +382,3 @@ def _unloadable(model: ServedModel, seconds: float) -> EngineUnavailable:
         "model",
         max(1.0, seconds),
     )
-
-
-def _is_within(model: ServedModel, limit_bytes: int) -> bool:
-    """Whether all that it holds and has promised is under `limit_bytes`, as it has said itself."""
-    if model.engine is None or model.engine.status.state not in _ALIVE:
-        return True
-    stats = model.engine.status.stats
-    if stats is None:
-        return False
-    memory = stats.memory
-    held = memory.active_bytes + memory.reserved_bytes
-    return memory.limit_bytes == limit_bytes and held <= limit_bytes
