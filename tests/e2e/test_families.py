@@ -1,4 +1,4 @@
-"""Every checked family answers through the real daemon: text, an image, a video, two at once."""
+"""Each checked family whose tiny model a daemon can load answers through the real daemon: text, an image, a video, two at once."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from tests.e2e.daemon import Daemon, running_daemon
 from tests.e2e.pictures import noise, user
 from tests.tiny_models import FAMILIES, build
 
+SHRUNK = frozenset({"gemma3n", "fastvlm"})
+"""Their towers have one size in mlx-vlm's code, which the tiny models change in this process alone:
+the real daemon would want the large one."""
+SERVED = [family for family in FAMILIES if family not in SHRUNK]
 MAX_TOKENS = 8
 TEXT = user("What is the capital of France?")
 IMAGE = user(noise(1, (96, 64)), "What is this?")
 OTHER_IMAGE = user(noise(2, (64, 96)), "What is this?")
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=SERVED)
 def family_daemon(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Daemon]:

@@ -286,8 +286,10 @@ class ModelPool:
         self._note_idle(model)
 
     def _fail(self, model: ServedModel, error: VlmServerError) -> None:
-        logger.error("the model `%s` can't be loaded: %s", model.name, error)
         model.note_failure(error)
+        if model.is_pinned:  # whoever waits until all is ready is told
+            return
+        logger.error("the model `%s` can't be loaded: %s", model.name, error)
         if isinstance(error, RequestError):
             model.refuse_waiters(error)
         else:
