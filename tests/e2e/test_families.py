@@ -1,4 +1,7 @@
-"""Each checked family whose tiny model a daemon can load answers through the real daemon: text, an image, a video, two at once."""
+"""Checked families answer through the real daemon: text, an image, a video, two at once.
+
+All whose tiny model a daemon can load.
+"""
 
 from __future__ import annotations
 
