@@ -11,9 +11,9 @@ from vlm_server.api.http.intake.calls import Outcome, Read, encode_outcome
 from vlm_server.api.http.intake.history import HistoryNeeded
 from vlm_server.api.http.intake.intake_job import take_job
 from vlm_server.api.ollama import intake as ollama
-from vlm_server.api.openai import completions_intake as completions
 from vlm_server.api.openai import intake as openai
-from vlm_server.api.openai import tokenize_intake as tokenize
+from vlm_server.api.openai.completions import intake as completions
+from vlm_server.api.openai.tokenize import intake as tokenize
 from vlm_server.api.responses import intake as responses
 from vlm_server.child.serve import Limits, serve
 from vlm_server.errors import InternalError, RequestError, RequestTooCostly

@@ -15,13 +15,15 @@ from vlm_server.api.ollama.catalog import Catalog, ModelRequest
 from vlm_server.api.ollama.chat import Chat as OllamaChat
 from vlm_server.api.ollama.generate import Generate as OllamaGenerate
 from vlm_server.api.ollama.schema import OllamaChatRequest, OllamaGenerateRequest
-from vlm_server.api.openai import completions_intake, schema, tokenize_intake
+from vlm_server.api.openai import schema
 from vlm_server.api.openai.chat import ChatCompletions
-from vlm_server.api.openai.completions import Completions
-from vlm_server.api.openai.completions_intake import CompletionRequest
+from vlm_server.api.openai.completions import intake as completions_intake
+from vlm_server.api.openai.completions.endpoint import Completions
+from vlm_server.api.openai.completions.intake import CompletionRequest
 from vlm_server.api.openai.schema import ChatRequest
-from vlm_server.api.openai.tokenize import Detokenize, Tokenize
-from vlm_server.api.openai.tokenize_intake import PromptRequest, TokensRequest
+from vlm_server.api.openai.tokenize import intake as tokenize_intake
+from vlm_server.api.openai.tokenize.endpoint import Detokenize, Tokenize
+from vlm_server.api.openai.tokenize.intake import PromptRequest, TokensRequest
 from vlm_server.api.operations.administration import Administration, CachesOf, ModelNamed
 from vlm_server.api.operations.health import Health
 from vlm_server.api.operations.lm_studio import LmStudioModels

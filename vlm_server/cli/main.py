@@ -10,9 +10,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 
-from vlm_server.cli import exit_codes, manual
-from vlm_server.cli.nearest import printable
-from vlm_server.cli.parsing import Parser
+from vlm_server.cli import exit_codes
+from vlm_server.cli.usage import manual
+from vlm_server.cli.usage.nearest import printable
+from vlm_server.cli.usage.parsing import Parser
 from vlm_server.errors import ConfigError, ModelLoadError, NotAvailable, VlmServerError
 
 _PACKAGE = "vlm_server.cli"

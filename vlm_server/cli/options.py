@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlm_server.cli.nearest import did_you_mean
+from vlm_server.cli.usage.nearest import did_you_mean
 from vlm_server.errors import ConfigError, NotAvailable
 
 if TYPE_CHECKING:

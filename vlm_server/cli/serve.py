@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlm_server.cli import manual, options
-from vlm_server.cli.parsing import Manual
+from vlm_server.cli import options
+from vlm_server.cli.usage import manual
+from vlm_server.cli.usage.parsing import Manual
 
 if TYPE_CHECKING:
     from vlm_server.cli.options import Commands
@@ -74,9 +75,9 @@ def add_to(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal arrives. Raises ConfigError or ModelLoadError."""
-    from vlm_server.cli import serving  # takes a moment
+    from vlm_server.cli.serving import front  # takes a moment
 
-    return serving.run(arguments)
+    return front.run(arguments)
 
 
 def url_of(host: str, port: int) -> str:

@@ -10,8 +10,8 @@ import pytest
 from vlm_server import errors
 from vlm_server.cli import exit_codes, main
 from vlm_server.cli.failure import CommandFailed
-from vlm_server.cli.parsing import every, has_commands
 from vlm_server.cli.service import files
+from vlm_server.cli.usage.parsing import every, has_commands
 
 DOCS = Path(__file__).parents[3] / "docs"
 CODES = {

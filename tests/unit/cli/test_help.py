@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.cli import man_page
 from vlm_server.cli.main import COMMANDS, build_parser, main
-from vlm_server.cli.parsing import Parser, commands_of, every, has_commands
+from vlm_server.cli.usage import man_page
+from vlm_server.cli.usage.parsing import Parser, commands_of, every, has_commands
 
 PAGE = Path(__file__).parents[3] / "docs/vlm-server.1"
 LEAVES = [parser.prog.split()[1:] for parser in every(build_parser())]
@@ -127,7 +127,7 @@ def test_help_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_manual_page_is_the_one_that_is_kept() -> None:
-    """`python -m vlm_server.cli.man_page > docs/vlm-server.1` writes it."""
+    """`python -m vlm_server.cli.usage.man_page > docs/vlm-server.1` writes it."""
     assert man_page.render() == PAGE.read_text()
 
 

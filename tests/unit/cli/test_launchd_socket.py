@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from vlm_server.cli import launchd_socket
+from vlm_server.cli.serving import launchd_socket
 from vlm_server.errors import ConfigError
 
 

@@ -7,7 +7,13 @@ import socket
 
 import pytest
 
-from vlm_server.cli.listener import Listener, check_exposure, is_at, listen, where_it_listens
+from vlm_server.cli.serving.listener import (
+    Listener,
+    check_exposure,
+    is_at,
+    listen,
+    where_it_listens,
+)
 from vlm_server.errors import ConfigError
 from vlm_server.settings import Server
 

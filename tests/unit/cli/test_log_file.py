@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.cli.log_file import LogFile
+from vlm_server.cli.serving.log_file import LogFile
 from vlm_server.errors import ConfigError
 
 WRITER = """
 import os, subprocess, sys
 from pathlib import Path
-from vlm_server.cli.log_file import LogFile
+from vlm_server.cli.serving.log_file import LogFile
 
 log = LogFile(Path(sys.argv[1]), max_bytes=1000, num_older=2)
 child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=sys.stderr)

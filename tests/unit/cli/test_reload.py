@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from vlm_server import settings
-from vlm_server.cli.ending import Ending
-from vlm_server.cli.reload import Reloader
+from vlm_server.cli.serving.ending import Ending
+from vlm_server.cli.serving.reload import Reloader
 
 pytestmark = pytest.mark.unit
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vlm_server.settings import MIB
-from vlm_server.supervisor import budget
+from vlm_server.supervisor.models import budget
 
 
 def test_a_model_needs_its_weights_and_room() -> None:

@@ -13,8 +13,8 @@ from vlm_server.checkpoints import layout
 from vlm_server.checkpoints.find import Found, every
 from vlm_server.checkpoints.names import HubName
 from vlm_server.settings import Settings
-from vlm_server.supervisor import budget
 from vlm_server.supervisor.client import ModelClient
+from vlm_server.supervisor.models import budget
 
 
 def free_for_more(models: ModelClient, settings: Settings) -> int | None:

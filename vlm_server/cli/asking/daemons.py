@@ -15,10 +15,10 @@ from vlm_server.cli import options
 from vlm_server.cli.client.daemon import Daemon, is_local
 from vlm_server.cli.client.keys import own_key, read_key
 from vlm_server.cli.failure import CommandFailed
-from vlm_server.cli.nearest import did_you_mean
 from vlm_server.cli.own_daemon import running_daemon
 from vlm_server.cli.progress import ProgressLine
 from vlm_server.cli.serve import url_of
+from vlm_server.cli.usage.nearest import did_you_mean
 from vlm_server.errors import ConfigError
 from vlm_server.settings import Settings
 

@@ -14,8 +14,8 @@ from PIL import Image
 from vlm_server.cli.asking import drawing, inline
 from vlm_server.cli.asking.conversation import Reply
 from vlm_server.cli.failure import CommandFailed
-from vlm_server.cli.nearest import printable
 from vlm_server.cli.progress import ProgressLine
+from vlm_server.cli.usage.nearest import printable
 
 _LEAST_PIECES = 8
 _WAITING = "waiting for the answer"

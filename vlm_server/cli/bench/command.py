@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlm_server.cli import manual
 from vlm_server.cli.bench.names import KINDS, SCENARIOS
-from vlm_server.cli.parsing import Manual
+from vlm_server.cli.usage import manual
+from vlm_server.cli.usage.parsing import Manual
 
 if TYPE_CHECKING:
     from vlm_server.cli.options import Commands

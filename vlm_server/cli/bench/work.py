@@ -21,8 +21,8 @@ from vlm_server.cli.bench.images import parse_size
 from vlm_server.cli.bench.measure import Plan, Run, measure
 from vlm_server.cli.bench.scenarios import SCENARIOS
 from vlm_server.cli.bench.servers import KINDS, find_model, parse_url, started
-from vlm_server.cli.nearest import did_you_mean
 from vlm_server.cli.progress import ProgressLine
+from vlm_server.cli.usage.nearest import did_you_mean
 from vlm_server.errors import ConfigError
 from vlm_server.supervisor.environment import for_models
 from vlm_server.supervisor.private_folder import PrivateFolder

@@ -9,8 +9,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlm_server.cli import manual
-from vlm_server.cli.parsing import Manual, commands_of, every
+from vlm_server.cli.usage import manual
+from vlm_server.cli.usage.parsing import Manual, commands_of, every
 
 if TYPE_CHECKING:
     from vlm_server.cli.options import Commands

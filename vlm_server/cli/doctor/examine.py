@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from vlm_server.cli import exit_codes
-from vlm_server.cli.doctor import (
+from vlm_server.cli.doctor import report, situation
+from vlm_server.cli.doctor.checks import (
     config,
     daemon,
     device,
@@ -20,10 +21,8 @@ from vlm_server.cli.doctor import (
     machine,
     permissions,
     port,
-    report,
     self_test,
     service,
-    situation,
 )
 from vlm_server.cli.doctor.finding import Finding
 from vlm_server.cli.doctor.runner import Check, run, within

@@ -15,9 +15,10 @@ import httpx
 import msgspec
 
 from vlm_server import __version__
-from vlm_server.cli.doctor import daemon, log
+from vlm_server.cli.doctor import log
+from vlm_server.cli.doctor.checks import daemon
+from vlm_server.cli.doctor.checks.port import listener
 from vlm_server.cli.doctor.finding import Finding
-from vlm_server.cli.doctor.port import listener
 from vlm_server.cli.doctor.secrets import Redactor, known_secrets
 from vlm_server.cli.doctor.situation import Situation
 from vlm_server.cli.failure import CommandFailed

@@ -13,9 +13,9 @@ from vlm_server.checkpoints.names import HubName
 from vlm_server.checkpoints.survey import check_plan
 from vlm_server.cli import options
 from vlm_server.cli.failure import CommandFailed
-from vlm_server.cli.nearest import did_you_mean
 from vlm_server.cli.progress import ProgressLine
 from vlm_server.cli.terminal import set_up_logging
+from vlm_server.cli.usage.nearest import did_you_mean
 from vlm_server.errors import ConfigError
 from vlm_server.settings import Settings
 

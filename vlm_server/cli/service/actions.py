@@ -6,9 +6,8 @@ import argparse
 import subprocess
 import sys
 
-from vlm_server.cli import listener, options
+from vlm_server.cli import options
 from vlm_server.cli.failure import CommandFailed
-from vlm_server.cli.listener import is_at
 from vlm_server.cli.serve import url_of
 from vlm_server.cli.service import status as status_of
 from vlm_server.cli.service import transaction
@@ -16,6 +15,8 @@ from vlm_server.cli.service.files import ServiceCommand
 from vlm_server.cli.service.first_answer import FirstAnswer
 from vlm_server.cli.service.manager import Files, ServiceManager
 from vlm_server.cli.service.program import installed_program
+from vlm_server.cli.serving import listener
+from vlm_server.cli.serving.listener import is_at
 from vlm_server.errors import ConfigError, VlmServerError
 from vlm_server.settings import Server, Settings
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vlm_server.cli import exit_codes
 from vlm_server.cli.failure import CommandFailed
-from vlm_server.cli.listener import BACKLOG
+from vlm_server.cli.serving.listener import BACKLOG
 
 LABEL = "org.vlm-server.daemon"
 UNIT = "vlm-server.service"

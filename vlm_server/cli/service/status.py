@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 
-from vlm_server.cli.listener import is_at
 from vlm_server.cli.serve import url_of
 from vlm_server.cli.service.manager import ServiceManager
+from vlm_server.cli.serving.listener import is_at
 from vlm_server.settings import Settings
 
 READY, NOT_READY, NOT_RUNNING, NOT_INSTALLED = 0, 1, 3, 4

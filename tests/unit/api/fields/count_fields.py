@@ -10,7 +10,7 @@ from tests.unit.api.fields.field import Dialect, Field, Reading, ignored, refuse
 from tests.unit.api.fields.openai_fields import CHAT, UNKNOWN_AT_THE_TOP
 from tests.unit.api.scripted_engine import Step
 from vlm_server.api.openai.schema import ChatRequest
-from vlm_server.api.openai.tokenize_intake import (
+from vlm_server.api.openai.tokenize.intake import (
     ADDS_SPECIAL,
     NEUTRAL,
     PromptRequest,

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.cli.doctor import config, situation
+from vlm_server.cli.doctor import situation
+from vlm_server.cli.doctor.checks import config
 from vlm_server.cli.doctor.situation import Situation
 
 

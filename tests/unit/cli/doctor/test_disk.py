@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.cli.doctor import disk
+from vlm_server.cli.doctor.checks import disk
 from vlm_server.settings import MIB
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.cli.doctor import machine
+from vlm_server.cli.doctor.checks import machine
 
 GIB = 1 << 30
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.cli.doctor import permissions
+from vlm_server.cli.doctor.checks import permissions
 from vlm_server.settings import Server
 
 KEYS = '[laptop]\nkey = "a-long-enough-key"\n'

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.cli.doctor import port
+from vlm_server.cli.doctor.checks import port
 from vlm_server.settings import Server
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vlm_server import __version__
-from vlm_server.cli.doctor import service
+from vlm_server.cli.doctor.checks import service
 from vlm_server.cli.service.files import ServiceCommand
 from vlm_server.cli.service.systemd import SystemdUser
 

@@ -9,8 +9,8 @@ import httpx
 
 from vlm_server import __version__
 from vlm_server.api.http.access import key_file
+from vlm_server.cli.doctor.checks.port import ANSWER_SECONDS, host_header, listener
 from vlm_server.cli.doctor.finding import Finding, ok, problem, warning
-from vlm_server.cli.doctor.port import ANSWER_SECONDS, host_header, listener
 from vlm_server.cli.doctor.situation import Situation, expanded, home_folder
 from vlm_server.cli.serve import url_of
 from vlm_server.errors import ConfigError

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from vlm_server.checkpoints.survey import Survey, SurveyRequest
 from vlm_server.errors import ModelLoadError
 from vlm_server.settings import Memory
-from vlm_server.supervisor import budget
-from vlm_server.supervisor.served_model import ServedModel
+from vlm_server.supervisor.models import budget
+from vlm_server.supervisor.models.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
 

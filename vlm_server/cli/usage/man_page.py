@@ -1,4 +1,4 @@
-"""The manual page vlm-server(1), made from the parser: `python -m vlm_server.cli.man_page`.
+"""The manual page vlm-server(1), made from the parser: `python -m vlm_server.cli.usage.man_page`.
 
 docs/vlm-server.1 is what it prints, and the package installs it. In man(7)'s macros.
 """
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from vlm_server.cli.main import build_parser
-from vlm_server.cli.parsing import Parser, commands_of, exit_rows, has_commands
+from vlm_server.cli.usage.parsing import Parser, commands_of, exit_rows, has_commands
 
 _PATH_LIKE = re.compile(r"\s+")
 

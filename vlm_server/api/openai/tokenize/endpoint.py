@@ -8,7 +8,7 @@ import msgspec
 
 from vlm_server.api.http import sse
 from vlm_server.api.http.dialect import CountRenderer
-from vlm_server.api.openai import tokenize_intake as intake
+from vlm_server.api.openai.tokenize import intake
 from vlm_server.protocol import Finished, ImageUse
 from vlm_server.supervisor.client import ModelClient
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from vlm_server.cli.listener import Listener
+from vlm_server.cli.serving.listener import Listener
 from vlm_server.errors import VlmServerError
 from vlm_server.settings import Settings
 

@@ -13,9 +13,9 @@ from typing import IO
 from vlm_server.cli import options
 from vlm_server.cli.client.daemon import Daemon
 from vlm_server.cli.client.stream import stream_text
-from vlm_server.cli.doctor.daemon import admin_key
+from vlm_server.cli.doctor.checks.daemon import admin_key
+from vlm_server.cli.doctor.checks.port import host_header, listener
 from vlm_server.cli.doctor.finding import Finding, ok, problem, warning
-from vlm_server.cli.doctor.port import host_header, listener
 from vlm_server.cli.doctor.situation import Situation
 from vlm_server.cli.failure import CommandFailed
 from vlm_server.cli.models.pictures import drawn

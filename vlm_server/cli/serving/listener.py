@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from vlm_server.cli import launchd_socket
+from vlm_server.cli.serving import launchd_socket
 from vlm_server.errors import ConfigError, NotAvailable
 from vlm_server.settings import Server, is_loopback
 

@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 from vlm_server import protocol
 from vlm_server.api.http import openai_errors as errors
 from vlm_server.api.http import sse
-from vlm_server.api.openai.completions_intake import DIALECT, read
+from vlm_server.api.openai.completions.intake import DIALECT, read
 from vlm_server.api.openai.options import Options, decode_options
 from vlm_server.api.openai.render import Usage, usage_of
 from vlm_server.errors import RequestError

@@ -25,14 +25,14 @@ from vlm_server.api.http.tracing import start_tracer
 from vlm_server.api.routes import OPERATIONS
 from vlm_server.child.pool import ChildFailed
 from vlm_server.cli import options, terminal
-from vlm_server.cli.ending import Ending, stop_on_signals, stop_when_input_ends
-from vlm_server.cli.listener import Listener, check_exposure, listen, where_it_listens
-from vlm_server.cli.log_file import LogFile
 from vlm_server.cli.progress import ProgressLine
-from vlm_server.cli.reload import Reloader, start_again
 from vlm_server.cli.serve import url_of
+from vlm_server.cli.serving.ending import Ending, stop_on_signals, stop_when_input_ends
+from vlm_server.cli.serving.listener import Listener, check_exposure, listen, where_it_listens
+from vlm_server.cli.serving.log_file import LogFile
+from vlm_server.cli.serving.reload import Reloader, start_again
 from vlm_server.settings import Settings, Sources
-from vlm_server.supervisor.model_pool import ModelPool
+from vlm_server.supervisor.models.model_pool import ModelPool
 
 _LOOK_SECONDS = 10.0
 """How often the heap, the log file and the settings file are looked at."""

@@ -14,8 +14,8 @@ import httpx
 from vlm_server.cli.doctor.finding import Finding, ok, problem
 from vlm_server.cli.doctor.runner import output_of
 from vlm_server.cli.doctor.situation import Situation
-from vlm_server.cli.listener import bind
 from vlm_server.cli.serve import url_of
+from vlm_server.cli.serving.listener import bind
 from vlm_server.errors import ConfigError
 from vlm_server.settings import Server, is_loopback
 

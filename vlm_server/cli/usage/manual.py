@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from vlm_server.cli.parsing import Manual, Parser
+from vlm_server.cli.usage.parsing import Manual, Parser
 
 HUB = (
     ("HF_TOKEN", "Token for private and gated models; `hf auth login` stores one."),

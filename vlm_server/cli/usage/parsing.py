@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from vlm_server.cli import exit_codes
-from vlm_server.cli.nearest import did_you_mean
+from vlm_server.cli.usage.nearest import did_you_mean
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]

@@ -1,0 +1,1 @@
+"""`POST /v1/tokenize` and `POST /v1/detokenize`."""

@@ -1,0 +1,1 @@
+"""How commands are parsed, and what help and the manual page say of them."""

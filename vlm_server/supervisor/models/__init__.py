@@ -1,0 +1,1 @@
+"""Which models are loaded, and what each may take of the memory."""
