@@ -1,14 +1,20 @@
 """Marks every test by the folder it lies in: tests/unit is `unit`, and so on.
 
-Those that start the real program stay on one worker, which has the daemons that they share.
+Those that start the real program stay on one worker, which has the daemons that they share. What
+is marked `alone` measures: nothing else runs meanwhile.
 
 Properties are tried without a time limit: a machine with much else to do would break it.
 """
 
+import os
+import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+from tests.turns import turn
 
 FOLDERS = frozenset(
     {"unit", "integration", "e2e", "docs", "browser", "clients", "attack", "soak", "bench"}
@@ -36,3 +42,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(folder)
         if folder in FOLDERS - {"unit", "integration"}:
             item.add_marker(pytest.mark.xdist_group("daemons"))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    if run is None:
+        return (yield)
+    folder = Path(tempfile.gettempdir(), f"vlm-server-tests-{run}")
+    folder.mkdir(exist_ok=True)
+    with turn(folder, alone=item.get_closest_marker("alone") is not None):
+        return (yield)

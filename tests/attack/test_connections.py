@@ -152,6 +152,7 @@ FLOODS = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", FLOODS)
 def test_eight_floods_do_not_keep_health_waiting(daemon: Daemon, name: str) -> None:
     words = [str(daemon.port), *map(repr, FLOODS[name])]

@@ -15,7 +15,7 @@ import pytest
 from tests.attack.load import CHAT, Reply, at_capacity, at_rate, chat_body, health, send
 from tests.e2e.daemon import Daemon, running_daemon
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 
 KEYS = ("the-first-long-key", "the-second-long-key")
 SEATS = 4

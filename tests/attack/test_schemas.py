@@ -17,7 +17,7 @@ import pytest
 
 from tests.e2e.daemon import Daemon, running_daemon, wait_until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 
 SLOW = {"type": "string", "pattern": "^a{99999}$"}
 """Compiles; each token of each choice takes 20 ms and more."""

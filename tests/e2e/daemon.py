@@ -65,6 +65,13 @@ class Daemon:
     def engine_pid(self) -> int:
         return int(self.status()["engine"]["pid"])
 
+    def kill_engine(self, model: str = "") -> None:
+        """Kill the engine (of `model`), and wait until the service knows."""
+        path = f"/v1/status?model={model}" if model else "/v1/status"
+        pid = int(self.get(path)[1]["engine"]["pid"])
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: self.get(path)[1]["engine"]["pid"] != pid, 30, self.log)
+
     def wait_ready(self, seconds: float = START_SECONDS) -> None:
         wait_until(lambda: self._is_ready(), seconds, self.log)
 

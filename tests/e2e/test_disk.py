@@ -68,13 +68,6 @@ def wait_written(daemon: Daemon, folder: Path, count: int) -> None:
     wait_until(is_written, 30, daemon.log)
 
 
-def kill_engine(daemon: Daemon) -> None:
-    restarts = daemon.status()["engine"]["restarts"]
-    os.kill(daemon.engine_pid(), signal.SIGKILL)
-    wait_until(lambda: daemon.status()["engine"]["restarts"] > restarts, 30, daemon.log)
-    daemon.wait_ready()
-
-
 @pytest.fixture(scope="module")
 def wanted(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """The answers of a daemon that keeps nothing."""
@@ -153,10 +146,12 @@ def test_a_killed_engine_finds_the_conversation_again(
     with running_daemon(tmp_path, *on_disk(tmp_path / "cache")) as daemon:
         for number in range(3):
             assert ask(daemon, FIRST)[0] == first
-            kill_engine(daemon)
+            daemon.kill_engine()
+            daemon.wait_ready()
             assert not list((tmp_path / "cache").rglob("tmp-*")), number
         assert ask(daemon, FIRST)[0] == first
         wait_written(daemon, tmp_path / "cache", 3)
-        kill_engine(daemon)
+        daemon.kill_engine()
+        daemon.wait_ready()
         answer, known = ask(daemon, then(first))
         assert (answer, known > 50, disk(daemon)["damaged"]) == (second, True, 0)

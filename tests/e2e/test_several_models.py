@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,8 +109,7 @@ def test_each_answers_for_itself(roomy: Daemon) -> None:
 def test_a_crash_takes_one_model_along(roomy: Daemon) -> None:
     for name in ("one", "two"):
         ask(roomy, name)
-    pid = roomy.get("/v1/status?model=two")[1]["engine"]["pid"]
-    os.kill(pid, signal.SIGKILL)
+    roomy.kill_engine("two")
     answer, shape = ask(roomy, "one")
     assert shape in answer.choices[0].message.content
     wait_until(lambda: states(roomy)["two"] == "ready", 60, roomy.log)

@@ -194,6 +194,7 @@ def test_a_process_that_dies_ends_its_request_alone(engine: Callable[[], Engine]
     assert made.tokens["free"] == alone
 
 
+@pytest.mark.alone
 def test_a_slow_schema_leaves_the_others_their_speed(load_tiny: Load):
     loaded, preparer = load_tiny("qwen3_vl")
     made = Engine(loaded, preparer)

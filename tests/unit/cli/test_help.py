@@ -52,6 +52,7 @@ def test_help_imports_nothing_heavy(words: list[str]) -> None:
     assert ended.stderr == ""
 
 
+@pytest.mark.alone
 def test_help_takes_a_few_starts_of_python() -> None:
     """The best of several, since other programs run as well."""
     command = [sys.executable, "-m", "vlm_server.cli", "ask", "--help"]
