@@ -33,12 +33,33 @@ class AnswerMatcher(Protocol):
         """Why the answer can't go on; None if it can."""
         ...
 
-    def advance(self, token_id: int) -> None:
-        """`token_id` was drawn. Returns at once."""
+    @property
+    def can_look_ahead(self) -> bool:
+        """Whether `look_ahead` may tell anything where the answer is now."""
+        ...
+
+    @property
+    def forced(self) -> Sequence[int]:
+        """Tokens that the grammar leaves no choice but to spell, as far as it knows by now."""
+        ...
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """These were drawn, one after another. Returns at once."""
+        ...
+
+    def look_ahead(self, token_ids: Sequence[int]) -> None:
+        """Ask what may follow each of these, if they were drawn next. Returns at once."""
+        ...
+
+    def ahead(self) -> Sequence[NDArray[np.bool_]]:
+        """The answer to `look_ahead`, once `wait` says so: (vocabulary,) after each token.
+
+        Shorter if a token may not come, or nobody can tell. Empty once more was drawn.
+        """
         ...
 
     def wait(self, seconds: float) -> bool:
-        """Whether `allowed` is known, waiting for it no longer than this."""
+        """Whether `allowed` and `ahead` are known, waiting for them no longer than this."""
         ...
 
     def allowed(self) -> NDArray[np.bool_]:
@@ -91,8 +112,9 @@ class PreparedPrompt:
     for families whose states can't be cut. The first `atomic_prefill_tokens`, for families where
     tokens attend to later ones, are prefilled in one chunk or all cached; token_types: (tokens,)
     int32, is then 1 for media tokens and 0 for text. The answer follows `grammar`, if there is one,
-    and is read as `answer_format` says; without one, all of its text is content. images: those of
-    the messages, as the model sees them. text: what ids that were given read as, if they are to be
+    and is read as `answer_format` says; without one, all of its text is content. prediction: token
+    ids that the answer is expected to be like. images: those of the messages, as the model sees
+    them. text: what ids that were given read as, if they are to be
     counted only.
     """
 
@@ -106,6 +128,7 @@ class PreparedPrompt:
     grammar: Grammar | None = None
     cache_salt: str = ""
     answer_format: AnswerFormat | None = AnswerFormat()
+    prediction: tuple[int, ...] = ()
     images: tuple[ImageUse, ...] = ()
     text: str = ""
 
@@ -261,6 +284,13 @@ class TokenScore:
     top: tuple[tuple[int, float], ...]
 
 
+class DraftCounts(NamedTuple):
+    """Draft tokens that a step verified for a sequence: how many there were, and were right."""
+
+    num_drafted: int = 0
+    num_accepted: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step brought: tokens that are known by now, and requests that failed alone.
@@ -268,13 +298,15 @@ class StepResult:
     A request that is among the failures fails with all its sequences. `logprobs` holds an entry for
     each token whose request asked for them. A runner may run one step ahead: a token may belong to
     the step before, and a sequence's token may be missing in the step that launched it; its first
-    comes with its prompt's last chunk, or later. `error` is what the model or the device raised, if
-    they did.
+    comes with its prompt's last chunk, or later. A step that verified draft tokens of a sequence
+    (`drafts`) may bring it several: those that were right, and one more at the end. `error` is what
+    the model or the device raised, if they did.
     """
 
-    tokens: Mapping[SeqId, int] = field(default_factory=dict)
+    tokens: Mapping[SeqId, Sequence[int]] = field(default_factory=dict)
     failures: Mapping[str, RequestError] = field(default_factory=dict)
-    logprobs: Mapping[SeqId, TokenScore] = field(default_factory=dict)
+    logprobs: Mapping[SeqId, Sequence[TokenScore]] = field(default_factory=dict)
+    drafts: Mapping[SeqId, DraftCounts] = field(default_factory=dict)
     prefill_seconds: float = 0.0
     error: str | None = None
 

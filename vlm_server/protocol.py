@@ -190,6 +190,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     template: TemplateOptions = TemplateOptions()
     prompt: str | tuple[int, ...] | None = None
     """The whole prompt as text or as token ids, in place of messages: no template is applied."""
+    prediction: str = ""
+    """What the answer is expected to be like: drafts are taken from it."""
     count_only: bool = False
     """Whether the prompt is only made and counted: it ends without an answer."""
 
@@ -272,13 +274,16 @@ class Usage(msgspec.Struct, frozen=True):
     """Token counts of one request, of all its choices together.
 
     `prompt_tokens` counts those of the pictures too, `completion_tokens` those of thoughts:
-    `reasoning_tokens`, with those of the marks around them.
+    `reasoning_tokens`, with those of the marks around them. Draft tokens that were verified are
+    part of the completion (`accepted_prediction_tokens`) or were wrong (`rejected_...`).
     """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
@@ -546,6 +551,11 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     """Pictures and parts of videos in prompts."""
     cached_media_items: int = 0
     """Of these, those that were not encoded for the prompt: some cache had them."""
+    spec_drafts: int = 0
+    """Sequences whose draft tokens a step verified; counted for each step."""
+    spec_draft_tokens: int = 0
+    spec_accepted_tokens: int = 0
+    """Of `spec_draft_tokens`, those that are part of answers."""
     progress: tuple[RequestProgress, ...] = ()
     """Of each request that has not ended, in the order in which they came."""
 

@@ -260,14 +260,14 @@ class InlineEncoder:
 class RecordingRunner(ModelRunner):
     """Notes all tokens of each sequence in `tokens`."""
 
-    def __init__(self, loaded: LoadedModel, caches: Caches) -> None:
-        super().__init__(loaded, caches)
+    def __init__(self, loaded: LoadedModel, caches: Caches, num_draft_tokens: int) -> None:
+        super().__init__(loaded, caches, num_draft_tokens)
         self.tokens: dict[SeqId, list[int]] = {}
 
     def finish(self, step: LaunchedStep) -> StepResult:
         result = super().finish(step)
-        for seq, token in result.tokens.items():
-            self.tokens.setdefault(seq, []).append(token)
+        for seq, tokens in result.tokens.items():
+            self.tokens.setdefault(seq, []).extend(tokens)
         return result
 
 
@@ -289,6 +289,7 @@ class Engine:
     preparer: MultimodalPreparer
     chunk_tokens: int = 512
     max_num_seqs: int = 8
+    num_draft_tokens: int = 0
     caches: Caches = field(default_factory=Caches.of)
     """Those that store anything are in use by scheduler, runner and a preparer of their own."""
     seq_texts: dict[SeqId, str] = field(default_factory=dict)
@@ -302,7 +303,7 @@ class Engine:
     def __post_init__(self) -> None:
         if any(reading.limit_bytes for reading in self.caches.read()):
             self.preparer = new_preparer(self.loaded, caches=self.caches)
-        self.runner = RecordingRunner(self.loaded, self.caches)
+        self.runner = RecordingRunner(self.loaded, self.caches, self.num_draft_tokens)
         config = SchedulerConfig(
             max_num_seqs=self.max_num_seqs,
             prefill_chunk_tokens=self.chunk_tokens,

@@ -311,6 +311,9 @@ class EngineLoop:
             broken_tool_calls=reading.num_broken_tool_calls,
             media_items=reading.num_media,
             cached_media_items=reading.num_cached_media,
+            spec_drafts=reading.spec.num_drafts,
+            spec_draft_tokens=reading.spec.num_draft_tokens,
+            spec_accepted_tokens=reading.spec.num_accepted_tokens,
             progress=reading.progress,
         )
 

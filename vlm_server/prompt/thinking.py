@@ -113,19 +113,40 @@ class ThinkingMatcher:
     def fault(self) -> RequestError | None:
         return self._inner.fault if self._inner is not None else None
 
-    def advance(self, token_id: int) -> None:
-        """`token_id` was drawn. Returns at once."""
-        match self._state:
-            case _State.AFTER:
-                self._tell(token_id)
-            case _State.BEFORE if self._inner is not None:
-                self._choose(self._inner, token_id)
-            case _State.BEFORE:
-                self._look_for_start(token_id)
-            case _State.INSIDE:
-                self._think(token_id)
-            case _State.STARTING | _State.CLOSING:
-                self._go_on()
+    @property
+    def can_look_ahead(self) -> bool:
+        """Whether the answer has begun, and follows a grammar."""
+        return self._state is _State.AFTER and self._inner is not None
+
+    @property
+    def forced(self) -> Sequence[int]:
+        """Tokens that the grammar leaves no choice but to spell; none are told of thoughts."""
+        return self._inner.forced if self._inner is not None and self.can_look_ahead else ()
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """They were drawn. Returns at once."""
+        for i, token_id in enumerate(token_ids):
+            match self._state:
+                case _State.AFTER:
+                    self._tell(token_ids[i:])
+                    return
+                case _State.BEFORE if self._inner is not None:
+                    self._choose(self._inner, token_id)
+                case _State.BEFORE:
+                    self._look_for_start(token_id)
+                case _State.INSIDE:
+                    self._think(token_id)
+                case _State.STARTING | _State.CLOSING:
+                    self._go_on()
+
+    def look_ahead(self, token_ids: Sequence[int]) -> None:
+        """Ask what may follow each of these; of thoughts nothing is told."""
+        if self._inner is not None and self.can_look_ahead:
+            self._inner.look_ahead(token_ids)
+
+    def ahead(self) -> Sequence[NDArray[np.bool_]]:
+        """See `AnswerMatcher`."""
+        return self._inner.ahead() if self._inner is not None and self.can_look_ahead else ()
 
     def wait(self, seconds: float) -> bool:
         """Whether `allowed` is known: inside a thought it always is."""
@@ -164,7 +185,7 @@ class ThinkingMatcher:
                 self._enter()
         else:
             self._state = _State.AFTER
-            inner.advance(token_id)
+            inner.advance([token_id])
 
     def _look_for_start(self, token_id: int) -> None:
         """A thought stands at the beginning of an answer, or right after another one."""
@@ -215,6 +236,6 @@ class ThinkingMatcher:
         is_free = self._inner is None and bool(self._marks.start_ids)
         self._state = _State.BEFORE if is_free else _State.AFTER
 
-    def _tell(self, token_id: int) -> None:
+    def _tell(self, token_ids: Sequence[int]) -> None:
         if self._inner is not None:
-            self._inner.advance(token_id)
+            self._inner.advance(token_ids)

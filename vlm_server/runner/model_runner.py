@@ -21,6 +21,7 @@ from vlm_server.runner.device.memory import NO_MEMORY, is_out_of_memory
 from vlm_server.runner.kv.segments import SequenceState, StateSize
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.sampling.sampler import NO_TOKEN
+from vlm_server.runner.text.build import speculation_of
 from vlm_server.runner.text.decode_batch import Sampled
 from vlm_server.runner.text.decode_batches import DecodeBatches
 from vlm_server.runner.text.prefill import Prefill
@@ -70,7 +71,8 @@ def _that_fails_nobody() -> Iterator[None]:
 class ModelRunner:
     """Holds the KV cache of every request: prompts being prefilled, and sequences that decode."""
 
-    def __init__(self, loaded: LoadedModel, caches: Caches) -> None:
+    def __init__(self, loaded: LoadedModel, caches: Caches, num_draft_tokens: int = 0) -> None:
+        """`num_draft_tokens`: the most that a step verifies of a sequence; 0 for none."""
         self._loaded = loaded
         self._caches = caches
         self._prefills: dict[str, Prefill] = {}
@@ -78,7 +80,10 @@ class ModelRunner:
         """Prompts that are not stored in the prefix cache yet."""
         self._state_size: StateSize | None = None
         self._batches = DecodeBatches(
-            loaded.language_model, loaded.host.eos_token_ids, loaded.decode_positions
+            loaded.language_model,
+            loaded.host.eos_token_ids,
+            loaded.decode_positions,
+            speculation_of(loaded, num_draft_tokens),
         )
 
     @property
@@ -105,32 +110,38 @@ class ModelRunner:
         """What a launched step brings; see `LaunchedStep.result`."""
         failures = step.failures
         reading_since = time.perf_counter()
-        tokens, scores = self._read_decode(step.plan, failures)
+        sampled = self._read_decode(step.plan, failures)
         read_seconds = time.perf_counter() - reading_since  # the device was not at the chunk yet
         if step.plan.prefill is not None and step.logits is not None:
-            first, first_scores = self._finish_prefill(step.plan.prefill, step.logits, failures)
-            tokens, scores = tokens | first, scores | first_scores
+            sampled.add(self._finish_prefill(step.plan.prefill, step.logits, failures))
         seconds = time.perf_counter() - step.prefill_started - read_seconds
-        return StepResult(tokens, failures.requests, scores, seconds, failures.error)
+        return StepResult(
+            sampled.tokens,
+            failures.requests,
+            sampled.scores,
+            sampled.drafts,
+            prefill_seconds=seconds,
+            error=failures.error,
+        )
 
     # ---- decode --------------------------------------------------------------------
 
     def _launch_decode(self, plan: SchedulerOutput, failures: _Failures) -> None:
         assert set(plan.decode) == set(self._batches.seq_ids)
         try:
-            self._batches.launch()
+            self._batches.launch(is_alone=plan.prefill is None)
         except Exception as error:
             logger.exception("a decode step of %d sequences failed", len(plan.decode))
             self._fail_decode(plan, error, failures)
 
     def _read_decode(self, plan: SchedulerOutput, failures: _Failures) -> Sampled:
         try:
-            tokens, scores = self._batches.result()
+            sampled = self._batches.result()
         except Exception as error:
             logger.exception("a decode step of %d sequences failed", len(plan.decode))
             self._fail_decode(plan, error, failures)
-            return {}, {}
-        return self._sound(tokens, failures), scores
+            return Sampled()
+        return self._sound(sampled, failures)
 
     def _fail_decode(self, plan: SchedulerOutput, error: Exception, failures: _Failures) -> None:
         request_ids = tuple(seq.request_id for seq in plan.decode)
@@ -138,13 +149,13 @@ class ModelRunner:
         self._batches.leave(plan.decode)
         self._joined.clear()
 
-    def _sound(self, tokens: dict[SeqId, int], failures: _Failures) -> dict[SeqId, int]:
-        """`tokens` without those that could not be drawn; their sequences leave, not stored."""
-        for seq in [seq for seq, token in tokens.items() if token == NO_TOKEN]:
-            del tokens[seq]
+    def _sound(self, sampled: Sampled, failures: _Failures) -> Sampled:
+        """`sampled` without what could not be drawn; those sequences leave, not stored."""
+        for seq in [seq for seq, tokens in sampled.tokens.items() if NO_TOKEN in tokens]:
+            del sampled.tokens[seq]
             failures.requests[seq.request_id] = self._fault(seq)
             self._batches.leave([seq])
-        return tokens
+        return sampled
 
     def _fault(self, seq: SeqId) -> RequestError:
         """Why no token could be drawn."""
@@ -175,20 +186,20 @@ class ModelRunner:
         try:
             if not work.is_last:
                 prefill.wait()
-                return {}, {}
-            tokens, scores = self._batches.join(work.request_id, prefill, logits)
+                return Sampled()
+            sampled = self._batches.join(work.request_id, prefill, logits)
             self._state_size = self._state_size or StateSize(
                 prefill.cache, prefill.prompt.num_tokens
             )
         except Exception as error:
             logger.exception("prefilling tokens %d to %d failed", work.start, work.end)
             self._drop(work, error, failures)
-            return {}, {}
+            return Sampled()
         del self._prefills[work.request_id]
-        sound = self._sound(tokens, failures)
+        sound = self._sound(sampled, failures)
         if work.request_id not in failures.requests:
             self._joined.append(prefill)
-        return sound, scores
+        return sound
 
     def _drop(self, work: PrefillWork, error: Exception, failures: _Failures) -> None:
         """A chunk failed: its request ends, alone."""

@@ -130,7 +130,7 @@ def build_engine(
     )
     grammars = Grammars(loaded.host, _grammar_limits(start), start.cache.grammar_bytes)
     grammars.warm_up()
-    runner = ModelRunner(loaded, caches)
+    runner = ModelRunner(loaded, caches, start.scheduler.num_speculative_tokens)
     admission = Admission(governor, runner.kv_bytes, config.prefill_chunk_tokens)
     num_decoders = max(start.scheduler.preparer_threads, 2)
     decoders = Decoders(start.image, start.video, num_decoders)

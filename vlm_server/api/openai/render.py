@@ -22,7 +22,11 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    """Predictions are drafts, from wherever they come: see `docs/api.md`."""
+
     reasoning_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -257,6 +261,10 @@ def usage_of(usage: protocol.Usage, images: tuple[protocol.ImageUse, ...] = ()) 
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
         prompt_tokens_details=PromptTokensDetails(usage.cached_tokens),
-        completion_tokens_details=CompletionTokensDetails(usage.reasoning_tokens),
+        completion_tokens_details=CompletionTokensDetails(
+            usage.reasoning_tokens,
+            usage.accepted_prediction_tokens,
+            usage.rejected_prediction_tokens,
+        ),
         images=images or UNSET,
     )

@@ -95,6 +95,13 @@ def _add_tokens(families: Families, model: str, stats: Stats) -> None:
         ("mm_cache_hits", "Of these, those not encoded anew.", stats.cached_media_items),
         ("tool_calls", "Complete tool calls.", stats.tool_calls),
         ("broken_tool_calls", "Calls sent as text, or cut off.", stats.broken_tool_calls),
+        ("spec_decode_num_drafts", "Drafts verified.", stats.spec_drafts),
+        ("spec_decode_num_draft_tokens", "Tokens of drafts.", stats.spec_draft_tokens),
+        (
+            "spec_decode_num_accepted_tokens",
+            "Draft tokens that are part of answers.",
+            stats.spec_accepted_tokens,
+        ),
     ):
         families.counter(name, help_text, value, model_name=model)
 

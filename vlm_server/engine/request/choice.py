@@ -20,6 +20,9 @@ class Choice:
 
     def __init__(self, sampling: SamplingParams, decoder: Decoder) -> None:
         self.num_generated = 0
+        self.num_accepted = 0
+        """Draft tokens that are part of it."""
+        self.num_rejected = 0
         self.finish_reason: FinishReason | None = None
         self._ignore_eos = sampling.ignore_eos
         self._decoder = decoder

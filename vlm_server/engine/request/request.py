@@ -135,8 +135,14 @@ class Request:
     def usage(self) -> Usage:
         prompt_tokens = self._prompt.num_tokens if self._prompt else 0
         completion_tokens = sum(choice.num_generated for choice in self.choices)
-        reasoning_tokens = sum(choice.num_reasoning_tokens for choice in self.choices)
-        return Usage(prompt_tokens, completion_tokens, self.num_cached_tokens, reasoning_tokens)
+        return Usage(
+            prompt_tokens,
+            completion_tokens,
+            self.num_cached_tokens,
+            reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self.choices),
+            accepted_prediction_tokens=sum(choice.num_accepted for choice in self.choices),
+            rejected_prediction_tokens=sum(choice.num_rejected for choice in self.choices),
+        )
 
     @property
     def timeline(self) -> Timeline:

@@ -17,6 +17,7 @@ import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable
+from copy import copy
 
 from msgspec.structs import replace
 
@@ -34,7 +35,7 @@ from vlm_server.engine.scheduling.disk_queue import DiskQueue
 from vlm_server.engine.scheduling.limits import SchedulerConfig
 from vlm_server.engine.scheduling.preparer_queue import PreparerQueue
 from vlm_server.engine.scheduling.requests import Requests
-from vlm_server.engine.scheduling.stats import SchedulerStats
+from vlm_server.engine.scheduling.stats import SchedulerStats, SpecCounts
 from vlm_server.errors import (
     ContextLengthExceeded,
     EngineUnavailable,
@@ -223,11 +224,11 @@ class Scheduler:
         """What a step brought: one `Tokens` for all, then terminal events."""
         self._advance(plan, result)
         deltas, finished, events = list[Delta](), [], list[Event]()
-        for seq, token_id in result.tokens.items():
+        for seq in result.tokens:
             request = self._requests.get(seq.request_id)
             if request is None or seq.request_id in result.failures:
                 continue
-            deltas += self._take_token(request, seq, token_id, result.logprobs.get(seq))
+            deltas += self._take_tokens(request, seq, result)
             if request.state.is_finished:
                 finished.append(request)
         if deltas:
@@ -262,6 +263,7 @@ class Scheduler:
             num_media=self._num_media,
             num_cached_media=self._num_cached_media,
             caches=self._caches.read(),
+            spec=copy(self._spec),
             progress=tuple(request.progress for request in self._requests.values()),
         )
 
@@ -275,6 +277,7 @@ class Scheduler:
         self._num_media = self._num_cached_media = 0
         self._num_tool_calls = self._num_broken_tool_calls = 0
         self._num_generated_tokens = self._num_prompt_tokens = self._num_cached_tokens = 0
+        self._spec = SpecCounts()
 
     # ---- parts of a plan; each changes requests as the plan says ---------------------
 
@@ -375,6 +378,24 @@ class Scheduler:
         request.num_prefilled = chunk.end
         if chunk.is_last:
             request.move_to(State.DECODE)
+
+    def _take_tokens(self, request: Request, seq: SeqId, result: StepResult) -> list[Delta]:
+        """What a sequence's tokens bring, up to the end of its choice."""
+        token_ids, deltas = result.tokens[seq], list[Delta]()
+        scores = result.logprobs.get(seq) or [None] * len(token_ids)
+        choice, num_before = request.choices[seq.choice], request.choices[seq.choice].num_generated
+        for token_id, score in zip(token_ids, scores, strict=True):
+            deltas += self._take_token(request, seq, token_id, score)
+            if choice.finish_reason is not None:
+                break
+        if drafts := result.drafts.get(seq):
+            num_others = len(token_ids) - drafts.num_accepted - 1  # drawn before the first draft
+            num_taken = choice.num_generated - num_before
+            num_accepted = min(max(num_taken - num_others, 0), drafts.num_accepted)
+            choice.num_accepted += num_accepted
+            choice.num_rejected += drafts.num_drafted - num_accepted
+            self._spec.note(drafts.num_drafted, num_accepted)
+        return deltas
 
     def _take_token(
         self, request: Request, seq: SeqId, token_id: int, score: TokenScore | None

@@ -7,6 +7,25 @@ from dataclasses import dataclass
 from vlm_server.protocol import CacheStats, RequestProgress
 
 
+@dataclass(slots=True)
+class SpecCounts:
+    """What became of draft tokens.
+
+    num_drafts: drafts that steps verified, one for each sequence that had any. num_accepted_tokens:
+    of their tokens, those that are part of answers.
+    """
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+    def note(self, num_tokens: int, num_accepted: int) -> None:
+        """One draft of so many tokens."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_tokens
+        self.num_accepted_tokens += num_accepted
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
     """What `/v1/status` and `/metrics` show of the scheduler.
@@ -26,4 +45,5 @@ class SchedulerStats:
     num_media: int
     num_cached_media: int
     caches: tuple[CacheStats, ...]
+    spec: SpecCounts
     progress: tuple[RequestProgress, ...]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 import time
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +13,7 @@ from numpy.typing import NDArray
 from vlm_server.errors import RequestError
 from vlm_server.prompt.grammar.constraint import Constraint
 from vlm_server.prompt.grammar.peer import Peer
-from vlm_server.prompt.grammar.wire import MASK, TOKEN
+from vlm_server.prompt.grammar.wire import MASK, TOKENS
 
 _LATE_NICENESS = 15
 _FREE_SECONDS = 0.005
@@ -18,6 +21,13 @@ _FREE_SECONDS = 0.005
 _TOO_COMPLEX = "it is too complex to follow"
 _TOO_SLOW = "it is too slow to follow"
 _TOO_LARGE = "it is too slow to follow, or takes too much memory"
+
+
+class Reply(NamedTuple):
+    """mask: empty if the answer can't go on so. forced: what must come next, if that is known."""
+
+    mask: bytes
+    forced: tuple[int, ...]
 
 
 class Answers:
@@ -32,14 +42,17 @@ class Answers:
         self._num_open = num_open
         self._asked: list[int] = []
         """The choices whose masks are to come, in this order."""
-        self.masks: dict[int, bytes] = {}
+        self.replies = dict[int, list[Reply]]()
+        """What has come for each choice, in the order in which it was asked for."""
         self.fault: str | None = None
         """Why no answer can go on any more; all of them end with it."""
 
-    def ask(self, choice: int, token_id: int) -> None:
-        self._asked.append(choice)
+    def ask(self, choice: int, drawn: Sequence[int], ahead: Sequence[int]) -> None:
+        """A mask after the tokens that were `drawn`, if any, and after each of those `ahead`."""
+        self._asked += [choice] * (bool(drawn) + len(ahead))
+        token_ids = struct.pack(f"<{len(drawn) + len(ahead)}I", *drawn, *ahead)
         try:
-            self._process.send(TOKEN.pack(choice, token_id))
+            self._process.send(TOKENS.pack(choice, len(drawn), len(ahead)) + token_ids)
         except OSError:
             self._fail(_TOO_LARGE)
 
@@ -56,8 +69,10 @@ class Answers:
             self._fail(_TOO_LARGE)
             return True
         for reply in replies:
-            can_go_on, spent = MASK.unpack_from(reply)
-            self.masks[self._asked.pop(0)] = reply[MASK.size :] if can_go_on else b""
+            can_go_on, spent, num_forced, *forced = MASK.unpack_from(reply)
+            mask = reply[MASK.size :] if can_go_on else b""
+            told = self.replies.setdefault(self._asked.pop(0), [])
+            told.append(Reply(mask, tuple(forced[:num_forced])))
             self._seconds_left -= max(spent - _FREE_SECONDS, 0.0)
         if self._seconds_left < 0:
             self._fail(_TOO_SLOW)
@@ -85,6 +100,8 @@ class Answers:
 class AnswerMatcher:
     """Follows one answer, token by token. End tokens are allowed where it may end."""
 
+    can_look_ahead = True
+
     def __init__(
         self,
         answers: Answers,
@@ -99,34 +116,61 @@ class AnswerMatcher:
         self._allowed = first
         self._vocabulary_size = vocabulary_size
         self._is_closed = False
+        self._is_ahead: list[bool] = []
+        """Of each reply that is to come, whether it answers `look_ahead`."""
+        self._ahead: list[NDArray[np.bool_]] = []
+        self.forced: tuple[int, ...] = ()
         self.fault: RequestError | None = None
         """Why the answer can't go on, if it can't."""
 
-    def advance(self, token_id: int) -> None:
-        """`token_id` was drawn; `allowed` is to be asked for when this `is_ready` again."""
-        if self.fault is None:
-            self._answers.ask(self._choice, token_id)
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """They were drawn; `allowed` is to be asked for when `wait` says so."""
+        if self.fault is None and token_ids:
+            self._is_ahead.append(False)
+            self._answers.ask(self._choice, token_ids, ())
+
+    def look_ahead(self, token_ids: Sequence[int]) -> None:
+        """Ask what may follow each of these; see `ahead`."""
+        self._take_replies()
+        self._ahead = []
+        if self.fault is None and token_ids:
+            self._is_ahead += [True] * len(token_ids)
+            self._answers.ask(self._choice, (), token_ids)
 
     def wait(self, seconds: float) -> bool:
-        """Whether `allowed` is known, waiting for it no longer than this."""
+        """Whether `allowed` and `ahead` are known, waiting for them no longer than this."""
         answers, deadline = self._answers, time.monotonic() + seconds
         while answers.waits_for(self._choice):
             left = deadline - time.monotonic()
             if not answers.read(max(left, 0.0)) and left <= 0:
                 return False
+        self._take_replies()
         return True
 
     def allowed(self) -> NDArray[np.bool_]:
         """(vocabulary,): which tokens may come next; none if the answer can't go on."""
-        mask = self._answers.masks.pop(self._choice, None)
-        if mask is not None:
-            self._allowed = unpacked(mask, self._vocabulary_size)
-            if not self._allowed.any():
-                self.fault = self._constraint.refusal(_TOO_COMPLEX)
+        self._take_replies()
         if self._answers.fault:
             self.fault = self._constraint.refusal(self._answers.fault)
             self._allowed = unpacked(b"", self._vocabulary_size)
         return self._allowed
+
+    def ahead(self) -> Sequence[NDArray[np.bool_]]:
+        """(vocabulary,) after each token of `look_ahead`, as far as they may come."""
+        self._take_replies()
+        return self._ahead
+
+    def _take_replies(self) -> None:
+        replies = self._answers.replies.pop(self._choice, [])
+        for reply in replies:
+            if self._is_ahead.pop(0):
+                if reply.mask:
+                    self._ahead.append(unpacked(reply.mask, self._vocabulary_size))
+                continue
+            self._ahead, self.forced = [], reply.forced
+            self._allowed = unpacked(reply.mask, self._vocabulary_size)
+            if not self._allowed.any():
+                self.fault = self._constraint.refusal(_TOO_COMPLEX)
 
     def yield_to_others(self) -> None:
         """Its masks come late: compute them at a low priority."""

@@ -30,7 +30,15 @@ from llguidance import LLMatcher, LLTokenizer
 from vlm_server.child import messages
 from vlm_server.prompt.grammar import constraint
 from vlm_server.prompt.grammar.schema import compile_constraint
-from vlm_server.prompt.grammar.wire import BEGIN, COMPILED, MASK, PID, TOKEN, SchemaError
+from vlm_server.prompt.grammar.wire import (
+    BEGIN,
+    COMPILED,
+    MASK,
+    MAX_FORCED,
+    PID,
+    TOKENS,
+    SchemaError,
+)
 
 _UNKNOWN_BYTES = 4 << 20
 """Taken for the size of a grammar where the system does not tell."""
@@ -86,6 +94,7 @@ class _Grammar:
         except SchemaError as error:
             _answer(connection, str(error).encode(), flag=False)
             os._exit(0)
+        self._mask_bytes = len(mask)
         _answer(connection, COMPILED.pack(_private_bytes(), len(mask)) + mask, flag=True)
 
     def serve(self) -> None:
@@ -98,15 +107,51 @@ class _Grammar:
         connection.sendall(PID.pack(os.getpid()))
         reader = _reader(connection)
         while True:
-            choice, token_id = TOKEN.unpack(_exactly(reader, TOKEN.size))
+            choice, *counts = TOKENS.unpack(_exactly(reader, TOKENS.size))
+            drawn, ahead = ([_token_id(reader) for _ in range(count)] for count in counts)
             started = time.process_time()
             with _alarm(self._seconds):
                 matcher = matchers[choice] or self._matcher.deep_copy()
                 matchers[choice] = matcher
-                matcher.consume_token(token_id)
-                mask = matcher.compute_bitmask()
-            seconds = time.process_time() - started
-            connection.sendall(MASK.pack(not matcher.is_error(), seconds) + mask)
+                replies = list(_replies(matcher, drawn, ahead))
+            seconds = (time.process_time() - started) / max(len(replies), 1)
+            empty = bytes(self._mask_bytes)
+            connection.sendall(
+                b"".join(
+                    MASK.pack(can_go_on, seconds, len(forced), *_filled(forced)) + (mask or empty)
+                    for can_go_on, forced, mask in replies
+                )
+            )
+
+
+def _replies(
+    matcher: LLMatcher, drawn: list[int], ahead: list[int]
+) -> Iterator[tuple[bool, list[int], bytes]]:
+    """Whether the answer can go on, forced tokens, and the mask, for each that is asked for."""
+    if drawn:
+        for token_id in drawn:
+            matcher.consume_token(token_id)
+        mask = matcher.compute_bitmask()
+        is_alive = not matcher.is_error()
+        yield is_alive, matcher.compute_ff_tokens()[:MAX_FORCED] if is_alive else [], mask
+    num_taken = 0
+    for token_id in ahead:
+        if matcher.is_error() or matcher.try_consume_tokens([token_id]) != 1:
+            break
+        num_taken += 1
+        yield True, [], matcher.compute_bitmask()
+    for _ in ahead[num_taken:]:
+        yield False, [], b""
+    if num_taken:
+        matcher.rollback(num_taken)
+
+
+def _filled(forced: list[int]) -> list[int]:
+    return forced + [0] * (MAX_FORCED - len(forced))
+
+
+def _token_id(reader: BinaryIO) -> int:
+    return int.from_bytes(_exactly(reader, 4), "little")
 
 
 def _connections(listener: socket.socket, size: int) -> Iterator[tuple[bytes, socket.socket]]:

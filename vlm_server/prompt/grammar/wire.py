@@ -9,10 +9,16 @@ COMPILED = struct.Struct("<QI")
 BEGIN = struct.Struct("<I")
 """How many answers; comes with their socket."""
 PID = struct.Struct("<I")
-TOKEN = struct.Struct("<Ii")
-"""An answer and the token that was drawn for it."""
-MASK = struct.Struct("<?f")
-"""Whether the answer can go on, and the CPU seconds that it took; the mask follows."""
+TOKENS = struct.Struct("<IHH")
+"""An answer, how many tokens were drawn for it, and how many may be drawn next; their ids follow.
+
+A mask comes back for what may follow the drawn ones, if there are any, and one for each that may be
+drawn next.
+"""
+MAX_FORCED = 16
+MASK = struct.Struct(f"<?fB{MAX_FORCED}i")
+"""Whether the answer can go on, the CPU seconds that it took, and forced tokens, their number
+first; the mask follows."""
 
 
 class SchemaError(Exception):

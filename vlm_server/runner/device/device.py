@@ -10,6 +10,7 @@ import mlx.core as mx
 from vlm_server import machine
 
 _CUDA_PADDING_TOKENS = 64
+_CUDA_DRAFT_KEYS = 256
 
 
 class DeviceKind(enum.Enum):
@@ -56,6 +57,19 @@ class Device:
         CUDA plans attention anew, for 35 ms, for each number of queries and keys.
         """
         return _CUDA_PADDING_TOKENS if self.kind is DeviceKind.CUDA else 1
+
+    @property
+    def draft_widths(self) -> tuple[int, ...]:
+        """How many tokens of a sequence a step may take that verifies drafts.
+
+        CUDA plans attention anew for each number of queries: there they are few.
+        """
+        return (8,) if self.kind is DeviceKind.CUDA else (2, 3, 4, 6, 8, 12, 16)
+
+    @property
+    def draft_key_multiple(self) -> int:
+        """What the number of keys in those steps is a multiple of, for the same reason."""
+        return _CUDA_DRAFT_KEYS if self.kind is DeviceKind.CUDA else 1
 
     def used_bytes(self) -> int:
         """What all programs use of a CUDA device, as its driver says.

@@ -66,6 +66,13 @@ def merged(running: list[Any], num_running: int, others: list[Any], count: int) 
     return running
 
 
+def even_out(running: list[Any]) -> None:
+    """Let all rows of the layers end alike."""
+    for layer in running:
+        if isinstance(layer, RowsKVCache):
+            layer.even_out()
+
+
 def _as_rows(layer: Any, count: int) -> Any:
     """`count` equal rows of one sequence's plain cache."""
     if type(layer) is KVCache:
@@ -74,18 +81,23 @@ def _as_rows(layer: Any, count: int) -> Any:
 
 
 class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
-    """One layer of a batch, a row for each sequence, padded on the left so that all rows end alike.
+    """One layer of a batch, a row for each sequence.
 
     Has what models and `DecodeBatch` call; `merge`, `prepare` and `trim` of the base don't fit it.
-    keys, values: (rows, heads, capacity, head size), of which the first `_idx` columns are in use;
-    row i's tokens begin at column `paddings[i]`. Capacity grows by `step` columns at a time.
+    keys, values: (rows, heads, capacity, head size). Row i's tokens are columns `paddings[i]` to
+    `ends[i]`: rows are padded on the left so that all end alike, until `cut` takes tokens off some.
+    Capacity grows by `step` columns at a time.
     """
 
-    def __init__(self, keys: mx.array, values: mx.array, length: int, paddings: list[int]) -> None:
+    key_multiple = 1
+    """Keys and values are handed out up to a multiple of this; what nobody wrote is masked."""
+
+    def __init__(
+        self, keys: mx.array, values: mx.array, paddings: list[int], ends: list[int]
+    ) -> None:
         self.keys, self.values = keys, values
-        self._idx = length
         self._right_padding = None
-        self._set_paddings(paddings)
+        self._set_rows(paddings, ends)
 
     @classmethod
     def copies(cls, cache: KVCache, count: int) -> RowsKVCache:
@@ -95,31 +107,83 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         keys, values = (_resized(array, length, 0, cls._capacity(length)) for array in sides)
         if count > 1:
             keys, values = (mx.repeat(array, count, axis=0) for array in (keys, values))
-        return cls(keys, values, length, [0] * count)
+        return cls(keys, values, [0] * count, [length] * count)
+
+    @classmethod
+    def taking(cls, cache: KVCache) -> RowsKVCache:
+        """The arrays of `cache` as one row; it has none until `give_back`.
+
+        Nobody else may have them while they are written, or all of them would be copied.
+        """
+        keys, values, cache.keys, cache.values = cache.keys, cache.values, None, None
+        return cls(keys, values, [0], [cache.offset])
+
+    def give_back(self, cache: KVCache) -> None:
+        """Let `cache` have the arrays of the only row, as they are now."""
+        cache.keys, cache.values, cache.offset = self.keys, self.values, self._idx
 
     @property
     def offset(self) -> mx.array:
         """(rows,) int32: the number of tokens of each row."""
-        return self._idx - self.left_padding
+        return (self._idx if self._are_even else mx.array(self.ends)) - self.left_padding
 
-    def make_mask(self, N: int, **kwargs: Any) -> mx.array | None:
-        """None, which is cheaper, if one new token of each row attends to all columns."""
-        if N == 1 and kwargs.get("window_size") is None and not any(self.paddings):
+    def make_mask(self, N: int, window_size: int | None = None, **_: Any) -> mx.array | None:
+        """(rows, 1, N, columns) bool: what each of `N` new tokens attends to.
+
+        None, which is cheaper, if one new token of each row attends to all columns.
+        """
+        is_all = self._are_even and not any(self.paddings) and self.key_multiple == 1
+        if N == 1 and window_size is None and is_all:
             return None
-        mask: mx.array = super().make_mask(N, **kwargs)
+        columns = mx.arange(self._num_shown(self._idx + N))
+        last = mx.array(self.ends)[:, None] + mx.arange(N)
+        last = last[:, None, :, None]
+        mask: mx.array = (columns <= last) & (columns >= self.left_padding[:, None, None, None])
+        if window_size is not None:
+            mask &= columns > last - window_size
         return mask
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append `keys` and `values`, (rows, heads, tokens, head size). Returns all there are."""
-        start, end = self._idx, self._idx + keys.shape[2]
-        if end > self.keys.shape[2]:
+        count = keys.shape[2]
+        start, end = self._idx, self._idx + count
+        shown = self._num_shown(end)
+        if shown > self.keys.shape[2]:
             capacity = self._capacity(end)
             self.keys = _resized(self.keys, start, 0, capacity)
             self.values = _resized(self.values, start, 0, capacity)
-        self.keys[..., start:end, :] = keys
-        self.values[..., start:end, :] = values
-        self._idx = end
-        return self.keys[..., :end, :], self.values[..., :end, :]
+        if self._are_even:
+            self.keys[..., start:end, :] = keys
+            self.values[..., start:end, :] = values
+        else:
+            rows = mx.arange(len(self.ends))[:, None]
+            columns = mx.array(self.ends)[:, None] + mx.arange(count)
+            self.keys[rows, :, columns] = keys.transpose(0, 2, 1, 3)
+            self.values[rows, :, columns] = values.transpose(0, 2, 1, 3)
+        self._set_ends([row_end + count for row_end in self.ends])
+        return self.keys[..., :shown, :], self.values[..., :shown, :]
+
+    def cut(self, counts: list[int]) -> None:
+        """Take the last `counts` tokens off each row."""
+        self._set_ends([end - count for end, count in zip(self.ends, counts, strict=True)])
+
+    def even_out(self) -> None:
+        """Let all rows end alike again, at the cost of a copy."""
+        if self._are_even:
+            return
+        lengths = [end - padding for padding, end in zip(self.paddings, self.ends, strict=True)]
+        longest = max(lengths)
+        capacity = self._capacity(longest)
+        self.keys, self.values = (
+            mx.concatenate(
+                [
+                    _resized(side[row : row + 1, :, padding:], n, longest - n, capacity)
+                    for row, (padding, n) in enumerate(zip(self.paddings, lengths, strict=True))
+                ]
+            )
+            for side in (self.keys, self.values)
+        )
+        self._set_rows([longest - n for n in lengths], [longest] * len(lengths))
 
     @property
     def state(self) -> tuple[mx.array, mx.array]:
@@ -135,39 +199,63 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
 
         Neighbouring rows are copied at once: gathering rows one by one is slower on a GPU.
         """
-        paddings = [self.paddings[row] for row in rows]
+        paddings, ends = (
+            [all_rows[row] for row in rows] for all_rows in (self.paddings, self.ends)
+        )
         surplus = min(paddings)
         runs = _runs(rows)
         self.keys, self.values = (
             mx.concatenate([side[start:end, :, surplus:] for start, end in runs])
             for side in (self.keys, self.values)
         )
-        self._idx -= surplus
-        self._set_paddings([padding - surplus for padding in paddings])
+        self._set_rows([padding - surplus for padding in paddings], [e - surplus for e in ends])
 
     def extract(self, idx: int) -> KVCache:
         """Row `idx` alone."""
         cache = KVCache()
-        cache.offset = self._idx - self.paddings[idx]
+        cache.offset = self.ends[idx] - self.paddings[idx]
         cache.keys, cache.values = (
-            mx.contiguous(array[idx : idx + 1, :, self.paddings[idx] : self._idx])
+            mx.contiguous(array[idx : idx + 1, :, self.paddings[idx] : self.ends[idx]])
             for array in (self.keys, self.values)
         )
         return cache
 
     def extend(self, other: RowsKVCache) -> None:
-        """Add the rows of `other` after these."""
+        """Add the rows of `other` after these; all end alike then."""
         length = max(self._idx, other._idx)
         capacity = self._capacity(length)
-        parts = [(rows, length - rows._idx) for rows in (self, other)]
-        self.keys = mx.concatenate([_resized(r.keys, r._idx, n, capacity) for r, n in parts])
-        self.values = mx.concatenate([_resized(r.values, r._idx, n, capacity) for r, n in parts])
-        self._idx = length
-        self._set_paddings([padding + n for rows, n in parts for padding in rows.paddings])
+        pieces = [piece for rows in (self, other) for piece in rows._even_pieces()]
+        resized = [
+            [_resized(side, end, length - end, capacity) for side in sides] for sides, end in pieces
+        ]
+        self.keys, self.values = (mx.concatenate(sides) for sides in zip(*resized, strict=True))
+        paddings = [
+            padding + length - end
+            for rows in (self, other)
+            for padding, end in zip(rows.paddings, rows.ends, strict=True)
+        ]
+        self._set_rows(paddings, [length] * len(paddings))
 
-    def _set_paddings(self, paddings: list[int]) -> None:
+    def _even_pieces(self) -> list[tuple[tuple[mx.array, mx.array], int]]:
+        """Keys and values of rows that end alike, and that end: of all at once, or of each."""
+        if self._are_even:
+            return [((self.keys, self.values), self._idx)]
+        return [
+            ((self.keys[row : row + 1], self.values[row : row + 1]), end)
+            for row, end in enumerate(self.ends)
+        ]
+
+    def _set_rows(self, paddings: list[int], ends: list[int]) -> None:
         self.paddings = paddings
         self.left_padding = mx.array(paddings)
+        self._set_ends(ends)
+
+    def _set_ends(self, ends: list[int]) -> None:
+        self.ends, self._idx = ends, max(ends)
+        self._are_even = min(ends) == self._idx
+
+    def _num_shown(self, end: int) -> int:
+        return -(-end // self.key_multiple) * self.key_multiple
 
     @classmethod
     def _capacity(cls, length: int) -> int:

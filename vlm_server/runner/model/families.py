@@ -99,6 +99,8 @@ class Family:
     empty if it is the whole.
     text_types: what `model_type` its language model may have; empty if mlx-vlm asks for none.
     deepstack: how its language model takes what `ImageFeatures` has as deepstack.
+    needs_even_rows: whether mlx-vlm's attention takes the longest row of a batch for the number of
+    keys, so that all rows have to end alike.
     aliases: other names of this `model_type`.
     """
 
@@ -117,6 +119,7 @@ class Family:
     part: str = ""
     text_types: tuple[str, ...] = ()
     deepstack: Deepstack = Deepstack.VISUAL_ROWS
+    needs_even_rows: bool = False
     aliases: tuple[str, ...] = ()
 
     @property
@@ -181,7 +184,7 @@ _ROWS = (
     _qwen2("qwen2_vl", FrameTower),
     _qwen2("qwen2_5_vl", WindowTower),
     _qwen("qwen3_vl", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
-    _qwen("qwen3_vl_moe", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
+    replace(_qwen("qwen3_vl_moe", MRopeRule.SPLIT_VIDEOS, DeepstackTower), needs_even_rows=True),
     _qwen("qwen3_5", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
     _qwen("qwen3_5_moe", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
     Family(
@@ -190,6 +193,7 @@ _ROWS = (
         tower=DeepstackTower,
         position_state=POSITION_STATE,
         part="thinker",
+        needs_even_rows=True,
         deepstack=Deepstack.ALL_ROWS,
     ),
     Family("smolvlm"),

@@ -7,9 +7,11 @@ scores can't be drawn from gets `NO_TOKEN`, and the others their own tokens.
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import secrets
+from collections.abc import Sequence
 
 import mlx.core as mx
 import msgspec
@@ -104,15 +106,26 @@ class SequenceSampler:
         if self._counts is not None:
             self._counts = self._counts.at[token].add(1.0)
 
+    def after(self, token_id: int, allowed: NDArray[np.bool_] | None = None) -> SequenceSampler:
+        """This row's way to draw the token after `token_id`, if that is drawn next.
+
+        `allowed`, (vocabulary,): what its grammar would let follow, if it has one.
+        """
+        other = copy.copy(self)
+        other.take(mx.array(token_id))
+        if allowed is not None:
+            other._use(allowed)
+        return other
+
     @property
     def matcher(self) -> AnswerMatcher | None:
         """What its answer must follow; a draw needs `take_mask` first."""
         return self._matcher
 
-    def follow(self, token_id: int) -> None:
-        """The token that was drawn last, once the host knows it."""
-        if self._matcher is not None and token_id != NO_TOKEN:
-            self._matcher.advance(token_id)
+    def follow(self, token_ids: Sequence[int]) -> None:
+        """The tokens that were drawn last, once the host knows them."""
+        if self._matcher is not None:
+            self._matcher.advance([i for i in token_ids if i != NO_TOKEN])
 
     def close(self) -> None:
         """The row has left."""
@@ -123,14 +136,16 @@ class SequenceSampler:
         """Draw what the grammar allows now; nothing, which ends this row alone, if it can't."""
         if self._matcher is None:
             return
-        allowed = self._matcher.allowed()
-        if allowed is not self._mask:  # most of those inside a thought are the same one
-            self._mask, self._allowed = allowed, mx.array(allowed)
+        self._use(self._matcher.allowed())
 
     @property
     def state(self) -> list[mx.array]:
         """What must be evaluated each step, so that no graph grows behind it."""
         return [] if self._counts is None else [self._counts]
+
+    def _use(self, allowed: NDArray[np.bool_]) -> None:
+        if allowed is not self._mask:  # most of those inside a thought are the same one
+            self._mask, self._allowed = allowed, mx.array(allowed)
 
     def _penalize(self, scores: mx.array, counts: mx.array) -> mx.array:
         """Presence and frequency as OpenAI defines them; repetition as CTRL (Keskar 2019)."""
@@ -151,13 +166,19 @@ def choice_params(params: SamplingParams, choice: int) -> SamplingParams:
 
 def sample(logits: mx.array, rows: list[SequenceSampler]) -> mx.array:
     """Token ids or `NO_TOKEN`, (rows,), from `logits`, (rows, vocabulary); advances every row."""
+    tokens = draw(logits, rows)
+    for i, row in enumerate(rows):
+        row.take(tokens[i])
+    return tokens
+
+
+def draw(logits: mx.array, rows: list[SequenceSampler]) -> mx.array:
+    """The same without advancing the rows."""
     tokens, _ = _greedy(logits)
     others = [i for i, row in enumerate(rows) if not row.is_plainly_greedy]
     if others:
         scores = mx.stack([_adjusted(logits[i].astype(mx.float32), rows[i]) for i in others])
         tokens[mx.array(others)] = _draw(scores, [rows[i] for i in others])
-    for i, row in enumerate(rows):
-        row.take(tokens[i])
     return tokens
 
 

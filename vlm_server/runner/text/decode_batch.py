@@ -6,6 +6,10 @@ them, so the device works while the host reads. The first token of a sequence is
 reported when it joins. Sequences that follow a grammar need those tokens before they draw: then the
 host reads them, and learns what is allowed next, between `forward` and `draw`. `decode_batches`
 decides what becomes of those for which that is late.
+
+Where drafts promise more, the host reads the tokens first, and the step is a wide one: the model
+takes each row's token and its drafts at once, each row draws at each place what it would have drawn
+there, and keeps what it drew up to the first that differs from its draft (`wide_step`).
 """
 
 from __future__ import annotations
@@ -20,54 +24,59 @@ import numpy as np
 
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.errors import RequestError
-from vlm_server.ports import PreparedPrompt, SeqId, TokenScore
-from vlm_server.runner.kv.batch_cache import filtered, joined, merged, separated
+from vlm_server.ports import DraftCounts, PreparedPrompt, SeqId, TokenScore
+from vlm_server.runner.kv.batch_cache import even_out, filtered, joined, merged, separated
 from vlm_server.runner.kv.segments import SequenceState, snapshot
 from vlm_server.runner.sampling.logprobs import Scores, score
 from vlm_server.runner.sampling.sampler import SequenceSampler, choice_params, sample
+from vlm_server.runner.text.drafts import Drafter
 from vlm_server.runner.text.mrope import DecodePositions
 from vlm_server.runner.text.prefill import Prefill
-
-
-@dataclass(slots=True)
-class _Sequence:
-    """`position` is that of the next token, before the family's rope delta.
-
-    `token_ids` are those of the answer that the cache holds. `is_reported` is said of the token
-    that was drawn last.
-    """
-
-    id: SeqId
-    sampler: SequenceSampler
-    prompt: PreparedPrompt
-    position: int
-    token_ids: list[int] = field(default_factory=list)
-    is_reported: bool = True
+from vlm_server.runner.text.sequence import DecodingSequence
+from vlm_server.runner.text.speculation import Speculation
+from vlm_server.runner.text.wide_step import WideStep
 
 
 @dataclass(frozen=True, slots=True)
 class _Unread:
     """What was drawn in the step before, for the sequences that were here then."""
 
-    seqs: list[_Sequence]
+    seqs: list[DecodingSequence]
     tokens: mx.array
     scores: list[Scores]
 
 
-Sampled = tuple[dict[SeqId, int], dict[SeqId, TokenScore]]
-"""Tokens by sequence, and the scores of those that were asked for."""
+@dataclass(slots=True)
+class Sampled:
+    """Tokens by sequence, the scores of those that were asked for, and what became of drafts."""
+
+    tokens: dict[SeqId, list[int]] = field(default_factory=dict)
+    scores: dict[SeqId, list[TokenScore]] = field(default_factory=dict)
+    drafts: dict[SeqId, DraftCounts] = field(default_factory=dict)
+
+    def add(self, other: Sampled) -> None:
+        """Take in what another batch brought."""
+        self.tokens |= other.tokens
+        self.scores |= other.scores
+        self.drafts |= other.drafts
 
 
 class DecodeBatch:
     """Sequences come with their own cache, those of a request together; each leaves at any step."""
 
     def __init__(
-        self, language_model: Any, eos_token_ids: frozenset[int], positions: DecodePositions
+        self,
+        language_model: Any,
+        eos_token_ids: frozenset[int],
+        positions: DecodePositions,
+        speculation: Speculation | None = None,
     ) -> None:
+        """Without `speculation` no drafts are verified."""
         self._language_model = language_model
         self._eos_token_ids = eos_token_ids
         self._positions = positions
-        self._seqs: list[_Sequence] = []
+        self._speculation = speculation
+        self._seqs: list[DecodingSequence] = []
         self._cache: list[Any] = []
         self._tokens: mx.array | None = None
         """What was drawn last, (sequences,); None if there are none, or `forward` has taken it."""
@@ -75,6 +84,8 @@ class DecodeBatch:
         self._logits: mx.array | None = None
         """(sequences, vocabulary), lazy: what is to be drawn from; None before `forward`."""
         self._unread: _Unread | None = None
+        self._wide: WideStep | None = None
+        """The step that verifies drafts, from `forward` to `result`."""
 
     @property
     def seq_ids(self) -> tuple[SeqId, ...]:
@@ -93,14 +104,18 @@ class DecodeBatch:
         they were if this fails. See `result` for `NO_TOKEN`.
         """
         seqs = self._new_seqs(request_id, prefill, logits.shape[-1])
+        self._forget_time()
         first, scores = _draw(mx.broadcast_to(logits, (len(seqs), logits.shape[-1])), seqs)
         cache = joined(self._cache, len(self._seqs), prefill.cache, len(seqs))
         tokens = first if self._tokens is None else mx.concatenate([self._tokens, first])
         mx.eval(first, tokens, [layer.state for layer in cache])
         self._cache, self._tokens = cache, tokens
         self._seqs += seqs
-        drawn = zip((seq.id for seq in seqs), np.array(first).tolist(), strict=True)
-        return dict(drawn), _read(scores)
+        sampled = Sampled(scores=_read(scores))
+        for seq, token in zip(seqs, np.array(first).tolist(), strict=True):
+            seq.tell([token])
+            sampled.tokens[seq.id] = [token]
+        return sampled
 
     def runs_on(self, cache: list[Any]) -> bool:
         """Whether this is the cache of the only sequence here, not one that was copied."""
@@ -166,11 +181,13 @@ class DecodeBatch:
         """
         if self._tokens is None:
             return
+        self._wide = self._new_wide_step()
         tokens, self._tokens = self._tokens, None
         self._unread = _Unread(self._seqs, tokens, self._scores)
-        has_positions = self._positions is not DecodePositions.NONE
-        kwargs = {"position_ids": self._position_ids()} if has_positions else {}
-        output = self._language_model(tokens[:, None], cache=self._cache, **kwargs)
+        if self._wide is not None:
+            self._wide.forward(self._language_model, self._cache, self._position_ids)
+            return
+        output = self._language_model(tokens[:, None], cache=self._cache, **self._position_ids(1))
         self._logits = output.logits[:, -1]
         self._follow_grammars(tokens, self._logits)
         for seq in self._seqs:
@@ -188,6 +205,8 @@ class DecodeBatch:
 
     def draw(self) -> None:
         """Begin to draw what follows. No grammar may be late."""
+        if self._wide is not None:
+            self._wide.draw()
         if self._logits is None:
             return
         logits, self._logits = self._logits, None
@@ -206,27 +225,76 @@ class DecodeBatch:
             seq.sampler.matcher.yield_to_others()
 
     def result(self) -> Sampled:
-        """The tokens that `forward` began with, but for those that `join` reported.
+        """The tokens that `forward` began with, and those of drafts; not what `join` reported.
 
         `NO_TOKEN` is that of a sequence which has to leave: its scores are not numbers, or its
         grammar does not let it go on.
         """
+        sampled = Sampled()
         if self._unread is None:
-            return {}, {}
+            return sampled
         unread, self._unread = self._unread, None
-        tokens = dict[SeqId, int]()
         for seq, token in zip(unread.seqs, np.array(unread.tokens).tolist(), strict=True):
             seq.token_ids.append(token)
+            if not seq.is_known:
+                seq.tell([token])
             if not seq.is_reported:
-                tokens[seq.id] = token
-            seq.is_reported = False
-        scores = _read(unread.scores).items()
-        return tokens, {seq: score for seq, score in scores if seq in tokens}
+                sampled.tokens[seq.id] = [token]
+            seq.is_reported = seq.is_known = False
+        scores = _read(unread.scores)
+        sampled.scores = {seq: score for seq, score in scores.items() if seq in sampled.tokens}
+        wide, self._wide = self._wide, None
+        if wide is not None:
+            self._take(wide, sampled)
+        self._note_time(wide)
+        return sampled
+
+    def _new_wide_step(self) -> WideStep | None:
+        """The next step, if drafts are worth verifying; then the host knows all tokens."""
+        if self._speculation is None or not self._speculation.may_be_worth_it(self._seqs):
+            return None
+        assert self._tokens is not None
+        tokens = np.array(self._tokens).tolist()
+        for seq, token in zip(self._seqs, tokens, strict=True):
+            if not seq.is_known:
+                seq.tell([token])
+        drafts = self._speculation.drafts(self._seqs, self._eos_token_ids)
+        if drafts is None:
+            return None
+        return WideStep(self._seqs, tokens, drafts, self._speculation.key_multiple)
+
+    def _take(self, wide: WideStep, sampled: Sampled) -> None:
+        """Keep what `wide` verified: the rows' next tokens are known, and reported at once."""
+        last = []
+        taken, scores = wide.result(self._cache)
+        for seq, tokens in zip(self._seqs, taken, strict=True):
+            seq.tell(tokens)
+            seq.is_reported = True
+            seq.token_ids += tokens[:-1]
+            last.append(tokens[-1])
+            sampled.tokens.setdefault(seq.id, []).extend(tokens)
+            if seq.id in scores:
+                sampled.scores.setdefault(seq.id, []).extend(scores[seq.id])
+        sampled.drafts = wide.counts
+        self._tokens, self._scores = mx.array(last, dtype=mx.int32), []
+        if self._speculation is not None and self._speculation.needs_even_rows:
+            even_out(self._cache)
+
+    def _note_time(self, wide: WideStep | None) -> None:
+        if self._speculation is not None:
+            self._speculation.note_step(len(self._seqs), 1 if wide is None else wide.width)
+
+    def _forget_time(self) -> None:
+        """What comes next is not the time of a step alone."""
+        if self._speculation is not None:
+            self._speculation.forget_time()
 
     def _keep(self, rows: list[int]) -> None:
+        self._forget_time()
         self._seqs = [self._seqs[i] for i in rows]
         if not rows:
             self._cache, self._tokens, self._logits, self._scores = [], None, None, []
+            self._wide = None
             return
         self._cache = filtered(self._cache, rows)
         if self._tokens is not None:
@@ -234,17 +302,19 @@ class DecodeBatch:
         if self._logits is not None:
             self._logits = self._logits[mx.array(rows)]
 
-    def _guided(self) -> list[_Sequence]:
+    def _guided(self) -> list[DecodingSequence]:
         return [seq for seq in self._seqs if seq.sampler.matcher is not None]
 
-    def _state_of(self, i: int, seq: _Sequence) -> tuple[PromptKey, SequenceState]:
+    def _state_of(self, i: int, seq: DecodingSequence) -> tuple[PromptKey, SequenceState]:
         answer = np.array(seq.token_ids, dtype=np.int32)
         token_ids = np.concatenate([seq.prompt.token_ids, answer])
         now = snapshot(self._cache, i if len(self._seqs) > 1 else None)
         state = SequenceState(self._cache, {len(token_ids): now}, i)
         return PromptKey(token_ids, seq.prompt.spans), state
 
-    def _new_seqs(self, request_id: str, prefill: Prefill, vocabulary_size: int) -> list[_Sequence]:
+    def _new_seqs(
+        self, request_id: str, prefill: Prefill, vocabulary_size: int
+    ) -> list[DecodingSequence]:
         count = prefill.sampling.n
         matchers = prefill.grammar.begin(count) if prefill.grammar else [None] * count
         samplers = [
@@ -258,7 +328,13 @@ class DecodeBatch:
             for choice, matcher in enumerate(matchers)
         ]
         return [
-            _Sequence(SeqId(request_id, choice), sampler, prefill.prompt, prefill.prompt.num_tokens)
+            DecodingSequence(
+                SeqId(request_id, choice),
+                sampler,
+                prefill.prompt,
+                prefill.prompt.num_tokens,
+                self._new_drafter(prefill.prompt),
+            )
             for choice, sampler in enumerate(samplers)
         ]
 
@@ -268,17 +344,24 @@ class DecodeBatch:
             return
         mx.async_eval(logits)  # type: ignore[no-untyped-call]
         for seq, token in zip(self._seqs, np.array(tokens).tolist(), strict=True):
-            seq.sampler.follow(token)
+            if not seq.is_known:
+                seq.tell([token])
 
-    def _position_ids(self) -> mx.array:
-        """The M-RoPE position of each sequence's next token: see `DecodePositions`."""
-        positions = mx.array([[seq.position + seq.prompt.rope_delta] for seq in self._seqs])
-        if self._positions is DecodePositions.ONE:
-            return positions
-        return mx.broadcast_to(positions[None], (3, *positions.shape))
+    def _position_ids(self, width: int) -> dict[str, mx.array]:
+        """The M-RoPE positions of each sequence's next tokens: see `DecodePositions`."""
+        if self._positions is DecodePositions.NONE:
+            return {}
+        first = mx.array([[seq.position + seq.prompt.rope_delta] for seq in self._seqs])
+        positions = first if width == 1 else first + mx.arange(width)
+        if width > 1 or self._positions is DecodePositions.THREE:
+            positions = mx.broadcast_to(positions[None], (3, *positions.shape))
+        return {"position_ids": positions}
+
+    def _new_drafter(self, prompt: PreparedPrompt) -> Drafter | None:
+        return Drafter(prompt.token_ids, prompt.prediction) if self._speculation else None
 
 
-def _draw(logits: mx.array, seqs: list[_Sequence]) -> tuple[mx.array, list[Scores]]:
+def _draw(logits: mx.array, seqs: list[DecodingSequence]) -> tuple[mx.array, list[Scores]]:
     """The next token of each sequence, and the scores of those that ask."""
     tokens = sample(logits, [seq.sampler for seq in seqs])
     asking = [
@@ -289,8 +372,8 @@ def _draw(logits: mx.array, seqs: list[_Sequence]) -> tuple[mx.array, list[Score
     return tokens, score(logits, tokens, asking)
 
 
-def _read(scores: list[Scores]) -> dict[SeqId, TokenScore]:
-    return dict(entry for each in scores for entry in each.read())
+def _read(scores: list[Scores]) -> dict[SeqId, list[TokenScore]]:
+    return {seq_id: [entry] for each in scores for seq_id, entry in each.read()}
 
 
 def _counters(cache: list[Any]) -> list[mx.array]:

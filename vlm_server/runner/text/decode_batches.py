@@ -16,11 +16,12 @@ import mlx.core as mx
 
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.errors import RequestError
-from vlm_server.ports import SeqId, TokenScore
+from vlm_server.ports import SeqId
 from vlm_server.runner.kv.segments import SequenceState
 from vlm_server.runner.text.decode_batch import DecodeBatch, Sampled
 from vlm_server.runner.text.mrope import DecodePositions
 from vlm_server.runner.text.prefill import Prefill
+from vlm_server.runner.text.speculation import Speculation
 
 _MAX_PATIENCE_SECONDS = 0.05
 """How long all wait for grammars that usually are in time; most take a tenth of a millisecond."""
@@ -44,9 +45,15 @@ class DecodeBatches:
     """The sequences of a model. Each `launch` is followed by one `result`."""
 
     def __init__(
-        self, language_model: Any, eos_token_ids: frozenset[int], positions: DecodePositions
+        self,
+        language_model: Any,
+        eos_token_ids: frozenset[int],
+        positions: DecodePositions,
+        speculation: Speculation | None = None,
     ) -> None:
-        self._together = DecodeBatch(language_model, eos_token_ids, positions)
+        """`speculation`: for those that decode together."""
+        self._speculation = speculation
+        self._together = DecodeBatch(language_model, eos_token_ids, positions, speculation)
         self._apart: dict[str, _Apart] = {}
         """By request; the one that waits longest for its turn first."""
         self._times_late: dict[str, int] = {}
@@ -83,8 +90,13 @@ class DecodeBatches:
             staying = {seq.request_id for seq in self.seq_ids}
             self._times_late = {n: times for n, times in self._times_late.items() if n in staying}
 
-    def launch(self) -> None:
-        """Begin the next step of all sequences, but for those that have to wait."""
+    def launch(self, *, is_alone: bool = True) -> None:
+        """Begin the next step of all sequences, but for those that have to wait.
+
+        is_alone: whether the device has nothing else to do meanwhile.
+        """
+        if self._speculation is not None and (self._apart or not is_alone):
+            self._speculation.forget_time()
         self._take_back()
         together, apart = self._together, list(self._apart)
         together.forward()
@@ -96,12 +108,10 @@ class DecodeBatches:
 
     def result(self) -> Sampled:
         """What the steps that were launched bring; see `DecodeBatch.result`."""
-        tokens, scores = dict[SeqId, int](), dict[SeqId, TokenScore]()
+        sampled = Sampled()
         for batch in self._batches():
-            more_tokens, more_scores = batch.result()
-            tokens |= more_tokens
-            scores |= more_scores
-        return tokens, scores
+            sampled.add(batch.result())
+        return sampled
 
     def _batches(self) -> Iterator[DecodeBatch]:
         yield self._together

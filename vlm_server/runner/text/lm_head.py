@@ -1,7 +1,8 @@
-"""Computes a language model's logits of the last token alone.
+"""Computes a language model's logits of the last tokens alone.
 
 mlx-vlm's families compute those of every token of a prompt: 622 MB in bfloat16 for 2,048 tokens and
-a vocabulary of 152,000. Nobody here reads any but the last token's.
+a vocabulary of 152,000. Nobody here reads any but the last token's, or, where draft tokens are
+verified, the last few.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from mlx.nn import (  # type: ignore[attr-defined]  # mlx.nn is not typed
 
 
 class _OfLastToken:
+    num_tokens = 1
+    """How many of the last tokens get logits."""
     num_padding = 0
     """Positions after the last token, which are padding."""
 
     def _last(self, x: mx.array) -> mx.array:
-        """Of (rows, tokens, hidden), the last token's."""
+        """Of (rows, tokens, hidden), the last tokens'."""
         end = x.shape[1] - self.num_padding
-        return x[:, end - 1 : end]
+        return x[:, end - self.num_tokens : end]
 
 
 class _LastLinear(_OfLastToken, Linear):  # type: ignore[misc]
@@ -69,22 +72,24 @@ def use_last_token_head(language_model: Any) -> None:
 
 
 def has_last_token_head(language_model: Any) -> bool:
-    """Whether logits are those of one token, which `last_token_before` chooses."""
+    """Whether logits are those of one token, which `logits_of_last` chooses."""
     head, embeddings = _heads(language_model)
     return isinstance(embeddings if head is None else head, _OfLastToken)
 
 
 @contextmanager
-def last_token_before(language_model: Any, num_padding: int) -> Iterator[None]:
-    """Logits are those of the token before the input's last `num_padding` positions."""
+def logits_of_last(
+    language_model: Any, num_tokens: int = 1, *, num_padding: int = 0
+) -> Iterator[None]:
+    """Logits are those of the last `num_tokens` before the input's last `num_padding` positions."""
     heads = [layer for layer in _heads(language_model) if isinstance(layer, _OfLastToken)]
     for head in heads:
-        head.num_padding = num_padding
+        head.num_tokens, head.num_padding = num_tokens, num_padding
     try:
         yield
     finally:
         for head in heads:
-            head.num_padding = 0
+            head.num_tokens, head.num_padding = 1, 0
 
 
 def _heads(language_model: Any) -> tuple[Any, Any]:

@@ -13,7 +13,7 @@ from vlm_server.ports import Grammar, NewRequest, PreparedPrompt
 from vlm_server.runner.kv.segments import LayerStates, restore, room_for, snapshot
 from vlm_server.runner.model.families import Deepstack
 from vlm_server.runner.model.load import LoadedModel
-from vlm_server.runner.text.lm_head import has_last_token_head, last_token_before
+from vlm_server.runner.text.lm_head import has_last_token_head, logits_of_last
 from vlm_server.runner.text.padded_chunk import PaddedChunk, PaddedChunkCache
 from vlm_server.runner.vision.encoder import ImageFeatures
 
@@ -74,7 +74,7 @@ class Prefill:
         if chunk.is_exact:
             return language_model(token_ids, cache=self.cache, **kwargs)
         layers = [PaddedChunkCache(layer, chunk) for layer in self.cache]
-        with last_token_before(language_model, chunk.num_after):
+        with logits_of_last(language_model, num_padding=chunk.num_after):
             return language_model(
                 chunk.padded(token_ids, 1), cache=layers, **chunk.padded_inputs(kwargs)
             )

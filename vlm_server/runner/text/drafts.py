@@ -1,0 +1,123 @@
+"""Guesses what a sequence will say next from what it has said and read.
+
+Prompt lookup (Saxena 2023; vLLM's n-gram speculation): agents repeat names of elements, keys of
+JSON, and text of their prompts. The longest run of tokens at the end that occurred before is
+looked for, and what followed it then is the draft. How often that has been right is counted with
+every token that is drawn, whether the draft was used or not: where it rarely is, none is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+MIN_MATCH = 2
+"""Tokens that must have occurred before."""
+_MAX_MATCH = 16
+"""Longer runs are not told apart."""
+_PRIOR_WEIGHT = 4.0
+_PRIORS = ((2, 0.3), (3, 0.5), (5, 0.7), (9, 0.85))
+"""The probability that a draft is right until it is known better, from so long a match on."""
+_MEMORY = 64.0
+"""Of about so many guesses the results are remembered."""
+FORCED_PROBABILITY = 0.9
+"""That a model spells what a grammar forces as its tokenizer does."""
+
+
+class _HitRate:
+    """How often guesses were right lately."""
+
+    def __init__(self, prior: float) -> None:
+        self._hits, self._count = prior * _PRIOR_WEIGHT, _PRIOR_WEIGHT
+
+    @property
+    def probability(self) -> float:
+        return self._hits / self._count
+
+    def note(self, *, is_hit: bool) -> None:
+        if self._count >= _MEMORY:
+            self._hits *= 0.5
+            self._count *= 0.5
+        self._hits += is_hit
+        self._count += 1
+
+
+class Drafter:
+    """The tokens of one sequence, and what they suggest comes next."""
+
+    def __init__(self, prompt_ids: NDArray[np.int32], prediction_ids: Sequence[int] = ()) -> None:
+        """`prediction_ids`: what the answer may begin with, or be like."""
+        known = np.concatenate([np.asarray(prediction_ids, dtype=np.int32), prompt_ids])
+        self._length = len(known)
+        self._tokens = np.empty(max(2 * self._length, 256), dtype=np.int32)
+        self._tokens[: self._length] = known
+        self._rates = [_HitRate(prior) for _, prior in _PRIORS]
+        self._next = 0
+        """The place of the token that is guessed to come next."""
+        self._match = 0
+        """How many tokens before it are those at the end; 0: nothing is guessed."""
+        if len(prediction_ids):
+            self._match = _MAX_MATCH
+        else:
+            self._find()
+
+    @property
+    def probability(self) -> float:
+        """That the next token is as guessed; 0 without a guess."""
+        return self._probability(self._match)
+
+    def append(self, token_id: int) -> None:
+        """A token was drawn."""
+        was_guessed = bool(self._match)
+        is_hit = was_guessed and self._tokens[self._next] == token_id
+        if was_guessed:
+            self._rates[_level(self._match)].note(is_hit=bool(is_hit))
+        if self._length == len(self._tokens):
+            self._tokens = np.concatenate([self._tokens, np.empty_like(self._tokens)])
+        self._tokens[self._length] = token_id
+        self._length += 1
+        if is_hit:
+            self._next += 1
+            self._match = min(self._match + 1, _MAX_MATCH)
+        else:
+            self._find()
+
+    def guess(self, count: int) -> list[int]:
+        """The next tokens, at most `count`; none without a match."""
+        if not self._match:
+            return []
+        period = self._length - self._next
+        places = self._next + np.arange(count) % period
+        guessed: list[int] = self._tokens[places].tolist()
+        return guessed
+
+    def probabilities(self, count: int) -> list[float]:
+        """That each of the next `count` guesses is right, if all before it are."""
+        return [self._probability(self._match + i) for i in range(count)]
+
+    def _probability(self, match: int) -> float:
+        return self._rates[_level(match)].probability if self._match else 0.0
+
+    def _find(self) -> None:
+        """The longest match; of equal ones the newest."""
+        tokens, last = self._tokens[: self._length], self._length - 1
+        self._match = 0
+        if last < MIN_MATCH:
+            return
+        ends = np.flatnonzero(tokens[:last] == tokens[last])
+        length = 1
+        while len(ends) and length < _MAX_MATCH:
+            ends = ends[ends >= length]
+            longer = ends[tokens[ends - length] == tokens[last - length]]
+            if not len(longer):
+                break
+            ends, length = longer, length + 1
+        if len(ends) and length >= MIN_MATCH:
+            self._match, self._next = length, int(ends[-1]) + 1
+
+
+def _level(match: int) -> int:
+    """Which of `_PRIORS` a match of this length belongs to."""
+    return max(sum(match >= least for least, _ in _PRIORS) - 1, 0)
