@@ -225,7 +225,7 @@ def drawn_text(host: HostModel, grammar: Grammar, rng: np.random.Generator) -> s
             i for i in allowed_ids if i in ends or host.backend.decode([i]) in ('"', "}", "]")
         ]
         tokens.append(int(rng.choice(hurried if hurried and len(tokens) > 60 else allowed_ids)))
-        matcher.advance(tokens[-1])
+        matcher.advance([tokens[-1]])
     matcher.close()
     return host.backend.decode(tokens, skip_special_tokens=True)
 
@@ -235,7 +235,7 @@ def test_no_other_token_than_an_end_follows_the_end(load_tiny: Load, grammar_of:
     matcher = begin(grammar_of(host, {"const": 5}))
     first = np.flatnonzero(allowed(matcher))
     assert [host.backend.decode([i]) for i in first] == ["5"]
-    matcher.advance(int(first[0]))
+    matcher.advance([int(first[0])])
     assert set(np.flatnonzero(allowed(matcher))) <= host.eos_token_ids
     assert matcher.fault is None
 
@@ -243,7 +243,7 @@ def test_no_other_token_than_an_end_follows_the_end(load_tiny: Load, grammar_of:
 def test_control_tokens_are_never_allowed_within(load_tiny: Load, grammar_of: Compile):
     host = load_tiny("qwen3_vl")[0].host
     matcher = begin(grammar_of(host, {"type": "string"}))
-    matcher.advance(host.backend.token_to_id('"'))
+    matcher.advance([host.backend.token_to_id('"')])
     inside = np.flatnonzero(allowed(matcher)).tolist()
     assert len(inside) > 100
     special = host.tokenizer.added_tokens_decoder
@@ -265,7 +265,7 @@ def test_logits_and_vocabulary_may_differ_in_size(
         mask = allowed(matcher)
         assert mask.shape == (size,)
         tokens.append(int(np.flatnonzero(mask)[-1]))
-        matcher.advance(tokens[-1])
+        matcher.advance([tokens[-1]])
     assert host.backend.decode(tokens[:-1]) == '"é"'
 
 
@@ -338,7 +338,7 @@ def test_bytes_and_blanks_of_sentencepiece_are_read(
 def test_a_wrong_token_leaves_nothing_to_draw(load_tiny: Load, grammar_of: Compile):
     host = load_tiny("qwen3_vl")[0].host
     matcher = begin(grammar_of(host, {"type": "null"}))
-    matcher.advance(host.backend.token_to_id("x"))
+    matcher.advance([host.backend.token_to_id("x")])
     assert not allowed(matcher).any()
     assert matcher.fault is not None
     assert "too complex to follow" in matcher.fault.message
@@ -348,7 +348,7 @@ def test_answers_of_one_grammar_are_apart(load_tiny: Load, grammar_of: Compile):
     host = load_tiny("qwen3_vl")[0].host
     grammar = grammar_of(host, {"enum": ["a", "b"]})
     first, second = grammar.begin(2)
-    first.advance(host.backend.token_to_id('"'))
+    first.advance([host.backend.token_to_id('"')])
     assert (allowed(first) != allowed(second)).any()
     assert (allowed(second) == allowed(begin(grammar))).all()
 

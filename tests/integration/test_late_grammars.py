@@ -48,9 +48,23 @@ class SlowMatcher:
     def fault(self) -> RequestError | None:
         return self.inner.fault
 
-    def advance(self, token_id: int) -> None:
+    @property
+    def can_look_ahead(self) -> bool:
+        return self.inner.can_look_ahead
+
+    @property
+    def forced(self) -> Sequence[int]:
+        return self.inner.forced
+
+    def advance(self, token_ids: Sequence[int]) -> None:
         self.has_asked = True
-        self.inner.advance(token_id)
+        self.inner.advance(token_ids)
+
+    def look_ahead(self, token_ids: Sequence[int]) -> None:
+        self.inner.look_ahead(token_ids)
+
+    def ahead(self) -> Sequence[NDArray[np.bool_]]:
+        return self.inner.ahead()
 
     def wait(self, seconds: float) -> bool:
         if self.has_asked and self.delay.is_late:

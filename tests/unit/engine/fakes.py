@@ -244,7 +244,8 @@ class FakeRunner:
         work = plan.prefill
         seconds = (work.end - work.start) * self.seconds_per_token if work else 0.0
         error = next((failure.message for failure in failures.values()), None)
-        return FakeStep(self, StepResult(tokens, failures, prefill_seconds=seconds, error=error))
+        brought = {seq: [token] for seq, token in tokens.items()}
+        return FakeStep(self, StepResult(brought, failures, prefill_seconds=seconds, error=error))
 
     def _decode(self, plan: SchedulerOutput, failures: dict[str, RequestError]) -> dict[SeqId, int]:
         assert set(plan.decode) == set(self.seqs), "scheduler and runner disagree on the sequences"

@@ -79,7 +79,7 @@ def takes(grammar: Grammar, text: str, host: Any = None) -> bool:
         if not matcher.allowed()[token_id]:
             matcher.close()
             return False
-        matcher.advance(token_id)
+        matcher.advance([token_id])
     matcher.close()
     return True
 
@@ -258,7 +258,7 @@ def random_answer(grammar: Grammar, rng: np.random.Generator) -> str:
     while not drawn or drawn[-1] != END:
         assert matcher.wait(30)
         drawn.append(int(rng.choice(np.flatnonzero(matcher.allowed()))))
-        matcher.advance(drawn[-1])
+        matcher.advance([drawn[-1]])
     matcher.close()
     return str(byte_host().backend.decode(drawn[:-1]))
 

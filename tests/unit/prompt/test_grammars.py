@@ -233,7 +233,7 @@ def test_a_grammar_whose_process_was_killed_is_compiled_again(new: New):
     first._process.kill()
     assert comes_true(lambda: not first.is_alive)
     (orphan,) = first.begin(1)
-    orphan.advance(1)
+    orphan.advance([1])
     assert orphan.wait(10)
     assert not orphan.allowed().any()
     assert orphan.fault is not None
@@ -250,7 +250,7 @@ def test_answers_that_end_take_their_process_along(new: New):
     grammar = compiled(new(), {"type": "string"})
     first, second = grammar.begin(2)
     for each in (first, second):
-        each.advance(byte_host().backend.token_to_id('"'))
+        each.advance([byte_host().backend.token_to_id('"')])
         assert each.wait(10)
     pid = first._answers._process._pid
     assert is_alive(pid)
@@ -265,9 +265,9 @@ def test_answers_that_end_while_they_are_waited_for_are_killed(new: New):
     grammar = compiled(new(), SLOW)
     (matcher,) = grammar.begin(1)
     letter = byte_host().backend.token_to_id
-    matcher.advance(letter('"'))
+    matcher.advance([letter('"')])
     assert matcher.wait(30)
-    matcher.advance(letter("a"))
+    matcher.advance([letter("a")])
     matcher.close()
     pid = matcher._answers._process._pid
     assert comes_true(lambda: not is_alive(pid))
@@ -276,7 +276,7 @@ def test_answers_that_end_while_they_are_waited_for_are_killed(new: New):
 def test_asking_and_looking_never_wait(new: New):
     (matcher,) = compiled(new(), SLOW).begin(1)
     started = time.monotonic()
-    matcher.advance(byte_host().backend.token_to_id('"'))
+    matcher.advance([byte_host().backend.token_to_id('"')])
     matcher.wait(0.0)
     assert time.monotonic() - started < 1.0
     assert matcher.wait(30)
@@ -286,7 +286,7 @@ def test_asking_and_looking_never_wait(new: New):
 def test_a_schema_that_is_slow_for_long_is_given_up(new: New):
     (matcher,) = compiled(new(follow_seconds=0.1), SLOW).begin(1)
     for text in '"' + "a" * 200:
-        matcher.advance(byte_host().backend.token_to_id(text))
+        matcher.advance([byte_host().backend.token_to_id(text)])
         assert matcher.wait(30)
         if not matcher.allowed().any():
             break

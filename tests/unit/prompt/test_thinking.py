@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -48,10 +49,19 @@ class Json:
 class JsonMatcher:
     grammar: Json
     told: list[int]
+    asked: Sequence[int] = ()
     fault: RequestError | None = None
+    can_look_ahead = True
+    forced: tuple[int, ...] = ()
 
-    def advance(self, token_id: int) -> None:
-        self.told.append(token_id)
+    def advance(self, token_ids: Sequence[int]) -> None:
+        self.told.extend(token_ids)
+
+    def look_ahead(self, token_ids: Sequence[int]) -> None:
+        self.asked = token_ids
+
+    def ahead(self) -> Sequence[NDArray[np.bool_]]:
+        return [self.allowed()] * len(self.asked)
 
     def wait(self, seconds: float) -> bool:
         return not self.grammar.is_late
@@ -95,7 +105,7 @@ def write(matcher: AnswerMatcher, token_ids: list[int]) -> None:
     for token_id in token_ids:
         assert matcher.wait(0.0)
         assert matcher.allowed()[token_id]
-        matcher.advance(token_id)
+        matcher.advance([token_id])
 
 
 def forced(matcher: AnswerMatcher) -> list[int]:
@@ -103,7 +113,7 @@ def forced(matcher: AnswerMatcher) -> list[int]:
     drawn: list[int] = []
     while matcher.wait(0.0) and matcher.allowed().sum() == 1 and drawn[-1:] != [END]:
         drawn.append(int(matcher.allowed().argmax()))
-        matcher.advance(drawn[-1])
+        matcher.advance([drawn[-1]])
     return drawn
 
 
@@ -133,7 +143,7 @@ def test_a_grammar_waits_only_for_its_own_work(marks: ThoughtMarks):
     matcher = begin(marks, inner, budget=0)
     for token_id in ids(marks, "</think>\n\n"):
         assert matcher.wait(0.0)
-        matcher.advance(token_id)
+        matcher.advance([token_id])
     assert not matcher.wait(0.0)
 
 
@@ -227,8 +237,8 @@ def test_all_masks_inside_a_thought_are_one_array(marks: ThoughtMarks):
     masks = []
     for token_id in ids(marks, "a thought"):
         masks += [free.allowed(), held.allowed()]
-        free.advance(token_id)
-        held.advance(token_id)
+        free.advance([token_id])
+        held.advance([token_id])
     assert len({id(mask) for mask in masks}) == 2
     assert not any(mask.flags.writeable for mask in masks)
 
@@ -289,7 +299,7 @@ def test_thoughts_of_random_tokens_end_where_their_text_does():
             allowed = np.flatnonzero(matcher.allowed())
             wanted = [i for i in likely if i in allowed]
             drawn.append(int(rng.choice(wanted or allowed)))
-            matcher.advance(drawn[-1])
+            matcher.advance([drawn[-1]])
         thought, mark, answer = marks._text(drawn[:-1]).partition("</think>")
         assert mark
         assert json.loads(answer.strip() + "]") == [], (thought, answer)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 
 from msgspec.structs import replace
@@ -382,7 +382,7 @@ class Scheduler:
     def _take_tokens(self, request: Request, seq: SeqId, result: StepResult) -> list[Delta]:
         """What a sequence's tokens bring, up to the end of its choice."""
         token_ids, deltas = result.tokens[seq], list[Delta]()
-        scores = result.logprobs.get(seq) or [None] * len(token_ids)
+        scores: Sequence[TokenScore | None] = result.logprobs.get(seq) or [None] * len(token_ids)
         choice, num_before = request.choices[seq.choice], request.choices[seq.choice].num_generated
         for token_id, score in zip(token_ids, scores, strict=True):
             deltas += self._take_token(request, seq, token_id, score)

@@ -228,7 +228,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         resized = [
             [_resized(side, end, length - end, capacity) for side in sides] for sides, end in pieces
         ]
-        self.keys, self.values = (mx.concatenate(sides) for sides in zip(*resized, strict=True))
+        self.keys, self.values = (mx.concatenate(list(side)) for side in zip(*resized, strict=True))
         paddings = [
             padding + length - end
             for rows in (self, other)

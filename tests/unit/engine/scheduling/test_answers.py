@@ -183,9 +183,13 @@ def test_logprobs_come_with_the_first_delta_of_a_token_and_the_reason_with_the_l
     def with_scores(plan: object) -> object:
         step = launch(plan)  # type: ignore[arg-type]
         brings = step.brings
-        scores = {seq: TokenScore(-0.5, ()) for seq in brings.tokens}
+        scores = {seq: [TokenScore(-0.5, ())] for seq in brings.tokens}
         step.brings = StepResult(
-            brings.tokens, brings.failures, scores, brings.prefill_seconds, brings.error
+            brings.tokens,
+            brings.failures,
+            scores,
+            prefill_seconds=brings.prefill_seconds,
+            error=brings.error,
         )
         return step
 

@@ -861,14 +861,14 @@ def test_a_sequence_that_fails_gets_no_token_of_the_same_step():
     engine = Engine()
     engine.ready("a")
     engine.step_until(lambda: engine.count(State.DECODE) == 1)
-    result = StepResult({SeqId("a"): EOS}, {"a": InternalError("no")})
+    result = StepResult({SeqId("a"): [EOS]}, {"a": InternalError("no")})
     plan = engine.scheduler.schedule()
     assert engine.scheduler.update(plan, result) == [Failed("a", "internal_error", "no")]
 
 
 def test_tokens_of_a_request_that_is_gone_are_dropped():
     engine = Engine()
-    result = StepResult({SeqId("gone"): 1})
+    result = StepResult({SeqId("gone"): [1]})
     assert engine.scheduler.update(SchedulerOutput(), result) == []
 
 
