@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 
 from tests.integration.harness import Engine, NewEngine, ask
 from tests.integration.test_families import LONGER, PROMPTS, asked
+from tests.integration.test_grammar import SHAPE, conforming, held_to
+from tests.tiny_models.pictures import picture
+from vlm_server.cache.caches import Caches
 from vlm_server.ports import SeqId
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import SamplingParams
@@ -19,6 +22,7 @@ from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.text import decode_batch
 from vlm_server.runner.text.build import speculation_of
 
+Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 Served = tuple[LoadedModel, MultimodalPreparer]
 Answers = dict[SeqId, list[int]]
 
@@ -114,3 +118,119 @@ def test_one_answer_is_equal(new_engine: NewEngine, drafting: Callable[[Engine],
     wanted = plain.answer(asked("pictures", LONGER))
     drafting(plain)
     assert wide.answer(asked("pictures", LONGER))[:24] == wanted
+
+
+# ---- every way to draw; models with three positions a token, with one, and with even rows -------
+
+WAYS = {
+    "seeded": SamplingParams(max_tokens=30, temperature=1.2, top_p=0.9, seed=5),
+    "choices": SamplingParams(max_tokens=30, temperature=1.5, top_k=40, seed=7, n=3),
+    "penalties": SamplingParams(
+        max_tokens=30,
+        temperature=0.0,
+        frequency_penalty=0.9,
+        presence_penalty=0.4,
+        repetition_penalty=1.2,
+        logit_bias={5: 3.0, 9: -100.0},
+        min_tokens=12,
+    ),
+    "scored": SamplingParams(max_tokens=30, temperature=0.8, min_p=0.05, seed=3, logprobs=4),
+    "held": held_to(SHAPE),
+    "held and drawn": held_to(SHAPE, seed=2, n=2),
+}
+
+
+@pytest.fixture(params=["qwen2_5_vl", "llava", "qwen3_vl_moe"])
+def some(request: pytest.FixtureRequest, load_tiny: Load) -> NewEngine:
+    return lambda **limits: Engine(*load_tiny(request.param), **limits)
+
+
+def ask_all(engine: Engine) -> Engine:
+    for number, (name, params) in enumerate(WAYS.items()):
+        engine.add(ask(name, "tell", picture(number), "me more", sampling=params))
+        engine.step(number)
+    engine.run()
+    return engine
+
+
+def test_whatever_is_drawn_is_equal(some: NewEngine, drafting: Callable[[Engine], None]):
+    plain = ask_all(some(max_num_seqs=12))
+    drafting(plain)
+    wide = ask_all(some(max_num_seqs=12, num_draft_tokens=15))
+    assert wide.seq_texts == plain.seq_texts
+    assert wide.finish_reasons == plain.finish_reasons
+    assert conforming(wide, "held", SHAPE)
+    for one, other in zip(wide.logprobs["scored"], plain.logprobs["scored"], strict=True):
+        assert one.token.text == other.token.text
+        assert one.token.logprob == pytest.approx(other.token.logprob, abs=1e-3)
+        assert [top.text for top in one.top] == [top.text for top in other.top]
+
+
+def test_own_drafts_are_used_where_an_answer_repeats_itself(some: NewEngine):
+    """A bias lets it say the same over and over."""
+    params = SamplingParams(max_tokens=60, temperature=0.0, logit_bias={7: 200.0})
+    plain, wide = some(), some(num_draft_tokens=15)
+    wanted = plain.answer(ask("a", "say", sampling=params))
+    assert wide.answer(ask("a", "say", sampling=params))[:60] == wanted
+    counts = spec_counts(wide)
+    assert 30 < counts.num_accepted_tokens <= 60
+    usage = wide.ends["a"].usage
+    assert usage.completion_tokens == 60
+    assert usage.accepted_prediction_tokens == counts.num_accepted_tokens
+    assert (
+        usage.accepted_prediction_tokens + usage.rejected_prediction_tokens
+        == counts.num_draft_tokens
+    )
+
+
+def test_who_leaves_and_joins_changes_nothing(some: NewEngine, drafting: Callable[[Engine], None]):
+    names = ("text", "picture", "pictures")
+    plain = some()
+    for name in names:
+        plain.add(asked(name, LONGER))
+    plain.run()
+    drafting(plain)
+    wide = some(num_draft_tokens=5, chunk_tokens=16)
+    wide.add(asked("text", LONGER))
+    wide.add(asked("pictures", LONGER))
+    wide.step_until(lambda: len(wide.tokens.get("pictures", ())) > 4)
+    wide.abort("text")
+    wide.add(asked("picture", LONGER))
+    wide.run()
+    for name in names[1:]:
+        assert wide.tokens[name][:24] == plain.tokens[name]
+
+
+def test_what_is_stored_of_an_answer_is_what_was_drawn(
+    some: NewEngine, drafting: Callable[[Engine], None]
+):
+    """The next turn finds the answer in the prefix cache, and answers as without one."""
+
+    def second(engine: Engine, answer: str) -> list[int]:
+        return engine.answer(ask("second", "go on", answer, "and then?", sampling=LONGER))[:24]
+
+    plain, without = some(), some()
+    plain.answer(ask("first", "go on", sampling=LONGER))
+    wanted = second(without, plain.texts["first"])
+    drafting(plain)
+    cached = some(num_draft_tokens=15, caches=Caches.of(prefix_bytes=1 << 30))
+    cached.answer(ask("first", "go on", sampling=LONGER))
+    assert cached.texts["first"] == plain.texts["first"]
+    drafting(without)
+    assert second(cached, plain.texts["first"]) == wanted
+
+
+def test_a_padded_number_of_keys_changes_nothing(
+    some: NewEngine, drafting: Callable[[Engine], None], monkeypatch: pytest.MonkeyPatch
+):
+    """As on CUDA, where the shapes of these steps are few."""
+    plain = some()
+    wanted = run_all(plain, LONGER)
+    drafting(plain)
+    wide = some(num_draft_tokens=7)
+    speculation = wide.runner._batches._speculation
+    assert speculation is not None
+    if speculation.needs_even_rows:
+        pytest.skip("it drafts nothing there")
+    speculation.key_multiple = 256
+    assert run_all(wide, LONGER, stagger=2) == wanted
