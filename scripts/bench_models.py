@@ -3,6 +3,7 @@
 `mid` is a shape of the tiny models. `3b` takes all but its sizes and weights from one: the
 weights are drawn on the device, in bfloat16, so that a GPU makes them in seconds. `long` is made
 likewise, for long prompts on a CPU: two layers. `1b` is for the time that a start takes: 1.3 GiB.
+With `--words` their tokens are words and parts of words, as `bench_speculation` needs them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_vlm.utils import get_model_and_args, update_module_configs
 
-from tests.tiny_models import build
+from tests.tiny_models import build, vocabulary
 from tests.tiny_models.qwen import SPECIALS
 from tests.tiny_models.vocabulary import Vocabulary
 from tests.tiny_models.weights import ATTENTION_GAIN, HEAD_GAIN
@@ -76,7 +77,10 @@ def main() -> None:
     parser.add_argument("shape", choices=("mid", "3b", "long", "1b"))
     parser.add_argument("out", type=Path, help="folder to write")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--words", action="store_true", help="a vocabulary of 4,096 tokens")
     wanted = parser.parse_args()
+    if wanted.words:
+        _use_words()
     if wanted.shape == "mid":
         build(FAMILY, wanted.out, wanted.seed, "mid")
     elif wanted.shape == "3b":
@@ -86,6 +90,13 @@ def main() -> None:
     else:
         write(wanted.out, wanted.seed, TEXT_LONG, VISION_LONG)
     print(wanted.out)
+
+
+def _use_words() -> None:
+    """Train the tokenizer on the documentation: tokens as long as those of real models."""
+    vocabulary.MERGES = 4096 - 256 - len(SPECIALS)
+    pages = sorted((Path(__file__).parents[1] / "docs").rglob("*.md"))
+    vocabulary.CORPUS = "\n".join(page.read_text() for page in pages)
 
 
 def write(folder: Path, seed: int, text: dict[str, Any], vision: dict[str, Any]) -> None:

@@ -224,6 +224,7 @@ class EncodedSubmit(msgspec.Struct, frozen=True, tag="submit"):
     tools: msgspec.Raw = msgspec.Raw(b"\xc0")
     template: msgspec.Raw = msgspec.Raw(b"\x80")
     prompt: msgspec.Raw = msgspec.Raw(b"\xc0")
+    prediction: str = ""
     count_only: bool = False
 
 

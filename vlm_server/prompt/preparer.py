@@ -87,7 +87,8 @@ class MultimodalPreparer:
         if submit.count_only:
             return self._count(prompt)
         grammar = thinking(self._marks, grammar, submit, starts=answer_format.starts_in_thought)
-        prompt = replace(prompt, grammar=grammar)
+        prediction = self._prompts.tokenize_prediction(submit.prediction)
+        prompt = replace(prompt, grammar=grammar, prediction=prediction)
         return self._look_up(prompt, media, use_disk=use_disk)
 
     def _prepare_raw(

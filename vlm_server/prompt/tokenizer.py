@@ -116,6 +116,11 @@ class PromptTokenizer:
         self._check_no_media(token_ids)
         return token_ids
 
+    def tokenize_prediction(self, text: str) -> tuple[int, ...]:
+        """Ids of what an answer is expected to be like."""
+        self._check_length(text, "prediction")
+        return tuple(self._ids(text, "prediction", adds_special=False))
+
     def check_ids(self, token_ids: Sequence[int]) -> list[int]:
         """The ids of a prompt that was given as such. Raises InvalidRequest."""
         if not all(map(self._is_known, set(token_ids))):

@@ -115,6 +115,7 @@ def _taken(request: ChatRequest, context: Context, ignored: IgnoredFields) -> Ta
         client=context.client,
         tools=tools,
         template=template,
+        prediction="" if request.prediction is None else request.prediction.text,
     )
     return Taken(model.name, submit, bool(request.stream), encode_options(options), ignored.names)
 

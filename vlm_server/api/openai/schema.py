@@ -5,14 +5,14 @@ A field either takes effect, or is on one of the two lists below, or is refused 
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 from msgspec.json import Decoder
 
 from vlm_server.api.http.intake import json_body
 from vlm_server.api.http.intake.leniency import IgnoredFields, known_fields
-from vlm_server.api.openai.messages import ChatMessage
+from vlm_server.api.openai.messages import ChatMessage, TextPart
 from vlm_server.api.openai.response_format import ResponseFormat
 from vlm_server.api.openai.thinking import Effort, Reasoning, Thinking
 from vlm_server.api.openai.tools import FunctionTool, WantedChoice
@@ -44,7 +44,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "function_call": (None, "none", "auto"),
     "functions": (None, []),
     "modalities": (None, ["text"]),
-    "prediction": (None,),
     "service_tier": (None, "auto", "default"),
     "store": (None, False),
     "verbosity": (None, "medium"),
@@ -65,6 +64,7 @@ RULES = {
     "reasoning_effort": _EFFORTS,
     "reasoning.effort": _EFFORTS,
     "detail": "must be 'auto', 'low', 'high' or 'original'",
+    "prediction.type": "must be 'content'",
     "response_format.type": "must be 'text', 'json_object' or 'json_schema'",
 }
 """What a field must be, by its path or name; completes the message of an error."""
@@ -89,6 +89,19 @@ MaxTokens = Annotated[int, Meta(ge=1, le=INT32_MAX)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
+
+
+class Prediction(Struct, forbid_unknown_fields=True):
+    """What the answer is expected to be like."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
 
 
 class ChatRequest(Struct, forbid_unknown_fields=True):
@@ -124,6 +137,7 @@ class ChatRequest(Struct, forbid_unknown_fields=True):
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     mm_processor_kwargs: PixelLimits | None = None
+    prediction: Prediction | None = None
 
 
 Decoder(ChatRequest)

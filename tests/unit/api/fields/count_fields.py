@@ -25,7 +25,16 @@ TEXT: dict[str, Any] = {"prompt": "hi"}
 TOKENS: dict[str, Any] = {"model": "demo", "tokens": [5, 6]}
 _FOR_ANSWERS = (
     *("max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos", "stop", "n", "seed"),
-    *("temperature", "top_p", "top_k", "min_p", "logit_bias", "logprobs", "top_logprobs"),
+    *(
+        "prediction",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "logit_bias",
+        "logprobs",
+        "top_logprobs",
+    ),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("response_format", "stream", "stream_options", "parallel_tool_calls"),
     *("reasoning.max_tokens", "thinking.budget_tokens"),

@@ -131,7 +131,6 @@ UNSUPPORTED: tuple[Field, ...] = (
     refused("audio, modalities", "audio", {"voice": "x"}, neutral=(None,)),
     refused("priority", "service_tier", "flex", neutral=("auto", "default", None)),
     refused("verbosity", "verbosity", "low", neutral=("medium", None)),
-    refused("drafts", "prediction", {"type": "content", "content": "x"}, neutral=(None,)),
     refused("tools that servers run", "web_search_options", {}, neutral=(None,)),
 )
 
@@ -209,6 +208,15 @@ MESSAGES: tuple[Field, ...] = (
     refused("where the answer begins", "add_generation_prompt", False, neutral=(True, None)),
 )  # fmt: skip
 
+EXPECTED = chat(prediction={"type": "content", "content": "x"})
+EXPECTED_PARTS = chat(prediction={"type": "content", "content": [{"type": "text", "text": "x"}]})
+DRAFTS: tuple[Field, ...] = (
+    works("drafts", "prediction", {"type": "content", "content": "x"}),
+    works("drafts", "prediction.type", "text", on=EXPECTED, fails=400),
+    works("drafts", "prediction.content", "y", on=EXPECTED),
+    works("drafts", "prediction.content[]{text}.text", "y", on=EXPECTED_PARTS),
+)
+
 UNKNOWN_AT_THE_TOP = refused("at the top", "colour", "red", title="any")
 UNKNOWN: tuple[Field, ...] = (
     UNKNOWN_AT_THE_TOP,
@@ -228,6 +236,7 @@ UNKNOWN: tuple[Field, ...] = (
         ("reasoning", None),
         ("thinking", chat(thinking={"type": "auto"})),
         ("mm_processor_kwargs", None),
+        ("prediction", EXPECTED),
         ("response_format{text}", chat(response_format={"type": "text"})),
         (FORMAT, chat(response_format=matching())),
     ),
@@ -258,6 +267,7 @@ CHAT = Dialect(
         works("most tokens", "max_tokens", 9),
         works("most tokens", "max_completion_tokens", 9),
         works("log probabilities", "logprobs", True),
+        *DRAFTS,
         works("likeliest tokens", "top_logprobs", 5, on=chat(logprobs=True)),
         *formats(chat()),
         *streams(chat()),

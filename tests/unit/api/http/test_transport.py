@@ -337,7 +337,7 @@ async def test_expect_continue_is_answered_once_the_body_is_wanted() -> None:
         client.send(b"", f"Content-Length: {len(body)}", "Expect: 100-continue")
         assert await client.status() == 100
         client.writer.write(body)
-        await client.until(b'"reasoning_tokens":0}}}')
+        await client.until(b'"rejected_prediction_tokens":0}}}')
         client.send(b"", "Content-Length: 5000", "Expect: 100-continue")
         assert await client.status() == 413
         assert b"connection: close" in await client.until(b"\r\n\r\n")

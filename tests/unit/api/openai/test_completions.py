@@ -144,7 +144,11 @@ async def test_a_whole_answer(client: httpx.AsyncClient) -> None:
             "completion_tokens": 2,
             "total_tokens": 9,
             "prompt_tokens_details": {"cached_tokens": 3},
-            "completion_tokens_details": {"reasoning_tokens": 0},
+            "completion_tokens_details": {
+                "reasoning_tokens": 0,
+                "accepted_prediction_tokens": 0,
+                "rejected_prediction_tokens": 0,
+            },
         },
     }
 

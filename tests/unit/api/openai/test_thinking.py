@@ -145,7 +145,7 @@ async def test_thoughts_in_a_whole_answer(
     body = (await client.post(ROUTE, json=chat())).json()
     message = body["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("Ears.", "A cat.")
-    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 4}
+    assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == 4
 
 
 async def test_a_thought_that_is_cut_off_is_no_answer(
