@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
@@ -271,6 +272,36 @@ def test_answers_that_end_while_they_are_waited_for_are_killed(new: New):
     matcher.close()
     pid = matcher._answers._process._pid
     assert comes_true(lambda: not is_alive(pid))
+
+
+def test_what_may_follow_drafts_is_told_and_changes_nothing(new: New):
+    schema = {"type": "array", "items": {"const": "abc"}, "minItems": 2}
+    drafts = [byte_host().backend.token_to_id(text) for text in ("[", '"', "a", "x", "b")]
+    ahead, plain = compiled(new(), schema).begin(2)
+    ahead.look_ahead(drafts)
+    assert ahead.wait(10)
+    masks = list(ahead.ahead())
+    assert len(masks) == 3, "x may not come"
+    for mask, token_id in zip(masks, drafts, strict=False):
+        plain.advance([token_id])
+        assert plain.wait(10)
+        assert np.array_equal(mask, plain.allowed())
+    assert ahead.allowed()[drafts[0]]
+    ahead.advance(drafts[:3])
+    assert ahead.wait(10)
+    assert np.array_equal(ahead.allowed(), plain.allowed())
+    assert list(ahead.ahead()) == []
+
+
+def test_forced_tokens_are_told(new: New):
+    (matcher,) = compiled(new(), {"const": "abcdef"}).begin(1)
+    matcher.advance([byte_host().backend.token_to_id('"')])
+    assert matcher.wait(10)
+    forced = list(matcher.forced)
+    assert byte_host().backend.decode(forced).startswith("abc")
+    matcher.look_ahead(forced)
+    assert matcher.wait(10)
+    assert len(matcher.ahead()) == len(forced)
 
 
 def test_asking_and_looking_never_wait(new: New):

@@ -109,12 +109,12 @@ class Drafter:
         ends = np.flatnonzero(tokens[:last] == tokens[last])
         length = 1
         while len(ends) and length < _MAX_MATCH:
-            ends = ends[ends >= length]
-            longer = ends[tokens[ends - length] == tokens[last - length]]
+            longer = ends[ends >= length]
+            longer = longer[tokens[longer - length] == tokens[last - length]]
             if not len(longer):
                 break
             ends, length = longer, length + 1
-        if len(ends) and length >= MIN_MATCH:
+        if length >= MIN_MATCH:
             self._match, self._next = length, int(ends[-1]) + 1
 
 
