@@ -26,6 +26,9 @@ STATS = Stats(
     cached_tokens=600,
     tool_calls=70,
     broken_tool_calls=8,
+    spec_drafts=71,
+    spec_draft_tokens=72,
+    spec_accepted_tokens=73,
     media_items=90,
     cached_media_items=9,
     caches=(
@@ -99,6 +102,9 @@ async def test_what_the_engine_says(client: httpx.AsyncClient, engine: ScriptedE
         of_model("kv_cache_usage_perc"): 45 / 350,
         of_model("tool_calls_total"): 70,
         of_model("broken_tool_calls_total"): 8,
+        of_model("spec_decode_num_drafts_total"): 71,
+        of_model("spec_decode_num_draft_tokens_total"): 72,
+        of_model("spec_decode_num_accepted_tokens_total"): 73,
         of_model("cache_entries", cache="pixel"): 1,
         of_model("cache_size_bytes", cache="pixel"): 10,
         of_model("cache_pinned_bytes", cache="pixel"): 5,
@@ -141,7 +147,8 @@ async def test_counters_and_gauges_say_what_they_are(
         for name in ("requests", "request_success", "engine_restarts", "quarantine_refusals",
                      "generation_tokens", "prompt_tokens", "prefix_cache_queries",
                      "prefix_cache_hits", "mm_cache_queries", "mm_cache_hits", "cache_hits",
-                     "cache_misses",
+                     "cache_misses", "spec_decode_num_drafts", "spec_decode_num_draft_tokens",
+                     "spec_decode_num_accepted_tokens",
                      "tool_calls", "broken_tool_calls", "stored_responses_evictions",
                      "cache_evictions", "cache_damaged", "memory_decisions", "memory_clear_seconds")
     }  # fmt: skip
