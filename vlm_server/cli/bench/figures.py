@@ -16,6 +16,7 @@ class Unit(Enum):
     MILLISECONDS = "ms"
     TOKENS_PER_SECOND = "tokens/s"
     RATIO = "x"
+    COUNT = ""
     EQUAL = "equal"
     """1.0 where the texts were equal, 0.0 where they were not."""
 
@@ -61,6 +62,12 @@ def milliseconds(name: str, seconds: float | None) -> Figure:
 
 def ratio(name: str, above: float | None, below: float | None) -> Figure:
     return Figure(name, quotient(above, below), Unit.RATIO)
+
+
+def count(name: str, before: int | None, after: int | None) -> Figure:
+    """By how much a counter has grown; unknown if one reading is."""
+    is_known = before is not None and after is not None
+    return Figure(name, float(after - before) if is_known else None, Unit.COUNT)
 
 
 def throughput(name: str, tokens: Sequence[int | None], seconds: float) -> Figure:
