@@ -78,7 +78,7 @@ class Client:
             async with httpx.AsyncClient(trust_env=False, timeout=_STATUS_SECONDS) as http:
                 response = await http.get(f"{self.target.base_url}/status")
                 told: Any = response.raise_for_status().json()
-                decisions = told["engine"]["stats"]["memory"]["decisions"]
+                decisions: dict[str, int] = told["engine"]["stats"]["memory"]["decisions"]
         except (httpx.HTTPError, ValueError, LookupError, TypeError):
             return None  # another kind of server
         return sum(times for kind, times in decisions.items() if kind.startswith("clear_"))

@@ -66,8 +66,9 @@ def ratio(name: str, above: float | None, below: float | None) -> Figure:
 
 def count(name: str, before: int | None, after: int | None) -> Figure:
     """By how much a counter has grown; unknown if one reading is."""
-    is_known = before is not None and after is not None
-    return Figure(name, float(after - before) if is_known else None, Unit.COUNT)
+    if before is None or after is None:
+        return Figure(name, None, Unit.COUNT)
+    return Figure(name, float(after - before), Unit.COUNT)
 
 
 def throughput(name: str, tokens: Sequence[int | None], seconds: float) -> Figure:
