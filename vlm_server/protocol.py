@@ -548,6 +548,8 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     """Of these, those that were not encoded for the prompt: some cache had them."""
     progress: tuple[RequestProgress, ...] = ()
     """Of each request that has not ended, in the order in which they came."""
+    max_num_seqs: int = 0
+    """Sequences that may decode together."""
 
 
 ENCODER, PREPARERS = "encoder", "preparers"

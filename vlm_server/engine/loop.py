@@ -312,6 +312,7 @@ class EngineLoop:
             media_items=reading.num_media,
             cached_media_items=reading.num_cached_media,
             progress=reading.progress,
+            max_num_seqs=reading.max_num_seqs,
         )
 
 

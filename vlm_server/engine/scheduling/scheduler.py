@@ -263,6 +263,7 @@ class Scheduler:
             num_cached_media=self._num_cached_media,
             caches=self._caches.read(),
             progress=tuple(request.progress for request in self._requests.values()),
+            max_num_seqs=self._config.max_num_seqs,
         )
 
     @property

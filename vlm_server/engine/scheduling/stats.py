@@ -11,7 +11,8 @@ from vlm_server.protocol import CacheStats, RequestProgress
 class SchedulerStats:
     """What `/v1/status` and `/metrics` show of the scheduler.
 
-    requests: how many there are in each live state. num_tracked: everything that is remembered of
+    requests: how many there are in each live state. max_num_seqs: how many sequences may decode
+    together. num_tracked: everything that is remembered of
     any request; 0 when idle. The other counts are since the last `reset_stats`; those of tool
     calls are of requests that have ended.
     """
@@ -27,3 +28,4 @@ class SchedulerStats:
     num_cached_media: int
     caches: tuple[CacheStats, ...]
     progress: tuple[RequestProgress, ...]
+    max_num_seqs: int
