@@ -181,7 +181,7 @@ class Scheduler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         int,
         Meta(
             ge=0,
-            description="Maximum sequences decoded together; 0 is automatic: 8 to 256, as many of "
+            description="Maximum sequences decoded together; 0 is automatic: 16 to 256, as many of "
             "4,096 tokens as half of the device memory left after the weights holds. Memory limits "
             "them in any case.",
         ),

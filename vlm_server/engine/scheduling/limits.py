@@ -12,8 +12,8 @@ from vlm_server.protocol import SamplingParams
 
 TYPICAL_TOKENS = 4096
 """Of prompt and answer: a conversation with some pictures."""
-_LEAST_SEQS = 8
-"""As many choices as one request may have."""
+_LEAST_SEQS = 16
+"""Of shorter prompts than that, so many fit where a model fits at all."""
 _MOST_SEQS = 256
 
 

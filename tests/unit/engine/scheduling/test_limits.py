@@ -14,8 +14,8 @@ MIB = 1 << 20
     [
         (2000, 10, 100),
         (2019, 10, 100),
-        (100, 10, 8),  # who asks for eight choices is not refused for a guess
-        (-100, 10, 8),
+        (100, 10, 16),  # shorter ones may fit: admission knows
+        (-100, 10, 16),
         (100_000, 10, 256),
         (2000, 0, 256),  # a state that takes nothing
     ],
