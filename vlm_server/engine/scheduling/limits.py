@@ -13,7 +13,7 @@ from vlm_server.protocol import SamplingParams
 TYPICAL_TOKENS = 4096
 """Of prompt and answer: a conversation with some pictures."""
 _LEAST_SEQS = 16
-"""Of shorter prompts than that, so many fit where a model fits at all."""
+"""However little memory there is: prompts may be shorter, and admission knows what they take."""
 _MOST_SEQS = 256
 
 
