@@ -393,8 +393,8 @@ class DeviceMemory(Protocol):
     """The device's allocator. All calls come from the runner's thread."""
 
     @property
-    def pool_limit_bytes(self) -> int:
-        """The most that it keeps for reuse."""
+    def device_bytes(self) -> int:
+        """All that the device has."""
         ...
 
     @property
@@ -421,7 +421,10 @@ class DeviceMemory(Protocol):
         ...
 
     def device_used_bytes(self) -> int:
-        """What all programs use, as the driver says; 0 if device memory is the machine's."""
+        """What all programs use, as the driver says; 0 if device memory is the machine's.
+
+        Asks the driver, which takes time.
+        """
         ...
 
 

@@ -559,6 +559,8 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     """Of `spec_draft_tokens`, those that are part of answers."""
     progress: tuple[RequestProgress, ...] = ()
     """Of each request that has not ended, in the order in which they came."""
+    max_num_seqs: int = 0
+    """Sequences that may decode together."""
 
 
 ENCODER, PREPARERS = "encoder", "preparers"

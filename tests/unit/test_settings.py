@@ -93,7 +93,7 @@ def test_a_list_is_written_as_in_toml() -> None:
         ("server.drain_seconds=-1", "server.drain_seconds"),
         ("limits.max_body_bytes=0", "limits.max_body_bytes"),
         ("limits.max_requests=0", "limits.max_requests"),
-        ("scheduler.max_num_seqs=0", "scheduler.max_num_seqs"),
+        ("scheduler.max_num_seqs=-1", "scheduler.max_num_seqs"),
         ("log.level=loud", "log.level"),
         ("model.dtype=int4", "model.dtype"),
     ],

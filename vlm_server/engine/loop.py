@@ -315,6 +315,7 @@ class EngineLoop:
             spec_draft_tokens=reading.spec.num_draft_tokens,
             spec_accepted_tokens=reading.spec.num_accepted_tokens,
             progress=reading.progress,
+            max_num_seqs=reading.max_num_seqs,
         )
 
 

@@ -177,7 +177,15 @@ class Video(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Scheduler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    max_num_seqs: Annotated[int, Meta(ge=1, description="Maximum sequences decoded together.")] = 16
+    max_num_seqs: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Maximum sequences decoded together; 0 is automatic: 16 to 256, as many of "
+            "4,096 tokens as half of the device memory left after the weights holds. Memory limits "
+            "them in any case.",
+        ),
+    ] = 0
     prefill_chunk_tokens: Annotated[
         int, Meta(ge=1, description="Maximum prompt tokens prefilled in one step.")
     ] = 2048

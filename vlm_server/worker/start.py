@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,11 @@ from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import MIB, Governor
 from vlm_server.engine.request.output.build import Formats
-from vlm_server.engine.scheduling.limits import SchedulerConfig
+from vlm_server.engine.scheduling.limits import (
+    TYPICAL_TOKENS,
+    SchedulerConfig,
+    suitable_num_seqs,
+)
 from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.engine.threads import DiskReaderThread, EncoderThread, PreparerThreads
 from vlm_server.errors import ModelLoadError
@@ -26,6 +31,7 @@ from vlm_server.runner.device.device import current_device
 from vlm_server.runner.device.memory import MlxMemory
 from vlm_server.runner.device.speed import warn_of_slow_products
 from vlm_server.runner.kv.build import build_caches
+from vlm_server.runner.kv.planned import planned_state_size
 from vlm_server.runner.model.facts import model_facts
 from vlm_server.runner.model.load import LoadedModel, load
 from vlm_server.runner.model_runner import ModelRunner
@@ -33,6 +39,8 @@ from vlm_server.runner.vision.encoder import ImageEncoder
 from vlm_server.worker.channel import Channel
 from vlm_server.worker.process_memory import SystemProcessMemory
 from vlm_server.worker.warm_up import stages, warm_up
+
+logger = logging.getLogger(__name__)
 
 LEAST_TOKENS = 1024
 """Of prompt and answer, for which there must be room beside the model."""
@@ -117,7 +125,7 @@ def build_engine(
 ) -> Engine:
     """The engine around a loaded model, with its threads."""
     config = SchedulerConfig(
-        max_num_seqs=start.scheduler.max_num_seqs,
+        max_num_seqs=start.scheduler.max_num_seqs or _suitable_num_seqs(loaded, governor),
         prefill_chunk_tokens=start.scheduler.prefill_chunk_tokens,
         max_step_seconds=start.scheduler.max_step_seconds,
         max_preparing=start.scheduler.preparer_threads,
@@ -148,6 +156,16 @@ def build_engine(
         caches=caches,
         max_failed_steps=start.engine.max_failed_steps,
     )
+
+
+def _suitable_num_seqs(loaded: LoadedModel, governor: Governor) -> int:
+    """What suits the memory that the weights leave, by the model's own size of a sequence."""
+    memory = governor.read()
+    size = planned_state_size(loaded.language_model, loaded.family)
+    seq_bytes = size.of(min(TYPICAL_TOKENS, loaded.host.context_tokens))
+    suitable = suitable_num_seqs(memory.limit_bytes - memory.active_bytes, seq_bytes)
+    logger.info("at most %d sequences decode together (scheduler.max_num_seqs)", suitable)
+    return suitable
 
 
 def _grammar_limits(start: Start) -> GrammarLimits:

@@ -182,6 +182,7 @@ async def test_the_status(client: httpx.AsyncClient, engine: ScriptedEngine) -> 
         8,
         90,
         9,
+        max_num_seqs=12,
     )
     engine.status = replace(engine.status, stats=stats, pid=77, restarts=2)
     engine.status = replace(engine.status, quarantined_shapes=8, quarantine_refusals=9)
@@ -210,6 +211,7 @@ async def test_the_status(client: httpx.AsyncClient, engine: ScriptedEngine) -> 
         "cached_tokens": 600,
         "tool_calls": 70,
         "broken_tool_calls": 8,
+        "max_num_seqs": 12,
         "media_items": 90,
         "cached_media_items": 9,
         "at_work": {"encoder": 5},

@@ -44,10 +44,16 @@ class ScriptedServer:
     script: Script = echo
     status: int = 200
     requests: list[dict[str, Any]] = field(default_factory=list)
+    decisions: dict[str, int] = field(default_factory=dict)
+    """Of the memory governor, as the server's status tells them."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == "/v1/models":
             await self._answer(send, [(0.0, b'{"data": [{"id": "scripted"}]}')], 200)
+            return
+        if scope["path"] == "/v1/status":
+            told = {"engine": {"stats": {"memory": {"decisions": self.decisions}}}}
+            await self._answer(send, [(0.0, json.dumps(told).encode())], self.status)
             return
         body = b""
         more = True

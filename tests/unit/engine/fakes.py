@@ -409,12 +409,15 @@ class FakeMemory:
     active_bytes: int = 1
     pool_bytes: int = 2
     limit_bytes: int = 1 << 40
-    pool_limit_bytes: int = 100
+    device_bytes: int = 1 << 40
     peak_bytes: int = 3
     num_clears: int = 0
     trims_own_pool: bool = False
     unsettled_bytes: int = 0
     """Of `active_bytes`: what was let go, and is held by what is under way."""
+    used_bytes: int = 5
+    """Of the device, as the driver says."""
+    num_driver_calls: int = 0
 
     def read(self) -> MemoryReading:
         return MemoryReading(self.active_bytes, self.pool_bytes, self.limit_bytes)
@@ -435,7 +438,8 @@ class FakeMemory:
         self.num_clears += 1
 
     def device_used_bytes(self) -> int:
-        return 5
+        self.num_driver_calls += 1
+        return self.used_bytes
 
 
 @dataclass

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import httpx
 import msgspec
@@ -17,6 +17,10 @@ import msgspec
 from vlm_server.cli.bench.material import Message
 from vlm_server.cli.client.answer import Answer, failed, read_answer
 from vlm_server.cli.client.chat import ChatClient
+
+_STATUS_SECONDS = 10.0
+_STATUS_DELAY_SECONDS = 0.2
+"""How late the engine may tell what it has done; once it has nothing to do, it tells at once."""
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -63,6 +67,21 @@ class Client:
         answer = await self._send(body)
         self._answers.append(answer)
         return answer
+
+    async def num_clears(self) -> int | None:
+        """How often the target has given freed device memory back; None if it does not say.
+
+        To be called while it answers nothing.
+        """
+        await asyncio.sleep(_STATUS_DELAY_SECONDS)
+        try:
+            async with httpx.AsyncClient(trust_env=False, timeout=_STATUS_SECONDS) as http:
+                response = await http.get(f"{self.target.base_url}/status")
+                told: Any = response.raise_for_status().json()
+                decisions: dict[str, int] = told["engine"]["stats"]["memory"]["decisions"]
+        except (httpx.HTTPError, ValueError, LookupError, TypeError):
+            return None  # another kind of server
+        return sum(times for kind, times in decisions.items() if kind.startswith("clear_"))
 
     def take_answers(self) -> list[Answer]:
         """All answers since the last call, in the order they ended."""

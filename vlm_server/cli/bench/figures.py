@@ -16,6 +16,7 @@ class Unit(Enum):
     MILLISECONDS = "ms"
     TOKENS_PER_SECOND = "tokens/s"
     RATIO = "x"
+    COUNT = ""
     EQUAL = "equal"
     """1.0 where the texts were equal, 0.0 where they were not."""
 
@@ -61,6 +62,13 @@ def milliseconds(name: str, seconds: float | None) -> Figure:
 
 def ratio(name: str, above: float | None, below: float | None) -> Figure:
     return Figure(name, quotient(above, below), Unit.RATIO)
+
+
+def count(name: str, before: int | None, after: int | None) -> Figure:
+    """By how much a counter has grown; unknown if one reading is."""
+    if before is None or after is None:
+        return Figure(name, None, Unit.COUNT)
+    return Figure(name, float(after - before), Unit.COUNT)
 
 
 def throughput(name: str, tokens: Sequence[int | None], seconds: float) -> Figure:

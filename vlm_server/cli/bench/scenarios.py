@@ -14,6 +14,7 @@ from itertools import chain
 from vlm_server.cli.bench.client import Client
 from vlm_server.cli.bench.figures import (
     Figure,
+    count,
     equality,
     largest,
     median,
@@ -103,14 +104,19 @@ async def conc(client: Client, material: Material) -> list[Figure]:
     async def one(requests: list[list[Message]]) -> list[Answer]:
         return [await client.ask(messages, 48) for messages in requests]
 
+    clears = await client.num_clears()
     start = time.perf_counter()
     answers = list(chain.from_iterable(await asyncio.gather(*map(one, users))))
     seconds = time.perf_counter() - start
     gaps = [gap for answer in answers for gap in answer.gaps]
+    most = percentile(gaps, 99)
     return [
         throughput("all users", [answer.completion_tokens for answer in answers], seconds),
         milliseconds("TTFT, median", median(answer.ttft for answer in answers)),
-        milliseconds("between tokens, p99", percentile(gaps, 99)),
+        milliseconds("between tokens, median", median(gaps)),
+        milliseconds("between tokens, p99", most),
+        ratio("between tokens, p99 / median", most, median(gaps)),
+        count("clears of freed memory", clears, await client.num_clears()),
     ]
 
 

@@ -8,6 +8,7 @@ come from the inference thread.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -27,11 +28,26 @@ _SMALL_POOL_BYTES = 32 * MIB
 """Not worth giving back."""
 _DECODED_TOKENS = 2048
 """Between two looks at the pool while answers run: the more sequences, the fewer steps."""
+_NEAR_SHARE = 16
+"""Near its limit is who has less than this part of it left."""
+_FULL_SHARE = 32
+"""A device of which less than this part is free is one that another program is short of."""
+_DRIVER_SECONDS = 5.0
+"""How old the driver's figure may be: asking for it takes time between two steps."""
 _SETTLE_CALLS = 8
 """Calls of `make_room_for_reserved` after which a settling that helped nothing is tried again."""
 
 ClearReason = Literal[
-    "idle", "guard", "chunk", "prefill", "decode", "admission", "failure", "limit", "operator"
+    "idle",
+    "guard",
+    "chunk",
+    "prefill",
+    "decode",
+    "others",
+    "admission",
+    "failure",
+    "limit",
+    "operator",
 ]
 
 
@@ -115,6 +131,11 @@ class Governor:
         self._in_flight_bytes = 0
         """What the last settling freed in `make_room_for_reserved`: work under way held it."""
         self._calls_until_settle = 0
+        self._device_used_bytes = 0
+        """As the driver said last."""
+        self._driver_due = -math.inf
+        self._is_device_full = False
+        """As the driver said, and nothing was done about it since."""
 
     def reset_stats(self) -> None:
         """What is held now is there without any request; count decisions from zero."""
@@ -260,7 +281,13 @@ class Governor:
         self._carry_out(self._chunk_rule(self._memory.read(), needed, is_last=is_last))
 
     def after_decode(self, num_seqs: int, *, somebody_waits: bool) -> None:
-        """So many sequences got a token each; `somebody_waits` for the first of an answer."""
+        """So many sequences got a token each; `somebody_waits` for the first of an answer.
+
+        To be called after every step, whether or not anything was decoded.
+        """
+        if self._is_device_full:
+            self._is_device_full = False
+            self._carry_out(self._others_rule(self._memory.read()))
         self._decoded_tokens += num_seqs
         if self._decoded_tokens < _DECODED_TOKENS or somebody_waits:
             return
@@ -283,8 +310,11 @@ class Governor:
         return Keep()
 
     def _decode_rule(self, reading: MemoryReading) -> Decision:
-        share = self._memory.pool_limit_bytes // 2
-        return Clear("decode") if reading.pool_bytes > share else Keep()
+        is_near = self._must_clear(reading, reading.limit_bytes // _NEAR_SHARE)
+        return Clear("decode") if is_near else Keep()
+
+    def _others_rule(self, reading: MemoryReading) -> Decision:
+        return Clear("others") if reading.pool_bytes > _SMALL_POOL_BYTES else Keep()
 
     def _must_clear(self, reading: MemoryReading, needed_bytes: int) -> bool:
         """Whether the pool would be in the way, and the allocator does not trim it by itself."""
@@ -322,6 +352,16 @@ class Governor:
 
     # ---- doing -----------------------------------------------------------------------
 
+    def _ask_driver(self) -> None:
+        """What all programs use of the device; now and then, and outside of steps."""
+        now = self._clock()
+        if now < self._driver_due:
+            return
+        self._driver_due = now + _DRIVER_SECONDS
+        size, used = self._memory.device_bytes, self._memory.device_used_bytes()
+        self._device_used_bytes = used
+        self._is_device_full = used > 0 and size - used < size // _FULL_SHARE
+
     def _carry_out(self, decision: Decision) -> None:
         match decision:
             case Clear(reason):
@@ -342,7 +382,8 @@ class Governor:
                 pass
 
     def read(self, reserved_bytes: int = 0) -> MemoryStats:
-        """For `/v1/status` and `/metrics`."""
+        """For `/v1/status` and `/metrics`. To be called between two steps."""
+        self._ask_driver()
         reading = self._memory.read()
         return MemoryStats(
             active_bytes=reading.active_bytes,
@@ -351,7 +392,7 @@ class Governor:
             limit_bytes=reading.limit_bytes,
             baseline_bytes=self._baseline_bytes,
             footprint_bytes=self._process.footprint_bytes(),
-            device_used_bytes=self._memory.device_used_bytes(),
+            device_used_bytes=self._device_used_bytes,
             decisions=dict(self._counts),
             clear_seconds=self._clear_seconds,
             reserved_bytes=reserved_bytes,

@@ -10,6 +10,21 @@ from vlm_server.engine.request.output.build import NO_FORMATS, Formats
 from vlm_server.errors import ContextLengthExceeded, InvalidRequest, RequestError
 from vlm_server.protocol import SamplingParams
 
+TYPICAL_TOKENS = 4096
+"""Of prompt and answer: a conversation with some pictures."""
+_LEAST_SEQS = 16
+"""However little memory there is: prompts may be shorter, and admission knows what they take."""
+_MOST_SEQS = 256
+
+
+def suitable_num_seqs(free_bytes: int, seq_bytes: int) -> int:
+    """How many sequences, which take `seq_bytes` each, may decode together in `free_bytes`.
+
+    Half of that is for them: when one joins, those that run are copied. It is no promise: each
+    request is admitted by what it really needs.
+    """
+    return max(_LEAST_SEQS, min(_MOST_SEQS, free_bytes // 2 // max(1, seq_bytes)))
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:

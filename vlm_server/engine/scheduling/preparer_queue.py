@@ -9,6 +9,8 @@ from vlm_server.child.cancellation import Cancellation
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
 
+_MOST_READY = 16
+"""Requests that are prepared and do not decode yet: their pixels take the machine's memory."""
 DEAR_PIXELS = 16_000_000
 """A request with more to decode may take seconds; two 4K screenshots are just below."""
 
@@ -34,7 +36,9 @@ class PreparerQueue:
     """
 
     def __init__(self, max_preparing: int, max_ready: int) -> None:
-        """`max_preparing` of each kind at once; `max_ready` more may wait, but for texts.
+        """`max_preparing` of each kind at once; `max_ready` more may wait or decode, but for texts.
+
+        Of those that do not decode yet, no more than `_MOST_READY`.
 
         Of 1, a cheap request may be prepared beside a dear one all the same.
         """
@@ -45,6 +49,7 @@ class PreparerQueue:
             _Kind.VIDEO: 1,
         }
         self._most_begun = max_preparing + max_ready
+        self._most_undecoded = max_preparing + min(max_ready, _MOST_READY)
         self._preparing: dict[str, frozenset[_Kind]] = {}
         self._cancellations: dict[str, Cancellation] = {}
         self._is_turn_of_oldest = True
@@ -89,9 +94,12 @@ class PreparerQueue:
         """How many more of each kind may be prepared; `begun` are those that were, or are."""
         preparing = list(self._preparing.values())
         rooms = {kind: most - _count(kind, preparing) for kind, most in self._most.items()}
-        kinds_begun = [_kinds(request) for request in begun]
-        for kind in (_Kind.MEDIA, _Kind.SCHEMA):
-            rooms[kind] = min(rooms[kind], self._most_begun - _count(kind, kinds_begun))
+        undecoded = [request for request in begun if request.state is not State.DECODE]
+        bounds = ((begun, self._most_begun), (undecoded, self._most_undecoded))
+        for requests, most in bounds:
+            kinds = [_kinds(request) for request in requests]
+            for kind in (_Kind.MEDIA, _Kind.SCHEMA):
+                rooms[kind] = min(rooms[kind], most - _count(kind, kinds))
         return rooms
 
     def _choose(self, able: list[Request]) -> Request:

@@ -265,6 +265,7 @@ class Scheduler:
             caches=self._caches.read(),
             spec=copy(self._spec),
             progress=tuple(request.progress for request in self._requests.values()),
+            max_num_seqs=self._config.max_num_seqs,
         )
 
     @property

@@ -30,7 +30,8 @@ class SpecCounts:
 class SchedulerStats:
     """What `/v1/status` and `/metrics` show of the scheduler.
 
-    requests: how many there are in each live state. num_tracked: everything that is remembered of
+    requests: how many there are in each live state. max_num_seqs: how many sequences may decode
+    together. num_tracked: everything that is remembered of
     any request; 0 when idle. The other counts are since the last `reset_stats`; those of tool
     calls are of requests that have ended.
     """
@@ -47,3 +48,4 @@ class SchedulerStats:
     caches: tuple[CacheStats, ...]
     spec: SpecCounts
     progress: tuple[RequestProgress, ...]
+    max_num_seqs: int

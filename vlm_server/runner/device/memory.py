@@ -53,6 +53,10 @@ class MlxMemory:
         return self._pool_limit_bytes
 
     @property
+    def device_bytes(self) -> int:
+        return self._device.memory_bytes
+
+    @property
     def trims_own_pool(self) -> bool:
         return self._device.trims_own_pool
 

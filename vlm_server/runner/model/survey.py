@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import msgspec
-from mlx_vlm.models.cache import make_prompt_cache
 from mlx_vlm.utils import get_model_and_args
 
 from vlm_server.checkpoints import layout
@@ -18,15 +16,14 @@ from vlm_server.checkpoints.survey import Survey, SurveyRequest
 from vlm_server.errors import ModelLoadError
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.device.memory import limit_bytes
-from vlm_server.runner.kv.segments import StateSize
+from vlm_server.runner.kv.planned import planned_state_size
 from vlm_server.runner.model.config import as_read
-from vlm_server.runner.model.families import FAMILIES, Family, refuse_unservable
+from vlm_server.runner.model.families import FAMILIES, refuse_unservable
 from vlm_server.runner.model.host import context_tokens_of, image_token_of
 from vlm_server.runner.model.load import open_lazily
 from vlm_server.runner.model.weights import Budget, bytes_as, check_tensors_fit, dtype_on
 from vlm_server.settings import Model
 
-_PROBE_TOKENS = 2
 _STORED = {"float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2)}
 """Types of safetensors, and their bytes, by their names in configurations."""
 
@@ -104,7 +101,7 @@ def _with_weights(found: Survey, request: SurveyRequest, least_tokens: int) -> S
     """Raises ModelLoadError as loading would, for what weights that were not read can tell."""
     with open_lazily(request.model, current_device(), found.limit_bytes) as opened:
         image_token_of(opened.family, opened.model, opened.config)
-        state = _state_size(opened.model.language_model, opened.family)
+        state = planned_state_size(opened.model.language_model, opened.family)
     free = found.limit_bytes - opened.size_bytes
     counts = range(1, found.context_tokens + 1)
     fitting = bisect_right(counts, free, key=state.of)
@@ -115,11 +112,3 @@ def _with_weights(found: Survey, request: SurveyRequest, least_tokens: int) -> S
         kv_bytes=state.of(fitting),
         least_kv_bytes=state.of(min(least_tokens, found.context_tokens)),
     )
-
-
-def _state_size(language_model: Any, family: Family) -> StateSize:
-    """From a step that is planned but never computed."""
-    layers = make_prompt_cache(language_model)
-    language_model(mx.zeros((1, _PROBE_TOKENS), dtype=mx.int32), cache=layers)
-    family.forget_positions(language_model)
-    return StateSize(layers, _PROBE_TOKENS)

@@ -84,6 +84,40 @@ async def test_stall_says_nothing_of_a_text_that_ended_before_the_pictures():
     assert runs[-1].figures[0].value is None
 
 
+async def test_conc_counts_the_clears_and_compares_the_gaps():
+    """Of what a governor decides, clears alone count, and none of before."""
+
+    def script(request: dict[str, Any]) -> list[tuple[float, bytes]]:
+        for kind in ("clear_decode", "evict"):
+            app.decisions[kind] = app.decisions.get(kind, 0) + 1
+        pieces = [(0.02, text(str(number))) for number in range(10)]
+        return [*pieces, (0.4, text("at last")), (0.0, ending(11))]
+
+    app = ScriptedServer(script, decisions={"clear_idle": 3})
+    figures = {figure.name: figure.value for figure in (await run(app, "conc"))[-1].figures}
+    assert figures["clears of freed memory"] == 16
+    middle, most = figures["between tokens, median"], figures["between tokens, p99"]
+    assert middle is not None
+    assert most is not None
+    assert 15 <= middle <= 100
+    assert most >= 390
+    assert figures["between tokens, p99 / median"] == pytest.approx(most / middle)
+
+
+async def test_a_server_that_tells_no_decisions_has_unknown_clears():
+    class Silent(ScriptedServer):
+        """As a server without such a route."""
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            if scope["path"] == "/v1/status":
+                await self._answer(send, [(0.0, b"no such route")], 404)
+            else:
+                await super().__call__(scope, receive, send)
+
+    runs = await run(Silent(), "conc")
+    assert [figure.value is None for figure in runs[-1].figures] == [*5 * [False], True]
+
+
 async def test_right_tells_wrong_pictures_from_right_ones():
     def confused(request: dict[str, Any]) -> list[tuple[float, bytes]]:
         app.seen += 1

@@ -42,7 +42,7 @@ class Engine(driver.Engine):
     """With room for `room` tokens of sequences."""
 
     def __init__(self, room: int) -> None:
-        memory = FakeMemory(WEIGHTS, 0, WEIGHTS + room, 10, 0)
+        memory = FakeMemory(WEIGHTS, 0, WEIGHTS + room, peak_bytes=0)
         super().__init__(memory=memory, max_preparing=8, context_tokens=1000)
         self.most_held = 0
         launch = self.runner.launch

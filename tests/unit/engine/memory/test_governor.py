@@ -25,7 +25,7 @@ class Ground:
     """A device of 1000 MiB, of which weights hold 100; a cache, and a clock. Sizes in MiB."""
 
     def __init__(self, **settings: object) -> None:
-        self.memory = FakeMemory(WEIGHTS * MIB, 0, 1000 * MIB, 200 * MIB, peak_bytes=0)
+        self.memory = FakeMemory(WEIGHTS * MIB, 0, 1000 * MIB, 1024 * MIB, peak_bytes=0)
         self.process = FakeProcess()
         self.caches = Caches.of(encoder_bytes=500 * MIB)
         self.seconds = 0.0
@@ -233,6 +233,106 @@ def test_an_allocator_that_trims_its_own_pool_is_cleared_for_pictures_alone():
     assert ground.decisions == {"clear_guard": 1}
 
 
+# ---- while anybody is served -------------------------------------------------------------
+
+
+GIB = 1024
+
+
+def gpu(**settings: object) -> Ground:
+    """A device of 139 GiB, as a program of its own may use it, with weights of 6 GiB."""
+    ground = Ground(**settings)
+    memory = ground.memory
+    memory.trims_own_pool = True
+    memory.device_bytes, memory.limit_bytes = 139 * GIB * MIB, 125 * GIB * MIB
+    memory.used_bytes = 40 * GIB * MIB
+    ground.hold(active=10 * GIB, pool=12 * GIB)
+    return ground
+
+
+def serve(ground: Ground, seconds: int) -> None:
+    """Eight users' streams with new images, at 40 steps a second; statistics every second."""
+    governor = ground.governor
+    demand = Demand(60 * MIB, 6 * GIB * MIB, 60 * MIB)
+    for _ in range(seconds):
+        ground.seconds += 1.0
+        governor.note_work()
+        governor.admit(demand, GIB * MIB, others_run=True)
+        governor.before_encode(1131)
+        governor.after_encode(1131, 5 * MIB)
+        governor.before_chunk()
+        governor.after_chunk(1200, is_last=True, has_merged=True)
+        for _ in range(40):
+            governor.make_room_for_reserved(GIB * MIB)
+            governor.after_decode(8, somebody_waits=False)
+        governor.read()
+
+
+def test_in_ten_minutes_of_streams_with_ample_memory_nothing_is_cleared():
+    """The pool holds 12 GiB, which 100 more are left beside."""
+    ground = gpu()
+    learn(ground, "encode", 256, 2 * GIB)
+    serve(ground, 600)
+    assert ground.decisions == {}
+    assert ground.process.num_trims == 0
+
+
+def test_the_driver_is_asked_every_five_seconds_at_most():
+    """Asking it takes time between two steps."""
+    ground = gpu()
+    serve(ground, 100)
+    assert 20 <= ground.memory.num_driver_calls <= 21
+
+
+def test_another_program_gets_the_pool_when_the_device_is_full():
+    """By what the driver says; a thirty-second part of the device is to be free."""
+    ground = gpu()
+    size = ground.memory.device_bytes
+    ground.memory.used_bytes = size - size // 32
+    serve(ground, 10)
+    assert ground.decisions == {}
+    ground.memory.used_bytes += 1
+    serve(ground, 5)
+    assert ground.decisions == {"clear_others": 1}
+
+
+def test_what_another_program_needs_is_given_once_by_what_the_driver_said():
+    """In any step, be there answers or a prompt alone; until it says so again."""
+    ground = gpu()
+    ground.memory.used_bytes = ground.memory.device_bytes
+    ground.governor.read()
+    for _ in range(3):
+        ground.hold(active=10 * GIB, pool=GIB)
+        ground.governor.after_decode(0, somebody_waits=True)
+    assert ground.decisions == {"clear_others": 1}
+    ground.seconds += 5.0
+    ground.governor.read()
+    ground.governor.after_decode(0, somebody_waits=True)
+    assert ground.decisions == {"clear_others": 2}
+
+
+@pytest.mark.parametrize(("used", "pool"), [(0, 12 * GIB), (139 * GIB, 32)])
+def test_nothing_is_given_to_nobody_and_no_small_pool(used: int, pool: int):
+    """A driver that says nothing, as where device memory is the machine's, says 0."""
+    ground = gpu()
+    ground.memory.used_bytes = used * MIB
+    ground.hold(active=10 * GIB, pool=pool)
+    serve(ground, 20)
+    assert ground.decisions == {}
+
+
+def test_an_allocator_that_does_not_trim_its_pool_is_cleared_near_its_limit_alone(ground: Ground):
+    """With ample memory the pool's own limit bounds it."""
+    ground.memory.limit_bytes = 12 * GIB * MIB
+    learn(ground, "encode", 256, 500)
+    ground.hold(active=500, pool=256)
+    serve(ground, 60)
+    assert ground.decisions == {}
+    ground.memory.limit_bytes = 900 * MIB
+    ground.governor.after_decode(2048, somebody_waits=False)
+    assert ground.decisions == {"clear_decode": 1}
+
+
 # ---- around what takes much --------------------------------------------------------------
 
 
@@ -283,7 +383,7 @@ def test_after_the_last_chunk_by_the_same_rule():
 def test_a_long_decode_looks_at_the_pool_more_often_the_more_rows_there_are(
     ground: Ground, num_seqs: int
 ):
-    ground.hold(pool=101)
+    ground.hold(active=700, pool=139)
     for _ in range(2048 // num_seqs - 1):
         ground.governor.after_decode(num_seqs, somebody_waits=False)
     assert ground.decisions == {}
@@ -291,10 +391,11 @@ def test_a_long_decode_looks_at_the_pool_more_often_the_more_rows_there_are(
     assert ground.decisions == {"clear_decode": 1}
 
 
-def test_a_long_decode_leaves_a_small_pool_and_waits_for_first_tokens(ground: Ground):
-    ground.hold(pool=100)
+def test_a_long_decode_clears_near_the_limit_alone_and_waits_for_first_tokens(ground: Ground):
+    """A sixteenth of 1000 MiB is 62.5."""
+    ground.hold(active=700, pool=137)
     ground.governor.after_decode(5000, somebody_waits=False)
-    ground.hold(pool=101)
+    ground.hold(active=700, pool=138)
     ground.governor.after_decode(5000, somebody_waits=True)
     assert ground.decisions == {}
     ground.governor.after_decode(1, somebody_waits=False)

@@ -106,6 +106,23 @@ def test_what_is_ready_bounds_what_is_begun():
     assert sum(r.state is State.PREPARING for r in made.requests.values()) == 3
 
 
+def test_however_many_may_decode_few_hold_their_pixels_until_then():
+    """Two are prepared, and sixteen wait for the device."""
+    made = Queue(2, max_ready=256)
+    for number in range(100):
+        made.add(f"{number}")
+    begun = list[str]()
+    while started := made.start():
+        begun += started
+        for name in started:
+            made.queue.end(name)
+    assert len(begun) == 18
+    for name in begun[:10]:
+        for state in (State.WAITING_FOR_MEMORY, State.PREFILL, State.DECODE):
+            made.requests[name].move_to(state)
+    assert len(made.start()) == 2
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_text_with_a_schema_waits_for_no_picture_that_has_one(threads: int):
     made = Queue(threads)

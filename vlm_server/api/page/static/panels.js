@@ -25,6 +25,7 @@ const CLEARS = {
   clear_chunk: "between chunks",
   clear_prefill: "after a prompt",
   clear_decode: "long answer",
+  clear_others: "another program",
   clear_failure: "out of memory",
 };
 const CACHES = {

@@ -1,0 +1,82 @@
+"""How many sequences decode together follows from the memory that a model leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import pytest
+
+from tests.integration.harness import GREEDY, Engine, ask
+from tests.integration.test_loop import Served
+from tests.tiny_models.pictures import picture
+from vlm_server import settings
+from vlm_server.prompt.preparer import MultimodalPreparer
+from vlm_server.protocol import Finished, SamplingParams, Start, Stats
+from vlm_server.runner.device.memory import MlxMemory
+from vlm_server.runner.kv.planned import planned_state_size
+from vlm_server.runner.model.load import LoadedModel
+
+
+def test_a_sequence_takes_what_was_planned_and_planning_changes_no_answer(
+    served: tuple[LoadedModel, MultimodalPreparer],
+) -> None:
+    loaded, preparer = served
+    before = Engine(loaded, preparer)
+    tokens = before.answer(ask("a", "what?", picture(1)))
+    planned = planned_state_size(loaded.language_model, loaded.family)
+    assert [planned.of(count) for count in (1, 100, 5000)] == [
+        before.runner.kv_bytes(count) for count in (1, 100, 5000)
+    ]
+    assert Engine(loaded, preparer).answer(ask("a", "what?", picture(1))) == tokens
+
+
+def start(limit_bytes: int, **scheduler: int) -> Start:
+    return Start(
+        settings.Model(),
+        settings.Scheduler(**scheduler),  # type: ignore[arg-type]
+        settings.Engine(),
+        settings.Log(),
+        settings.Memory(limit_bytes=limit_bytes),
+    )
+
+
+def told(engine: Served) -> int:
+    """By the last statistics."""
+    return next(e for e in reversed(engine.events) if isinstance(e, Stats)).max_num_seqs
+
+
+@pytest.fixture
+def loaded(load_tiny: Callable[[str], tuple[LoadedModel, MultimodalPreparer]]) -> LoadedModel:
+    return load_tiny("qwen3_vl")[0]
+
+
+@pytest.mark.parametrize(("wanted", "together"), [(20, 16), (100, 24)])
+def test_the_automatic_number_is_chosen_by_memory_and_told(
+    loaded: LoadedModel, wanted: int, together: int
+) -> None:
+    """The choices of a request decode together: of three with eight each all, or those of two."""
+    one = planned_state_size(loaded.language_model, loaded.family)
+    seq_bytes = one.of(min(4096, loaded.host.context_tokens))
+    free = 2 * wanted * seq_bytes + seq_bytes
+    eight = SamplingParams(n=8, max_tokens=40, temperature=1.0, seed=1)
+    try:
+        engine = Served(loaded, start(mx.get_active_memory() + free))
+        for name in "abc":
+            engine.inbox.put(ask(name, "what?", sampling=eight))
+        most = 0
+        while len(engine.ends) < 3:
+            most = max(most, len(engine.loop.step().decode))
+        engine.loop.run_until_idle()
+    finally:
+        MlxMemory(settings.Memory(), loaded.device)
+    assert told(engine) == pytest.approx(wanted, abs=1)
+    assert all(isinstance(end, Finished) for end in engine.ends.values())
+    assert most == together
+
+
+def test_a_number_that_is_named_holds(loaded: LoadedModel) -> None:
+    engine = Served(loaded, start(0, max_num_seqs=3))
+    engine.inbox.put(ask("a", "what?", sampling=GREEDY))
+    engine.loop.run_until_idle()
+    assert told(engine) == 3
