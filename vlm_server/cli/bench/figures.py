@@ -16,8 +16,12 @@ class Unit(Enum):
     MILLISECONDS = "ms"
     TOKENS_PER_SECOND = "tokens/s"
     RATIO = "x"
+    PERCENT = "%"
+    TOKENS = "tokens"
     EQUAL = "equal"
     """1.0 where the texts were equal, 0.0 where they were not."""
+    MET = "met"
+    """1.0 where a bar was met, 0.0 where it was missed."""
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -37,6 +41,12 @@ def median(values: Iterable[float | None]) -> float | None:
     """The median of the values that are not None; None if there are none."""
     present = known(values)
     return statistics.median(present) if present else None
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """The mean of all values; None if there are none, or one is unknown."""
+    present = known(values)
+    return statistics.fmean(present) if present and len(present) == len(values) else None
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
@@ -59,14 +69,23 @@ def milliseconds(name: str, seconds: float | None) -> Figure:
     return Figure(name, None if seconds is None else 1000 * seconds, Unit.MILLISECONDS)
 
 
+def tokens(name: str, count: float | None) -> Figure:
+    return Figure(name, count, Unit.TOKENS)
+
+
+def percent(name: str, ratio: float | None) -> Figure:
+    """By how much `ratio` is above 1, in percent."""
+    return Figure(name, None if ratio is None else 100 * (ratio - 1), Unit.PERCENT)
+
+
 def ratio(name: str, above: float | None, below: float | None) -> Figure:
     return Figure(name, quotient(above, below), Unit.RATIO)
 
 
-def throughput(name: str, tokens: Sequence[int | None], seconds: float) -> Figure:
-    """The sum of `tokens` over `seconds`; unknown if one count is unknown."""
-    counts = known(tokens)
-    total = sum(counts) if counts and len(counts) == len(tokens) else None
+def throughput(name: str, num_tokens: Sequence[int | None], seconds: float) -> Figure:
+    """The sum of `num_tokens` over `seconds`; unknown if one count is unknown."""
+    counts = known(num_tokens)
+    total = sum(counts) if counts and len(counts) == len(num_tokens) else None
     return Figure(name, quotient(total, seconds), Unit.TOKENS_PER_SECOND)
 
 
