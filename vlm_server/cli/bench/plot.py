@@ -76,7 +76,7 @@ def _levels(run: Run, minutes: Axis) -> Iterator[str]:
     for begin, end, level in zip(begins, ends, drift.levels(run.samples), strict=True):
         if level is not None:
             yield panel.line(begin, end, min(max(level, least), most))
-    yield _note(top + 14, "black: a tenth of the day")
+    yield _note(top + 14, "black: a tenth, median")
     yield _note(top + 30, f"green: ± {drift.MOST_DRIFT:.0%}")
 
 
