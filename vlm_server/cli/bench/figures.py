@@ -14,10 +14,10 @@ class Unit(Enum):
     """The unit of a figure, as it is printed."""
 
     MILLISECONDS = "ms"
-    TOKENS_PER_SECOND = "tokens/s"
-    RATIO = "x"
     PERCENT = "%"
     TOKENS = "tokens"
+    TOKENS_PER_SECOND = "tokens/s"
+    RATIO = "x"
     EQUAL = "equal"
     """1.0 where the texts were equal, 0.0 where they were not."""
     MET = "met"
@@ -69,7 +69,7 @@ def milliseconds(name: str, seconds: float | None) -> Figure:
     return Figure(name, None if seconds is None else 1000 * seconds, Unit.MILLISECONDS)
 
 
-def tokens(name: str, count: float | None) -> Figure:
+def token_count(name: str, count: float | None) -> Figure:
     return Figure(name, count, Unit.TOKENS)
 
 
@@ -82,10 +82,10 @@ def ratio(name: str, above: float | None, below: float | None) -> Figure:
     return Figure(name, quotient(above, below), Unit.RATIO)
 
 
-def throughput(name: str, num_tokens: Sequence[int | None], seconds: float) -> Figure:
-    """The sum of `num_tokens` over `seconds`; unknown if one count is unknown."""
-    counts = known(num_tokens)
-    total = sum(counts) if counts and len(counts) == len(num_tokens) else None
+def throughput(name: str, tokens: Sequence[int | None], seconds: float) -> Figure:
+    """The sum of `tokens` over `seconds`; unknown if one count is unknown."""
+    counts = known(tokens)
+    total = sum(counts) if counts and len(counts) == len(tokens) else None
     return Figure(name, quotient(total, seconds), Unit.TOKENS_PER_SECOND)
 
 

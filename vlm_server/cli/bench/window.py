@@ -6,7 +6,7 @@ Everything after a picture that was taken out is another prompt, so it is prefil
 from __future__ import annotations
 
 from vlm_server.cli.bench.client import Client
-from vlm_server.cli.bench.figures import Figure, mean, milliseconds, tokens
+from vlm_server.cli.bench.figures import Figure, mean, milliseconds, token_count
 from vlm_server.cli.bench.material import Material, Message, assistant, user
 from vlm_server.cli.client.answer import Answer
 
@@ -58,5 +58,5 @@ def _figures(answers: list[Answer]) -> list[Figure]:
     return [
         *by_turn,
         milliseconds(f"TTFT, mean from turn {_SETTLED} on", mean([a.ttft for a in settled])),
-        tokens(f"not cached, mean from turn {_SETTLED} on", mean(again)),
+        token_count(f"not cached, mean from turn {_SETTLED} on", mean(again)),
     ]
