@@ -20,6 +20,8 @@ Turns = tuple[tuple[str, tuple[Part, ...]], ...]
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
 LOTS = 64 << 20
+_MERGED_TOKENS = 1
+"""What is before a picture may be one token with the words that follow it."""
 A, B = picture(1), picture(2)
 QUESTION = "What is on the left of it, and what is below?"
 PROMPTS: dict[str, tuple[Part, ...]] = {
@@ -103,6 +105,29 @@ def test_a_conversation_goes_on_after_its_answer(served: Served, engine: Engine)
             uncached = engine.preparers.num_uncached_spans[submit.request_id]
             assert uncached == len(prompt.spans) - len(spans)
         turns += (("assistant", (engine.texts[submit.request_id],)),)
+
+
+def test_an_agent_that_forgets_encodes_nothing_twice(served: Served, engine: Engine):
+    """Each turn drops the oldest picture, so that all after it is another prompt."""
+    plain, kept = Engine(*served), 2
+    turns: Turns = (("system", ("Answer in short words.",)),)
+    shown: list[int] = []
+    for number in range(5):
+        shown.append(len(turns))
+        turns += (("user", (picture(10 + number), f"Step {number}, what changed?")),)
+        for place in shown[:-kept]:
+            turns = (*turns[:place], ("user", turns[place][1][-1:]), *turns[place + 1 :])
+        submit = conversation(f"turn {number}", *turns, sampling=GREEDY)
+        assert engine.answer(submit) == plain.answer(submit), number
+        assert engine.preparers.num_read[submit.request_id] == 1, "the new picture alone"
+        turns += (("assistant", (engine.texts[submit.request_id],)),)
+        if number <= kept:
+            continue
+        prompt, before = engine.prompts[submit.request_id], engine.prompts[f"turn {number - 1}"]
+        known = prompt.key.num_common(0, before.key)
+        assert known > prompt.key.num_common(0, engine.prompts["turn 0"].key)
+        wanted = 0 if known < prompt.atomic_prefill_tokens else known - _MERGED_TOKENS
+        assert cached_tokens(engine, submit.request_id) >= wanted
 
 
 def test_what_can_not_be_stored_fails_nobody(

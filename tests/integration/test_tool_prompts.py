@@ -110,6 +110,31 @@ def test_pictures_in_results_are_encoded_in_the_order_of_their_places(
     assert text.index("here") < text.index("it is") < text.index("and this?")
 
 
+_REFUSING = "{% if messages | length == 3 %}{{ raise_exception('odd') }}{% endif %}"
+
+
+@pytest.mark.parametrize(("start", "num_points"), [("", 4), (_REFUSING, 3)])
+def test_a_state_is_kept_where_the_first_screenshot_may_be_dropped(
+    load_tiny: Load, start: str, num_points: int
+):
+    """Unless the template refuses a conversation that ends there; that refuses nothing else."""
+    loaded, _ = load_tiny("qwen3_5")
+    preparer = preparer_of(loaded, start + tool_templates.QWEN3_VL)
+    submit = conversation(
+        "a",
+        ("user", ("look!",)),
+        ("assistant", ("gladly",)),
+        ("tool", (picture(1),)),
+        ("assistant", ("done",)),
+        ("user", ("and?",)),
+    )
+    prompt = prompt_of(preparer, submit)
+    points = prompt.snapshot_points
+    assert len(points) == num_points, "head, before the picture, after it, before the answer"
+    before = shown(loaded, prompt.token_ids[: points[1]])
+    assert before.endswith("<tool_response>") == (not start)
+
+
 def test_a_prompt_may_end_in_a_thought(load_tiny: Load):
     loaded, preparer = load_tiny("qwen3_5")
     assert loaded.host.reasoning_format is not None

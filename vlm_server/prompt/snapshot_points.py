@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from vlm_server.cache.lru import LruCache
 from vlm_server.cache.prompt_key import MediaSpan
+from vlm_server.errors import InvalidRequest
 from vlm_server.prompt.chat import Chat
 from vlm_server.prompt.tokenizer import PromptTokenizer
 from vlm_server.protocol import Message, TextPart
@@ -35,7 +36,8 @@ class SnapshotPoints:
     """Those of one model's prompts.
 
     Other prompts are likely to differ from this one after the system prompt, after each image,
-    and after the last message, before the template's own words begin the answer.
+    and after the last message, before the template's own words begin the answer. An agent that
+    keeps only its latest images differs where the first one is, as soon as it drops it.
     """
 
     def __init__(self, prompts: PromptTokenizer) -> None:
@@ -55,11 +57,28 @@ class SnapshotPoints:
         ends = self._ends_of(replace(chat, messages=system, continue_final=False), salt)
         points = {span.end for span in spans}
         points.add(_num_common(token_ids, ends.head))
+        points.add(self._first_image(chat, token_ids))
         num_before = num_tokens - len(ends.suffix)
         if len(ends.suffix) and np.array_equal(token_ids[max(num_before, 0) :], ends.suffix):
             points.add(num_before)
         inside = {point for span in spans for point in points if span.start < point < span.end}
         return tuple(sorted(point for point in points - inside if 0 < point < num_tokens))
+
+    def _first_image(self, chat: Chat, token_ids: NDArray[np.int32]) -> int:
+        """How many tokens stay if the first image, which comes late, is replaced by words.
+
+        0 if only the system message is before it.
+        """
+        messages = chat.messages
+        first = next((i for i, message in enumerate(messages) if not _is_text(message)), 0)
+        if all(message.role == "system" for message in messages[:first]):
+            return 0
+        without = msgspec.structs.replace(messages[first], content=(TextPart("A"),))
+        shorter = replace(chat, messages=(*messages[:first], without), continue_final=False)
+        try:
+            return _num_common(token_ids, np.array(self._prompts.tokenize(shorter, [])))
+        except InvalidRequest:  # the template wants more messages: there is no such prompt
+            return 0
 
     def _ends_of(self, chat: Chat, salt: str) -> _Ends:
         own = json.dumps([list(chat.tools), dict(chat.variables)])
@@ -75,7 +94,7 @@ class SnapshotPoints:
 
     def _find_head(self, chat: Chat) -> list[int]:
         system = chat.messages
-        if not all(isinstance(part, TextPart) for message in system for part in message.content):
+        if not all(map(_is_text, system)):
             return []
         one, other = (
             self._prompts.tokenize(
@@ -84,6 +103,10 @@ class SnapshotPoints:
             for text in ("A", "B")
         )
         return one[: _num_common(np.array(one), np.array(other))]
+
+
+def _is_text(message: Message) -> bool:
+    return all(isinstance(part, TextPart) for part in message.content)
 
 
 def _num_common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:

@@ -26,7 +26,11 @@ def text(content: str) -> bytes:
 
 
 def ending(completion_tokens: int) -> bytes:
-    usage = {"prompt_tokens": 1, "completion_tokens": completion_tokens}
+    usage = {
+        "prompt_tokens": 3,
+        "prompt_tokens_details": {"cached_tokens": 1},
+        "completion_tokens": completion_tokens,
+    }
     return event({"choices": [], "usage": usage}) + b"data: [DONE]\n\n"
 
 

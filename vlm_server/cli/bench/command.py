@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlm_server.cli.bench.names import KINDS, SCENARIOS
+from vlm_server.cli.bench.names import KINDS, SCENARIOS, USUAL
 from vlm_server.cli.usage import manual
 from vlm_server.cli.usage.parsing import Manual
 
@@ -22,6 +22,11 @@ _MANUAL = Manual(
         (
             "Next to mlx-vlm's server, with the same model",
             "vlm-server bench --start mlx-vlm --start ours --model ORG/NAME",
+        ),
+        (
+            "Does it stay fast? A day's mix of requests in an hour",
+            "vlm-server bench --start ours --model ORG/NAME --scenarios day --rounds 1 "
+            "--plot day.svg",
         ),
     ),
     environment=manual.TERMINAL,
@@ -41,9 +46,16 @@ def add_to(commands: Commands) -> None:
     work = parser.add_argument_group("work")
     work.add_argument(
         "--scenarios",
-        default=",".join(SCENARIOS),
+        default=",".join(USUAL),
         metavar="A,B",
-        help="scenarios to run, in this order (default: %(default)s)",
+        help=f"scenarios to run, in this order, of {', '.join(SCENARIOS)} (default: all but day)",
+    )
+    work.add_argument(
+        "--minutes",
+        type=float,
+        default=60,
+        metavar="N",
+        help="how long the scenario day is (default: %(default)s)",
     )
     work.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
     work.add_argument(
@@ -57,6 +69,12 @@ def add_to(commands: Commands) -> None:
     )
     output = parser.add_argument_group("output")
     output.add_argument("--json", type=Path, metavar="FILE", help="write all measurements")
+    output.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="draw the times to the first token of the scenario day, as SVG",
+    )
     parser.set_defaults(run=run)
     manual.add(parser, _MANUAL)
 

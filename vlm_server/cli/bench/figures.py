@@ -14,11 +14,15 @@ class Unit(Enum):
     """The unit of a figure, as it is printed."""
 
     MILLISECONDS = "ms"
+    PERCENT = "%"
+    TOKENS = "tokens"
     TOKENS_PER_SECOND = "tokens/s"
     RATIO = "x"
     COUNT = ""
     EQUAL = "equal"
     """1.0 where the texts were equal, 0.0 where they were not."""
+    MET = "met"
+    """1.0 where a bar was met, 0.0 where it was missed."""
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -40,6 +44,12 @@ def median(values: Iterable[float | None]) -> float | None:
     return statistics.median(present) if present else None
 
 
+def mean(values: Sequence[float | None]) -> float | None:
+    """The mean of all values; None if there are none, or one is unknown."""
+    present = known(values)
+    return statistics.fmean(present) if present and len(present) == len(values) else None
+
+
 def percentile(values: Sequence[float], percent: float) -> float | None:
     """The smallest value that `percent` of all do not exceed (nearest rank); None if empty."""
     if not values:
@@ -58,6 +68,15 @@ def quotient(above: float | None, below: float | None) -> float | None:
 
 def milliseconds(name: str, seconds: float | None) -> Figure:
     return Figure(name, None if seconds is None else 1000 * seconds, Unit.MILLISECONDS)
+
+
+def token_count(name: str, count: float | None) -> Figure:
+    return Figure(name, count, Unit.TOKENS)
+
+
+def percent(name: str, ratio: float | None) -> Figure:
+    """By how much `ratio` is above 1, in percent."""
+    return Figure(name, None if ratio is None else 100 * (ratio - 1), Unit.PERCENT)
 
 
 def ratio(name: str, above: float | None, below: float | None) -> Figure:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from vlm_server.cli.bench.images import data_url, random_png
+
+T = TypeVar("T")
 
 Message = dict[str, Any]
 """One message of a chat request, as JSON."""
@@ -53,6 +56,13 @@ class Material:
             for _ in range(20)
         )
         return {"role": "system", "content": " ".join(sentences)}
+
+    def shuffled(self, items: Sequence[T]) -> list[T]:
+        return self._rng.sample(items, len(items))
+
+    def seconds(self, least: float, most: float) -> float:
+        """How long a user waits."""
+        return self._rng.uniform(least, most)
 
     def _end(self) -> str:
         return self._rng.choice(_ENDS)

@@ -9,7 +9,10 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 
 import msgspec
 
+from vlm_server.cli.bench import drift
 from vlm_server.cli.bench.client import Client
+from vlm_server.cli.bench.day import NAME as DAY
+from vlm_server.cli.bench.day import Sample, spend_day
 from vlm_server.cli.bench.figures import Figure
 from vlm_server.cli.bench.material import Material
 from vlm_server.cli.bench.scenarios import SCENARIOS, warm_up
@@ -17,12 +20,13 @@ from vlm_server.cli.client.answer import Answer
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What to run: names of `SCENARIOS`, and the size of images (width, height)."""
+    """What to run: names of scenarios, the size of images (width, height), how long a day is."""
 
     scenarios: tuple[str, ...]
     rounds: int
     image_size: tuple[int, int]
     seed: int
+    day_seconds: float
 
     def num_runs(self, num_servers: int) -> int:
         """All runs that `measure` makes, the warm-up of each server among them."""
@@ -38,6 +42,8 @@ class Run(msgspec.Struct, frozen=True):
     seconds: float
     figures: list[Figure]
     answers: list[Answer]
+    samples: list[Sample] = []
+    """Of a day."""
 
 
 async def measure(clients: Sequence[Client], plan: Plan) -> AsyncIterator[Run]:
@@ -54,14 +60,19 @@ async def measure(clients: Sequence[Client], plan: Plan) -> AsyncIterator[Run]:
 async def _run(scenario: str, round_: int, client: Client, plan: Plan) -> Run:
     material = Material(plan.image_size, plan.seed, scenario, round_)
     figures: list[Figure] = []
+    samples: list[Sample] = []
     start = time.perf_counter()
     with _no_collection():
         if scenario in SCENARIOS:
             figures = await SCENARIOS[scenario](client, material)
+        elif scenario == DAY:
+            samples = await spend_day(client, material, plan.day_seconds)
+            figures = drift.figures(samples)
         else:
             await warm_up(client, material)
     seconds = time.perf_counter() - start
-    return Run(scenario, round_, client.target.name, seconds, figures, client.take_answers())
+    name, answers = client.target.name, client.take_answers()
+    return Run(scenario, round_, name, seconds, figures, answers, samples)
 
 
 @contextlib.contextmanager

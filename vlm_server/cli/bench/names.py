@@ -1,4 +1,5 @@
-"""What can be chosen on the command line: the keys of `servers.KINDS` and `scenarios.SCENARIOS`.
+"""What can be chosen on the command line: the keys of `servers.KINDS`, those of
+`scenarios.SCENARIOS`, and `day.NAME`.
 
 They stand here so that help is shown without importing those.
 """
@@ -6,4 +7,16 @@ They stand here so that help is shown without importing those.
 from __future__ import annotations
 
 KINDS = ("ours", "mlx-vlm")
-SCENARIOS = ("repeat", "question", "agent", "stall", "conc", "text", "right")
+USUAL = (
+    "repeat",
+    "question",
+    "agent",
+    "agent-window",
+    "agent-drops",
+    "stall",
+    "conc",
+    "text",
+    "right",
+)
+"""The scenarios that run unless others are named."""
+SCENARIOS = (*USUAL, "day")

@@ -17,6 +17,12 @@ from vlm_server.cli.bench.measure import Plan, Run
 _NOTHING = "-"
 _VERSIONS = ("vlm-server", "mlx-vlm", "mlx")
 
+_WORDS = {Unit.EQUAL: ("equal", "different"), Unit.MET: ("met", "missed")}
+"""What is said of a figure that is 1.0 or 0.0 in every round."""
+
+_COMPARED = set(Unit) - {*_WORDS, Unit.PERCENT}
+"""Units of figures whose ratio means something."""
+
 Key = tuple[str, str, Unit]
 """A figure's scenario, name and unit."""
 
@@ -31,7 +37,7 @@ def table(targets: Sequence[Target], plan: Plan, runs: Sequence[Run]) -> str:
     for key, values in _by_figure(runs).items():
         shown = key[0] if key[0] != scenario else ""
         scenario = key[0]
-        rows.append([shown, key[1], "" if key[2] is Unit.EQUAL else key[2].value])
+        rows.append([shown, key[1], "" if key[2] in _WORDS else key[2].value])
         rows[-1] += _cells(key[2], [values.get(name, []) for name in names])
     width, height = plan.image_size
     head = (
@@ -84,7 +90,7 @@ def _cells(unit: Unit, by_server: Sequence[Sequence[float | None]]) -> list[str]
     first = median(by_server[0])
     cells = [_cell(unit, by_server[0])]
     for values in by_server[1:]:
-        ratio = quotient(median(values), first) if unit is not Unit.EQUAL else None
+        ratio = quotient(median(values), first) if unit in _COMPARED else None
         cells += [_cell(unit, values), _NOTHING if ratio is None else f"{ratio:.2f}"]
     return cells
 
@@ -93,9 +99,10 @@ def _cell(unit: Unit, values: Sequence[float | None]) -> str:
     present = known(values)
     if not present:
         return _NOTHING
-    if unit is Unit.EQUAL:
-        equal, count = int(sum(present)), len(present)
-        return {count: "equal", 0: "different"}.get(equal, f"equal in {equal} of {count}")
+    if unit in _WORDS:
+        yes, no = _WORDS[unit]
+        true, count = int(sum(present)), len(present)
+        return {count: yes, 0: no}.get(true, f"{yes} in {true} of {count}")
     middle, least, most = (
         _number(value) for value in (median(present), min(present), max(present))
     )

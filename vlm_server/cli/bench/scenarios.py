@@ -24,6 +24,7 @@ from vlm_server.cli.bench.figures import (
     throughput,
 )
 from vlm_server.cli.bench.material import DESCRIBE, QUESTIONS, Material, Message, assistant, user
+from vlm_server.cli.bench.window import agent_drops, agent_window
 from vlm_server.cli.client.answer import Answer
 
 Scenario = Callable[[Client, Material], Awaitable[list[Figure]]]
@@ -162,6 +163,8 @@ SCENARIOS: dict[str, Scenario] = {
     "repeat": repeat,
     "question": question,
     "agent": agent,
+    "agent-window": agent_window,
+    "agent-drops": agent_drops,
     "stall": stall,
     "conc": conc,
     "text": text,

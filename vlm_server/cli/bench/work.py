@@ -15,11 +15,12 @@ from pathlib import Path
 
 from vlm_server.checkpoints import find
 from vlm_server.checkpoints.names import to_download
-from vlm_server.cli.bench import report
+from vlm_server.cli.bench import plot, report
 from vlm_server.cli.bench.client import Client, Target
+from vlm_server.cli.bench.day import NAME as DAY
 from vlm_server.cli.bench.images import parse_size
 from vlm_server.cli.bench.measure import Plan, Run, measure
-from vlm_server.cli.bench.scenarios import SCENARIOS
+from vlm_server.cli.bench.names import SCENARIOS
 from vlm_server.cli.bench.servers import KINDS, find_model, parse_url, started
 from vlm_server.cli.progress import ProgressLine
 from vlm_server.cli.usage.nearest import did_you_mean
@@ -39,7 +40,8 @@ async def until_told_to_stop(args: argparse.Namespace) -> int:
 async def bench(args: argparse.Namespace) -> int:
     """See `run`. Measurements are written even if it ends early."""
     plan = _plan(args)
-    _check_target(args.json)
+    _check_target("--json", args.json)
+    _check_target("--plot", args.plot)
     runs: list[Run] = []
     async with contextlib.AsyncExitStack() as stack:
         targets = await _targets(args, stack)
@@ -54,20 +56,22 @@ async def bench(args: argparse.Namespace) -> int:
                 progress.show(f"{len(runs)} of {total} runs", len(runs) / total)
         finally:
             progress.clear()
-            _write(args.json, targets, plan, runs)
+            _write(args, targets, plan, runs)
     return 0 if all(_answered(target, runs) for target in targets) else 1
 
 
-def _write(file: Path | None, targets: list[Target], plan: Plan, runs: list[Run]) -> None:
+def _write(args: argparse.Namespace, targets: list[Target], plan: Plan, runs: list[Run]) -> None:
     sys.stdout.write(report.table(targets, plan, runs) + "\n")
-    if file is not None:
-        file.write_bytes(report.document(targets, plan, runs))
+    if args.json is not None:
+        args.json.write_bytes(report.document(targets, plan, runs))
+    if args.plot is not None:
+        args.plot.write_text(plot.svg(runs))
 
 
-def _check_target(file: Path | None) -> None:
+def _check_target(option: str, file: Path | None) -> None:
     """Raises ConfigError if the measurements, which took long, could not be written to `file`."""
     if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
-        raise ConfigError(f"--json {file}: it is a folder, or there is no folder for it")
+        raise ConfigError(f"{option} {file}: it is a folder, or there is no folder for it")
 
 
 def _plan(args: argparse.Namespace) -> Plan:
@@ -77,8 +81,12 @@ def _plan(args: argparse.Namespace) -> Plan:
         raise ConfigError(f"no scenario {unknown[0]!r}{close}; there are: {', '.join(SCENARIOS)}")
     if args.rounds < 1:
         raise ConfigError("--rounds must be at least 1")
+    if not args.minutes > 0:
+        raise ConfigError("--minutes must be above 0")
+    if args.plot is not None and DAY not in names:
+        raise ConfigError(f"--plot needs --scenarios {DAY}")
     seed = secrets.randbelow(10**6) if args.seed is None else args.seed
-    return Plan(names, args.rounds, parse_size(args.size), seed)
+    return Plan(names, args.rounds, parse_size(args.size), seed, 60 * args.minutes)
 
 
 async def _targets(args: argparse.Namespace, stack: contextlib.AsyncExitStack) -> list[Target]:

@@ -7,6 +7,7 @@ import asyncio
 import json
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from huggingface_hub import constants
@@ -14,6 +15,7 @@ from huggingface_hub import constants
 from tests.unit.cli.scripted_server import ScriptedServer, echo, listening
 from vlm_server.cli.bench import command, names, work
 from vlm_server.cli.bench.client import Target
+from vlm_server.cli.bench.day import NAME as DAY
 from vlm_server.cli.bench.measure import Plan
 from vlm_server.cli.bench.scenarios import SCENARIOS
 from vlm_server.cli.bench.servers import KINDS, Kind, ServerUnusable, find_model, parse_url, started
@@ -28,7 +30,8 @@ def parse(*arguments: str) -> argparse.Namespace:
 
 def test_help_offers_what_there_is() -> None:
     assert tuple(KINDS) == names.KINDS
-    assert tuple(SCENARIOS) == names.SCENARIOS
+    assert tuple(SCENARIOS) == names.USUAL
+    assert (*names.USUAL, DAY) == names.SCENARIOS
 
 
 def test_a_model_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +50,7 @@ def test_a_model_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_what_is_left_to_do_is_known() -> None:
     """Each server's warm-up, and each scenario in each round on each server."""
-    plan = Plan(("a", "b"), 3, (1, 1), 0)
+    plan = Plan(("a", "b"), 3, (1, 1), 0, 1.0)
     assert plan.num_runs(2) == 2 + 2 * 3 * 2
 
 
@@ -62,6 +65,9 @@ URL = "--url=a=http://127.0.0.1:9/v1"
         (("--start", "ours", "--model", "/nowhere"), "--model"),
         ((URL, "--scenarios", "repeat,nap"), "'nap'"),
         ((URL, "--rounds", "0"), "--rounds"),
+        ((URL, "--minutes", "0"), "--minutes"),
+        ((URL, "--plot", "day.svg"), "--scenarios day"),
+        ((URL, "--scenarios", "day", "--plot", "/nowhere/day.svg"), "--plot"),
         ((URL, "--size", "big"), "WIDTHxHEIGHT"),
         (("--url", "127.0.0.1:8000"), "NAME="),
         ((URL, URL), "same name"),
@@ -101,6 +107,15 @@ async def test_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "two: 20 requests, 0 failed" in printed.out
     assert "round 1 question: one took" in printed.err
     assert set(json.loads(file.read_text())["servers"]) == {"one", "two"}
+
+
+async def test_a_day_is_drawn(tmp_path: Path):
+    file = tmp_path / "day.svg"
+    async with listening(ScriptedServer()) as url:
+        options = ["--scenarios=day", "--minutes=0.001", "--rounds=1", "--size=40x20"]
+        status = await work.bench(parse(f"--url=it={url}", *options, f"--plot={file}"))
+    assert status == 0
+    assert "it, round 1: " in "".join(ElementTree.parse(file).getroot().itertext())
 
 
 async def test_what_was_measured_is_written_when_it_ends_early(

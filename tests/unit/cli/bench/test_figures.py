@@ -28,6 +28,18 @@ def test_largest():
     assert figures.largest([None]) is None
 
 
+def test_mean_is_of_all_or_unknown():
+    assert figures.mean([1.0, 2.0, 6.0]) == 3.0
+    assert figures.mean([1.0, None]) is None
+    assert figures.mean([]) is None
+
+
+def test_percent_is_what_is_above_one():
+    assert figures.percent("p", 1.25) == Figure("p", 25.0, Unit.PERCENT)
+    assert figures.percent("p", 0.5).value == -50.0
+    assert figures.percent("p", None).value is None
+
+
 def test_ratio():
     assert figures.ratio("r", 3.0, 2.0) == Figure("r", 1.5, Unit.RATIO)
     assert figures.ratio("r", None, 2.0).value is None

@@ -18,7 +18,7 @@ SIZE = (40, 20)
 
 
 async def run(app: ScriptedServer, *scenarios: str, rounds: int = 1) -> list[Run]:
-    plan = Plan(scenarios, rounds, SIZE, seed=1)
+    plan = Plan(scenarios, rounds, SIZE, seed=1, day_seconds=0.01)
     async with listening(app) as url, Client(Target("it", url, "m"), 20.0) as client:
         return [run async for run in measure([client], plan)]
 
@@ -32,6 +32,8 @@ EXPECTED = {  # requests, different pictures, most pictures in one request, toke
     "repeat": (24, 1, 1, {16}),
     "question": (8, 1, 1, {16}),
     "agent": (8, 8, 8, {12}),
+    "agent-window": (12, 12, 3, {12}),
+    "agent-drops": (12, 12, 6, {12}),
     "stall": (7, 6, 1, {300, 4}),
     "conc": (16, 16, 1, {48}),
     "text": (9, 0, 0, {300}),
@@ -65,6 +67,53 @@ async def test_agent_keeps_its_answers():
     roles = Counter(message["role"] for message in app.requests[-1]["messages"])
     assert roles == {"system": 1, "user": 8, "assistant": 7}
     assert all(message["content"] for message in app.requests[-1]["messages"])
+
+
+async def shown(scenario: str) -> list[list[str]]:
+    """The pictures of each request of `scenario`, each by the turn in which it came."""
+    app = ScriptedServer()
+    await run(app, scenario)
+    named: dict[str, str] = {}
+    return [
+        [named.setdefault(url, f"{len(named) + 1}") for url in pictures(request)]
+        for request in app.requests[2:]
+    ]
+
+
+async def test_agent_window_keeps_the_latest_three():
+    turns = [" ".join(each) for each in await shown("agent-window")]
+    assert turns[:5] == ["1", "1 2", "1 2 3", "2 3 4", "3 4 5"]
+    assert turns[-1] == "10 11 12"
+
+
+async def test_agent_drops_several_at_once_and_rarely():
+    turns = await shown("agent-drops")
+    assert [len(each) for each in turns] == [1, 2, 3, 4, 5, 6, 3, 4, 5, 6, 3, 4]
+    assert turns[6] == ["5", "6", "7"]
+
+
+async def test_agents_that_forget_keep_all_words():
+    app = ScriptedServer()
+    await run(app, "agent-window")
+    messages = app.requests[-1]["messages"]
+    assert [message["role"] for message in messages] == [
+        "system",
+        *["user", "assistant"] * 11,
+        "user",
+    ]
+    assert messages[1]["content"] == "Step 1: what changed?"
+    before = app.requests[-2]["messages"]
+    forgotten = next(
+        i for i, message in enumerate(before) if not isinstance(message["content"], str)
+    )
+    assert messages[:forgotten] == before[:forgotten], "what is before the oldest picture stays"
+
+
+async def test_what_an_agent_prefills_again():
+    runs = await run(ScriptedServer(), "agent-window")
+    figures = {figure.name: figure for figure in runs[-1].figures}
+    assert figures["not cached, mean from turn 5 on"].value == 2.0
+    assert figures["TTFT, mean from turn 5 on"].unit is Unit.MILLISECONDS
 
 
 async def test_stall_finds_the_silence():
@@ -155,7 +204,7 @@ async def test_servers_take_turns_and_are_asked_the_same():
         Client(Target("one", first, "m"), 20.0) as a,
         Client(Target("two", second, "m"), 20.0) as b,
     ):
-        plan = Plan(("question",), 2, SIZE, seed=1)
+        plan = Plan(("question",), 2, SIZE, seed=1, day_seconds=1.0)
         order = [f"{run.round}{run.server}" async for run in measure([a, b], plan)]
     assert order == ["0one", "0two", "1one", "1two", "2two", "2one"]
     assert one.requests == two.requests

@@ -1,0 +1,137 @@
+"""A day: whole rounds of the same work, compared by kind of request."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.unit.cli.scripted_server import ScriptedServer, listening
+from vlm_server.cli.bench import day, drift
+from vlm_server.cli.bench.client import Client, Target
+from vlm_server.cli.bench.day import Day, Sample, spend_day
+from vlm_server.cli.bench.figures import Unit
+from vlm_server.cli.bench.material import Material
+
+ROUND = {
+    **{f"agent, turn {turn}": 1 for turn in range(1, 7)},
+    "burst": 4,
+    "known picture": 3,
+    "new picture": 1,
+    "text": 2,
+    "text after idle": 1,
+}
+SLOWNESS = {"fast": 0.02, "slow": 2.0}
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(day, "_IDLE_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(day, "_THINK_SECONDS", (0.0, 0.0))
+
+
+async def spend(app: ScriptedServer, num_rounds: int, seed: int = 1) -> list[Sample]:
+    material = Material((40, 20), seed, day.NAME, 1)
+    async with listening(app) as url, Client(Target("it", url, "m"), 20.0) as client:
+        spent = Day(client, material)
+        for _ in range(num_rounds):
+            await spent.spend_round()
+        return spent.samples
+
+
+async def test_every_round_has_the_same_work():
+    app = ScriptedServer()
+    samples = await spend(app, 2)
+    for number in range(2):
+        assert Counter(s.kind for s in samples if s.round == number) == ROUND
+    messages = [str(request["messages"]) for request in app.requests]
+    assert len(set(messages)) == len(messages), "nothing is asked twice"
+    one, other = app.requests[: len(samples) // 2], app.requests[len(samples) // 2 :]
+    assert sorted(map(size, one)) == sorted(map(size, other))
+
+
+def size(request: dict[str, Any]) -> tuple[int, int, int]:
+    """Pictures, messages and tokens of the answer."""
+    shown = str(request["messages"]).count("'image_url':")
+    return shown, len(request["messages"]), request["max_tokens"]
+
+
+async def test_a_day_ends_with_a_whole_round():
+    app = ScriptedServer()
+    async with listening(app) as url, Client(Target("it", url, "m"), 20.0) as client:
+        samples = await spend_day(client, Material((40, 20), 1, day.NAME, 1), 0.001)
+    assert Counter(sample.kind for sample in samples) == ROUND
+
+
+async def test_a_seed_replays_the_same_day():
+    first, again, other = ScriptedServer(), ScriptedServer(), ScriptedServer()
+    await spend(first, 1)
+    await spend(again, 1)
+    await spend(other, 1, seed=2)
+    assert asked(first) == asked(again)
+    assert asked(first) != asked(other)
+
+
+def asked(app: ScriptedServer) -> set[str]:
+    """Of a burst, the order of arrival is open."""
+    return {str(request["messages"]) for request in app.requests}
+
+
+async def test_failures_have_no_time_and_figures_are_unknown():
+    samples = await spend(ScriptedServer(lambda _: [(0.0, b"no")], status=500), 2)
+    assert all(sample.ttft is None for sample in samples)
+    assert all(figure.value is None for figure in drift.figures(samples))
+
+
+def steady(num_rounds: int, **slower: float) -> list[Sample]:
+    """Two kinds, one a hundred times slower; `slower` multiplies the times of the last tenth."""
+    last = num_rounds - num_rounds // 10
+    return [
+        Sample(kind, n, float(n), ttft * (slower.get(kind, 1.0) if n >= last else 1.0))
+        for n in range(num_rounds)
+        for kind, ttft in SLOWNESS.items()
+    ]
+
+
+def values(samples: list[Sample]) -> dict[str, float | None]:
+    return {figure.name: figure.value for figure in drift.figures(samples)}
+
+
+def test_no_drift():
+    found = values(steady(40))
+    assert found["TTFT, last tenth against the first"] == pytest.approx(0.0)
+    assert found["within 3%"] == 1.0
+
+
+@pytest.mark.parametrize(("factor", "is_met"), [(1.029, 1.0), (1.04, 0.0), (0.96, 0.0)])
+def test_drift_of_all_kinds(factor: float, is_met: float):
+    found = values(steady(40, fast=factor, slow=factor))
+    assert found["TTFT, last tenth against the first"] == pytest.approx(100 * (factor - 1))
+    assert found["within 3%"] == is_met
+
+
+def test_kinds_count_alike_however_long_they_take():
+    found = values(steady(40, fast=1.5))
+    assert found["TTFT, last tenth against the first"] == pytest.approx(25.0)
+    assert found["fast: last tenth"] == pytest.approx(50.0)
+    assert found["slow: last tenth"] == pytest.approx(0.0)
+
+
+def test_one_slow_request_is_no_drift():
+    samples = steady(40)
+    samples[-1] = Sample("slow", 39, 39.0, 60.0)
+    assert abs(values(samples)["TTFT, last tenth against the first"] or 0.0) < 0.01
+
+
+@pytest.mark.parametrize(("num_rounds", "sizes"), [(3, {1}), (10, {1}), (25, {2, 3}), (40, {4})])
+def test_parts_are_whole_rounds(num_rounds: int, sizes: set[int]):
+    parts = drift.parts(steady(num_rounds))
+    assert len(parts) == min(10, num_rounds)
+    assert {len({sample.round for sample in part}) for part in parts} == sizes
+    assert {len(part) for part in parts} == {2 * size for size in sizes}
+
+
+def test_a_single_round_says_nothing_of_drift():
+    found = drift.figures(steady(1))
+    assert {figure.value for figure in found if figure.unit is not Unit.MILLISECONDS} == {None}

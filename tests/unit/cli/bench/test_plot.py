@@ -1,0 +1,74 @@
+"""The drawing of a day is SVG that holds each request and each tenth."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import pytest
+
+from vlm_server.cli.bench import plot
+from vlm_server.cli.bench.axes import Axis
+from vlm_server.cli.bench.day import Sample
+from vlm_server.cli.bench.measure import Run
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def a_day(server: str = "a<b") -> Run:
+    kinds = {"agent, turn 1": 0.5, "agent, turn 2": 0.7, "text": 0.03}
+    samples = [
+        Sample(kind, n, 10.0 * n, None if (n, kind) == (4, "text") else ttft)
+        for n in range(20)
+        for kind, ttft in kinds.items()
+    ]
+    return Run("day", 1, server, 200.0, [], [], samples)
+
+
+def drawn(*runs: Run) -> ElementTree.Element:
+    return ElementTree.fromstring(plot.svg(runs))
+
+
+def test_each_request_is_a_dot_in_both_panels():
+    root = drawn(a_day())
+    dots = [dot for dot in root.iter(f"{SVG}circle") if dot.get("r") == "1.8"]
+    assert len(dots) == 2 * (3 * 20 - 1), "one failed"
+    width, height = float(root.get("width", 0)), float(root.get("height", 0))
+    assert all(0 < float(dot.get("cx", 0)) < width for dot in dots)
+    assert all(0 < float(dot.get("cy", 0)) < height for dot in dots)
+
+
+def test_tenths_and_kinds_are_shown():
+    root = drawn(a_day())
+    thick = [path for path in root.iter(f"{SVG}path") if path.get("stroke-width")]
+    assert len(thick) == 10
+    said = [text.text for text in root.iter(f"{SVG}text")]
+    assert "a<b, round 1: 60 requests" in said
+    assert said.count("agent") == said.count("text") == 1, "turns of an agent share a colour"
+
+
+def test_days_stand_below_each_other():
+    one, two = drawn(a_day()), drawn(a_day(), a_day("other"))
+    assert float(two.get("height", 0)) == 2 * float(one.get("height", 0))
+
+
+def test_nothing_to_draw():
+    assert not list(drawn(Run("repeat", 1, "a", 1.0, [], [])).iter(f"{SVG}circle"))
+    silent = Run("day", 1, "a", 1.0, [], [], [Sample("text", 0, 0.0, None)])
+    assert not [dot for dot in drawn(silent).iter(f"{SVG}circle") if dot.get("r") == "1.8"]
+
+
+@pytest.mark.parametrize(
+    ("axis", "ticks"),
+    [
+        (Axis(0.0, 8.2, 0, 1), [0, 1, 2, 3, 4, 5, 6, 7, 8]),
+        (Axis(0.8, 1.2, 0, 1), [0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.15, 1.2]),
+        (Axis(15.0, 2600.0, 0, 1, is_logarithmic=True), [20, 50, 100, 200, 500, 1000, 2000]),
+    ],
+)
+def test_ticks_are_round(axis: Axis, ticks: list[float]):
+    assert axis.ticks() == pytest.approx(ticks)
+
+
+def test_pixels_run_from_start_to_end():
+    assert Axis(0.0, 10.0, 100, 50).pixel(2.5) == 87.5
+    assert Axis(1.0, 100.0, 0, 40, is_logarithmic=True).pixel(10.0) == 20.0

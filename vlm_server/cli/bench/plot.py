@@ -1,0 +1,95 @@
+"""Draws days as SVG: each request's TTFT over time, and below it how slow each tenth was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from vlm_server.cli.bench import drift
+from vlm_server.cli.bench.axes import Axis, Panel
+from vlm_server.cli.bench.day import Sample
+from vlm_server.cli.bench.measure import Run
+
+_WIDTH = 960
+_LEFT, _RIGHT = 70, 170
+_TITLE, _GAP, _BOTTOM = 30, 30, 50
+_UPPER, _LOWER = 260, 150
+_HEIGHT = _TITLE + _UPPER + _GAP + _LOWER + _BOTTOM
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+_SHOWN_RANGE = (0.8, 1.2)
+"""Of the lower panel; requests beyond are drawn at its border."""
+
+
+def svg(runs: Sequence[Run]) -> str:
+    """One drawing of all days among `runs`, one below the other."""
+    days = [run for run in runs if run.samples]
+    height = max(1, len(days)) * _HEIGHT
+    drawn: list[str] = []
+    for number, run in enumerate(days):
+        drawn += [f'<g transform="translate(0 {number * _HEIGHT})">', *_day(run), "</g>"]
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
+        f'width="{_WIDTH}" height="{height}" font-family="sans-serif" font-size="12">'
+    )
+    ground = '<rect width="100%" height="100%" fill="#ffffff"/>'
+    return "\n".join([head, ground, *drawn, "</svg>\n"])
+
+
+def _day(run: Run) -> Iterator[str]:
+    title = f"{run.server}, round {run.round}: {len(run.samples)} requests"
+    yield f'<text x="{_LEFT}" y="18" font-weight="bold">{escape(title)}</text>'
+    minutes = Axis(0.0, run.seconds / 60, _LEFT, _WIDTH - _RIGHT)
+    yield from _times(run.samples, minutes)
+    yield from _levels(run, minutes)
+
+
+def _times(samples: Sequence[Sample], minutes: Axis) -> Iterator[str]:
+    """The upper panel: a dot for each request, a colour for each group of kinds."""
+    known = [1000 * sample.ttft for sample in samples if sample.ttft]
+    low, high = min(known, default=1.0), max(known, default=10.0)
+    scale = Axis(low / 1.3, high * 1.3, _TITLE + _UPPER, _TITLE, is_logarithmic=True)
+    panel = Panel(minutes, scale)
+    yield from panel.frame("TTFT, ms", "")
+    for number, group in enumerate(sorted({_group(sample) for sample in samples})):
+        color = _COLORS[number % len(_COLORS)]
+        of_group = [s for s in samples if _group(s) == group and s.ttft]
+        yield f'<g fill="{color}" fill-opacity="0.6">'
+        yield from (panel.dot(s.seconds / 60, 1000 * (s.ttft or 0.0)) for s in of_group)
+        yield "</g>"
+        yield from _key(number, color, group)
+
+
+def _levels(run: Run, minutes: Axis) -> Iterator[str]:
+    """The lower panel: each request against the median of its kind, and each tenth's level."""
+    top = _TITLE + _UPPER + _GAP
+    least, most = _SHOWN_RANGE
+    panel = Panel(minutes, Axis(least, most, top + _LOWER, top))
+    yield panel.band(1 - drift.MOST_DRIFT, 1 + drift.MOST_DRIFT, "#009e73")
+    yield from panel.frame("TTFT ÷ its kind's median", "minutes")
+    yield '<g fill="#999999" fill-opacity="0.5">'
+    for sample, value in drift.relative(run.samples):
+        yield panel.dot(sample.seconds / 60, min(max(value, least), most))
+    yield "</g>"
+    parts = drift.parts(run.samples)
+    begins = [min(sample.seconds for sample in part) / 60 for part in parts]
+    ends = [*begins[1:], run.seconds / 60]
+    for begin, end, level in zip(begins, ends, drift.levels(run.samples), strict=True):
+        if level is not None:
+            yield panel.line(begin, end, min(max(level, least), most))
+    yield _note(top + 14, "black: a tenth, median")
+    yield _note(top + 30, f"green: ± {drift.MOST_DRIFT:.0%}")
+
+
+def _group(sample: Sample) -> str:
+    """All turns of an agent have one colour."""
+    return sample.kind.partition(",")[0]
+
+
+def _key(number: int, color: str, name: str) -> Iterator[str]:
+    x, y = _WIDTH - _RIGHT + 18, _TITLE + 14 + 18 * number
+    yield f'<circle cx="{x}" cy="{y - 4}" r="4" fill="{color}"/>'
+    yield f'<text x="{x + 10}" y="{y}">{escape(name)}</text>'
+
+
+def _note(y: int, text: str) -> str:
+    return f'<text x="{_WIDTH - _RIGHT + 14}" y="{y}">{escape(text)}</text>'
