@@ -7,13 +7,15 @@ from collections.abc import Iterator
 import numpy as np
 from PIL import Image, ImageDraw
 
-_WORDS = "open save the file and send it to all who asked for a report of last week".split()
+_WORDS = ("open", "save", "send", "file", "report", "week", "folder", "name", "all", "last", "to")
 _ARROW = ((0, 0), (0, 18), (5, 13), (9, 20), (12, 18), (8, 12), (14, 12))
 _WINDOW_MOVES_EVERY = 5
 _LINE_PIXELS = 18
 
 
-def screenshots(seed: int, turns: int, width: int = 1920, height: int = 1080) -> Iterator[Image.Image]:
+def screenshots(
+    seed: int, turns: int, width: int = 1920, height: int = 1080
+) -> Iterator[Image.Image]:
     """Each turn the pointer moves and a line is written; each fifth, the window is moved too."""
     random = np.random.default_rng(seed)
     wallpaper = _wallpaper(width, height)

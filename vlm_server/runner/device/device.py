@@ -51,9 +51,9 @@ class Device:
 
     @property
     def is_filled_by_a_tile(self) -> bool:
-        """Whether encoding a picture's tiles one after the other takes as long as at once.
+        """Whether encoding a picture's tiles one after the other takes no longer than at once.
 
-        On CUDA launching the kernels of each would take longer than running them.
+        Not on CUDA, where launching kernels for so few patches takes longer than running them.
         """
         return self.kind is not DeviceKind.CUDA
 

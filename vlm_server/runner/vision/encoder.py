@@ -109,9 +109,7 @@ def _by_tower(
     return ImageFeatures(rows, mx.array(is_visual), mx.stack(made.deepstack))
 
 
-def _by_tiles(
-    loaded: LoadedModel, token_ids: NDArray[np.int32], joined: mx.array
-) -> ImageFeatures:
+def _by_tiles(loaded: LoadedModel, token_ids: NDArray[np.int32], joined: mx.array) -> ImageFeatures:
     """`joined` stands for the image tokens; the text between tiles keeps its own embeddings."""
     is_visual = np.isin(token_ids, loaded.host.media_token_ids)
     _check_count(joined.shape[-2], int(is_visual.sum()))
