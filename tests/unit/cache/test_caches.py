@@ -24,6 +24,7 @@ NAMES = ["token_layout", "pixel", "encoder", "tile", "prefix"]
 @dataclass
 class FakeFeatures:
     size_bytes: int = 1
+    tokens_at_once: int | None = None
 
 
 @dataclass

@@ -13,7 +13,7 @@ from vlm_server.ports import EncodeWork, MediaInputs
 from vlm_server.runner.device.memory import NO_MEMORY, is_out_of_memory
 from vlm_server.runner.model.families import Deepstack
 from vlm_server.runner.model.load import LoadedModel
-from vlm_server.runner.vision.tile_encoder import TileCache, TileEncoder
+from vlm_server.runner.vision.tile_encoder import TileCache, TiledRows, TileEncoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,13 @@ class ImageFeatures:
     rows: (span tokens, hidden), the span's rows of `inputs_embeds`.
     visual_mask: (span tokens,) bool, which of them deepstack adds to; None without deepstack.
     deepstack: (layers, visual tokens, hidden); None without deepstack.
+    tokens_at_once: see `EncodedImage`.
     """
 
     rows: mx.array
     visual_mask: mx.array | None
     deepstack: mx.array | None
+    tokens_at_once: int | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -78,9 +80,9 @@ def encode_image(
     features would be cached for everybody who shows this image.
     """
     token_ids = work.prompt.token_ids[work.span.start : work.span.end]
-    joined = None if tiles is None else tiles.encode(work)
-    if joined is not None:
-        features = _by_tiles(loaded, token_ids, joined)
+    tiled = None if tiles is None else tiles.encode(work)
+    if tiled is not None:
+        features = _by_tiles(loaded, token_ids, tiled)
     else:
         encode = _by_family if loaded.family.tower is None else _by_tower
         features = encode(loaded, token_ids, work.inputs)
@@ -109,20 +111,20 @@ def _by_tower(
     return ImageFeatures(rows, mx.array(is_visual), mx.stack(made.deepstack))
 
 
-def _by_tiles(loaded: LoadedModel, token_ids: NDArray[np.int32], joined: mx.array) -> ImageFeatures:
-    """`joined` stands for the image tokens; the text between tiles keeps its own embeddings."""
+def _by_tiles(loaded: LoadedModel, token_ids: NDArray[np.int32], tiled: TiledRows) -> ImageFeatures:
+    """The text between tiles keeps its own embeddings."""
     is_visual = np.isin(token_ids, loaded.host.media_token_ids)
-    _check_count(joined.shape[-2], int(is_visual.sum()))
+    _check_count(tiled.rows.shape[-2], int(is_visual.sum()))
     places = mx.array(np.flatnonzero(is_visual))
     rows = loaded.model.get_input_embeddings(mx.array(token_ids)[None]).inputs_embeds[0]
-    joined = joined.astype(rows.dtype)
+    joined = tiled.rows.astype(rows.dtype)
     if joined.ndim == 2:
         rows[places] = joined
-        return ImageFeatures(rows, None, None)
+        return ImageFeatures(rows, None, None, tiled.tokens_at_once)
     rows[places] = 0
     deepstack = mx.zeros((len(joined), *rows.shape), dtype=rows.dtype)
     deepstack[:, places] = joined
-    return ImageFeatures(rows, mx.array(is_visual), deepstack)
+    return ImageFeatures(rows, mx.array(is_visual), deepstack, tiled.tokens_at_once)
 
 
 def _by_family(

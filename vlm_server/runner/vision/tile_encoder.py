@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import mlx.core as mx
 import numpy as np
 
@@ -14,6 +16,18 @@ from vlm_server.runner.vision.tiles import Tiling, tile_key
 TileCache = LruCache[mx.array]
 
 
+@dataclass(frozen=True, slots=True)
+class TiledRows:
+    """What stands for the image tokens of a picture.
+
+    rows: (tokens, hidden), or (layers, tokens, hidden) for deepstack. tokens_at_once: of a tile
+    that was encoded; 0 if all were known.
+    """
+
+    rows: mx.array
+    tokens_at_once: int
+
+
 class TileEncoder:
     """For a family with tiles. All calls come from the encoder's thread."""
 
@@ -22,11 +36,10 @@ class TileEncoder:
         self._tiling = tiling
         self._cache = cache
 
-    def encode(self, work: EncodeWork) -> mx.array | None:
-        """What stands for the image tokens of a picture; None if it is not cut into tiles.
+    def encode(self, work: EncodeWork) -> TiledRows | None:
+        """A picture's rows; None if it is not cut into tiles.
 
-        (tokens, hidden), or (layers, tokens, hidden) for deepstack. Raises InternalError for
-        features that are not finite, which are not stored.
+        Raises InternalError for features that are not finite, which are not stored.
         """
         tiles = self._tiling.split(work.inputs)
         if len(tiles) < 2:
@@ -34,14 +47,17 @@ class TileEncoder:
         keys = [tile_key(tile, work.prompt.cache_salt) for tile in tiles]
         token_ids = work.prompt.token_ids[work.span.start : work.span.end]
         num_tokens = int(np.isin(token_ids, self._loaded.host.media_token_ids).sum())
+        at_once = 0
         leases = self._stored(keys)  # first of all, so that no new tile displaces them
         try:
             for key, tile in zip(keys, tiles, strict=True):
                 if key not in leases:
                     rows = self._encode_one(tile, num_tokens // len(tiles))
                     leases[key] = self._cache.put(key, rows, rows.nbytes)
+                    at_once = max(at_once, rows.shape[-2])
             rows_of_tiles = [leases[key].value for key in keys]
-            return self._tiling.join(self._loaded.model, rows_of_tiles, work.inputs)
+            joined = self._tiling.join(self._loaded.model, rows_of_tiles, work.inputs)
+            return TiledRows(joined, at_once)
         finally:
             for lease in leases.values():
                 lease.release()

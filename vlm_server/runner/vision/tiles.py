@@ -39,9 +39,10 @@ class Tiling:
             return []
         own = {name: array for name, array in inputs.items() if name in _OF_EACH_TILE}
         shared = {name: array for name, array in inputs.items() if name in _OF_ANY_TILE}
+        before = (slice(None),) * self.axis
         return [
-            {name: array.take([index], axis=self.axis) for name, array in own.items()} | shared
-            for index in range(inputs[_PIXELS].shape[self.axis])
+            {name: array[(*before, slice(at, at + 1))] for name, array in own.items()} | shared
+            for at in range(inputs[_PIXELS].shape[self.axis])
         ]
 
     def encode(self, model: Any, tile: MediaInputs, token_id: int, num_tokens: int) -> mx.array:
