@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
@@ -264,6 +266,15 @@ def test_on_cuda_a_picture_is_encoded_at_once(smol: Served):
     cache = new_cache()
     new_encoder(cuda, cache).encode(work_of(smol, picture(1, 200, 140)))
     assert cache.read().entries == cache.read().misses == 0
+
+
+# ---- which families ----------------------------------------------------------------------
+
+
+def test_the_families_are_those_that_are_documented():
+    page = (Path(__file__).parents[2] / "docs" / "caches.md").read_text()
+    section = page.partition("## Tiles")[2].partition("\n## ")[0]
+    assert {name for name in re.findall(r"`(\w+)`", section) if name in FAMILIES} == set(TILED)
 
 
 # ---- inputs of other kinds ---------------------------------------------------------------
