@@ -195,14 +195,17 @@ def test_a_cache_that_is_too_small_changes_nothing(smol: Served, part: float):
 
 
 def test_what_is_known_is_not_displaced_by_what_is_new(smol: Served):
-    """Though the tile that is used last was used longest ago."""
-    before = work_of(smol, picture(8, 200, 140))
-    shown = with_a_spot(picture(8, 200, 140))
-    after, cache = work_of(smol, shown), new_cache()
-    encoder = new_encoder(smol[0], cache)
+    """Though the tiles that are looked up last were used longest ago."""
+    shown = picture(8, 200, 140)
+    before, cache = work_of(smol, shown), new_cache()
+    shown.paste((255, 0, 0), (0, 0, shown.width, 12))
+    after, encoder = work_of(smol, shown), new_encoder(smol[0], cache)
     encoder.encode(before)
     cache.resize(cache.read().size_bytes)
+    for key in reversed(keys_of(smol, before)):
+        cache.get(key)
     num_new = len(set(keys_of(smol, after)) - set(keys_of(smol, before)))
+    assert num_new == 3, "the upper two, and the small copy"
     misses = cache.read().misses
     encoder.encode(after)
     assert cache.read().misses - misses == num_new
