@@ -66,7 +66,7 @@ from vlm_server.runner.device.memory import MlxMemory
 from vlm_server.runner.model.load import LoadedModel, load
 from vlm_server.runner.model.processors import HostProcessor
 from vlm_server.runner.model_runner import LaunchedStep, ModelRunner
-from vlm_server.runner.vision.encoder import ImageEncoder
+from vlm_server.runner.vision.encoder import new_encoder
 
 Part = str | PillowImage.Image | Image | Video
 GREEDY = SamplingParams(max_tokens=10, temperature=0.0)
@@ -333,7 +333,7 @@ class Engine:
         self.inbox = ImpatientQueue()
         self.preparers = InlinePreparers(self.preparer, self.inbox)
         self.disk_reader = InlineDiskReader(self.caches, self.inbox)
-        self.encoder = InlineEncoder(ImageEncoder(self.loaded), self.inbox)
+        self.encoder = InlineEncoder(new_encoder(self.loaded, self.caches.tiles), self.inbox)
         self.loop = EngineLoop(
             self.inbox,
             self.scheduler,

@@ -24,7 +24,7 @@ _SIZES: dict[str, Callable[[Reading], int | None]] = {
     "footprint of the front": lambda reading: reading.front_footprint_bytes,
     "footprint of both": lambda reading: reading.footprint_bytes,
 }
-_DEVICE_CACHES = ("encoder", "prefix")
+_DEVICE_CACHES = ("encoder", "tile", "prefix")
 
 
 def markdown(result: Result, criteria: Sequence[Criterion]) -> str:

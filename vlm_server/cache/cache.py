@@ -22,3 +22,8 @@ class EncodedImage(Protocol):
 
     @property
     def size_bytes(self) -> int: ...
+
+    @property
+    def tokens_at_once(self) -> int | None:
+        """How many of its tokens were encoded in one call, of several; None if all were."""
+        ...

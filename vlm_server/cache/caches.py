@@ -23,15 +23,17 @@ Prefix = PrefixMatch[Any, Any]
 """A prompt's beginning, as KV that only `runner` can read."""
 
 
-DeviceSizes = Callable[[int], tuple[int, int]]
-"""The sizes of the encoder and the prefix cache, for so much memory beside the weights; bytes."""
+DeviceSizes = Callable[[int], tuple[int, int, int]]
+"""The sizes of the encoder, the tile and the prefix cache, for so much memory beside the weights;
+bytes."""
 
 
 class Caches:
     """What engine, preparers and runner share; sizes are in `settings.Cache`. Thread-safe.
 
     token_layouts: how many tokens images and videos have, and where; saves decoding them.
-    pixels: what the processor made of them. features: what the encoder did. prefixes: KV.
+    pixels: what the processor made of them. features: what the encoder did; tiles: parts of that,
+    of families that cut pictures into tiles. prefixes: KV.
     The tier on disk holds features and KV. It is opened by `begin_serving`.
     """
 
@@ -41,6 +43,7 @@ class Caches:
         token_layouts: LruCache[Any],
         pixels: LruCache[Any],
         features: LruCache[EncodedImage],
+        tiles: LruCache[Any],
         prefixes: PrefixCache[Any, Any],
         open_disk: Callable[[], DiskTier],
         sizes: DeviceSizes | None,
@@ -48,6 +51,7 @@ class Caches:
         self.token_layouts = token_layouts
         self.pixels = pixels
         self.features = features
+        self.tiles = tiles
         self.prefixes = prefixes
         self._open_disk = open_disk
         self._sizes = sizes
@@ -61,6 +65,7 @@ class Caches:
         token_layout_bytes: int = 0,
         pixel_bytes: int = 0,
         encoder_bytes: int = 0,
+        tile_bytes: int = 0,
         prefix_bytes: int = 0,
         needs_snapshots: bool = False,
         open_disk: Callable[[], DiskTier] = NoDisk,
@@ -74,6 +79,7 @@ class Caches:
             token_layouts=LruCache("token_layout", token_layout_bytes),
             pixels=LruCache("pixel", pixel_bytes),
             features=LruCache("encoder", encoder_bytes),
+            tiles=LruCache("tile", tile_bytes),
             prefixes=PrefixCache("prefix", prefix_bytes, needs_snapshots=needs_snapshots),
             open_disk=open_disk,
             sizes=sizes,
@@ -111,7 +117,7 @@ class Caches:
 
     @property
     def _memory(self) -> tuple[LruCache[Any] | PrefixCache[Any, Any], ...]:
-        return self.token_layouts, self.pixels, self.features, self.prefixes
+        return self.token_layouts, self.pixels, self.features, self.tiles, self.prefixes
 
     @property
     def _all(self) -> tuple[Cache, ...]:
@@ -122,19 +128,22 @@ class Caches:
     @property
     def evictable_bytes(self) -> int:
         """Device memory of what no request holds."""
-        return self.features.evictable_bytes + self.prefixes.evictable_bytes
+        on_device = (self.features, self.tiles, self.prefixes)
+        return sum(cache.evictable_bytes for cache in on_device)
 
     def evict(self, num_bytes: int) -> int:
         """Free so much device memory, if there is so much; prefixes first. Returns the bytes."""
         freed = self.prefixes.evict(num_bytes)
+        freed += self.tiles.evict(num_bytes - freed)
         return freed + self.features.evict(num_bytes - freed)
 
     def resize(self, free_bytes: int) -> None:
         """So much device memory is there beside the weights from now on."""
         if self._sizes is None:
             return
-        encoder_bytes, prefix_bytes = self._sizes(free_bytes)
+        encoder_bytes, tile_bytes, prefix_bytes = self._sizes(free_bytes)
         self.features.resize(encoder_bytes)
+        self.tiles.resize(tile_bytes)
         self.prefixes.resize(prefix_bytes)
 
     def drop(self) -> None:

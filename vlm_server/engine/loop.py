@@ -259,9 +259,14 @@ class EngineLoop:
     def _handle_encoded(self, done: EncodeDone) -> list[Event]:
         self._encoding = None
         self._at_work.end(ENCODER, done.work.request_id)
-        size_bytes = 0 if isinstance(done.outcome, RequestError) else done.outcome.size_bytes
+        size_bytes, num_tokens = 0, done.work.num_tokens
+        at_once: int | None = None
+        if not isinstance(done.outcome, RequestError):
+            size_bytes, at_once = done.outcome.size_bytes, done.outcome.tokens_at_once
         self._governor.note_work()  # the device has worked, even if the request is gone
-        self._governor.after_encode(done.work.num_tokens, size_bytes)
+        self._governor.after_encode(
+            num_tokens, size_bytes, num_tokens if at_once is None else at_once
+        )
         if isinstance(done.outcome, OutOfMemory):
             self._governor.relieve()
         return self._scheduler.encoded(done.work, done.outcome)

@@ -35,7 +35,7 @@ from vlm_server.runner.kv.planned import planned_state_size
 from vlm_server.runner.model.facts import model_facts
 from vlm_server.runner.model.load import LoadedModel, load
 from vlm_server.runner.model_runner import ModelRunner
-from vlm_server.runner.vision.encoder import ImageEncoder
+from vlm_server.runner.vision.encoder import new_encoder
 from vlm_server.worker.channel import Channel
 from vlm_server.worker.process_memory import SystemProcessMemory
 from vlm_server.worker.warm_up import stages, warm_up
@@ -151,7 +151,7 @@ def build_engine(
         runner=runner,
         preparers=PreparerThreads(preparer, inbox, start.scheduler.preparer_threads),
         disk_reader=DiskReaderThread(caches, inbox),
-        encoder=EncoderThread(ImageEncoder(loaded), inbox),
+        encoder=EncoderThread(new_encoder(loaded, caches.tiles), inbox),
         governor=governor,
         caches=caches,
         max_failed_steps=start.engine.max_failed_steps,

@@ -18,12 +18,13 @@ from vlm_server.errors import OutOfMemory
 from vlm_server.protocol import CacheStats
 
 PROMPT: list[Item] = [1, 2, ("a", 2, 9)]
-NAMES = ["token_layout", "pixel", "encoder", "prefix"]
+NAMES = ["token_layout", "pixel", "encoder", "tile", "prefix"]
 
 
 @dataclass
 class FakeFeatures:
     size_bytes: int = 1
+    tokens_at_once: int | None = None
 
 
 @dataclass
@@ -69,8 +70,8 @@ def test_caches_are_read_by_name_and_the_disk_comes_last() -> None:
     caches.pixels.put("a", b"1234", 4).release()
     readings = caches.read()
     assert [reading.name for reading in readings] == [*NAMES, "disk"]
-    assert [reading.size_bytes for reading in readings] == [0, 4, 0, 0, 0]
-    assert [reading.limit_bytes for reading in readings] == [0, 10, 10, 20, 30]
+    assert [reading.size_bytes for reading in readings] == [0, 4, 0, 0, 0, 0]
+    assert [reading.limit_bytes for reading in readings] == [0, 10, 10, 0, 20, 30]
     caches.check_integrity()
     assert [reading.name for reading in Caches.of().read()] == NAMES
 
@@ -177,9 +178,13 @@ def test_memory_that_is_too_short_to_read_into_is_told(error: Exception) -> None
 def test_prefixes_are_evicted_before_features() -> None:
     caches = caches_on(FakeDisk())
     use(caches)
-    assert caches.evictable_bytes == 5
+    caches.tiles.resize(3)
+    caches.tiles.put("a", object(), 3).release()
+    assert caches.evictable_bytes == 8
     assert caches.evict(2) == 4
-    assert [r.entries for r in caches.read()] == [0, 0, 1, 0]
+    assert [r.entries for r in caches.read()] == [0, 0, 1, 1, 0]
+    assert caches.evict(2) == 3, "a tile is less to encode again than a picture"
+    assert [r.entries for r in caches.read()] == [0, 0, 1, 0, 0]
     assert caches.evict(2) == 1
     assert caches.evictable_bytes == 0
 
@@ -191,10 +196,11 @@ def test_holds_of_all_caches_are_counted() -> None:
         caches.token_layouts.put("a", 0, 1),
         caches.pixels.put("a", 0, 1),
         caches.store_features("a", FakeFeatures()),
+        caches.tiles.put("a", 0, 1),
         caches.prefixes.match(prompt, 1),
     ]
     for number, each in enumerate(held):
-        assert caches.num_holds == 4 - number
+        assert caches.num_holds == 5 - number
         each.release()
     assert caches.num_holds == 0
 
@@ -204,7 +210,8 @@ def test_device_caches_follow_the_memory_there_is() -> None:
         pixel_bytes=10,
         encoder_bytes=10,
         prefix_bytes=20,
-        sizes=lambda free: (free // 16, free // 4),
+        tile_bytes=5,
+        sizes=lambda free: (free // 16, free // 32, free // 4),
     )
     use(caches)
     caches.resize(160)
@@ -212,6 +219,7 @@ def test_device_caches_follow_the_memory_there_is() -> None:
         "token_layout": 0,
         "pixel": 10,
         "encoder": 10,
+        "tile": 5,
         "prefix": 40,
     }
     assert "a" in caches.features

@@ -52,10 +52,13 @@ class LruAdapter:
 
 
 class TestLruCaches(HoldingCache):
-    @pytest.fixture(params=["token_layouts", "pixels", "features"])
+    @pytest.fixture(params=["token_layouts", "pixels", "features", "tiles"])
     def cache(self, request: pytest.FixtureRequest) -> LruAdapter:
         caches = Caches.of(
-            token_layout_bytes=LIMIT_BYTES, pixel_bytes=LIMIT_BYTES, encoder_bytes=LIMIT_BYTES
+            token_layout_bytes=LIMIT_BYTES,
+            pixel_bytes=LIMIT_BYTES,
+            encoder_bytes=LIMIT_BYTES,
+            tile_bytes=LIMIT_BYTES,
         )
         return LruAdapter(getattr(caches, request.param))
 

@@ -318,6 +318,7 @@ class FakeFeatures(str):
     """What names the picture that it was made of."""
 
     size_bytes = 8
+    tokens_at_once: int | None = None
 
 
 def features_of(span: MediaSpan) -> FakeFeatures:

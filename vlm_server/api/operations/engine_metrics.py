@@ -6,7 +6,7 @@ from vlm_server.api.operations.families import Families
 from vlm_server.protocol import CacheStats, MemoryStats, Stats
 from vlm_server.supervisor.client import EngineStatus
 
-_ON_DEVICE = ("encoder", "prefix")
+_ON_DEVICE = ("encoder", "tile", "prefix")
 """The caches that hold device memory."""
 
 

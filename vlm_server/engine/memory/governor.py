@@ -262,9 +262,12 @@ class Governor:
         self._carry_out(self._guard(self._memory.read(), needed))
         self.estimator.begin("encode")
 
-    def after_encode(self, num_tokens: int, size_bytes: int) -> None:
-        """Their features take `size_bytes`; 0 if the encode failed."""
-        self.estimator.end("encode", num_tokens)
+    def after_encode(self, num_tokens: int, size_bytes: int, tokens_at_once: int) -> None:
+        """Their features take `size_bytes`; 0 if the encode failed.
+
+        What it took is learned for `tokens_at_once`: so many of them were encoded in one call.
+        """
+        self.estimator.end("encode", tokens_at_once)
         made = size_bytes // max(1, num_tokens)
         self.estimator.feature_bytes = max(self.estimator.feature_bytes, made)
 

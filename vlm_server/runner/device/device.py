@@ -51,6 +51,14 @@ class Device:
         return not self.is_cpu
 
     @property
+    def is_filled_by_a_tile(self) -> bool:
+        """Whether encoding a picture's tiles one after the other takes no longer than at once.
+
+        Not on CUDA, where launching kernels for so few patches takes longer than running them.
+        """
+        return self.kind is not DeviceKind.CUDA
+
+    @property
     def prefill_padding_tokens(self) -> int:
         """What prefill chunks are padded to a multiple of; 1 for no padding.
 

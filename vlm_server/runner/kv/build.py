@@ -18,6 +18,10 @@ from vlm_server.settings import Cache
 
 logger = logging.getLogger(__name__)
 
+_TILES_PART = 4
+"""The tiles' part of `encoder_bytes` is one of so many: a conversation needs those of its latest
+screenshot alone."""
+
 
 def build_caches(settings: Cache, memory: MemoryReading, loaded: LoadedModel) -> Caches:
     """The caches of a model whose weights are in `memory`.
@@ -30,11 +34,13 @@ def build_caches(settings: Cache, memory: MemoryReading, loaded: LoadedModel) ->
     if settings.prefix_bytes and not stores_prefixes:
         logger.warning("this model's state is of a kind that the prefix cache can't store")
 
-    def sizes(free: int) -> tuple[int, int]:
+    def sizes(free: int) -> tuple[int, int, int]:
         prefix_bytes = _size(settings.prefix_bytes, free // 4) if stores_prefixes else 0
-        return _size(settings.encoder_bytes, free // 16), prefix_bytes
+        encoder_bytes = _size(settings.encoder_bytes, free // 16)
+        tile_bytes = 0 if loaded.tiling is None else encoder_bytes // _TILES_PART
+        return encoder_bytes - tile_bytes, tile_bytes, prefix_bytes
 
-    encoder_bytes, prefix_bytes = sizes(free)
+    encoder_bytes, tile_bytes, prefix_bytes = sizes(free)
     pixel_bytes = _size(settings.pixel_bytes, machine.memory_bytes() // 32)
     fingerprint = Future[str]()
     if settings.disk_bytes:
@@ -44,6 +50,7 @@ def build_caches(settings: Cache, memory: MemoryReading, loaded: LoadedModel) ->
         token_layout_bytes=min(settings.token_layout_bytes, pixel_bytes),
         pixel_bytes=pixel_bytes,
         encoder_bytes=encoder_bytes,
+        tile_bytes=tile_bytes,
         prefix_bytes=prefix_bytes,
         needs_snapshots=with_snapshots,
         open_disk=lambda: open_disk_cache(

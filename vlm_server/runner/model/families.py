@@ -25,6 +25,7 @@ from vlm_server.runner.model.fixes import (
     read_settings,
 )
 from vlm_server.runner.model.weight_names import SINCE_4_52
+from vlm_server.runner.vision.tiles import LayeredTiling, PackedTiling, Tiling, UnequalTiling
 from vlm_server.runner.vision.towers import (
     DeepstackTower,
     FrameTower,
@@ -84,6 +85,8 @@ class Family:
     mrope: None for a family with one position a token.
     tower: ours, in place of mlx-vlm's vision tower; its rows stand for the media tokens as they
     are. None for a family that is encoded by its own `get_input_embeddings`.
+    tiling: how it cuts pictures into tiles that its tower encodes independently of each other; None
+    if it cuts none, or lets tiles see each other.
     fix: sets right what mlx-vlm's model or processor has wrong (`fixes`).
     position_state: attributes of the language model that hold a prompt's positions between
     calls. Ours belong to the request, so these are cleared.
@@ -109,6 +112,7 @@ class Family:
     takes_videos: bool = False
     mrope: MRopeRule | None = None
     tower: type[FrameTower] | None = None
+    tiling: Tiling | None = None
     fix: Fix | None = None
     position_state: tuple[str, ...] = ()
     writes_prompts: bool = False
@@ -156,7 +160,7 @@ def _glm(name: str) -> Family:
 
 
 _ROWS = (
-    Family("aya_vision"),
+    Family("aya_vision", tiling=Tiling(axis=0)),
     Family("dots_ocr", fix=look_up_image_token),
     Family("fastvlm", image_text="<image>\n", aliases=("llava_qwen2",)),
     Family("gemma3", spelling=_SINCE_4_52),
@@ -165,14 +169,24 @@ _ROWS = (
     _glm("glm4v"),
     _glm("glm4v_moe"),
     replace(_glm("glm_ocr"), tower=None),
-    Family("granite4_vision", deepstack=Deepstack.BY_PLACE, fix=name_deepstack_layers),
-    Family("idefics3"),
-    Family("internvl", text_types=("qwen3",), spelling=_SINCE_4_52),
-    Family("internvl_chat", text_types=("qwen2", "qwen3"), fix=name_image_context),
+    Family(
+        "granite4_vision",
+        tiling=LayeredTiling(axis=1),
+        deepstack=Deepstack.BY_PLACE,
+        fix=name_deepstack_layers,
+    ),
+    Family("idefics3", tiling=Tiling(axis=1)),
+    Family("internvl", tiling=Tiling(axis=1), text_types=("qwen3",), spelling=_SINCE_4_52),
+    Family(
+        "internvl_chat",
+        tiling=Tiling(axis=1),
+        text_types=("qwen2", "qwen3"),
+        fix=name_image_context,
+    ),
     Family("kimi_vl", fix=read_settings),
-    Family("lfm2_vl", aliases=("lfm2-vl",)),
+    Family("lfm2_vl", tiling=UnequalTiling(axis=0), aliases=("lfm2-vl",)),
     Family("llava", fix=drop_tokenizer_options, spelling=_SINCE_4_52),
-    Family("llava_onevision"),
+    Family("llava_onevision", tiling=PackedTiling(axis=1)),
     Family("mistral3"),
     Family(
         "paddleocr_vl",
@@ -196,7 +210,7 @@ _ROWS = (
         needs_even_rows=True,
         deepstack=Deepstack.ALL_ROWS,
     ),
-    Family("smolvlm"),
+    Family("smolvlm", tiling=Tiling(axis=1)),
 )
 FAMILIES = {name: family for family in _ROWS for name in (family.name, *family.aliases)}
 

@@ -43,6 +43,7 @@ from vlm_server.runner.model.weights import (
 from vlm_server.runner.text.lm_head import use_last_token_head
 from vlm_server.runner.text.mrope import DecodePositions, decode_positions, use_shared_mrope
 from vlm_server.runner.vision.patches import use_fast_patches
+from vlm_server.runner.vision.tiles import Tiling
 from vlm_server.runner.vision.towers import use_fast_tower
 from vlm_server.settings import Model as ModelSettings
 
@@ -77,6 +78,11 @@ class LoadedModel:
     @property
     def language_model(self) -> Any:
         return self.model.language_model
+
+    @property
+    def tiling(self) -> Tiling | None:
+        """How its pictures are encoded tile by tile; None if they are encoded as a whole."""
+        return self.family.tiling if self.device.is_filled_by_a_tile else None
 
     def forget_positions(self) -> None:
         """Clear what mlx-vlm keeps of a prompt on the model."""

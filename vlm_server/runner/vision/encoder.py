@@ -13,6 +13,7 @@ from vlm_server.ports import EncodeWork, MediaInputs
 from vlm_server.runner.device.memory import NO_MEMORY, is_out_of_memory
 from vlm_server.runner.model.families import Deepstack
 from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.vision.tile_encoder import TileCache, TiledRows, TileEncoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +23,13 @@ class ImageFeatures:
     rows: (span tokens, hidden), the span's rows of `inputs_embeds`.
     visual_mask: (span tokens,) bool, which of them deepstack adds to; None without deepstack.
     deepstack: (layers, visual tokens, hidden); None without deepstack.
+    tokens_at_once: see `EncodedImage`.
     """
 
     rows: mx.array
     visual_mask: mx.array | None
     deepstack: mx.array | None
+    tokens_at_once: int | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -38,14 +41,22 @@ class ImageFeatures:
         return [array for array in made if array is not None]
 
 
+def new_encoder(loaded: LoadedModel, tiles: TileCache) -> ImageEncoder:
+    """Its encoder, tile by tile where that is exact and costs nothing."""
+    tiling = loaded.tiling
+    return ImageEncoder(loaded, None if tiling is None else TileEncoder(loaded, tiling, tiles))
+
+
 class ImageEncoder:
     """The `Encoder` of one model. Works on a thread and a stream of its own.
 
     Another thread runs the language model meanwhile, so nothing that they share is written.
     """
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: LoadedModel, tiles: TileEncoder | None = None) -> None:
+        """`tiles` encodes what is cut into tiles; without, all of a picture is encoded at once."""
         self._loaded = loaded
+        self._tiles = tiles
 
     def encode(self, work: EncodeWork) -> ImageFeatures:
         """The features of one span; the arrays are evaluated.
@@ -53,22 +64,28 @@ class ImageEncoder:
         Raises OutOfMemory if there is none for it, and what `encode_image` does.
         """
         try:
-            return encode_image(self._loaded, work)
+            return encode_image(self._loaded, work, self._tiles)
         except Exception as error:
             if is_out_of_memory(error):
                 raise OutOfMemory(NO_MEMORY) from error
             raise
 
 
-def encode_image(loaded: LoadedModel, work: EncodeWork) -> ImageFeatures:
+def encode_image(
+    loaded: LoadedModel, work: EncodeWork, tiles: TileEncoder | None = None
+) -> ImageFeatures:
     """Run the vision tower on the media of one span; the arrays are evaluated.
 
     Raises InternalError if the rows are not as many as the tokens, or are not finite: such
     features would be cached for everybody who shows this image.
     """
     token_ids = work.prompt.token_ids[work.span.start : work.span.end]
-    encode = _by_family if loaded.family.tower is None else _by_tower
-    features = encode(loaded, token_ids, work.inputs)
+    tiled = None if tiles is None else tiles.encode(work)
+    if tiled is not None:
+        features = _by_tiles(loaded, token_ids, tiled)
+    else:
+        encode = _by_family if loaded.family.tower is None else _by_tower
+        features = encode(loaded, token_ids, work.inputs)
     _check_count(features.rows.shape[0], len(token_ids))
     made = [features.rows] if features.deepstack is None else [features.rows, features.deepstack]
     are_finite = mx.all(mx.stack([mx.all(mx.isfinite(array)) for array in made]))
@@ -92,6 +109,22 @@ def _by_tower(
     if not made.deepstack:
         return ImageFeatures(rows, None, None)
     return ImageFeatures(rows, mx.array(is_visual), mx.stack(made.deepstack))
+
+
+def _by_tiles(loaded: LoadedModel, token_ids: NDArray[np.int32], tiled: TiledRows) -> ImageFeatures:
+    """The text between tiles keeps its own embeddings."""
+    is_visual = np.isin(token_ids, loaded.host.media_token_ids)
+    _check_count(tiled.rows.shape[-2], int(is_visual.sum()))
+    places = mx.array(np.flatnonzero(is_visual))
+    rows = loaded.model.get_input_embeddings(mx.array(token_ids)[None]).inputs_embeds[0]
+    joined = tiled.rows.astype(rows.dtype)
+    if joined.ndim == 2:
+        rows[places] = joined
+        return ImageFeatures(rows, None, None, tiled.tokens_at_once)
+    rows[places] = 0
+    deepstack = mx.zeros((len(joined), *rows.shape), dtype=rows.dtype)
+    deepstack[:, places] = joined
+    return ImageFeatures(rows, mx.array(is_visual), deepstack, tiled.tokens_at_once)
 
 
 def _by_family(

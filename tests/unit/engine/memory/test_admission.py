@@ -345,3 +345,4 @@ def test_padding_is_reserved_once():
 
 class Features:
     size_bytes = 1000
+    tokens_at_once: int | None = None

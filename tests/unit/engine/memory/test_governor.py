@@ -19,6 +19,7 @@ WEIGHTS = 100
 
 class _Features:
     size_bytes = 0
+    tokens_at_once: int | None = None
 
 
 class Ground:
@@ -342,6 +343,18 @@ def learn(ground: Ground, work: Literal["encode", "prefill"], num_tokens: int, s
     estimator.begin(work)
     ground.memory.peak_bytes = ground.memory.active_bytes + size * MIB
     estimator.end(work, num_tokens)
+
+
+def test_what_a_tile_took_is_not_spread_over_its_picture(ground: Ground):
+    """Or a picture of a single tile would be thought to take a fraction of it."""
+    ground.governor.before_encode(800)
+    ground.memory.peak_bytes = ground.memory.active_bytes + 80 * MIB
+    ground.governor.after_encode(800, 800, tokens_at_once=80)
+    assert ground.governor.estimator.of("encode", 80) == 80 * MIB
+    assert ground.governor.estimator.feature_bytes == 1
+    ground.governor.before_encode(800)
+    ground.governor.after_encode(800, 800, tokens_at_once=0)
+    assert ground.governor.estimator.of("encode", 80) == 80 * MIB, "nothing was encoded"
 
 
 def test_a_picture_that_the_pool_stands_in_the_way_of_clears_it_first(ground: Ground):

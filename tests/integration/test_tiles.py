@@ -1,0 +1,306 @@
+"""Pictures encoded tile by tile are those encoded at once, bit for bit, whatever is cached."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+import msgspec
+import numpy as np
+import pytest
+from PIL import Image as PillowImage
+
+from tests.desktop import screenshots
+from tests.integration.harness import GREEDY, Engine, ask, conversation, encode_works
+from tests.integration.test_caches import Served, Turns, caches_of
+from tests.tiny_models.pictures import picture
+from vlm_server.cache.lru import LruCache
+from vlm_server.errors import InternalError
+from vlm_server.ports import EncodeWork, MemoryReading
+from vlm_server.protocol import Finished
+from vlm_server.runner.device.device import DeviceKind
+from vlm_server.runner.kv.build import build_caches
+from vlm_server.runner.model.families import FAMILIES
+from vlm_server.runner.vision.encoder import ImageEncoder, ImageFeatures, encode_image, new_encoder
+from vlm_server.runner.vision.tile_encoder import TileCache
+from vlm_server.runner.vision.tiles import tile_key
+from vlm_server.settings import Cache
+
+TILED = sorted({family.name for family in FAMILIES.values() if family.tiling is not None})
+LOTS = 1 << 20
+SIZES = ((200, 140), (500, 170), (170, 500), (300, 300))
+"""Most become several tiles with every tiny checkpoint, in several shapes; some need padding."""
+
+
+@pytest.fixture(params=TILED, scope="module")
+def served(request: pytest.FixtureRequest, load_tiny: Callable[[str], Served]) -> Served:
+    return load_tiny(request.param)
+
+
+@pytest.fixture
+def smol(load_tiny: Callable[[str], Served]) -> Served:
+    return load_tiny("smolvlm")
+
+
+def work_of(served: Served, shown: PillowImage.Image, salt: str = "") -> EncodeWork:
+    submit = msgspec.structs.replace(ask("a", shown, "what?"), cache_salt=salt)
+    (work,) = encode_works(served[1], submit)
+    return work
+
+
+def keys_of(served: Served, work: EncodeWork) -> list[str]:
+    tiling = served[0].tiling
+    assert tiling is not None
+    return [tile_key(tile, work.prompt.cache_salt) for tile in tiling.split(work.inputs)]
+
+
+def new_cache(limit_bytes: int = LOTS) -> TileCache:
+    return LruCache("tile", limit_bytes)
+
+
+def assert_equal(made: Any, wanted: ImageFeatures) -> None:
+    """Bit for bit."""
+    for one, other in zip(made.arrays, wanted.arrays, strict=True):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        assert np.array_equal(np.array(one), np.array(other))
+
+
+def with_a_spot(shown: PillowImage.Image) -> PillowImage.Image:
+    """The same picture, but for the lower right corner."""
+    changed = shown.copy()
+    changed.paste((255, 0, 0), (shown.width - 12, shown.height - 12, shown.width, shown.height))
+    return changed
+
+
+# ---- exactness ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_tile_by_tile_is_at_once(served: Served, size: tuple[int, int]):
+    work, cache = work_of(served, picture(1, *size)), new_cache()
+    encoder, wanted = new_encoder(served[0], cache), encode_image(served[0], work)
+    assert_equal(encoder.encode(work), wanted)
+    assert_equal(encoder.encode(work), wanted)
+    keys = keys_of(served, work)
+    if len(keys) == 1:
+        assert cache.read().entries == 0, "it is in the encoder cache as a whole"
+    else:
+        assert cache.read().entries == cache.read().misses == len(set(keys))
+        assert cache.read().hits == len(set(keys))
+    cache.check_integrity()
+    assert cache.num_holds == 0
+
+
+def test_it_is_told_how_many_tokens_were_encoded_at_once(served: Served):
+    """As the memory that an encode takes is learned from it."""
+    work, alone = work_of(served, picture(1, 500, 170)), new_encoder(served[0], new_cache())
+    num_tokens, num_tiles = work.num_tokens, len(keys_of(served, work))
+    at_once = alone.encode(work).tokens_at_once
+    assert at_once is not None
+    assert num_tokens / (2 * num_tiles) < at_once < num_tokens
+    assert alone.encode(work).tokens_at_once == 0, "all are known"
+    assert ImageEncoder(served[0]).encode(work).tokens_at_once is None
+
+
+def test_each_family_is_tried_with_several_tiles(served: Served):
+    works = [work_of(served, picture(1, *size)) for size in SIZES]
+    assert sum(len(keys_of(served, work)) > 2 for work in works) >= 2
+
+
+def test_only_what_changed_is_encoded(served: Served):
+    shown, cache = picture(2, 500, 170), new_cache()
+    before, after = work_of(served, shown), work_of(served, with_a_spot(shown))
+    encoder = new_encoder(served[0], cache)
+    encoder.encode(before)
+    known, keys = set(keys_of(served, before)), set(keys_of(served, after))
+    assert 0 < len(keys - known) < len(keys)
+    misses = cache.read().misses
+    assert_equal(encoder.encode(after), encode_image(served[0], after))
+    assert cache.read().misses - misses == len(keys - known)
+    assert cache.read().entries == len(keys | known)
+
+
+def test_tiles_that_look_the_same_are_encoded_once(served: Served):
+    work, cache = work_of(served, PillowImage.new("RGB", (500, 170), (30, 60, 90))), new_cache()
+    keys = keys_of(served, work)
+    assert_equal(new_encoder(served[0], cache).encode(work), encode_image(served[0], work))
+    assert cache.read().entries == cache.read().misses == len(set(keys))
+    assert len(set(keys)) < len(keys)
+
+
+def test_a_conversation_about_screenshots_is_answered_as_without(served: Served):
+    """Whole requests, with every cache and the tile cache, against none."""
+    plain = Engine(*served)
+    engine = Engine(*served, caches=caches_of(served, tile_bytes=LOTS))
+    shown, turns = picture(3, 500, 170), cast(Turns, ())
+    for number in range(3):
+        turns += (("user", (f"Step {number}", shown, "what changed?")),)
+        submit = conversation(f"turn {number}", *turns, sampling=GREEDY)
+        assert engine.answer(submit) == plain.answer(submit), number
+        turns += (("assistant", (engine.texts[submit.request_id],)),)
+        shown = with_a_spot(shown) if number == 0 else picture(4, 500, 170)
+    reading = engine.caches.tiles.read()
+    assert reading.hits > 0
+    assert reading.pinned_bytes == 0
+    engine.caches.check_integrity()
+    assert engine.caches.num_holds == 0
+
+
+# ---- who shares --------------------------------------------------------------------------
+
+
+def test_nobody_meets_another_clients_tiles(served: Served):
+    shown, cache = picture(5, 500, 170), new_cache()
+    encoder = new_encoder(served[0], cache)
+    mine, theirs = work_of(served, shown, "mine"), work_of(served, shown, "theirs")
+    assert not set(keys_of(served, mine)) & set(keys_of(served, theirs))
+    encoder.encode(mine)
+    assert_equal(encoder.encode(theirs), encode_image(served[0], theirs))
+    assert cache.read().hits == 0
+
+
+def test_a_tile_is_named_by_all_that_it_follows_from():
+    zeros = np.zeros((1, 3, 4, 4), np.float32)
+    tiles = [
+        {"pixel_values": zeros},
+        {"pixel_values": zeros + 1},
+        {"pixel_values": zeros.reshape(1, 3, 2, 8)},
+        {"pixel_values": zeros.astype(np.int32)},
+        {"pixel_values": zeros, "spatial_shapes": np.array([[2, 2]])},
+        {"pixel_values": zeros, "spatial_shapes": np.array([[4, 1]])},
+    ]
+    assert len({tile_key(tile, salt) for tile in tiles for salt in ("", "a")}) == 2 * len(tiles)
+
+
+# ---- memory ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", [0.0, 0.4, 1.0])
+def test_a_cache_that_is_too_small_changes_nothing(smol: Served, part: float):
+    first, second = (work_of(smol, picture(seed, 200, 140)) for seed in (6, 7))
+    whole = new_cache()
+    new_encoder(smol[0], whole).encode(first)
+    cache = new_cache(int(part * whole.read().size_bytes))
+    encoder = new_encoder(smol[0], cache)
+    for work in (first, second, first):
+        assert_equal(encoder.encode(work), encode_image(smol[0], work))
+        cache.check_integrity()
+        assert cache.num_holds == 0
+    assert (cache.read().evictions > 0) == (part > 0)
+
+
+def test_what_is_known_is_not_displaced_by_what_is_new(smol: Served):
+    """Though the tiles that are looked up last were used longest ago."""
+    shown = picture(8, 200, 140)
+    before, cache = work_of(smol, shown), new_cache()
+    shown.paste((255, 0, 0), (0, 0, shown.width, 12))
+    after, encoder = work_of(smol, shown), new_encoder(smol[0], cache)
+    encoder.encode(before)
+    cache.resize(cache.read().size_bytes)
+    for key in reversed(keys_of(smol, before)):
+        cache.get(key)
+    num_new = len(set(keys_of(smol, after)) - set(keys_of(smol, before)))
+    assert num_new == 3, "the upper two, and the small copy"
+    misses = cache.read().misses
+    encoder.encode(after)
+    assert cache.read().misses - misses == num_new
+
+
+def test_features_that_are_not_finite_are_not_stored(served: Served):
+    work, cache = work_of(served, picture(9, 500, 170)), new_cache()
+    pixels = work.inputs["pixel_values"].copy()
+    pixels.reshape(-1)[-1] = np.nan  # the last tile's, or the small copy's
+    work = replace(work, inputs={**work.inputs, "pixel_values": pixels})
+    if served[0].family.name == "lfm2_vl":
+        pixels[-1] = np.nan  # its end is padding
+    encoder = new_encoder(served[0], cache)
+    for _ in range(2):
+        with pytest.raises(InternalError, match="not finite"):
+            encoder.encode(work)
+    broken = keys_of(served, work)[-1]
+    assert broken not in cache
+    assert cache.num_holds == 0
+
+
+def test_what_is_cleared_is_given_back(smol: Served):
+    engine = Engine(*smol, caches=caches_of(smol, tile_bytes=LOTS))
+
+    def show(seed: int) -> None:
+        engine.answer(ask(f"{seed}", picture(seed, 200, 140), "what?"))
+        assert isinstance(engine.ends[f"{seed}"], Finished)
+        mx.synchronize()  # a step that was launched ahead may still be under way
+
+    show(0)
+    engine.caches.clear()
+    baseline = mx.get_active_memory()
+    for seed in range(1, 13):
+        show(seed)
+    stored = engine.caches.tiles.read().size_bytes
+    assert mx.get_active_memory() - baseline >= stored > 0
+    assert engine.caches.evictable_bytes >= stored
+    engine.caches.clear()
+    assert engine.caches.tiles.read().size_bytes == 0
+    assert mx.get_active_memory() - baseline < stored / 4
+
+
+@pytest.mark.parametrize("encoder_bytes", [1000, 0])
+def test_tiles_are_part_of_the_encoder_caches_bytes(
+    load_tiny: Callable[[str], Served], encoder_bytes: int
+):
+    settings = Cache(encoder_bytes=encoder_bytes)
+    for name, tile_bytes in (("smolvlm", encoder_bytes // 4), ("qwen3_vl", 0)):
+        caches = build_caches(settings, MemoryReading(0, 0, 1 << 30), load_tiny(name)[0])
+        limits = {each.name: each.limit_bytes for each in caches.read()}
+        assert limits["tile"] == tile_bytes
+        assert limits["tile"] + limits["encoder"] == encoder_bytes
+
+
+def test_on_cuda_a_picture_is_encoded_at_once(smol: Served):
+    loaded = smol[0]
+    cuda = replace(loaded, device=replace(loaded.device, kind=DeviceKind.CUDA))
+    metal = replace(loaded, device=replace(loaded.device, kind=DeviceKind.METAL))
+    assert loaded.tiling is metal.tiling is loaded.family.tiling is not None
+    assert cuda.tiling is None
+    cache = new_cache()
+    new_encoder(cuda, cache).encode(work_of(smol, picture(1, 200, 140)))
+    assert cache.read().entries == cache.read().misses == 0
+
+
+# ---- which families ----------------------------------------------------------------------
+
+
+def test_the_families_are_those_that_are_documented():
+    page = (Path(__file__).parents[2] / "docs" / "caches.md").read_text()
+    section = page.partition("## Tiles")[2].partition("\n## ")[0]
+    assert {name for name in re.findall(r"`(\w+)`", section) if name in FAMILIES} == set(TILED)
+
+
+# ---- inputs of other kinds ---------------------------------------------------------------
+
+
+def test_inputs_that_are_not_known_are_encoded_at_once(smol: Served):
+    work, tiling = work_of(smol, picture(1, 200, 140)), smol[0].tiling
+    assert tiling is not None
+    assert len(tiling.split(work.inputs)) > 1
+    assert tiling.split({**work.inputs, "depth_values": np.zeros(3)}) == []
+    assert tiling.split({"pixel_values_videos": work.inputs["pixel_values"]}) == []
+
+
+def test_an_encoder_without_tiles_encodes_at_once(smol: Served):
+    work = work_of(smol, picture(1, 200, 140))
+    assert_equal(ImageEncoder(smol[0]).encode(work), encode_image(smol[0], work))
+
+
+# ---- what it saves -----------------------------------------------------------------------
+
+
+def test_screenshots_of_somebody_at_work_share_most_tiles(load_tiny: Callable[[str], Served]):
+    served = load_tiny("lfm2_vl")
+    shown = [set(keys_of(served, work_of(served, each))) for each in screenshots(1, 4)]
+    new = [len(after - before) for before, after in pairwise(shown)]
+    assert max(new) < len(shown[0]) * 0.8

@@ -1,0 +1,126 @@
+"""How families cut pictures into tiles that their vision towers encode independently of each other.
+
+Each is encoded in a call of its own, always of the same shape: so its features are the same bits
+whatever else is in the picture, and whether or not they come from a cache. Knows no cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from vlm_server.ports import MediaInputs
+
+_PIXELS = "pixel_values"
+_OF_EACH_TILE = frozenset({_PIXELS, "pixel_attention_mask", "spatial_shapes"})
+_OF_ANY_TILE = frozenset({"image_token_index"})
+_OF_THE_PICTURE = frozenset({"image_sizes", "batch_num_images"})
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """A family whose features of a picture are those of its tiles, one after the other.
+
+    axis: of the processor's arrays, which counts the tiles.
+    """
+
+    axis: int
+
+    def split(self, inputs: MediaInputs) -> list[MediaInputs]:
+        """What there would be for each tile alone; nothing if these are not such inputs."""
+        if _PIXELS not in inputs or not inputs.keys() <= (
+            _OF_EACH_TILE | _OF_ANY_TILE | _OF_THE_PICTURE
+        ):
+            return []
+        own = {name: array for name, array in inputs.items() if name in _OF_EACH_TILE}
+        shared = {name: array for name, array in inputs.items() if name in _OF_ANY_TILE}
+        before = (slice(None),) * self.axis
+        return [
+            {name: array[(*before, slice(at, at + 1))] for name, array in own.items()} | shared
+            for at in range(inputs[_PIXELS].shape[self.axis])
+        ]
+
+    def encode(self, model: Any, tile: MediaInputs, token_id: int, num_tokens: int) -> mx.array:
+        """A tile's features, lazy: (tokens, hidden), or (layers, tokens, hidden) for deepstack.
+
+        num_tokens: of the picture, those that are a tile's if all are equal. The family is shown a
+        prompt of nothing but these.
+        """
+        rows: mx.array = _shown_alone(model, tile, token_id, num_tokens).inputs_embeds[0]
+        return rows
+
+    def join(self, model: Any, tiles: list[mx.array], inputs: MediaInputs) -> mx.array:
+        """What stands for the picture's image tokens, of what `encode` made of each tile."""
+        return mx.concatenate(tiles)
+
+
+class UnequalTiling(Tiling):
+    """LFM2-VL: tiles, and a smaller copy of the picture, which has fewer tokens."""
+
+    def encode(self, model: Any, tile: MediaInputs, token_id: int, num_tokens: int) -> mx.array:
+        arrays = {name: mx.array(array) for name, array in tile.items()}
+        (rows,) = model.encode_images(arrays.pop(_PIXELS), **arrays)
+        made: mx.array = rows
+        return made
+
+
+class PackedTiling(Tiling):
+    """LLaVA-OneVision: tiles become one picture, without its padding, whose rows end with newlines.
+
+    The whole picture, as a tile, comes before them.
+    """
+
+    def encode(self, model: Any, tile: MediaInputs, token_id: int, num_tokens: int) -> mx.array:
+        pixels = mx.array(tile[_PIXELS])[0].transpose(0, 2, 3, 1)
+        *_, hidden_states = model.vision_tower(pixels, output_hidden_states=True)
+        rows: mx.array = model.multi_modal_projector(model._select_features(hidden_states))
+        return rows[0]
+
+    def join(self, model: Any, tiles: list[mx.array], inputs: MediaInputs) -> mx.array:
+        sizes = inputs["image_sizes"].reshape(-1, 2).tolist()
+        (rows,) = model.pack_image_features([mx.stack(tiles)], sizes)
+        made: mx.array = rows
+        return made
+
+
+class LayeredTiling(Tiling):
+    """Granite 4 Vision: the same, for each of several layers of the decoder."""
+
+    def encode(self, model: Any, tile: MediaInputs, token_id: int, num_tokens: int) -> mx.array:
+        """Without `image_sizes` nothing is packed, and no newline added."""
+        side = model.config.vision_config.image_size // model.config.vision_config.patch_size
+        each = int(side * Fraction(model.config.downsample_rate)) ** 2
+        made: mx.array = _shown_alone(model, tile, token_id, each).deepstack_visual_embeds
+        return made
+
+    def join(self, model: Any, tiles: list[mx.array], inputs: MediaInputs) -> mx.array:
+        strategy = model.config.vision_feature_select_strategy
+        layers = []
+        for layer in range(tiles[0].shape[0]):
+            together = mx.stack([tile[layer] for tile in tiles])
+            (rows,) = model._pack_and_unpad_image_features(
+                [together], inputs["image_sizes"].tolist(), strategy
+            )
+            layers.append(rows)
+        return mx.stack(layers)
+
+
+def tile_key(tile: MediaInputs, salt: str) -> str:
+    """Names a tile by all that its features follow from; `salt` separates who may not share."""
+    digest = hashlib.sha256(hashlib.sha256(salt.encode()).digest())
+    for name, array in sorted(tile.items()):
+        digest.update(f"{name} {array.dtype} {array.shape}\0".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def _shown_alone(model: Any, tile: MediaInputs, token_id: int, num_tokens: int) -> Any:
+    """What the model makes of a tile as if it were a picture of its own."""
+    arrays = {name: mx.array(array) for name, array in tile.items()}
+    ids = mx.full((1, num_tokens), token_id, dtype=mx.int32)
+    return model.get_input_embeddings(ids, arrays.pop(_PIXELS), mask=mx.ones_like(ids), **arrays)
