@@ -15,16 +15,17 @@ from msgspec import structs
 from PIL import Image as PillowImage
 
 from vlm_server import settings
-from vlm_server.cache.caches import Caches, EncodedImage
+from vlm_server.cache.caches import Caches
 from vlm_server.child.cancellation import Cancellation
-from vlm_server.engine.inbox import EncodeDone, LoadDone, Message, PrepareDone
+from vlm_server.engine.inbox import LoadDone, Message, PrepareDone
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.request.output.build import Formats
 from vlm_server.engine.scheduling.limits import SchedulerConfig
 from vlm_server.engine.scheduling.scheduler import Scheduler
-from vlm_server.errors import InternalError, RequestError
+from vlm_server.engine.threads import encode
+from vlm_server.errors import RequestError
 from vlm_server.host_model import HostModel
 from vlm_server.ports import (
     Encoder,
@@ -246,15 +247,8 @@ class InlineEncoder:
     encoder: Encoder
     inbox: SimpleQueue[Message]
 
-    def start(self, work: EncodeWork) -> None:
-        outcome: EncodedImage | RequestError
-        try:
-            outcome = self.encoder.encode(work)
-        except RequestError as error:
-            outcome = error
-        except Exception:  # noqa: BLE001 - as the real thread does
-            outcome = InternalError("encoding failed")
-        self.inbox.put(EncodeDone(work, outcome))
+    def start(self, works: Sequence[EncodeWork]) -> None:
+        self.inbox.put(encode(self.encoder, works))
 
 
 class RecordingRunner(ModelRunner):

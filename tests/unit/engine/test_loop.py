@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import pytest
@@ -375,7 +375,7 @@ def test_that_the_device_has_nobodys_work_is_announced_too(engine: Engine):
     engine.inbox.put(Abort("nobody"))
     engine.loop.step()
     assert [event for event in engine.events if isinstance(event, Working)] == [
-        Working(("a",), encoding="a"),
+        Working(("a",), encoding=("a",)),
         Working(("a",)),
         Working(()),
     ]
@@ -439,9 +439,9 @@ def test_a_picture_is_announced_before_it_is_encoded():
     seen: list[list[set[str]]] = []
 
     class Watched(FakeEncoder):
-        def encode(self, work: EncodeWork) -> FakeFeatures:
+        def encode(self, works: Sequence[EncodeWork]) -> list[FakeFeatures]:
             seen.append(announced(engine))
-            return super().encode(work)
+            return super().encode(works)
 
     engine = Engine(encoder=Watched())
     engine.inbox.put(submit("a", images=2))

@@ -34,7 +34,7 @@ def die(quarantine: Quarantine, encoding: Submit, *others: Submit, alone: bool =
     for submit in (encoding, *others):
         admit(quarantine, submit, alone=alone)
     request_ids = tuple(submit.request_id for submit in (encoding, *others))
-    quarantine.working(Working(request_ids, encoding.request_id))
+    quarantine.working(Working(request_ids, (encoding.request_id,)))
     quarantine.engine_ended(is_crash=True)
 
 

@@ -99,6 +99,8 @@ class Family:
     empty if it is the whole.
     text_types: what `model_type` its language model may have; empty if mlx-vlm asks for none.
     deepstack: how its language model takes what `ImageFeatures` has as deepstack.
+    stacks_images: whether its own `get_input_embeddings` takes several images of one size along the
+    first axis, and gives each the features that it has alone.
     aliases: other names of this `model_type`.
     """
 
@@ -117,7 +119,13 @@ class Family:
     part: str = ""
     text_types: tuple[str, ...] = ()
     deepstack: Deepstack = Deepstack.VISUAL_ROWS
+    stacks_images: bool = False
     aliases: tuple[str, ...] = ()
+
+    @property
+    def takes_several(self) -> bool:
+        """Whether several media of one size can be encoded in one call."""
+        return self.tower is not None or self.stacks_images
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -153,12 +161,12 @@ def _glm(name: str) -> Family:
 
 
 _ROWS = (
-    Family("aya_vision"),
+    Family("aya_vision", stacks_images=True),
     Family("dots_ocr", fix=look_up_image_token),
     Family("fastvlm", image_text="<image>\n", aliases=("llava_qwen2",)),
-    Family("gemma3", spelling=_SINCE_4_52),
-    Family("gemma3n", fix=embed_as_trained),
-    Family("gemma4"),
+    Family("gemma3", spelling=_SINCE_4_52, stacks_images=True),
+    Family("gemma3n", fix=embed_as_trained, stacks_images=True),
+    Family("gemma4", stacks_images=True),
     _glm("glm4v"),
     _glm("glm4v_moe"),
     replace(_glm("glm_ocr"), tower=None),
@@ -168,7 +176,7 @@ _ROWS = (
     Family("internvl_chat", text_types=("qwen2", "qwen3"), fix=name_image_context),
     Family("kimi_vl", fix=read_settings),
     Family("lfm2_vl", aliases=("lfm2-vl",)),
-    Family("llava", fix=drop_tokenizer_options, spelling=_SINCE_4_52),
+    Family("llava", fix=drop_tokenizer_options, spelling=_SINCE_4_52, stacks_images=True),
     Family("llava_onevision"),
     Family("mistral3"),
     Family(
