@@ -10,7 +10,7 @@ one call: nobody's prefill comes later for it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
@@ -62,54 +62,39 @@ class EncoderPrefillArbiter:
     def encodes_after(self, request: Request) -> Iterator[Request]:
         """Whose media would be next, time and again, once one of `request` were encoded.
 
-        If nobody came; until it is a prompt's turn.
+        If nobody came; until it is a prompt's turn. One that waits for room in the decode batch may
+        get it at any time.
         """
         queue, num_encoded = self._media_queue.copy(), Counter[str]()
-        turn: Request | None = request
-        while turn is not None:
+        waiting = [
+            r for r in self._requests.values() if r.state is State.ENCODING or _has_media_chunk(r)
+        ]
+        turn = request
+        while True:
             queue.took(turn.request_id)
             num_encoded[turn.request_id] += 1
-            waiting = self._waiting_after(num_encoded)
-            request_id = queue.next(
-                [_device_work_left(r, num_encoded[r.request_id]) for r in waiting]
-            )
-            turn = next((r for r in waiting if r.request_id == request_id), None)
-            if turn is None or not _has_more_to_encode(turn, num_encoded):
+            left = [_device_work_left(r, num_encoded[r.request_id]) for r in waiting]
+            request_id = queue.next(left)
+            turn = next(r for r in waiting if r.request_id == request_id)
+            if len(turn.spans_to_encode) <= num_encoded[turn.request_id]:
                 return
             yield turn
-
-    def _waiting_after(self, num_encoded: Counter[str]) -> list[Request]:
-        """Who would wait for encoder and prefill if so many more media were encoded."""
-        encoding = [r for r in self._requests.values() if r.state is State.ENCODING]
-        encoded = {r.request_id for r in encoding if not _has_more_to_encode(r, num_encoded)}
-        has_room = self._prefill_turn(encoded) is not None
-        return [
-            r
-            for r in self._requests.values()
-            if (r.state is State.ENCODING and r.request_id not in encoded)
-            or (has_room and (r.request_id in encoded or _has_media_chunk(r)))
-        ]
 
     def next_to_prefill(self) -> Request | None:
         """Whose chunk the next step takes: of no prompt with media beside an encode.
 
         The decode batch has room for the sequences of every request whose prefill has begun.
         """
-        request_id = self._prefill_turn()
-        return None if request_id is None else self._requests[request_id]
-
-    def _prefill_turn(self, encoded: Collection[str] = ()) -> str | None:
-        """Whose chunk would be next if all media of the requests `encoded` were encoded."""
         waiting = [
             _prefill_left(r)
             for r in self._requests.values()
-            if r.request_id in encoded
-            or (r.state is State.PREFILL and not (r.has_uncached_media and self._encoding))
+            if r.state is State.PREFILL and not (r.has_uncached_media and self._encoding)
         ]
         taken = sum(len(r.seqs) for r in self._requests.values() if r.is_known_to_runner)
         free = self._max_num_seqs - taken
         room = free + sum(one.num_seqs for one in waiting if one.is_begun)
-        return self._prefill_queue.next(waiting, room)
+        request_id = self._prefill_queue.next(waiting, room)
+        return None if request_id is None else self._requests[request_id]
 
     def start_encode(self, works: Sequence[EncodeWork]) -> None:
         """The encoder has `works` from now on."""
@@ -131,10 +116,6 @@ class EncoderPrefillArbiter:
 
 def _has_media_chunk(request: Request) -> bool:
     return request.state is State.PREFILL and request.has_uncached_media
-
-
-def _has_more_to_encode(request: Request, num_encoded: Counter[str]) -> bool:
-    return len(request.spans_to_encode) > num_encoded[request.request_id]
 
 
 def _device_work_left(request: Request, num_encoded: int = 0) -> Waiting:

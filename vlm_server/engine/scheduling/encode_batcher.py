@@ -4,7 +4,7 @@ In turn, a request is prefilled before the next one's pictures are encoded. So w
 at once, if measurements say that it is sooner, is
 
 - what would be encoded one after the other anyway, until a prompt's turn: the pictures of one
-  request, or of several of which none could be prefilled before;
+  request, or of two that take turns;
 - the only pictures of two requests, if both take about as long as one.
 
 What runs beside an encode takes longer, until that ends. So it is one picture while a text waits

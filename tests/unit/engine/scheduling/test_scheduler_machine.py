@@ -365,9 +365,9 @@ class Lives(RuleBasedStateMachine):
     @invariant()
     def everything_is_tracked_once(self) -> None:
         released = len(self.engine.scheduler._finished_seqs)
-        work = self.engine.scheduler._arbiter.encoding
+        encoding = self.engine.scheduler._arbiter.encoding
         elsewhere = self.engine.scheduler._preparer_queue.request_ids
-        elsewhere |= {work.request_id} if work else set()
+        elsewhere |= {work.request_id for work in encoding}
         assert self.engine.num_tracked == len(self.tracked.keys() | elsewhere) + released
 
     @invariant()
