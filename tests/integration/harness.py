@@ -283,6 +283,7 @@ class Engine:
     preparer: MultimodalPreparer
     chunk_tokens: int = 512
     max_num_seqs: int = 8
+    max_images_per_encode: int = 1
     caches: Caches = field(default_factory=Caches.of)
     """Those that store anything are in use by scheduler, runner and a preparer of their own."""
     seq_texts: dict[SeqId, str] = field(default_factory=dict)
@@ -308,6 +309,7 @@ class Engine:
             default_temperature=self.loaded.default_temperature,
             default_top_p=self.loaded.default_top_p,
             formats=Formats(self.loaded.host.tool_format, self.loaded.host.reasoning_format),
+            max_images_per_encode=self.max_images_per_encode,
         )
         governor = Governor(
             settings.Memory(),
