@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -246,9 +246,12 @@ class InlineEncoder:
 
     encoder: Encoder
     inbox: SimpleQueue[Message]
+    seconds: float | None = None
+    """What each call is said to have taken, if not what it took."""
 
     def start(self, works: Sequence[EncodeWork]) -> None:
-        self.inbox.put(encode(self.encoder, works))
+        done = encode(self.encoder, works)
+        self.inbox.put(done if self.seconds is None else replace(done, seconds=self.seconds))
 
 
 class RecordingRunner(ModelRunner):
