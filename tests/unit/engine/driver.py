@@ -90,8 +90,8 @@ class ScriptedEncoder:
     done: list[EncodeWork] = field(default_factory=list)
     calls: list[list[str]] = field(default_factory=list)
     """Whose pictures were encoded together."""
-    seconds: Callable[[int], float] = float
-    """What a call takes, by the number of its pictures."""
+    seconds: Callable[[int], float | None] = float
+    """What a call takes, by the number of its pictures; None if each is then encoded alone."""
 
     @property
     def work(self) -> EncodeWork | None:

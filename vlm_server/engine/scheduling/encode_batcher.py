@@ -5,7 +5,7 @@ at once, if measurements say that it is sooner, is
 
 - what would be encoded one after the other anyway, until a prompt's turn: the pictures of one
   request, or of two that take turns;
-- the only pictures of two requests, if both take about as long as one.
+- a picture each of two requests, if both take about as long as one.
 
 What runs beside an encode takes longer, until that ends. So it is one picture while a text waits
 for its prefill, and beside a prompt's last chunk. While answers are written, an encode of several
@@ -14,6 +14,7 @@ lasts no longer than a prefill chunk may; otherwise, as long as one who comes me
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
@@ -47,9 +48,15 @@ class EncodeBatcher:
         self._admission = admission
         self._sizer = EncodeSizer(self._most)
 
-    def note(self, works: Sequence[EncodeWork], seconds: float) -> None:
-        """`works` took `seconds` together, with no prompt's chunk beside them."""
-        self._sizer.note(works[0].num_tokens, len(works), seconds)
+    def note(self, works: Sequence[EncodeWork], seconds: float | None) -> None:
+        """`works` took `seconds` together, with no prompt's chunk beside them; None if that failed.
+
+        What fails does not pay: each is then encoded once more.
+        """
+        if seconds is None and len(works) == 1:
+            return
+        took = math.inf if seconds is None else seconds
+        self._sizer.note(works[0].num_tokens, len(works), took)
 
     def together(self, request: Request, first: EncodeWork) -> list[EncodeWork]:
         """`first`, whose turn it is and which is of `request`, and what is encoded with it."""

@@ -169,7 +169,7 @@ class Scheduler:
     ) -> list[Event]:
         """The encoder is done with `works`; see `EncodeDone`."""
         self._arbiter.end_encode()
-        if seconds is not None and not self._encodes_beside:
+        if not self._encodes_beside:
             self._encode_batcher.note(works, seconds)
         return [
             event

@@ -23,7 +23,7 @@ from vlm_server.errors import InternalError
 from vlm_server.ports import PreparedPrompt
 from vlm_server.protocol import Finished
 
-Device = Callable[[int], float]
+Device = Callable[[int], float | None]
 CHUNK_SECONDS, DECODE_SECONDS = 0.02, 0.001
 ENCODE_SECONDS = 0.026
 """Of one picture, on each of these devices."""
@@ -215,6 +215,12 @@ def test_one_that_fails_fails_its_request_alone():
     assert engine.ended[-2:] == ["a", "b"]
     assert "a" not in texts(engine.events)
     assert texts(engine.events)["b"] == answer_text(made_of("b", 1))
+
+
+def test_calls_that_fail_time_and_again_are_made_no_more():
+    engine = new_engine(lambda count: None if count > 1 else ENCODE_SECONDS)
+    arrive(engine, a=6)
+    assert calls_of(engine) == [["a"]] * 6
 
 
 def test_one_that_is_aborted_leaves_the_others_as_they_were():
