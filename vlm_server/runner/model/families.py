@@ -161,7 +161,7 @@ def _glm(name: str) -> Family:
 
 
 _ROWS = (
-    Family("aya_vision", stacks_images=True),
+    Family("aya_vision"),
     Family("dots_ocr", fix=look_up_image_token),
     Family("fastvlm", image_text="<image>\n", aliases=("llava_qwen2",)),
     Family("gemma3", spelling=_SINCE_4_52, stacks_images=True),
