@@ -205,6 +205,18 @@ class EncodeWork:
     def num_tokens(self) -> int:
         return self.span.end - self.span.start
 
+    @property
+    def size(self) -> tuple[object, ...]:
+        """What media that are encoded in one call have in common.
+
+        How many tokens, the shape of every input, and the numbers of those that are no pixels.
+        """
+        inputs = (
+            (name, array.shape, array.tobytes() if array.dtype.kind == "i" else None)
+            for name, array in self.inputs.items()
+        )
+        return (self.num_tokens, *inputs)
+
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
@@ -242,8 +254,8 @@ class PrefillWork:
 class SchedulerOutput:
     """All that one step does.
 
-    For the other threads: `prepare` these requests, `load` what the disk has of one, `encode` this
-    media item now, and `encode_next` once the step is launched. For the runner: drop
+    For the other threads: `prepare` these requests, `load` what the disk has of one, `encode` these
+    media now, in one call, and `encode_next` once the step is launched. For the runner: drop
     `finished_seqs`, add `new`, decode these sequences, and `prefill` a chunk of one prompt, which
     may be the new one. A sequence may finish before it decoded: then its prompt is dropped.
     `refused` requests never fit into device memory.
@@ -255,8 +267,8 @@ class SchedulerOutput:
 
     prepare: tuple[PrepareWork, ...] = ()
     load: LoadWork | None = None
-    encode: EncodeWork | None = None
-    encode_next: EncodeWork | None = None
+    encode: tuple[EncodeWork, ...] = ()
+    encode_next: tuple[EncodeWork, ...] = ()
     finished_seqs: tuple[SeqId, ...] = ()
     new: tuple[NewRequest, ...] = ()
     decode: tuple[SeqId, ...] = ()
@@ -346,7 +358,9 @@ class LoadExecutor(Protocol):
 class EncodeExecutor(Protocol):
     """Runs the vision encoder on a thread, and posts its features into the engine's inbox."""
 
-    def start(self, work: EncodeWork) -> None: ...
+    def start(self, works: Sequence[EncodeWork]) -> None:
+        """Media of one size, to be encoded in one call."""
+        ...
 
 
 class Runner(Protocol):
@@ -369,8 +383,11 @@ class Runner(Protocol):
 class Encoder(Protocol):
     """Turns media into features. All calls come from one thread, beside the runner's."""
 
-    def encode(self, work: EncodeWork) -> EncodedImage:
-        """Raises RequestError for what this picture alone gets wrong."""
+    def encode(self, works: Sequence[EncodeWork]) -> Sequence[EncodedImage]:
+        """The features of media of one size, in order, each as if it were encoded alone.
+
+        Raises RequestError for what one of them gets wrong: all are as if not encoded.
+        """
         ...
 
 

@@ -346,12 +346,12 @@ class Working(msgspec.Struct, frozen=True, tag="working"):
     """Whose pictures and prompts the device is about to encode and prefill.
 
     It is on its way before the work starts, in case the process dies of it, and stands in the
-    place of what was said before. The media of `encoding` are encoded; the prompts of the others
-    are prefilled.
+    place of what was said before. The media of those `encoding` are encoded; the prompts of the
+    others are prefilled.
     """
 
     request_ids: tuple[str, ...]
-    encoding: str | None = None
+    encoding: tuple[str, ...] = ()
 
 
 class TokenText(msgspec.Struct, frozen=True):

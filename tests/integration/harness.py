@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -15,16 +15,17 @@ from msgspec import structs
 from PIL import Image as PillowImage
 
 from vlm_server import settings
-from vlm_server.cache.caches import Caches, EncodedImage
+from vlm_server.cache.caches import Caches
 from vlm_server.child.cancellation import Cancellation
-from vlm_server.engine.inbox import EncodeDone, LoadDone, Message, PrepareDone
+from vlm_server.engine.inbox import LoadDone, Message, PrepareDone
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.request.output.build import Formats
 from vlm_server.engine.scheduling.limits import SchedulerConfig
 from vlm_server.engine.scheduling.scheduler import Scheduler
-from vlm_server.errors import InternalError, RequestError
+from vlm_server.engine.threads import encode
+from vlm_server.errors import RequestError
 from vlm_server.host_model import HostModel
 from vlm_server.ports import (
     Encoder,
@@ -245,16 +246,12 @@ class InlineEncoder:
 
     encoder: Encoder
     inbox: SimpleQueue[Message]
+    seconds: float | None = None
+    """What each call is said to have taken, if not what it took."""
 
-    def start(self, work: EncodeWork) -> None:
-        outcome: EncodedImage | RequestError
-        try:
-            outcome = self.encoder.encode(work)
-        except RequestError as error:
-            outcome = error
-        except Exception:  # noqa: BLE001 - as the real thread does
-            outcome = InternalError("encoding failed")
-        self.inbox.put(EncodeDone(work, outcome))
+    def start(self, works: Sequence[EncodeWork]) -> None:
+        done = encode(self.encoder, works)
+        self.inbox.put(done if self.seconds is None else replace(done, seconds=self.seconds))
 
 
 class RecordingRunner(ModelRunner):
@@ -290,6 +287,7 @@ class Engine:
     chunk_tokens: int = 512
     max_num_seqs: int = 8
     num_draft_tokens: int = 0
+    max_images_per_encode: int = 1
     caches: Caches = field(default_factory=Caches.of)
     """Those that store anything are in use by scheduler, runner and a preparer of their own."""
     seq_texts: dict[SeqId, str] = field(default_factory=dict)
@@ -315,6 +313,7 @@ class Engine:
             default_temperature=self.loaded.default_temperature,
             default_top_p=self.loaded.default_top_p,
             formats=Formats(self.loaded.host.tool_format, self.loaded.host.reasoning_format),
+            max_images_per_encode=self.max_images_per_encode,
         )
         governor = Governor(
             settings.Memory(),

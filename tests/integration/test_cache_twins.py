@@ -7,7 +7,7 @@ windows, or counts positions plainly.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -50,9 +50,9 @@ class Counting:
         self._encoder = engine.encoder.encoder
         self.keys: list[str] = []
 
-    def encode(self, work: EncodeWork) -> EncodedImage:
-        self.keys.append(work.span.mm_hash)
-        return self._encoder.encode(work)
+    def encode(self, works: Sequence[EncodeWork]) -> Sequence[EncodedImage]:
+        self.keys += [work.span.mm_hash for work in works]
+        return self._encoder.encode(works)
 
 
 class Counted:

@@ -185,7 +185,7 @@ def test_scores_that_are_not_numbers_end_their_own_request_alone(
 
     def with_nans(made: Prepared) -> Prepared:
         work = EncodeWork("picture", 0, made.prompt, made.inputs[0])
-        features = ImageEncoder(served[0]).encode(work)
+        (features,) = ImageEncoder(served[0]).encode([work])
         lease = LruCache[Any]("none", 0).put("", replace(features, rows=features.rows * mx.nan), 1)
         made.holds.add_features(0, lease)
         return replace(made, inputs={})
@@ -261,7 +261,7 @@ def test_a_model_that_makes_more_rows_than_a_picture_has_tokens_is_told_of(serve
             return made
 
     with pytest.raises(InternalError, match="rows of features"):
-        ImageEncoder(replace(served[0], model=Lengthening())).encode(work)
+        ImageEncoder(replace(served[0], model=Lengthening())).encode([work])
 
 
 def with_pixels(change: Callable[[Any], Any]) -> Callable[[Prepared], Prepared]:

@@ -36,7 +36,7 @@ Served = tuple[LoadedModel, MultimodalPreparer]
 
 def test_a_row_says_what_probing_finds(family: str, mlx_vlms: LoadedModel):
     """But for what can't be probed: which rule of M-RoPE, whether videos are taken, what pointing
-    takes, what mlx-vlm has wrong, how its files were spelled.
+    takes, what mlx-vlm has wrong, how its files were spelled, whether images can be stacked.
     """
     row = FAMILIES[family]
     model = getattr(mlx_vlms.model, row.part) if row.part else mlx_vlms.model
@@ -56,6 +56,7 @@ def test_a_row_says_what_probing_finds(family: str, mlx_vlms: LoadedModel):
         part="",
         text_types=(),
         deepstack=found.deepstack,
+        stacks_images=False,
         aliases=(),
         spelling=Spelling(),
     )

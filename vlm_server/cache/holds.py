@@ -118,10 +118,13 @@ class CacheHolds:
 
     def lease_features(self, index: int) -> bool:
         """Hold the features of a span if they are in memory by now; whether they are."""
-        mm_hash = self._key.spans[index].mm_hash
-        if mm_hash not in self._caches.features:  # what is not there is no second miss
+        if not self.is_in_memory(index):  # what is not there is no second miss
             return False
-        return self._lease(index, self._caches.features.lease(mm_hash))
+        return self._lease(index, self._caches.features.lease(self._key.spans[index].mm_hash))
+
+    def is_in_memory(self, index: int) -> bool:
+        """Whether the features of a span are in memory; they are not held for that."""
+        return self._key.spans[index].mm_hash in self._caches.features
 
     def _lease(self, index: int, lease: Lease[EncodedImage] | None) -> bool:
         if lease is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 
@@ -22,10 +23,15 @@ class PrepareDone:
 
 @dataclass(frozen=True, slots=True)
 class EncodeDone:
-    """The encoder thread is done with `work`."""
+    """The encoder thread is done with `works`, which it had together.
 
-    work: EncodeWork
-    outcome: EncodedImage | RequestError
+    seconds: how long they took; None if that failed. If there were several, each was then encoded
+    alone.
+    """
+
+    works: Sequence[EncodeWork]
+    outcomes: Sequence[EncodedImage | RequestError]
+    seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from queue import Empty
 
 from vlm_server.engine.at_work import AtWork
@@ -79,8 +79,8 @@ class EngineLoop:
         self._max_failed_steps = max_failed_steps
         self._num_failed_steps = 0
         self._last_plan = SchedulerOutput()
-        self._encoding: str | None = None
-        """The request whose media the encoder thread has."""
+        self._encoding: tuple[str, ...] = ()
+        """The requests whose media the encoder thread has."""
         self._loading: str | None = None
         """The request whose state the disk reader has."""
         self._announced = Working(())
@@ -144,14 +144,14 @@ class EngineLoop:
         self._governor.before_load(work.load.size_bytes + work.load.transient_bytes)
         self._disk_reader.start(work)
 
-    def _start_encode(self, work: EncodeWork | None, plan: SchedulerOutput) -> None:
-        if work is None:
+    def _start_encode(self, works: Sequence[EncodeWork], plan: SchedulerOutput) -> None:
+        if not works:
             return
-        self._encoding = work.request_id
+        self._encoding = tuple(dict.fromkeys(work.request_id for work in works))
         self._announce(plan)
-        self._governor.before_encode(work.num_tokens)
-        self._at_work.begin(ENCODER, work.request_id)
-        self._encoder.start(work)
+        self._governor.before_encode(sum(work.num_tokens for work in works))
+        self._at_work.begin(ENCODER, works[0].request_id)
+        self._encoder.start(works)
 
     def _announce(self, plan: SchedulerOutput) -> None:
         """Tell the front whose work the device is about to get, if it changes.
@@ -159,7 +159,7 @@ class EngineLoop:
         If the process dies now, the supervisor knows which requests to blame (`quarantine`).
         """
         prefilling = plan.prefill.request_id if plan.prefill else None
-        under_way = (self._loading, self._encoding, prefilling)
+        under_way = (self._loading, *self._encoding, prefilling)
         request_ids = dict.fromkeys(one for one in under_way if one is not None)
         working = Working(tuple(request_ids), self._encoding)
         # Between two chunks the last announcement stands.
@@ -257,19 +257,20 @@ class EngineLoop:
         self._scheduler.loaded(done.request_id, done.loaded)
 
     def _handle_encoded(self, done: EncodeDone) -> list[Event]:
-        self._encoding = None
-        self._at_work.end(ENCODER, done.work.request_id)
-        size_bytes, num_tokens = 0, done.work.num_tokens
-        at_once: int | None = None
-        if not isinstance(done.outcome, RequestError):
-            size_bytes, at_once = done.outcome.size_bytes, done.outcome.tokens_at_once
-        self._governor.note_work()  # the device has worked, even if the request is gone
+        self._encoding = ()
+        self._at_work.end(ENCODER, done.works[0].request_id)
+        made = [one for one in done.outcomes if not isinstance(one, RequestError)]
+        self._governor.note_work()  # the device has worked, even if the requests are gone
+        num_tokens = sum(work.num_tokens for work in done.works)
+        at_once = made[0].tokens_at_once if len(done.works) == len(made) == 1 else None
         self._governor.after_encode(
-            num_tokens, size_bytes, num_tokens if at_once is None else at_once
+            num_tokens,
+            sum(one.size_bytes for one in made),
+            num_tokens if at_once is None else at_once,
         )
-        if isinstance(done.outcome, OutOfMemory):
+        if any(isinstance(one, OutOfMemory) for one in done.outcomes):
             self._governor.relieve()
-        return self._scheduler.encoded(done.work, done.outcome)
+        return self._scheduler.encoded(done.works, done.outcomes, done.seconds)
 
     def _clear_if_idle(self, plan: SchedulerOutput) -> None:
         if plan.has_requests:

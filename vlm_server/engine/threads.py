@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from vlm_server.cache.caches import Caches, EncodedImage
+from vlm_server.cache.caches import Caches
 from vlm_server.cache.disk_load import Loaded
 from vlm_server.child.cancellation import Cancelled
 from vlm_server.engine.inbox import EncodeDone, Inbox, LoadDone, PrepareDone
@@ -104,26 +105,39 @@ class DiskReaderThread:
 
 
 class EncoderThread:
-    """Encodes media, one after the other."""
+    """Encodes media, one call after the other."""
 
     def __init__(self, encoder: Encoder, inbox: Inbox) -> None:
         self._encoder = encoder
         self._inbox = inbox
         self._thread = _started(1, "encoder")
 
-    def start(self, work: EncodeWork) -> None:
-        self._thread.submit(self._encode, work)
+    def start(self, works: Sequence[EncodeWork]) -> None:
+        self._thread.submit(self._encode, works)
 
-    def _encode(self, work: EncodeWork) -> None:
-        outcome: EncodedImage | RequestError
-        started = time.perf_counter()
-        try:
-            outcome = self._encoder.encode(work)
-        except RequestError as error:
-            outcome = error
-        except BaseException:
-            logger.exception("encoding a picture failed")
-            outcome = InternalError("The model failed while encoding a picture.")
-        milliseconds = 1000 * (time.perf_counter() - started)
-        logger.debug("encoded %d of %s in %.1f ms", work.span_index, work.request_id, milliseconds)
-        self._inbox.put(EncodeDone(work, outcome))
+    def _encode(self, works: Sequence[EncodeWork]) -> None:
+        done = encode(self._encoder, works)
+        names = ", ".join(f"{work.span_index} of {work.request_id}" for work in works)
+        if done.seconds is not None:
+            logger.debug("encoded %s in %.1f ms", names, 1000 * done.seconds)
+        self._inbox.put(done)
+
+
+def encode(encoder: Encoder, works: Sequence[EncodeWork]) -> EncodeDone:
+    """What `encoder` makes of `works`; if they fail together, of each alone.
+
+    So nobody's picture fails because of another's.
+    """
+    started = time.perf_counter()
+    try:
+        made = encoder.encode(works)
+        return EncodeDone(works, made, time.perf_counter() - started)
+    except RequestError as error:
+        failure = error
+    except BaseException:
+        logger.exception("encoding %d pictures failed", len(works))
+        failure = InternalError("The model failed while encoding a picture.")
+    if len(works) == 1:
+        return EncodeDone(works, [failure], None)
+    outcomes = [outcome for work in works for outcome in encode(encoder, [work]).outcomes]
+    return EncodeDone(works, outcomes, None)

@@ -206,6 +206,14 @@ class Scheduler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "times and hit rates promise a gain; 0 drafts none. Answers stay the same.",
         ),
     ] = 15
+    max_images_per_encode: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Maximum images of one size, or frame groups of a video, encoded in one "
+            "call, where that was measured to be faster; 1: none is encoded with another.",
+        ),
+    ] = 8
     preparer_threads: Annotated[
         int,
         Meta(

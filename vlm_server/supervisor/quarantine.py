@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,7 +33,7 @@ class Working(Protocol):
     def request_ids(self) -> Iterable[str]: ...
 
     @property
-    def encoding(self) -> str | None: ...
+    def encoding(self) -> Container[str]: ...
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ class Quarantine:
         self._working = {}
         for request_id in event.request_ids:
             shape = known.get(request_id, _NOTHING)
-            load = shape.encoding if request_id == event.encoding else shape.prefilling
+            load = shape.encoding if request_id in event.encoding else shape.prefilling
             self._working[request_id] = shape, load
             if load is not None and request_id in self._shapes:
                 self._done.setdefault(request_id, set()).add(load)

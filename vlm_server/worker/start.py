@@ -135,6 +135,9 @@ def build_engine(
         default_temperature=loaded.default_temperature,
         default_top_p=loaded.default_top_p,
         formats=Formats(loaded.host.tool_format, loaded.host.reasoning_format),
+        max_images_per_encode=(
+            start.scheduler.max_images_per_encode if loaded.family.takes_several else 1
+        ),
     )
     grammars = Grammars(loaded.host, _grammar_limits(start), start.cache.grammar_bytes)
     grammars.warm_up()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
@@ -86,22 +86,36 @@ class ScriptedEncoder:
 
     inbox: SimpleQueue[Message]
     is_fast: bool = True
-    work: EncodeWork | None = None
+    works: Sequence[EncodeWork] = ()
     done: list[EncodeWork] = field(default_factory=list)
+    calls: list[list[str]] = field(default_factory=list)
+    """Whose pictures were encoded together."""
+    seconds: Callable[[int], float | None] = float
+    """What a call takes, by the number of its pictures; None if each is then encoded alone."""
 
-    def start(self, work: EncodeWork) -> None:
-        assert self.work is None, "one picture at a time"
-        assert work.inputs, "its pixels are not there"
-        self.work = work
+    @property
+    def work(self) -> EncodeWork | None:
+        """The first that it has."""
+        return self.works[0] if self.works else None
+
+    def start(self, works: Sequence[EncodeWork]) -> None:
+        assert not self.works, "one call at a time"
+        assert works
+        assert all(work.inputs for work in works), "its pixels are not there"
+        assert len({work.size for work in works}) == 1
+        self.works = works
         if self.is_fast:
             self.finish()
 
-    def finish(self, outcome: EncodedImage | RequestError | None = None) -> None:
-        work, self.work = self.work, None
-        assert work is not None
-        self.done.append(work)
-        made = features_of(work.span) if outcome is None else outcome
-        self.inbox.put(EncodeDone(work, made))
+    def finish(self, *outcomes: EncodedImage | RequestError) -> None:
+        """With these outcomes, if there are any."""
+        works, self.works = self.works, ()
+        assert works
+        self.done += works
+        self.calls.append([work.request_id for work in works])
+        made = outcomes or tuple(features_of(work.span) for work in works)
+        failed = any(isinstance(one, RequestError) for one in made)
+        self.inbox.put(EncodeDone(works, made, None if failed else self.seconds(len(works))))
 
 
 @dataclass

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -332,16 +332,21 @@ class FakeEncoder:
 
     gate: threading.Event = field(default_factory=threading.Event)
     fails: bool = False
+    bad: set[str] = field(default_factory=set)
+    """Hashes of pictures that fail, and all that are encoded with them."""
+    calls: list[int] = field(default_factory=list)
+    """How many pictures each call had."""
 
     def __post_init__(self) -> None:
         self.gate.set()
 
-    def encode(self, work: EncodeWork) -> FakeFeatures:
+    def encode(self, works: Sequence[EncodeWork]) -> list[FakeFeatures]:
         self.gate.wait(10)
-        if self.fails:
+        self.calls.append(len(works))
+        if self.fails or self.bad & {work.span.mm_hash for work in works}:
             raise RuntimeError("a bug of the encoder")
-        assert work.inputs, "its pixels are not there"
-        return features_of(work.span)
+        assert all(work.inputs for work in works), "its pixels are not there"
+        return [features_of(work.span) for work in works]
 
 
 @dataclass

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
+import numpy as np
 import pytest
 
 from tests.unit.engine.fakes import (
@@ -34,8 +35,8 @@ from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.scheduling.scheduler import Scheduler
-from vlm_server.engine.threads import DiskReaderThread, EncoderThread, PreparerThreads
-from vlm_server.errors import EngineBroken
+from vlm_server.engine.threads import DiskReaderThread, EncoderThread, PreparerThreads, encode
+from vlm_server.errors import EngineBroken, InternalError
 from vlm_server.ports import (
     EncodeWork,
     Prepared,
@@ -272,6 +273,18 @@ def test_an_encoder_that_crashes_fails_its_request_alone():
     engine.drain()
 
 
+def test_a_picture_that_fails_beside_others_fails_alone():
+    encoder, made = FakeEncoder(bad={"1"}), prompt(images=3)
+    inputs = {"pixel_values": np.zeros((1, 2), np.float32)}
+    works = [EncodeWork("a", index, made, inputs) for index in range(3)]
+    done = encode(encoder, works)
+    assert encoder.calls == [3, 1, 1, 1]
+    assert done.seconds is None, "it is no measure"
+    failed = [isinstance(one, InternalError) for one in done.outcomes]
+    assert failed == [False, True, False]
+    assert encode(encoder, works[:1]).seconds is not None
+
+
 def test_text_runs_on_while_a_picture_is_encoded():
     engine = Engine()
     engine.encoder.gate.clear()
@@ -375,7 +388,7 @@ def test_that_the_device_has_nobodys_work_is_announced_too(engine: Engine):
     engine.inbox.put(Abort("nobody"))
     engine.loop.step()
     assert [event for event in engine.events if isinstance(event, Working)] == [
-        Working(("a",), encoding="a"),
+        Working(("a",), encoding=("a",)),
         Working(("a",)),
         Working(()),
     ]
@@ -439,9 +452,9 @@ def test_a_picture_is_announced_before_it_is_encoded():
     seen: list[list[set[str]]] = []
 
     class Watched(FakeEncoder):
-        def encode(self, work: EncodeWork) -> FakeFeatures:
+        def encode(self, works: Sequence[EncodeWork]) -> list[FakeFeatures]:
             seen.append(announced(engine))
-            return super().encode(work)
+            return super().encode(works)
 
     engine = Engine(encoder=Watched())
     engine.inbox.put(submit("a", images=2))

@@ -34,7 +34,7 @@ def die(quarantine: Quarantine, encoding: Submit, *others: Submit, alone: bool =
     for submit in (encoding, *others):
         admit(quarantine, submit, alone=alone)
     request_ids = tuple(submit.request_id for submit in (encoding, *others))
-    quarantine.working(Working(request_ids, encoding.request_id))
+    quarantine.working(Working(request_ids, (encoding.request_id,)))
     quarantine.engine_ended(is_crash=True)
 
 
@@ -48,7 +48,7 @@ def die_of_prompts(quarantine: Quarantine, *submits: Submit, alone: bool = False
 def succeed(quarantine: Quarantine, submit: Submit) -> None:
     """Both phases, then a token."""
     admit(quarantine, submit)
-    quarantine.working(Working((submit.request_id,), submit.request_id))
+    quarantine.working(Working((submit.request_id,), (submit.request_id,)))
     quarantine.working(Working((submit.request_id,)))
     quarantine.succeeded(submit.request_id)
 
@@ -210,6 +210,17 @@ def test_crashes_that_are_far_apart_do_not_count_together(
 def test_two_of_a_load_on_the_device_are_one_crash(quarantine: Quarantine) -> None:
     die_of_prompts(quarantine, ask("a", LONG), ask("b", LONG))
     assert not is_suspect(quarantine, ask("c", LONG))
+
+
+def test_all_whose_pictures_were_encoded_together_are_blamed(quarantine: Quarantine) -> None:
+    screenshot, photo = ask("one", "", (1900, 1100)), ask("other", "", (800, 3000))
+    for _ in range(2):
+        for submit in (screenshot, photo):
+            admit(quarantine, submit)
+        quarantine.working(Working(("one", "other"), ("one", "other")))
+        quarantine.engine_ended(is_crash=True)
+    assert is_suspect(quarantine, screenshot)
+    assert is_suspect(quarantine, photo)
 
 
 def test_nobody_is_blamed_but_who_is_on_the_device(quarantine: Quarantine) -> None:

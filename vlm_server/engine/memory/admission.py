@@ -110,6 +110,17 @@ class Admission:
         reserved = self._reserved(list(admitted))
         return self._governor.has_room(reserved + sum(one.transient_bytes for one in requests))
 
+    def fits_encode(
+        self, num_tokens: int, requests: Iterable[Request], admitted: Iterable[Request]
+    ) -> bool:
+        """Whether media of so many tokens of these may be encoded in one call.
+
+        Each was admitted for the encode of one at a time, and with the features of all its media.
+        """
+        needed = self._governor.estimator.of("encode", num_tokens)
+        needed += sum(one.transient_bytes for one in requests)
+        return self._governor.has_room(self._reserved(list(admitted)) + needed)
+
     def _transient(self, request: Request, admitted: list[Request]) -> int:
         """Bytes at its worst moment: a read from disk, an encode, a chunk, or joining the others.
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from vlm_server.cache.caches import EncodedImage
 from vlm_server.cache.disk_load import DiskLoad, Loaded
@@ -235,6 +235,14 @@ class Request:
                 return EncodeWork(self.request_id, index, self.prompt, self._inputs[index])
         self._note_encoded()
         return None
+
+    def media_to_encode(self) -> Iterator[EncodeWork]:
+        """Its media that are to be encoded, in order, up to one that a cache has by now."""
+        assert self._holds is not None
+        for index in self._holds.missing():
+            if self._holds.is_in_memory(index):
+                return
+            yield EncodeWork(self.request_id, index, self.prompt, self._inputs[index])
 
     def add_features(self, index: int, lease: Lease[EncodedImage]) -> None:
         """The media of span `index` are encoded."""

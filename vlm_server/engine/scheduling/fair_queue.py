@@ -50,6 +50,12 @@ class FairQueue:
         ]
         return min(others, key=lambda one: one.left, default=oldest).request_id
 
+    def copy(self) -> FairQueue:
+        """One that goes on from here, to see whose turns come."""
+        copied = FairQueue()
+        copied._last = self._last
+        return copied
+
     def took(self, request_id: str) -> None:
         """A turn was taken; until then `next` gives the same answer."""
         self._last = request_id

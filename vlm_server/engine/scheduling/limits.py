@@ -41,6 +41,8 @@ class SchedulerConfig:
     default_top_p: float
     formats: Formats = NO_FORMATS
     """How the model writes tool calls and thoughts."""
+    max_images_per_encode: int = 1
+    """1 for a model that takes one image, or frame group of a video, at a time."""
 
     def refusal(self, sampling: SamplingParams) -> RequestError | None:
         """Why `sampling` can't be obeyed here, if it can't."""

@@ -32,6 +32,7 @@ from vlm_server.engine.request.states import LIVE, State
 from vlm_server.engine.scheduling.arbiter import EncoderPrefillArbiter
 from vlm_server.engine.scheduling.chunk_sizer import ChunkSizer
 from vlm_server.engine.scheduling.disk_queue import DiskQueue
+from vlm_server.engine.scheduling.encode_batcher import EncodeBatcher
 from vlm_server.engine.scheduling.limits import SchedulerConfig
 from vlm_server.engine.scheduling.preparer_queue import PreparerQueue
 from vlm_server.engine.scheduling.requests import Requests
@@ -95,6 +96,9 @@ class Scheduler:
         self._chunk_sizer = ChunkSizer(config.max_step_seconds, config.prefill_chunk_tokens)
         self._requests = Requests()
         self._arbiter = EncoderPrefillArbiter(self._requests, config.max_num_seqs)
+        self._encode_batcher = EncodeBatcher(config, self._requests, self._arbiter, admission)
+        self._encodes_beside = False
+        """Whether the encode under way began beside a prompt's chunk."""
         self._preparer_queue = PreparerQueue(config.max_preparing, max_ready=config.max_num_seqs)
         self._disk_queue = DiskQueue()
         self._finished_seqs: list[SeqId] = []
@@ -158,9 +162,24 @@ class Scheduler:
         else:
             request.take_loaded(loaded)
 
-    def encoded(self, work: EncodeWork, outcome: EncodedImage | RequestError) -> list[Event]:
-        """The encoder is done with `work`, whose request may have been aborted meanwhile."""
+    def encoded(
+        self,
+        works: Sequence[EncodeWork],
+        outcomes: Sequence[EncodedImage | RequestError],
+        seconds: float | None,
+    ) -> list[Event]:
+        """The encoder is done with `works`; see `EncodeDone`."""
         self._arbiter.end_encode()
+        if not self._encodes_beside:
+            self._encode_batcher.note(works, seconds)
+        return [
+            event
+            for work, outcome in zip(works, outcomes, strict=True)
+            for event in self._take_features(work, outcome)
+        ]
+
+    def _take_features(self, work: EncodeWork, outcome: EncodedImage | RequestError) -> list[Event]:
+        """Its request may have been aborted meanwhile."""
         request = self._requests.get(work.request_id)
         if isinstance(outcome, RequestError):
             if request is None or self._may_retry(request, outcome):
@@ -195,7 +214,8 @@ class Scheduler:
         decode = tuple(seq for r in self._requests.in_state(State.DECODE) for seq in r.seqs)
         request = self._arbiter.next_to_prefill()
         new: tuple[NewRequest, ...] = ()
-        prefill = encode_next = None
+        prefill = None
+        encode_next: tuple[EncodeWork, ...] = ()
         if request is not None:
             new = () if request.is_known_to_runner else (self._new_request(request),)
             prefill = self._next_chunk(request, others_decode=bool(decode))
@@ -298,11 +318,7 @@ class Scheduler:
         given its device memory back (`is_settled`) before a request is refused.
         """
         self._admission.make_room_for_reserved(self._requests.admitted)
-        encoding = self._arbiter.encoding
-        under_way = [work for work in (encoding, self._disk_queue.loading) if work]
-        is_settled = not self._finished_seqs and all(
-            work.request_id in self._requests for work in under_way
-        )
+        is_settled = not self._finished_seqs and self._under_way <= self._requests.keys()
         refused = dict[str, RequestError]()
         for request in list(self._requests.in_state(State.WAITING_FOR_MEMORY)):
             if not self._admission.may_load(request):
@@ -323,7 +339,7 @@ class Scheduler:
             self._requests[work.request_id].leave_queue()
         return work
 
-    def _start_encode(self, beside: Request | None) -> EncodeWork | None:
+    def _start_encode(self, beside: Request | None) -> tuple[EncodeWork, ...]:
         """What the encoder should start, beside the last chunk of `beside` if there is one."""
         while request := self._arbiter.next_to_encode(beside):
             request.rematch_prefix()  # this or the next may find all that was to be encoded
@@ -333,11 +349,14 @@ class Scheduler:
             if beside and not self._admission.fit_together(
                 (request, beside), self._requests.admitted
             ):
-                return None
-            self._arbiter.start_encode(work)
-            request.leave_queue()
-            return work
-        return None
+                return ()
+            works = [work] if beside else self._encode_batcher.together(request, work)
+            self._arbiter.start_encode(works)
+            self._encodes_beside = beside is not None
+            for request_id in {one.request_id for one in works}:
+                self._requests[request_id].leave_queue()
+            return tuple(works)
+        return ()
 
     def _new_request(self, request: Request) -> NewRequest:
         request.rematch_prefix()
@@ -431,9 +450,15 @@ class Scheduler:
     @property
     def _num_tracked(self) -> int:
         """Requests that are live, being prepared, read from disk or encoded."""
-        works = (self._arbiter.encoding, self._disk_queue.loading)
-        under_way = {work.request_id for work in works if work}
-        return len(self._requests.keys() | self._preparer_queue.request_ids | under_way)
+        known = self._requests.keys() | self._preparer_queue.request_ids
+        return len(known | self._under_way)
+
+    @property
+    def _under_way(self) -> set[str]:
+        """Requests that are read from disk or encoded; some may have ended."""
+        loading = self._disk_queue.loading
+        under_way = {work.request_id for work in self._arbiter.encoding}
+        return under_way | ({loading.request_id} if loading else set())
 
     def _count(self, request: Request, prepared: Prepared) -> list[Event]:
         """End a request of which nothing but the prompt was wanted."""

@@ -104,6 +104,8 @@ class Family:
     deepstack: how its language model takes what `ImageFeatures` has as deepstack.
     needs_even_rows: whether mlx-vlm's attention takes the longest row of a batch for the number of
     keys, so that all rows have to end alike.
+    stacks_images: whether its own `get_input_embeddings` takes several images of one size along the
+    first axis, and gives each the features that it has alone.
     aliases: other names of this `model_type`.
     """
 
@@ -124,7 +126,13 @@ class Family:
     text_types: tuple[str, ...] = ()
     deepstack: Deepstack = Deepstack.VISUAL_ROWS
     needs_even_rows: bool = False
+    stacks_images: bool = False
     aliases: tuple[str, ...] = ()
+
+    @property
+    def takes_several(self) -> bool:
+        """Whether several media of one size can be encoded in one call."""
+        return self.tower is not None or self.stacks_images
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -163,9 +171,9 @@ _ROWS = (
     Family("aya_vision", tiling=Tiling(axis=0)),
     Family("dots_ocr", fix=look_up_image_token),
     Family("fastvlm", image_text="<image>\n", aliases=("llava_qwen2",)),
-    Family("gemma3", spelling=_SINCE_4_52),
-    Family("gemma3n", fix=embed_as_trained),
-    Family("gemma4"),
+    Family("gemma3", spelling=_SINCE_4_52, stacks_images=True),
+    Family("gemma3n", fix=embed_as_trained, stacks_images=True),
+    Family("gemma4", stacks_images=True),
     _glm("glm4v"),
     _glm("glm4v_moe"),
     replace(_glm("glm_ocr"), tower=None),
@@ -185,7 +193,7 @@ _ROWS = (
     ),
     Family("kimi_vl", fix=read_settings),
     Family("lfm2_vl", tiling=UnequalTiling(axis=0), aliases=("lfm2-vl",)),
-    Family("llava", fix=drop_tokenizer_options, spelling=_SINCE_4_52),
+    Family("llava", fix=drop_tokenizer_options, spelling=_SINCE_4_52, stacks_images=True),
     Family("llava_onevision", tiling=PackedTiling(axis=1)),
     Family("mistral3"),
     Family(

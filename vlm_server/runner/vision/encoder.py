@@ -1,7 +1,8 @@
-"""Encodes an image, or part of a video, into the embedding rows that stand for it in a prompt."""
+"""Encodes images, or parts of a video, into the embedding rows that stand for them in a prompt."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -14,6 +15,7 @@ from vlm_server.runner.device.memory import NO_MEMORY, is_out_of_memory
 from vlm_server.runner.model.families import Deepstack
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.vision.tile_encoder import TileCache, TiledRows, TileEncoder
+from vlm_server.runner.vision.towers import TowerRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +60,47 @@ class ImageEncoder:
         self._loaded = loaded
         self._tiles = tiles
 
-    def encode(self, work: EncodeWork) -> ImageFeatures:
-        """The features of one span; the arrays are evaluated.
+    def encode(self, works: Sequence[EncodeWork]) -> Sequence[ImageFeatures]:
+        """The features of spans of one size, in order; the arrays are evaluated.
 
-        Raises OutOfMemory if there is none for it, and what `encode_image` does.
+        Raises OutOfMemory if there is none for them, and what `encode_images` does.
         """
         try:
-            return encode_image(self._loaded, work, self._tiles)
+            return encode_images(self._loaded, works, self._tiles)
         except Exception as error:
             if is_out_of_memory(error):
                 raise OutOfMemory(NO_MEMORY) from error
             raise
+
+
+def encode_images(
+    loaded: LoadedModel, works: Sequence[EncodeWork], tiles: TileEncoder | None = None
+) -> list[ImageFeatures]:
+    """Run the vision tower once on the media of spans of one size; the arrays are evaluated.
+
+    Raises what `encode_image` does, of any of them. Several only for a family that
+    `takes_several`.
+    """
+    if len(works) == 1:
+        return [encode_image(loaded, works[0], tiles)]
+    inputs = {
+        name: np.concatenate([work.inputs[name] for work in works]) for name in works[0].inputs
+    }
+    token_ids = [_token_ids(work) for work in works]
+    if loaded.family.tower is None:
+        made = _by_family(loaded, np.concatenate(token_ids), inputs)
+        rows, rest = divmod(made.rows.shape[0], len(works))
+        assert made.deepstack is None
+        assert not rest
+        parts = [made.rows[start * rows : (start + 1) * rows] for start in range(len(works))]
+        features = [ImageFeatures(mx.contiguous(part), None, None) for part in parts]
+    else:
+        towers = loaded.model.vision_tower.encode_inputs(inputs).split(len(works))
+        features = [
+            _with_texts(loaded, ids, part) for ids, part in zip(token_ids, towers, strict=True)
+        ]
+    _check(features, token_ids)
+    return features
 
 
 def encode_image(
@@ -79,27 +111,45 @@ def encode_image(
     Raises InternalError if the rows are not as many as the tokens, or are not finite: such
     features would be cached for everybody who shows this image.
     """
-    token_ids = work.prompt.token_ids[work.span.start : work.span.end]
+    token_ids = _token_ids(work)
     tiled = None if tiles is None else tiles.encode(work)
     if tiled is not None:
         features = _by_tiles(loaded, token_ids, tiled)
     else:
         encode = _by_family if loaded.family.tower is None else _by_tower
         features = encode(loaded, token_ids, work.inputs)
-    _check_count(features.rows.shape[0], len(token_ids))
-    made = [features.rows] if features.deepstack is None else [features.rows, features.deepstack]
+    _check([features], [token_ids])
+    return features
+
+
+def _token_ids(work: EncodeWork) -> NDArray[np.int32]:
+    return work.prompt.token_ids[work.span.start : work.span.end]
+
+
+def _check(features: Sequence[ImageFeatures], token_ids: Sequence[NDArray[np.int32]]) -> None:
+    """Evaluates all; see `encode_image` for what it raises."""
+    for each, ids in zip(features, token_ids, strict=True):
+        _check_count(each.rows.shape[0], len(ids))
+    made = [
+        array for each in features for array in (each.rows, each.deepstack) if array is not None
+    ]
     are_finite = mx.all(mx.stack([mx.all(mx.isfinite(array)) for array in made]))
-    mx.eval(are_finite, features.arrays)
+    mx.eval(are_finite, [each.arrays for each in features])
     if not are_finite.item():
         raise InternalError("The features of an image are not finite.")
-    return features
 
 
 def _by_tower(
     loaded: LoadedModel, token_ids: NDArray[np.int32], inputs: MediaInputs
 ) -> ImageFeatures:
-    """By our vision tower. The span's text tokens, if any, keep their own embeddings."""
-    made = loaded.model.vision_tower.encode_inputs(inputs)
+    """By our vision tower."""
+    return _with_texts(loaded, token_ids, loaded.model.vision_tower.encode_inputs(inputs))
+
+
+def _with_texts(
+    loaded: LoadedModel, token_ids: NDArray[np.int32], made: TowerRows
+) -> ImageFeatures:
+    """The tower's rows; the span's text tokens, if any, keep their own embeddings."""
     is_visual = np.isin(token_ids, loaded.host.media_token_ids)
     _check_count(made.rows.shape[0], int(is_visual.sum()))
     rows = made.rows

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,12 @@ class Grid:
     @property
     def patches(self) -> int:
         return self.frames * self.frame_patches
+
+
+def join_frames(grids: Iterable[Grid]) -> list[Grid]:
+    """Those that follow each other and have one height and width, as one with all their frames."""
+    runs = groupby(grids, key=lambda grid: (grid.height, grid.width))
+    return [Grid(sum(grid.frames for grid in run), *side) for side, run in runs]
 
 
 def patch_positions(height: int, width: int, merged: int) -> NDArray[np.int32]:

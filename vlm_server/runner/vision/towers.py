@@ -32,7 +32,13 @@ from numpy.typing import NDArray
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.rope import Rope
 from vlm_server.runner.vision.attention import Segments, attend, exp_in_place, image_rope
-from vlm_server.runner.vision.grids import Grid, interpolation, patch_positions, window_layout
+from vlm_server.runner.vision.grids import (
+    Grid,
+    interpolation,
+    join_frames,
+    patch_positions,
+    window_layout,
+)
 
 PIXEL_BYTES = "pixel_bytes"
 """What a `PatchProcessor` gives in place of an image's `pixel_values`."""
@@ -56,6 +62,18 @@ class TowerRows:
 
     rows: mx.array
     deepstack: list[mx.array]
+
+    def split(self, count: int) -> list[TowerRows]:
+        """Those of each of `count` images of one size, in memory of their own."""
+
+        def part(array: mx.array, number: int) -> mx.array:
+            rows = array.shape[0] // count
+            return mx.contiguous(array[number * rows : (number + 1) * rows])
+
+        return [
+            TowerRows(part(self.rows, number), [part(layer, number) for layer in self.deepstack])
+            for number in range(count)
+        ]
 
 
 class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not typed
@@ -87,9 +105,13 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         return self.encode(self.pixel_values(inputs[PIXEL_BYTES]), inputs["image_grid_thw"])
 
     def encode(self, pixel_values: mx.array, grid_thw: NDArray[np.integer[Any]]) -> TowerRows:
-        """The rows of images or videos, lazy: `pixel_values` (patches, pixels)."""
+        """The rows of images or videos, lazy: `pixel_values` (patches, pixels).
+
+        What follows another of the same height and width is more frames to it: frames do not
+        attend to each other.
+        """
         parts, start = [], 0
-        for grid in (Grid(*row) for row in grid_thw.tolist()):
+        for grid in join_frames(Grid(*row) for row in grid_thw.tolist()):
             patches = pixel_values[start : start + grid.patches]
             parts.append(self._encode_one(patches.astype(self.patch_embed.proj.weight.dtype), grid))
             start += grid.patches

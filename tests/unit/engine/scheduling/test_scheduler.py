@@ -104,7 +104,7 @@ def test_pictures_are_encoded_in_order_before_the_first_chunk():
     for index in range(2):
         plan = engine.step()
         assert plan.encode
-        assert (plan.encode.request_id, plan.encode.span_index) == ("a", index)
+        assert [(work.request_id, work.span_index) for work in plan.encode] == [("a", index)]
         assert not plan.has_runner_work
         assert not engine.step().has_runner_work
         engine.encoder.finish()
@@ -273,9 +273,9 @@ def course_of(engine: Engine) -> list[tuple[str, str]]:
     engine.run()
     course: list[tuple[str, str]] = []
     for plan in engine.plans:
-        course += [("encode", plan.encode.request_id)] if plan.encode else []
+        course += [("encode", work.request_id) for work in plan.encode]
         course += [("chunk", plan.prefill.request_id)] if plan.prefill else []
-        course += [("encode", plan.encode_next.request_id)] if plan.encode_next else []
+        course += [("encode", work.request_id) for work in plan.encode_next]
     return course
 
 
@@ -775,14 +775,13 @@ def test_one_picture_at_a_time_and_the_oldest_request_first():
     engine.ready("a", "b", images=2)
     plan = engine.step()
     assert plan.encode
-    assert (plan.encode.request_id, plan.encode.span_index) == ("a", 0)
-    assert engine.step().encode is None
+    assert [(work.request_id, work.span_index) for work in plan.encode] == [("a", 0)]
+    assert not engine.step().encode
     engine.abort("a")
-    assert engine.step().encode is None, "the encoder is still at it"
+    assert not engine.step().encode, "the encoder is still at it"
     engine.encoder.finish(FakeFeatures("late"))
     plan = engine.step()
-    assert plan.encode
-    assert plan.encode.request_id == "b"
+    assert [work.request_id for work in plan.encode] == ["b"]
 
 
 def test_an_older_prompt_that_becomes_ready_takes_turns_with_what_was_begun():
@@ -921,12 +920,11 @@ def test_the_next_picture_is_encoded_beside_the_last_chunk_of_a_prompt():
     begun = []
     while engine.count(State.PREFILL) or not begun:
         plan = engine.step()
-        assert plan.encode is None, "it is the prompt's turn"
+        assert not plan.encode, "it is the prompt's turn"
         assert plan.prefill
-        encode = plan.encode_next
-        begun.append((plan.prefill.is_last, encode.request_id if encode else None))
+        begun.append((plan.prefill.is_last, [work.request_id for work in plan.encode_next]))
     assert len(begun) > 1
-    assert begun == [(False, None)] * (len(begun) - 1) + [(True, "b")]
+    assert begun == [(False, [])] * (len(begun) - 1) + [(True, ["b"])]
     assert engine.step().prefill is None, "its picture is not encoded yet"
 
 
@@ -941,10 +939,9 @@ def test_no_picture_is_encoded_beside_a_prompt_if_there_is_no_memory_for_both():
     plan = engine.step()
     assert plan.prefill
     assert plan.prefill.is_last
-    assert plan.encode_next is None
+    assert not plan.encode_next
     plan = engine.step()
-    assert plan.encode
-    assert plan.encode.request_id == "b"
+    assert [work.request_id for work in plan.encode] == ["b"]
 
 
 # ---- help ----------------------------------------------------------------------------

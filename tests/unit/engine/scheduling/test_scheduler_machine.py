@@ -10,6 +10,7 @@ encoded that is cached.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import hypothesis.strategies as st
 import msgspec
@@ -33,7 +34,7 @@ from tests.unit.engine.mixed_prompts import (
     prompt_mixed,
     submit_mixed,
 )
-from vlm_server.cache.caches import Caches
+from vlm_server.cache.caches import Caches, EncodedImage
 from vlm_server.deadlines import RequestDeadlines
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
@@ -70,7 +71,7 @@ class Watched(Scheduler):
 
     def schedule(self) -> SchedulerOutput:
         plan = super().schedule()
-        is_encoding = self._arbiter.encoding is not None and plan.encode_next is None
+        is_encoding = bool(self._arbiter.encoding) and not plan.encode_next
         prompts = [r for r in self._requests.values() if r.state is State.PREFILL]
         ready = [r for r in prompts if not (r.has_uncached_media and is_encoding)]
         if ready:
@@ -104,9 +105,15 @@ class Lives(RuleBasedStateMachine):
         prefix_bytes=st.sampled_from([0, 12, 40, ENOUGH]),
         needs_snapshots=st.booleans(),
         seen=st.sampled_from(["before", "before", "in media", "all"]),
+        seconds_of_one=st.sampled_from([0.001, 0.01, 0.1]),
     )
     def start(
-        self, encoder_bytes: int, prefix_bytes: int, needs_snapshots: bool, seen: Seen
+        self,
+        encoder_bytes: int,
+        prefix_bytes: int,
+        needs_snapshots: bool,
+        seen: Seen,
+        seconds_of_one: float,
     ) -> None:
         self.seen = seen
         self.caches = Caches.of(
@@ -119,7 +126,10 @@ class Lives(RuleBasedStateMachine):
             max_num_seqs=MAX_NUM_SEQS,
             prefill_chunk_tokens=CHUNK,
             max_preparing=MAX_PREPARING,
+            max_images_per_encode=4,
         )
+        # As one, with little more for each, or as long as in turn.
+        self.engine.encoder.seconds = lambda count: 0.01 + seconds_of_one * count
         self.runner = self.engine.runner
         self.engine.preparers.outcome = None
         self.engine.encoder.is_fast = False
@@ -180,14 +190,12 @@ class Lives(RuleBasedStateMachine):
     def finish_preparing(self, data: st.DataObject) -> None:
         self.hand_in(data.draw(st.sampled_from(sorted(self.outcomes))))
 
-    @precondition(lambda self: self.engine.encoder.work)
-    @rule(fails=st.sampled_from([False, False, False, True]))
-    def finish_encoding(self, fails: bool) -> None:
-        work = self.engine.encoder.work
-        assert work
-        self.encoded[work.span.mm_hash] += not fails
-        made = InternalError("not encoded") if fails else features_of(work.span)
-        self.engine.encoder.finish(made)
+    @precondition(lambda self: self.engine.encoder.works)
+    @rule(data=st.data())
+    def finish_encoding(self, data: st.DataObject) -> None:
+        works = self.engine.encoder.works
+        some = st.sampled_from([False, False, False, True])
+        self.end_encode([data.draw(some) for _ in works])
 
     @rule(steps=st.integers(1, 5))
     def step(self, steps: int) -> None:
@@ -235,11 +243,19 @@ class Lives(RuleBasedStateMachine):
 
     # ---- how it is carried out -------------------------------------------------------
 
+    def end_encode(self, fails: Sequence[bool] = ()) -> None:
+        """Of what the encoder has, those that fail do so alone."""
+        works, outcomes = self.engine.encoder.works, list[EncodedImage | RequestError]()
+        for work, fail in zip(works, fails or [False] * len(works), strict=True):
+            self.encoded[work.span.mm_hash] += not fail
+            outcomes.append(InternalError("not encoded") if fail else features_of(work.span))
+        self.engine.encoder.finish(*outcomes)
+
     def round(self) -> None:
-        """What may be prepared is, one picture is encoded, and two steps are done."""
+        """What may be prepared is, an encode ends, and two steps are done."""
         self.beat()
-        if self.engine.encoder.work:
-            self.finish_encoding(False)
+        if self.engine.encoder.works:
+            self.end_encode()
         for name in list(self.preparing):
             self.prepare_one(name)
         for name in list(self.outcomes):
@@ -265,8 +281,9 @@ class Lives(RuleBasedStateMachine):
 
     def beat(self) -> None:
         plan = self.engine.step()
-        works = [work for work in (plan.encode, plan.encode_next) if work]
-        assert len(works) <= 1
+        assert not (plan.encode and plan.encode_next)
+        works = plan.encode or plan.encode_next
+        assert len({work.span.mm_hash for work in works}) == len(works), "one picture twice"
         assert not [work for work in works if work.span.mm_hash in self.caches.features], (
             "it is there"
         )
@@ -348,9 +365,9 @@ class Lives(RuleBasedStateMachine):
     @invariant()
     def everything_is_tracked_once(self) -> None:
         released = len(self.engine.scheduler._finished_seqs)
-        work = self.engine.scheduler._arbiter.encoding
+        encoding = self.engine.scheduler._arbiter.encoding
         elsewhere = self.engine.scheduler._preparer_queue.request_ids
-        elsewhere |= {work.request_id} if work else set()
+        elsewhere |= {work.request_id for work in encoding}
         assert self.engine.num_tracked == len(self.tracked.keys() | elsewhere) + released
 
     @invariant()

@@ -1,0 +1,109 @@
+"""Features of pictures that are encoded in one call are those that each has alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.integration.harness import (
+    Engine,
+    Part,
+    ask,
+    encode_works,
+)
+from tests.tiny_models import FAMILIES
+from tests.tiny_models.pictures import picture
+from vlm_server.cache.caches import EncodedImage
+from vlm_server.engine.threads import encode
+from vlm_server.errors import InternalError
+from vlm_server.ports import Encoder, EncodeWork
+from vlm_server.prompt.preparer import MultimodalPreparer
+from vlm_server.runner.model.families import FAMILIES as ROWS
+from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.vision.encoder import ImageEncoder, ImageFeatures
+
+Served = tuple[LoadedModel, MultimodalPreparer]
+
+TAKES_SEVERAL = [name for name in FAMILIES if ROWS[name].takes_several]
+SIZES = {"small": (84, 84), "wide": (200, 140), "of whole windows": (112, 224)}
+MANY: tuple[Part, ...] = (
+    *("these", *(picture(seed, 100, 60) for seed in range(10)), "and this one"),
+    *(picture(20, 60, 100), "which one?"),
+)
+
+
+@pytest.fixture(scope="module", params=TAKES_SEVERAL)
+def served(request: pytest.FixtureRequest, load_tiny: Callable[[str], Served]) -> Served:
+    return load_tiny(request.param)
+
+
+def works_of(served: Served, size: tuple[int, int], count: int) -> list[EncodeWork]:
+    pictures = [picture(seed, *size) for seed in range(count)]
+    return encode_works(served[1], ask("a", *pictures, "what?"))
+
+
+def assert_equal(features: ImageFeatures, alone: ImageFeatures) -> None:
+    """Bit by bit on a CPU, with the BLAS of MLX. Others round as the shape of a product is."""
+    distance = 0.0 if mx.default_device() == mx.Device(mx.cpu) else 1e-5
+    for one, other in zip(features.arrays, alone.arrays, strict=True):
+        assert one.shape == other.shape
+        assert np.abs(np.array(one, np.float32) - np.array(other, np.float32)).max() <= distance
+
+
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_features_are_as_alone(served: Served, size: tuple[int, int], count: int):
+    encoder, works = ImageEncoder(served[0]), works_of(served, size, count)
+    assert len({work.size for work in works}) == 1
+    for work, features in zip(works, encoder.encode(works), strict=True):
+        (alone,) = encoder.encode([work])
+        assert_equal(features, alone)
+
+
+def test_each_has_memory_of_its_own(served: Served):
+    """Else one that is kept would keep that of all."""
+    works = works_of(served, (200, 140), 8)
+    features = list(ImageEncoder(served[0]).encode(works))
+    mx.synchronize()
+    before = mx.get_active_memory()
+    of_each = features[0].size_bytes
+    del features[1:]
+    freed = before - mx.get_active_memory()
+    assert freed >= 7 * of_each - 16_384, "MLX copies nothing so small"
+
+
+def test_one_with_bad_pixels_fails_alone(served: Served):
+    works = works_of(served, (84, 84), 3)
+    pixels = [array for array in works[1].inputs.values() if array.dtype.kind == "f"]
+    if not pixels:
+        pytest.skip("its pixels are bytes, which are never bad")
+    pixels[0][:] = np.nan
+    done = encode(ImageEncoder(served[0]), works)
+    assert done.seconds is None
+    assert [isinstance(one, InternalError) for one in done.outcomes] == [False, True, False]
+
+
+class Counting:
+    """An encoder that notes how many pictures each call has."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self.counts: list[int] = []
+
+    def encode(self, works: Sequence[EncodeWork]) -> Sequence[EncodedImage]:
+        self.counts.append(len(works))
+        return self._encoder.encode(works)
+
+
+def test_answers_are_as_in_turn(served: Served):
+    """The engine measures two alone, tries two at once, and then four."""
+    in_turn = Engine(*served)
+    together = Engine(*served, max_images_per_encode=8)
+    together.encoder.encoder = counting = Counting(together.encoder.encoder)
+    together.encoder.seconds = 0.001  # however many there are: so it pays
+    expected = in_turn.answer(ask("a", *MANY))
+    assert together.answer(ask("a", *MANY)) == expected
+    assert sorted(counting.counts) == [1, 1, 1, 2, 2, 4]
