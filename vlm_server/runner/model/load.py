@@ -40,6 +40,7 @@ from vlm_server.runner.model.weights import (
     dtype_on,
     weight_bytes,
 )
+from vlm_server.runner.text.causal_attention import use_cpu_attention
 from vlm_server.runner.text.lm_head import use_last_token_head
 from vlm_server.runner.text.mrope import DecodePositions, decode_positions, use_shared_mrope
 from vlm_server.runner.vision.patches import use_fast_patches
@@ -187,6 +188,8 @@ def _make_fast(
         use_fast_tower(model, family.tower, device)
         use_fast_patches(processor, model.vision_tower)
     use_last_token_head(model.language_model)
+    if device.is_cpu:
+        use_cpu_attention(model.language_model)
     if family.mrope is not None:
         use_shared_mrope(model.language_model, has_rope_kernel=device.has_rope_kernel)
 
