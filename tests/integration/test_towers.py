@@ -15,9 +15,9 @@ from tests.integration.harness import ask, encode_works, new_preparer
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import InternalError
 from vlm_server.prompt.preparer import MultimodalPreparer
+from vlm_server.runner.cpu_attention import attention_on_cpu
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.model.load import LoadedModel
-from vlm_server.runner.cpu_attention import attention_on_cpu
 from vlm_server.runner.vision.attention import attention_on_gpu
 from vlm_server.runner.vision.encoder import encode_image
 from vlm_server.runner.vision.grids import window_layout

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import mlx.core as mx
 import pytest
@@ -10,7 +10,7 @@ from mlx_vlm.models import base, llava, qwen2_vl
 
 from vlm_server.runner import cpu_attention
 from vlm_server.runner.cpu_attention import attention_on_cpu
-from vlm_server.runner.text.causal_attention import attend, use_cpu_attention
+from vlm_server.runner.text.causal_attention import attend, attending_modules, our_attention
 
 SCALE = 0.3
 
@@ -84,11 +84,16 @@ def test_half_precision_is_left_to_mlx_vlm():
     assert (attend(q, k, v, None, SCALE, "causal") == theirs(q, k, v, "causal")).all()
 
 
-def test_a_models_layers_call_it(monkeypatch: pytest.MonkeyPatch):
+def layer_of(module: ModuleType) -> object:
+    return type("Layer", (), {"__module__": module.__name__})()
+
+
+def test_layers_call_it_for_a_while():
     module = qwen2_vl.language
-    monkeypatch.setattr(module, "scaled_dot_product_attention", base.scaled_dot_product_attention)
-    layers = [object.__new__(module.Attention), object.__new__(llava.Model)]
-    assert use_cpu_attention(SimpleNamespace(modules=lambda: layers))
-    assert module.scaled_dot_product_attention is attend
-    assert use_cpu_attention(SimpleNamespace(modules=lambda: layers)), "a second model of it"
-    assert not use_cpu_attention(SimpleNamespace(modules=lambda: layers[1:]))
+    layers = [layer_of(module), layer_of(module), layer_of(llava.vision)]
+    modules = attending_modules(SimpleNamespace(modules=lambda: layers))
+    assert modules == (module,)
+    with pytest.raises(InterruptedError), our_attention(modules):
+        assert module.scaled_dot_product_attention is attend
+        raise InterruptedError
+    assert module.scaled_dot_product_attention is base.scaled_dot_product_attention

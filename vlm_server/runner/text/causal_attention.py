@@ -1,13 +1,16 @@
-"""Lets a language model on a CPU attend to its prompt by our own attention.
+"""Lets prefill chunks on a CPU attend by our own attention.
 
-mlx-vlm's language models call one function of their modules, `scaled_dot_product_attention`. Ours
-takes its place there: it computes prefill chunks of plain causal attention in float32, and hands
-everything else, decode steps among it, to mlx-vlm's.
+mlx-vlm's language models call one function of their modules, `scaled_dot_product_attention`. While
+a chunk is launched ours takes its place there: it computes plain causal attention in float32, and
+hands everything else to mlx-vlm's.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import mlx.core as mx
@@ -18,16 +21,22 @@ from vlm_server.runner.cpu_attention import attention_on_cpu
 _NAME = "scaled_dot_product_attention"
 
 
-def use_cpu_attention(language_model: Any) -> bool:
-    """Let the layers of a loaded model attend by ours; False if they don't call mlx-vlm's.
+def attending_modules(language_model: Any) -> tuple[ModuleType, ...]:
+    """The Python modules of a model's layers that call mlx-vlm's attention."""
+    modules = {sys.modules[type(layer).__module__] for layer in language_model.modules()}
+    return tuple(module for module in modules if getattr(module, _NAME, None) is _MLX_VLM)
 
-    It holds for all models of those modules, in this process.
-    """
-    modules = [sys.modules[type(module).__module__] for module in language_model.modules()]
-    calling = [m for m in modules if getattr(m, _NAME, None) in (_MLX_VLM, attend)]
-    for module in calling:
+
+@contextmanager
+def our_attention(modules: Sequence[ModuleType]) -> Iterator[None]:
+    """Let layers of these modules attend by `attend`; for one thread at a time."""
+    for module in modules:
         setattr(module, _NAME, attend)
-    return bool(calling)
+    try:
+        yield
+    finally:
+        for module in modules:
+            setattr(module, _NAME, _MLX_VLM)
 
 
 def attend(
