@@ -158,7 +158,7 @@ def test_attention_is_the_same_on_either_device(patches: int, size: int):
     """900 patches are more than are worked on at once on a CPU."""
     q, k, v = (mx.random.normal((2, 3, patches, size), key=mx.random.key(n)) for n in range(3))
     on_gpu, on_cpu = attention_on_gpu(q, k, v, 0.3), attention_on_cpu(q, k, v, 0.3)
-    assert distance([on_gpu], [on_cpu]) < 1e-5
+    assert distance([on_gpu], [on_cpu]) < 2e-5
 
 
 @pytest.mark.parametrize("bias", [True, False])
