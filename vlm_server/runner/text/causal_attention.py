@@ -19,6 +19,7 @@ from mlx_vlm.models import base
 from vlm_server.runner.cpu_attention import attention_on_cpu
 
 _NAME = "scaled_dot_product_attention"
+_MLX_VLM = base.scaled_dot_product_attention
 
 
 def attending_modules(language_model: Any) -> tuple[ModuleType, ...]:
@@ -54,6 +55,3 @@ def attend(
         return attention_on_cpu(queries, keys, values, scale, is_causal=True)
     output: mx.array = _MLX_VLM(queries, keys, values, cache, scale=scale, mask=mask, sinks=sinks)
     return output
-
-
-_MLX_VLM = base.scaled_dot_product_attention
