@@ -84,8 +84,8 @@ def with_a_spot(shown: PillowImage.Image) -> PillowImage.Image:
 def test_tile_by_tile_is_at_once(served: Served, size: tuple[int, int]):
     work, cache = work_of(served, picture(1, *size)), new_cache()
     encoder, wanted = new_encoder(served[0], cache), encode_image(served[0], work)
-    assert_equal(encoder.encode(work), wanted)
-    assert_equal(encoder.encode(work), wanted)
+    assert_equal(encoder.encode([work])[0], wanted)
+    assert_equal(encoder.encode([work])[0], wanted)
     keys = keys_of(served, work)
     if len(keys) == 1:
         assert cache.read().entries == 0, "it is in the encoder cache as a whole"
@@ -100,11 +100,11 @@ def test_it_is_told_how_many_tokens_were_encoded_at_once(served: Served):
     """As the memory that an encode takes is learned from it."""
     work, alone = work_of(served, picture(1, 500, 170)), new_encoder(served[0], new_cache())
     num_tokens, num_tiles = work.num_tokens, len(keys_of(served, work))
-    at_once = alone.encode(work).tokens_at_once
+    at_once = alone.encode([work])[0].tokens_at_once
     assert at_once is not None
     assert num_tokens / (2 * num_tiles) < at_once < num_tokens
-    assert alone.encode(work).tokens_at_once == 0, "all are known"
-    assert ImageEncoder(served[0]).encode(work).tokens_at_once is None
+    assert alone.encode([work])[0].tokens_at_once == 0, "all are known"
+    assert ImageEncoder(served[0]).encode([work])[0].tokens_at_once is None
 
 
 def test_each_family_is_tried_with_several_tiles(served: Served):
@@ -116,11 +116,11 @@ def test_only_what_changed_is_encoded(served: Served):
     shown, cache = picture(2, 500, 170), new_cache()
     before, after = work_of(served, shown), work_of(served, with_a_spot(shown))
     encoder = new_encoder(served[0], cache)
-    encoder.encode(before)
+    encoder.encode([before])[0]
     known, keys = set(keys_of(served, before)), set(keys_of(served, after))
     assert 0 < len(keys - known) < len(keys)
     misses = cache.read().misses
-    assert_equal(encoder.encode(after), encode_image(served[0], after))
+    assert_equal(encoder.encode([after])[0], encode_image(served[0], after))
     assert cache.read().misses - misses == len(keys - known)
     assert cache.read().entries == len(keys | known)
 
@@ -128,7 +128,7 @@ def test_only_what_changed_is_encoded(served: Served):
 def test_tiles_that_look_the_same_are_encoded_once(served: Served):
     work, cache = work_of(served, PillowImage.new("RGB", (500, 170), (30, 60, 90))), new_cache()
     keys = keys_of(served, work)
-    assert_equal(new_encoder(served[0], cache).encode(work), encode_image(served[0], work))
+    assert_equal(new_encoder(served[0], cache).encode([work])[0], encode_image(served[0], work))
     assert cache.read().entries == cache.read().misses == len(set(keys))
     assert len(set(keys)) < len(keys)
 
@@ -159,8 +159,8 @@ def test_nobody_meets_another_clients_tiles(served: Served):
     encoder = new_encoder(served[0], cache)
     mine, theirs = work_of(served, shown, "mine"), work_of(served, shown, "theirs")
     assert not set(keys_of(served, mine)) & set(keys_of(served, theirs))
-    encoder.encode(mine)
-    assert_equal(encoder.encode(theirs), encode_image(served[0], theirs))
+    encoder.encode([mine])[0]
+    assert_equal(encoder.encode([theirs])[0], encode_image(served[0], theirs))
     assert cache.read().hits == 0
 
 
@@ -184,11 +184,11 @@ def test_a_tile_is_named_by_all_that_it_follows_from():
 def test_a_cache_that_is_too_small_changes_nothing(smol: Served, part: float):
     first, second = (work_of(smol, picture(seed, 200, 140)) for seed in (6, 7))
     whole = new_cache()
-    new_encoder(smol[0], whole).encode(first)
+    new_encoder(smol[0], whole).encode([first])[0]
     cache = new_cache(int(part * whole.read().size_bytes))
     encoder = new_encoder(smol[0], cache)
     for work in (first, second, first):
-        assert_equal(encoder.encode(work), encode_image(smol[0], work))
+        assert_equal(encoder.encode([work])[0], encode_image(smol[0], work))
         cache.check_integrity()
         assert cache.num_holds == 0
     assert (cache.read().evictions > 0) == (part > 0)
@@ -200,14 +200,14 @@ def test_what_is_known_is_not_displaced_by_what_is_new(smol: Served):
     before, cache = work_of(smol, shown), new_cache()
     shown.paste((255, 0, 0), (0, 0, shown.width, 12))
     after, encoder = work_of(smol, shown), new_encoder(smol[0], cache)
-    encoder.encode(before)
+    encoder.encode([before])[0]
     cache.resize(cache.read().size_bytes)
     for key in reversed(keys_of(smol, before)):
         cache.get(key)
     num_new = len(set(keys_of(smol, after)) - set(keys_of(smol, before)))
     assert num_new == 3, "the upper two, and the small copy"
     misses = cache.read().misses
-    encoder.encode(after)
+    encoder.encode([after])[0]
     assert cache.read().misses - misses == num_new
 
 
@@ -221,7 +221,7 @@ def test_features_that_are_not_finite_are_not_stored(served: Served):
     encoder = new_encoder(served[0], cache)
     for _ in range(2):
         with pytest.raises(InternalError, match="not finite"):
-            encoder.encode(work)
+            encoder.encode([work])[0]
     broken = keys_of(served, work)[-1]
     assert broken not in cache
     assert cache.num_holds == 0
@@ -267,7 +267,7 @@ def test_on_cuda_a_picture_is_encoded_at_once(smol: Served):
     assert loaded.tiling is metal.tiling is loaded.family.tiling is not None
     assert cuda.tiling is None
     cache = new_cache()
-    new_encoder(cuda, cache).encode(work_of(smol, picture(1, 200, 140)))
+    new_encoder(cuda, cache).encode([work_of(smol, picture(1, 200, 140))])[0]
     assert cache.read().entries == cache.read().misses == 0
 
 
@@ -293,7 +293,7 @@ def test_inputs_that_are_not_known_are_encoded_at_once(smol: Served):
 
 def test_an_encoder_without_tiles_encodes_at_once(smol: Served):
     work = work_of(smol, picture(1, 200, 140))
-    assert_equal(ImageEncoder(smol[0]).encode(work), encode_image(smol[0], work))
+    assert_equal(ImageEncoder(smol[0]).encode([work])[0], encode_image(smol[0], work))
 
 
 # ---- what it saves -----------------------------------------------------------------------

@@ -15,9 +15,10 @@ from tests.integration.harness import ask, encode_works, new_preparer
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import InternalError
 from vlm_server.prompt.preparer import MultimodalPreparer
+from vlm_server.runner.cpu_attention import attention_on_cpu
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.model.load import LoadedModel
-from vlm_server.runner.vision.attention import attention_on_cpu, attention_on_gpu
+from vlm_server.runner.vision.attention import attention_on_gpu
 from vlm_server.runner.vision.encoder import encode_image
 from vlm_server.runner.vision.grids import window_layout
 from vlm_server.runner.vision.towers import (
@@ -163,7 +164,7 @@ def test_attention_is_the_same_on_either_device(patches: int, size: int):
     """900 patches are more than are worked on at once on a CPU."""
     q, k, v = (mx.random.normal((2, 3, patches, size), key=mx.random.key(n)) for n in range(3))
     on_gpu, on_cpu = attention_on_gpu(q, k, v, 0.3), attention_on_cpu(q, k, v, 0.3)
-    assert distance([on_gpu], [on_cpu]) < 1e-5
+    assert distance([on_gpu], [on_cpu]) < 2e-5
 
 
 @pytest.mark.parametrize("bias", [True, False])

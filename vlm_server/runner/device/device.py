@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from vlm_server import machine
 
-_CUDA_PADDING_TOKENS = 64
+_CUDA_PADDING_TOKENS = 256
 _CUDA_DRAFT_KEYS = 256
 
 
@@ -60,9 +60,10 @@ class Device:
 
     @property
     def prefill_padding_tokens(self) -> int:
-        """What prefill chunks are padded to a multiple of; 1 for no padding.
+        """What long prefill chunks are padded to a multiple of; 1 for no padding.
 
-        CUDA plans attention anew, for 35 ms, for each number of queries and keys.
+        CUDA plans attention anew, for 35 ms, for each number of queries and keys, and keeps 256
+        plans. A multiple of more than `KVCache.step` would not fit into a cache's room.
         """
         return _CUDA_PADDING_TOKENS if self.kind is DeviceKind.CUDA else 1
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import mlx.core as mx
@@ -40,6 +41,7 @@ from vlm_server.runner.model.weights import (
     dtype_on,
     weight_bytes,
 )
+from vlm_server.runner.text.causal_attention import attending_modules
 from vlm_server.runner.text.lm_head import use_last_token_head
 from vlm_server.runner.text.mrope import DecodePositions, decode_positions, use_shared_mrope
 from vlm_server.runner.vision.patches import use_fast_patches
@@ -59,6 +61,7 @@ class LoadedModel:
     model: mlx-vlm's, with every array evaluated, so that any thread may run it.
     host: what prompts need of it. checkpoint: its files. family: what sort of model it is.
     decode_positions: which positions a decode step passes.
+    attending_modules: where prefill chunks attend by our own attention; none on a GPU.
     position_lock: whoever calls the model holds it. A lock for families whose encode writes
     positions on the language model, which another thread may be launching; a null context for
     others.
@@ -71,6 +74,7 @@ class LoadedModel:
     checkpoint: Checkpoint
     device: Device
     decode_positions: DecodePositions
+    attending_modules: tuple[ModuleType, ...]
     default_temperature: float
     default_top_p: float
     position_lock: AbstractContextManager[Any]
@@ -111,6 +115,7 @@ def load(settings: ModelSettings, device: Device, limit_bytes: int) -> LoadedMod
         checkpoint=Checkpoint(folder, str(settings.dtype), settings.chat_template),
         device=device,
         decode_positions=decode_positions(model.language_model, has_mrope=family.mrope is not None),
+        attending_modules=attending_modules(model.language_model) if device.is_cpu else (),
         default_temperature=_default_temperature(generation),
         default_top_p=float(generation.get("top_p") or 1.0),
         position_lock=_position_lock(family),

@@ -4,6 +4,10 @@ CUDA plans attention anew for each number of queries and keys, which takes 35 ms
 prompts are of one length. A padded chunk starts and ends at multiples of the padding. The padding
 after the chunk is masked, since attention is causal. The positions before it are those of tokens
 that the cache holds already; nobody reads their queries.
+
+Only queries after a token can hide keys after it: CUDA's causal attention takes the last query to
+be at the last key, and a mask would cost more than it saves. So the padding costs tokens, and short
+chunks get less of it.
 """
 
 from __future__ import annotations
@@ -22,6 +26,8 @@ _TOKEN_AXES = {
     "position_ids": 2,
 }
 """Of arrays; in a list, deepstack has an entry for each visual token alone."""
+_LEAST_MULTIPLE = 64
+"""What short chunks are padded to a multiple of, if not to one of fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +41,15 @@ class PaddedChunk:
 
     @classmethod
     def around(cls, start: int, end: int, multiple: int) -> PaddedChunk:
-        """The least padded chunk that holds these tokens.
+        """The least padded chunk that holds these tokens, and starts and ends at multiples.
 
-        A single token is not padded: it has a kernel of its own.
+        Of `multiple`, or, of a chunk that is shorter than that, of half of it, and so on down to
+        `_LEAST_MULTIPLE`. A single token is not padded: it has a kernel of its own.
         """
         if end - start == 1:
             multiple = 1
+        while multiple > max(end - start, _LEAST_MULTIPLE):
+            multiple //= 2
         return cls(start, end, start // multiple * multiple, -(-end // multiple) * multiple)
 
     @property

@@ -13,6 +13,7 @@ from vlm_server.ports import Grammar, NewRequest, PreparedPrompt
 from vlm_server.runner.kv.segments import LayerStates, restore, room_for, snapshot
 from vlm_server.runner.model.families import Deepstack
 from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.text.causal_attention import our_attention
 from vlm_server.runner.text.lm_head import has_last_token_head, logits_of_last
 from vlm_server.runner.text.padded_chunk import PaddedChunk, PaddedChunkCache
 from vlm_server.runner.vision.encoder import ImageFeatures
@@ -49,7 +50,9 @@ class Prefill:
         """Begin tokens `start` to `end`. Returns the last one's logits, (1, vocabulary), lazy."""
         assert self._inputs is not None
         is_last = end == self.prompt.num_tokens
-        output = self._read(PaddedChunk.around(start, end, self._padding_multiple), self._inputs)
+        chunk = PaddedChunk.around(start, end, self._padding_multiple)
+        with our_attention(self._loaded.attending_modules):
+            output = self._read(chunk, self._inputs)
         launched = [output.logits] if is_last else []
         mx.async_eval(launched, [layer.state for layer in self.cache])  # type: ignore[no-untyped-call]
         self._loaded.forget_positions()

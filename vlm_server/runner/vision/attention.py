@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from vlm_server.runner.cpu_attention import attention_on_cpu
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.rope import Rope
 
@@ -23,8 +24,6 @@ Segments = tuple[tuple[int, int], ...]
 _THETA = 10000.0
 _FUSED_HEAD_SIZES = (64, 80, 128)
 """What MLX's fused attention takes on Metal; other head sizes are padded with zeros."""
-_MAX_CPU_SCORES = 2_000_000
-"""Attention scores that a CPU computes at once: 8 MB of them."""
 
 
 def image_rope(positions: NDArray[np.int32], head_size: int) -> Rope:
@@ -82,15 +81,3 @@ def attention_on_gpu(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.
         zeros = [(0, 0)] * 3 + [(0, fused - size)]
         q, k, v = mx.pad(q, zeros), mx.pad(k, zeros), mx.pad(v, zeros)
     return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale)[..., :size]
-
-
-def attention_on_cpu(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
-    """The same, for some of the queries at a time."""
-    batch, heads, patches, _ = q.shape
-    keys, at_once = k.swapaxes(-1, -2), max(1, _MAX_CPU_SCORES // (batch * heads * patches))
-    outputs = []
-    for start in range(0, patches, at_once):
-        scores = (q[:, :, start : start + at_once] * scale) @ keys
-        weights = exp_in_place(scores - scores.max(axis=-1, keepdims=True))
-        outputs.append((weights @ v) / weights.sum(axis=-1, keepdims=True))
-    return mx.concatenate(outputs, axis=2).astype(v.dtype)

@@ -50,7 +50,7 @@ def test_the_default_device(
     ("kind", "trims_own_pool", "has_rope_kernel", "padding_tokens"),
     [
         (DeviceKind.CPU, False, False, 1),
-        (DeviceKind.CUDA, True, True, 64),
+        (DeviceKind.CUDA, True, True, 256),
         (DeviceKind.METAL, True, True, 1),
     ],
 )
