@@ -122,7 +122,7 @@ def _copy(draw: random.Random) -> Work:
 def _prose(draw: random.Random) -> Work:
     paragraphs = _paragraphs("architecture.md")
     start = draw.randrange(max(len(paragraphs) - 3, 1))
-    return Work("How does it work?", "\n\n".join(paragraphs[start : start + 3]))
+    return Work("How does it work?", paragraphs[start])
 
 
 def _paragraphs(page: str) -> list[str]:
