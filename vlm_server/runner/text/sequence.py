@@ -26,6 +26,12 @@ class DecodingSequence:
     is_reported: bool = True
     is_known: bool = False
 
+    @property
+    def num_useful_drafts(self) -> int | None:
+        """How many more tokens than one the answer may have; None if nobody has bounded it."""
+        most = self.sampler.params.max_tokens
+        return None if most is None else max(most - len(self.token_ids) - 2, 0)
+
     def tell(self, token_ids: list[int]) -> None:
         """Tell drafter and grammar what was drawn."""
         self.is_known = True

@@ -90,25 +90,31 @@ class Speculation:
 
     def _chances(self, seq: DecodingSequence) -> list[float]:
         """How likely each draft is right, while the newest token may not be known yet."""
-        lag = 0 if seq.is_known else 1
+        lag, most = 0 if seq.is_known else 1, self._useful(seq)
         chances = [0.0]
-        if seq.drafter is not None and seq.drafter.probability:
-            first, *rest = seq.drafter.probabilities(self._most + 1)
+        if most and seq.drafter is not None and seq.drafter.probability:
+            first, *rest = seq.drafter.probabilities(most + 1)
             chances = [first * rest[0], *rest[1:]] if lag else [first, *rest[:-1]]
         matcher = seq.sampler.matcher
         if matcher is None:
             return chances
         if not matcher.can_look_ahead:
             return [0.0]
-        num_forced = min(len(matcher.forced) - lag, self._most)
+        num_forced = min(len(matcher.forced) - lag, most)
         return max(chances, [FORCED_PROBABILITY] * num_forced, key=expected_tokens)
+
+    def _useful(self, seq: DecodingSequence) -> int:
+        """The most draft tokens of a sequence: no more than its answer may have left."""
+        left = seq.num_useful_drafts
+        return self._most if left is None else min(self._most, left)
 
     def _guess(
         self, seq: DecodingSequence, eos_token_ids: frozenset[int]
     ) -> tuple[list[int], list[float]] | None:
         """Draft tokens and how likely each is right; None if a grammar is late."""
         assert seq.drafter is not None
-        guess = _before_end(seq.drafter.guess(self._most), eos_token_ids)
+        most = self._useful(seq)
+        guess = _before_end(seq.drafter.guess(most), eos_token_ids)
         chances = seq.drafter.probabilities(len(guess))
         matcher = seq.sampler.matcher
         if matcher is None:
@@ -117,7 +123,7 @@ class Speculation:
             return None
         if not matcher.can_look_ahead:
             return [], []
-        forced = list(matcher.forced[: self._most])
+        forced = list(matcher.forced[:most])
         forced_chances = [FORCED_PROBABILITY] * len(forced)
         if expected_tokens(forced_chances) > expected_tokens(chances):
             guess, chances = forced, forced_chances
