@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e.daemon import Daemon, running_daemon, wait_until
 from tests.e2e.pictures import noise, user
-from tests.e2e.test_disk import ask, disk, kill_engine, on_disk, wait_written
+from tests.e2e.test_disk import ask, disk, on_disk, wait_written
 from tests.tiny_models import build
 
 NO_BLAS = ("--set", "engine.openblas=off")
@@ -69,14 +69,16 @@ def test_an_engine_without_descriptors_reads_nothing_and_deletes_nothing(
 ) -> None:
     answer, _ = ask(daemon, question(0))
     wait_written(daemon, folder, 3)
-    kill_engine(daemon)  # so that only the disk has it
+    daemon.kill_engine()
+    daemon.wait_ready()  # so that only the disk has it
     before = files_in(folder)
     with limited(daemon, resource.RLIMIT_NOFILE, 3):  # no number below that is free
         assert ask(daemon, question(0)) == (answer, 0)
     assert set(before) <= set(files_in(folder))
     wait_until(lambda: disk(daemon)["misses"] > 0, 10, daemon.log)
     assert disk(daemon)["damaged"] == 0
-    kill_engine(daemon)
+    daemon.kill_engine()
+    daemon.wait_ready()
     assert ask(daemon, question(0))[1] > 20, "the files are as good as before"
 
 
@@ -86,7 +88,8 @@ def test_a_folder_that_is_removed_is_made_again(daemon: Daemon, folder: Path) ->
     wait_written(daemon, folder, 1)  # what follows a block that is gone is not written
     answer, _ = ask(daemon, question(7))
     wait_written(daemon, folder, 4)
-    kill_engine(daemon)
+    daemon.kill_engine()
+    daemon.wait_ready()
     again, known = ask(daemon, question(7))
     assert again == answer
     assert known > 20
