@@ -76,7 +76,7 @@ class Worker:
             case "accept":
                 self.send(Accepted(name))
             case "encode":
-                self.send(Working((name,), name))
+                self.send(Working((name,), (name,)))
             case "prefill":
                 self.send(Working((name,)))
             case "token":

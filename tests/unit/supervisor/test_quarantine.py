@@ -132,7 +132,7 @@ def test_an_encoder_that_hung_is_blamed_alone(quarantine: Quarantine) -> None:
     for _ in range(2):
         admit(quarantine, LARGE)
         admit(quarantine, ask("text", LONG))
-        quarantine.working(Working(("large", "text"), "large"))
+        quarantine.working(Working(("large", "text"), ("large",)))
         quarantine.engine_ended(is_crash=True, only_encoder=True)
     assert is_suspect(quarantine, LARGE)
     assert not is_suspect(quarantine, ask("b", LONG))
@@ -169,7 +169,7 @@ def test_who_left_in_the_middle_of_the_trial_is_not_condemned(quarantine: Quaran
     die(quarantine, LARGE)
     die(quarantine, LARGE)
     admit(quarantine, LARGE, alone=True)
-    quarantine.working(Working(("large",), "large"))
+    quarantine.working(Working(("large",), ("large",)))
     quarantine.finish("large")
     quarantine.engine_ended(is_crash=True)
     assert is_suspect(quarantine, LARGE)
@@ -230,8 +230,8 @@ def test_nobody_is_blamed_but_who_is_on_the_device(quarantine: Quarantine) -> No
     for _ in range(2):
         for submit in submits:
             admit(quarantine, submit)
-        quarantine.working(Working(("past",), "past"))
-        quarantine.working(Working(("answered", "failed", "culprit"), "culprit"))
+        quarantine.working(Working(("past",), ("past",)))
+        quarantine.working(Working(("answered", "failed", "culprit"), ("culprit",)))
         quarantine.succeeded("answered")
         quarantine.finish("answered")
         quarantine.acquit("failed")
@@ -243,10 +243,10 @@ def test_a_picture_that_nobody_waits_for_any_more_is_blamed(quarantine: Quaranti
     """The encoder goes on with it after an abort, whatever is prefilled beside it."""
     for _ in range(2):
         admit(quarantine, LARGE)
-        quarantine.working(Working(("large",), "large"))
+        quarantine.working(Working(("large",), ("large",)))
         quarantine.finish("large")
         assert quarantine.num_tracked == 0
-        quarantine.working(Working(("large", "text"), "large"))
+        quarantine.working(Working(("large", "text"), ("large",)))
         quarantine.engine_ended(is_crash=True)
     assert is_suspect(quarantine, LARGE)
 
@@ -254,7 +254,7 @@ def test_a_picture_that_nobody_waits_for_any_more_is_blamed(quarantine: Quaranti
 def test_a_picture_that_was_aborted_is_not_blamed_for_the_next_work(quarantine: Quarantine) -> None:
     for _ in range(2):
         admit(quarantine, LARGE)
-        quarantine.working(Working(("large",), "large"))
+        quarantine.working(Working(("large",), ("large",)))
         quarantine.finish("large")
         die_of_prompts(quarantine, ask("b", LONG))
     assert not is_suspect(quarantine, SAME)
@@ -263,7 +263,7 @@ def test_a_picture_that_was_aborted_is_not_blamed_for_the_next_work(quarantine: 
 def test_an_engine_that_was_to_end_is_no_crash(quarantine: Quarantine) -> None:
     for _ in range(3):
         admit(quarantine, LARGE)
-        quarantine.working(Working(("large",), "large"))
+        quarantine.working(Working(("large",), ("large",)))
         quarantine.engine_ended(is_crash=False)
     assert not is_suspect(quarantine, SAME)
 
@@ -288,7 +288,7 @@ def test_nothing_grows(quarantine: Quarantine) -> None:
     for submit in [ask("a", "", size) for size in sizes]:
         condemn(quarantine, submit)
         admit(quarantine, submit)
-        quarantine.working(Working(("a",), "a"))
+        quarantine.working(Working(("a",), ("a",)))
         quarantine.finish("a")
     assert quarantine.num_tracked == 0
     assert quarantine.num_shapes == len(quarantine._records) == 64
