@@ -35,9 +35,14 @@ def huge(number: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """With the embedded model, and little memory for a schema: then huge ones end early."""
+    """With the embedded model, and little memory for a schema: then huge ones end early.
+
+    Nothing is drafted: a stream that says the same again and again would be fast alone for that.
+    """
     folder = tmp_path_factory.mktemp("schemas")
-    with running_daemon(folder, "--set", f"engine.schema_memory_bytes={96 << 20}") as running:
+    memory = f"engine.schema_memory_bytes={96 << 20}"
+    no_drafts = "scheduler.num_speculative_tokens=0"
+    with running_daemon(folder, "--set", memory, "--set", no_drafts) as running:
         yield running
 
 
