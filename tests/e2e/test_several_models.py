@@ -117,6 +117,7 @@ def test_a_crash_takes_one_model_along(roomy: Daemon) -> None:
     assert shape in answer.choices[0].message.content
 
 
+@pytest.mark.alone  # pages that other daemons share count less
 def test_unloading_returns_all_memory(roomy: Daemon) -> None:
     for name in ("one", "two"):
         assert post(roomy, "/v1/models/load", model=name).json()["state"] == "ready"
