@@ -260,7 +260,7 @@ def serve(ground: Ground, seconds: int) -> None:
         governor.note_work()
         governor.admit(demand, GIB * MIB, others_run=True)
         governor.before_encode(1131)
-        governor.after_encode(1131, 5 * MIB)
+        governor.after_encode(1131, 5 * MIB, tokens_at_once=1131)
         governor.before_chunk()
         governor.after_chunk(1200, is_last=True, has_merged=True)
         for _ in range(40):
