@@ -36,7 +36,8 @@ Served = tuple[LoadedModel, MultimodalPreparer]
 
 def test_a_row_says_what_probing_finds(family: str, mlx_vlms: LoadedModel):
     """But for what can't be probed: which rule of M-RoPE, whether videos are taken, what pointing
-    takes, what mlx-vlm has wrong, how its files were spelled, whether images can be stacked.
+    takes, what mlx-vlm has wrong, how its files were spelled, whether images can be stacked or
+    are cut into tiles, whether rows must be even.
     """
     row = FAMILIES[family]
     model = getattr(mlx_vlms.model, row.part) if row.part else mlx_vlms.model
@@ -57,6 +58,8 @@ def test_a_row_says_what_probing_finds(family: str, mlx_vlms: LoadedModel):
         text_types=(),
         deepstack=found.deepstack,
         stacks_images=False,
+        tiling=None,
+        needs_even_rows=False,
         aliases=(),
         spelling=Spelling(),
     )
