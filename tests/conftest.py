@@ -1,7 +1,6 @@
 """Marks every test by the folder it lies in: tests/unit is `unit`, and so on.
 
-Those that start the real program stay on one worker, which has the daemons that they share. What
-is marked `alone` measures: nothing else runs meanwhile.
+What is marked `alone` measures: nothing else runs meanwhile.
 
 Properties are tried without a time limit: a machine with much else to do would break it.
 """
@@ -40,8 +39,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(here).parts[0]
         if folder in FOLDERS:
             item.add_marker(folder)
-        if folder in FOLDERS - {"unit", "integration"}:
-            item.add_marker(pytest.mark.xdist_group("daemons"))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
