@@ -30,7 +30,8 @@ from PIL import Image as PillowImage
 
 from vlm_server import heap, settings
 from vlm_server.engine.inbox import Inbox
-from vlm_server.engine.memory.governor import Clear, Governor
+from vlm_server.engine.memory.decisions import Clear
+from vlm_server.engine.memory.governor import Governor
 from vlm_server.protocol import (
     Event,
     Failed,

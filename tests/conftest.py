@@ -16,7 +16,7 @@ import pytest
 from tests.turns import turn
 
 FOLDERS = frozenset(
-    {"unit", "integration", "e2e", "docs", "browser", "clients", "attack", "soak", "bench"}
+    {"unit", "integration", "e2e", "docs", "browser", "clients", "attack", "scale", "soak", "bench"}
 )
 
 hypothesis.settings.register_profile(

@@ -46,7 +46,7 @@ A `RequestError` is sent between processes as its `code`, `message` and `param`;
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class VlmServerError(Exception):
@@ -114,6 +114,17 @@ class InvalidVideo(InvalidRequest):
 
 class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
+
+    @classmethod
+    def of(cls, context_tokens: int, found: str, param: str) -> Self:
+        """In words by which clients know it: those of OpenAI (LangChain, LiteLLM), vLLM and
+        Anthropic. `found` says how long the prompt is, and what to do."""
+        return cls(
+            f"Input tokens exceed the configured limit of {context_tokens - 1} tokens: this "
+            f"model's maximum context length is {context_tokens} tokens, with the answer. The "
+            f"prompt is too long: {found}",
+            param,
+        )
 
 
 class PreviousResponseNotFound(InvalidRequest):

@@ -86,7 +86,7 @@ class PixelRule:
 
     @property
     def max_tokens(self) -> int:
-        """Of a picture."""
+        """The most tokens of a picture."""
         return self.max_pixels // self.factor**2
 
 

@@ -31,11 +31,11 @@ class ScriptedSupervisor(Supervisor):
     def tracked(self) -> dict[str, object]:
         """All that is remembered of requests; nothing of it is true when idle."""
         return {
-            "streams": set(self._streams),
+            "streams": set(self._in_flight._queues),
             "owed": self._watchdog.owed,
             "quarantine": self._quarantine.num_tracked,
-            "trials": self._trials._starting | self._trials._answering,
-            "alone": self._trials._alone,
+            "trials": self._in_flight._trials._starting | self._in_flight._trials._answering,
+            "alone": self._in_flight._trials._alone,
         }
 
 

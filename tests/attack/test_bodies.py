@@ -199,15 +199,15 @@ def test_header_bombs_are_refused_while_others_are_answered(daemon: Daemon):
 
 
 @contextmanager
-def stopped_intake(daemon: Daemon) -> Iterator[int]:
-    """The idle process is stopped, as if its work took for ever."""
+def stopped_intake(daemon: Daemon) -> Iterator[set[int]]:
+    """The idle processes are stopped, as if their work took for ever."""
     assert post(daemon, small_picture())[0] == 200
     wait_until(lambda: len(intake_pids(daemon)) >= 1, 10, daemon.log)
     pids = intake_pids(daemon)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
-        yield max(pids)
+        yield pids
     finally:
         for pid in pids & intake_pids(daemon):
             os.kill(pid, signal.SIGCONT)
@@ -246,11 +246,12 @@ def test_text_does_not_wait_for_media(daemon: Daemon):
 
 
 def test_a_process_that_is_killed_fails_nobody(daemon: Daemon):
-    with stopped_intake(daemon) as pid, ThreadPoolExecutor() as threads:
+    with stopped_intake(daemon) as pids, ThreadPoolExecutor() as threads:
         asked = threads.submit(post, daemon, small_picture())
         wait_until(lambda: in_flight(daemon) == 1, 10, daemon.log)
         time.sleep(0.2)  # until the process has it
-        os.kill(pid, signal.SIGKILL)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
         assert asked.result()[0] == 200
 
 

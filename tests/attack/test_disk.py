@@ -6,6 +6,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,16 @@ def num_warnings(daemon: Daemon) -> int:
 
 def files_in(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*.safetensors") if not path.name.startswith("tmp-")]
+
+
+def wait_quiet(folder: Path) -> None:
+    """Until nothing has been written for a second."""
+    names, since = set[str](), time.monotonic()
+    while time.monotonic() - since < 1:
+        found = {path.name for path in folder.rglob("*")}
+        if found != names:
+            names, since = found, time.monotonic()
+        time.sleep(0.05)
 
 
 @contextmanager
@@ -86,8 +97,10 @@ def test_a_folder_that_is_removed_is_made_again(daemon: Daemon, folder: Path) ->
     shutil.rmtree(folder)
     ask(daemon, question(6))
     wait_written(daemon, folder, 1)  # what follows a block that is gone is not written
+    wait_quiet(folder)
     answer, _ = ask(daemon, question(7))
     wait_written(daemon, folder, 4)
+    wait_quiet(folder)
     daemon.kill_engine()
     daemon.wait_ready()
     again, known = ask(daemon, question(7))

@@ -237,9 +237,9 @@ async def test_who_comes_beside_a_trial_waits_and_is_not_there_when_it_kills_the
             await front.until_replaced(pid)
         pid = front.supervisor.status.pid
         running = front.begin("accept prefill token", stream=True)
-        await until(lambda: bool(front.supervisor._trials._answering), 10)
+        await until(lambda: bool(front.supervisor._in_flight._trials._answering), 10)
         tried = front.begin(f"accept prefill die{SUSPECT}")
-        await until(lambda: front.supervisor._trials._alone is not None, 10)
+        await until(lambda: front.supervisor._in_flight._trials._alone is not None, 10)
         later = front.begin("accept prefill token finish")
         await asyncio.sleep(0.3)
         assert not tried.done()

@@ -70,14 +70,15 @@ class Client(threading.Thread):
 
 def crowd(daemon: Daemon) -> list[Client]:
     """Answers without an end, and pictures in every state before."""
+    seed = time.monotonic_ns() % 10**6
+    shown = [noise(seed + n, (700, 500)) for n in range(16)]  # so that they come at once
     answers = [
         Client(daemon, "Go on", stream=stream, max_tokens=6000) for stream in (True, False) * 2
     ]
     wait_until(lambda: states(daemon)["decode"] == len(answers), 20, daemon.log)
-    seed = time.monotonic_ns() % 10**6
     pictures = [
-        Client(daemon, noise(seed + n, (700, 500)), "What?", stream=n % 2 == 0, max_tokens=200)
-        for n in range(16)
+        Client(daemon, each, "What?", stream=n % 2 == 0, max_tokens=200)
+        for n, each in enumerate(shown)
     ]
     wait_until(lambda: num_before_first_token(daemon) >= 3, 20, daemon.log)
     return answers + pictures

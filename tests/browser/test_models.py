@@ -52,8 +52,8 @@ def test_a_model_is_loaded_and_unloaded(several: Several, open_page: Open) -> No
     press(page, "Load", "second")
     card(page, "second").locator(".progress").wait_for()
     wait_for_state(page, "second", "Ready")
-    told = card(page, "second").inner_text()
-    assert re.search(r"[\d.]+ MiB of [\d.]+ MiB · unloads in \d+ \w+ if unused", told)
+    told = re.compile(r"[\d.]+ MiB of [\d.]+ MiB · unloads in \d+ \w+ if unused")
+    card(page, "second").get_by_text(told).wait_for()
     assert page.evaluate("document.activeElement.dataset.id") == "toggle second", "the focus stays"
     page.locator("#models-held", has_text=re.compile(r"of \d+ MiB held")).wait_for()
     card(page, "second").get_by_text("Details").click()

@@ -7,6 +7,7 @@ front for what that model does not do: several calls at once, thoughts, odd argu
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -23,6 +24,17 @@ key = "{NARROW_KEY}"
 max_requests = 1
 """
 ENDLESS = {"max_tokens": 7000, "extra_body": {"ignore_eos": True}}
+
+
+@pytest.fixture(autouse=True)
+def _collects_between_tests() -> Iterator[None]:
+    """A stream that a library has left open is closed when it is collected. Where that happens
+    while httpcore holds the lock of its connections, it waits for that lock for ever.
+    """
+    gc.disable()
+    yield
+    gc.enable()
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -134,12 +134,15 @@ def test_errors(daemon: Daemon, provider: str, crowded: str) -> None:
         ask(daemon, provider, user("Hi"), api_key=crowded)
 
 
+@pytest.mark.parametrize("times", [1, 20])
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("provider", ["openai", "anthropic"])
-def test_a_prompt_that_is_too_long(daemon: Daemon, provider: str, streams: bool) -> None:
-    """It knows no such error of Ollama's."""
+def test_a_prompt_that_is_too_long(
+    daemon: Daemon, provider: str, streams: bool, times: int
+) -> None:
+    """It knows no such error of Ollama's. One that is much too long is not even tokenized."""
     with pytest.raises(litellm.ContextWindowExceededError):
-        list(ask(daemon, provider, user(TOO_LONG), stream=streams))
+        list(ask(daemon, provider, user(TOO_LONG * times), stream=streams))
 
 
 # ---- what the embedded model does not do -------------------------------------------------

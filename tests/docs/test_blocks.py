@@ -10,7 +10,7 @@ from tests.docs.sandbox import Sandbox
 from vlm_server.errors import VlmServerError
 
 WITH_BLOCKS = [page for page in pages() if page.blocks]
-MOST_NOT_RUN = 22
+MOST_NOT_RUN = 24
 """Blocks that need what is not here: a GPU, an hour, a login. Think twice before raising it."""
 
 

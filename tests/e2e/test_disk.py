@@ -12,6 +12,7 @@ import pytest
 
 from tests.e2e.daemon import Daemon, is_alive, running_daemon, wait_until
 from tests.e2e.pictures import one_shape, user
+from vlm_server.cache.disk.files import temporary_name
 
 pytestmark = pytest.mark.e2e
 
@@ -131,7 +132,8 @@ def test_a_stop_does_not_wait_for_ever_for_a_disk_that_hangs(tmp_path: Path) -> 
         for path in (tmp_path / "cache").rglob("*.safetensors"):
             key = path.name.rpartition("-")[0]
             path.write_bytes(b"")  # so that it is computed and written again
-            os.mkfifo(path.with_name(f"tmp-{key}.safetensors"))  # nobody reads: opening it waits
+            name = temporary_name(key, daemon.engine_pid())
+            os.mkfifo(path.with_name(name))  # nobody reads: opening it waits
         ask(daemon, FIRST)
         engine = daemon.engine_pid()
         stop(daemon)

@@ -6,7 +6,7 @@ import base64
 import io
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,11 @@ def timed(daemon: Daemon, shown: dict[str, Any]) -> float:
     """When the answer was there."""
     assert ask_about(daemon, shown).choices[0].message.content is not None
     return time.monotonic()
+
+
+def num_received(daemon: Daemon, answers: list[Future[float]]) -> int:
+    in_flight = int(daemon.status()["requests"]["in_flight"])
+    return in_flight + sum(answer.done() for answer in answers)
 
 
 def memory(daemon: Daemon) -> dict[str, Any]:
@@ -120,6 +125,7 @@ def test_sixteen_of_the_largest_allowed_are_answered_in_order_where_three_fit(tm
         answers = []
         for shown in pictures:
             answers.append(threads.submit(timed, daemon, shown))
+            wait_until(lambda: num_received(daemon, answers) == len(answers), 20, daemon.log)
             time.sleep(0.2)
         ends = [answer.result() for answer in answers]
         status = daemon.status()["engine"]

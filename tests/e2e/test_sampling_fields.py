@@ -222,6 +222,8 @@ async def test_a_joiners_log_probabilities_are_as_alone(tiny_daemon: Daemon) -> 
     joined = await asyncio.gather(*map(one, range(4)))
     assert not others.done()
     others.cancel()
+    await client.close()
+    tiny_daemon.wait_idle()
     for choice, expected in zip(joined, alone, strict=True):
         names, values = zip(*figures(choice), strict=True)
         expected_names, expected_values = zip(*figures(expected), strict=True)

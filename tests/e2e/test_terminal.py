@@ -152,7 +152,10 @@ def test_a_conversation(daemon: Daemon, tmp_path: Path) -> None:
         ask.type("What shape is this?\n")
         ask.wait_for(">>> ", 2)
         assert "circle" in ask.plain
-        ask.type("nonsense\x03")
+        ask.type("nonsense")
+        ask.wait_for("nonsense")
+        time.sleep(0.5)  # Python's readline misses a Ctrl-C until it waits for keys again
+        ask.type("\x03")
         ask.wait_for(">>> ", 3)
         ask.type("What colour is it?\n")
         ask.wait_for(">>> ", 4)

@@ -16,7 +16,7 @@ from tests.integration.harness import Engine, NewEngine, load_model, new_prepare
 from tests.tiny_models import FAMILIES
 from tests.tiny_models.fixtures import TinyModel, tiny_model
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.runner.model.checkpoint import image_settings
+from vlm_server.runner.model.checkpoint.files import image_settings
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.model.processors import HostProcessor
 

@@ -255,14 +255,21 @@ class InlineEncoder:
 
 
 class RecordingRunner(ModelRunner):
-    """Notes all tokens of each sequence in `tokens`."""
+    """Notes all tokens of each sequence in `tokens`, and how many prompts each chunk was of."""
 
     def __init__(self, loaded: LoadedModel, caches: Caches, num_draft_tokens: int) -> None:
         super().__init__(loaded, caches, num_draft_tokens)
         self.tokens: dict[SeqId, list[int]] = {}
+        self.prompts_at_once: list[int] = []
+        self.prefill_seconds: float | None = None
+        """What each chunk is said to have taken, if not what it took."""
 
     def finish(self, step: LaunchedStep) -> StepResult:
         result = super().finish(step)
+        if step.plan.prefill:
+            self.prompts_at_once.append(len(step.plan.prefills))
+        if self.prefill_seconds is not None:
+            result = replace(result, prefill_seconds=self.prefill_seconds)
         for seq, tokens in result.tokens.items():
             self.tokens.setdefault(seq, []).extend(tokens)
         return result
@@ -288,6 +295,7 @@ class Engine:
     max_num_seqs: int = 8
     num_draft_tokens: int = 0
     max_images_per_encode: int = 1
+    max_prompts_per_prefill: int = 1
     caches: Caches = field(default_factory=Caches.of)
     """Those that store anything are in use by scheduler, runner and a preparer of their own."""
     seq_texts: dict[SeqId, str] = field(default_factory=dict)
@@ -314,6 +322,7 @@ class Engine:
             default_top_p=self.loaded.default_top_p,
             formats=Formats(self.loaded.host.tool_format, self.loaded.host.reasoning_format),
             max_images_per_encode=self.max_images_per_encode,
+            max_prompts_per_prefill=self.max_prompts_per_prefill,
         )
         governor = Governor(
             settings.Memory(),

@@ -10,6 +10,7 @@ import pytest
 from tests.integration.harness import Engine, Part, ask, conversation
 from tests.tiny_models.pictures import picture
 from vlm_server.cache.caches import Caches
+from vlm_server.errors import EngineBroken
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import SamplingParams, Submit
 from vlm_server.runner.kv.segments import SequenceState, needs_snapshots
@@ -50,6 +51,20 @@ def asked(name: str, request_id: str = "") -> Submit:
 def alone(served: Served) -> Callable[[str], list[int]]:
     """What a prompt gets without any cache."""
     return cache(lambda name: Engine(*served).answer(asked(name)))
+
+
+class Parted(Caches):
+    """The caches of a rank that another one has left."""
+
+    def store_prefix(self, *_: object) -> None:
+        raise EngineBroken("a rank of the model has left")
+
+
+def test_a_rank_that_is_not_in_step_any_more_ends_the_engine(load_tiny: Callable[[str], Served]):
+    """What else goes wrong as a prompt is stored costs nobody anything."""
+    engine = Engine(*load_tiny("qwen3_vl"), caches=Parted.of(prefix_bytes=LOTS))
+    with pytest.raises(EngineBroken):
+        engine.answer(asked("text"))
 
 
 @pytest.fixture

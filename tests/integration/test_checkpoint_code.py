@@ -19,7 +19,7 @@ import transformers
 from tests.integration.harness import load_model, new_preparer
 from tests.tiny_models import build
 from vlm_server.errors import ModelLoadError
-from vlm_server.runner.model.code_guard import no_code_of
+from vlm_server.runner.model.checkpoint.code_guard import no_code_of
 
 EVIL = "evil.Evil"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +9,7 @@ import mlx.core as mx
 import msgspec
 import pytest
 
+from tests.active_memory import active_bytes
 from tests.integration.harness import GREEDY, Engine, NewEngine, ask
 from tests.integration.test_families import LONGER, PROMPTS, asked
 from tests.tiny_models.pictures import picture
@@ -192,9 +192,7 @@ def test_choices_leave_no_memory(engine_of: Callable[..., Engine]):
             engine.step(steps)
             engine.abort(name)
         engine.run()
-        gc.collect()
-        mx.synchronize()
-        return mx.get_active_memory()
+        return active_bytes()
 
     held_after("first", 8)
     baseline = held_after("one", 1)

@@ -11,7 +11,8 @@ import pytest
 from tests.integration.harness import Engine
 from tests.integration.test_caches import caches_of
 from tests.integration.test_padded_chunks import Served, answers
-from vlm_server.runner.text import causal_attention
+from vlm_server.runner.text import attention
+from vlm_server.runner.text.attention import ModelAttention
 
 MASKED_THEMSELVES = frozenset({"paddleocr_vl"})
 """Families that hand their attention a mask of their own, so that it stays mlx-vlm's."""
@@ -28,14 +29,15 @@ def test_answers_are_the_same(
         shapes.append((queries.shape[2], keys.shape[2]))
         return own(queries, keys, *rest, **options)
 
-    own = causal_attention.attention_on_cpu
-    monkeypatch.setattr(causal_attention, "attention_on_cpu", watched)
+    own = attention.attention_on_cpu
+    monkeypatch.setattr(attention, "attention_on_cpu", watched)
 
     def answered(served: Served) -> list[list[int]]:
         caches = {"caches": caches_of(served)} if is_cached else {}
         return answers(Engine(*served, chunk_tokens=chunk_tokens, **caches))
 
-    expected = answered((replace(loaded, attending_modules=()), preparer))
+    mlx_vlms = ModelAttention(loaded.language_model, None)
+    expected = answered((replace(loaded, attention=mlx_vlms), preparer))
     assert not shapes
     assert answered((loaded, preparer)) == expected
     assert bool(shapes) == (loaded.family.name not in MASKED_THEMSELVES)

@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from tests.active_memory import active_bytes
 from tests.integration.harness import (
     Engine,
     Part,
@@ -67,11 +68,10 @@ def test_each_has_memory_of_its_own(served: Served):
     """Else one that is kept would keep that of all."""
     works = works_of(served, (200, 140), 8)
     features = list(ImageEncoder(served[0]).encode(works))
-    mx.synchronize()
-    before = mx.get_active_memory()
+    before = active_bytes()
     of_each = features[0].size_bytes
     del features[1:]
-    freed = before - mx.get_active_memory()
+    freed = before - active_bytes()
     assert freed >= 7 * of_each - 16_384, "MLX copies nothing so small"
 
 

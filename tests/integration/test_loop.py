@@ -6,9 +6,9 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-import mlx.core as mx
 import pytest
 
+from tests.active_memory import active_bytes
 from tests.integration.harness import GREEDY, Engine, ask
 from tests.integration.test_families import PROMPTS
 from vlm_server import settings
@@ -91,8 +91,7 @@ def test_a_crowd_leaves_no_memory(crowded: Served):
         for number in range(6):
             crowded.inbox.put(ask(f"{name} {number}", *PROMPTS["pictures"], sampling=GREEDY))
         crowded.loop.run_until_idle()
-        mx.synchronize()
-        return mx.get_active_memory()
+        return active_bytes()
 
     baseline = crowd("first")
     assert crowd("second") <= baseline * 1.01

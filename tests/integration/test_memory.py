@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from tests.active_memory import active_bytes
 from tests.integration.harness import Engine, ask
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import OutOfMemory
@@ -71,7 +71,7 @@ def test_a_peak_is_told_once(memory: MlxMemory):
 def test_the_allocator_gives_way_at_its_limit_or_is_not_said_to():
     """So much is freed that the limit holds what is allocated then, but not the pool besides."""
     mx.clear_cache()
-    memory = MlxMemory(Memory(limit_bytes=mx.get_active_memory() + 96 * MIB), current_device())
+    memory = MlxMemory(Memory(limit_bytes=active_bytes() + 96 * MIB), current_device())
     try:
         freed = [mx.ones((1 << size, MIB // 4)) for size in (4, 5)]  # 16 and 32 MiB
         mx.eval(freed)
@@ -88,6 +88,7 @@ def test_the_allocator_gives_way_at_its_limit_or_is_not_said_to():
 
 
 def test_the_footprint_grows_with_what_is_held():
+    mx.clear_cache()  # an array that fits into the pool takes nothing from the system
     process = SystemProcessMemory()
     before = process.footprint_bytes()
     array = mx.ones((16 * MIB,))
@@ -186,19 +187,13 @@ def patch(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, times: int = 1
     monkeypatch.setattr(owner, name, failing(times)(getattr(owner, name)))
 
 
-def held() -> int:
-    """Active bytes, without those of engines of other tests that are garbage."""
-    gc.collect()
-    return mx.get_active_memory()
-
-
 def comes_back_to(baseline: int) -> bool:
     """Whether active bytes are within 1 % of `baseline` two seconds after the last answer.
 
     MLX's own threads let go of a step's arrays a moment after its results are there.
     """
     deadline = time.monotonic() + 2.0
-    while (found := held()) > 1.01 * baseline and time.monotonic() < deadline:
+    while (found := active_bytes()) > 1.01 * baseline and time.monotonic() < deadline:
         time.sleep(0.01)
     return found <= 1.01 * baseline
 
@@ -212,7 +207,7 @@ def busy(served: Served, monkeypatch: pytest.MonkeyPatch) -> tuple[Engine, int]:
     monkeypatch.setattr(model_runner.logger, "exception", lambda *_: None)
     engine = Engine(*served)
     engine.answer(ask("warm", "hello", picture(7)))
-    baseline = held()
+    baseline = active_bytes()
     engine.add(ask("other", "something", picture(2)))
     engine.step_until(lambda: bool(engine.tokens.get("other")))
     return engine, baseline

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from random import Random
 
 import pytest
 from mlx_vlm.models.cache import KVCache, make_prompt_cache
@@ -20,7 +19,7 @@ from vlm_server.runner.device.device import DeviceKind
 from vlm_server.runner.kv.segments import room_for
 from vlm_server.runner.model.families import Deepstack
 from vlm_server.runner.model.load import LoadedModel
-from vlm_server.runner.text import padded_chunk, prefill
+from vlm_server.runner.text import prefill
 from vlm_server.runner.text.padded_chunk import PaddedChunk, PaddedChunkCache
 
 Served = tuple[LoadedModel, MultimodalPreparer]
@@ -48,7 +47,7 @@ def answers(engine: Engine) -> list[list[int]]:
 
 @pytest.fixture
 def chunks(monkeypatch: pytest.MonkeyPatch) -> list[PaddedChunk]:
-    """The padded chunks that are prefilled from now on: multiples of 64 tokens, or down to 16."""
+    """The padded chunks that are prefilled from now on: multiples of 16 tokens."""
     padded = list[PaddedChunk]()
 
     class Watched(PaddedChunkCache):
@@ -57,8 +56,7 @@ def chunks(monkeypatch: pytest.MonkeyPatch) -> list[PaddedChunk]:
             super().__init__(cache, chunk)
 
     monkeypatch.setattr(prefill, "PaddedChunkCache", Watched)
-    monkeypatch.setattr(device, "_CUDA_PADDING_TOKENS", 64)
-    monkeypatch.setattr(padded_chunk, "_LEAST_MULTIPLE", 16)
+    monkeypatch.setattr(device, "CUDA_BLOCK_TOKENS", 16)
     return padded
 
 
@@ -87,9 +85,6 @@ def test_answers_are_the_same(
         assert not chunks, "what comes after a token would change what such layers hold"
         return
     assert {chunk.first % 16 for chunk in chunks} == {chunk.last % 16 for chunk in chunks} == {0}
-    long = [chunk for chunk in chunks if chunk.end - chunk.start >= 64]
-    assert bool(long) == (chunk_tokens >= 64)
-    assert all(chunk.first % 64 == chunk.last % 64 == 0 for chunk in long)
     assert any(chunk.num_after for chunk in chunks)
     if is_cached or chunk_tokens < 30:
         assert any(chunk.first < chunk.start for chunk in chunks)
@@ -114,33 +109,7 @@ def test_a_padded_chunk_is_the_least_around_its_tokens():
     assert PaddedChunk.around(70, 400, 1).is_exact
 
 
-def test_short_chunks_are_padded_less():
-    assert PaddedChunk.around(300, 555, 256) == PaddedChunk(300, 555, 256, 640)
-    assert PaddedChunk.around(300, 310, 256) == PaddedChunk(300, 310, 256, 320)
-    assert PaddedChunk.around(19, 21, 16) == PaddedChunk(19, 21, 16, 32)
-
-
 def test_a_padded_chunk_fits_into_the_room_of_its_prompt():
     for num_tokens in range(1, 2000):
-        chunk = PaddedChunk.around(num_tokens // 2, num_tokens, device._CUDA_PADDING_TOKENS)
+        chunk = PaddedChunk.around(num_tokens // 2, num_tokens, device.CUDA_BLOCK_TOKENS)
         assert chunk.last <= room_for(num_tokens)
-
-
-def shapes_of_a_conversation(random: Random) -> Iterator[tuple[int, int]]:
-    """(queries, keys) of 25 turns of a screenshot each, of which all but the new is cached."""
-    num_tokens, cached = random.randrange(200, 700), 0
-    for _ in range(25):
-        num_tokens += 1200 + random.randrange(-20, 60)
-        chunk = PaddedChunk.around(cached, num_tokens, device._CUDA_PADDING_TOKENS)
-        yield chunk.last - chunk.first, chunk.last
-        num_tokens += random.randrange(8, 40)
-        cached = num_tokens - 1
-
-
-def test_conversations_come_in_few_shapes():
-    """Fewer than the 256 that MLX keeps plans of, so that after a while nothing is planned."""
-    random, known = Random(1), set[tuple[int, int]]()
-    for _ in range(20):
-        known.update(shapes_of_a_conversation(random))
-    assert len(known) < 150  # 329 if chunks are padded to multiples of 64
-    assert len(set(shapes_of_a_conversation(random)) - known) < 3

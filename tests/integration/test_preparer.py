@@ -25,7 +25,7 @@ def test_pictures_beyond_the_context_are_not_even_decoded(load_tiny: Load):
     host = replace(loaded.host, context_tokens=2 * (span.end - span.start))
     limited = replace(loaded, host=host)
     preparer = new_preparer(limited)
-    with pytest.raises(ContextLengthExceeded, match="context holds"):
+    with pytest.raises(ContextLengthExceeded, match="maximum context length is"):
         prompt_of(preparer, ask("three", good, good, broken))
     with pytest.raises(InvalidImage):
         prompt_of(preparer, ask("two", good, broken))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from collections.abc import Callable
 
@@ -10,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from tests.active_memory import active_bytes
 from tests.integration.harness import GREEDY, Engine, ask, prompt_of
 from tests.tiny_models.pictures import picture
 from vlm_server.prompt.preparer import MultimodalPreparer
@@ -260,9 +260,7 @@ def test_scores_leave_no_memory(engine: Callable[[], Engine]):
 
     def held_after(name: str, sampling: SamplingParams) -> int:
         made.answer(ask(name, "Hello", sampling=sampling))
-        gc.collect()
-        mx.synchronize()
-        return mx.get_active_memory()
+        return active_bytes()
 
     held_after("first", asking)
     assert held_after("scored", asking) <= held_after("plain", GREEDY)

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.integration.harness import Engine, NewEngine, ask
+from tests.integration.harness import Engine, NewEngine, ask, prepare
 from tests.integration.test_families import LONGER, PROMPTS, asked
 from tests.integration.test_grammar import SHAPE, conforming, held_to
 from tests.tiny_models.pictures import picture
 from vlm_server.cache.caches import Caches
-from vlm_server.ports import SeqId
+from vlm_server.errors import RequestError
+from vlm_server.ports import AnswerMatcher, SeqId
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.protocol import SamplingParams
+from vlm_server.protocol import Finished, SamplingParams
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.text import decode_batch
-from vlm_server.runner.text.build import speculation_of
+from vlm_server.runner.text.speculation.build import speculation_of
+from vlm_server.runner.text.speculation.speculation import Speculation
 
 Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 Served = tuple[LoadedModel, MultimodalPreparer]
@@ -96,7 +99,7 @@ def taken(engine: Engine, params: SamplingParams) -> Answers:
 
 
 def spec_counts(engine: Engine) -> Any:
-    return engine.scheduler.read().spec
+    return engine.scheduler.read().counts.spec
 
 
 @pytest.mark.parametrize("stagger", [0, 3])
@@ -183,6 +186,71 @@ def test_own_drafts_are_used_where_an_answer_repeats_itself(some: NewEngine):
     )
 
 
+@dataclass
+class EndsAfterTwo:
+    """Lets two tokens be drawn, then the end, and nothing after that."""
+
+    end: int
+    size: int
+    told: int = 0
+    fault: RequestError | None = None
+    can_look_ahead: bool = False
+    forced: tuple[int, ...] = ()
+
+    def begin(self, count: int) -> Sequence[AnswerMatcher]:
+        return [replace(self) for _ in range(count)]
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        self.told += len(token_ids)
+
+    def look_ahead(self, token_ids: Sequence[int]) -> None:
+        raise AssertionError("it can't")
+
+    def ahead(self) -> Sequence[NDArray[np.bool_]]:
+        return ()
+
+    def wait(self, seconds: float) -> bool:
+        return True
+
+    def allowed(self) -> NDArray[np.bool_]:
+        mask = np.full(self.size, self.told < 2)
+        mask[self.end] = self.told == 2
+        return mask
+
+    def yield_to_others(self) -> None:
+        raise AssertionError("nobody waits for it")
+
+    def close(self) -> None:
+        pass
+
+
+def test_an_answer_that_has_ended_needs_no_further_token(
+    some: NewEngine, monkeypatch: pytest.MonkeyPatch
+):
+    """A wide step that begins with its end draws one for it all the same, if others have drafts."""
+    engine = some(num_draft_tokens=15)
+    may_be_worth_it = Speculation.may_be_worth_it
+    monkeypatch.setattr(Speculation, "may_be_worth_it", lambda *_: False)
+    host = engine.loaded.host
+    ended = ask("ended", "a text", sampling=LONGER)
+    made = prepare(engine.preparer, ended)
+    grammar = EndsAfterTwo(min(host.eos_token_ids), host.vocabulary_size)
+    prompt = replace(made.prompt, grammar=grammar)
+    engine.preparers.outcomes["ended"] = replace(made, prompt=prompt)
+    repeating = SamplingParams(max_tokens=60, temperature=0.0, logit_bias={7: 200.0})
+    engine.add(ask("repeating", "say", sampling=repeating))
+    engine.step_until(lambda: len(engine.tokens.get("repeating", ())) > 20)
+    engine.add(ended)
+    engine.step_until(lambda: len(engine.tokens.get("ended", ())) == 2)
+    monkeypatch.setattr(Speculation, "may_be_worth_it", may_be_worth_it)
+    engine.step()
+    assert spec_counts(engine).num_drafts > 0
+    engine.run()
+    end = engine.ends["ended"]
+    assert isinstance(end, Finished), end
+    assert end.usage.completion_tokens == 3
+
+
 def test_who_leaves_and_joins_changes_nothing(some: NewEngine, drafting: Callable[[Engine], None]):
     names = ("text", "picture", "pictures")
     plain = some()
@@ -218,19 +286,3 @@ def test_what_is_stored_of_an_answer_is_what_was_drawn(
     assert cached.texts["first"] == plain.texts["first"]
     drafting(without)
     assert second(cached, plain.texts["first"]) == wanted
-
-
-def test_a_padded_number_of_keys_changes_nothing(
-    some: NewEngine, drafting: Callable[[Engine], None], monkeypatch: pytest.MonkeyPatch
-):
-    """As on CUDA, where the shapes of these steps are few."""
-    plain = some()
-    wanted = run_all(plain, LONGER)
-    drafting(plain)
-    wide = some(num_draft_tokens=7)
-    speculation = wide.runner._batches._speculation
-    assert speculation is not None
-    if speculation.needs_even_rows:
-        pytest.skip("it drafts nothing there")
-    speculation.key_multiple = 256
-    assert run_all(wide, LONGER, stagger=2) == wanted

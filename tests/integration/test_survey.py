@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from tests.active_memory import active_bytes
 from tests.integration.harness import Engine, ask
 from tests.tiny_models import FAMILIES, build
 from tests.tiny_models.fixtures import TinyModel
@@ -49,7 +50,7 @@ def test_the_figures_are_those_of_the_engine(
 def test_no_weights_are_read(tmp_path: Path) -> None:
     folder = build("qwen3_vl", tmp_path)
     mx.reset_peak_memory()
-    before = mx.get_active_memory()
+    before = active_bytes()
     found = survey(SurveyRequest(Model(path=str(folder)), Memory(GIB)))
     assert mx.get_peak_memory() - before < found.weight_bytes / 2
 

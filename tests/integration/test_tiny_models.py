@@ -25,7 +25,7 @@ from tests.tiny_models.fastvlm import SPARE_ROWS
 from tests.tiny_models.fixtures import TinyModel, tiny_model
 from tests.tiny_models.pictures import picture
 from vlm_server.runner.model import families
-from vlm_server.runner.model.checkpoint import image_settings
+from vlm_server.runner.model.checkpoint.files import image_settings
 
 __all__ = ["tiny_model"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,10 +15,12 @@ from vlm_server import settings
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.errors import EngineBroken, ModelLoadError
-from vlm_server.ports import SchedulerOutput
+from vlm_server.ports import NewRequest, SchedulerOutput
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Event, Finished, Start
+from vlm_server.runner import model_runner
 from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.text.speculation.wide_step import WideStep
 from vlm_server.worker.warm_up import Stage, stages, warm_up
 
 Loaded = tuple[LoadedModel, MultimodalPreparer]
@@ -40,7 +42,7 @@ def test_pictures_and_videos_are_encoded_and_nothing_stays(
 ):
     served = Served(loaded, START)
     grown = {}
-    for stage in stages(is_thorough=True, with_video=True, context_tokens=8192):
+    for stage in stages(is_thorough=True, compiles=False, with_video=True, context_tokens=8192):
         before = units_encoded(served.caches)
         warm_up(served.engine.loop, served.inbox, stage)
         grown[stage.name] = units_encoded(served.caches) - before
@@ -58,7 +60,7 @@ def test_a_text_is_decoded_until_the_picture_is_answered_and_no_longer(loaded: L
     served = Served(loaded, START)
     stage = next(
         stage
-        for stage in stages(is_thorough=True, with_video=True, context_tokens=8192)
+        for stage in stages(is_thorough=True, compiles=False, with_video=True, context_tokens=8192)
         if len(stage.submits) > 1
     )
     text, picture = (submit.request_id for submit in stage.submits)
@@ -82,12 +84,41 @@ def test_a_text_is_decoded_until_the_picture_is_answered_and_no_longer(loaded: L
     assert not ends[picture].is_aborted
 
 
+def test_texts_together_and_drafts_are_compiled(
+    load_tiny: Callable[[str], Loaded],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """All that another kernel is compiled for: prompts together, and rows of different lengths."""
+    served = Served(load_tiny("qwen2_5_vl")[0], START)
+    together, wide = list[set[int]](), list[list[int]]()
+    launch, take = model_runner.launch_together, WideStep.result
+
+    def noting_together(loaded: LoadedModel, requests: Sequence[NewRequest]) -> Any:
+        together.append({one.prompt.num_tokens for one in requests})
+        return launch(loaded, requests)
+
+    def noting_wide(step: WideStep, cache: list[Any]) -> Any:
+        taken = take(step, cache)
+        wide.append([len(tokens) for tokens in taken[0]])
+        return taken
+
+    monkeypatch.setattr(model_runner, "launch_together", noting_together)
+    monkeypatch.setattr(WideStep, "result", noting_wide)
+    for stage in stages(is_thorough=True, compiles=True, with_video=False, context_tokens=8192):
+        warm_up(served.engine.loop, served.inbox, stage)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert any(len(lengths) > 1 for lengths in together)
+    assert any(len(counts) == 1 < counts[0] for counts in wide)
+    assert any(len(counts) == 2 and counts[0] != counts[1] for counts in wide)
+
+
 def test_a_video_that_fails_is_told_and_refuses_nobody(
     load_tiny: Callable[[str], Loaded], caplog: pytest.LogCaptureFixture
 ):
     start = replace(START, video=settings.Video(max_pixels=1))
     served = Served(load_tiny("qwen3_vl")[0], start)
-    for stage in stages(is_thorough=True, with_video=True, context_tokens=8192):
+    for stage in stages(is_thorough=True, compiles=False, with_video=True, context_tokens=8192):
         warm_up(served.engine.loop, served.inbox, stage)
     (record,) = (record for record in caplog.records if record.levelno >= logging.WARNING)
     assert "can't answer a prompt with a video" in record.getMessage()
@@ -98,7 +129,7 @@ def test_a_video_that_ends_the_loop_refuses_nobody(load_tiny: Callable[[str], Lo
     served = Served(load_tiny("qwen3_vl")[0], START)
     video = next(
         stage
-        for stage in stages(is_thorough=True, with_video=True, context_tokens=8192)
+        for stage in stages(is_thorough=True, compiles=False, with_video=True, context_tokens=8192)
         if not stage.is_needed
     )
 
@@ -112,7 +143,7 @@ def test_a_video_that_ends_the_loop_refuses_nobody(load_tiny: Callable[[str], Lo
         return loop
 
     warm_up(breaking, served.inbox, video)
-    text = stages(is_thorough=True, with_video=True, context_tokens=8192)[0]
+    text = stages(is_thorough=True, compiles=False, with_video=True, context_tokens=8192)[0]
     with pytest.raises(EngineBroken):
         warm_up(breaking, served.inbox, text)
 
@@ -127,7 +158,7 @@ def test_what_is_needed_and_fails_refuses_the_model(load_tiny: Callable[[str], L
 
 def test_a_warm_up_that_need_not_be_thorough_is_one_small_picture(loaded: LoadedModel):
     served = Served(loaded, START)
-    (stage,) = stages(is_thorough=False, with_video=True, context_tokens=8192)
+    (stage,) = stages(is_thorough=False, compiles=False, with_video=True, context_tokens=8192)
     warm_up(served.engine.loop, served.inbox, stage)
     assert units_encoded(served.caches) == 1
     assert served.caches.features.read().size_bytes < 64 << 10
@@ -138,5 +169,6 @@ def test_a_warm_up_that_need_not_be_thorough_is_one_small_picture(loaded: Loaded
 
 def test_a_family_without_videos_is_shown_none():
     assert "a video" not in [
-        stage.name for stage in stages(is_thorough=True, with_video=False, context_tokens=8192)
+        stage.name
+        for stage in stages(is_thorough=True, compiles=False, with_video=False, context_tokens=8192)
     ]

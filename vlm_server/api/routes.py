@@ -8,12 +8,12 @@ from vlm_server.api.anthropic.messages import PATH as MESSAGES
 from vlm_server.api.anthropic.messages import CountTokens, Messages
 from vlm_server.api.anthropic.schema import MessagesRequest
 from vlm_server.api.http.access import gate
-from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.generation import Endpoint, Generation
 from vlm_server.api.http.openai_errors import ErrorBody
-from vlm_server.api.ollama.catalog import Catalog, ModelRequest
+from vlm_server.api.http.telemetry.access_log import AnsweredRequests
 from vlm_server.api.ollama.chat import Chat as OllamaChat
 from vlm_server.api.ollama.generate import Generate as OllamaGenerate
+from vlm_server.api.ollama.models.catalog import Catalog, ModelRequest
 from vlm_server.api.ollama.schema import OllamaChatRequest, OllamaGenerateRequest
 from vlm_server.api.openai import schema
 from vlm_server.api.openai.chat import ChatCompletions
@@ -200,6 +200,7 @@ def _operations(
         Route("/v1/models/{model:path}", models.retrieve),
         Route("/api/v0/models", lm_studio.list),
         Route("/api/v0/models/{model:path}", lm_studio.retrieve),
+        Route("/v1/loads", health.loads),
         Route("/v1/status", gate.admin_only(health.status)),
         Route("/v1/requests/{request_id}/cancel", gate.admin_only(health.cancel), methods=["POST"]),
         Route("/metrics", gate.admin_only(metrics.scrape)),

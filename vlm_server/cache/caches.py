@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from vlm_server.cache.cache import Cache, EncodedImage
-from vlm_server.cache.disk_load import DiskLoad, Loaded
-from vlm_server.cache.disk_tier import DiskTier, NoDisk
+from vlm_server.cache.disk.load import DiskLoad, Loaded
+from vlm_server.cache.disk.tier import DiskTier, NoDisk
 from vlm_server.cache.lru import Lease, LruCache
 from vlm_server.cache.prefix import PrefixCache, PrefixMatch, Source
 from vlm_server.cache.prompt_key import PromptKey
@@ -24,8 +24,7 @@ Prefix = PrefixMatch[Any, Any]
 
 
 DeviceSizes = Callable[[int], tuple[int, int, int]]
-"""The sizes of the encoder, the tile and the prefix cache, for so much memory beside the weights;
-bytes."""
+"""Device memory that the weights leave, to the sizes of encoder, tile and prefix cache; bytes."""
 
 
 class Caches:
@@ -127,18 +126,18 @@ class Caches:
 
     @property
     def evictable_bytes(self) -> int:
-        """Device memory of what no request holds."""
+        """Device memory of entries that no request holds."""
         on_device = (self.features, self.tiles, self.prefixes)
         return sum(cache.evictable_bytes for cache in on_device)
 
     def evict(self, num_bytes: int) -> int:
-        """Free so much device memory, if there is so much; prefixes first. Returns the bytes."""
+        """Free up to `num_bytes` of device memory, prefixes first. Returns the bytes."""
         freed = self.prefixes.evict(num_bytes)
         freed += self.tiles.evict(num_bytes - freed)
         return freed + self.features.evict(num_bytes - freed)
 
     def resize(self, free_bytes: int) -> None:
-        """So much device memory is there beside the weights from now on."""
+        """Fit the caches on the device to `free_bytes`, the memory that the weights leave."""
         if self._sizes is None:
             return
         encoder_bytes, tile_bytes, prefix_bytes = self._sizes(free_bytes)
@@ -160,17 +159,21 @@ class Caches:
 
     # ---- prefixes --------------------------------------------------------------------
 
+    @property
+    def stores_prefixes(self) -> bool:
+        return bool(self.prefixes.limit_bytes)
+
     def store_prefix(self, prompt: PromptKey, source: Source[Any, Any], salt: str) -> None:
         """What was just computed of `prompt`."""
         if self.prefixes.limit_bytes:
-            self.prefixes.insert(prompt, source, salt)
+            self.prefixes.insert(prompt, source, salt, joins=True)
             self._disk.store_prefix(prompt, source, salt)
 
     # ---- the disk --------------------------------------------------------------------
 
     @property
     def disk(self) -> DiskTier:
-        """To be asked what it has; what it has is read by `load` alone."""
+        """To be asked what it has; only `load` reads that."""
         return self._disk
 
     def load(self, wanted: DiskLoad, is_cancelled: Callable[[], bool]) -> Loaded:
@@ -180,7 +183,7 @@ class Caches:
             self._load_prefix(wanted, loaded, is_cancelled)
             self._load_features(wanted, loaded, is_cancelled)
         except (OutOfMemory, MemoryError):
-            logger.warning("memory is too short for what the disk has of a prompt")
+            logger.warning("there is not enough memory to read what the disk has of a prompt")
             loaded.is_out_of_memory = True
         except Exception:
             logger.exception("what the disk has of a prompt can't be copied to memory")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vlm_server.cache.caches import Caches, EncodedImage, Prefix
-from vlm_server.cache.disk_load import DiskLoad, Loaded
-from vlm_server.cache.disk_tier import NoDisk
+from vlm_server.cache.disk.load import DiskLoad, Loaded
+from vlm_server.cache.disk.tier import NoDisk
 from vlm_server.cache.lru import Lease
 from vlm_server.cache.prompt_key import PromptKey
 
@@ -81,6 +81,14 @@ class CacheHolds:
         for index in self._features.keys() - after:
             self._features.pop(index).release()
         return True
+
+    def cut_prefix(self, length: int) -> None:
+        """Use no more than so many tokens of the prefix, which is of layers that can be cut.
+
+        No media may end after them.
+        """
+        if length < self._prefix.length:
+            self._prefix.cut(length)
 
     def look_up(self, *, on_disk: bool) -> DiskLoad | None:
         """Hold the features in memory, and say what the disk has of the rest; reads nothing."""

@@ -11,6 +11,11 @@ from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.cache.radix_tree import Node, RadixTree, S, Segment, Snapshot, T
 from vlm_server.protocol import CacheStats
 
+_MOST_JOINED_BYTES = 256 << 20
+"""Longer parts of a prompt are not made of shorter ones: for a while there are both."""
+_DROPPED_PART = 1 / 8
+"""Joining drops answers that a conversation did not go on with, up to this share of the length."""
+
 T_co = TypeVar("T_co", bound=Segment, covariant=True)
 S_co = TypeVar("S_co", bound=Snapshot, covariant=True)
 
@@ -53,6 +58,15 @@ class PrefixMatch(Generic[T, S]):
     def release(self) -> None:
         """Raises RuntimeError if it was released before."""
         self._cache._release(self)
+
+    def cut(self, length: int) -> None:
+        """Let it be the first `length` positions alone; it has no snapshot then."""
+        kept, left = [], length
+        for segment, count in self.segments:
+            if left > 0:
+                kept.append((segment, min(count, left)))
+            left -= count
+        self.segments, self.length, self.snapshot = tuple(kept), length, None
 
 
 @dataclass(slots=True)
@@ -151,15 +165,21 @@ class PrefixCache(Generic[T, S]):
 
     # ---- insertion -------------------------------------------------------------------
 
-    def insert(self, prompt: PromptKey, source: Source[T, S], salt: str = "") -> None:
+    def insert(
+        self, prompt: PromptKey, source: Source[T, S], salt: str = "", *, joins: bool = False
+    ) -> None:
         """Store what `source` has of `prompt`, as far as it is not stored and there is room.
 
+        With `joins`, for which `source` must have all of `prompt`, a conversation that goes on is
+        stored in few parts: short ones at its end are taken again, together with what is new. Else
+        it would be in two more with each turn, and each is copied by itself when it is used.
         Raises what `source` raises; what was stored before that stays.
         """
         if not self.limit_bytes:
             return
+        joins = joins and not self.needs_snapshots
         for end in self._ends(prompt, source):
-            while gap := self._next_gap(prompt, end, source, salt):
+            while gap := self._next_gap(prompt, end, source, salt, joins=joins):
                 if not gap.has_room:
                     return
                 self._fill(gap)
@@ -171,7 +191,7 @@ class PrefixCache(Generic[T, S]):
         return sorted(position for position in source.snapshots if position)
 
     def _next_gap(
-        self, prompt: PromptKey, end: int, source: Source[T, S], salt: str
+        self, prompt: PromptKey, end: int, source: Source[T, S], salt: str, *, joins: bool
     ) -> _Gap[T, S] | None:
         """What is missing of `prompt` up to `end`; None if nothing is, which counts as a use.
 
@@ -185,7 +205,11 @@ class PrefixCache(Generic[T, S]):
                 if count < len(node.edge) and (start < end or snapshot is not None):
                     return self._gap_inside(node, count)
             if start < end:
-                return self._gap_after(node, prompt.part(start, end), start, source, snapshot)
+                joined = list[Node[T, S]]()
+                if joins:
+                    node, start, joined = self._to_join(node, start, end, source)
+                part = prompt.part(start, end)
+                return self._gap_after(node, part, start, source, snapshot, joined)
             self._set_snapshot(node, snapshot)
             self._tree.touch(node)
             return None
@@ -215,21 +239,52 @@ class PrefixCache(Generic[T, S]):
         start: int,
         source: Source[T, S],
         snapshot: S | None,
+        joined: list[Node[T, S]],
     ) -> _Gap[T, S]:
-        """A part of the prompt, from `start` on, that is missing after `node`."""
+        """A part of the prompt, from `start` on, that is missing after `node`.
+
+        joined: nodes after `node`, the last one first, whose parts of the prompt it takes over.
+        """
         end = start + len(edge)
         size_bytes = source.size_bytes(start, end)
         size_bytes += 0 if snapshot is None else snapshot.size_bytes
+        more_bytes = size_bytes - sum(each.size_bytes for each in joined)
+        last = joined[0] if joined else node
+
+        def is_open() -> bool:
+            """Not where one key names two lengths: what is stored stays."""
+            if joined:
+                return joined[-1].parent is node and _may_join(joined, len(edge))
+            return edge.first not in node.children
 
         def append(taken: tuple[T, ...]) -> None:
-            is_open = self._tree.contains(node) and edge.first not in node.children
-            if is_open and self._tree.make_room(node, size_bytes):
+            is_here = self._tree.contains(node) and is_open()
+            if is_here and self._tree.make_room(last, more_bytes):
+                for each in joined:
+                    self._tree.remove_with_leaves(each)
                 self._tree.append(node, edge, taken[0], snapshot)
 
-        # One key that names two lengths: what is stored stays.
-        is_open = edge.first not in node.children
-        has_room = is_open and self._tree.make_room(node, size_bytes)
+        has_room = is_open() and self._tree.make_room(last, more_bytes)
         return self._hold(_Gap(node, has_room, lambda: (source.take(start, end),), append))
+
+    def _to_join(
+        self, node: Node[T, S], start: int, end: int, source: Source[T, S]
+    ) -> tuple[Node[T, S], int, list[Node[T, S]]]:
+        """After which node, and from which position on, to store a prompt up to `end`.
+
+        `node` and `start` are where what is missing begins. Third, the nodes that are stored again
+        with it, the last one first. Each is at most twice as long as all that follows it: so parts
+        of a prompt get longer towards its beginning, and nothing is copied often.
+        """
+        joined = list[Node[T, S]]()
+        while node.parent is not None and len(node.edge) <= 2 * (end - start):
+            first = start - len(node.edge)
+            is_small = source.size_bytes(first, end) <= _MOST_JOINED_BYTES
+            if not is_small or not _may_join([*joined, node], end - first):
+                break
+            joined.append(node)
+            node, start = node.parent, first
+        return node, start, joined
 
     def _hold(self, gap: _Gap[T, S]) -> _Gap[T, S]:
         if gap.has_room:
@@ -302,6 +357,27 @@ class PrefixCache(Generic[T, S]):
         """Raises AssertionError if tree, order of use, sums and holds disagree."""
         with self._lock:
             assert self._tree.check_integrity() <= self._num_holds
+
+
+def _may_join(nodes: list[Node[T, S]], num_positions: int) -> bool:
+    """Whether these, the last one first, may become one of `num_positions` with what follows.
+
+    Not if anybody holds one, or if more comes after them than each other and short leaves: answers
+    that the conversation did not go on with, as it was sent. Those are dropped then. Nodes that
+    have left the tree since may not, either.
+    """
+    below: Node[T, S] | None = None
+    for node in nodes:
+        is_there = node.parent is not None and node.parent.children.get(node.edge.first) is node
+        others = [child for child in node.children.values() if child is not below]
+        if node.pins or not is_there or len(others) + (below is not None) != len(node.children):
+            return False
+        if any(child.children or child.pins for child in others):
+            return False
+        if _DROPPED_PART * num_positions < sum(len(child.edge) for child in others):
+            return False
+        below = node
+    return True
 
 
 def _has_snapshot(node: Node[T, S], count: int) -> bool:

@@ -204,15 +204,24 @@ class RadixTree(Generic[T, S]):
                 freed += node.size_bytes
         for node in victims:
             self._remove(node)
+        self.num_evictions += len(victims)
         return freed
+
+    def remove_with_leaves(self, node: Node[T, S]) -> None:
+        """Take out a node with nothing but leaves after it, which are evicted. None is pinned."""
+        leaves = list(node.children.values())
+        for leaf in leaves:
+            self._remove(leaf)
+        self.num_evictions += len(leaves)
+        self._remove(node)
 
     def _remove(self, node: Node[T, S]) -> None:
         assert not node.children
+        assert not node.pins
         assert node.parent is not None
         del node.parent.children[node.edge.first]
         del self._nodes[node]
         self.size_bytes -= node.size_bytes
-        self.num_evictions += 1
 
     # ---- integrity -------------------------------------------------------------------
 

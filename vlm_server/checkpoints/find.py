@@ -1,10 +1,12 @@
 """Finds checkpoints by name on this machine. Reads names of files; downloads nothing.
 
-Order: a folder that is there, the hub's cache, LM Studio's folders, `model.search_paths`.
+Order: a folder that is there, the hub's cache, LM Studio's folders, `model.search_paths`. What may
+not be looked at is taken for missing: `os.path` says so, where `Path` raises an error.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,7 @@ from vlm_server.checkpoints.names import (
 )
 from vlm_server.errors import ConfigError
 from vlm_server.settings import Model
+from vlm_server.settings.paths import expanded
 
 Place = Literal["folder", "hub cache", "LM Studio", "search path"]
 
@@ -46,7 +49,7 @@ def find(text: str, search_paths: Sequence[str] = ()) -> Found | None:
     A name without `org/` is that of a folder in LM Studio's or in `search_paths`. Raises
     ConfigError if it is that of several.
     """
-    if (folder := Path(text).expanduser()).is_dir():
+    if os.path.isdir(folder := expanded(text)):
         return _in_folder(folder.absolute())
     return by_name(text, search_paths)
 
@@ -75,7 +78,7 @@ def located(model: Model) -> Model:
     elif (missing := to_download(model.path)) is not None:
         path, name = model.path, missing.repo
     else:
-        folder = Path(model.path).expanduser().absolute()
+        folder = expanded(model.path).absolute()
         path, name = str(folder), served_name(folder)
     return msgspec.structs.replace(model, path=path, name=model.name or name)
 
@@ -90,7 +93,7 @@ def every(search_paths: Sequence[str] = ()) -> list[Found]:
     cached = (
         Found(folder, repo, "hub cache")
         for repo, folder in _cached()
-        if (folder / layout.CONFIG).exists()
+        if os.path.exists(folder / layout.CONFIG)
     )
     return [*cached, *_local(search_paths)]
 
@@ -107,7 +110,7 @@ def unfinished() -> list[Found]:
 
 def hub_cache() -> Path:
     """The hub's cache, as `HF_HUB_CACHE` and `HF_HOME` say."""
-    return Path(constants.HF_HUB_CACHE).expanduser().absolute()
+    return expanded(constants.HF_HUB_CACHE).absolute()
 
 
 def lm_studio_folders(home: Path | None = None) -> list[Path]:
@@ -164,12 +167,12 @@ def _local(search_paths: Sequence[str]) -> Iterator[Found]:
     for root in lm_studio_folders():
         yield from _in_orgs(root, "LM Studio")
     for path in search_paths:
-        root = Path(path).expanduser()
+        root = expanded(path)
         for folder in _folders(root):
             if repo := repo_of_cache_folder(folder.name):
                 if (found := _snapshot(folder, "")) is not None:
                     yield Found(found, repo, "search path")
-            elif (folder / layout.CONFIG).is_file():
+            elif os.path.isfile(folder / layout.CONFIG):
                 yield Found(folder, folder.name, "search path")
         yield from _in_orgs(root, "search path")
 
@@ -177,14 +180,16 @@ def _local(search_paths: Sequence[str]) -> Iterator[Found]:
 def _in_orgs(root: Path, place: Place) -> Iterator[Found]:
     for org in _folders(root):
         for folder in _folders(org):
-            if (folder / layout.CONFIG).is_file():
+            if os.path.isfile(folder / layout.CONFIG):
                 yield Found(folder, f"{org.name}/{folder.name}", place)
 
 
 def _folders(root: Path) -> list[Path]:
     """Its subfolders, by name; none if it can't be read."""
     try:
-        return sorted(path for path in root.iterdir() if path.is_dir() and path.name[0] != ".")
+        return sorted(
+            path for path in root.iterdir() if os.path.isdir(path) and path.name[0] != "."
+        )
     except OSError:
         return []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,7 +44,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def is_complete(folder: Path) -> bool:
     """Whether configuration and weights are all there, as far as their names tell."""
-    if not (folder / CONFIG).is_file():
+    if not os.path.isfile(folder / CONFIG):
         return False
     found = {path.name for path in weight_files(folder)}
     wanted = set(shards(read_object(folder / INDEX)))

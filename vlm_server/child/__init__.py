@@ -1,1 +1,1 @@
-"""Our own helper processes: work on hostile bytes that can be stopped, or may crash."""
+"""Helper processes, for work on untrusted bytes: they can be killed, and may crash."""

@@ -87,8 +87,7 @@ def add_to(commands: Commands) -> None:
         "--api-key-file",
         metavar="FILE",
         type=Path,
-        help="file that holds the API key to send, which others can then not see as they see "
-        "command lines",
+        help="file with the API key to send (other users can see a key on the command line)",
     )
     options.add_model_option(parser)
     options.add_config_options(parser)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import signal
 import sys
@@ -12,6 +14,8 @@ _NUM_STANDARD_FILES = 3
 def main() -> int:
     """Run `vlm-server`. A Ctrl-C ends it without a traceback, even while it is imported."""
     fill_standard_files()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # names and answers may hold anything
     is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_heard:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -41,3 +45,11 @@ def fill_standard_files() -> None:
     sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115  open until the end
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def discard_output() -> None:
+    """Let what is still to be written go nowhere, or Python complains of it at the end."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

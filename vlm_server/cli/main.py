@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 
 from vlm_server.cli import exit_codes
+from vlm_server.cli.entry import discard_output
 from vlm_server.cli.usage import manual
 from vlm_server.cli.usage.nearest import printable
 from vlm_server.cli.usage.parsing import Parser
@@ -24,10 +24,10 @@ COMMANDS = {
     "pull": ("models.command", "download a model, if it can be served here"),
     "models": ("models.command", "list, check, download and remove models"),
     "check-config": ("check_config", "validate the settings without starting"),
-    "doctor": ("doctor.command", "look for what is wrong, and say what to do"),
-    "service": ("service.command", "run the daemon in the background from login on"),
+    "doctor": ("doctor.command", "find out what is wrong, and what to do about it"),
+    "service": ("service.command", "run the daemon in the background, from login"),
     "bench": ("bench.command", "compare the speed of servers"),
-    "completions": ("completions.command", "print what a shell needs to complete commands"),
+    "completions": ("completions.command", "print the completions for a shell"),
 }
 """Each command's module, which adds it to the parser, and what the overview says of it."""
 
@@ -78,7 +78,7 @@ def build_parser(words: Sequence[str] | None = None) -> Parser:
 def report(error: BaseException, options: argparse.Namespace) -> int:
     """Say in one line what went wrong, with a trace if it is wanted; returns the exit code."""
     if isinstance(error, BrokenPipeError):
-        _discard_output()
+        discard_output()
         return exit_codes.CLOSED_PIPE
     if isinstance(error, KeyboardInterrupt):
         return exit_codes.INTERRUPTED
@@ -91,7 +91,7 @@ def report(error: BaseException, options: argparse.Namespace) -> int:
     with contextlib.suppress(OSError):
         print(f"{details}vlm-server: {printable(_line_of(error, code))}", file=sys.stderr)
     if isinstance(error, OSError):
-        _discard_output()  # what could not be written would fail again at the end
+        discard_output()  # what could not be written would fail again at the end
     wanted: int | None = getattr(options, "give_up_status", None)
     return code if wanted is None or code not in exit_codes.FINAL else wanted
 
@@ -119,14 +119,6 @@ def _line_of(error: BaseException, code: int) -> str:
     if code == exit_codes.DEFECT:
         return f"this is a defect ({type(error).__name__}: {text}); --debug shows where it is"
     return text
-
-
-def _discard_output() -> None:
-    """Let what is still to be written go nowhere, or Python complains of it at the end."""
-    with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
 
 
 def _commands_in(module: str) -> Iterable[str]:

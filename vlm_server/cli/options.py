@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from vlm_server.cli.usage.nearest import did_you_mean
 from vlm_server.errors import ConfigError, NotAvailable
 
 if TYPE_CHECKING:
-    from vlm_server.settings import ListedModel, Settings, Sources
+    from vlm_server.settings import Checkpoint, ListedModel, Settings, Sources
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -80,6 +81,7 @@ def load_settings_with_sources(options: argparse.Namespace) -> tuple[Settings, S
     from vlm_server.api.http.access import keys
     from vlm_server.checkpoints.find import located
     from vlm_server.checkpoints.names import to_download
+    from vlm_server.supervisor.ranks.hostfile import read_hostfile
 
     loaded, sources = settings.load_with_sources(options.config, tuple(overrides(options)))
     if loaded.model.path:
@@ -88,9 +90,12 @@ def load_settings_with_sources(options: argparse.Namespace) -> tuple[Settings, S
             check_model(Path(loaded.model.path))
     models = {name: _located(one, loaded) for name, one in loaded.models.items()}
     loaded = msgspec.structs.replace(loaded, models=models)
-    if loaded.model.chat_template:
-        _check_template(Path(loaded.model.chat_template).expanduser())
+    for name, listed in models.items():
+        _check_template(f"models.{name}", listed)
+    _check_template("model", loaded.model)
     keys.check_settings(loaded.server)
+    if loaded.distributed.hosts:
+        read_hostfile(Path(loaded.distributed.hosts))
     return loaded, sources
 
 
@@ -123,6 +128,8 @@ def settings_arguments(options: argparse.Namespace) -> list[str]:
         arguments += ["--chat-template", str(options.chat_template.absolute())]
     if getattr(options, "allow_unchecked", None):
         arguments += ["--allow-unchecked"]
+    if getattr(options, "hosts", None) is not None:
+        arguments += ["--hosts", str(options.hosts.absolute())]
     for override in options.set:
         arguments += ["--set", _portable(override)]
     return arguments
@@ -131,8 +138,9 @@ def settings_arguments(options: argparse.Namespace) -> list[str]:
 def _portable_model(text: str) -> str:
     """A path as it holds in any folder; a name as it is."""
     from vlm_server.checkpoints.names import HubName
+    from vlm_server.settings.paths import expanded
 
-    path = Path(text).expanduser()
+    path = expanded(text)
     return text if not path.exists() and HubName.parse(text) else str(path.absolute())
 
 
@@ -141,11 +149,15 @@ def check_model(path: Path) -> None:
     from vlm_server.checkpoints.find import every
     from vlm_server.checkpoints.foreign import fault_of, lack_of
 
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:  # the API could not tell its name
+        raise ConfigError(f"model.path: the name {str(path)!a} is not UTF-8: change it") from None
     if fault := fault_of(path):
         raise ConfigError(f"model.path: {fault}")
-    if (path / "config.json").is_file():
-        return
     try:
+        if (path / "config.json").is_file():
+            return
         names = [each.name for each in path.iterdir()]
     except FileNotFoundError:
         names = []
@@ -160,14 +172,19 @@ def check_model(path: Path) -> None:
     raise ConfigError(f"model.path: {path} {lack_of(names)}")
 
 
-def _check_template(path: Path) -> None:
-    if not path.is_file():
-        raise NotAvailable(f"model.chat_template: there is no file {path} (is its disk mounted?)")
+def _check_template(section: str, checkpoint: Checkpoint) -> None:
+    from vlm_server.settings.paths import expanded
+
+    path = expanded(checkpoint.chat_template)
+    if checkpoint.chat_template and not os.path.isfile(path):
+        text = f"{section}.chat_template: there is no file {path} (is its disk mounted?)"
+        raise NotAvailable(text)
 
 
 def _portable(override: str) -> str:
     """`override` as it can stand in a service's file."""
     from vlm_server import settings
+    from vlm_server.settings.paths import expanded
 
     name = override.partition("=")[0].replace(" ", "").replace("\t", "")
     if name == "server.api_keys":
@@ -180,16 +197,20 @@ def _portable(override: str) -> str:
         return f"model.path={_toml(_portable_model(path))}" if path else override
     if name == "model.chat_template":
         path = settings.load(None, (override,)).model.chat_template
-        return f"{name}={_toml(str(Path(path).expanduser().absolute()))}" if path else override
+        return f"{name}={_toml(str(expanded(path).absolute()))}" if path else override
     return override
 
 
 def overrides(options: argparse.Namespace) -> Sequence[str]:
     """The options as `section.key=value`, the last of which wins."""
+    from vlm_server.settings.paths import expanded
+
+    hosts: Path | None = getattr(options, "hosts", None)
     own = {
         "model.path": getattr(options, "model", None),
         "model.chat_template": getattr(options, "chat_template", None),
         "model.allow_unchecked": getattr(options, "allow_unchecked", None),
+        "distributed.hosts": None if hosts is None else expanded(hosts).absolute(),
         "server.host": getattr(options, "host", None),
         "server.port": getattr(options, "port", None),
     }

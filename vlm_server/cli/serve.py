@@ -46,6 +46,12 @@ def add_to(commands: Commands) -> None:
     address = parser.add_argument_group("address")
     address.add_argument("--host", help="address to listen on (server.host)")
     address.add_argument("--port", type=int, help="TCP port, 0 for a free one (server.port)")
+    address.add_argument(
+        "--hosts",
+        metavar="FILE",
+        type=Path,
+        help="split the model over the machines in this hostfile (distributed.hosts)",
+    )
     managed = parser.add_argument_group("for programs that start it")
     managed.add_argument(
         "--stop-at-eof", action="store_true", help="stop when standard input is closed"
@@ -62,7 +68,7 @@ def add_to(commands: Commands) -> None:
         help="start again, once answers are finished, at SIGHUP and when --config has changed",
     )
     managed.add_argument(
-        "--log-file", metavar="FILE", type=Path, help="write there, and keep it of bounded size"
+        "--log-file", metavar="FILE", type=Path, help="write the log to FILE, and rotate it"
     )
     managed.add_argument(
         "--launchd-socket",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from vlm_server.cache.caches import EncodedImage
-from vlm_server.cache.disk_load import Loaded
+from vlm_server.cache.disk.load import Loaded
 from vlm_server.errors import RequestError
 from vlm_server.ports import EncodeWork, Prepared
 from vlm_server.protocol import Abort, ClearCaches, Drain, SetMemoryLimit, Submit

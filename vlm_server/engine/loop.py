@@ -158,8 +158,8 @@ class EngineLoop:
 
         If the process dies now, the supervisor knows which requests to blame (`quarantine`).
         """
-        prefilling = plan.prefill.request_id if plan.prefill else None
-        under_way = (self._loading, *self._encoding, prefilling)
+        prefilling = [work.request_id for work in plan.prefills]
+        under_way = (self._loading, *self._encoding, *prefilling)
         request_ids = dict.fromkeys(one for one in under_way if one is not None)
         working = Working(tuple(request_ids), self._encoding)
         # Between two chunks the last announcement stands.
@@ -171,9 +171,9 @@ class EngineLoop:
     def _account(self, plan: SchedulerOutput, result: StepResult) -> None:
         """Tell the governor what the step did to memory, and count failures."""
         if chunk := plan.prefill:
-            has_merged = chunk.is_last and bool(plan.decode)
+            has_merged = chunk.is_last and bool(plan.decode or plan.prefill_with)
             self._governor.after_chunk(
-                chunk.num_tokens, is_last=chunk.is_last, has_merged=has_merged
+                plan.num_prefill_tokens, is_last=chunk.is_last, has_merged=has_merged
             )
         self._governor.after_decode(len(plan.decode), somebody_waits=plan.waits_for_first_token)
         if any(isinstance(error, OutOfMemory) for error in result.failures.values()):
@@ -206,9 +206,10 @@ class EngineLoop:
         """
         # A refusal may let the next request in.
         wait = not (self._last_plan.has_runner_work or self._last_plan.refused)
-        seconds = self._seconds_to_wait() if wait else None
         if wait and self._inbox.empty():
             self._send_stats()
+            self._plan_ahead()
+        seconds = self._seconds_to_wait() if wait else None
         while True:
             try:
                 message = self._inbox.get(block=wait, timeout=seconds)
@@ -216,6 +217,12 @@ class EngineLoop:
                 return
             self._send_all(self._handle(message))
             wait = False
+
+    def _plan_ahead(self) -> None:
+        """Let the runner use the time until something comes, if there are no requests."""
+        is_idle = self._last_plan.is_idle and not self._at_work.is_anything
+        while is_idle and self._inbox.empty() and self._runner.plan_ahead():
+            pass
 
     def _seconds_to_wait(self) -> float | None:
         if self._last_plan.waits_for_memory:
@@ -298,6 +305,7 @@ class EngineLoop:
 
     def _stats(self) -> Stats:
         reading = self._scheduler.read()
+        counts = reading.counts
         tracked_by = {
             "scheduler": reading.num_tracked,
             "runner": self._runner.num_tracked,
@@ -308,29 +316,28 @@ class EngineLoop:
             tracked=reading.num_tracked,
             tracked_by=tracked_by,
             memory=self._governor.read(self._scheduler.reserved_bytes),
-            generated_tokens=reading.num_generated_tokens,
-            prompt_tokens=reading.num_prompt_tokens,
-            cached_tokens=reading.num_cached_tokens,
+            generated_tokens=counts.num_generated_tokens,
+            prompt_tokens=counts.num_prompt_tokens,
+            cached_tokens=counts.num_cached_tokens,
             caches=reading.caches,
             at_work=self._at_work.read_oldest(),
-            tool_calls=reading.num_tool_calls,
-            broken_tool_calls=reading.num_broken_tool_calls,
-            media_items=reading.num_media,
-            cached_media_items=reading.num_cached_media,
-            spec_drafts=reading.spec.num_drafts,
-            spec_draft_tokens=reading.spec.num_draft_tokens,
-            spec_accepted_tokens=reading.spec.num_accepted_tokens,
+            tool_calls=counts.num_tool_calls,
+            broken_tool_calls=counts.num_broken_tool_calls,
+            media_items=counts.num_media,
+            cached_media_items=counts.num_cached_media,
+            spec_drafts=counts.spec.num_drafts,
+            spec_draft_tokens=counts.spec.num_draft_tokens,
+            spec_accepted_tokens=counts.spec.num_accepted_tokens,
             progress=reading.progress,
             max_num_seqs=reading.max_num_seqs,
         )
 
 
 def _log_step(plan: SchedulerOutput, seconds: float) -> None:
-    chunk = plan.prefill
     logger.debug(
         "step of %.1f ms: %d sequences, %d tokens of %s",
         1000 * seconds,
         len(plan.decode),
-        chunk.num_tokens if chunk else 0,
-        chunk.request_id if chunk else "no prompt",
+        plan.num_prefill_tokens,
+        ", ".join(work.request_id for work in plan.prefills) or "no prompt",
     )

@@ -55,7 +55,7 @@ class Contents(Struct, frozen=True, tag=True):
 
 
 class Refusal(Struct, frozen=True, tag=True):
-    """A RequestError."""
+    """Why a job failed, as a RequestError: see `errors.RequestError.from_code`."""
 
     code: str
     message: str

@@ -48,7 +48,7 @@ _EXIF_TYPE_BYTES = (0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8, 8, 8)
 
 
 class TooMuch(Exception):
-    """What there is too much of."""
+    """A file exceeds a bound; the message names what it has too much of."""
 
 
 def check(data: bytes) -> None:

@@ -1,1 +1,1 @@
-"""The host side, no mlx: a request to token ids, media spans and pixels. See `preparer`."""
+"""Makes token ids, media spans and pixels of a request, without mlx. See `preparer`."""

@@ -184,9 +184,10 @@ class MultimodalPreparer:
                 media.append(item)
                 num_tokens += len(item.layout.token_ids)
                 if num_tokens >= limit:
-                    raise ContextLengthExceeded(
-                        f"The images and videos up to this one have {num_tokens} tokens; "
-                        f"this model's context holds {limit}.",
+                    raise ContextLengthExceeded.of(
+                        limit,
+                        f"the images and videos up to this one have {num_tokens} tokens. Send "
+                        "fewer, or smaller ones.",
                         item.param,
                     )
             messages.append(structs.replace(message, content=tuple(parts)))

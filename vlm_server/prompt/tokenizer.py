@@ -142,9 +142,9 @@ class PromptTokenizer:
 
     def _check_length(self, text: str, param: str) -> None:
         if len(text) > self._max_characters:
-            raise ContextLengthExceeded(
-                f"{len(text)} characters are more than this model's context of "
-                f"{self._context_tokens} tokens can hold",
+            raise ContextLengthExceeded.of(
+                self._context_tokens,
+                f"{len(text)} characters, whatever their tokens. Send fewer or shorter messages.",
                 param,
             )
 

@@ -1,30 +1,34 @@
 """The `Runner` of the engine: does what a plan says with one loaded model.
 
-A chunk that fails ends its own request alone, and so does a sequence whose scores are not numbers;
-a decode step that fails ends the sequences that shared it.
+A chunk that fails ends only its own request, and so does a sequence whose logits are not finite;
+prompts that fail together are prefilled again one by one. A decode step that fails ends the
+sequences that shared it.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import mlx.core as mx
 
-from vlm_server.cache.caches import Caches
-from vlm_server.errors import InternalError, OutOfMemory, RequestError
+from vlm_server.cache.prefix import Source
+from vlm_server.cache.prompt_key import PromptKey
+from vlm_server.errors import EngineBroken, InternalError, OutOfMemory, RequestError
 from vlm_server.ports import PrefillWork, SchedulerOutput, SeqId, StepResult
 from vlm_server.runner.device.memory import NO_MEMORY, is_out_of_memory
-from vlm_server.runner.kv.segments import SequenceState, StateSize
+from vlm_server.runner.kv.segments import StateSize
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.sampling.sampler import NO_TOKEN
-from vlm_server.runner.text.build import speculation_of
-from vlm_server.runner.text.decode_batch import Sampled
 from vlm_server.runner.text.decode_batches import DecodeBatches
-from vlm_server.runner.text.prefill import Prefill
+from vlm_server.runner.text.drawn import Sampled
+from vlm_server.runner.text.prefill import Prefill, Prefilled
+from vlm_server.runner.text.prefill_together import launch_together
+from vlm_server.runner.text.speculation.build import speculation_of
 
 logger = logging.getLogger(__name__)
 
@@ -45,10 +49,14 @@ class _Failures:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """The `Step` of a `ModelRunner`. logits: (1, vocabulary), lazy, of the prompt's last token."""
+    """The `Step` of a `ModelRunner`. logits: (prompts, vocabulary), lazy, of their last tokens.
+
+    together: the prompts, if there are several, by request.
+    """
 
     runner: ModelRunner
     plan: SchedulerOutput
+    together: Mapping[str, Prefilled]
     logits: mx.array | None
     prefill_started: float
     """When launching the chunk began, by `time.perf_counter`."""
@@ -64,27 +72,39 @@ def _that_fails_nobody() -> Iterator[None]:
     """What can't be stored, as when memory is short, will be computed again."""
     try:
         yield
+    except EngineBroken:
+        raise
     except Exception:
         logger.exception("the state of a prompt can't be stored")
+
+
+class PrefixStore(Protocol):
+    """Where the state of prompts and answers goes, for others to begin with."""
+
+    @property
+    def stores_prefixes(self) -> bool:
+        """Whether anything is kept."""
+        ...
+
+    def store_prefix(self, prompt: PromptKey, source: Source[Any, Any], salt: str) -> None:
+        """What was just computed of `prompt`."""
+        ...
 
 
 class ModelRunner:
     """Holds the KV cache of every request: prompts being prefilled, and sequences that decode."""
 
-    def __init__(self, loaded: LoadedModel, caches: Caches, num_draft_tokens: int = 0) -> None:
+    def __init__(
+        self, loaded: LoadedModel, prefixes: PrefixStore, num_draft_tokens: int = 0
+    ) -> None:
         """`num_draft_tokens`: the most that a step verifies of a sequence; 0 for none."""
         self._loaded = loaded
-        self._caches = caches
+        self._prefixes = prefixes
         self._prefills: dict[str, Prefill] = {}
-        self._joined: list[Prefill] = []
+        self._joined: list[Prefilled] = []
         """Prompts that are not stored in the prefix cache yet."""
         self._state_size: StateSize | None = None
-        self._batches = DecodeBatches(
-            loaded.language_model,
-            loaded.host.eos_token_ids,
-            loaded.decode_positions,
-            speculation_of(loaded, num_draft_tokens),
-        )
+        self._batches = DecodeBatches(loaded, speculation_of(loaded, num_draft_tokens))
 
     @property
     def num_tracked(self) -> int:
@@ -92,7 +112,7 @@ class ModelRunner:
         return len(self._prefills) + len(self._batches.seq_ids)
 
     def kv_bytes(self, num_tokens: int) -> int:
-        """Device memory of the state of one sequence of so many tokens; 0 before the first."""
+        """See `Runner`."""
         return 0 if self._state_size is None else self._state_size.of(num_tokens)
 
     def launch(self, plan: SchedulerOutput) -> LaunchedStep:
@@ -103,8 +123,23 @@ class ModelRunner:
             self._launch_decode(plan, failures)
             self._store_prompts()
             started = time.perf_counter()
-            logits = self._launch_prefill(plan, failures)
-        return LaunchedStep(self, plan, logits, started, failures)
+            together = dict[str, Prefilled]()
+            if plan.prefill_with:
+                together, logits = self._launch_together(plan, failures)
+            else:
+                logits = self._launch_prefill(plan, failures)
+        return LaunchedStep(self, plan, together, logits, started, failures)
+
+    def plan_ahead(self) -> bool:
+        """See `Runner`."""
+        attention = self._loaded.attention.attention
+        if attention is None:
+            return False
+        try:
+            return attention.plan_next()
+        except Exception:
+            logger.exception("planning attention ahead failed")
+            return True  # it has noted the shape, and goes on with the next
 
     def finish(self, step: LaunchedStep) -> StepResult:
         """What a launched step brings; see `LaunchedStep.result`."""
@@ -112,7 +147,9 @@ class ModelRunner:
         reading_since = time.perf_counter()
         sampled = self._read_decode(step.plan, failures)
         read_seconds = time.perf_counter() - reading_since  # the device was not at the chunk yet
-        if step.plan.prefill is not None and step.logits is not None:
+        if step.plan.prefill_with:
+            sampled.add(self._finish_together(step, failures))
+        elif step.plan.prefill is not None and step.logits is not None:
             sampled.add(self._finish_prefill(step.plan.prefill, step.logits, failures))
         seconds = time.perf_counter() - step.prefill_started - read_seconds
         return StepResult(
@@ -187,7 +224,7 @@ class ModelRunner:
             if not work.is_last:
                 prefill.wait()
                 return Sampled()
-            sampled = self._batches.join(work.request_id, prefill, logits)
+            sampled = self._batches.join({work.request_id: prefill}, logits)
             self._state_size = self._state_size or StateSize(
                 prefill.cache, prefill.prompt.num_tokens
             )
@@ -200,6 +237,46 @@ class ModelRunner:
         if work.request_id not in failures.requests:
             self._joined.append(prefill)
         return sound
+
+    def _launch_together(
+        self, plan: SchedulerOutput, failures: _Failures
+    ) -> tuple[dict[str, Prefilled], mx.array | None]:
+        """Several whole prompts, and their last logits, lazy; None if that failed."""
+        try:
+            return launch_together(self._loaded, plan.new)
+        except Exception as error:
+            logger.exception("prefilling %d prompts together failed", len(plan.new))
+            failures.add(error, (), "")
+            return {}, None
+
+    def _finish_together(self, step: LaunchedStep, failures: _Failures) -> Sampled:
+        """Wait for several prompts; their first tokens. What fails is done one by one."""
+        if step.logits is None:
+            return self._one_by_one(step.plan, failures)
+        try:
+            sampled = self._batches.join(step.together, step.logits)
+        except Exception as error:
+            logger.exception("prefilling %d prompts together failed", len(step.together))
+            failures.add(error, (), "")
+            return self._one_by_one(step.plan, failures)
+        sound = self._sound(sampled, failures)
+        self._joined += [
+            prefilled
+            for request_id, prefilled in step.together.items()
+            if request_id not in failures.requests
+        ]
+        return sound
+
+    def _one_by_one(self, plan: SchedulerOutput, failures: _Failures) -> Sampled:
+        """All prompts of a plan, from their beginning."""
+        sampled = Sampled()
+        for request, work in zip(plan.new, plan.prefills, strict=True):
+            with self._loaded.position_lock:
+                alone = SchedulerOutput(new=(request,), prefill=work)
+                logits = self._launch_prefill(alone, failures)
+            if logits is not None:
+                sampled.add(self._finish_prefill(work, logits, failures))
+        return sampled
 
     def _drop(self, work: PrefillWork, error: Exception, failures: _Failures) -> None:
         """A chunk failed: its request ends, alone."""
@@ -222,16 +299,15 @@ class ModelRunner:
             prompt = prefill.prompt
             if prompt.is_atomic:
                 continue
-            are_free = not self._batches.runs_on(prefill.cache)
-            state = SequenceState(prefill.cache, prefill.snapshots, are_free=are_free)
+            state = prefill.state(are_free=not self._batches.runs_on(prefill.cache))
             with _that_fails_nobody():
-                self._caches.store_prefix(prompt.key, state, prompt.cache_salt)
+                self._prefixes.store_prefix(prompt.key, state, prompt.cache_salt)
         self._joined.clear()
 
     def _store_answer(self, seq: SeqId) -> None:
         """Let the conversation go on from the end of a sequence that leaves."""
-        if not self._caches.prefixes.limit_bytes:
+        if not self._prefixes.stores_prefixes:
             return
         with _that_fails_nobody():
             if (found := self._batches.state_of(seq)) is not None:
-                self._caches.store_prefix(*found)
+                self._prefixes.store_prefix(*found)

@@ -29,14 +29,14 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str,
         Meta(
             description="Absolute path of a file with more API keys, with names and limits; "
-            "readable by you alone, and read anew when it changes: see docs/api.md."
+            "readable by you alone, and read again when it changes: see docs/api.md."
         ),
     ] = ""
     allowed_hosts: Annotated[
         tuple[str, ...],
         Meta(
-            description="Accepted Host headers; empty means loopback names and `server.host` "
-            "(this stops DNS rebinding)."
+            description="Accepted Host headers; empty means loopback names and `server.host`, or "
+            "any name if keys are needed and `server.host` is all addresses. Stops DNS rebinding."
         ),
     ] = ()
     drain_seconds: Annotated[
@@ -46,8 +46,8 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         int,
         Meta(
             ge=1,
-            description="Maximum open connections; past it, those without a whole request give way "
-            "to new ones. Fewer if the limit on open files is low.",
+            description="Maximum open connections; past it, a new one replaces one that has no "
+            "complete request. Fewer if the limit on open files is low.",
         ),
     ] = 1024
     header_timeout_seconds: Annotated[
@@ -142,9 +142,9 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         int,
         Meta(
             ge=0,
-            description="Maximum bodies, together, of requests that the device has not begun with; "
-            "more are answered 429. At least `max_body_bytes` is allowed; 0 is automatic: 1/16 of "
-            "the machine's memory, at least four bodies.",
+            description="Maximum size of all bodies of requests that the device has not begun "
+            "with; beyond it, requests are answered 429. At least `max_body_bytes` is allowed; 0 "
+            "is automatic: 1/16 of the machine's memory, at least four bodies.",
         ),
     ] = 0
     body_timeout_seconds: Annotated[

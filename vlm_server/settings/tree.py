@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import tomllib
 from collections.abc import Iterator
@@ -13,18 +14,14 @@ import msgspec
 
 from vlm_server.errors import ConfigError, NotAvailable
 from vlm_server.settings.bounds import MAX_FLOAT, MAX_INT, MIN_KEY_CHARS
-from vlm_server.settings.engine import (
-    Cache,
-    Engine,
-    Image,
-    ListedModel,
-    Memory,
-    Model,
-    Scheduler,
-    Video,
-)
+from vlm_server.settings.distributed import Distributed
+from vlm_server.settings.engine import Engine, Scheduler
 from vlm_server.settings.faults import explained
 from vlm_server.settings.front import Deadlines, Limits, Server, Urls
+from vlm_server.settings.media import Image, Video
+from vlm_server.settings.memory import Cache, Memory
+from vlm_server.settings.model import ListedModel, Model
+from vlm_server.settings.paths import expanded
 from vlm_server.settings.telemetry import Log, Metrics, Tracing
 
 _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.IGNORECASE)
@@ -52,6 +49,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache: Cache = Cache()
     engine: Engine = Engine()
     memory: Memory = Memory()
+    distributed: Distributed = Distributed()
     log: Log = Log()
     metrics: Metrics = Metrics()
     tracing: Tracing = Tracing()
@@ -97,6 +95,7 @@ def load_with_sources(
     for folder in settings.model.search_paths:
         _check_absolute("model.search_paths", folder)
     _check_models(settings)
+    _check_distributed(settings)
     return settings, sources
 
 
@@ -154,9 +153,9 @@ def _resolve_model_path(model: Any, folder: Path) -> None:
     for key in ("path", "chat_template"):
         if not (isinstance(model.get(key), str) and model[key]):
             continue
-        path = folder / Path(model[key]).expanduser()
+        path = folder / expanded(model[key])
         may_be_name = key == "path" and _HUB_NAME.fullmatch(model[key])
-        if path.exists() or not may_be_name:
+        if os.path.exists(path) or not may_be_name:
             model[key] = str(path)
 
 
@@ -192,7 +191,7 @@ def _check_numbers(settings: Settings) -> None:
 
 
 def _check_absolute(name: str, path: str) -> None:
-    if path and not Path(path).expanduser().is_absolute():
+    if path and not expanded(path).is_absolute():
         raise ConfigError(f"{name} {path!r} is not absolute")
 
 
@@ -202,6 +201,12 @@ def _check_models(settings: Settings) -> None:
             raise ConfigError(f"models: {name!r} can't be the name of a model")
         if not model.path:
             raise ConfigError(f"models.{name}.path is missing")
+
+
+def _check_distributed(settings: Settings) -> None:
+    _check_absolute("distributed.hosts", settings.distributed.hosts)
+    if settings.distributed.hosts and settings.models:
+        raise ConfigError("distributed.hosts: only one model can be split, so list no `models`")
 
 
 def _check_tracing(tracing: Tracing) -> None:

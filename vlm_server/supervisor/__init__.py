@@ -1,1 +1,1 @@
-"""Starts, watches, restarts and drains the engine process."""
+"""Engine processes: which models have one; starts, watches, restarts and drains them."""

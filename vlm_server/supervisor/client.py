@@ -23,8 +23,8 @@ from vlm_server.protocol import (
     Working,
     encode_submit,
 )
+from vlm_server.supervisor.crashes.shape import Shape, shape_of
 from vlm_server.supervisor.history import EngineEnd, MemorySample
-from vlm_server.supervisor.shape import Shape, shape_of
 
 RequestEvent = Accepted | Working | Tokens | Finished | Failed
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 from vlm_server.supervisor.openblas import find_preload
 from vlm_server.supervisor.private_folder import PrivateFolder
+
+_FOR_MLX = {"MLX_CUDA_SDPA_CACHE_SIZE": "1024"}
+"""On CUDA, how many shapes of attention MLX keeps plans for; its 256 are less than long prompts
+need (`runner/text/cuda_attention.py`)."""
 
 
 def for_models(private: PrivateFolder, *, with_openblas: bool) -> dict[str, str]:
@@ -12,4 +18,5 @@ def for_models(private: PrivateFolder, *, with_openblas: bool) -> dict[str, str]
     Raises OSError if there is no room for a private folder.
     """
     preload = find_preload(private.path() / "fortran") if with_openblas else {}
-    return {**private.environment(), **preload}
+    for_mlx = {name: os.environ.get(name, value) for name, value in _FOR_MLX.items()}
+    return {**private.environment(), **preload, **for_mlx}

@@ -6,6 +6,7 @@ folder that all users share, another one's library would run in the engine.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -13,11 +14,14 @@ import shutil
 import stat
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
 _NAME = "vlm-server-private"
+_LEFT_SECONDS = 86400.0
+"""No load takes longer."""
 _NOEXEC = getattr(os, "ST_NOEXEC", 0)
 
 
@@ -57,6 +61,7 @@ class PrivateFolder:
         else:
             temporary = folder / "tmp"
         temporary.mkdir(mode=0o700, exist_ok=True)
+        _sweep(temporary)
         return {"TMPDIR": str(temporary)}
 
     def forget_kernels(self) -> None:
@@ -80,6 +85,15 @@ class PrivateFolder:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what engines had made for their load when they were killed; kernels stay."""
+    before = time.time() - _LEFT_SECONDS
+    for path in folder.glob("vlm-server-*"):
+        with contextlib.suppress(OSError):  # another daemon does the same
+            if path.lstat().st_mtime < before:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def of_this_user() -> Path:

@@ -2,7 +2,7 @@
 
 The engine may die at any moment. Requests in flight then end with `Failed("engine_died")`, new
 ones are answered 503 with Retry-After, and another engine is started after a pause that doubles
-each time. One that does not get on with what it has to do is ended (`watchdog`). Requests of a
+each time. One that makes no progress is ended (`watchdog`). Requests of a
 size that crashed two engines are tried alone, and refused if they crash that one: `quarantine`.
 """
 
@@ -21,13 +21,7 @@ import msgspec
 
 from vlm_server import machine
 from vlm_server.checkpoints.names import served_name
-from vlm_server.errors import (
-    EngineDied,
-    EngineUnavailable,
-    ModelLoadError,
-    RequestCancelled,
-)
-from vlm_server.models import EMBEDDED
+from vlm_server.errors import EngineUnavailable, ModelLoadError
 from vlm_server.protocol import (
     ENCODER,
     LAST_WRITES_SECONDS,
@@ -42,22 +36,23 @@ from vlm_server.protocol import (
     Loading,
     Ready,
     SetMemoryLimit,
-    Start,
     Stats,
     Tokens,
     Unloadable,
     Working,
 )
+from vlm_server.protocol.ranks import Rank
 from vlm_server.settings import Settings
 from vlm_server.supervisor.client import EngineRequest, EngineStatus, RequestEvent
+from vlm_server.supervisor.crashes.quarantine import Quarantine
 from vlm_server.supervisor.environment import for_models
 from vlm_server.supervisor.failed_starts import FailedStarts
 from vlm_server.supervisor.history import MAX_ENDS, EngineEnd, MemoryHistory, reason_of_end
+from vlm_server.supervisor.in_flight import InFlight
 from vlm_server.supervisor.private_folder import PrivateFolder
 from vlm_server.supervisor.process import EngineProcess
-from vlm_server.supervisor.quarantine import Quarantine
-from vlm_server.supervisor.shape import Shape
-from vlm_server.supervisor.trials import Trials
+from vlm_server.supervisor.ranks.processes import RankProcesses
+from vlm_server.supervisor.start_command import start_of
 from vlm_server.supervisor.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -84,34 +79,18 @@ class Supervisor:
         on_progress: ProgressCallback,
         private: PrivateFolder | None = None,
     ) -> None:
-        """`private` is for who shares it between several, and closes it."""
-        path = Path(settings.model.path) if settings.model.path else EMBEDDED
+        """private: a folder that several share; whoever passes it closes it."""
         self._settings = settings
-        template = settings.model.chat_template
-        self._start = Start(
-            model=msgspec.structs.replace(
-                settings.model,
-                path=str(path.absolute()),
-                chat_template=str(Path(template).expanduser().absolute()) if template else "",
-            ),
-            scheduler=settings.scheduler,
-            engine=settings.engine,
-            memory=settings.memory,
-            log=settings.log,
-            image=settings.image,
-            video=settings.video,
-            cache=settings.cache,
-        )
+        self._start = start_of(settings)
         self._told_limit_bytes = 0
         self._on_progress = on_progress
-        name = settings.model.name or served_name(path.absolute())
+        name = settings.model.name or served_name(Path(self._start.model.path))
         self._status = EngineStatus("stopped", name)
         self._process: EngineProcess | None = None
         self._task: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
-        self._streams: dict[str, asyncio.Queue[RequestEvent]] = {}
         self._quarantine = Quarantine(settings.engine.quarantine_seconds, time.monotonic)
-        self._trials = Trials()
+        self._in_flight = InFlight(self._quarantine)
         self._memory = MemoryHistory()
         self._tick_seconds = min(1.0, settings.engine.silence_timeout_seconds / 4)
         self._watchdog = Watchdog(self._tick_seconds, time.monotonic)
@@ -145,7 +124,7 @@ class Supervisor:
     @property
     def num_in_flight(self) -> int:
         """Number of requests that have neither finished nor failed."""
-        return len(self._streams)
+        return len(self._in_flight)
 
     async def start(self) -> None:
         """Start the engine; the model loads in the background."""
@@ -164,8 +143,8 @@ class Supervisor:
     async def stop(self) -> None:
         """Let running requests finish within `server.drain_seconds`, then end the engine.
 
-        An engine that is idle by then gets some seconds to finish its writes to disk. It ends also
-        if who has called this does not wait; others may call it meanwhile, and wait too.
+        An engine that is idle by then gets some seconds to finish its writes to disk. This goes on
+        even if the caller is cancelled; several callers may wait for it.
         """
         if self._ending is None:
             self._ending = asyncio.create_task(self._stop(), name="ending the engine")
@@ -187,13 +166,13 @@ class Supervisor:
         """See `EngineClient.stream`."""
         process, shape = self._running(), request.shape
         request_id = request.submit.request_id
-        is_alone = await self._trials.turn(request_id, partial(self._is_suspect, shape))
-        queue = self._streams[request_id] = asyncio.Queue[RequestEvent]()
+        is_alone = await self._in_flight.turn(request_id, shape)
+        queue = self._in_flight.open(request_id)
         event: RequestEvent | None = None
         try:
             if process is not self._running():
                 raise EngineUnavailable("The engine has been restarted.")
-            self._quarantine.admit(request_id, shape, alone=is_alone)
+            self._in_flight.admit(request_id, shape, alone=is_alone)
             self._watchdog.sent(request_id)
             process.send(request.submit)
             del request  # its images are not needed here while it is answered
@@ -201,22 +180,20 @@ class Supervisor:
                 event = await queue.get()
                 yield event
         finally:
-            was_here = self._streams.pop(request_id, None) is not None
+            was_here = self._in_flight.close(request_id)
             if was_here and not isinstance(event, Finished | Failed):
                 self._leave(process, request_id)
 
     def cancel(self, request_id: str) -> bool:
         """See `EngineClient.cancel`."""
-        process, queue = self._process, self._streams.pop(request_id, None)
-        if process is None or queue is None:
+        process = self._process
+        if process is None or not self._in_flight.cancel(request_id):
             return False
-        error = RequestCancelled("The request was cancelled by who operates this server.")
-        queue.put_nowait(Failed(request_id, error.code, error.message))
         self._leave(process, request_id)
         return True
 
     def set_memory_limit(self, limit_bytes: int) -> None:
-        """The engine, and those started later, may use so much device memory from now on."""
+        """The device memory that the engine, and those started later, may use from now on."""
         memory = msgspec.structs.replace(self._start.memory, limit_bytes=limit_bytes)
         self._start = msgspec.structs.replace(self._start, memory=memory)
         self._tell_limit()
@@ -240,16 +217,13 @@ class Supervisor:
             raise EngineUnavailable(f"The engine is not ready: {status.state}.")
         return self._process
 
-    def _is_suspect(self, shape: Shape) -> bool:
-        self._quarantine.check(shape)
-        return self._quarantine.is_suspect(shape)
-
     def _leave(self, process: EngineProcess, request_id: str) -> None:
         """Nobody waits for a request any more. The engine has to end it, if it has it."""
         if request_id in self._watchdog.owed and not process.withdraw(request_id):
             process.send(Abort(request_id))
         else:
-            self._ended(request_id)
+            self._watchdog.ended(request_id)
+            self._in_flight.ended(request_id)
 
     # ---- the engine's life ---------------------------------------------------------
 
@@ -258,12 +232,11 @@ class Supervisor:
         if not await process.flush(_LAST_SECONDS):
             logger.warning("the engine does not respond: ending it")
             return
-        if self._streams:
+        if count := self.num_in_flight:
             seconds = self._settings.server.drain_seconds
-            count = len(self._streams)
             logger.info("stopping: waiting up to %.0f s for %d requests", seconds, count)
             await process.wait(seconds)
-        if not self._streams:
+        if not self.num_in_flight:
             await process.wait(_LAST_SECONDS)
 
     async def _keep_running(self) -> None:
@@ -298,12 +271,31 @@ class Supervisor:
         self._started_at = time.monotonic()
         self._hung = None
         self._watchdog = Watchdog(self._tick_seconds, time.monotonic)
-        process = self._process = await self._start_process(environment)
+        ranks = await RankProcesses.start(self._settings, environment)
+        try:
+            process = await self._start_process(environment)
+            watching_ranks = asyncio.create_task(self._watch_ranks(ranks, process))
+            try:
+                await self._run_process(process, ranks.first)
+            finally:
+                watching_ranks.cancel()
+        finally:
+            await ranks.end()
+
+    async def _watch_ranks(self, ranks: RankProcesses, process: EngineProcess) -> None:
+        """End an engine that one of its ranks has left, which may wait for it."""
+        reason = await ranks.first_to_end()
+        if not self._was_ready:
+            self._take_unloadable(reason)
+        process.kill()
+
+    async def _run_process(self, process: EngineProcess, rank: Rank | None) -> None:
+        self._process = process
         watching = asyncio.create_task(self._watch(process))
         try:
             if self._status.state != "stopping":
                 self._set(pid=process.pid, progress=("starting", 0.0))
-            process.send(self._start)
+            process.send(msgspec.structs.replace(self._start, rank=rank))
             self._told_limit_bytes = self._start.memory.limit_bytes
             async for event in process.events():
                 self._watchdog.heard(event)
@@ -350,25 +342,11 @@ class Supervisor:
 
     def _take(self, event: Event) -> None:
         match event:
-            case Tokens(deltas):
-                for delta in deltas:
-                    self._quarantine.succeeded(delta.request_id)
-                    self._trials.answering(delta.request_id)
-                    self._deliver(delta.request_id, Tokens((delta,)))
-            case Accepted():
-                self._deliver(event.request_id, event)
-            case Finished():
-                self._ended(event.request_id)
-                self._deliver(event.request_id, event)
-            case Failed():
-                self._quarantine.acquit(event.request_id)
-                self._ended(event.request_id)
-                self._deliver(event.request_id, event)
-            case Working(request_ids):
-                logger.debug("the device works on %s", ", ".join(request_ids))
-                self._quarantine.working(event)
-                for request_id in request_ids:
-                    self._deliver(request_id, event)
+            case Accepted() | Working() | Tokens():
+                self._in_flight.take(event)
+            case Finished() | Failed():
+                self._watchdog.ended(event.request_id)
+                self._in_flight.take(event)
             case Stats():
                 self._memory.add(event.memory)
                 self._set(stats=event)
@@ -405,22 +383,11 @@ class Supervisor:
             self._set(state="failed", progress=None)
             self._settled.set()
 
-    def _deliver(self, request_id: str, event: RequestEvent) -> None:
-        if queue := self._streams.get(request_id):
-            queue.put_nowait(event)
-
-    def _ended(self, request_id: str) -> None:
-        """The engine has nothing more to do for a request."""
-        self._watchdog.ended(request_id)
-        self._trials.ended(request_id)
-        self._quarantine.finish(request_id)
-
     def _lose(self, process: EngineProcess) -> None:
         """The engine process has ended: fail the requests in flight, refuse new ones."""
         is_death = self._status.state not in ("failed", "stopping")
         is_crash = is_death and self._hung not in (PREPARERS, _STOPPED)
-        self._quarantine.engine_ended(is_crash=is_crash, only_encoder=self._hung == ENCODER)
-        self._trials.engine_ended()
+        self._in_flight.engine_ended(is_crash=is_crash, only_encoder=self._hung == ENCODER)
         self._watchdog = Watchdog(self._tick_seconds, time.monotonic)
         if is_death:
             logger.error("the engine process %d ended unexpectedly", process.pid)
@@ -428,10 +395,6 @@ class Supervisor:
                 state="restarting", stats=None, retry_after_seconds=max(1.0, self._start_seconds)
             )
         self._set(pid=None)
-        error = EngineDied("The engine process ended during this request; please try again.")
-        for request_id, queue in self._streams.items():
-            queue.put_nowait(Failed(request_id, error.code, error.message))
-        self._streams.clear()
 
     def _set(self, **changes: object) -> None:
         self._status = dataclasses.replace(self._status, **changes)  # type: ignore[arg-type]

@@ -37,6 +37,8 @@ def main() -> NoReturn:
     logging.basicConfig(level=start.log.level.upper(), handlers=[handler])
     logging.getLogger("PIL").setLevel(logging.INFO)
     sys.setswitchinterval(_SWITCH_SECONDS)
+    if start.rank is not None:
+        start.rank.enter()
     try:
         from vlm_server.worker.start import start_engine  # with mlx, which may lack its backend
 

@@ -22,21 +22,23 @@ from vlm_server.engine.scheduling.limits import (
 from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.engine.threads import DiskReaderThread, EncoderThread, PreparerThreads
 from vlm_server.errors import ModelLoadError
+from vlm_server.ports import Runner
 from vlm_server.prompt.grammar.grammars import Grammars
 from vlm_server.prompt.grammar.server import GrammarLimits
 from vlm_server.prompt.media.decoders import Decoders
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Event, Loading, Ready, Start
 from vlm_server.runner.device.device import current_device
-from vlm_server.runner.device.memory import MlxMemory
 from vlm_server.runner.device.speed import warn_of_slow_products
+from vlm_server.runner.distributed.leader import Leading
 from vlm_server.runner.kv.build import build_caches
 from vlm_server.runner.kv.planned import planned_state_size
 from vlm_server.runner.model.facts import model_facts
-from vlm_server.runner.model.load import LoadedModel, load
-from vlm_server.runner.model_runner import ModelRunner
+from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.text.prefill_together import can_prefill_together
 from vlm_server.runner.vision.encoder import new_encoder
 from vlm_server.worker.channel import Channel
+from vlm_server.worker.group import ALONE, Group
 from vlm_server.worker.process_memory import SystemProcessMemory
 from vlm_server.worker.warm_up import stages, warm_up
 
@@ -52,7 +54,7 @@ class Engine:
 
     inbox: Inbox
     scheduler: Scheduler
-    runner: ModelRunner
+    runner: Runner
     preparers: PreparerThreads
     disk_reader: DiskReaderThread
     encoder: EncoderThread
@@ -94,22 +96,28 @@ class Engine:
 
 def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     """Load, warm up and say `Ready`. Raises ModelLoadError."""
-    channel.send(Loading("loading the weights", 0.1))
     device = current_device()
-    memory = MlxMemory(start.memory, device)
-    loaded = load(start.model, device, memory.limit_bytes)
+    if start.rank is not None:
+        channel.send(Loading("waiting for the other ranks", 0.0))
+    group = ALONE if start.rank is None else Leading.meet(start.rank, device)
+    channel.send(Loading("loading the weights", 0.1))
+    start = group.common(start, device)
+    memory = group.memory(start.memory, device)
+    loaded = group.load(start.model, device, memory.limit_bytes)
     caches = build_caches(start.cache, memory.read(), loaded)
     governor = Governor(start.memory, memory, SystemProcessMemory(), caches)
-    engine = build_engine(start, loaded, governor, caches, channel.inbox)
+    engine = build_engine(start, loaded, governor, caches, channel.inbox, group)
     host = loaded.host
     first = stages(
         is_thorough=not (device.is_cpu and loaded.family.is_checked),
+        compiles=not device.is_cpu,
         with_video=host.video_token_id is not None,
         context_tokens=host.context_tokens,
     )
     for number, stage in enumerate(first):
-        channel.send(Loading(f"warming up on {stage.name}", 0.5 + 0.1 * number))
+        channel.send(Loading(f"warming up on {stage.name}", 0.5 + 0.5 * number / len(first)))
         warm_up(engine.loop, engine.inbox, stage)
+    engine.runner.plan_ahead()  # whether that works takes a second to find out
     engine.end_warm_up()
     engine.check_room(loaded.host.context_tokens)
     warn_of_slow_products(device)
@@ -121,7 +129,12 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
 
 
 def build_engine(
-    start: Start, loaded: LoadedModel, governor: Governor, caches: Caches, inbox: Inbox
+    start: Start,
+    loaded: LoadedModel,
+    governor: Governor,
+    caches: Caches,
+    inbox: Inbox,
+    group: Group = ALONE,
 ) -> Engine:
     """The engine around a loaded model, with its threads."""
     config = SchedulerConfig(
@@ -138,10 +151,13 @@ def build_engine(
         max_images_per_encode=(
             start.scheduler.max_images_per_encode if loaded.family.takes_several else 1
         ),
+        max_prompts_per_prefill=(
+            start.scheduler.max_prompts_per_prefill if can_prefill_together(loaded) else 1
+        ),
     )
     grammars = Grammars(loaded.host, _grammar_limits(start), start.cache.grammar_bytes)
     grammars.warm_up()
-    runner = ModelRunner(loaded, caches, start.scheduler.num_speculative_tokens)
+    runner = group.runner(loaded, caches, start.scheduler.num_speculative_tokens)
     admission = Admission(governor, runner.kv_bytes, config.prefill_chunk_tokens)
     num_decoders = max(start.scheduler.preparer_threads, 2)
     decoders = Decoders(start.image, start.video, num_decoders)

@@ -41,6 +41,11 @@ _SMALL_IMAGE_PIXELS = 112
 _VIDEO_PIXELS = 160
 _VIDEO_FRAMES = 4
 _FRAME_MILLISECONDS = 250
+_NUM_TEXTS = 8
+"""So many that some are prefilled together, which is tried after two that were not."""
+_MAX_TOKENS_DRAFTED = 64
+"""Enough for all of the schema's, if those are characters."""
+_SCHEMA = '{"const": "all of this is drafted, for nothing else may be said"}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +60,15 @@ class Stage:
     is_needed: bool = True
 
 
-def stages(*, is_thorough: bool, with_video: bool, context_tokens: int) -> tuple[Stage, ...]:
+def stages(
+    *, is_thorough: bool, compiles: bool, with_video: bool, context_tokens: int
+) -> tuple[Stage, ...]:
     """A text, a video, a text that a picture joins, and the picture again.
 
     All but the last find nothing in the caches. Those that may fail come before those that must
-    not. If it need not be thorough, a small picture with a text is all: a CPU compiles nothing, and
-    what a checked family can do is known. See docs/decisions/0033.
+    not. Where the device compiles kernels, texts that are prefilled together, drafts and sampling
+    have theirs compiled, too. If it need not be thorough, a small picture with a text is all: a CPU
+    compiles nothing, and what a checked family can do is known. See docs/decisions/0033.
     """
     if not is_thorough:
         small = _picture("a prompt with a picture", _SMALL_IMAGE_PIXELS)
@@ -77,9 +85,49 @@ def stages(*, is_thorough: bool, with_video: bool, context_tokens: int) -> tuple
     return (
         Stage("text", (text,)),
         *([Stage("a video", (clip,), is_needed=False)] if with_video else []),
+        *(_stages_that_compile(text, max_tokens) if compiles else []),
         Stage("a picture", (beside, picture)),
         Stage("what is cached", (picture,)),
     )
+
+
+def _stages_that_compile(text: Submit, max_tokens: int) -> list[Stage]:
+    """Several texts of two lengths, and steps that verify drafts: of one sequence, then of two, of
+    which the second is sampled and its drafts are wrong. A schema's are always right."""
+    one_token = msgspec.structs.replace(_SAMPLING, max_tokens=1)
+    longer = Message("user", (TextPart("What is this thing?"),))
+    texts = tuple(
+        msgspec.structs.replace(
+            text,
+            request_id=f"text {number}",
+            messages=(longer,) if number % 2 else text.messages,
+            sampling=one_token,
+            cache_salt=f"text {number}",
+        )
+        for number in range(_NUM_TEXTS)
+    )
+    follows = SamplingParams(
+        max_tokens=min(_MAX_TOKENS_DRAFTED, max_tokens), temperature=0.0, json_schema=_SCHEMA
+    )
+    drafted = msgspec.structs.replace(text, request_id="a schema", sampling=follows)
+    sampled = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=0.8,
+        top_p=0.9,
+        top_k=40,
+        seed=1,
+        presence_penalty=0.5,
+        logprobs=2,
+        ignore_eos=True,
+    )
+    beside = msgspec.structs.replace(
+        text, request_id="a text beside a schema", sampling=sampled, prediction="No. " * max_tokens
+    )
+    return [
+        Stage("several texts", texts, is_needed=False),
+        Stage("drafts", (drafted,), is_needed=False),
+        Stage("drafts beside others", (beside, drafted), is_needed=False),
+    ]
 
 
 def warm_up(

@@ -10,7 +10,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
+
+from tests.asking import on_threads, wait_for_more
 
 _WAIT_SECONDS = 120.0
 
@@ -24,34 +27,24 @@ class Record:
 
     def wait_for_more(self, count: int = 8, seconds: float = 120.0) -> None:
         """Until so many more were answered."""
-        wanted, deadline = self.num_answered + count, time.monotonic() + seconds
-        while self.num_answered < wanted:
-            assert not self.failures
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for_more(lambda: self.num_answered, self.failures, count, seconds)
 
 
 @contextmanager
 def asking(port: int) -> Iterator[Record]:
     """Four clients that ask one question after another: two stream; two keep their connections."""
-    record, stop = Record(), threading.Event()
-    threads = [
-        threading.Thread(target=_ask_on, args=(port, record, stop, stream, keep_alive))
+    record = Record()
+    clients = [
+        partial(_ask_on, port, record, stream, keep_alive)
         for stream in (False, True)
         for keep_alive in (False, True)
     ]
-    for thread in threads:
-        thread.start()
-    try:
+    with on_threads(clients, _WAIT_SECONDS + 5):
         yield record
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(_WAIT_SECONDS + 5)
 
 
 def _ask_on(
-    port: int, record: Record, stop: threading.Event, stream: bool, keep_alive: bool
+    port: int, record: Record, stream: bool, keep_alive: bool, stop: threading.Event
 ) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_WAIT_SECONDS)
     while not stop.is_set():

@@ -16,10 +16,10 @@ from tests.unit.api.conftest import Connect
 from tests.unit.api.requests import assistant, called, chat, result, tool, user
 from tests.unit.api.scripted_engine import ScriptedEngine, Step, failed, finished, thinks
 from tests.unit.api.scripted_engine import text as says
-from vlm_server.api.http import access_log
-from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.intake.leniency import MAX_NAMES
 from vlm_server.api.http.middleware import RequestLog
+from vlm_server.api.http.telemetry import access_log
+from vlm_server.api.http.telemetry.access_log import AnsweredRequests
 from vlm_server.protocol import Delta, ModelFacts, Submit, Tokens
 from vlm_server.settings import Server, Settings
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.unit.cache.prompts import Parts, is_boundary, parts_of
 from vlm_server.cache.cache import Cache, EncodedImage
-from vlm_server.cache.disk_tier import StoredPrefixSizes
+from vlm_server.cache.disk.tier import StoredPrefixSizes
 from vlm_server.cache.prefix import PrefixMatch, Source
 from vlm_server.cache.prompt_key import PromptKey
 

@@ -10,7 +10,7 @@ from tests.unit.cache.conformance import Hold
 from tests.unit.cache.fakes import FakeDisk, FakeSource, LoadedSource
 from tests.unit.cache.prompts import Item, prompt_of
 from vlm_server.cache.caches import Caches, EncodedImage
-from vlm_server.cache.disk_load import DiskLoad
+from vlm_server.cache.disk.load import DiskLoad
 from vlm_server.cache.holds import CacheHolds
 from vlm_server.cache.lru import LruCache
 from vlm_server.cache.prompt_key import PromptKey

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from tests.unit.cache.conformance import ENTRY_BYTES, LIMIT_BYTES, EveryCache, H
 from tests.unit.cache.fakes import SNAPSHOT_BYTES, FakeSource
 from tests.unit.cache.prompts import prompt_of
 from vlm_server.cache.caches import Caches
-from vlm_server.cache.disk import DiskStore
+from vlm_server.cache.disk.store import DiskStore
 from vlm_server.cache.lru import LruCache
 from vlm_server.cache.prefix import PrefixCache, PrefixMatch
 from vlm_server.cache.prompt_key import PromptKey
@@ -148,10 +147,8 @@ class DiskAdapter:
 
 class TestDiskStore(EveryCache):
     @pytest.fixture
-    def cache(self, tmp_path: Path) -> Iterator[DiskAdapter]:
-        store = DiskStore("disk", tmp_path, "a" * 64, LIMIT_BYTES)
-        yield DiskAdapter(store)
-        store.close()
+    def cache(self, tmp_path: Path) -> DiskAdapter:
+        return DiskAdapter(DiskStore("disk", tmp_path, "a" * 64, LIMIT_BYTES))
 
 
 def _key_of(number: int) -> str:

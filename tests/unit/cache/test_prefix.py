@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,6 +17,7 @@ from tests.unit.cache.fakes import (
     parts_in,
 )
 from tests.unit.cache.prompts import Item, parts_of, prompt_of
+from vlm_server.cache import prefix
 from vlm_server.cache.prefix import PrefixCache
 from vlm_server.protocol import CacheStats
 
@@ -31,10 +33,12 @@ def cache_of(*prompts: list[Item], limit_bytes: int = 1000) -> Cache:
     return cache
 
 
-def insert(cache: Cache, prompt: list[Item], *positions: int, salt: str = "") -> FakeSource:
+def insert(
+    cache: Cache, prompt: list[Item], *positions: int, salt: str = "", joins: bool = False
+) -> FakeSource:
     """The source, which knows what was taken from it."""
     source = FakeSource(prompt_of(prompt), frozenset(positions))
-    cache.insert(source.prompt_key, source, salt)
+    cache.insert(source.prompt_key, source, salt, joins=joins)
     cache.check_integrity()
     return source
 
@@ -71,6 +75,52 @@ def test_only_what_is_new_is_taken() -> None:
     assert insert(cache, [1, 2, 6]).takes == [(2, 3)]
     assert insert(cache, [7]).takes == [(0, 1)]
     assert cache.read().size_bytes == 7
+
+
+def test_a_conversation_stays_in_few_parts() -> None:
+    cache, prompt, num_taken = cache_of(limit_bytes=10_000), list[Item](), 0
+    for turn in range(40):
+        for new in ([("cat", 30, turn), *range(4)], [turn, turn]):  # a question, then an answer
+            prompt += new
+            takes = insert(cache, prompt, joins=True).takes
+            num_taken += sum(end - start for start, end in takes)
+            match = cache.match(prompt_of(prompt), 10_000)
+            assert match.length == len(prompt_of(prompt))
+            assert len(match.segments) <= math.log2(match.length)
+            match.release()
+    assert num_known(cache, prompt, limit=10_000) == cache.read().size_bytes == 40 * 36
+    assert num_taken < 5 * 40 * 36
+    assert cache.read().evictions == 0
+
+
+def test_only_what_nobody_else_needs_is_stored_again() -> None:
+    cache = cache_of([1, 2], [1, 2, 3], [1, 2, 4], limit_bytes=6)
+    assert insert(cache, [1, 2, 4, 5], joins=True).takes == [(2, 4)], "3 goes on from 2, too"
+    match = cache.match(prompt_of([1, 2, 4, 5]), 1000)
+    assert insert(cache, [1, 2, 4, 5, 6], joins=True).takes == [(4, 5)], "4 and 5 are held"
+    match.release()
+    assert insert(cache, [1, 2, 4, 5, 6, 7], joins=True).takes == [(2, 6)], "3 made room"
+    assert num_known(cache, [1, 2, 3]) == 2
+    assert insert(cache, [1, 2, 4, 5, 6, 7, 8], joins=True).takes == [], "there is no room"
+    assert num_known(cache, [1, 2, 4, 5, 6, 7, 8]) == 6
+
+
+def test_answers_that_were_not_gone_on_with_are_dropped_if_they_are_short() -> None:
+    asked = list[Item](range(20))
+    for answer, takes in (([70, 71], [(0, 30)]), ([*range(70, 76)], [(20, 30)])):
+        cache = cache_of(asked, [*asked, *answer])
+        assert insert(cache, [*range(30)], joins=True).takes == takes
+        assert num_known(cache, [*range(30)]) == 30
+        is_dropped = takes == [(0, 30)]
+        assert num_known(cache, [*asked, *answer]) == 20 + (0 if is_dropped else len(answer))
+        assert cache.read().evictions == is_dropped
+
+
+def test_long_parts_are_not_stored_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix, "_MOST_JOINED_BYTES", 4)
+    cache = cache_of([1, 2], [1, 2, 3])
+    assert insert(cache, [1, 2, 3, 4, 5], joins=True).takes == [(2, 5)]
+    assert num_known(cache, [1, 2, 3, 4, 5]) == 5
 
 
 def test_an_edge_is_cut_before_the_span_that_differs() -> None:

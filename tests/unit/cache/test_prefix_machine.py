@@ -37,6 +37,7 @@ from tests.unit.cache.prompts import (
     parts_of,
     prompt_of,
 )
+from vlm_server.cache import prefix
 from vlm_server.cache.prefix import PrefixCache, PrefixMatch
 
 UNBOUNDED = 10**6
@@ -114,9 +115,12 @@ class Prefixes(RuleBasedStateMachine):
     leases = Bundle("leases")
     needs_snapshots = False
     limits = st.just(UNBOUNDED)
+    dropped_part = 0.0
+    """Of short answers, nothing is dropped where nothing must."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.usually_dropped, prefix._DROPPED_PART = prefix._DROPPED_PART, self.dropped_part
         self.must = Oracle(self.needs_snapshots)
         """What was inserted without a failure, and that nothing in its way can have stopped."""
         self.may = Oracle(self.needs_snapshots)
@@ -142,6 +146,7 @@ class Prefixes(RuleBasedStateMachine):
         salt=SALTS,
         positions=st.sets(st.integers(0, 14), max_size=4),
         failing=st.none() | st.none() | st.integers(0, 2),
+        joins=st.booleans(),
     )
     def insert(
         self,
@@ -151,6 +156,7 @@ class Prefixes(RuleBasedStateMachine):
         salt: str,
         positions: set[int],
         failing: int | None,
+        joins: bool,
     ) -> Prompt:
         prompt = (*base[:cut], *tail)
         prompt_key = prompt_of(prompt)
@@ -163,7 +169,7 @@ class Prefixes(RuleBasedStateMachine):
         source = FakeSource(prompt_key, known.positions, failing)
         failed = False
         try:
-            self.cache.insert(prompt_key, source, salt)
+            self.cache.insert(prompt_key, source, salt, joins=joins)
         except TakeFailed:
             failed = True
         self.may.knowns.append(known)
@@ -244,6 +250,7 @@ class Prefixes(RuleBasedStateMachine):
             assert self.must.size_bytes <= reading.size_bytes <= self.may.size_bytes
 
     def teardown(self) -> None:
+        prefix._DROPPED_PART = self.usually_dropped
         if not hasattr(self, "cache"):
             return
         for lease in self.leased:
@@ -257,6 +264,7 @@ class FullPrefixes(Prefixes):
     """Soon full: what is not leased may go."""
 
     limits = st.integers(0, 16)
+    dropped_part = 0.5
 
 
 class PrefixesWithSnapshots(Prefixes):

@@ -117,6 +117,57 @@ def test_what_a_prompt_is_added_to_stays_meanwhile() -> None:
     assert (num_stored(cache, [3]), num_stored(cache, [1, 5])) == (0, 2)
 
 
+@pytest.mark.parametrize(
+    ("others", "takes"),
+    [
+        ([1, 2, 3, 4], [(0, 4)]),
+        ([1, 2, 3, 4, 5], [(0, 4)]),
+        ([1, 2, 3, 6], [(0, 4), (3, 4)]),
+        ([1, 2, 6], [(0, 4), (2, 4)]),
+        ([1, 6], [(0, 4), (1, 4)]),
+        ([6], [(0, 4)]),
+    ],
+)
+def test_what_is_stored_again_may_change_meanwhile(
+    others: list[Item], takes: list[tuple[int, int]]
+) -> None:
+    cache = Cache("prefix", 1000)
+    insert(cache, [1, 2])
+    insert(cache, [1, 2, 3])
+    source = BusySource(prompt_of([1, 2, 3, 4]), meanwhile=[lambda: insert(cache, others)])
+    cache.insert(source.prompt_key, source, joins=True)
+    cache.check_integrity()
+    assert source.takes == takes
+    assert (num_stored(cache, [1, 2, 3, 4]), num_stored(cache, others)) == (4, len(others))
+    assert cache.num_holds == 0
+
+
+def test_what_is_stored_again_may_be_evicted_meanwhile() -> None:
+    cache = Cache("prefix", 1000)
+    insert(cache, [1, 2])
+    source = BusySource(prompt_of([1, 2, 3]), meanwhile=[lambda: cache.evict(1)])
+    cache.insert(source.prompt_key, source, joins=True)
+    assert source.takes == [(0, 3), (0, 3)]
+    assert num_stored(cache, [1, 2, 3]) == 3
+
+
+def test_what_is_stored_again_may_be_used_meanwhile() -> None:
+    cache = Cache("prefix", 1000)
+    insert(cache, [1, 2])
+    matches = []
+
+    def match() -> None:
+        matches.append(cache.match(prompt_of([1, 2]), 2))
+
+    source = BusySource(prompt_of([1, 2, 3]), meanwhile=[match])
+    cache.insert(source.prompt_key, source, joins=True)
+    cache.check_integrity()
+    assert source.takes == [(0, 3), (2, 3)]
+    assert num_stored(cache, [1, 2, 3]) == 3
+    matches[0].release()
+    assert cache.num_holds == 0
+
+
 def test_new_salts_do_not_disturb_each_other() -> None:
     cache = Cache("prefix", 1000)
     other = prompt_of([7])

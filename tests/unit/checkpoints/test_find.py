@@ -40,6 +40,17 @@ def snapshot(home: Path, commit: str = FIRST, ref: str | None = "main", *weights
     return checkpoint(repository / "snapshots" / commit, *weights)
 
 
+def test_what_may_not_be_looked_at_hides_nothing_else(home: Path) -> None:
+    """The system refuses a long name as it does what is in somebody else's folder."""
+    found = checkpoint(home / "disk" / NAME)
+    (home / "disk/link").symlink_to("x" * 300)
+    (home / "disk/lost+found").mkdir()
+    (home / "disk/lost+found/config.json").symlink_to("x" * 300)
+    paths = (str(home / "disk"),)
+    assert [one.folder for one in find.every(paths)] == [found]
+    assert find.find(NAME, paths) == Found(found, NAME, "search path")
+
+
 def test_a_folder_wins_over_everything(home: Path) -> None:
     snapshot(home)
     folder = checkpoint(home / NAME)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
+from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 Script = Callable[[dict[str, Any]], list[tuple[float, bytes]]]
@@ -50,6 +51,8 @@ class ScriptedServer:
     requests: list[dict[str, Any]] = field(default_factory=list)
     decisions: dict[str, int] = field(default_factory=dict)
     """Of the memory governor, as the server's status tells them."""
+    keys: list[str | None] = field(default_factory=list)
+    """The routing key of each request."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == "/v1/models":
@@ -66,6 +69,7 @@ class ScriptedServer:
             body += message.get("body", b"")
             more = message.get("more_body", False)
         self.requests.append(json.loads(body))
+        self.keys.append(Headers(scope=scope).get("x-smg-routing-key"))
         await self._answer(send, self.script(self.requests[-1]), self.status)
 
     async def _answer(self, send: Send, pieces: list[tuple[float, bytes]], status: int) -> None:

@@ -161,6 +161,13 @@ def test_a_key_is_sent(url: str, script: Script, picture: Path) -> None:
     assert script.keys == {"Bearer a-secret-key"}
 
 
+def test_a_key_is_sent_as_the_daemon_reads_it(url: str, script: Script, picture: Path) -> None:
+    assert main(["ask", str(picture), "What?", "--url", url, "--api-key", "second-key-é"]) == 0
+    (sent,) = script.keys
+    assert sent is not None
+    assert sent.encode("latin-1") == "Bearer second-key-é".encode()
+
+
 def test_a_key_need_not_be_on_the_command_line(url: str, script: Script, picture: Path) -> None:
     path = picture.with_name("key")
     path.write_text("a-key-in-a-file\n")

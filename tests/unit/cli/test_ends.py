@@ -15,6 +15,7 @@ from PIL import Image
 
 from tests.unit.cli.stalling import SECONDS, daemon
 from vlm_server.cli import exit_codes
+from vlm_server.cli.client.daemon import Daemon
 
 
 @pytest.fixture
@@ -150,3 +151,35 @@ def test_a_standard_file_that_is_closed_is_no_error(closed: int, picture: str) -
     assert code == exit_codes.DONE
     assert ("a red" in out) is (closed != 1)
     assert err == ""
+
+
+def test_serve_goes_on_when_nobody_reads_what_it_says() -> None:
+    """A program may read where it listens, and no more."""
+    process = start(["serve", "--port", "0"], stderr=subprocess.DEVNULL)
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[-1]
+        process.stdout.close()
+        with Daemon(url) as served:
+            served.wait_ready(SECONDS)
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(1.0)
+            assert served.is_ready()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(SECONDS) == exit_codes.DONE
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_what_the_output_can_not_hold_is_replaced(tmp_path: Path) -> None:
+    folder = tmp_path / "models" / os.fsdecode(b"caf\xe9")
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"vision_config": {}}')
+    (folder / "model.safetensors").touch()
+    environment = {**os.environ, "HOME": str(tmp_path), "PYTHONIOENCODING": "utf-8"}
+    environment["HF_HUB_CACHE"] = str(tmp_path / "none")
+    words = ["models", "list", "--set", f'model.search_paths=["{folder.parent}"]']
+    code, out, err = ended(start(words, env=environment))
+    assert (code, err) == (0, "")
+    assert "caf?" in out

@@ -19,6 +19,12 @@ from vlm_server.cli.main import main
 WRONG, FAILED, LATER = exit_codes.WRONG_SETTINGS, exit_codes.FAILURE, exit_codes.NOT_AVAILABLE
 NOBODY = "--url http://127.0.0.1:9/v1"
 
+BYTES = os.fsdecode(b"caf\xe9")
+"""A name that is not UTF-8."""
+
+LONG = "x" * 300
+"""The system refuses to look at a file of this name, as at one in a folder of somebody else's."""
+
 FILES = {
     "syntax.toml": b"[server]\nport = 1\nprot x\n",
     "table.toml": b"x = 1\n[model\n",
@@ -27,6 +33,10 @@ FILES = {
     "choice.toml": b'[log]\nlevel = "loud"\n',
     "section.toml": b"\n[sever]\nport = 1\n",
     "bytes.toml": b"\xff\xfe",
+    "home.toml": b'[model]\npath = "~no-such-user/x"\n',
+    "template.toml": b'[models.x]\npath = "org/Absent"\nchat_template = "absent.jinja"\n',
+    "long.toml": f'[model]\npath = "{LONG}"\n'.encode(),
+    "keys.toml": b'[laptop]\nkey = "a-key-of-mine"\n',
     "text.txt": b"hello",
     "empty.png": b"",
     "photo.heic": b"\0\0\0\x18ftypheic0000",
@@ -60,8 +70,20 @@ MISTAKES = [
     ("serve --model qwen-tiny", LATER, "did you mean org/Qwen-Tiny?"),
     ("serve --model ./nothere", LATER, "nothere"),
     ("serve --model text.txt", WRONG, "is a file"),
+    (f"serve --model ./{LONG}", WRONG, "model.path: can't read "),
+    (f"serve --set models.x.path=./{LONG}", WRONG, "model.path: can't read "),
+    (f"serve --chat-template ./{LONG}", LATER, "model.chat_template: there is no file"),
+    ("serve --config long.toml", WRONG, "model.path: can't read "),
     ("serve --model model.gguf", WRONG, "GGUF"),
+    (f"serve --model ./{BYTES}", WRONG, "is not UTF-8"),
     ("serve --chat-template absent.jinja", LATER, "absent.jinja"),
+    ("serve --model ~no-such-user/x", LATER, "~no-such-user/x is not the folder of a checkpoint"),
+    ("serve --config home.toml", LATER, "~no-such-user/x is not the folder of a checkpoint"),
+    ("serve --set cache.disk_path=~no-such-user/x", WRONG, "'~no-such-user/x' is not absolute"),
+    ("serve --set server.api_key_file=~no-such-user/x", WRONG, "'~no-such-user/x' is not absolute"),
+    ("serve --chat-template ~no-such-user/x.jinja", LATER, "x.jinja"),
+    ("serve --hosts ~no-such-user/x", WRONG, "can't read"),
+    ("serve --config template.toml", LATER, "models.x.chat_template: there is no file"),
     ("check-config --config name.toml", WRONG, "line 3"),
     ("check-config --set limits.max_image=1", WRONG, "did you mean `limits.max_images`?"),
     ("pull", WRONG, "NAME"),
@@ -90,7 +112,13 @@ MISTAKES = [
     (f"ask {NOBODY} --save-boxes . picture.png What?", WRONG, ".png"),
     (f"ask {NOBODY} --save-boxes x.bmp picture.png What?", WRONG, ".png"),
     (f"ask {NOBODY} --api-key-file absent picture.png What?", FAILED, "absent"),
+    (f"ask {NOBODY} --api-key-file keys.toml picture.png What?", FAILED, "is not an API key alone"),
     ("ask --set server.port=9 --model nothere picture.png What?", WRONG, "--model nothere"),
+    (
+        "ask --set server.port=9 --model ~no-such-user/x picture.png What?",
+        WRONG,
+        "--model ~no-such-user/x",
+    ),
     ("bench", WRONG, "name a server"),
     ("bench --start our", WRONG, "did you mean ours?"),
     ("bench --start ours", WRONG, "--start needs --model"),
@@ -114,6 +142,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     folder.mkdir()
     for name, content in FILES.items():
         (folder / name).write_bytes(content)
+    (folder / BYTES).mkdir()
+    (folder / BYTES / "config.json").write_text("{}")
     Image.new("RGB", (8, 8)).save(folder / "picture.png")
     snapshot = tmp_path / f"hub/models--org--Qwen-Tiny/snapshots/{'a' * 40}"
     snapshot.mkdir(parents=True)

@@ -28,6 +28,7 @@ from vlm_server.ports import (
     MediaInputs,
     MemoryReading,
     NewRequest,
+    PrefillWork,
     Prepared,
     PreparedPrompt,
     SchedulerOutput,
@@ -199,7 +200,7 @@ class FakeRunner:
     """Requests whose next chunk fails."""
     failures: dict[str, RequestError] = field(default_factory=dict)
     """Requests whose sequences fail in the next step."""
-    seconds_per_token: float = 0.0
+    prefill_seconds: Callable[[SchedulerOutput], float] = lambda plan: 0.0
     """What prefilling is said to take."""
     fails_decode: bool = False
     """Whether the next decode step fails."""
@@ -218,6 +219,9 @@ class FakeRunner:
     @property
     def num_tracked(self) -> int:
         return len(self.prefills) + len(self.seqs)
+
+    def plan_ahead(self) -> bool:
+        return False
 
     def kv_bytes(self, num_tokens: int) -> int:
         return num_tokens
@@ -239,10 +243,14 @@ class FakeRunner:
             self._meet(new)
         failures, self.failures = self.failures, {}
         tokens = self._decode(plan, failures)
-        self._prefill(plan, failures)
+        assert len({work.start for work in plan.prefills}) <= 1
+        assert not plan.prefill_with or len(plan.new) == len(plan.prefills)
+        assert not plan.prefill_with or plan.num_prefill_tokens <= self.chunk_tokens
+        for work in plan.prefills:
+            assert work.is_last or not plan.prefill_with
+            self._prefill(work, failures)
         assert len(self.seqs) <= self.max_num_seqs
-        work = plan.prefill
-        seconds = (work.end - work.start) * self.seconds_per_token if work else 0.0
+        seconds = self.prefill_seconds(plan)
         error = next((failure.message for failure in failures.values()), None)
         brought = {seq: [token] for seq, token in tokens.items()}
         return FakeStep(self, StepResult(brought, failures, prefill_seconds=seconds, error=error))
@@ -265,10 +273,7 @@ class FakeRunner:
         self.joined.clear()
         return tokens
 
-    def _prefill(self, plan: SchedulerOutput, failures: dict[str, RequestError]) -> None:
-        work = plan.prefill
-        if work is None:
-            return
+    def _prefill(self, work: PrefillWork, failures: dict[str, RequestError]) -> None:
         if work.request_id in self.failing_prefills:
             self.failing_prefills.discard(work.request_id)
             failures[work.request_id] = InternalError("the chunk failed")

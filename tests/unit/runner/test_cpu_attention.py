@@ -1,16 +1,12 @@
-"""Our attention on a CPU gives what MLX's does, and mlx-vlm's language models call it."""
+"""Our attention on a CPU gives what MLX's does."""
 
 from __future__ import annotations
 
-from types import ModuleType, SimpleNamespace
-
 import mlx.core as mx
 import pytest
-from mlx_vlm.models import base, llava, qwen2_vl
 
 from vlm_server.runner import cpu_attention
 from vlm_server.runner.cpu_attention import attention_on_cpu
-from vlm_server.runner.text.causal_attention import attend, attending_modules, our_attention
 
 SCALE = 0.3
 
@@ -30,7 +26,7 @@ def distance(one: mx.array, other: mx.array) -> float:
     return float(mx.abs(one - other).max().item())
 
 
-@pytest.mark.parametrize("max_scores", [1, 20_000, 1 << 19])
+@pytest.mark.parametrize("max_scores", [1, 20_000, 1 << 21])
 @pytest.mark.parametrize(("queries", "keys"), [(1, 9), (2, 2), (37, 37), (37, 600), (130, 131)])
 @pytest.mark.parametrize(("rows", "shared"), [(1, 4), (3, 1), (2, 8)])
 def test_it_is_mlxs_attention(
@@ -71,28 +67,3 @@ def test_inputs_are_not_written_over():
     before = [mx.contiguous(each) for each in (q, k, v)]
     mx.eval(before, attention_on_cpu(q, k, v, SCALE, is_causal=True))
     assert all((one == other).all() for one, other in zip((q, k, v), before, strict=True))
-
-
-@pytest.mark.parametrize("mask", [None, mx.tril(mx.ones((5, 9), dtype=mx.bool_), 4)])
-def test_what_is_not_plainly_causal_is_left_to_mlx_vlm(mask: mx.array | None):
-    q, k, v = drawn(5, 9)
-    assert (attend(q, k, v, None, SCALE, mask) == theirs(q, k, v, mask)).all()
-
-
-def test_half_precision_is_left_to_mlx_vlm():
-    q, k, v = (each.astype(mx.bfloat16) for each in drawn(5, 9))
-    assert (attend(q, k, v, None, SCALE, "causal") == theirs(q, k, v, "causal")).all()
-
-
-def layer_of(module: ModuleType) -> object:
-    return type("Layer", (), {"__module__": module.__name__})()
-
-
-def test_layers_call_it_for_a_while():
-    module = qwen2_vl.language
-    layers = [layer_of(module), layer_of(module), layer_of(llava.vision)]
-    modules = attending_modules(SimpleNamespace(modules=lambda: layers))
-    assert modules == (module,)
-    with our_attention(modules):
-        assert module.scaled_dot_product_attention is attend
-    assert module.scaled_dot_product_attention is base.scaled_dot_product_attention

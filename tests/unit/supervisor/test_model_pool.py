@@ -194,6 +194,16 @@ async def test_what_is_pinned_is_loaded_at_the_start_and_stays() -> None:
     await pool.stop()
 
 
+async def test_settings_of_a_model_that_is_not_served_are_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World(5 * GB, {"a": GB})
+    pool_of(world, search_paths=("/models",))
+    assert caplog.text == ""
+    pool_of(world, dtype="float16", max_context_tokens=9)
+    assert "no effect: model.dtype, model.max_context_tokens" in caplog.text
+
+
 async def test_the_idle_model_that_was_used_longest_ago_makes_room() -> None:
     world = World(6 * GB, {"a": GB, "b": GB, "c": GB, "d": GB})
     pool = pool_of(world)
@@ -549,7 +559,7 @@ def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("disk_path", ["", "/there"])
 async def test_each_model_has_a_folder_on_disk_of_its_own(disk_path: str) -> None:
-    """A folder can be used by one engine at a time."""
+    """`cache.disk_bytes` are for each of them."""
     world = World(100 * GB, {"demo": GB, "a": GB, "../b": GB})
     settings = Settings(
         models={"a": table(), "../b": table()},

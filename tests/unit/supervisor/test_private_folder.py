@@ -124,3 +124,19 @@ def test_kernels_can_be_forgotten(private: PrivateFolder) -> None:
     private.close()
     assert not any(own.exists() for own in owns)
     assert private.environment()["TMPDIR"] == str(kernel.parent.parent)
+
+
+def test_what_killed_engines_left_is_removed_after_a_day(private: PrivateFolder) -> None:
+    folder = Path(private.environment()["TMPDIR"])
+    kernels, old, young = folder / "mlx", folder / "vlm-server-model-a", folder / "vlm-server-b"
+    elsewhere = folder.parent / "elsewhere"
+    for each in (kernels, old, elsewhere):
+        each.mkdir()
+    (old / "config.json").symlink_to(elsewhere)
+    young.touch()
+    (folder / "vlm-server-c").touch()
+    for each in (kernels, old, folder / "vlm-server-c"):
+        os.utime(each, (0, 0))
+    private.environment()
+    assert sorted(folder.iterdir()) == [kernels, young]
+    assert elsewhere.exists()

@@ -70,7 +70,7 @@ Kind = Literal["text", "thinking", "tool_use"]
 
 @dataclass(slots=True)
 class OpenBlock:
-    """A block that may go on. `call` is the number of the tool call that it is."""
+    """A block that may get more pieces. `call` is the number of its tool call; -1 for others."""
 
     kind: Kind
     call: int = -1
@@ -84,7 +84,7 @@ class OpenBlock:
         return self.kind == _kind_of(delta) and self.call == call
 
     def start(self) -> Block:
-        """It before its first piece."""
+        """The empty block, with which a stream begins it."""
         match self.kind:
             case "text":
                 return TextBlock("")
@@ -94,7 +94,7 @@ class OpenBlock:
                 return ToolUseBlock(self.id, self.name, {})
 
     def whole(self) -> Block:
-        """It with all its pieces. Arguments that were cut off are left out."""
+        """The block with all its pieces. Arguments that were cut off are left out."""
         text = "".join(self.pieces)
         match self.kind:
             case "text":
@@ -116,7 +116,7 @@ class OpenBlock:
 
 
 def blocks_of(deltas: Sequence[Delta], *, shows_thoughts: bool) -> tuple[Block, ...]:
-    """All blocks of an answer."""
+    """The blocks of a whole answer."""
     blocks: list[OpenBlock] = []
     for delta in deltas:
         if not is_news(delta):

@@ -8,9 +8,9 @@ from contextlib import aclosing
 
 import msgspec
 
-from vlm_server.api.http import access_log
-from vlm_server.api.http.access_log import Entry
 from vlm_server.api.http.figures.recorder import AnswerRecorder
+from vlm_server.api.http.telemetry import access_log
+from vlm_server.api.http.telemetry.access_log import Entry
 from vlm_server.errors import EngineUnavailable, InternalError, RequestError
 from vlm_server.protocol import Delta, Failed, Finished, Times, TokenLogprob, Tokens
 from vlm_server.supervisor.client import RequestEvent

@@ -62,7 +62,7 @@ class Dialect(Protocol):
 
     @property
     def name(self) -> str:
-        """Of its reader in the intake process."""
+        """By which the intake process finds its reader."""
         ...
 
     @property
@@ -72,12 +72,12 @@ class Dialect(Protocol):
 
     @property
     def content_type(self) -> bytes:
-        """Of its streams."""
+        """The content type of its streams."""
         ...
 
     @property
     def read_text(self) -> ReadText: ...
 
     def renderer(self, request_id: str, model: str, options: bytes) -> Renderer:
-        """`options`: see `Taken`."""
+        """What renders the answer to one request. `options`: see `Taken`."""
         ...

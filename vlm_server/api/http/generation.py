@@ -12,16 +12,14 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from vlm_server.api.http import access_log, body, served_models, sse
+from vlm_server.api.http import body, routing_key, served_models, sse
 from vlm_server.api.http.access import cache_salt, client_id, keys
-from vlm_server.api.http.access_log import Entry
 from vlm_server.api.http.answer import Answer, answer, as_request_error, whole
 from vlm_server.api.http.dialect import Dialect, Renderer
 from vlm_server.api.http.disconnect import until_disconnect
 from vlm_server.api.http.figures.figures import ModelFigures, no_figures
 from vlm_server.api.http.figures.recorder import AnswerRecorder
 from vlm_server.api.http.figures.server_timing import server_timing
-from vlm_server.api.http.in_flight import InFlight
 from vlm_server.api.http.intake.calls import Answering, Call, Context
 from vlm_server.api.http.intake.history import History, HistoryNeeded
 from vlm_server.api.http.intake.intake import Intake
@@ -29,6 +27,9 @@ from vlm_server.api.http.queue.arriving import ArrivingBodies
 from vlm_server.api.http.queue.deadlines import RequestClock
 from vlm_server.api.http.queue.queue_slots import QueueSlot, QueueSlots
 from vlm_server.api.http.sse import EventStream
+from vlm_server.api.http.telemetry import access_log
+from vlm_server.api.http.telemetry.access_log import Entry
+from vlm_server.api.http.telemetry.in_flight import InFlight
 from vlm_server.api.http.urls.media_urls import MediaUrls
 from vlm_server.errors import PayloadTooLarge
 from vlm_server.media.external import BytesNeeded
@@ -80,6 +81,7 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         shared, headers = self._shared, Headers(scope=scope)
+        access_log.of(scope).routing_key = routing_key.sent(headers)
         body.check_headers(headers, shared.limits, any_type=self._any_type)
         clock = RequestClock(headers, shared.deadlines)
         shared.models.check_ready()
@@ -110,6 +112,7 @@ class Endpoint:
             request, wanted = await self._read_call(data, slot, context)
         entry.images, entry.videos = wanted.num_images, wanted.num_videos
         entry.ignored, entry.model, model = wanted.ignored, wanted.model, wanted.model
+        entry.routing_key = entry.routing_key or wanted.routing_key
         stream_wanted, num_choices = wanted.stream, wanted.num_choices
         shared.in_flight.note_read(context.request_id)
         render = dialect.renderer(context.request_id, model, wanted.options)

@@ -9,5 +9,5 @@ IMPOSSIBLE = -9999.0
 
 
 def finite(logprob: float) -> float:
-    """`logprob` as a number."""
+    """`logprob`, or `IMPOSSIBLE` if it is infinite or NaN."""
     return logprob if math.isfinite(logprob) else IMPOSSIBLE

@@ -9,16 +9,17 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vlm_server.api.http import access_log, errors
+from vlm_server.api.http import errors, routing_key
 from vlm_server.api.http.access import cache_salt, client_id, gate, keys
 from vlm_server.api.http.access.key_slots import KeySlots
 from vlm_server.api.http.access.keys import ApiKey, KeyRing
-from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.browsers import is_page
 from vlm_server.api.http.disconnect import ClientGone
 from vlm_server.api.http.errors import EncodeFor
 from vlm_server.api.http.queue.queue_slots import QueueSlots
-from vlm_server.api.http.tracing import Tracer
+from vlm_server.api.http.telemetry import access_log
+from vlm_server.api.http.telemetry.access_log import AnsweredRequests
+from vlm_server.api.http.telemetry.tracing import Tracer
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.settings import Cache, Server
 from vlm_server.supervisor.client import ModelClient
@@ -28,7 +29,8 @@ class RequestLog:
     """Gives each request an id, then logs, counts and traces it when it ends.
 
     `X-Request-Id` tells the id, and `Request-Id` tells it to Anthropic's clients.
-    Fields of its body that had no effect are named in `X-VLM-Ignored`.
+    Fields of its body that had no effect are named in `X-VLM-Ignored`, and `X-VLM-Routing-Key` is
+    the key of its conversation.
     """
 
     def __init__(self, app: ASGIApp, answered: AnsweredRequests, tracer: Tracer | None) -> None:
@@ -49,6 +51,8 @@ class RequestLog:
                 headers["X-Request-Id"] = headers["Request-Id"] = entry.request_id
                 if entry.ignored:
                     headers["X-VLM-Ignored"] = ", ".join(entry.ignored_names)
+                if entry.routing_key:
+                    headers[routing_key.TOLD] = entry.routing_key
             await send(message)
 
         try:

@@ -72,7 +72,7 @@ def time_text(seconds: float) -> str:
 
 
 def measures(finished: protocol.Finished) -> dict[str, int]:
-    """The counts and durations of an answer; the model was loaded before.
+    """The counts and durations of an answer; a load is not told apart.
 
     What came before the first text is the prompt's, its wait for the device included.
     """

@@ -12,9 +12,10 @@ from vlm_server.api.http.intake.conversation import Conversation, Counts
 from vlm_server.api.http.intake.effort import variables_text
 from vlm_server.api.http.intake.leniency import IgnoredFields
 from vlm_server.api.http.intake.tool_definitions import ToolChoice, ToolDefinition, read_tools
-from vlm_server.api.ollama import keep_alive, model_name, schema
+from vlm_server.api.ollama import schema
 from vlm_server.api.ollama.ignored import ignored_fields
 from vlm_server.api.ollama.messages import pictures_and_text, read_messages
+from vlm_server.api.ollama.models import keep_alive, model_name
 from vlm_server.api.ollama.options import AnswerOptions, encode_options
 from vlm_server.api.ollama.sampling import read_sampling, read_schema
 from vlm_server.api.ollama.schema import OllamaChatRequest, OllamaGenerateRequest, Request, Tool

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import structs
+
 from vlm_server.api.http.intake import json_body
 from vlm_server.api.http.intake.calls import Body, Context, Taken
 from vlm_server.api.http.intake.constraints import (
@@ -51,7 +53,7 @@ def read_text(body: Body, context: Context) -> Taken | None:
 def read_fields(fields: dict[str, Any], context: Context) -> Taken:
     """The request of a body's fields: see `read_chat`."""
     ignored = IgnoredFields()
-    return _taken(_read(fields, context, ignored), context, ignored)
+    return _named(_taken(_read(fields, context, ignored), context, ignored), fields)
 
 
 def read_text_fields(fields: dict[str, Any], context: Context) -> Taken | None:
@@ -60,7 +62,7 @@ def read_text_fields(fields: dict[str, Any], context: Context) -> Taken | None:
     request = _read(fields, context, ignored)
     parts = parts_of(request.messages)
     has_media = any(isinstance(part, ImageUrlPart | VideoUrlPart) for part in parts)
-    return None if has_media else _taken(request, context, ignored)
+    return None if has_media else _named(_taken(request, context, ignored), fields)
 
 
 def read_pixel_limits(wanted: PixelLimits | None, conversation: Conversation) -> None:
@@ -73,6 +75,12 @@ def read_pixel_limits(wanted: PixelLimits | None, conversation: Conversation) ->
             "`min_pixels` is above `max_pixels`.", "mm_processor_kwargs.min_pixels"
         )
     conversation.min_pixels, conversation.max_pixels = least, most
+
+
+def _named(taken: Taken, fields: dict[str, Any]) -> Taken:
+    """`taken` with the name that its client has for requests with the same beginning, if any."""
+    name = fields.get("prompt_cache_key")
+    return structs.replace(taken, conversation=name) if isinstance(name, str) else taken
 
 
 def _read(fields: dict[str, Any], context: Context, ignored: IgnoredFields) -> ChatRequest:
@@ -105,6 +113,7 @@ def _taken(request: ChatRequest, context: Context, ignored: IgnoredFields) -> Ta
     )
     template = thinking.template_options(continue_final=continues)
     read_messages(request.messages, conversation, ignored)
+    prediction = "" if request.prediction is None else request.prediction.text
     submit = Submit(
         request_id=context.request_id,
         messages=tuple(conversation.messages),
@@ -115,7 +124,7 @@ def _taken(request: ChatRequest, context: Context, ignored: IgnoredFields) -> Ta
         client=context.client,
         tools=tools,
         template=template,
-        prediction="" if request.prediction is None else request.prediction.text,
+        prediction=conversation.count_text(prediction, "prediction.content"),
     )
     return Taken(model.name, submit, bool(request.stream), encode_options(options), ignored.names)
 

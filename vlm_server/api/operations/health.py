@@ -1,4 +1,4 @@
-"""`/health/live`, `/health/ready`, `/v1/status`, and the end of a request that it lists."""
+"""`/health/live`, `/health/ready`, `/v1/loads`, `/v1/status`, and the end of a request of it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from starlette.responses import JSONResponse, Response
 from vlm_server.api.http import served_models
 from vlm_server.api.http.figures.figures import Figures, ModelFigures
 from vlm_server.api.http.figures.histogram import Histogram
-from vlm_server.api.http.in_flight import InFlight
 from vlm_server.api.http.queue.queue_slots import QueueSlots
+from vlm_server.api.http.telemetry.in_flight import InFlight
 from vlm_server.errors import ModelNotFound, NotFound
 from vlm_server.supervisor.client import EngineStatus, ModelClient
 
@@ -51,6 +51,21 @@ class Health:
         body |= {"status": status.state, "progress": served_models.progress_of(status)}
         retry_after = max(1, math.ceil(status.retry_after_seconds))
         return JSONResponse(body, 503, headers={"Retry-After": str(retry_after)})
+
+    async def loads(self, _: Request) -> Response:
+        """How many requests run and wait, of all models, in the form of SGLang's `/v1/loads`.
+
+        The Shepherd Model Gateway leaves out who has too many that wait (docs/scale.md).
+        """
+        num_running = sum(each.num_running for each in self._figures.values())
+        num_waiting = sum(each.num_waiting for each in self._figures.values())
+        load = {
+            "dp_rank": 0,
+            "num_running_reqs": num_running,
+            "num_waiting_reqs": num_waiting,
+            "num_total_reqs": num_running + num_waiting,
+        }
+        return JSONResponse({"dp_rank_count": 1, "loads": [load]})
 
     async def status(self, request: Request) -> Response:
         """Of the default model's engine, or of that of the `model` in the query."""

@@ -14,9 +14,9 @@ from prometheus_client.metrics_core import Metric
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.figures.figures import Figures
 from vlm_server.api.http.queue.queue_slots import QueueSlots
+from vlm_server.api.http.telemetry.access_log import AnsweredRequests
 from vlm_server.api.operations.answer_metrics import add_answers
 from vlm_server.api.operations.engine_metrics import add_engine
 from vlm_server.api.operations.families import Families

@@ -13,6 +13,7 @@ from vlm_server.checkpoints import layout
 from vlm_server.checkpoints.find import Found, every
 from vlm_server.checkpoints.names import HubName
 from vlm_server.settings import Settings
+from vlm_server.settings.paths import expanded
 from vlm_server.supervisor.client import ModelClient
 from vlm_server.supervisor.models import budget
 
@@ -70,7 +71,7 @@ def _served_folders(settings: Settings) -> Iterator[Path]:
     for path in paths:
         name = HubName.parse(path)
         same = (one.folder for one in local if name is not None and one.name == name.repo)
-        yield next(same, Path(path).expanduser().absolute())
+        yield next(same, expanded(path).absolute())
 
 
 def _size(folder: Path) -> int:

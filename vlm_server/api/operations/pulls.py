@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -41,19 +40,23 @@ class Pulls:
         return running is not None and running.task.cancel()
 
     def to_json(self) -> list[dict[str, Any]]:
-        """The last line of each."""
+        """The last line of each download that is under way."""
         return [running.news for running in self._running.values()]
 
 
 class Pull:
-    """One download. `news` is the last line of it."""
+    """One download."""
 
     def __init__(self, name: HubName, settings: Settings) -> None:
         self._name = name
         self._settings = settings
-        self.news = self._line("downloading")
-        self._changed = asyncio.Condition()
+        self._news = self._line("downloading")
         self.task = asyncio.create_task(self._run())
+
+    @property
+    def news(self) -> dict[str, Any]:
+        """The last line of it."""
+        return self._line("cancelled") if self.task.cancelled() else self._news
 
     async def lines(self) -> AsyncIterator[bytes]:
         """What there is to tell: now, at most once a second while it changes, and at the end."""
@@ -65,26 +68,20 @@ class Pull:
                 yield json.dumps(news).encode() + b"\n"
             if news["state"] != "downloading":
                 return
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_TELL_SECONDS), self._changed:
-                    await self._changed.wait()
+            await asyncio.wait((self.task,), timeout=_TELL_SECONDS)
 
     async def _run(self) -> None:
         try:
             await fetch(self._name, self._settings.model, self._settings.memory, self._take)
-            self.news = self._line("done")
+            self._news = self._line("done")
         except VlmServerError as error:
-            self.news = self._line("failed", error=str(error))
-        except asyncio.CancelledError:
-            self.news = self._line("cancelled")
+            self._news = self._line("failed", error=str(error))
         except Exception:
             logger.exception("downloading %s failed unexpectedly", self._name)
-            self.news = self._line("failed", error="The server failed; its log says why.")
-        async with self._changed:
-            self._changed.notify_all()
+            self._news = self._line("failed", error="The server failed; its log says why.")
 
     def _take(self, progress: Progress) -> None:
-        self.news = self._line(
+        self._news = self._line(
             "downloading",
             file=progress.file,
             bytes=progress.done_bytes,

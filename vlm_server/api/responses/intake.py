@@ -134,6 +134,7 @@ def _taken(parsed: Parsed, previous: list[Item], context: Context) -> Taken:
         bool(request.stream),
         _options(parsed, context),
         parsed.ignored.names,
+        conversation=name if isinstance(name := parsed.echoed["prompt_cache_key"], str) else "",
     )
 
 

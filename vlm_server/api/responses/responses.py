@@ -12,10 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from vlm_server.api.http import access_log, sse
+from vlm_server.api.http import sse
 from vlm_server.api.http.access import keys
 from vlm_server.api.http.generation import Endpoint, Generation
 from vlm_server.api.http.intake.leniency import IgnoredFields
+from vlm_server.api.http.telemetry import access_log
 from vlm_server.api.responses.intake import DIALECT, ID_PREFIX, read_text
 from vlm_server.api.responses.options import decode_options
 from vlm_server.api.responses.render import ResponsesRenderer

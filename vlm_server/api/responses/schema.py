@@ -35,9 +35,14 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "background": (None, False),
     "context_management": (None, []),
     "conversation": (None,),
+    "min_p": (None, 0),
+    "priority": (None, 0),
     "prompt": (None,),
+    "repetition_penalty": (None, 1),
+    "top_k": (None, -1),
 }
-"""OpenAI's fields that are not supported, and the values of them that have no effect."""
+"""Fields that are not supported, and the values of them that have no effect: OpenAI's, and those
+that the Shepherd Model Gateway adds to every request."""
 
 RULES = {
     "role": "must be 'user', 'assistant', 'system' or 'developer'",

@@ -8,13 +8,13 @@ import io
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from vlm_server.cli.asking import media, shown, words
 from vlm_server.cli.asking.conversation import Conversation
 from vlm_server.cli.asking.media import Medium
 from vlm_server.errors import VlmServerError
 from vlm_server.settings import Limits
+from vlm_server.settings.paths import expanded
 
 _PROMPT = ">>> "
 _HELP = """\
@@ -82,7 +82,7 @@ def files_and_question(line: str) -> tuple[list[str], str]:
     while rest:
         word, after = _first_word(rest)
         if word.startswith("~"):
-            word = str(Path(word).expanduser())
+            word = str(expanded(word))
         if not words.is_media_file(word):
             break
         files.append(word)

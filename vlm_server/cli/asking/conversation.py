@@ -11,6 +11,7 @@ from typing import Any
 
 from vlm_server.cli.asking.media import Medium
 from vlm_server.cli.asking.regions import Region, find_regions
+from vlm_server.cli.client import routing_key
 from vlm_server.cli.client.answer import Usage
 from vlm_server.cli.client.daemon import Daemon
 from vlm_server.cli.client.stream import stream_chunks
@@ -50,14 +51,15 @@ class Conversation:
         self._system = system
         self._messages: list[dict[str, Any]] = []
         self._picture: Medium | None = None
+        self._key = ""
 
     def __len__(self) -> int:
         """Questions and answers so far."""
         return len(self._messages)
 
     def forget(self) -> None:
-        """Begin anew."""
-        self._messages, self._picture = [], None
+        """Start a new conversation."""
+        self._messages, self._picture, self._key = [], None, ""
 
     async def ask(self, media: Sequence[Medium], question: str, on_text: OnText) -> Reply:
         """The answer; `on_text` gets its pieces. Raises CommandFailed.
@@ -70,16 +72,18 @@ class Conversation:
         picture = pictures[-1] if pictures else self._picture
         reply = Reply(self._model, picture=picture)
         try:
-            await self._receive(reply, self._body(asked), on_text)
+            await self._receive(reply, asked, on_text)
         finally:
             if reply.text:
                 self._messages = [*asked, {"role": "assistant", "content": reply.text}]
                 self._picture = picture
         return reply
 
-    async def _receive(self, reply: Reply, body: bytes, on_text: OnText) -> None:
+    async def _receive(self, reply: Reply, messages: list[dict[str, Any]], on_text: OnText) -> None:
+        body = self._body(messages)
+        self._key = self._key or routing_key.of_messages(messages)
         sent = time.perf_counter()
-        async with aclosing(stream_chunks(self._daemon, body)) as chunks:
+        async with aclosing(stream_chunks(self._daemon, body, self._key)) as chunks:
             async for chunk in chunks:
                 reply.usage = chunk.usage or reply.usage
                 reply.finish_reason = chunk.finish_reason or reply.finish_reason

@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from vlm_server.checkpoints import find
@@ -21,6 +20,7 @@ from vlm_server.cli.serve import url_of
 from vlm_server.cli.usage.nearest import did_you_mean
 from vlm_server.errors import ConfigError
 from vlm_server.settings import Settings
+from vlm_server.settings.paths import expanded
 
 Model = dict[str, Any]
 """What `/v1/models` says of one model."""
@@ -109,7 +109,7 @@ def _check_may_start(
         close = did_you_mean(str(wanted), served)
         has = f" (it has {', '.join(served)})"
         raise CommandFailed(f"{url} has no model {wanted!r}{close or has}")
-    if not wanted or HubName.parse(wanted) or Path(wanted).expanduser().is_dir():
+    if not wanted or HubName.parse(wanted) or expanded(wanted).is_dir():
         return
     if find.find(wanted, settings.model.search_paths) is None:
         local = [one.name for one in find.every(settings.model.search_paths)]

@@ -63,10 +63,10 @@ class Panel(msgspec.Struct, frozen=True):
     def dot(self, x: float, y: float) -> str:
         return f'<circle cx="{self.x.pixel(x)}" cy="{self.y.pixel(y)}" r="{_DOT}"/>'
 
-    def line(self, begin: float, end: float, y: float) -> str:
+    def line(self, begin: float, end: float, y: float, color: str) -> str:
         """A thick one, level with `y`."""
         path = f"M{self.x.pixel(begin)} {self.y.pixel(y)}H{self.x.pixel(end)}"
-        return f'<path d="{path}" stroke="#000000" stroke-width="2.5"/>'
+        return f'<path d="{path}" stroke="{color}" stroke-width="2.5"/>'
 
     def band(self, least: float, most: float, color: str) -> str:
         top, height = self.y.pixel(most), self.y.pixel(least) - self.y.pixel(most)

@@ -14,7 +14,8 @@ from typing import Any, Self
 import httpx
 import msgspec
 
-from vlm_server.cli.bench.material import Message
+from vlm_server.cli.bench.scenarios.material import Message
+from vlm_server.cli.client import routing_key
 from vlm_server.cli.client.answer import Answer, failed, read_answer
 from vlm_server.cli.client.chat import ChatClient
 
@@ -52,8 +53,11 @@ class Client:
     ) -> None:
         await self._chat.__aexit__(kind, error, trace)
 
-    async def ask(self, messages: list[Message], max_tokens: int) -> Answer:
-        """Stream one greedy answer of at most `max_tokens`; failures are answers too."""
+    async def ask(self, messages: list[Message], max_tokens: int, key: str = "") -> Answer:
+        """Stream one greedy answer of at most `max_tokens`; failures are answers too.
+
+        `key` is that of the conversation, for one that has lost what its key was made of.
+        """
         body = msgspec.json.encode(
             {
                 "model": self.target.model,
@@ -64,7 +68,7 @@ class Client:
                 "stream_options": {"include_usage": True},
             }
         )
-        answer = await self._send(body)
+        answer = await self._send(body, key or routing_key.of_messages(messages))
         self._answers.append(answer)
         return answer
 
@@ -88,13 +92,13 @@ class Client:
         taken, self._answers = self._answers, []
         return taken
 
-    async def _send(self, body: bytes) -> Answer:
+    async def _send(self, body: bytes, key: str) -> Answer:
         clock = time.perf_counter
         sent = clock()
         try:
             async with (
                 asyncio.timeout(self._timeout_seconds),
-                self._chat.post(body, len(body)) as response,
+                self._chat.post(body, len(body), key) as response,
             ):
                 received = [each async for each in response.received()]
         except TimeoutError:

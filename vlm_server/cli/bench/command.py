@@ -48,7 +48,8 @@ def add_to(commands: Commands) -> None:
         "--scenarios",
         default=",".join(USUAL),
         metavar="A,B",
-        help=f"scenarios to run, in this order, of {', '.join(SCENARIOS)} (default: all but day)",
+        help=f"scenarios to run, in this order, of {', '.join(SCENARIOS)} "
+        "(default: all but streams and day)",
     )
     work.add_argument(
         "--minutes",

@@ -11,11 +11,11 @@ import msgspec
 
 from vlm_server.cli.bench import drift
 from vlm_server.cli.bench.client import Client
-from vlm_server.cli.bench.day import NAME as DAY
-from vlm_server.cli.bench.day import Sample, spend_day
 from vlm_server.cli.bench.figures import Figure
-from vlm_server.cli.bench.material import Material
-from vlm_server.cli.bench.scenarios import SCENARIOS, warm_up
+from vlm_server.cli.bench.scenarios.day import NAME as DAY
+from vlm_server.cli.bench.scenarios.day import Sample, spend_day
+from vlm_server.cli.bench.scenarios.material import Material
+from vlm_server.cli.bench.scenarios.usual import SCENARIOS, warm_up
 from vlm_server.cli.client.answer import Answer
 
 

@@ -1,5 +1,5 @@
 """What can be chosen on the command line: the keys of `servers.KINDS`, those of
-`scenarios.SCENARIOS`, and `day.NAME`.
+`scenarios.usual.SCENARIOS`, and `day.NAME`.
 
 They stand here so that help is shown without importing those.
 """
@@ -19,4 +19,4 @@ USUAL = (
     "right",
 )
 """The scenarios that run unless others are named."""
-SCENARIOS = (*USUAL, "day")
+SCENARIOS = (*USUAL, "streams", "day")

@@ -7,8 +7,8 @@ from html import escape
 
 from vlm_server.cli.bench import drift
 from vlm_server.cli.bench.axes import Axis, Panel
-from vlm_server.cli.bench.day import Sample
 from vlm_server.cli.bench.measure import Run
+from vlm_server.cli.bench.scenarios.day import FIXED_WORK, Sample
 
 _WIDTH = 960
 _LEFT, _RIGHT = 70, 170
@@ -16,6 +16,7 @@ _TITLE, _GAP, _BOTTOM = 30, 30, 50
 _UPPER, _LOWER = 260, 150
 _HEIGHT = _TITLE + _UPPER + _GAP + _LOWER + _BOTTOM
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+_MACHINE_COLOR = "#cc3311"
 _SHOWN_RANGE = (0.8, 1.2)
 """Of the lower panel; requests beyond are drawn at its border."""
 
@@ -36,10 +37,11 @@ def svg(runs: Sequence[Run]) -> str:
 
 
 def _day(run: Run) -> Iterator[str]:
-    title = f"{run.server}, round {run.round}: {len(run.samples)} requests"
+    asked = [sample for sample in run.samples if sample.kind != FIXED_WORK]
+    title = f"{run.server}, round {run.round}: {len(asked)} requests"
     yield f'<text x="{_LEFT}" y="18" font-weight="bold">{escape(title)}</text>'
     minutes = Axis(0.0, run.seconds / 60, _LEFT, _WIDTH - _RIGHT)
-    yield from _times(run.samples, minutes)
+    yield from _times(asked, minutes)
     yield from _levels(run, minutes)
 
 
@@ -73,11 +75,14 @@ def _levels(run: Run, minutes: Axis) -> Iterator[str]:
     parts = drift.parts(run.samples)
     begins = [min(sample.seconds for sample in part) / 60 for part in parts]
     ends = [*begins[1:], run.seconds / 60]
-    for begin, end, level in zip(begins, ends, drift.levels(run.samples), strict=True):
-        if level is not None:
-            yield panel.line(begin, end, min(max(level, least), most))
+    of_server, of_machine = drift.levels(run.samples), drift.fixed_work_levels(run.samples)
+    for levels, color in ((of_machine, _MACHINE_COLOR), (of_server, "#000000")):
+        for begin, end, level in zip(begins, ends, levels, strict=True):
+            if level is not None:
+                yield panel.line(begin, end, min(max(level, least), most), color)
     yield _note(top + 14, "black: a tenth, median")
-    yield _note(top + 30, f"green: ± {drift.MOST_DRIFT:.0%}")
+    yield _note(top + 30, f"red: {FIXED_WORK}, likewise")
+    yield _note(top + 46, f"green: ± {drift.MOST_DRIFT:.0%}")
 
 
 def _group(sample: Sample) -> str:

@@ -17,10 +17,10 @@ from vlm_server.checkpoints import find
 from vlm_server.checkpoints.names import to_download
 from vlm_server.cli.bench import plot, report
 from vlm_server.cli.bench.client import Client, Target
-from vlm_server.cli.bench.day import NAME as DAY
-from vlm_server.cli.bench.images import parse_size
 from vlm_server.cli.bench.measure import Plan, Run, measure
 from vlm_server.cli.bench.names import SCENARIOS
+from vlm_server.cli.bench.scenarios.day import NAME as DAY
+from vlm_server.cli.bench.scenarios.images import parse_size
 from vlm_server.cli.bench.servers import KINDS, find_model, parse_url, started
 from vlm_server.cli.progress import ProgressLine
 from vlm_server.cli.usage.nearest import did_you_mean

@@ -14,6 +14,9 @@ from typing import Self
 
 import httpx
 
+from vlm_server.cli.client.keys import authorization
+from vlm_server.cli.client.routing_key import HEADER
+
 _KEEPALIVE_SECONDS = 2.0
 """Shorter than the 5 seconds of common servers, so that no request is sent on a connection that
 the server is closing."""
@@ -47,14 +50,12 @@ class ChatClient:
     def __init__(
         self, base_url: str, *, api_key: str | None, timeout: httpx.Timeout | None, trust_env: bool
     ) -> None:
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        if api_key is not None:
-            headers["Authorization"] = f"Bearer {api_key}"
+        headers = {b"Content-Type": b"application/json", b"Accept-Encoding": b"identity"}
         self._url = f"{base_url}/chat/completions"
         self._http = httpx.AsyncClient(
             timeout=timeout,
             trust_env=trust_env,
-            headers=headers,
+            headers=headers | authorization(api_key),
             limits=httpx.Limits(max_connections=None, keepalive_expiry=_KEEPALIVE_SECONDS),
         )
 
@@ -71,14 +72,15 @@ class ChatClient:
 
     @asynccontextmanager
     async def post(
-        self, content: bytes | AsyncIterable[bytes], num_bytes: int
+        self, content: bytes | AsyncIterable[bytes], num_bytes: int, key: str = ""
     ) -> AsyncIterator[Response]:
         """The response to a body of `num_bytes`; leaving the block early closes the connection.
 
+        `key` is its conversation's, see `routing_key`; without one a gateway chooses as it likes.
         Raises httpx.HTTPError, and what iterating `content` raises.
         """
         sent = time.perf_counter()
-        headers = {"Content-Length": str(num_bytes)}
+        headers = {"Content-Length": str(num_bytes), **({HEADER: key} if key else {})}
         async with self._http.stream(
             "POST", self._url, content=content, headers=headers
         ) as response:

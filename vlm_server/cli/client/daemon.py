@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from vlm_server.cli.client.keys import authorization
 from vlm_server.cli.failure import CommandFailed
 
 if TYPE_CHECKING:
@@ -20,7 +21,10 @@ OnProgress = Callable[[str, float], None]
 
 
 class Daemon:
-    """The daemon at `url`, which ends in `/v1`. Use as a context manager."""
+    """The daemon at `url`, which ends in `/v1`, or the Shepherd Model Gateway before several.
+
+    Use as a context manager.
+    """
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         import httpx  # takes a moment
@@ -31,7 +35,7 @@ class Daemon:
         self._is_downloading = False
         self._failures = (httpx.HTTPError, httpx.InvalidURL)
         self._http = httpx.Client(
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            headers=authorization(api_key),
             timeout=10.0,
             trust_env=not is_local(url),  # a proxy can't reach this machine's loopback
         )
@@ -45,13 +49,18 @@ class Daemon:
     def is_there(self) -> bool:
         """Whether a daemon answers, even if its model is not loaded yet."""
         try:
-            return self._http.get(f"{self._root}/health/live", timeout=5.0).is_success
+            response = self._http.get(f"{self._root}/health/live", timeout=5.0)
+            if response.status_code == 404:
+                response = self._http.get(f"{self._root}/liveness", timeout=5.0)  # the gateway's
+            return response.is_success
         except self._failures:
             return False
 
     def is_ready(self, on_progress: OnProgress | None = None) -> bool:
         """Whether the model is loaded. Raises CommandFailed if it can't be loaded."""
         response = self._get(f"{self._root}/health/ready")
+        if response.status_code == 404:
+            response = self._get(f"{self._root}/readiness")  # the gateway's
         body = _object(response) if response.status_code == 503 else {}
         state, progress = body.get("status"), body.get("progress")
         self._is_downloading = state == "downloading"

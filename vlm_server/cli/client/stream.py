@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 _CONNECT_SECONDS = 10.0
 
 
-async def stream_chunks(daemon: Daemon, body: bytes) -> AsyncGenerator[Chunk, None]:
+async def stream_chunks(daemon: Daemon, body: bytes, key: str = "") -> AsyncGenerator[Chunk, None]:
     """The chunks of the answer to a request with `"stream": true`. Raises CommandFailed.
 
+    `key` is the conversation's, see `routing_key`.
     There is no limit on time: a long prompt may take minutes to prefill.
     """
     import httpx
@@ -31,7 +32,7 @@ async def stream_chunks(daemon: Daemon, body: bytes) -> AsyncGenerator[Chunk, No
         trust_env=not is_local(daemon.url),
     )
     try:
-        async with client, client.post(body, len(body)) as response:
+        async with client, client.post(body, len(body), key) as response:
             if response.status != 200:
                 said = b"".join([data async for _, data in response.received()])
                 raise CommandFailed(refusal(response.status, said))

@@ -42,7 +42,7 @@ def add_to(commands: Commands) -> None:
     """Add the command to the command line."""
     parser = commands.add_parser(
         "completions",
-        help="print what a shell needs to complete commands",
+        help="print the completions for a shell",
         description="Prints a script that completes commands, options, files, and the names of "
         "models on this machine.",
     )

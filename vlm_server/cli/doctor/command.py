@@ -20,7 +20,7 @@ def add_to(commands: Commands) -> None:
     """Add the command to the command line."""
     parser = commands.add_parser(
         "doctor",
-        help="look for what is wrong, and say what to do",
+        help="find out what is wrong, and what to do about it",
         description="Looks at the machine, the settings, the service and the running daemon, asks "
         "one question about a picture, and says what to do about each thing that is wrong.",
         epilog=_EXIT_CODES,

@@ -55,6 +55,8 @@ _NOTE = (
 def write(path: Path, report: Mapping[str, Any]) -> None:
     """Replace `path`, readable by its owner only. Raises CommandFailed."""
     text = json.dumps(report, indent=1, ensure_ascii=False)
+    if path.is_dir():
+        raise CommandFailed(f"can't write {path}: it is a folder")
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

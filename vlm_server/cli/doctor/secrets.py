@@ -12,8 +12,9 @@ from typing import Any
 from huggingface_hub import constants
 
 from vlm_server.api.http.access import key_file
-from vlm_server.cli.doctor.situation import Situation, expanded
+from vlm_server.cli.doctor.situation import Situation
 from vlm_server.errors import ConfigError
+from vlm_server.settings.paths import expanded
 
 MASK = "***"
 _MIN_CHARS = 6
@@ -50,7 +51,7 @@ class Redactor:
         self._home = str(home) if len(home.parts) > 1 else ""
 
     def text(self, text: str) -> str:
-        """`text` without them."""
+        """`text` with its secrets masked, and `~` for the home folder."""
         for secret in self._known:
             text = text.replace(secret, MASK)
         for pattern, replacement in _PATTERNS:
@@ -59,7 +60,7 @@ class Redactor:
         return text.replace(self._home, "~") if self._home else text
 
     def value(self, value: Any) -> Any:
-        """The same of all texts in what JSON can hold."""
+        """The same for all texts in a value that JSON can hold."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
@@ -76,8 +77,8 @@ def known_secrets(situation: Situation, environment: Mapping[str, str] = os.envi
     for text in (*situation.arguments.set, _read(situation.arguments.config)):
         found |= set(_in_settings(text))
     if file := situation.settings.server.api_key_file:
-        found |= set(_in_key_file(expanded(file, situation.home)))
-    found.add(_read(expanded(constants.HF_TOKEN_PATH, situation.home)).strip())
+        found |= set(_in_key_file(expanded(file)))
+    found.add(_read(expanded(constants.HF_TOKEN_PATH)).strip())
     return {secret for secret in found if len(secret) >= _MIN_CHARS}
 
 

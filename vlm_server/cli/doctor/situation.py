@@ -69,11 +69,6 @@ def home_folder() -> Path:
         return Path("/")
 
 
-def expanded(path: str, home: Path) -> Path:
-    """`path` with `home` for its `~`; unlike `expanduser` it works where nobody has a home."""
-    return home / path[2:] if path.startswith("~/") else Path(path)
-
-
 _NONE: dict[str, Any] = {
     "config": None,
     "set": [],

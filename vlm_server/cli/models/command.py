@@ -33,13 +33,13 @@ def add_to(commands: Commands) -> None:
     actions = models.add_subparsers(metavar="ACTION", required=True, title="actions")
     text = "the models on this machine, and where they are"
     listing = actions.add_parser("list", help=text, description=text.capitalize() + ".")
-    listing.add_argument("--names", action="store_true", help="print their names and nothing else")
+    listing.add_argument("--names", action="store_true", help="print only their names")
     options.add_config_options(listing)
     listing.set_defaults(run=_list)
     manual.add(listing, Manual(environment=manual.HUB, files=manual.HUB_FILES))
     _add(actions, "pull", _PULL, _pull)
     checking = _add(actions, "check", _CHECK, _check)
-    checking.add_argument("--no-load", action="store_true", help="say it without loading it")
+    checking.add_argument("--no-load", action="store_true", help="do not load or ask it")
     removing = _add(actions, "rm", "remove a model from the hub's cache", _remove)
     removing.add_argument("--yes", "-y", action="store_true", help="do not ask")
 

@@ -34,11 +34,13 @@ _EXAMPLES = {
 
 def add_to(commands: Commands) -> None:
     """Add the command and its actions to the command line."""
-    parser = commands.add_parser("service", help="run the daemon in the background from login on")
+    parser = commands.add_parser("service", help="run the daemon in the background, from login")
     actions = parser.add_subparsers(metavar="ACTION", required=True, title="actions")
     for name, text in _STARTS.items():
         added = _add(actions, name, text)
-        added.add_argument("--no-wait", action="store_true", help="wait for no answer")
+        added.add_argument(
+            "--no-wait", action="store_true", help="do not wait for its first answer"
+        )
         if name == "install":
             options.add_model_option(added)
             options.add_config_options(added)
@@ -50,7 +52,7 @@ def add_to(commands: Commands) -> None:
     shown = _add(actions, "status", "show its state; exits with 0 if it is ready")
     shown.add_argument("--json", action="store_true", help="as a JSON object")
     log = _add(actions, "logs", "show the end of its log")
-    log.add_argument("-f", "--follow", action="store_true", help="go on with what is added")
+    log.add_argument("-f", "--follow", action="store_true", help="go on and show new lines")
     log.add_argument("-n", "--lines", type=int, default=50, help="how many lines (50)")
 
 

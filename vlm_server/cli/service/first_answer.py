@@ -10,7 +10,7 @@ import httpx
 
 from vlm_server.cli import terminal
 from vlm_server.cli.client.daemon import refusal
-from vlm_server.cli.client.keys import own_key
+from vlm_server.cli.client.keys import authorization, own_key
 from vlm_server.cli.failure import CommandFailed
 from vlm_server.cli.serve import url_of
 from vlm_server.cli.service.manager import ServiceManager
@@ -36,7 +36,7 @@ class FirstAnswer:
         key = own_key(settings.server)
         self._http = httpx.Client(
             base_url=url_of(settings.server.host, settings.server.port).removesuffix("/v1"),
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            headers=authorization(key),
             timeout=_TIMEOUT_SECONDS,
             trust_env=False,
         )

@@ -65,7 +65,7 @@ class Launchd:
         self.run(("launchctl", "bootout", self._target))
 
     def forget(self) -> None:
-        """It has, at `bootout`."""
+        """Nothing to do: launchd has forgotten the service at `bootout`."""
 
     def start(self) -> None:
         if self._print().returncode == 0:

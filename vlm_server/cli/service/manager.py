@@ -86,7 +86,7 @@ class ServiceManager(Protocol):
         ...
 
     def forget(self) -> None:
-        """The files are gone."""
+        """Let the service manager forget the service: its files are gone."""
         ...
 
     def start(self) -> None:

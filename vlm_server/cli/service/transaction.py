@@ -80,7 +80,7 @@ def _lock(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise CommandFailed(
-            "another 'vlm-server service' command is at work: try again when it is done"
+            "another 'vlm-server service' command is running: try again when it is done"
         ) from None
 
 

@@ -30,7 +30,7 @@ class Ending:
         self._wake()
 
     def start_again(self) -> None:
-        """End, to begin anew."""
+        """End, and start again."""
         self._is_restart = True
         self._wake()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import logging
 import os
 import sys
 import time
@@ -21,10 +22,11 @@ from vlm_server.api.app import create_app
 from vlm_server.api.http.connection.server import SLOW_READER_SECONDS, HttpServer, http_config
 from vlm_server.api.http.intake import intake
 from vlm_server.api.http.openai_errors import encode
-from vlm_server.api.http.tracing import start_tracer
+from vlm_server.api.http.telemetry.tracing import start_tracer
 from vlm_server.api.routes import OPERATIONS
 from vlm_server.child.pool import ChildFailed
 from vlm_server.cli import options, terminal
+from vlm_server.cli.entry import discard_output
 from vlm_server.cli.progress import ProgressLine
 from vlm_server.cli.serve import url_of
 from vlm_server.cli.serving.ending import Ending, stop_on_signals, stop_when_input_ends
@@ -33,6 +35,8 @@ from vlm_server.cli.serving.log_file import LogFile
 from vlm_server.cli.serving.reload import Reloader, start_again
 from vlm_server.settings import Settings, Sources
 from vlm_server.supervisor.models.model_pool import ModelPool
+
+logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 10.0
 """How often the heap, the log file and the settings file are looked at."""
@@ -103,7 +107,7 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
     app = create_app(settings, models, intake_pool, tracer, process.sources)
     server = HttpServer(http_config(app, settings, encode))
     url = url_of(settings.server.host, listener.addresses[0][1])
-    print(terminal.first_words(url, models.names[0], sys.stdout), flush=True)
+    _say(terminal.first_words(url, models.names[0], sys.stdout))
     await models.start()
     announcement = asyncio.create_task(announce(models, progress, url, settings))
     announcement.add_done_callback(lambda task: stop.set() if _has_failed(task) else None)
@@ -163,9 +167,18 @@ async def announce(models: ModelPool, progress: ProgressLine, url: str, settings
     terminal.has_started()
     if sys.stdout.isatty():
         seconds = time.monotonic() - started
-        print(terminal.invitation(url, seconds, settings, sys.stdout), flush=True)
+        _say(terminal.invitation(url, seconds, settings, sys.stdout))
     else:
-        print(terminal.greeting(url, models.names[0], settings), flush=True)
+        _say(terminal.greeting(url, models.names[0], settings))
+
+
+def _say(text: str) -> None:
+    """Print `text` for whoever reads it: if nobody does, or a disk is full, clients are served."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        logger.warning("can't write the output: %s", error.strerror)
+        discard_output()
 
 
 def _has_failed(task: asyncio.Task[None]) -> bool:

@@ -119,8 +119,15 @@ def numeric(host: str) -> str:
     try:
         return str(ipaddress.ip_address(host))
     except ValueError:
+        return _looked_up(host)
+
+
+def _looked_up(host: str) -> str:
+    try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        return str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])
+    except UnicodeError:  # it has a part that is empty, or too long
+        raise socket.gaierror(socket.EAI_NONAME, "it is no host's name") from None
+    return str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])
 
 
 def bind(server: Server) -> socket.socket:

@@ -46,12 +46,12 @@ class LogFile:
                 self._rotate()
 
     def _rotate(self) -> None:
-        for number in range(self._num_older, 1, -1):
-            with contextlib.suppress(FileNotFoundError):
-                os.replace(self._older(number - 1), self._older(number))
         draft = self._path.with_name(f".{self._path.name}.draft")
         with self._path.open("rb") as old, _private(draft) as new:
             shutil.copyfileobj(old, new)
+        for number in range(self._num_older, 1, -1):
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(self._older(number - 1), self._older(number))
         draft.replace(self._older(1))
         os.truncate(self._path, 0)
 

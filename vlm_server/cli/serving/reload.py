@@ -72,7 +72,7 @@ class Reloader:
         self._seen = _version(self._path)
         try:
             settings = await asyncio.to_thread(self._load)
-        except VlmServerError as error:
+        except (VlmServerError, OSError) as error:
             logger.error("the new settings are refused, the old ones stay in force: %s", error)
             return
         finally:

@@ -47,7 +47,7 @@ class Parser(argparse.ArgumentParser):
             "--debug",
             action="store_true",
             default=argparse.SUPPRESS,  # so that it may stand before or after the command
-            help="on an error, show all that is known of it",
+            help="on an error, show a traceback and all details",
         )
         self.set_defaults(parser=self)
 

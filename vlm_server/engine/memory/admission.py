@@ -1,13 +1,14 @@
-"""Whether there is device memory for one more request, beside what others hold and will hold."""
+"""Whether there is device memory for one more request, given what others hold and will need."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from vlm_server.engine.memory import governor
-from vlm_server.engine.memory.governor import MIB, Demand, Governor
+from vlm_server.engine.memory import decisions
+from vlm_server.engine.memory.decisions import Demand
+from vlm_server.engine.memory.governor import MIB, Governor
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
 from vlm_server.errors import MemoryExceeded
@@ -18,14 +19,14 @@ _UNBOUNDED_ANSWER_TOKENS = 2048
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """It may begin. `transient_bytes` are reserved for its worst moment."""
+    """It may begin. `transient_bytes` are reserved for its peak."""
 
     transient_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """What others hold is missing."""
+    """Not now: others hold the memory that it needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class Admission:
             is_settled=is_settled,
         )
         match decision:
-            case governor.Refuse(needed_bytes, free_bytes):
+            case decisions.Refuse(needed_bytes, free_bytes):
                 largest = self._largest_answer(request, free_bytes)
                 advice = f" `max_tokens` may be at most {largest}." if largest else ""
                 return Refuse(
@@ -77,7 +78,7 @@ class Admission:
                         "max_tokens" if largest else None,
                     )
                 )
-            case governor.Wait():
+            case decisions.Wait():
                 if is_settled and self._last_waiting != request.request_id:
                     self._last_waiting = request.request_id
                     self._governor.note_wait()
@@ -88,7 +89,7 @@ class Admission:
     def may_load(self, request: Request) -> bool:
         """Whether what the disk has of `request` fits beside it, if it runs alone.
 
-        What does not is computed instead: nothing is read that no memory can be promised for.
+        If not, it is computed instead: nothing is read that no memory can be reserved for.
         """
         load = request.load
         if load is None:
@@ -101,12 +102,12 @@ class Admission:
         return self._reserved(list(admitted))
 
     def make_room_for_reserved(self, admitted: Iterable[Request]) -> None:
-        """Evict what was cached since, if it is in the way of what is reserved for `admitted`."""
+        """Evict what was cached since, if it takes room that is reserved for `admitted`."""
         if reserved := self._reserved(list(admitted)):
             self._governor.make_room_for_reserved(reserved)
 
     def fit_together(self, requests: Iterable[Request], admitted: Iterable[Request]) -> bool:
-        """Whether these may have their worst moments at once; each was admitted for its own."""
+        """Whether these may have their peaks at once; each was admitted for its own."""
         reserved = self._reserved(list(admitted))
         return self._governor.has_room(reserved + sum(one.transient_bytes for one in requests))
 
@@ -121,10 +122,24 @@ class Admission:
         needed += sum(one.transient_bytes for one in requests)
         return self._governor.has_room(self._reserved(list(admitted)) + needed)
 
-    def _transient(self, request: Request, admitted: list[Request]) -> int:
-        """Bytes at its worst moment: a read from disk, an encode, a chunk, or joining the others.
+    def fits_prefill(
+        self, num_tokens: int, requests: Sequence[Request], admitted: Iterable[Request]
+    ) -> bool:
+        """Whether prompts of these, of at most `num_tokens` each, may be prefilled in one call.
 
-        Joining copies all sequences once. Beside that are its media's features, and a second time
+        Each was admitted for its own prefill, and for joining those that run. Beside that is the
+        cache that all are read into.
+        """
+        needed = self._governor.estimator.of("prefill", len(requests) * num_tokens)
+        longest = max(one.prompt.num_tokens for one in requests)
+        needed += len(requests) * self._kv_bytes(longest)
+        needed += max(one.transient_bytes for one in requests)
+        return self._governor.has_room(self._reserved(list(admitted)) + needed)
+
+    def _transient(self, request: Request, admitted: list[Request]) -> int:
+        """Bytes at its peak: of a read from disk, an encode, a chunk, or joining the others.
+
+        Joining copies all sequences once. Its media's features come on top, and a second time
         as part of the prompt's embeddings.
         """
         prompt, cached = request.prompt, request.num_cached_tokens

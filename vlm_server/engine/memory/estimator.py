@@ -45,10 +45,10 @@ class MemoryEstimator:
         return self._peak_bytes
 
     def of(self, work: Work, num_tokens: int) -> int:
-        """Bytes that so many tokens take at most while they are worked on.
+        """Transient bytes of work on `num_tokens`, at most.
 
-        In proportion: what is fixed makes it too much for more tokens than were seen, and
-        attention, which grows with the square, is worked on in bounded pieces.
+        Proportional to the tokens: the fixed part makes it an overestimate for more tokens than
+        were seen, and attention, which grows with the square, is computed in bounded blocks.
         """
         rates = self._rates[work]
         return int(max(rates, default=_COLD_BYTES[work]) * num_tokens)

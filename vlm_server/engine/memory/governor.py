@@ -12,10 +12,9 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
 
 from vlm_server.cache.caches import Caches
+from vlm_server.engine.memory.decisions import Clear, Decision, Demand, Evict, Keep, Refuse, Wait
 from vlm_server.engine.memory.estimator import MemoryEstimator
 from vlm_server.ports import DeviceMemory, MemoryReading, ProcessMemory
 from vlm_server.protocol import MemoryStats
@@ -29,79 +28,13 @@ _SMALL_POOL_BYTES = 32 * MIB
 _DECODED_TOKENS = 2048
 """Between two looks at the pool while answers run: the more sequences, the fewer steps."""
 _NEAR_SHARE = 16
-"""Near its limit is who has less than this part of it left."""
+"""Memory is near its limit if less than this part (one in so many) of it is left."""
 _FULL_SHARE = 32
-"""A device of which less than this part is free is one that another program is short of."""
+"""If less than this part of a device is free, another program may need some."""
 _DRIVER_SECONDS = 5.0
 """How old the driver's figure may be: asking for it takes time between two steps."""
 _SETTLE_CALLS = 8
 """Calls of `make_room_for_reserved` after which a settling that helped nothing is tried again."""
-
-ClearReason = Literal[
-    "idle",
-    "guard",
-    "chunk",
-    "prefill",
-    "decode",
-    "others",
-    "admission",
-    "failure",
-    "limit",
-    "operator",
-]
-
-
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """Go on; nothing has to go."""
-
-
-@dataclass(frozen=True, slots=True)
-class Clear:
-    """Give the pool back to the system."""
-
-    reason: ClearReason
-
-
-@dataclass(frozen=True, slots=True)
-class Evict:
-    """Drop so much of the caches, what was used longest ago first."""
-
-    num_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Not now: memory that others hold is needed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """Never: it takes more than there is without anybody else. Sizes in bytes."""
-
-    needed_bytes: int
-    free_bytes: int
-
-
-Decision = Keep | Clear | Evict | Wait | Refuse
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """What a request will take, in bytes.
-
-    `resident_bytes` until it ends, beside those that run now. `transient_bytes` more, as learned,
-    at the worst moment of it and of all that were admitted and do not decode yet. `alone_bytes` is
-    what it needs whoever else runs; it is no estimate.
-    """
-
-    resident_bytes: int
-    transient_bytes: int
-    alone_bytes: int
-
-    @property
-    def needed_bytes(self) -> int:
-        return self.resident_bytes + self.transient_bytes
 
 
 class Governor:
@@ -138,7 +71,7 @@ class Governor:
         """As the driver said, and nothing was done about it since."""
 
     def reset_stats(self) -> None:
-        """What is held now is there without any request; count decisions from zero."""
+        """Take what is held now as held without any request; count decisions from zero."""
         self._carry_out(Clear("idle"))
         self._baseline_bytes = self._memory.read().active_bytes
         self._counts.clear()
@@ -168,8 +101,8 @@ class Governor:
     ) -> Decision:
         """Keep, Wait or Refuse. Evicts and clears first what is in the way.
 
-        `reserved_bytes` is what the requests admitted before will still allocate. While it is not
-        settled, what has ended still holds memory: nothing is evicted for lack of that. Until
+        `reserved_bytes` is what the requests admitted before will still allocate. Unless
+        `is_settled`, requests that have ended still hold memory, and nothing is evicted yet. Until
         `reset_stats` all are admitted: the estimator learns from what they take.
         """
         if not self._baseline_bytes:

@@ -1,1 +1,1 @@
-"""One request: its states, its choices, and how tokens become text and end it."""
+"""One request: its states and choices, and how its tokens become text."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from vlm_server.cache.caches import EncodedImage
-from vlm_server.cache.disk_load import DiskLoad, Loaded
+from vlm_server.cache.disk.load import DiskLoad, Loaded
 from vlm_server.cache.holds import CacheHolds
 from vlm_server.cache.lru import Lease
 from vlm_server.deadlines import RequestDeadlines
@@ -209,14 +209,14 @@ class Request:
         self.move_to(State.ENCODING if self.spans_to_encode else State.PREFILL)
 
     def prepare_again(self) -> None:
-        """Begin anew, without the disk."""
+        """Go back to WAITING, to be prepared without the disk."""
         self.release_holds()
         self.load, self.may_use_disk, self.transient_bytes = None, False, 0
         self.num_prefilled = self.num_cached_tokens = 0
         self.move_to(State.WAITING)
 
     def leave_queue(self) -> None:
-        """The device begins with it."""
+        """Note that the device begins with it: it waits no more."""
         self.has_left_queue = True
         self._stopwatch.enter(self.state, has_left_queue=True)
         self.deadlines.begin()
@@ -226,6 +226,12 @@ class Request:
         if self._holds is not None and self._holds.rematch_prefix():
             self.num_prefilled = self.num_cached_tokens = self._holds.num_cached_tokens
             self._note_encoded()
+
+    def cut_prefix(self, length: int) -> None:
+        """Begin its prefill after no more than so many tokens; see `CacheHolds.cut_prefix`."""
+        assert self._holds is not None
+        self._holds.cut_prefix(length)
+        self.num_prefilled = self.num_cached_tokens = self._holds.num_cached_tokens
 
     def next_encode(self) -> EncodeWork | None:
         """The next of its media to encode; None if all are encoded, or found in a cache by now."""

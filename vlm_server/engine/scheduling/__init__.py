@@ -1,1 +1,1 @@
-"""What each step does: the scheduler, and what it asks to decide."""
+"""Decides what each step does: the scheduler, its planner, and the queues that they ask."""

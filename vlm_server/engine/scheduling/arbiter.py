@@ -1,6 +1,6 @@
-"""Whose media the encoder takes, and whose chunk the runner: they share one device.
+"""Whose media the encoder takes next, and whose chunk the runner: they share one device.
 
-Of prompts with media, one at a time is worked on: a device that does two at once finishes both
+Only one prompt with media is worked on at a time: a device that does two at once finishes both
 late. Only beside the last chunk of one may the next one's media be encoded.
 
 What would be encoded one after the other anyway, with no prompt's turn between, may be encoded in
@@ -10,7 +10,7 @@ one call: nobody's prefill comes later for it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
@@ -85,15 +85,38 @@ class EncoderPrefillArbiter:
 
         The decode batch has room for the sequences of every request whose prefill has begun.
         """
+        return self._prefill_turn(self._prefill_queue, ())
+
+    def prefills_after(self, request: Request) -> Iterator[Request]:
+        """Whose chunk would be next, time and again, if each were its prompt's last.
+
+        If nobody came, and the chunk of `request` were first.
+        """
+        queue, done, turn = self._prefill_queue.copy(), list[Request](), request
+        while True:
+            queue.took(turn.request_id)
+            done.append(turn)
+            after = self._prefill_turn(queue, done)
+            if after is None:
+                return
+            turn = after
+            yield turn
+
+    def _prefill_turn(self, queue: FairQueue, done: Collection[Request]) -> Request | None:
+        """Whose turn it is by `queue`, if the prompts of those `done` were prefilled."""
         waiting = [
             _prefill_left(r)
             for r in self._requests.values()
-            if r.state is State.PREFILL and not (r.has_uncached_media and self._encoding)
+            if r.state is State.PREFILL
+            and r not in done
+            and not (r.has_uncached_media and self._encoding)
         ]
-        taken = sum(len(r.seqs) for r in self._requests.values() if r.is_known_to_runner)
+        taken = sum(
+            len(r.seqs) for r in self._requests.values() if r.is_known_to_runner or r in done
+        )
         free = self._max_num_seqs - taken
         room = free + sum(one.num_seqs for one in waiting if one.is_begun)
-        request_id = self._prefill_queue.next(waiting, room)
+        request_id = queue.next(waiting, room)
         return None if request_id is None else self._requests[request_id]
 
     def start_encode(self, works: Sequence[EncodeWork]) -> None:

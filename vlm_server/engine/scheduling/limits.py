@@ -43,6 +43,8 @@ class SchedulerConfig:
     """How the model writes tool calls and thoughts."""
     max_images_per_encode: int = 1
     """1 for a model that takes one image, or frame group of a video, at a time."""
+    max_prompts_per_prefill: int = 1
+    """1 for a model whose layers do not all only append."""
 
     def refusal(self, sampling: SamplingParams) -> RequestError | None:
         """Why `sampling` can't be obeyed here, if it can't."""
@@ -70,17 +72,14 @@ class SchedulerConfig:
     def room_for_answer(self, num_prompt_tokens: int, max_tokens: int | None) -> int:
         """Tokens that an answer may have: at most `max_tokens`, and what the context has room for.
 
-        Raises ContextLengthExceeded if that is nothing, in words by which clients know it: those of
-        OpenAI (LangChain, LiteLLM), vLLM and Anthropic.
+        Raises ContextLengthExceeded if that is nothing.
         """
         room = self.context_tokens - num_prompt_tokens
         if room < 1:
-            raise ContextLengthExceeded(
-                f"Input tokens exceed the configured limit of {self.context_tokens - 1} tokens: "
-                f"this model's maximum context length is {self.context_tokens} tokens, with the "
-                f"answer. The prompt is too long: {num_prompt_tokens} tokens > "
-                f"{self.context_tokens - 1} maximum. Send fewer or shorter messages, or smaller "
-                "images.",
+            raise ContextLengthExceeded.of(
+                self.context_tokens,
+                f"{num_prompt_tokens} tokens > {self.context_tokens - 1} maximum. Send fewer or "
+                "shorter messages, or smaller images.",
                 "messages",
             )
         return min(max_tokens or room, room)

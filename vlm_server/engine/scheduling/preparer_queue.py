@@ -11,17 +11,17 @@ from vlm_server.engine.request.states import State
 
 _MOST_READY = 16
 """Requests that are prepared and do not decode yet: their pixels take the machine's memory."""
-DEAR_PIXELS = 16_000_000
+COSTLY_PIXELS = 16_000_000
 """A request with more to decode may take seconds; two 4K screenshots are just below."""
 
 
 class _Kind(enum.Enum):
-    """What takes a place of its own. A request with media takes several; its schema takes none."""
+    """What is limited by itself. A request with media is of several kinds; its schema adds none."""
 
     TEXT = "neither media nor a schema"
     MEDIA = "media, whatever they cost"
     CHEAP = "images with few pixels"
-    DEAR = "images with many pixels, or a video"
+    COSTLY = "images with many pixels, or a video"
     VIDEO = "a video"
     SCHEMA = "a schema, and no media"
 
@@ -29,23 +29,22 @@ class _Kind(enum.Enum):
 class PreparerQueue:
     """Limits how many requests are prepared at once. Changes no request.
 
-    With media or a schema, never more than can wait: pixels and grammars take memory. Texts take
-    little, and pass them. Dear requests never take all threads, and of videos one is prepared at a
-    time. With media the oldest and the one with the fewest pixels take turns, so that nobody waits
-    for ever. A request that was aborted keeps its thread until that is done.
+    Requests with media or a schema are prepared only as far ahead as they can be used soon, since
+    pixels and grammars take memory; texts take little, and may overtake them. Costly requests never
+    take all threads, and only one video is prepared at a time. Among those with media, the oldest
+    and the one with the fewest pixels are chosen alternately, so that none waits for ever. An
+    aborted request keeps its thread until that is done.
     """
 
     def __init__(self, max_preparing: int, max_ready: int) -> None:
-        """`max_preparing` of each kind at once; `max_ready` more may wait or decode, but for texts.
-
-        Of those that do not decode yet, no more than `_MOST_READY`.
-
-        Of 1, a cheap request may be prepared beside a dear one all the same.
+        """max_preparing: how many of each kind are prepared at once; with 1, a cheap one may still
+        be prepared beside a costly one. max_ready: how many more with media or a schema may be
+        waiting or decoding; of those that do not decode yet, at most `_MOST_READY`.
         """
-        max_dear = max(max_preparing - 1, 1)
+        max_costly = max(max_preparing - 1, 1)
         self._most = dict.fromkeys(_Kind, max_preparing) | {
-            _Kind.MEDIA: max(max_preparing, max_dear + 1),
-            _Kind.DEAR: max_dear,
+            _Kind.MEDIA: max(max_preparing, max_costly + 1),
+            _Kind.COSTLY: max_costly,
             _Kind.VIDEO: 1,
         }
         self._most_begun = max_preparing + max_ready
@@ -126,11 +125,11 @@ def _count(kind: _Kind, each: list[frozenset[_Kind]]) -> int:
 
 
 def _kinds(request: Request) -> frozenset[_Kind]:
-    is_dear = request.has_video or request.num_pixels > DEAR_PIXELS
+    is_costly = request.has_video or request.num_pixels > COSTLY_PIXELS
     found = {
         _Kind.MEDIA: request.has_media,
-        _Kind.DEAR: request.has_media and is_dear,
-        _Kind.CHEAP: request.has_media and not is_dear,
+        _Kind.COSTLY: request.has_media and is_costly,
+        _Kind.CHEAP: request.has_media and not is_costly,
         _Kind.VIDEO: request.has_video,
         _Kind.SCHEMA: request.has_schema and not request.has_media,
     }

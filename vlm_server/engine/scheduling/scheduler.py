@@ -1,4 +1,4 @@
-"""Decides what each step does, and turns what it brought into events.
+"""Has each step planned, and turns what it brought into events.
 
 One step, which `engine.loop` drives:
 
@@ -8,35 +8,28 @@ One step, which `engine.loop` drives:
     events   = scheduler.update(plan, result)
 
 Beside `schedule` and `update` there is only what comes in: `add`, `abort`, `prepared`, `loaded`,
-`encoded`, `drain`; and `expire`, since time passes. Nobody else changes a request.
+`encoded`, `drain`; and `expire`, since time passes. Nobody but it and its `planner` changes a
+request.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from copy import copy
-
-from msgspec.structs import replace
+from copy import deepcopy
 
 from vlm_server.cache.caches import Caches, EncodedImage
-from vlm_server.cache.disk_load import Loaded
-from vlm_server.engine.memory.admission import Admission, Admit, Refuse, Wait
+from vlm_server.cache.disk.load import Loaded
+from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.request.detokenizer import Decoder
-from vlm_server.engine.request.logprobs import logprobs
-from vlm_server.engine.request.output.pieces import Piece, Thought
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import LIVE, State
-from vlm_server.engine.scheduling.arbiter import EncoderPrefillArbiter
-from vlm_server.engine.scheduling.chunk_sizer import ChunkSizer
-from vlm_server.engine.scheduling.disk_queue import DiskQueue
-from vlm_server.engine.scheduling.encode_batcher import EncodeBatcher
+from vlm_server.engine.scheduling.answers import Answers
 from vlm_server.engine.scheduling.limits import SchedulerConfig
-from vlm_server.engine.scheduling.preparer_queue import PreparerQueue
+from vlm_server.engine.scheduling.planner import Planner
 from vlm_server.engine.scheduling.requests import Requests
-from vlm_server.engine.scheduling.stats import SchedulerStats, SpecCounts
+from vlm_server.engine.scheduling.stats import Counts, SchedulerStats
 from vlm_server.errors import (
     ContextLengthExceeded,
     EngineUnavailable,
@@ -45,15 +38,10 @@ from vlm_server.errors import (
 )
 from vlm_server.ports import (
     EncodeWork,
-    LoadWork,
-    NewRequest,
-    PrefillWork,
     Prepared,
-    PrepareWork,
     SchedulerOutput,
     SeqId,
     StepResult,
-    TokenScore,
 )
 from vlm_server.protocol import (
     Accepted,
@@ -67,14 +55,9 @@ from vlm_server.protocol import (
 
 
 class Scheduler:
-    """A step decodes every running sequence and prefills one chunk of one prompt.
-
-    `FairQueue` decides whose: the first one's, and every other time the shortest of the others.
-    First is who came first; of several clients' requests, those whose turn it is (`Turns`).
+    """Takes requests in, and says what becomes of them; `Planner` decides what they get when.
 
     All calls come from the inference thread. A request is tracked from `add` to its terminal event.
-    Its sequences join the batch together, so it waits until there is room for all of them, and
-    those after it wait for it.
     """
 
     def __init__(
@@ -91,16 +74,11 @@ class Scheduler:
         self._config = config
         self._pixels_to_decode = pixels_to_decode
         self._decoder = decoder
+        self._answers = Answers(decoder, config.eos_token_ids)
         self._caches = caches
         self._admission = admission
-        self._chunk_sizer = ChunkSizer(config.max_step_seconds, config.prefill_chunk_tokens)
         self._requests = Requests()
-        self._arbiter = EncoderPrefillArbiter(self._requests, config.max_num_seqs)
-        self._encode_batcher = EncodeBatcher(config, self._requests, self._arbiter, admission)
-        self._encodes_beside = False
-        """Whether the encode under way began beside a prompt's chunk."""
-        self._preparer_queue = PreparerQueue(config.max_preparing, max_ready=config.max_num_seqs)
-        self._disk_queue = DiskQueue()
+        self._planner = Planner(config, self._requests, admission)
         self._finished_seqs: list[SeqId] = []
         """Sequences that have ended since the last plan, and that the runner still holds."""
         self._is_draining = False
@@ -135,7 +113,7 @@ class Scheduler:
 
     def prepared(self, request_id: str, outcome: Prepared | RequestError) -> list[Event]:
         """A preparer is done with a request, which may have been aborted meanwhile."""
-        self._preparer_queue.end(request_id)
+        self._planner.end_prepare(request_id)
         request = self._requests.get(request_id)
         if isinstance(outcome, RequestError):
             return [] if request is None else self._fail(request, outcome)
@@ -155,7 +133,7 @@ class Scheduler:
 
     def loaded(self, request_id: str, loaded: Loaded) -> None:
         """What the disk had of a request was read; it may have been aborted meanwhile."""
-        self._disk_queue.end()
+        self._planner.end_load()
         request = self._requests.get(request_id)
         if request is None:
             loaded.release()
@@ -169,12 +147,14 @@ class Scheduler:
         seconds: float | None,
     ) -> list[Event]:
         """The encoder is done with `works`; see `EncodeDone`."""
-        self._arbiter.end_encode()
-        if not self._encodes_beside:
-            self._encode_batcher.note(works, seconds)
+        self._planner.end_encode(works, seconds)
+        made = list(zip(works, outcomes, strict=True))
+        short = {work.request_id for work, outcome in made if isinstance(outcome, OutOfMemory)}
+        retried = set(filter(self._may_retry, short))
         return [
             event
-            for work, outcome in zip(works, outcomes, strict=True)
+            for work, outcome in made
+            if not (isinstance(outcome, OutOfMemory) and work.request_id in retried)
             for event in self._take_features(work, outcome)
         ]
 
@@ -182,9 +162,7 @@ class Scheduler:
         """Its request may have been aborted meanwhile."""
         request = self._requests.get(work.request_id)
         if isinstance(outcome, RequestError):
-            if request is None or self._may_retry(request, outcome):
-                return []
-            return self._fail(request, outcome)
+            return [] if request is None else self._fail(request, outcome)
         lease = self._caches.store_features(work.span.mm_hash, outcome)
         if request is None:
             lease.release()
@@ -206,39 +184,11 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """All that the next step does; see `SchedulerOutput`."""
-        refused = self._admit_waiting()  # may send a request back to be prepared
-        prepare = self._start_preparing()
-        load = self._start_load()
-        encode = self._start_encode(beside=None)
-        # Listed before the chunk: a prompt that ends with it decodes from the next step on.
-        decode = tuple(seq for r in self._requests.in_state(State.DECODE) for seq in r.seqs)
-        request = self._arbiter.next_to_prefill()
-        new: tuple[NewRequest, ...] = ()
-        prefill = None
-        encode_next: tuple[EncodeWork, ...] = ()
-        if request is not None:
-            new = () if request.is_known_to_runner else (self._new_request(request),)
-            prefill = self._next_chunk(request, others_decode=bool(decode))
-            if prefill.is_last and request.has_uncached_media:
-                encode_next = self._start_encode(beside=request)
-        finished_seqs, self._finished_seqs = tuple(self._finished_seqs), []
-        requests = self._requests.values()
-        return SchedulerOutput(
-            prepare=prepare,
-            load=load,
-            encode=encode,
-            encode_next=encode_next,
-            finished_seqs=finished_seqs,
-            new=new,
-            decode=decode,
-            prefill=prefill,
-            refused=refused,
-            has_requests=bool(requests),
-            waits_for_memory=any(r.state is State.WAITING_FOR_MEMORY for r in requests),
-            waits_for_first_token=any(r.state.waits_for_first_token for r in requests),
-            is_drained=self._is_draining and not (requests or finished_seqs),
-            is_idle=not (self._num_tracked or finished_seqs),
-        )
+        plan = self._planner.plan(tuple(self._finished_seqs), is_draining=self._is_draining)
+        self._finished_seqs.clear()
+        for new in plan.new:
+            self._counts.note_begun(self._requests[new.request_id])
+        return plan
 
     def update(self, plan: SchedulerOutput, result: StepResult) -> list[Event]:
         """What a step brought: one `Tokens` for all, then terminal events."""
@@ -274,16 +224,9 @@ class Scheduler:
     def read(self) -> SchedulerStats:
         return SchedulerStats(
             requests={s.value: sum(1 for _ in self._requests.in_state(s)) for s in LIVE},
-            num_tracked=self._num_tracked + len(self._finished_seqs),
-            num_generated_tokens=self._num_generated_tokens,
-            num_prompt_tokens=self._num_prompt_tokens,
-            num_cached_tokens=self._num_cached_tokens,
-            num_tool_calls=self._num_tool_calls,
-            num_broken_tool_calls=self._num_broken_tool_calls,
-            num_media=self._num_media,
-            num_cached_media=self._num_cached_media,
+            num_tracked=self._planner.num_tracked + len(self._finished_seqs),
+            counts=deepcopy(self._counts),
             caches=self._caches.read(),
-            spec=copy(self._spec),
             progress=tuple(request.progress for request in self._requests.values()),
             max_num_seqs=self._config.max_num_seqs,
         )
@@ -295,170 +238,41 @@ class Scheduler:
 
     def reset_stats(self) -> None:
         """Count tokens, media and tool calls from zero."""
-        self._num_media = self._num_cached_media = 0
-        self._num_tool_calls = self._num_broken_tool_calls = 0
-        self._num_generated_tokens = self._num_prompt_tokens = self._num_cached_tokens = 0
-        self._spec = SpecCounts()
-
-    # ---- parts of a plan; each changes requests as the plan says ---------------------
-
-    def _start_preparing(self) -> tuple[PrepareWork, ...]:
-        work = []
-        for request in self._preparer_queue.next(self._requests.values()):
-            request.move_to(State.PREPARING)
-            assert request.submit is not None
-            cancellation = self._preparer_queue.start(request)
-            work.append(PrepareWork(request.submit, cancellation, request.may_use_disk))
-        return tuple(work)
-
-    def _admit_waiting(self) -> dict[str, RequestError]:
-        """Admit requests, in order, until one has to wait for memory; those after it wait, too.
-
-        Returns those that could not even run alone: they fail in `update`. What has ended must have
-        given its device memory back (`is_settled`) before a request is refused.
-        """
-        self._admission.make_room_for_reserved(self._requests.admitted)
-        is_settled = not self._finished_seqs and self._under_way <= self._requests.keys()
-        refused = dict[str, RequestError]()
-        for request in list(self._requests.in_state(State.WAITING_FOR_MEMORY)):
-            if not self._admission.may_load(request):
-                request.prepare_again()
-                continue
-            match self._admission.decide(request, self._requests.admitted, is_settled=is_settled):
-                case Admit(transient_bytes):
-                    request.admit(transient_bytes)
-                case Refuse(error):
-                    refused[request.request_id] = error
-                case Wait():
-                    break
-        return refused
-
-    def _start_load(self) -> LoadWork | None:
-        work = self._disk_queue.start(self._requests.in_state(State.LOADING))
-        if work is not None:
-            self._requests[work.request_id].leave_queue()
-        return work
-
-    def _start_encode(self, beside: Request | None) -> tuple[EncodeWork, ...]:
-        """What the encoder should start, beside the last chunk of `beside` if there is one."""
-        while request := self._arbiter.next_to_encode(beside):
-            request.rematch_prefix()  # this or the next may find all that was to be encoded
-            work = request.next_encode() if request.state is State.ENCODING else None
-            if work is None:
-                continue
-            if beside and not self._admission.fit_together(
-                (request, beside), self._requests.admitted
-            ):
-                return ()
-            works = [work] if beside else self._encode_batcher.together(request, work)
-            self._arbiter.start_encode(works)
-            self._encodes_beside = beside is not None
-            for request_id in {one.request_id for one in works}:
-                self._requests[request_id].leave_queue()
-            return tuple(works)
-        return ()
-
-    def _new_request(self, request: Request) -> NewRequest:
-        request.rematch_prefix()
-        self._num_prompt_tokens += request.prompt.num_tokens
-        self._num_cached_tokens += request.num_cached_tokens
-        num_media = len(request.prompt.spans)
-        self._num_media += num_media
-        self._num_cached_media += num_media - request.num_encoded
-        request.leave_queue()
-        return request.start_in_runner()
-
-    def _next_chunk(self, request: Request, *, others_decode: bool) -> PrefillWork:
-        """The next chunk of `request`, of the length that `ChunkSizer` allows.
-
-        It ends at a snapshot point if one comes earlier. The first one covers
-        `atomic_prefill_tokens`.
-        """
-        self._arbiter.start_chunk(request)
-        prompt, start = request.prompt, request.num_prefilled
-        left = request.num_prefill_tokens_left
-        end = start + self._chunk_sizer.chunk_tokens(left, others_decode=others_decode)
-        points = prompt.snapshot_points[bisect_right(prompt.snapshot_points, start) :]
-        end = max(prompt.atomic_prefill_tokens, min([end, *points[:1]]))
-        return PrefillWork(request.request_id, start, end, is_last=end == prompt.num_tokens)
+        self._counts = Counts()
 
     # ---- parts of an update --------------------------------------------------------
 
     def _advance(self, plan: SchedulerOutput, result: StepResult) -> None:
-        """Note the progress of the prompt whose chunk was prefilled."""
-        chunk = plan.prefill
-        request = self._requests.get(chunk.request_id) if chunk else None
-        if request is None or chunk is None:
-            return
-        if plan.new:  # the runner has copied what it needs of this request
-            request.release_holds()
-        if request.request_id in result.failures:
-            return
-        self._chunk_sizer.note(chunk.num_tokens, result.prefill_seconds)
-        request.num_prefilled = chunk.end
-        if chunk.is_last:
-            request.move_to(State.DECODE)
+        """Note the progress of the prompts whose chunks were prefilled."""
+        self._planner.note(plan, result)
+        for chunk in plan.prefills:
+            request = self._requests.get(chunk.request_id)
+            if request is None:
+                continue
+            if plan.new:  # the runner has copied what it needs of this request
+                request.release_holds()
+            if request.request_id in result.failures:
+                continue
+            request.num_prefilled = chunk.end
+            if chunk.is_last:
+                request.move_to(State.DECODE)
 
     def _take_tokens(self, request: Request, seq: SeqId, result: StepResult) -> list[Delta]:
-        """What a sequence's tokens bring, up to the end of its choice."""
-        token_ids, deltas = result.tokens[seq], list[Delta]()
-        scores: Sequence[TokenScore | None] = result.logprobs.get(seq) or [None] * len(token_ids)
-        choice, num_before = request.choices[seq.choice], request.choices[seq.choice].num_generated
-        for token_id, score in zip(token_ids, scores, strict=True):
-            deltas += self._take_token(request, seq, token_id, score)
-            if choice.finish_reason is not None:
-                break
-        if drafts := result.drafts.get(seq):
-            num_others = len(token_ids) - drafts.num_accepted - 1  # drawn before the first draft
-            num_taken = choice.num_generated - num_before
-            num_accepted = min(max(num_taken - num_others, 0), drafts.num_accepted)
-            choice.num_accepted += num_accepted
-            choice.num_rejected += drafts.num_drafted - num_accepted
-            self._spec.note(drafts.num_drafted, num_accepted)
-        return deltas
-
-    def _take_token(
-        self, request: Request, seq: SeqId, token_id: int, score: TokenScore | None
-    ) -> list[Delta]:
-        """What a token brings to its choice; a choice that ends releases its sequence."""
-        request.deadlines.take_token(self._clock())
-        pieces = request.append_token(seq, token_id, self._config.eos_token_ids)
-        self._num_generated_tokens += 1
-        choice = request.choices[seq.choice]
-        reason = choice.finish_reason
-        if reason is not None:
+        """What a sequence's tokens bring; a choice that ends releases its sequence."""
+        deltas = self._answers.take(request, seq, result, self._clock(), self._counts)
+        if request.choices[seq.choice].finish_reason is not None:
             self._finished_seqs.append(seq)
-        scores = logprobs(self._decoder, token_id, score)
-        deltas = [_delta(seq, piece) for piece in pieces]
-        if scores:
-            deltas[0] = replace(deltas[0], logprobs=scores)
-        if reason is not None:
-            deltas[-1] = replace(deltas[-1], finish_reason=reason, stop=choice.stop)
-        if request.sampling.reports_usage:
-            deltas[-1] = replace(deltas[-1], usage=request.usage)
         return deltas
 
-    @staticmethod
-    def _may_retry(request: Request, error: RequestError) -> bool:
+    def _may_retry(self, request_id: str) -> bool:
         """Once for each request: memory that was missing may have been freed since."""
-        again = isinstance(error, OutOfMemory) and not request.has_run_out_of_memory
-        request.has_run_out_of_memory = request.has_run_out_of_memory or again
-        return again
+        request = self._requests.get(request_id)
+        if request is None or request.has_run_out_of_memory:
+            return False
+        request.has_run_out_of_memory = True
+        return True
 
     # ---- requests ------------------------------------------------------------------
-
-    @property
-    def _num_tracked(self) -> int:
-        """Requests that are live, being prepared, read from disk or encoded."""
-        known = self._requests.keys() | self._preparer_queue.request_ids
-        return len(known | self._under_way)
-
-    @property
-    def _under_way(self) -> set[str]:
-        """Requests that are read from disk or encoded; some may have ended."""
-        loading = self._disk_queue.loading
-        under_way = {work.request_id for work in self._arbiter.encoding}
-        return under_way | ({loading.request_id} if loading else set())
 
     def _count(self, request: Request, prepared: Prepared) -> list[Event]:
         """End a request of which nothing but the prompt was wanted."""
@@ -484,25 +298,11 @@ class Scheduler:
 
     def _forget(self, request: Request) -> None:
         del self._requests[request.request_id]
-        self._preparer_queue.cancel(request.request_id)
-        self._disk_queue.cancel(request.request_id)
+        self._planner.cancel(request.request_id)
         request.release_holds()
-        for choice in request.choices:
-            self._num_tool_calls += choice.num_tool_calls
-            self._num_broken_tool_calls += choice.num_broken_tool_calls
+        self._counts.note_ended(request)
         if request.is_known_to_runner:
             self._finished_seqs += request.seqs  # even if only its prompt was begun
-
-
-def _delta(seq: SeqId, piece: Piece) -> Delta:
-    request_id, choice = seq
-    match piece:
-        case str():
-            return Delta(request_id, piece, choice=choice)
-        case Thought(text):
-            return Delta(request_id, text, choice=choice, is_reasoning=True)
-        case _:
-            return Delta(request_id, "", choice=choice, tool_call=piece)
 
 
 def _failed(request_id: str, error: RequestError) -> Failed:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from vlm_server.engine.request.request import Request
 from vlm_server.protocol import CacheStats, RequestProgress
 
 
@@ -26,26 +27,48 @@ class SpecCounts:
         self.num_accepted_tokens += num_accepted
 
 
+@dataclass(slots=True)
+class Counts:
+    """What has been done since the last `reset_stats`.
+
+    Tool calls are those of requests that have ended.
+    """
+
+    num_generated_tokens: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_tool_calls: int = 0
+    num_broken_tool_calls: int = 0
+    num_media: int = 0
+    num_cached_media: int = 0
+    spec: SpecCounts = field(default_factory=SpecCounts)
+
+    def note_begun(self, request: Request) -> None:
+        """The prefill of a request begins."""
+        num_media = len(request.prompt.spans)
+        self.num_prompt_tokens += request.prompt.num_tokens
+        self.num_cached_tokens += request.num_cached_tokens
+        self.num_media += num_media
+        self.num_cached_media += num_media - request.num_encoded
+
+    def note_ended(self, request: Request) -> None:
+        """A request has ended, however."""
+        for choice in request.choices:
+            self.num_tool_calls += choice.num_tool_calls
+            self.num_broken_tool_calls += choice.num_broken_tool_calls
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
     """What `/v1/status` and `/metrics` show of the scheduler.
 
     requests: how many there are in each live state. max_num_seqs: how many sequences may decode
-    together. num_tracked: everything that is remembered of
-    any request; 0 when idle. The other counts are since the last `reset_stats`; those of tool
-    calls are of requests that have ended.
+    together. num_tracked: everything that is remembered of any request; 0 when idle.
     """
 
     requests: dict[str, int]
     num_tracked: int
-    num_generated_tokens: int
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    num_tool_calls: int
-    num_broken_tool_calls: int
-    num_media: int
-    num_cached_media: int
+    counts: Counts
     caches: tuple[CacheStats, ...]
-    spec: SpecCounts
     progress: tuple[RequestProgress, ...]
     max_num_seqs: int

@@ -170,7 +170,7 @@ class GrammarServer:
         if not flag:
             self._end()
             self._unavailable = reason.decode(errors="replace")
-            logger.warning("answers can't be held to JSON: %s", self._unavailable)
+            logger.warning("JSON schemas can't be enforced: %s", self._unavailable)
             raise GrammarsUnavailable(self._unavailable)
         return ours
 

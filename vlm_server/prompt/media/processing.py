@@ -81,7 +81,7 @@ def process_image(
         ) from error
     if whole is None:
         raise InvalidImage(
-            f"the model's processor makes nothing of a picture of {image.width}x{image.height} "
+            f"the model's processor returns nothing for a picture of {image.width}x{image.height} "
             "pixels",
             param,
         )
@@ -102,7 +102,7 @@ def process_video(
             f"the model's processor can't take this video of {width}x{height} pixels", param
         ) from error
     if whole is None:
-        raise InvalidVideo("the model's processor made nothing of this video", param)
+        raise InvalidVideo("the model's processor returned nothing for this video", param)
     return _in_units(whole)
 
 

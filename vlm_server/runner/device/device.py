@@ -9,8 +9,8 @@ import mlx.core as mx
 
 from vlm_server import machine
 
-_CUDA_PADDING_TOKENS = 256
-_CUDA_DRAFT_KEYS = 256
+CUDA_BLOCK_TOKENS = 256
+"""More than `KVCache.step` would not fit into a cache's room."""
 
 
 class DeviceKind(enum.Enum):
@@ -62,24 +62,17 @@ class Device:
     def prefill_padding_tokens(self) -> int:
         """What long prefill chunks are padded to a multiple of; 1 for no padding.
 
-        CUDA plans attention anew, for 35 ms, for each number of queries and keys, and keeps 256
-        plans. A multiple of more than `KVCache.step` would not fit into a cache's room.
+        On CUDA, what `cuda_attention` takes at once.
         """
-        return _CUDA_PADDING_TOKENS if self.kind is DeviceKind.CUDA else 1
+        return CUDA_BLOCK_TOKENS if self.kind is DeviceKind.CUDA else 1
 
     @property
     def draft_widths(self) -> tuple[int, ...]:
-        """How many tokens of a sequence a step may take that verifies drafts; none: no drafts.
+        """How many tokens of a sequence a step may take that verifies drafts.
 
-        CUDA plans attention anew for each number of queries and keys, and nobody has measured there
-        yet whether drafts pay for that.
+        On CUDA, 16 take as long as two: launching the kernels takes most of a step.
         """
-        return () if self.kind is DeviceKind.CUDA else (2, 3, 4, 6, 8, 12, 16)
-
-    @property
-    def draft_key_multiple(self) -> int:
-        """What the number of keys in those steps is a multiple of, for the same reason."""
-        return _CUDA_DRAFT_KEYS if self.kind is DeviceKind.CUDA else 1
+        return (16,) if self.kind is DeviceKind.CUDA else (2, 3, 4, 6, 8, 12, 16)
 
     def used_bytes(self) -> int:
         """What all programs use of a CUDA device, as its driver says.

@@ -24,8 +24,25 @@ def joined(running: list[Any], num_running: int, prompt: list[Any], count: int) 
     if num_running == 0 and count == 1:
         return prompt
     new = [_as_rows(layer, count) for layer in prompt]
-    if num_running == 0:
-        return new
+    return new if num_running == 0 else _extended(running, num_running, new)
+
+
+def joined_rows(
+    running: list[Any], num_running: int, prompts: list[RowsKVCache], rows: list[int]
+) -> list[Any]:
+    """The layers of `num_running` rows followed by these `rows` of `prompts`; all end alike.
+
+    A row may come several times. The arguments are not changed.
+    """
+    new = [copy.copy(layer) for layer in prompts]
+    if rows != list(range(len(prompts[0].ends))):
+        for layer in new:
+            layer.keep(rows)
+    even_out(new)
+    return new if num_running == 0 else _extended(running, num_running, new)
+
+
+def _extended(running: list[Any], num_running: int, new: list[Any]) -> list[Any]:
     one = num_running == 1
     rows = [_as_rows(layer, 1) if one else copy.copy(layer) for layer in running]
     for layer, others in zip(rows, new, strict=True):
@@ -89,9 +106,6 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
     Capacity grows by `step` columns at a time.
     """
 
-    key_multiple = 1
-    """Keys and values are handed out up to a multiple of this; what nobody wrote is masked."""
-
     def __init__(
         self, keys: mx.array, values: mx.array, paddings: list[int], ends: list[int]
     ) -> None:
@@ -132,10 +146,10 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
 
         None, which is cheaper, if one new token of each row attends to all columns.
         """
-        is_all = self._are_even and not any(self.paddings) and self.key_multiple == 1
+        is_all = self._are_even and not any(self.paddings)
         if N == 1 and window_size is None and is_all:
             return None
-        columns = mx.arange(self._num_shown(self._idx + N))
+        columns = mx.arange(self._idx + N)
         last = mx.array(self.ends)[:, None] + mx.arange(N)
         last = last[:, None, :, None]
         mask: mx.array = (columns <= last) & (columns >= self.left_padding[:, None, None, None])
@@ -147,8 +161,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         """Append `keys` and `values`, (rows, heads, tokens, head size). Returns all there are."""
         count = keys.shape[2]
         start, end = self._idx, self._idx + count
-        shown = self._num_shown(end)
-        if shown > self.keys.shape[2]:
+        if end > self.keys.shape[2]:
             capacity = self._capacity(end)
             self.keys = _resized(self.keys, start, 0, capacity)
             self.values = _resized(self.values, start, 0, capacity)
@@ -161,7 +174,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
             self.keys[rows, :, columns] = keys.transpose(0, 2, 1, 3)
             self.values[rows, :, columns] = values.transpose(0, 2, 1, 3)
         self._set_ends([row_end + count for row_end in self.ends])
-        return self.keys[..., :shown, :], self.values[..., :shown, :]
+        return self.keys[..., :end, :], self.values[..., :end, :]
 
     def cut(self, counts: list[int]) -> None:
         """Take the last `counts` tokens off each row."""
@@ -173,15 +186,11 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
             return
         lengths = [end - padding for padding, end in zip(self.paddings, self.ends, strict=True)]
         longest = max(lengths)
-        capacity = self._capacity(longest)
+        first = np.array([end - longest for end in self.ends])
+        columns = first[:, None] + np.arange(self._capacity(longest))
+        there = mx.array(np.clip(columns, 0, self.keys.shape[2] - 1))[:, None, :, None]
         self.keys, self.values = (
-            mx.concatenate(
-                [
-                    _resized(side[row : row + 1, :, padding:], n, longest - n, capacity)
-                    for row, (padding, n) in enumerate(zip(self.paddings, lengths, strict=True))
-                ]
-            )
-            for side in (self.keys, self.values)
+            mx.take_along_axis(side, there, axis=2) for side in (self.keys, self.values)
         )
         self._set_rows([longest - n for n in lengths], [longest] * len(lengths))
 
@@ -253,9 +262,6 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
     def _set_ends(self, ends: list[int]) -> None:
         self.ends, self._idx = ends, max(ends)
         self._are_even = min(ends) == self._idx
-
-    def _num_shown(self, end: int) -> int:
-        return -(-end // self.key_multiple) * self.key_multiple
 
     @classmethod
     def _capacity(cls, length: int) -> int:

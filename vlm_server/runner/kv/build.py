@@ -12,7 +12,7 @@ from vlm_server.cache.caches import Caches
 from vlm_server.ports import MemoryReading
 from vlm_server.runner.kv.disk_cache import disk_folder, open_disk_cache
 from vlm_server.runner.kv.segments import can_store, needs_snapshots
-from vlm_server.runner.model.fingerprint import KeptHashes
+from vlm_server.runner.model.checkpoint.fingerprint import KeptHashes
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.settings import Cache
 
@@ -30,7 +30,8 @@ def build_caches(settings: Cache, memory: MemoryReading, loaded: LoadedModel) ->
     """
     free = max(0, memory.limit_bytes - memory.active_bytes)
     with_snapshots = needs_snapshots(loaded.language_model)
-    stores_prefixes = can_store(loaded.language_model)
+    alone = loaded.ranks is None  # other ranks can be told of segments only
+    stores_prefixes = can_store(loaded.language_model) and (alone or not with_snapshots)
     if settings.prefix_bytes and not stores_prefixes:
         logger.warning("this model's state is of a kind that the prefix cache can't store")
 

@@ -1,7 +1,8 @@
 """Features and KV on disk, beneath the caches in memory.
 
 The inference thread only notes what is new; a writer thread writes it, and the disk reader reads.
-What can't be written or read is a miss, and fails no request.
+What can't be written or read is a miss, and fails no request. Other engines may use the folder:
+what they have written is looked for whenever a prompt is looked up.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from pathlib import Path
 
 from vlm_server.cache.block_hash import KVBlock, KVBlockIndex, block_after
 from vlm_server.cache.cache import Cache, EncodedImage
-from vlm_server.cache.disk import DiskStore, is_passing
-from vlm_server.cache.disk_files import default_folder
-from vlm_server.cache.disk_tier import DiskTier, NoDisk, StoredPrefixSizes
+from vlm_server.cache.disk.files import default_folder
+from vlm_server.cache.disk.folder import is_gone
+from vlm_server.cache.disk.store import DiskStore, is_passing
+from vlm_server.cache.disk.tier import DiskTier, NoDisk, StoredPrefixSizes
 from vlm_server.cache.prefix import Source
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.errors import OutOfMemory
@@ -32,9 +34,10 @@ from vlm_server.runner.kv.records import (
     read_header,
 )
 from vlm_server.runner.kv.segments import KVSegment, LayerStates
-from vlm_server.runner.model.fingerprint import state_fingerprint
+from vlm_server.runner.model.checkpoint.fingerprint import state_fingerprint
 from vlm_server.runner.vision.encoder import ImageFeatures
 from vlm_server.settings import Cache as CacheSettings
+from vlm_server.settings.paths import expanded
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +59,11 @@ class DiskCache:
         self._prefix_bytes = prefix_bytes
         self._needs_snapshots = needs_snapshots
         self._lock = threading.Lock()
+        self._catching_up = threading.Lock()
+        """Held while headers are read; before `_lock`."""
         self._blocks = KVBlockIndex(whole=needs_snapshots)
-        self._read_headers()
         self.writer = DiskWriter(store, self._drop)
+        self._catch_up()
 
     @property
     def caches(self) -> tuple[Cache, ...]:
@@ -66,7 +71,6 @@ class DiskCache:
 
     def close(self, seconds: float) -> None:
         self.writer.close(seconds)
-        self._store.close()
 
     def store_features(self, key: str, features: EncodedImage) -> None:
         assert isinstance(features, ImageFeatures)
@@ -103,15 +107,17 @@ class DiskCache:
                 return
             block = block_after(walk.chain, prompt.part(start, end))
             segment = source.take(start, end)
+            record = prefix_record(self._fingerprint, block, segment, snapshot)
             with self._lock:
                 self._blocks.add(block)
-            record = prefix_record(self._fingerprint, block, segment, snapshot)
-            self.writer.add(Job(block.key, record, after))
+                self.writer.add(Job(block.key, record, after))
             start, after = end, (*after, block.key)
 
     def find_prefix(
         self, prompt: PromptKey, known: int, limit: int, salt: str, least: int
     ) -> StoredPrefixSizes | None:
+        if known < min(limit, len(prompt)):
+            self._catch_up()
         length, sizes, most_bytes = known, list[int](), self._prefix_bytes()
         for block, start, count in self._blocks_after(prompt, known, limit, salt):
             size_bytes = self._store.size_of(block.key)
@@ -182,21 +188,31 @@ class DiskCache:
             logger.debug("a cache file can't be parsed", exc_info=True)
             return None
 
-    def _read_headers(self) -> None:
-        """Index the blocks of prompts that are stored."""
-        for key, path in self._store.paths.items():
-            if not key.startswith("prefix-"):
-                continue
-            try:
-                header = read_header(path)
-            except UNREADABLE as error:
-                if is_passing(error):
-                    continue
-                header = None
-            if isinstance(header, PrefixHeader) and header.is_sound(self._fingerprint, key):
+    def _catch_up(self) -> None:
+        """Index the blocks of prompts that are stored by now, whoever stored them."""
+        with self._catching_up:
+            found, gone = self._store.refresh()
+            self._drop(gone)
+            for key in found:
+                if key.startswith("prefix-"):
+                    self._read_header(key)
+
+    def _read_header(self, key: str) -> None:
+        """Index a block, or delete its file if it is none."""
+        path = self._store.path(key)
+        if path is None:
+            return
+        try:
+            header = read_header(path)
+        except (MemoryError, *UNREADABLE) as error:
+            if is_passing(error) or is_gone(error):
+                return
+            header = None
+        if isinstance(header, PrefixHeader) and header.is_sound(self._fingerprint, key):
+            with self._lock:
                 self._blocks.add(header.block)
-            else:
-                self._store.discard(key)
+        else:
+            self._store.discard(key)
 
     # ---- writing -------------------------------------------------------------------
 
@@ -218,13 +234,14 @@ class DiskCache:
         return f"features-{hashlib.sha256(f'{self._fingerprint} {key}'.encode()).hexdigest()}"
 
     def _drop(self, keys: Iterable[str]) -> None:
+        """Forget blocks, but those that are stored again, or will be."""
         with self._lock:
-            self._blocks.drop(keys)
+            self._blocks.drop([key for key in keys if not self._is_known(key)])
 
 
 def disk_folder(settings: CacheSettings) -> Path:
     """Where the files of the disk cache lie; a relative path is one in the system's folder."""
-    return default_folder() / Path(settings.disk_path).expanduser()
+    return default_folder() / expanded(settings.disk_path)
 
 
 def open_disk_cache(
@@ -235,7 +252,7 @@ def open_disk_cache(
     *,
     needs_snapshots: bool,
 ) -> DiskTier:
-    """As `settings` say; `NoDisk`, with a warning, if the folder can't be used or is in use.
+    """As `settings` say; `NoDisk`, with a warning, if the folder can't be used.
 
     `checkpoint` returns its fingerprint, and may raise OSError.
     """

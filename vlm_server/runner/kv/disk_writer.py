@@ -12,8 +12,8 @@ from queue import SimpleQueue
 
 import mlx.core as mx
 
-from vlm_server.cache.disk import DiskStore
-from vlm_server.runner.kv.records import Record
+from vlm_server.cache.disk.store import DiskStore, is_passing
+from vlm_server.runner.kv.records import UNREADABLE, Record, read_header
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Job:
 
 
 class DiskWriter:
-    """The only one that writes to `store`. Thread-safe."""
+    """The only one that writes to `store`, though not to its folder. Thread-safe."""
 
     def __init__(self, store: DiskStore, on_gone: Callable[[Iterable[str]], None]) -> None:
         """`on_gone` is told of keys that were evicted, lost, or could not be written."""
@@ -92,24 +92,35 @@ class DiskWriter:
 
     def _write(self, job: Job) -> bool:
         """Whether there was room. Blocks are used after those that follow them, so that the ends of
-        prompts are evicted first."""
+        prompts are evicted first. What another engine has written meanwhile stays as it is."""
         if not all(key in self._store for key in job.after):
             return False
         gone = self._store.make_room(job.record.size_bytes, keep=job.after)
         if gone is None:
             return False
         self._on_gone(gone)
-        if job.key in self._store:  # though nothing usable was there
-            self._store.discard(job.key)
-        if not self._put(job):
+        if not self._is_stored(job) and not self._put(job):
             return False
         self._store.touch((job.key, *reversed(job.after)))
         return True
 
+    def _is_stored(self, job: Job) -> bool:
+        """Whether there is a file of just this; what is something else by its header is deleted."""
+        path = self._store.path(job.key)
+        if path is None:
+            return False
+        try:
+            is_same = read_header(path) == job.record.header
+        except UNREADABLE as error:
+            is_same = is_passing(error)
+        if not is_same:
+            self._store.discard(job.key)
+        return is_same
+
     def _put(self, job: Job) -> bool:
         """Whether there was room: on a full disk, older files make room once."""
         try:
-            self._store.put(job.key, job.record.write)
+            self._on_gone(self._store.put(job.key, job.record.write, job.after))
         except OSError as error:
             if error.errno not in _FULL:
                 raise
@@ -118,7 +129,7 @@ class DiskWriter:
             if gone is None:
                 return False
             self._on_gone(gone)
-            self._store.put(job.key, job.record.write)
+            self._on_gone(self._store.put(job.key, job.record.write, job.after))
         return True
 
     def _note_failure(self, error: Exception) -> None:

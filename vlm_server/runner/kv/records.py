@@ -5,6 +5,7 @@ A record's header says exactly what it is of: the digests in files' names only s
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -12,7 +13,6 @@ from typing import Any, BinaryIO
 import mlx.core as mx
 import msgspec
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from vlm_server.cache.block_hash import KVBlock
 from vlm_server.cache.prompt_key import MediaSpan, PromptKey
@@ -43,7 +43,7 @@ _NAMES = {
 }
 _ALIGNMENT = 8
 """Of the first array in a file, in bytes."""
-UNREADABLE = (OSError, RuntimeError, ValueError, KeyError, msgspec.MsgspecError, SafetensorError)
+UNREADABLE = (OSError, RuntimeError, TypeError, ValueError, KeyError, msgspec.MsgspecError)
 """What reading something that is no record raises."""
 
 
@@ -151,9 +151,7 @@ class Record:
         GIL, while `mx.clear_cache` on another thread holds the GIL and waits for MLX's threads.
         """
         start = 8 + int.from_bytes(data[:8], "little")
-        entries = msgspec.json.decode(data[8:start], type=dict[str, dict[str, Any]])
-        header = _decoder.decode(entries.pop("__metadata__")[_HEADER])
-        tensors = msgspec.convert(entries, dict[str, _Tensor])
+        header, tensors = _parse(data[8:start])
         content = memoryview(data)[start:]
         arrays = {name: _array(tensor, content) for name, tensor in tensors.items()}
         mx.eval(arrays)
@@ -206,9 +204,29 @@ def _write_all(file: BinaryIO, part: memoryview) -> None:
 
 
 def read_header(path: Path) -> Header:
-    """Reads no array. Raises one of `UNREADABLE` like `Record.read`."""
-    with safe_open(path, framework="numpy") as file:
-        return _decoder.decode((file.metadata() or {})[_HEADER])
+    """Reads no array. Raises one of `UNREADABLE` like `Record.read`, also if the file is too short
+    or too long.
+
+    Not by `safetensors.safe_open`, which maps the file: where another machine deletes it, a network
+    file system ends the process that reads the map.
+    """
+    with path.open("rb") as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if 8 + length > size_bytes:
+            raise ValueError("a cache file ends in its header")
+        header, tensors = _parse(file.read(length))
+    end = max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)
+    if 8 + length + end != size_bytes:
+        raise ValueError("a cache file has another length than its header says")
+    return header
+
+
+def _parse(text: bytes) -> tuple[Header, dict[str, _Tensor]]:
+    """Of a safetensors file's header. Raises one of `UNREADABLE`."""
+    entries = msgspec.json.decode(text, type=dict[str, dict[str, Any]])
+    header = _decoder.decode(entries.pop("__metadata__")[_HEADER])
+    return header, msgspec.convert(entries, dict[str, _Tensor])
 
 
 def features_record(fingerprint: str, key: str, features: ImageFeatures) -> Record:

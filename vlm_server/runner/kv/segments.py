@@ -18,7 +18,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_vlm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
 
-from vlm_server.cache.caches import Prefix
+from vlm_server.ports import PrefixState
 from vlm_server.runner.kv.batch_cache import RowsKVCache
 
 _MOST = 0.75
@@ -173,7 +173,7 @@ def snapshot(layers: Sequence[Any], row: int | None = None) -> LayerStates:
     return LayerStates(tuple(arrays), tuple(counters))
 
 
-def restore(layers: Sequence[Any], prefix: Prefix, num_tokens: int) -> None:
+def restore(layers: Sequence[Any], prefix: PrefixState, num_tokens: int) -> None:
     """Copy what is stored of a prompt of `num_tokens` into its new `layers`.
 
     They get room for the rest of it and for some of its answer.

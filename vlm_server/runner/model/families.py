@@ -15,6 +15,7 @@ from typing import Any, Literal
 from mlx_vlm.utils import get_model_type
 
 from vlm_server.errors import ModelLoadError
+from vlm_server.runner.model.checkpoint.weight_names import SINCE_4_52
 from vlm_server.runner.model.fixes import (
     Fix,
     drop_tokenizer_options,
@@ -24,7 +25,6 @@ from vlm_server.runner.model.fixes import (
     name_image_context,
     read_settings,
 )
-from vlm_server.runner.model.weight_names import SINCE_4_52
 from vlm_server.runner.vision.tiles import LayeredTiling, PackedTiling, Tiling, UnequalTiling
 from vlm_server.runner.vision.towers import (
     DeepstackTower,
@@ -93,8 +93,8 @@ class Family:
     writes_prompts: its processor writes prompts itself and uses no chat template.
     coordinates: what points in its answers refer to: "pixels" of the picture as it sees it,
     "thousandths" of its width and height, or nobody knows (docs/agents.md).
-    grounding_tokens: of a picture, for the model to point at things in a screenshot; 0 if nobody
-    knows.
+    grounding_tokens: of a picture, for the model to point at things in a screenshot (for Qwen's,
+    see https://github.com/ggml-org/llama.cpp/issues/16842); 0 if nobody knows.
     spelling: how mlx-vlm wants its files spelled.
     image_text: what its prompts have for an image, of a family for which mlx-vlm has a single id
     below 0 there, whatever the number of features: see `StandIn`.
@@ -244,7 +244,7 @@ _WRONG = {
     "phi3_v": "mlx-vlm's processor drops the token after each image",
     "phi4mm": "one id stands for an image in its prompts, whatever the number of its features",
 }
-"""Families that would be answered for wrongly, and why; also with `allow_unchecked`."""
+"""Families whose answers would be wrong, and why; refused even with `allow_unchecked`."""
 
 
 def refuse_unservable(config: dict[str, Any], *, allow_unchecked: bool) -> None:
@@ -263,14 +263,14 @@ def refuse_unservable(config: dict[str, Any], *, allow_unchecked: bool) -> None:
     text = (config.get("text_config") or config.get("llm_config") or {}).get("model_type")
     if row and row.text_types and text and text not in row.text_types:
         raise ModelLoadError(
-            f"{name} over {text} is not served: mlx-vlm has it over "
-            f"{' and '.join(row.text_types)} alone (docs/families.md)"
+            f"{name} over {text} is not served: mlx-vlm has it only over "
+            f"{' and '.join(row.text_types)} (docs/families.md)"
         )
     if row is not None or allow_unchecked:
         return
     if not any("vision" in key for key in config):
         raise ModelLoadError(f"{name} seems to be a text model: config.json has no vision_config")
     raise ModelLoadError(
-        f"{name} is not one of the families that are checked (docs/families.md), and may be "
-        "answered for wrongly: --allow-unchecked (model.allow_unchecked) starts it anyway"
+        f"{name} is not one of the families that are checked (docs/families.md), so its answers "
+        "may be wrong: --allow-unchecked (model.allow_unchecked) serves it anyway"
     )

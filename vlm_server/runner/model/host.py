@@ -21,7 +21,7 @@ from vlm_server.runner.model.chat_templates import (
     template_in,
     template_of_checkpoint,
 )
-from vlm_server.runner.model.checkpoint import read_json
+from vlm_server.runner.model.checkpoint.files import read_json
 from vlm_server.runner.model.families import Family, MRopeRule
 from vlm_server.runner.model.probe import ask_positions, chunk_policy
 from vlm_server.runner.model.processors import HostProcessor, pixel_rule

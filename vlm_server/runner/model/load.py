@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import mlx.core as mx
@@ -17,31 +16,32 @@ import mlx_vlm
 from vlm_server.errors import ModelLoadError
 from vlm_server.host_model import HostModel
 from vlm_server.runner.device.device import Device
-from vlm_server.runner.model.checkpoint import (
+from vlm_server.runner.distributed.ranks import Ranks
+from vlm_server.runner.model.checkpoint.code_guard import no_code_of
+from vlm_server.runner.model.checkpoint.config import normalised
+from vlm_server.runner.model.checkpoint.files import (
     check_files,
     check_shards,
     image_settings,
     read_json,
     reason_of,
 )
-from vlm_server.runner.model.code_guard import no_code_of
-from vlm_server.runner.model.config import normalised
-from vlm_server.runner.model.evaluate import arrays_of, evaluate
-from vlm_server.runner.model.families import FAMILIES, Family, Spelling, refuse_unservable
-from vlm_server.runner.model.fingerprint import Checkpoint
-from vlm_server.runner.model.fixes import Fix
-from vlm_server.runner.model.host import host_model
-from vlm_server.runner.model.probe import family_of
-from vlm_server.runner.model.view import view_of
-from vlm_server.runner.model.weight_names import taken
-from vlm_server.runner.model.weights import (
+from vlm_server.runner.model.checkpoint.fingerprint import Checkpoint
+from vlm_server.runner.model.checkpoint.view import view_of
+from vlm_server.runner.model.checkpoint.weight_names import taken
+from vlm_server.runner.model.checkpoint.weights import (
     Budget,
     check_files_fit,
     check_fits,
     dtype_on,
     weight_bytes,
 )
-from vlm_server.runner.text.causal_attention import attending_modules
+from vlm_server.runner.model.evaluate import arrays_of, evaluate
+from vlm_server.runner.model.families import FAMILIES, Family, Spelling, refuse_unservable
+from vlm_server.runner.model.fixes import Fix
+from vlm_server.runner.model.host import host_model
+from vlm_server.runner.model.probe import family_of
+from vlm_server.runner.text.attention import ModelAttention, attention_on
 from vlm_server.runner.text.lm_head import use_last_token_head
 from vlm_server.runner.text.mrope import DecodePositions, decode_positions, use_shared_mrope
 from vlm_server.runner.vision.patches import use_fast_patches
@@ -61,10 +61,11 @@ class LoadedModel:
     model: mlx-vlm's, with every array evaluated, so that any thread may run it.
     host: what prompts need of it. checkpoint: its files. family: what sort of model it is.
     decode_positions: which positions a decode step passes.
-    attending_modules: where prefill chunks attend by our own attention; none on a GPU.
+    attention: our own, where the device gains by it.
     position_lock: whoever calls the model holds it. A lock for families whose encode writes
     positions on the language model, which another thread may be launching; a null context for
     others.
+    ranks: the processes that have the other parts of it, if this one has not all.
     """
 
     model: Any
@@ -74,10 +75,11 @@ class LoadedModel:
     checkpoint: Checkpoint
     device: Device
     decode_positions: DecodePositions
-    attending_modules: tuple[ModuleType, ...]
+    attention: ModelAttention
     default_temperature: float
     default_top_p: float
     position_lock: AbstractContextManager[Any]
+    ranks: Ranks | None = None
 
     @property
     def language_model(self) -> Any:
@@ -93,19 +95,21 @@ class LoadedModel:
         self.family.forget_positions(self.language_model)
 
 
-def load(settings: ModelSettings, device: Device, limit_bytes: int) -> LoadedModel:
-    """The checkpoint in folder `settings.path`. Runs no code from it and fetches nothing.
+def load(
+    settings: ModelSettings, device: Device, limit_bytes: int, ranks: Ranks | None = None
+) -> LoadedModel:
+    """The checkpoint in folder `settings.path`, or this rank's part of it.
 
-    Raises ModelLoadError if the folder is no checkpoint that can be served, or if its weights take
-    more than `limit_bytes`.
+    Runs no code from it and fetches nothing. Raises ModelLoadError if the folder is no checkpoint
+    that can be served, or if its weights take more than `limit_bytes`.
     """
     folder = Path(settings.path)
-    with open_lazily(settings, device, limit_bytes) as opened:
+    with open_lazily(settings, device, limit_bytes, ranks) as opened:
         config, family = opened.config, opened.family
         model, processor = opened.model, opened.processor
         _make_fast(family, model, processor, image_settings(folder), device)
         host = host_model(settings, config, family, model, processor)
-        evaluate(model)
+        evaluate(model if ranks is None or ranks.leads else model.language_model)
     generation = read_json(folder / "generation_config.json")
     return LoadedModel(
         model=model,
@@ -115,10 +119,11 @@ def load(settings: ModelSettings, device: Device, limit_bytes: int) -> LoadedMod
         checkpoint=Checkpoint(folder, str(settings.dtype), settings.chat_template),
         device=device,
         decode_positions=decode_positions(model.language_model, has_mrope=family.mrope is not None),
-        attending_modules=attending_modules(model.language_model) if device.is_cpu else (),
+        attention=ModelAttention(model.language_model, attention_on(device, host.context_tokens)),
         default_temperature=_default_temperature(generation),
         default_top_p=float(generation.get("top_p") or 1.0),
         position_lock=_position_lock(family),
+        ranks=ranks,
     )
 
 
@@ -134,7 +139,9 @@ class OpenedModel:
 
 
 @contextmanager
-def open_lazily(settings: ModelSettings, device: Device, limit_bytes: int) -> Iterator[OpenedModel]:
+def open_lazily(
+    settings: ModelSettings, device: Device, limit_bytes: int, ranks: Ranks | None = None
+) -> Iterator[OpenedModel]:
     """The checkpoint in folder `settings.path`, before its weights are read. See `load`.
 
     They can be read during the `with` block.
@@ -146,7 +153,8 @@ def open_lazily(settings: ModelSettings, device: Device, limit_bytes: int) -> It
     spelling = row.spelling if row else Spelling()
     config = normalised(config, spelling)
     dtype, budget = dtype_on(device, settings.dtype), Budget(limit_bytes, device)
-    check_files_fit(folder, dtype, budget)
+    if ranks is None:
+        check_files_fit(folder, dtype, budget)
     with view_of(folder, config) as view:
         with no_code_of(folder), no_code_of(view), taken(config, spelling.weight_prefixes):
             model, processor = _load(folder, view)
@@ -157,6 +165,8 @@ def open_lazily(settings: ModelSettings, device: Device, limit_bytes: int) -> It
             logger.warning("%s", warning)
         if dtype != "auto":
             model.set_dtype(_DTYPES[dtype])
+        if ranks is not None:
+            ranks.shard(model, family.name)
         size_bytes = sum(array.nbytes for array in arrays_of(model))
         check_fits(size_bytes, weight_bytes(folder, "auto"), dtype, budget)
         yield OpenedModel(config, family, model, processor, size_bytes)

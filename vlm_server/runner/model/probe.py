@@ -72,7 +72,7 @@ def ask_positions(language_model: Any) -> AskPositions:
 
 
 def media_start(config: Any) -> int:
-    """The token before an image."""
+    """The id of the token that stands before an image."""
     names = ("vision_start_token_id", "image_start_token_id")
     return int(next(getattr(config, name) for name in names if hasattr(config, name)))
 

@@ -17,11 +17,11 @@ from vlm_server.errors import ModelLoadError
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.device.memory import limit_bytes
 from vlm_server.runner.kv.planned import planned_state_size
-from vlm_server.runner.model.config import as_read
+from vlm_server.runner.model.checkpoint.config import as_read
+from vlm_server.runner.model.checkpoint.weights import Budget, bytes_as, check_tensors_fit, dtype_on
 from vlm_server.runner.model.families import FAMILIES, refuse_unservable
 from vlm_server.runner.model.host import context_tokens_of, image_token_of
 from vlm_server.runner.model.load import open_lazily
-from vlm_server.runner.model.weights import Budget, bytes_as, check_tensors_fit, dtype_on
 from vlm_server.settings import Model
 
 _STORED = {"float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2)}

@@ -128,7 +128,7 @@ class SequenceSampler:
             self._matcher.advance([i for i in token_ids if i != NO_TOKEN])
 
     def close(self) -> None:
-        """The row has left."""
+        """Release the matcher: the row has left the batch."""
         if self._matcher is not None:
             self._matcher.close()
 

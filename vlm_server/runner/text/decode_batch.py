@@ -15,8 +15,7 @@ there, and keeps what it drew up to the first that differs from its draft (`wide
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import mlx.core as mx
@@ -24,57 +23,38 @@ import numpy as np
 
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.errors import RequestError
-from vlm_server.ports import DraftCounts, PreparedPrompt, SeqId, TokenScore
-from vlm_server.runner.kv.batch_cache import even_out, filtered, joined, merged, separated
+from vlm_server.ports import PreparedPrompt, SeqId
+from vlm_server.runner.kv.batch_cache import (
+    even_out,
+    filtered,
+    joined,
+    joined_rows,
+    merged,
+    separated,
+)
 from vlm_server.runner.kv.segments import SequenceState, snapshot
-from vlm_server.runner.sampling.logprobs import Scores, score
-from vlm_server.runner.sampling.sampler import SequenceSampler, choice_params, sample
-from vlm_server.runner.text.drafts import Drafter
+from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.sampling.logprobs import Scores
+from vlm_server.runner.sampling.sampler import NO_TOKEN, SequenceSampler, choice_params
+from vlm_server.runner.text.drawn import Sampled, Unread, by_sequence, draw_next
 from vlm_server.runner.text.mrope import DecodePositions
-from vlm_server.runner.text.prefill import Prefill
+from vlm_server.runner.text.prefill import Prefilled
 from vlm_server.runner.text.sequence import DecodingSequence
-from vlm_server.runner.text.speculation import Speculation
-from vlm_server.runner.text.wide_step import WideStep
-
-
-@dataclass(frozen=True, slots=True)
-class _Unread:
-    """What was drawn in the step before, for the sequences that were here then."""
-
-    seqs: list[DecodingSequence]
-    tokens: mx.array
-    scores: list[Scores]
-
-
-@dataclass(slots=True)
-class Sampled:
-    """Tokens by sequence, the scores of those that were asked for, and what became of drafts."""
-
-    tokens: dict[SeqId, list[int]] = field(default_factory=dict)
-    scores: dict[SeqId, list[TokenScore]] = field(default_factory=dict)
-    drafts: dict[SeqId, DraftCounts] = field(default_factory=dict)
-
-    def add(self, other: Sampled) -> None:
-        """Take in what another batch brought."""
-        self.tokens |= other.tokens
-        self.scores |= other.scores
-        self.drafts |= other.drafts
+from vlm_server.runner.text.speculation.drafts import Drafter
+from vlm_server.runner.text.speculation.speculation import Speculation
+from vlm_server.runner.text.speculation.wide_step import WideStep
 
 
 class DecodeBatch:
-    """Sequences come with their own cache, those of a request together; each leaves at any step."""
+    """Sequences come with their prompt's cache, those of a request together.
 
-    def __init__(
-        self,
-        language_model: Any,
-        eos_token_ids: frozenset[int],
-        positions: DecodePositions,
-        speculation: Speculation | None = None,
-    ) -> None:
+    Each leaves at any step.
+    """
+
+    def __init__(self, loaded: LoadedModel, speculation: Speculation | None = None) -> None:
         """Without `speculation` no drafts are verified."""
-        self._language_model = language_model
-        self._eos_token_ids = eos_token_ids
-        self._positions = positions
+        self._loaded = loaded
+        self._language_model = loaded.language_model
         self._speculation = speculation
         self._seqs: list[DecodingSequence] = []
         self._cache: list[Any] = []
@@ -83,7 +63,7 @@ class DecodeBatch:
         self._scores: list[Scores] = []
         self._logits: mx.array | None = None
         """(sequences, vocabulary), lazy: what is to be drawn from; None before `forward`."""
-        self._unread: _Unread | None = None
+        self._unread: Unread | None = None
         self._wide: WideStep | None = None
         """The step that verifies drafts, from `forward` to `result`."""
 
@@ -96,22 +76,41 @@ class DecodeBatch:
         """Sequences that follow a grammar."""
         return len(self._guided())
 
-    def join(self, request_id: str, prefill: Prefill, logits: mx.array) -> Sampled:
-        """Add a sequence for each choice of a prefilled request; their first tokens.
+    def join(self, prefills: Mapping[str, Prefilled], logits: mx.array) -> Sampled:
+        """Add a sequence for each choice of prefilled requests; their first tokens.
 
-        Those are drawn from `logits` (1, vocabulary), between two steps. Each sequence gets a copy
-        of the prompt's cache, or the cache itself if it is alone. The running sequences are left as
-        they were if this fails. See `result` for `NO_TOKEN`.
+        There is one request, or several that were read together. Those tokens are drawn from
+        `logits` (requests, vocabulary), between two steps. Each sequence gets a copy of the
+        prompt's cache, or the cache itself if it is alone. The running sequences are left as they
+        were if this fails. See `result` for `NO_TOKEN`.
         """
-        seqs = self._new_seqs(request_id, prefill, logits.shape[-1])
+        seqs = [
+            seq
+            for request_id, prefill in prefills.items()
+            for seq in self._new_seqs(request_id, prefill, logits.shape[-1])
+        ]
         self._forget_time()
-        first, scores = _draw(mx.broadcast_to(logits, (len(seqs), logits.shape[-1])), seqs)
-        cache = joined(self._cache, len(self._seqs), prefill.cache, len(seqs))
+        try:
+            return self._join(seqs, list(prefills.values()), logits)
+        except Exception:
+            for seq in seqs:
+                seq.sampler.close()
+            raise
+
+    def _join(
+        self, seqs: list[DecodingSequence], prefills: list[Prefilled], logits: mx.array
+    ) -> Sampled:
+        rows = [row for row, prefill in enumerate(prefills) for _ in range(prefill.sampling.n)]
+        first, scores = draw_next(logits[mx.array(rows)], seqs, self._loaded.ranks)
+        if len(prefills) == 1:
+            cache = joined(self._cache, len(self._seqs), prefills[0].cache, len(seqs))
+        else:
+            cache = joined_rows(self._cache, len(self._seqs), prefills[0].cache, rows)
         tokens = first if self._tokens is None else mx.concatenate([self._tokens, first])
         mx.eval(first, tokens, [layer.state for layer in cache])
+        sampled = Sampled(scores=by_sequence(scores))
         self._cache, self._tokens = cache, tokens
         self._seqs += seqs
-        sampled = Sampled(scores=_read(scores))
         for seq, token in zip(seqs, np.array(first).tolist(), strict=True):
             seq.tell([token])
             sampled.tokens[seq.id] = [token]
@@ -154,7 +153,7 @@ class DecodeBatch:
         """
         assert self._logits is not None
         rows = [i for i, seq in enumerate(self._seqs) if seq.id.request_id == request_id]
-        other = DecodeBatch(self._language_model, self._eos_token_ids, self._positions)
+        other = DecodeBatch(self._loaded)
         other._seqs = [self._seqs[i] for i in rows]
         other._logits = self._logits[mx.array(rows)]
         other._cache = self._cache
@@ -183,11 +182,14 @@ class DecodeBatch:
             return
         self._wide = self._new_wide_step()
         tokens, self._tokens = self._tokens, None
-        self._unread = _Unread(self._seqs, tokens, self._scores)
+        self._unread = Unread(self._seqs, tokens, self._scores)
         if self._wide is not None:
-            self._wide.forward(self._language_model, self._cache, self._position_ids)
+            with self._loaded.attention.in_place():
+                self._wide.forward(self._language_model, self._cache, self._position_ids)
             return
-        output = self._language_model(tokens[:, None], cache=self._cache, **self._position_ids(1))
+        position_ids = self._position_ids(1)
+        with self._loaded.attention.in_place():
+            output = self._language_model(tokens[:, None], cache=self._cache, **position_ids)
         self._logits = output.logits[:, -1]
         self._follow_grammars(tokens, self._logits)
         for seq in self._seqs:
@@ -212,7 +214,7 @@ class DecodeBatch:
         logits, self._logits = self._logits, None
         for seq in self._guided():
             seq.sampler.take_mask()
-        self._tokens, self._scores = _draw(logits, self._seqs)
+        self._tokens, self._scores = draw_next(logits, self._seqs, self._loaded.ranks)
         state = _counters(self._cache)
         state += [array for seq in self._seqs for array in seq.sampler.state]
         state += [array for each in self._scores for array in each.arrays]
@@ -241,7 +243,7 @@ class DecodeBatch:
             if not seq.is_reported:
                 sampled.tokens[seq.id] = [token]
             seq.is_reported = seq.is_known = False
-        scores = _read(unread.scores)
+        scores = by_sequence(unread.scores)
         sampled.scores = {seq: score for seq, score in scores.items() if seq in sampled.tokens}
         wide, self._wide = self._wide, None
         if wide is not None:
@@ -258,23 +260,27 @@ class DecodeBatch:
         for seq, token in zip(self._seqs, tokens, strict=True):
             if not seq.is_known:
                 seq.tell([token])
-        drafts = self._speculation.drafts(self._seqs, self._eos_token_ids)
+        drafts = self._speculation.drafts(self._seqs, self._loaded.host.eos_token_ids)
         if drafts is None:
             return None
-        return WideStep(self._seqs, tokens, drafts, self._speculation.key_multiple)
+        return WideStep(self._seqs, tokens, drafts)
 
     def _take(self, wide: WideStep, sampled: Sampled) -> None:
-        """Keep what `wide` verified: the rows' next tokens are known, and reported at once."""
+        """Keep what `wide` verified: the rows' next tokens are known, and reported at once.
+
+        All but `NO_TOKEN`, as by a plain step: what was drawn before it may have ended the answer.
+        """
         last = []
         taken, scores = wide.result(self._cache)
         for seq, tokens in zip(self._seqs, taken, strict=True):
             seq.tell(tokens)
-            seq.is_reported = True
+            seq.is_reported = tokens[-1] != NO_TOKEN
             seq.token_ids += tokens[:-1]
             last.append(tokens[-1])
-            sampled.tokens.setdefault(seq.id, []).extend(tokens)
+            if told := tokens if seq.is_reported else tokens[:-1]:
+                sampled.tokens.setdefault(seq.id, []).extend(told)
             if seq.id in scores:
-                sampled.scores.setdefault(seq.id, []).extend(scores[seq.id])
+                sampled.scores.setdefault(seq.id, []).extend(scores[seq.id][: len(told)])
         sampled.drafts = wide.counts
         self._tokens, self._scores = mx.array(last, dtype=mx.int32), []
         if self._speculation is not None and self._speculation.needs_even_rows:
@@ -313,7 +319,7 @@ class DecodeBatch:
         return PromptKey(token_ids, seq.prompt.spans), state
 
     def _new_seqs(
-        self, request_id: str, prefill: Prefill, vocabulary_size: int
+        self, request_id: str, prefill: Prefilled, vocabulary_size: int
     ) -> list[DecodingSequence]:
         count = prefill.sampling.n
         matchers = prefill.grammar.begin(count) if prefill.grammar else [None] * count
@@ -321,7 +327,7 @@ class DecodeBatch:
             SequenceSampler(
                 choice_params(prefill.sampling, choice),
                 prefill.prompt.token_ids,
-                self._eos_token_ids,
+                self._loaded.host.eos_token_ids,
                 vocabulary_size,
                 matcher,
             )
@@ -349,31 +355,16 @@ class DecodeBatch:
 
     def _position_ids(self, width: int) -> dict[str, mx.array]:
         """The M-RoPE positions of each sequence's next tokens: see `DecodePositions`."""
-        if self._positions is DecodePositions.NONE:
+        if self._loaded.decode_positions is DecodePositions.NONE:
             return {}
         first = mx.array([[seq.position + seq.prompt.rope_delta] for seq in self._seqs])
         positions = first if width == 1 else first + mx.arange(width)
-        if width > 1 or self._positions is DecodePositions.THREE:
+        if width > 1 or self._loaded.decode_positions is DecodePositions.THREE:
             positions = mx.broadcast_to(positions[None], (3, *positions.shape))
         return {"position_ids": positions}
 
     def _new_drafter(self, prompt: PreparedPrompt) -> Drafter | None:
         return Drafter(prompt.token_ids, prompt.prediction) if self._speculation else None
-
-
-def _draw(logits: mx.array, seqs: list[DecodingSequence]) -> tuple[mx.array, list[Scores]]:
-    """The next token of each sequence, and the scores of those that ask."""
-    tokens = sample(logits, [seq.sampler for seq in seqs])
-    asking = [
-        (i, seq.id, count)
-        for i, seq in enumerate(seqs)
-        if (count := seq.sampler.params.logprobs) is not None
-    ]
-    return tokens, score(logits, tokens, asking)
-
-
-def _read(scores: list[Scores]) -> dict[SeqId, list[TokenScore]]:
-    return {seq_id: [entry] for each in scores for seq_id, entry in each.read()}
 
 
 def _counters(cache: list[Any]) -> list[mx.array]:

@@ -8,7 +8,7 @@ while, it comes back; the more often it left, the longer that takes.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,11 @@ from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.errors import RequestError
 from vlm_server.ports import SeqId
 from vlm_server.runner.kv.segments import SequenceState
-from vlm_server.runner.text.decode_batch import DecodeBatch, Sampled
-from vlm_server.runner.text.mrope import DecodePositions
-from vlm_server.runner.text.prefill import Prefill
-from vlm_server.runner.text.speculation import Speculation
+from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.text.decode_batch import DecodeBatch
+from vlm_server.runner.text.drawn import Sampled
+from vlm_server.runner.text.prefill import Prefilled
+from vlm_server.runner.text.speculation.speculation import Speculation
 
 _MAX_PATIENCE_SECONDS = 0.05
 """How long all wait for grammars that usually are in time; most take a tenth of a millisecond."""
@@ -29,6 +30,8 @@ _PATIENCE_PER_MASK_SECONDS = 0.001
 """How long all wait for each in the long run."""
 _ALONE_SECONDS = 0.02
 """How long to wait for a grammar where there is nothing else to decode."""
+_ALL_TOGETHER_SECONDS = 3600.0
+"""How long all wait where nobody may decode apart: grammars have limits of their own."""
 _STEPS_IN_TIME = 32
 """After so many a request comes back; twice as many each time."""
 
@@ -44,16 +47,12 @@ class _Apart:
 class DecodeBatches:
     """The sequences of a model. Each `launch` is followed by one `result`."""
 
-    def __init__(
-        self,
-        language_model: Any,
-        eos_token_ids: frozenset[int],
-        positions: DecodePositions,
-        speculation: Speculation | None = None,
-    ) -> None:
+    def __init__(self, loaded: LoadedModel, speculation: Speculation | None = None) -> None:
         """`speculation`: for those that decode together."""
         self._speculation = speculation
-        self._together = DecodeBatch(language_model, eos_token_ids, positions, speculation)
+        self._together = DecodeBatch(loaded, speculation)
+        self._may_part = loaded.ranks is None
+        """Several ranks do the same steps: all wait for a grammar then."""
         self._apart: dict[str, _Apart] = {}
         """By request; the one that waits longest for its turn first."""
         self._times_late: dict[str, int] = {}
@@ -64,9 +63,9 @@ class DecodeBatches:
     def seq_ids(self) -> tuple[SeqId, ...]:
         return tuple(seq_id for batch in self._batches() for seq_id in batch.seq_ids)
 
-    def join(self, request_id: str, prefill: Prefill, logits: mx.array) -> Sampled:
+    def join(self, prefills: Mapping[str, Prefilled], logits: mx.array) -> Sampled:
         """See `DecodeBatch.join`."""
-        return self._together.join(request_id, prefill, logits)
+        return self._together.join(prefills, logits)
 
     def runs_on(self, cache: list[Any]) -> bool:
         """See `DecodeBatch.runs_on`."""
@@ -123,6 +122,8 @@ class DecodeBatches:
         started = time.monotonic()
         more = _PATIENCE_PER_MASK_SECONDS * self._together.num_guided
         patience = min(self._patience_seconds + more, _MAX_PATIENCE_SECONDS)
+        if not self._may_part:
+            patience = _ALL_TOGETHER_SECONDS
         for request_id in self._together.late(patience):
             self._part(request_id)
         self._patience_seconds = max(patience - (time.monotonic() - started), 0.0)

@@ -2,22 +2,24 @@
 
 mlx-vlm's families compute those of every token of a prompt: 622 MB in bfloat16 for 2,048 tokens and
 a vocabulary of 152,000. Nobody here reads any but the last token's, or, where draft tokens are
-verified, the last few.
+verified, the last few. Of prompts that are padded to one length, it is one each, at its own place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx.nn import (  # type: ignore[attr-defined]  # mlx.nn is not typed
     Embedding,
     Linear,
     QuantizedEmbedding,
     QuantizedLinear,
 )
+from numpy.typing import NDArray
 
 
 class _OfLastToken:
@@ -25,9 +27,13 @@ class _OfLastToken:
     """How many of the last tokens get logits."""
     num_padding = 0
     """Positions after the last token, which are padding."""
+    places: NDArray[np.int32] | None = None
+    """(rows,): which token of each row gets logits, if they differ."""
 
     def _last(self, x: mx.array) -> mx.array:
         """Of (rows, tokens, hidden), the last tokens'."""
+        if self.places is not None:
+            return x[mx.arange(len(x)), mx.array(self.places)][:, None]
         end = x.shape[1] - self.num_padding
         return x[:, end - self.num_tokens : end]
 
@@ -90,6 +96,19 @@ def logits_of_last(
     finally:
         for head in heads:
             head.num_tokens, head.num_padding = 1, 0
+
+
+@contextmanager
+def logits_at(language_model: Any, places: Sequence[int]) -> Iterator[None]:
+    """Logits are those of one token of each row, (rows, 1, vocabulary): see `_OfLastToken`."""
+    heads = [layer for layer in _heads(language_model) if isinstance(layer, _OfLastToken)]
+    for head in heads:
+        head.places = np.array(places, dtype=np.int32)
+    try:
+        yield
+    finally:
+        for head in heads:
+            head.places = None
 
 
 def _heads(language_model: Any) -> tuple[Any, Any]:

@@ -1,13 +1,13 @@
 """Pads prefill chunks, so that they come in few sizes.
 
-CUDA plans attention anew for each number of queries and keys, which takes 35 ms, and hardly two
-prompts are of one length. A padded chunk starts and ends at multiples of the padding. The padding
+CUDA plans attention anew for each number of queries and keys, and hardly two prompts are of one
+length (`cuda_attention`). A padded chunk starts and ends at multiples of the padding. The padding
 after the chunk is masked, since attention is causal. The positions before it are those of tokens
 that the cache holds already; nobody reads their queries.
 
 Only queries after a token can hide keys after it: CUDA's causal attention takes the last query to
-be at the last key, and a mask would cost more than it saves. So the padding costs tokens, and short
-chunks get less of it.
+be at the last key, and a mask would cost more than it saves. So the padding costs tokens: on an
+H200, 256 take as long as 64.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ _TOKEN_AXES = {
     "position_ids": 2,
 }
 """Of arrays; in a list, deepstack has an entry for each visual token alone."""
-_LEAST_MULTIPLE = 64
-"""What short chunks are padded to a multiple of, if not to one of fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +41,10 @@ class PaddedChunk:
     def around(cls, start: int, end: int, multiple: int) -> PaddedChunk:
         """The least padded chunk that holds these tokens, and starts and ends at multiples.
 
-        Of `multiple`, or, of a chunk that is shorter than that, of half of it, and so on down to
-        `_LEAST_MULTIPLE`. A single token is not padded: it has a kernel of its own.
+        A single token is not padded: it has a kernel of its own.
         """
         if end - start == 1:
             multiple = 1
-        while multiple > max(end - start, _LEAST_MULTIPLE):
-            multiple //= 2
         return cls(start, end, start // multiple * multiple, -(-end // multiple) * multiple)
 
     @property

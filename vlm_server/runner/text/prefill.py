@@ -10,48 +10,68 @@ from mlx_vlm.models.cache import KVCache, make_prompt_cache
 from numpy.typing import NDArray
 
 from vlm_server.ports import Grammar, NewRequest, PreparedPrompt
-from vlm_server.runner.kv.segments import LayerStates, restore, room_for, snapshot
+from vlm_server.runner.kv.segments import (
+    LayerStates,
+    SequenceState,
+    restore,
+    room_for,
+    snapshot,
+)
 from vlm_server.runner.model.families import Deepstack
 from vlm_server.runner.model.load import LoadedModel
-from vlm_server.runner.text.causal_attention import our_attention
 from vlm_server.runner.text.lm_head import has_last_token_head, logits_of_last
 from vlm_server.runner.text.padded_chunk import PaddedChunk, PaddedChunkCache
 from vlm_server.runner.vision.encoder import ImageFeatures
 
 
-class Prefill:
-    """A request from the first prompt token that was not cached to its last.
+class Prefilled:
+    """A request whose prompt is in `cache`, or will be.
 
+    row: that of the prompt, if it shares the cache with others that were read together.
     `snapshots` are taken at the prompt's snapshot points, by the number of tokens they follow.
     """
 
-    def __init__(self, loaded: LoadedModel, request: NewRequest) -> None:
-        self._loaded = loaded
+    def __init__(self, request: NewRequest, cache: list[Any], row: int | None = None) -> None:
         self.prompt = request.prompt
         self.sampling = request.sampling
-        self.cache: list[Any] = make_prompt_cache(loaded.language_model)
-        for layer in self.cache:
-            if type(layer) is KVCache:  # made once for all chunks, which then do not grow it
-                layer.step = room_for(request.prompt.num_tokens)
-        padding_tokens = loaded.device.prefill_padding_tokens
-        self._padding_multiple = padding_tokens if self._can_be_padded() else 1
+        self.cache = cache
+        self.row = row
         self.snapshots: dict[int, LayerStates] = {}
-        if request.prefix.length:
-            restore(self.cache, request.prefix, request.prompt.num_tokens)
-        start, features = request.prefix.length, tuple[Any, ...](request.features)
-        self._inputs: _PromptInputs | None = _PromptInputs(loaded, request.prompt, start, features)
 
     @property
     def grammar(self) -> Grammar | None:
         """What the answer must follow."""
         return self.prompt.grammar
 
+    def state(self, *, are_free: bool) -> SequenceState:
+        """What the prefix cache may store. `are_free`: see `SequenceState`."""
+        if self.row is None:
+            return SequenceState(self.cache, self.snapshots, are_free=are_free)
+        return SequenceState(self.cache, self.snapshots, self.row)
+
+
+class Prefill(Prefilled):
+    """A request from the first prompt token that was not cached to its last."""
+
+    def __init__(self, loaded: LoadedModel, request: NewRequest) -> None:
+        super().__init__(request, make_prompt_cache(loaded.language_model))
+        self._loaded = loaded
+        for layer in self.cache:
+            if type(layer) is KVCache:  # made once for all chunks, which then do not grow it
+                layer.step = room_for(request.prompt.num_tokens)
+        padding_tokens = loaded.device.prefill_padding_tokens
+        self._padding_multiple = padding_tokens if self._can_be_padded() else 1
+        if request.prefix.length:
+            restore(self.cache, request.prefix, request.prompt.num_tokens)
+        start, features = request.prefix.length, tuple[Any, ...](request.features)
+        self._inputs: _PromptInputs | None = _PromptInputs(loaded, request.prompt, start, features)
+
     def launch(self, start: int, end: int) -> mx.array:
         """Begin tokens `start` to `end`. Returns the last one's logits, (1, vocabulary), lazy."""
         assert self._inputs is not None
         is_last = end == self.prompt.num_tokens
         chunk = PaddedChunk.around(start, end, self._padding_multiple)
-        with our_attention(self._loaded.attending_modules):
+        with self._loaded.attention.in_place():
             output = self._read(chunk, self._inputs)
         launched = [output.logits] if is_last else []
         mx.async_eval(launched, [layer.state for layer in self.cache])  # type: ignore[no-untyped-call]

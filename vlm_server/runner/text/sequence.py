@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from vlm_server.ports import PreparedPrompt, SeqId
 from vlm_server.runner.sampling.sampler import SequenceSampler
-from vlm_server.runner.text.drafts import Drafter
+from vlm_server.runner.text.speculation.drafts import Drafter
 
 
 @dataclass(slots=True)

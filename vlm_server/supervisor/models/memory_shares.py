@@ -66,7 +66,7 @@ class MemoryShares:
         for other in others:
             while not _is_within(other, shares[other.name]):
                 if other.is_idle and time.monotonic() > until:
-                    logger.warning("the model `%s` does not give back memory", other.name)
+                    logger.warning("the model `%s` does not give memory back", other.name)
                     break
                 await asyncio.sleep(_LOOK_SECONDS)
         return shares[model.name]

@@ -54,7 +54,7 @@ class ModelPool:
         make_engine: MakeEngine = Supervisor,
         look: Look = survey,
     ) -> None:
-        """`make_engine` and `look` are for who has no engines and no checkpoints: tests.
+        """`make_engine` and `look` are for tests that have no engines and no checkpoints.
 
         Raises ConfigError if two models have one name.
         """
@@ -71,6 +71,8 @@ class ModelPool:
         self._is_stopping = False
         if settings.model.path or not settings.models:
             self._put(ServedModel(settings, on_progress, make_engine))
+        elif unused := _not_default(settings.model):
+            logger.warning("without model.path these have no effect: %s", ", ".join(unused))
         for name, listed in settings.models.items():
             self._put(self._listed(name, listed))
 
@@ -121,8 +123,8 @@ class ModelPool:
         return ServedModel(settings, self._on_progress, self._make_engine, listed)
 
     def _disk_path(self, name: str) -> str:
-        """A folder on disk can be used by one engine at a time: that of `[model]` has the one of
-        the settings, each other one its own within it, whatever its name is made of."""
+        """Each model's files have `cache.disk_bytes` to themselves: `[model]` has the folder of the
+        settings, each other one its own within it, whatever its name is made of."""
         digest = hashlib.sha256(name.encode()).hexdigest()
         return str(Path(self._settings.cache.disk_path) / f"model-{digest[:16]}")
 
@@ -202,7 +204,7 @@ class ModelPool:
             self._note_idle(model)
 
     async def _engine(self, model: ServedModel, request_id: str) -> Supervisor:
-        """The engine of a model that is loaded, for whom has to call `leave`."""
+        """The engine of `model`, once that is loaded. The caller has to call `model.leave`."""
         self._set_expiry(model, None)
         if model.is_loaded or (model.is_pinned and model.engine is not None):
             return model.use()
@@ -306,7 +308,7 @@ class ModelPool:
         return await self._shares.claim(model)
 
     def _victim(self) -> ServedModel:
-        """Who has to go next. `MemoryShares.check` has found that this is enough."""
+        """The model to unload next. `MemoryShares.check` has found that there is one."""
         may_go = [one for one in self._shares.loaded if not one.is_pinned]
         return min(may_go, key=lambda one: (not one.is_idle, one.last_used))
 
@@ -376,6 +378,12 @@ class ModelPool:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # it was told, and logged
+
+
+def _not_default(model: Model) -> list[str]:
+    """The settings of `[model]` that were given, but for those that hold for all models."""
+    fields = (field for field in msgspec.structs.fields(model) if field.name != "search_paths")
+    return [f"model.{each.name}" for each in fields if getattr(model, each.name) != each.default]
 
 
 def _unloadable(model: ServedModel, seconds: float) -> EngineUnavailable:

@@ -38,7 +38,7 @@ MakeEngine = Callable[[Settings, ProgressCallback, PrivateFolder], Supervisor]
 
 
 class ServedModel:
-    """Changed by `Models` alone, from one event loop.
+    """Changed only by `ModelPool`, from one event loop.
 
     A pinned model is loaded at the start and stays. Any other is loaded when somebody waits for
     it, and may be unloaded when nobody uses it.
@@ -51,7 +51,7 @@ class ServedModel:
         make_engine: MakeEngine,
         listed: ListedModel | None = None,
     ) -> None:
-        """`settings.model` is what is loaded; `listed` is what its own table says besides."""
+        """settings.model: what is loaded. listed: its table `[models.NAME]`, if it has one."""
         path = Path(settings.model.path) if settings.model.path else EMBEDDED
         self._missing = None if path.exists() else to_download(settings.model.path)
         name = self._missing.repo if self._missing else served_name(path.absolute())

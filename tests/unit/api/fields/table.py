@@ -22,35 +22,36 @@ HEAD = """# Fields
 Which fields each dialect has, concept by concept. What they mean is described in [api.md](api.md),
 [responses.md](responses.md), [anthropic.md](anthropic.md) and [ollama.md](ollama.md).
 
-- A field alone has an effect.
-- *ignored*: it is taken, has no effect, and is named in the header `X-VLM-Ignored`; *unless* it
+- A field without a note has an effect.
+- *ignored*: it is accepted, has no effect, and is named in the header `X-VLM-Ignored`, *unless* it
   asks for what is done anyway.
 - *refused*: 400, and the error names it. *only*: it is refused, unless it has one of these values,
   which ask for what is done anyway.
 - A dash: the dialect has no such field; see [Unknown fields](#unknown-fields).
 
-A field that may be left out may be `null`, which says the same.
+A field that may be left out may be `null`, which means the same.
 
-This page is made of the declarations in `tests/unit/api/fields`. For each field, a test sends a
-request with and without it. Where it has an effect, the request that reaches the engine or the
-response is another one. Where it is ignored, the engine gets the same, and the header names it.
-Where it is refused, the error does. Another test compares the declarations with the structs that
+This page is generated from the declarations in `tests/unit/api/fields`. For each field, a test
+sends a request with and without it. If it has an effect, the request that reaches the engine or the
+response differs. If it is ignored, the engine gets the same, and the header names it.
+If it is refused, the error names it. Another test compares the declarations with the structs that
 decode requests.
 
-Names are paths, as in the header. Those of messages, items and what is in them are told from the
-message on: `content[].text` is `messages[].content[].text`, or `input[].content[].text`.
+Names are paths, as in the header. Those of messages, items and what is in them are given from
+the message on: `content[].text` is `messages[].content[].text`, or `input[].content[].text`.
 """
 
 NOTES = {
-    "Structured output": "All of it is *ignored* where calls must be made.",
-    "Thinking": "All of it but `chat_template_kwargs` is *ignored* for a model without thoughts.",
+    "Structured output": "All of it is *ignored* with forced calls.",
+    "Thinking": "All but `chat_template_kwargs` is *ignored* for a model that does not think.",
     "Unknown fields": (
-        "Parts, items and blocks of an unknown type are refused everywhere: they would be missing "
-        "in the prompt.\nWhat is *refused* at the top is *ignored* with "
+        "Parts, items and blocks of an unknown type are refused everywhere, since the prompt would "
+        "lack them.\nWhat is *refused* at the top is *ignored* with "
         '`server.unknown_fields = "ignore"`.'
     ),
     "Counting": (
-        "What counts a prompt takes the same requests. What does not shape the prompt is *ignored*."
+        "Routes that count tokens take the same requests; what does not shape the prompt is "
+        "*ignored*."
     ),
 }
 """What holds for all of a section."""

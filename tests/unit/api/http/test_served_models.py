@@ -6,7 +6,7 @@ import pytest
 
 from vlm_server.api.http.intake.calls import KnownModel
 from vlm_server.api.http.served_models import model_of
-from vlm_server.api.ollama.model_name import model_wanted
+from vlm_server.api.ollama.models.model_name import model_wanted
 from vlm_server.errors import ModelNotFound
 
 

@@ -18,8 +18,8 @@ from tests.unit.api.requests import ROUTE, chat, picture, text, user
 from tests.unit.api.scripted_engine import HELLO, OneModel, ScriptedEngine, failed
 from tests.unit.api.scripted_engine import text as says
 from vlm_server.api.app import create_app
-from vlm_server.api.http import tracing
-from vlm_server.api.http.tracing import SpanTracer, start_tracer
+from vlm_server.api.http.telemetry import tracing
+from vlm_server.api.http.telemetry.tracing import SpanTracer, start_tracer
 from vlm_server.api.routes import BODIES, OPERATIONS
 from vlm_server.errors import ConfigError
 from vlm_server.protocol import Finished, Phase, Timeline, Usage

@@ -11,9 +11,9 @@ from starlette.routing import Route
 from tests.unit.api.ollama.test_fields import IGNORED_OPTIONS
 from tests.unit.api.scripted_engine import OneModel, ScriptedEngine
 from vlm_server.api.app import create_app
-from vlm_server.api.ollama import catalog
 from vlm_server.api.ollama.answers import AnswerMessage, Line, ToolCall
-from vlm_server.api.ollama.model_info import Details
+from vlm_server.api.ollama.models import catalog
+from vlm_server.api.ollama.models.model_info import Details
 from vlm_server.api.ollama.schema import (
     ChatMessage,
     Function,

@@ -330,8 +330,17 @@ async def test_half_a_surrogate_pair_is_refused_wherever_it_stands(
         chat(stop=half),
         chat(logit_bias={half: 1}),
         chat(logit_bias={"5": half}),
+        chat(prediction={"type": "content", "content": half}),
+        chat(prediction={"type": "content", "content": [{"type": "text", "text": half}]}),
     ):
         await refusal(client, body)
+
+
+async def test_a_prediction_counts_as_text(connect: Connect) -> None:
+    client = connect(Settings(limits=Limits(max_text_bytes=20)))
+    said = {"type": "content", "content": "x" * 21}
+    error = await refusal(client, chat(prediction=said))
+    assert "limits.max_text_bytes" in error["message"]
 
 
 @pytest.mark.parametrize(

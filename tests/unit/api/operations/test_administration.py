@@ -18,6 +18,8 @@ from tests.hub.server import Hub, add
 from tests.unit.api.conftest import intake_pool
 from tests.unit.api.scripted_engine import OneModel, ScriptedEngine
 from vlm_server.api.app import create_app
+from vlm_server.api.operations.pulls import Pulls
+from vlm_server.checkpoints.names import HubName
 from vlm_server.errors import EngineUnavailable, ModelDoesNotFit
 from vlm_server.protocol import MemoryStats, RequestProgress, Stats
 from vlm_server.settings import ListedModel, Memory, Model, Server, Settings
@@ -304,6 +306,17 @@ async def test_a_pull_that_is_cancelled_goes_on_where_it_ended(
     assert (await post(operator, CANCEL, NAME))[0] == 404
     hub.seconds_per_mib = 0.0
     assert (await lines_of(operator))[-1]["state"] == "done"
+
+
+async def test_a_pull_that_is_cancelled_before_it_begins_ends_too() -> None:
+    name = HubName(NAME)
+    pulls = Pulls(Settings())
+    pull = pulls.start(name)
+    assert pulls.cancel(name)
+    async with asyncio.timeout(5):
+        told = [json.loads(line) async for line in pull.lines()]
+    assert told[-1] == {"state": "cancelled", "model": NAME}
+    assert pulls.to_json() == []
 
 
 async def test_a_pull_that_fails_says_why_and_can_be_tried_again(

@@ -64,6 +64,8 @@ def test_standard_input_is_read_once(words: list[str]) -> None:
         ("What's it?", [], "What's it?"),
         ("Compare it with a.png", [], "Compare it with a.png"),
         ("# what?", [], "# what?"),
+        ("~10 pixels or more?", [], "~10 pixels or more?"),
+        ("~no-such-user/a.png What?", ["~no-such-user/a.png"], "What?"),
     ],
 )
 def test_a_line_may_begin_with_files(line: str, files: list[str], question: str) -> None:

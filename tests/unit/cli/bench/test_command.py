@@ -15,9 +15,9 @@ from huggingface_hub import constants
 from tests.unit.cli.scripted_server import ScriptedServer, echo, listening
 from vlm_server.cli.bench import command, names, work
 from vlm_server.cli.bench.client import Target
-from vlm_server.cli.bench.day import NAME as DAY
 from vlm_server.cli.bench.measure import Plan
-from vlm_server.cli.bench.scenarios import SCENARIOS
+from vlm_server.cli.bench.scenarios.day import NAME as DAY
+from vlm_server.cli.bench.scenarios.usual import SCENARIOS
 from vlm_server.cli.bench.servers import KINDS, Kind, ServerUnusable, find_model, parse_url, started
 from vlm_server.errors import ConfigError
 
@@ -30,8 +30,8 @@ def parse(*arguments: str) -> argparse.Namespace:
 
 def test_help_offers_what_there_is() -> None:
     assert tuple(KINDS) == names.KINDS
-    assert tuple(SCENARIOS) == names.USUAL
-    assert (*names.USUAL, DAY) == names.SCENARIOS
+    assert tuple(SCENARIOS) == (*names.USUAL, "streams")
+    assert (*SCENARIOS, DAY) == names.SCENARIOS
 
 
 def test_a_model_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from tests.unit.cli.scripted_server import ScriptedServer, listening
-from vlm_server.cli.bench import day, drift
+from vlm_server.cli.bench import drift
 from vlm_server.cli.bench.client import Client, Target
-from vlm_server.cli.bench.day import Day, Sample, spend_day
 from vlm_server.cli.bench.figures import Unit
-from vlm_server.cli.bench.material import Material
+from vlm_server.cli.bench.scenarios import day
+from vlm_server.cli.bench.scenarios.day import FIXED_WORK, Day, Sample, spend_day
+from vlm_server.cli.bench.scenarios.material import Material
 
 ROUND = {
     **{f"agent, turn {turn}": 1 for turn in range(1, 7)},
@@ -22,6 +24,7 @@ ROUND = {
     "text": 2,
     "text after idle": 1,
 }
+NUM_FIXED = 3
 SLOWNESS = {"fast": 0.02, "slow": 2.0}
 
 
@@ -44,11 +47,17 @@ async def test_every_round_has_the_same_work():
     app = ScriptedServer()
     samples = await spend(app, 2)
     for number in range(2):
-        assert Counter(s.kind for s in samples if s.round == number) == ROUND
+        assert kinds(s for s in samples if s.round == number) == ROUND
+        assert sum(s.round == number and s.kind == FIXED_WORK for s in samples) == NUM_FIXED
     messages = [str(request["messages"]) for request in app.requests]
     assert len(set(messages)) == len(messages), "nothing is asked twice"
-    one, other = app.requests[: len(samples) // 2], app.requests[len(samples) // 2 :]
+    one, other = app.requests[: len(messages) // 2], app.requests[len(messages) // 2 :]
     assert sorted(map(size, one)) == sorted(map(size, other))
+
+
+def kinds(samples: Iterable[Sample]) -> Counter[str]:
+    """Of requests."""
+    return Counter(sample.kind for sample in samples if sample.kind != FIXED_WORK)
 
 
 def size(request: dict[str, Any]) -> tuple[int, int, int]:
@@ -61,7 +70,7 @@ async def test_a_day_ends_with_a_whole_round():
     app = ScriptedServer()
     async with listening(app) as url, Client(Target("it", url, "m"), 20.0) as client:
         samples = await spend_day(client, Material((40, 20), 1, day.NAME, 1), 0.001)
-    assert Counter(sample.kind for sample in samples) == ROUND
+    assert kinds(samples) == ROUND
 
 
 async def test_a_seed_replays_the_same_day():
@@ -80,8 +89,13 @@ def asked(app: ScriptedServer) -> set[str]:
 
 async def test_failures_have_no_time_and_figures_are_unknown():
     samples = await spend(ScriptedServer(lambda _: [(0.0, b"no")], status=500), 2)
-    assert all(sample.ttft is None for sample in samples)
-    assert all(figure.value is None for figure in drift.figures(samples))
+    assert {sample.kind for sample in samples if sample.ttft is not None} == {FIXED_WORK}
+    found = values(samples)
+    assert {name for name, value in found.items() if value is not None} == {
+        FIXED_WORK,
+        f"{FIXED_WORK}: last tenth",
+        f"{FIXED_WORK}: slowest tenth against the fastest",
+    }
 
 
 def steady(num_rounds: int, **slower: float) -> list[Sample]:
@@ -116,6 +130,18 @@ def test_kinds_count_alike_however_long_they_take():
     assert found["TTFT, last tenth against the first"] == pytest.approx(25.0)
     assert found["fast: last tenth"] == pytest.approx(50.0)
     assert found["slow: last tenth"] == pytest.approx(0.0)
+
+
+def test_the_machine_by_itself_is_no_part_of_the_servers_drift():
+    samples = [
+        *steady(40, fast=1.02, slow=1.02),
+        *(Sample(FIXED_WORK, n, float(n), 0.001 * (1.5 if n >= 36 else 1.0)) for n in range(40)),
+    ]
+    found = values(samples)
+    assert found["TTFT, last tenth against the first"] == pytest.approx(2.0)
+    assert found["slowest tenth against the fastest"] == pytest.approx(2.0)
+    assert found[f"{FIXED_WORK}: last tenth"] == pytest.approx(50.0)
+    assert found[f"{FIXED_WORK}: slowest tenth against the fastest"] == pytest.approx(50.0)
 
 
 def test_one_slow_request_is_no_drift():

@@ -8,8 +8,8 @@ import pytest
 
 from vlm_server.cli.bench import plot
 from vlm_server.cli.bench.axes import Axis
-from vlm_server.cli.bench.day import Sample
 from vlm_server.cli.bench.measure import Run
+from vlm_server.cli.bench.scenarios.day import FIXED_WORK, Sample
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -44,6 +44,17 @@ def test_tenths_and_kinds_are_shown():
     said = [text.text for text in root.iter(f"{SVG}text")]
     assert "a<b, round 1: 60 requests" in said
     assert said.count("agent") == said.count("text") == 1, "turns of an agent share a colour"
+
+
+def test_the_machines_own_speed_is_a_line_beside_the_servers():
+    run = a_day()
+    work = [Sample(FIXED_WORK, n, 10.0 * n, 0.01) for n in range(20)]
+    root = drawn(Run("day", 1, "a<b", 200.0, [], [], [*run.samples, *work]))
+    thick = [path for path in root.iter(f"{SVG}path") if path.get("stroke-width")]
+    assert len(thick) == 20
+    said = [text.text for text in root.iter(f"{SVG}text")]
+    assert "a<b, round 1: 60 requests" in said, "it is no request"
+    assert FIXED_WORK not in said
 
 
 def test_days_stand_below_each_other():

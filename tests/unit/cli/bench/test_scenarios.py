@@ -12,7 +12,7 @@ from tests.unit.cli.scripted_server import ScriptedServer, echo, ending, listeni
 from vlm_server.cli.bench.client import Client, Target
 from vlm_server.cli.bench.figures import Unit
 from vlm_server.cli.bench.measure import Plan, Run, measure
-from vlm_server.cli.bench.scenarios import SCENARIOS
+from vlm_server.cli.bench.scenarios.usual import SCENARIOS
 
 SIZE = (40, 20)
 
@@ -38,6 +38,7 @@ EXPECTED = {  # requests, different pictures, most pictures in one request, toke
     "conc": (16, 16, 1, {48}),
     "text": (9, 0, 0, {300}),
     "right": (10, 2, 2, {16}),
+    "streams": (48, 0, 0, {300}),
 }
 
 

@@ -69,6 +69,7 @@ def test_a_model_that_is_no_model(tmp_path: Path) -> None:
     assert found.level == "problem"
     assert "GGUF" in found.text
     assert config.model(seen(None, f"model.path={tmp_path / 'none'}")).level == "problem"
+    assert "can't read" in config.model(seen(None, f"model.path={tmp_path / ('x' * 300)}")).text
 
 
 def test_a_model_that_is_not_here_yet() -> None:

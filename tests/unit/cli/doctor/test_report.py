@@ -162,7 +162,11 @@ def test_a_log_is_cut_to_its_last_lines() -> None:
     assert shown[-1].endswith("line 999")
 
 
-def test_a_report_that_cannot_be_written(situation: Situation) -> None:
+@pytest.mark.parametrize("name", ["none/report.json", ".", "/"])
+def test_a_report_that_cannot_be_written(
+    situation: Situation, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(situation.home)
     with pytest.raises(CommandFailed, match="can't write"):
-        report.write(situation.home / "none" / "report.json", {})
+        report.write(Path(name), {})
     assert "report" not in " ".join(os.listdir(situation.home))

@@ -253,7 +253,7 @@ def test_an_install_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
 
 def test_two_at_once_do_not_mix(tmp_path: Path) -> None:
     manager = SystemdUser(tmp_path, Recorder())
-    with transaction.locked(manager), pytest.raises(CommandFailed, match="at work"):
+    with transaction.locked(manager), pytest.raises(CommandFailed, match="is running"):
         install(manager)
     assert install(manager) == 0
 

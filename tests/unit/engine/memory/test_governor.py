@@ -9,8 +9,9 @@ import pytest
 
 from tests.unit.engine.fakes import FakeMemory, FakeProcess
 from vlm_server.cache.caches import Caches
+from vlm_server.engine.memory.decisions import Decision, Demand, Keep, Refuse, Wait
 from vlm_server.engine.memory.estimator import MemoryEstimator
-from vlm_server.engine.memory.governor import Decision, Demand, Governor, Keep, Refuse, Wait
+from vlm_server.engine.memory.governor import Governor
 from vlm_server.settings import Memory
 
 MIB = 1 << 20

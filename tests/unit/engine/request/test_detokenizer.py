@@ -1,4 +1,4 @@
-"""KVBlockIndex joined are the text of all ids, and no character is ever split."""
+"""Pieces joined are the text of all ids, and no character is ever split."""
 
 from functools import cache
 

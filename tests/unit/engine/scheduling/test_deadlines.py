@@ -8,12 +8,7 @@ import pytest
 from tests.unit.cache.fakes import FakeDisk
 from tests.unit.engine.driver import Engine
 from tests.unit.engine.fakes import answer_text, prompt, submit, texts
-from tests.unit.engine.scheduling.test_scheduler import (
-    FEATURES,
-    bring,
-    caches_on,
-    let_everybody_end,
-)
+from tests.unit.engine.scheduling.situations import FEATURES, bring, caches_on, let_everybody_end
 from vlm_server.engine.request.states import LIVE, State
 from vlm_server.protocol import Deadlines, Failed
 

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.engine.fakes import ByteDecoder, submit
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
-from vlm_server.engine.scheduling.preparer_queue import DEAR_PIXELS, PreparerQueue
+from vlm_server.engine.scheduling.preparer_queue import COSTLY_PIXELS, PreparerQueue
 
 
 class Queue:
@@ -24,9 +24,9 @@ class Queue:
         request = self.requests[name] = Request(asked, asked.sampling, ByteDecoder(), lambda: 0.0)
         request.num_pixels, request.has_schema = num_pixels, has_schema
 
-    def dear(self, *names: str) -> None:
+    def costly(self, *names: str) -> None:
         for name in names:
-            self.add(name, DEAR_PIXELS + 1)
+            self.add(name, COSTLY_PIXELS + 1)
 
     def start(self) -> list[str]:
         """Those that are given to a thread now."""
@@ -42,9 +42,9 @@ class Queue:
 
 
 @pytest.mark.parametrize(("threads", "begun"), [(1, 1), (2, 1), (3, 2)])
-def test_dear_requests_leave_a_thread_to_others(threads: int, begun: int):
+def test_costly_requests_leave_a_thread_to_others(threads: int, begun: int):
     made = Queue(threads)
-    made.dear("a", "b", "c", "d")
+    made.costly("a", "b", "c", "d")
     assert made.start() == ["a", "b", "c"][:begun]
     made.add("small")
     assert made.start() == ["small"]
@@ -52,12 +52,12 @@ def test_dear_requests_leave_a_thread_to_others(threads: int, begun: int):
     assert len(made.start()) == 1
 
 
-def test_dear_requests_that_were_aborted_keep_their_threads_and_no_others():
+def test_costly_requests_that_were_aborted_keep_their_threads_and_no_others():
     made = Queue(2)
-    made.dear("a", "b")
+    made.costly("a", "b")
     assert made.start() == ["a"]
     made.requests.clear()  # both clients have left
-    made.dear("c")
+    made.costly("c")
     made.add("small")
     assert made.start() == ["small"]
     made.end("a")
@@ -66,7 +66,7 @@ def test_dear_requests_that_were_aborted_keep_their_threads_and_no_others():
 
 def test_no_more_than_allowed_are_prepared_whatever_they_cost():
     made = Queue(2)
-    made.dear("a")
+    made.costly("a")
     for name in ("b", "c", "d"):
         made.add(name)
     assert made.start() == ["a", "b"]
@@ -126,10 +126,10 @@ def test_however_many_may_decode_few_hold_their_pixels_until_then():
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_text_with_a_schema_waits_for_no_picture_that_has_one(threads: int):
     made = Queue(threads)
-    made.dear("a")
+    made.costly("a")
     assert made.start() == ["a"]
     for number in range(threads + 1):
-        made.add(f"dear {number}", DEAR_PIXELS + 1, has_schema=True)
+        made.add(f"costly {number}", COSTLY_PIXELS + 1, has_schema=True)
     made.add("text", images=0, has_schema=True)
     assert made.start() == ["text"]
 

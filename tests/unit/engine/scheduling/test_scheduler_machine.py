@@ -71,7 +71,7 @@ class Watched(Scheduler):
 
     def schedule(self) -> SchedulerOutput:
         plan = super().schedule()
-        is_encoding = bool(self._arbiter.encoding) and not plan.encode_next
+        is_encoding = bool(self._planner._arbiter.encoding) and not plan.encode_next
         prompts = [r for r in self._requests.values() if r.state is State.PREFILL]
         ready = [r for r in prompts if not (r.has_uncached_media and is_encoding)]
         if ready:
@@ -127,7 +127,9 @@ class Lives(RuleBasedStateMachine):
             prefill_chunk_tokens=CHUNK,
             max_preparing=MAX_PREPARING,
             max_images_per_encode=4,
+            max_prompts_per_prefill=1 if needs_snapshots else 4,
         )
+        self.engine.runner.prefill_seconds = lambda plan: seconds_of_one
         # As one, with little more for each, or as long as in turn.
         self.engine.encoder.seconds = lambda count: 0.01 + seconds_of_one * count
         self.runner = self.engine.runner
@@ -365,8 +367,8 @@ class Lives(RuleBasedStateMachine):
     @invariant()
     def everything_is_tracked_once(self) -> None:
         released = len(self.engine.scheduler._finished_seqs)
-        encoding = self.engine.scheduler._arbiter.encoding
-        elsewhere = self.engine.scheduler._preparer_queue.request_ids
+        encoding = self.engine.scheduler._planner._arbiter.encoding
+        elsewhere = self.engine.scheduler._planner._preparer_queue.request_ids
         elsewhere |= {work.request_id for work in encoding}
         assert self.engine.num_tracked == len(self.tracked.keys() | elsewhere) + released
 

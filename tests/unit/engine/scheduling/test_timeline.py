@@ -85,9 +85,9 @@ def test_media_are_counted_and_those_that_nobody_had_to_encode() -> None:
     for name, images in (("a", 2), ("b", 2), ("c", 3), ("d", 0)):
         engine.add_prepared(name, prompt(name, images))
         engine.run()
-    stats = engine.scheduler.read()
-    assert (stats.num_media, stats.num_cached_media) == (7, 4)
+    counts = engine.scheduler.read().counts
+    assert (counts.num_media, counts.num_cached_media) == (7, 4)
     assert len(engine.encoder.done) == 3
     engine.scheduler.reset_stats()
-    stats = engine.scheduler.read()
-    assert (stats.num_media, stats.num_cached_media) == (0, 0)
+    counts = engine.scheduler.read().counts
+    assert (counts.num_media, counts.num_cached_media) == (0, 0)

@@ -6,6 +6,7 @@ import mlx.core as mx
 import pytest
 from mlx_vlm.models.cache import KVCache
 
+from tests.active_memory import active_bytes
 from vlm_server.runner.kv.segments import SequenceState
 
 NUM_TOKENS = 240
@@ -22,10 +23,10 @@ def layers() -> list[KVCache]:
 
 def held_by(make: object) -> int:
     """Bytes that come alive by `make`."""
-    before = mx.get_active_memory()
+    before = active_bytes()
     stored = make()  # type: ignore[operator]
     mx.eval(stored.arrays)
-    grown = mx.get_active_memory() - before
+    grown = active_bytes() - before
     del stored
     return grown
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.runner.model import fingerprint
-from vlm_server.runner.model.fingerprint import Checkpoint, KeptHashes
+from vlm_server.runner.model.checkpoint import fingerprint
+from vlm_server.runner.model.checkpoint.fingerprint import Checkpoint, KeptHashes
 
 MIB = 1 << 20
 

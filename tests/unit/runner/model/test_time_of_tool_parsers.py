@@ -11,8 +11,10 @@ import pytest
 from vlm_server.runner.model.tools.tool_formats import tool_format
 
 LENGTH = 200_000
-SECONDS = 2.0
-"""Of CPU, for a text that takes a quadratic reader many."""
+SECONDS = 1.0
+"""Of CPU: a text that takes no longer is not looked at again with a part of it."""
+SHARE, SLOWER = 4, 10
+"""A quarter of a text takes a quarter of the time, where a quadratic reader needs a sixteenth."""
 NS = "]<]minimax[>["
 TOKENS = {
     "atem": ['<atem:invoke name="f">', "<atem:invoke ", '<atem:parameter name="a">',
@@ -61,20 +63,32 @@ def seconds(name: str, text: str) -> float:
     return time.process_time() - began
 
 
+def is_proportional(name: str, *pieces: tuple[str, int]) -> bool:
+    """Whether a text of each piece, repeated, is read in time that grows with its length."""
+    whole, part = (
+        "".join(piece * max(times // share, 1) for piece, times in pieces) for share in (1, SHARE)
+    )
+    return seconds(name, whole) < SECONDS or seconds(name, whole) < SLOWER * seconds(name, part)
+
+
 @pytest.mark.parametrize("name", TOKENS)
 def test_a_long_text_takes_time_in_proportion(name: str):
     for token in [*TOKENS[name], " ", "\n", "a"]:
-        many = token * (LENGTH // len(token))
-        assert seconds(name, many) < SECONDS, token
+        many = (token, LENGTH // len(token))
+        assert is_proportional(name, many), token
         for before, after in permutations(["", *TOKENS[name][:5]], 2):
-            assert seconds(name, before + many + after) < SECONDS, (before, token, after)
+            assert is_proportional(name, (before, 1), many, (after, 1)), (before, token, after)
 
 
 @pytest.mark.parametrize("name", TOKENS)
 def test_texts_of_two_tokens_take_time_in_proportion(name: str):
     for first, second in permutations([*TOKENS[name], " "], 2):
-        half = LENGTH // 2
-        text = first * (half // len(first)) + second * (half // len(second))
-        assert seconds(name, text) < SECONDS, (first, second)
+        halves = [(token, LENGTH // 2 // len(token)) for token in (first, second)]
+        assert is_proportional(name, *halves), (first, second)
         pair = first + second
-        assert seconds(name, pair * (LENGTH // len(pair))) < SECONDS, pair
+        assert is_proportional(name, (pair, LENGTH // len(pair))), pair
+
+
+def test_a_quadratic_reader_is_found(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(f"{__name__}.seconds", lambda name, text: (len(text) / LENGTH) ** 2 * 20)
+    assert not is_proportional("mistral", ("f{}", LENGTH // 3))

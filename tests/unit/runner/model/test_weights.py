@@ -9,7 +9,7 @@ import pytest
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.runner.device.device import Device, DeviceKind
-from vlm_server.runner.model.weights import (
+from vlm_server.runner.model.checkpoint.weights import (
     Budget,
     check_files_fit,
     check_fits,

@@ -8,7 +8,7 @@ One table per key, by its name:
 
     [operator]
     key = "..."
-    admin = true  # may see /v1/status and /metrics
+    admin = true  # may see status, settings and metrics, and manage requests, models and caches
 
 No message shows anything of the file but its path: a name may be a key in the wrong place.
 """
@@ -88,7 +88,7 @@ class WatchedKeyFile:
         except ConfigError as error:
             logger.error("%s; the API keys read before stay valid", error)
             return None
-        logger.info("read %d API keys anew", len(entries))
+        logger.info("the file of API keys has changed: it has %d", len(entries))
         return entries
 
 

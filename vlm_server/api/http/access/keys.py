@@ -10,13 +10,13 @@ import hmac
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from starlette.types import Scope
 
 from vlm_server.api.http.access import cache_salt
 from vlm_server.api.http.access.key_file import KeyEntry, WatchedKeyFile
 from vlm_server.settings import Server
+from vlm_server.settings.paths import expanded
 
 CHECK_SECONDS = 1.0
 """The file is looked at this often at most, and only when a request comes."""
@@ -54,7 +54,7 @@ class KeyRing:
         self._of_file: tuple[ApiKey, ...] = ()
         self._check_at = clock() + CHECK_SECONDS
         if server.api_key_file:
-            self._file = WatchedKeyFile(Path(server.api_key_file).expanduser())
+            self._file = WatchedKeyFile(expanded(server.api_key_file))
             self._of_file = _api_keys(self._file.read())
         self.needs_key = server.needs_key
 

@@ -47,7 +47,7 @@ class ConnectionTable:
         return len(self._open)
 
     def add(self, connection: Tabled) -> bool:
-        """Whether there is a place for `connection`, be it another's."""
+        """Whether there is a place for `connection`; if need be, another one is closed for it."""
         if len(self._open) >= self.limit:
             victim = min(self._open, key=_worth)
             if victim.stage is Stage.ANSWER:

@@ -7,13 +7,14 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from vlm_server.api.http import routing_key
 from vlm_server.api.http.intake.history import HistoryNeeded
 from vlm_server.errors import RequestError
 from vlm_server.media.external import BytesNeeded, ExternalUrl
 from vlm_server.protocol import Submit, decode_encoded_submit, encode_submit
 from vlm_server.settings import Limits
 from vlm_server.supervisor.client import EngineRequest
-from vlm_server.supervisor.shape import Shape, shape_of
+from vlm_server.supervisor.crashes.shape import Shape, shape_of
 
 Body = bytes | bytearray
 
@@ -63,7 +64,7 @@ class Taken(msgspec.Struct, frozen=True):
     afterwards; None is as its settings say.
     `options` is for the dialect's renderer, which alone reads it. `ignored` names the fields of the
     body that have no effect, by their paths. Without `generates` the answer is empty, and the
-    engine gets nothing.
+    engine gets nothing. `conversation` is what the client calls the conversation, if it does.
     """
 
     model: str
@@ -73,6 +74,7 @@ class Taken(msgspec.Struct, frozen=True):
     ignored: tuple[str, ...] = ()
     generates: bool = True
     keep_alive_seconds: float | None = None
+    conversation: str = ""
 
 
 Read = Callable[[Body, Context], Taken]
@@ -96,6 +98,7 @@ class Answering(msgspec.Struct, frozen=True, tag=True):
     shape: Shape
     generates: bool
     keep_alive_seconds: float | None
+    routing_key: str
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
@@ -188,7 +191,13 @@ def _answering(taken: Taken) -> Answering:
         shape=shape_of(submit),
         generates=taken.generates,
         keep_alive_seconds=taken.keep_alive_seconds,
+        routing_key=_routing_key(taken),
     )
+
+
+def _routing_key(taken: Taken) -> str:
+    name = taken.conversation
+    return routing_key.of_name(name) if name else routing_key.of(taken.submit)
 
 
 _LENGTH_BYTES = 4

@@ -63,7 +63,7 @@ class Conversation:
     _num_text_bytes: int = 0
 
     def add(self, message: Message) -> None:
-        """`message` is next."""
+        """Append `message`."""
         self.messages.append(message)
 
     def check_complete(self) -> None:
@@ -74,16 +74,16 @@ class Conversation:
     # ---- parts of a message ------------------------------------------------------------
 
     def text(self, text: str, param: str) -> TextPart:
-        """A part with `text`."""
+        """A part with `text`, which counts towards `limits.max_text_bytes`."""
         self.count_text(text, param)
         return TextPart(text)
 
     def texts(self, texts: Iterable[tuple[str, str]]) -> tuple[ContentPart, ...]:
-        """Parts of (text, param)."""
+        """Parts of `texts`: (text, param) each."""
         return tuple(self.text(text, param) for text, param in texts)
 
     def count_text(self, text: str, param: str) -> str:
-        """`text`, which counts as the request's."""
+        """`text`, counted towards `limits.max_text_bytes`. Raises InvalidRequest beyond it."""
         self._num_text_bytes += json_body.utf8_length(text, param)
         if self._num_text_bytes > self.limits.max_text_bytes:
             limit = self.limits.max_text_bytes

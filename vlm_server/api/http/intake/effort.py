@@ -37,7 +37,7 @@ def effort_variables(effort: str | None) -> dict[str, Any]:
 
 
 def variables_text(effort: str | None) -> str:
-    """The same as JSON."""
+    """`effort_variables`, as JSON."""
     return json.dumps(effort_variables(effort), separators=(",", ":"))
 
 
@@ -62,10 +62,10 @@ class Wish:
 
     @property
     def max_tokens(self) -> int | None:
-        """Of a thought; see `longest_thought`."""
+        """The longest thought: see `longest_thought`."""
         return longest_thought(self.effort, self.budget)
 
     @property
     def variables(self) -> str:
-        """The template's, as JSON."""
+        """The template variables, as JSON."""
         return variables_text(self.effort)

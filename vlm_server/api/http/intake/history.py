@@ -14,7 +14,7 @@ class HistoryNeeded(Exception):
 
 
 class History(Protocol):
-    """Where they are kept."""
+    """Where earlier turns are kept."""
 
     def recall(self, owner: str, response_id: str) -> tuple[bytes, ...]:
         """The turns up to that response, the oldest first, as their dialect wrote them.

@@ -9,7 +9,6 @@ import asyncio
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import msgspec
 
@@ -19,6 +18,7 @@ from vlm_server.child.serve import Limits, serve
 from vlm_server.errors import PayloadTooLarge, RequestError
 from vlm_server.media import file_url
 from vlm_server.media.external import Contents, ExternalUrl, Job, Refusal
+from vlm_server.settings.paths import expanded
 
 MAX_CONNECTIONS = 8
 """Of one job at once."""
@@ -32,7 +32,7 @@ class Reader:
     def __init__(self, job: Job, fetcher: Fetcher) -> None:
         self._job = job
         self._fetcher = fetcher
-        self._roots = [Path(root).expanduser() for root in job.roots]
+        self._roots = [expanded(root) for root in job.roots]
         self._turns = asyncio.Semaphore(MAX_CONNECTIONS)
         self._left_bytes = job.max_total_bytes
         self._unread = dict.fromkeys(job.urls)

@@ -9,12 +9,14 @@ import httpx
 
 from vlm_server import __version__
 from vlm_server.api.http.access import key_file
+from vlm_server.cli.client.keys import authorization
 from vlm_server.cli.doctor.checks.port import ANSWER_SECONDS, host_header, listener
 from vlm_server.cli.doctor.finding import Finding, ok, problem, warning
-from vlm_server.cli.doctor.situation import Situation, expanded, home_folder
+from vlm_server.cli.doctor.situation import Situation
 from vlm_server.cli.serve import url_of
 from vlm_server.errors import ConfigError
 from vlm_server.settings import Server
+from vlm_server.settings.paths import expanded
 
 
 def look(situation: Situation) -> list[Finding]:
@@ -31,10 +33,11 @@ def look(situation: Situation) -> list[Finding]:
 
 def client(server: Server) -> httpx.Client:
     """Asks the daemon of `server`, with an API key if it has some that we may read."""
-    key = admin_key(server)
+    headers = httpx.Headers(host_header(server))
+    headers.update(authorization(admin_key(server)))
     return httpx.Client(
         base_url=url_of(server.host, server.port).removesuffix("/v1"),
-        headers={**host_header(server), **({"Authorization": f"Bearer {key}"} if key else {})},
+        headers=headers,
         timeout=ANSWER_SECONDS,
         trust_env=False,
     )
@@ -45,7 +48,7 @@ def admin_key(server: Server) -> str | None:
     if server.api_keys or not server.api_key_file:
         return next(iter(server.api_keys), None)
     try:
-        entries = key_file.read(expanded(server.api_key_file, home_folder())).values()
+        entries = key_file.read(expanded(server.api_key_file)).values()
     except ConfigError:
         return None
     return max(entries, key=lambda entry: entry.admin).key

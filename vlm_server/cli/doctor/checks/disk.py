@@ -9,8 +9,9 @@ from pathlib import Path
 from huggingface_hub import constants
 
 from vlm_server.cli.doctor.finding import Finding, ok, problem, size_text, warning
-from vlm_server.cli.doctor.situation import Situation, expanded
+from vlm_server.cli.doctor.situation import Situation
 from vlm_server.settings import MIB
+from vlm_server.settings.paths import expanded
 from vlm_server.supervisor.private_folder import caches_folder
 
 _MODEL_BYTES = 5 << 30
@@ -22,14 +23,12 @@ def look(situation: Situation) -> list[Finding]:
     caches = caches_folder(situation.home)
     cache = situation.settings.cache
     findings = [
-        models(expanded(constants.HF_HUB_CACHE, situation.home)),
+        models(expanded(constants.HF_HUB_CACHE)),
         room("disk for state", caches, _STATE_BYTES, "make room, or set XDG_CACHE_HOME"),
         room("disk for temporary files", temporary_folder(), _STATE_BYTES, "set TMPDIR to another"),
     ]
     if cache.disk_bytes:
-        folder = (
-            expanded(cache.disk_path, situation.home) if cache.disk_path else caches / "vlm-server"
-        )
+        folder = expanded(cache.disk_path) if cache.disk_path else caches / "vlm-server"
         wanted = max(0, cache.disk_bytes - _size(folder))
         advice = "free some, or set cache.disk_bytes or cache.disk_path: less is stored until then"
         findings.append(room("disk for caches", folder, wanted, advice))

@@ -68,7 +68,7 @@ def memory(physical: int, allowed: int, available: int | None) -> Finding:
 
 
 def system(name: str, macos: str) -> Finding:
-    """`macos` is its version, empty elsewhere."""
+    """Whether MLX supports the system. `macos` is its version, empty elsewhere."""
     text = f"{_system_name(name)}, kernel {platform.release()}"
     if name == "Darwin" and macos and int(macos.partition(".")[0]) < _OLDEST_MACOS:
         return problem("system", text, f"MLX needs macOS {_OLDEST_MACOS} or newer: update it")
@@ -76,7 +76,7 @@ def system(name: str, macos: str) -> Finding:
 
 
 def python(version: tuple[int, ...], largest: int) -> Finding:
-    """`largest` is `sys.maxsize`."""
+    """Whether this Python is new enough, and has 64 bits. `largest` is `sys.maxsize`."""
     text = f"{'.'.join(map(str, version))}, {sys.executable}"
     if version[:2] < _OLDEST_PYTHON or largest < 1 << 32:
         return problem("python", text, "install a 64-bit Python 3.11 or newer")

@@ -10,9 +10,10 @@ from huggingface_hub import constants
 
 from vlm_server.api.http.access import keys
 from vlm_server.cli.doctor.finding import Finding, ok, problem, warning
-from vlm_server.cli.doctor.situation import Situation, expanded
+from vlm_server.cli.doctor.situation import Situation
 from vlm_server.errors import ConfigError
 from vlm_server.settings import Server
+from vlm_server.settings.paths import expanded
 from vlm_server.supervisor.private_folder import of_this_user
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -26,7 +27,7 @@ def look(situation: Situation) -> list[Finding]:
         findings.append(settings_file(path, has_keys=has_keys))
     if situation.settings.server.api_key_file:
         findings.append(key_file(situation.settings.server))
-    token = expanded(constants.HF_TOKEN_PATH, situation.home)
+    token = expanded(constants.HF_TOKEN_PATH)
     if os.path.lexists(token):
         findings.append(secret_file("hub token", token))
     return findings

@@ -12,11 +12,11 @@ class ControlSpans:
         self._spans: deque[tuple[int, int]] = deque()
 
     def add(self, start: int, end: int) -> None:
-        """One more, after all others."""
+        """Note one more, which must come after all others."""
         self._spans.append((start, end))
 
     def strip(self, text: str, start: int) -> str:
-        """`text`, which begins at `start`, without them; nothing before it is asked for again."""
+        """`text`, which begins at `start`, without control tokens. Later calls must not go back."""
         while self._spans and self._spans[0][1] <= start:
             self._spans.popleft()
         end, kept, at = start + len(text), [], start

@@ -208,14 +208,24 @@ async def test_requests_wait_and_run_and_leave(engine: ScriptedEngine) -> None:
         asking = [asyncio.create_task(client.post(ROUTE, json=chat())) for _ in range(3)]
         found = await until(client, "num_requests_waiting", 3)
         assert found["num_requests_running", ""] == 0
+        assert await loads(client) == (0, 3)
         begin.set()
         found = await until(client, "num_requests_running", 3)
         assert found["num_requests_waiting", ""] == 0
+        assert await loads(client) == (3, 0)
         for task in asking:
             task.cancel()
         found = await until(client, "num_requests_running", 0)
         assert found["request_success_total", "abort"] == 3
         assert found["num_requests_waiting", ""] == 0
+        assert await loads(client) == (0, 0)
+
+
+async def loads(client: httpx.AsyncClient) -> tuple[int, int]:
+    """What a gateway reads: how many requests run, and how many wait."""
+    (load,) = (await client.get("/v1/loads")).json()["loads"]
+    assert load["num_total_reqs"] == load["num_running_reqs"] + load["num_waiting_reqs"]
+    return load["num_running_reqs"], load["num_waiting_reqs"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

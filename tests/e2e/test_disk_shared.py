@@ -1,0 +1,38 @@
+"""A conversation begun on one daemon goes on at another one that shares its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.daemon import running_daemon
+from tests.e2e.test_disk import FIRST, ask, disk, on_disk, then, wait_written, wanted
+
+__all__ = ["wanted"]
+
+pytestmark = pytest.mark.e2e
+
+
+def test_a_conversation_moves_to_another_daemon_and_back(
+    wanted: tuple[str, str], tmp_path: Path
+) -> None:
+    first, second = wanted
+    options = on_disk(tmp_path / "cache")
+    homes = [tmp_path / name for name in ("one", "other")]
+    for home in homes:
+        home.mkdir()
+    with running_daemon(homes[0], *options) as one, running_daemon(homes[1], *options) as other:
+        assert ask(one, FIRST) == (first, 0)
+        wait_written(one, tmp_path / "cache", 3)  # a picture, its prompt, the answer
+        answer, known = ask(other, then(first))
+        assert answer == second
+        assert known > 50, "the picture is in it"
+        wait_written(other, tmp_path / "cache", 4)
+        again, known_later = ask(one, then(first))
+        assert again == second
+        assert known_later > known, "what the other one computed is known too"
+        one.kill_engine()
+        one.wait_ready()
+        assert ask(one, then(first)) == (second, known_later)
+        assert disk(one)["damaged"] == disk(other)["damaged"] == 0

@@ -1,0 +1,289 @@
+"""One model in two processes answers as in one, and ends and comes back as one does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.e2e.daemon import Daemon, is_alive, running_daemon, wait_until
+from tests.e2e.pictures import noise, user
+from tests.ports import free_ports
+from tests.tiny_models import build
+from vlm_server.child import launch
+from vlm_server.settings import Log
+from vlm_server.supervisor.ranks.hostfile import Host, Hostfile, ranks_of
+
+pytestmark = pytest.mark.e2e
+
+WAITING_SECONDS = 4.0
+"""After which a rank that was started waits for others."""
+FAMILIES = ("qwen3_vl_moe", "qwen3_vl")
+"""One that mlx-vlm splits itself, and one that is split here."""
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "count": {"type": "integer"}},
+    "required": ["name", "count"],
+    "additionalProperties": False,
+}
+
+
+def two_hosts(folder: Path) -> list[str]:
+    """The arguments of a daemon with two ranks, both on this machine."""
+    hosts = folder / "hosts.json"
+    host = {"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}
+    hosts.write_text(json.dumps({"backend": "ring", "hosts": [host, host]}))
+    return ["--hosts", str(hosts), "--set", f"distributed.port={free_ports(3)}"]
+
+
+def follower_of(daemon: Daemon) -> int:
+    """The process of its second rank, which it has started itself."""
+    pid = daemon.process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    commands = {int(child): Path(f"/proc/{child}/cmdline").read_text() for child in children}
+    (follower,) = (pid for pid, words in commands.items() if "vlm_server.worker.follower" in words)
+    return follower
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Daemon, Daemon]]:
+    """A daemon with all of a model, and one with two ranks of it."""
+    folder = tmp_path_factory.mktemp("ranks")
+    model = ["--model", str(build(request.param, folder / "model"))]
+    (folder / "one").mkdir()
+    (folder / "two").mkdir()
+    with (
+        running_daemon(folder / "one", *model) as one,
+        running_daemon(folder / "two", *model, *two_hosts(folder)) as two,
+    ):
+        yield one, two
+
+
+def texts(daemon: Daemon, messages: list[Any], **options: Any) -> list[str | None]:
+    options = {"temperature": 0, "max_tokens": 24, **options}
+    answer = daemon.client().chat.completions.create(model="default", messages=messages, **options)
+    return [choice.message.content for choice in answer.choices]
+
+
+WORK: dict[str, Callable[[Daemon], Any]] = {
+    "text": lambda daemon: texts(daemon, [{"role": "user", "content": "Name four colours"}]),
+    "picture": lambda daemon: texts(daemon, [user(noise(1, (84, 84)), "What is this?")]),
+    "long": lambda daemon: texts(daemon, [{"role": "user", "content": "again and " * 300}]),
+    "choices": lambda daemon: texts(
+        daemon, [user(noise(2, (60, 90)), "Guess")], n=3, temperature=1.0, seed=7
+    ),
+    "penalties": lambda daemon: texts(
+        daemon,
+        [{"role": "user", "content": "Count to ten"}],
+        temperature=0.8,
+        top_p=0.9,
+        seed=3,
+        presence_penalty=0.5,
+        frequency_penalty=0.5,
+        logit_bias={"5": -4},
+    ),
+    "schema": lambda daemon: texts(
+        daemon,
+        [{"role": "user", "content": "A name and a count"}],
+        max_tokens=80,
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "made", "strict": True, "schema": SCHEMA},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_two_ranks_answer_as_one(pair: tuple[Daemon, Daemon], name: str) -> None:
+    one, two = pair
+    assert WORK[name](two) == WORK[name](one)
+
+
+def test_side_by_side_as_alone(pair: tuple[Daemon, Daemon]) -> None:
+    one, two = pair
+    expected = {name: work(one) for name, work in WORK.items()}
+    with ThreadPoolExecutor(len(WORK)) as threads:
+        got = {name: threads.submit(work, two) for name, work in WORK.items()}
+        assert {name: future.result() for name, future in got.items()} == expected
+    two.wait_idle()
+
+
+def test_a_conversation_goes_on_from_what_is_cached(pair: tuple[Daemon, Daemon]) -> None:
+    """Its beginning is stored, split where two of them part, and continued, on both ranks."""
+    said: dict[int, list[str | None]] = {}
+    for daemon in pair:
+        answers: list[str | None] = []
+        for ending in ("Which is the largest?", "Which is the smallest of them all?"):
+            messages: list[Any] = [user(noise(5, (84, 84)), "Look at these. " * 20 + ending)]
+            for _ in range(3):
+                answer = texts(daemon, messages)
+                messages += [{"role": "assistant", "content": answer[0] or "-"}]
+                messages += [user(noise(6, (60, 60)), "And now?")]
+                answers += answer
+        said[daemon.port] = answers
+    one, two = pair
+    assert said[two.port] == said[one.port]
+    caches = two.status()["engine"]["stats"]["caches"]
+    assert next(cache for cache in caches if cache["name"] == "prefix")["hits"] >= 4
+
+
+def test_a_client_that_leaves(pair: tuple[Daemon, Daemon]) -> None:
+    one, two = pair
+    stream = two.client().chat.completions.create(
+        model="default",
+        messages=[{"role": "user", "content": "Go on"}],
+        max_tokens=4000,
+        temperature=0,
+        stream=True,
+    )
+    for _ in range(5):
+        next(stream)
+    stream.close()
+    two.wait_idle()
+    assert WORK["text"](two) == WORK["text"](one)
+
+
+# ---- ends ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mortal(tmp_path: Path) -> Iterator[Daemon]:
+    model = build("qwen3_vl_moe", tmp_path / "model")
+    options = ["--set", "engine.restart_backoff_seconds=0.1", "--set", "server.drain_seconds=2"]
+    with running_daemon(tmp_path, "--model", str(model), *two_hosts(tmp_path), *options) as daemon:
+        yield daemon
+        follower = follower_of(daemon)
+    assert not is_alive(follower)
+
+
+def stream_of(daemon: Daemon) -> Any:
+    return daemon.client().chat.completions.create(
+        model="default",
+        messages=[{"role": "user", "content": "Go on"}],
+        max_tokens=6000,
+        temperature=0,
+        stream=True,
+    )
+
+
+@pytest.mark.parametrize("victim", ["follower", "first"])
+def test_a_rank_that_dies_ends_what_runs_and_all_come_back(mortal: Daemon, victim: str) -> None:
+    expected = WORK["picture"](mortal)
+    stream = stream_of(mortal)
+    for _ in range(5):
+        next(stream)
+    first = mortal.engine_pid()
+    follower = follower_of(mortal)
+    os.kill(follower if victim == "follower" else first, signal.SIGKILL)
+    with pytest.raises(Exception, match="engine"):
+        for _ in stream:
+            pass
+    wait_until(lambda: mortal.status()["engine"]["pid"] not in (None, first), 30, mortal.log)
+    mortal.wait_ready()
+    assert not is_alive(follower)
+    assert WORK["picture"](mortal) == expected
+
+
+def test_a_rank_that_hangs_is_ended(tmp_path: Path) -> None:
+    model = build("qwen3_vl_moe", tmp_path / "model")
+    options = ["--set", "engine.silence_timeout_seconds=3"]
+    with running_daemon(tmp_path, "--model", str(model), *two_hosts(tmp_path), *options) as daemon:
+        first = daemon.engine_pid()
+        follower = follower_of(daemon)
+        os.kill(follower, signal.SIGSTOP)
+        with pytest.raises(Exception, match="engine"):
+            texts(daemon, [{"role": "user", "content": "Hello"}])
+        wait_until(lambda: daemon.status()["engine"]["pid"] not in (None, first), 30, daemon.log)
+        daemon.wait_ready()
+        assert texts(daemon, [{"role": "user", "content": "Hello"}])
+        assert not is_alive(follower)
+
+
+# ---- ranks that wait for others ---------------------------------------------------------------
+
+
+def test_a_rank_that_waits_for_others_ends_with_its_input(tmp_path: Path) -> None:
+    hosts = (Host("127.0.0.1", ("127.0.0.1",)),) * 3
+    rank = ranks_of(Hostfile(hosts, "ring"), free_ports(4), Log())[1]
+    follower = subprocess.Popen(
+        launch.command("vlm_server.worker.follower"),
+        env=launch.environment() | {"TMPDIR": str(tmp_path)},
+        stdin=subprocess.PIPE,
+    )
+    try:
+        assert follower.stdin is not None
+        follower.stdin.write(msgspec.json.encode(rank) + b"\n")
+        follower.stdin.flush()
+        time.sleep(WAITING_SECONDS)
+        follower.stdin.close()
+        assert follower.wait(5) == 0
+    finally:
+        follower.kill()
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_engine_that_waits_for_ranks_ends_with_the_service(tmp_path: Path) -> None:
+    """Even if the service is killed; its `ssh` here is one that never gets through."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\nexec cat >/dev/null\n")
+    ssh.chmod(0o755)
+    hosts = tmp_path / "hosts.json"
+    ours = {"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}
+    hosts.write_text(json.dumps([ours, ours | {"ssh": "elsewhere"}]))
+    options = ["--hosts", str(hosts), "--set", f"distributed.port={free_ports(3)}"]
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    with running_daemon(tmp_path, *options, wait=False, environment=path) as daemon:
+        wait_until(lambda: engine_of(daemon) is not None, 30, daemon.log)
+        engine = engine_of(daemon)
+        assert engine is not None
+        time.sleep(WAITING_SECONDS)
+        daemon.process.kill()
+        daemon.process.wait()
+        try:
+            wait_until(lambda: not is_alive(engine), 5, daemon.log)
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(engine, signal.SIGKILL)
+
+
+def engine_of(daemon: Daemon) -> int | None:
+    """The engine of a daemon that is being started, once there is one."""
+    try:
+        pid: int | None = daemon.status()["engine"]["pid"]
+    except OSError:
+        return None
+    return pid
+
+
+# ---- what can't be ---------------------------------------------------------------------------
+
+
+def test_a_rank_that_cannot_be_started_says_so_at_once(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts.json"
+    ours = {"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}
+    hosts.write_text(json.dumps([ours, ours | {"ssh": "nobody.invalid"}]))
+    with running_daemon(tmp_path, "--hosts", str(hosts), wait=False) as daemon:
+        assert daemon.process.wait(60) != 0
+        assert "rank 1 has ended with status 255" in daemon.log.read_text()
+
+
+def test_a_family_that_cannot_be_parted_says_so(tmp_path: Path) -> None:
+    model = build("kimi_vl", tmp_path / "model")
+    with running_daemon(
+        tmp_path, "--model", str(model), *two_hosts(tmp_path), wait=False
+    ) as daemon:
+        assert daemon.process.wait(60) != 0
+        assert "can't be split" in daemon.log.read_text()

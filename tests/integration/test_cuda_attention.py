@@ -1,0 +1,42 @@
+"""Prompts get the same answers by our attention for CUDA as by mlx-vlm's, whatever is planned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import mlx.core as mx
+import pytest
+
+from tests.integration.harness import Engine
+from tests.integration.test_caches import caches_of
+from tests.integration.test_padded_chunks import Served, answers
+from vlm_server.runner.device import device
+from vlm_server.runner.device.device import DeviceKind
+from vlm_server.runner.text import cuda_attention
+from vlm_server.runner.text.attention import ModelAttention
+from vlm_server.runner.text.cuda_attention import CudaAttention
+
+
+@pytest.fixture
+def as_on_cuda(served: Served, monkeypatch: pytest.MonkeyPatch) -> Served:
+    """A model in float32 with small blocks."""
+    monkeypatch.setattr(device, "CUDA_BLOCK_TOKENS", 16)
+    monkeypatch.setattr(cuda_attention, "BLOCK_TOKENS", 16)
+    monkeypatch.setattr(cuda_attention, "_DTYPES", (mx.float32,))
+    monkeypatch.setattr(cuda_attention, "_is_sound", lambda heads: True)
+    loaded, preparer = served
+    attention = ModelAttention(loaded.language_model, CudaAttention(256))
+    cuda = replace(loaded.device, kind=DeviceKind.CUDA)
+    return replace(loaded, device=cuda, attention=attention), preparer
+
+
+@pytest.mark.parametrize("chunk_tokens", [512, 21])
+def test_answers_are_the_same(served: Served, as_on_cuda: Served, chunk_tokens: int):
+    """The first time, then block by block, then as what was met is planned."""
+    expected = answers(Engine(*served, chunk_tokens=chunk_tokens))
+    cached = caches_of(as_on_cuda)
+    for caches in (cached, cached, caches_of(as_on_cuda)):
+        engine = Engine(*as_on_cuda, chunk_tokens=chunk_tokens, caches=caches)
+        assert answers(engine) == expected
+        while engine.runner.plan_ahead():
+            pass

@@ -1,0 +1,153 @@
+"""A conversation that moves to another engine goes on where it was, if both have one folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.integration.harness import Engine, ask
+from tests.integration.test_disk_cache import (
+    GREEDY,
+    QUESTION,
+    Served,
+    cached_tokens,
+    disk_of,
+    engine_on,
+    files_in,
+    talk,
+    wait_until_written,
+)
+from tests.tiny_models.pictures import picture
+from vlm_server.protocol import Submit
+
+
+@pytest.fixture
+def qwen(load_tiny: Callable[[str], Served]) -> Served:
+    return load_tiny("qwen3_vl")
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3", "qwen3_5"])
+def test_a_conversation_moves_to_and_fro(
+    load_tiny: Callable[[str], Served], family: str, tmp_path: Path
+):
+    """It finds as much as if it had stayed, and is answered as without any cache."""
+    served = load_tiny(family)
+    asked = [talk(2), talk(4), talk(4, "again")]
+    with engine_on(served, tmp_path / "one that stays") as engine:
+        for submit in asked:
+            engine.answer(submit)
+        expected = [cached_tokens(engine, submit) for submit in asked]
+    assert expected[0] == 0 < expected[1]
+    with (
+        engine_on(served, tmp_path / "shared") as one,
+        engine_on(served, tmp_path / "shared") as other,
+    ):
+        for submit, count, engine in zip(asked, expected, (one, other, one), strict=True):
+            assert engine.answer(submit) == Engine(*served).answer(submit)
+            assert cached_tokens(engine, submit) == count
+            wait_until_written(engine)
+        assert disk_of(other).hits > 0
+        assert disk_of(one).damaged == disk_of(other).damaged == 0
+    assert other.preparers.num_uncached_spans[asked[1].request_id] == 1, "the new picture"
+
+
+def test_a_picture_that_another_engine_encoded_is_known(qwen: Served, tmp_path: Path):
+    other_prompt = ask("second", "Something else", picture(1), "and what?", sampling=GREEDY)
+    wanted = Engine(*qwen).answer(other_prompt)
+    with engine_on(qwen, tmp_path) as one, engine_on(qwen, tmp_path) as other:
+        one.answer(ask("first", picture(1), QUESTION, sampling=GREEDY))
+        wait_until_written(one)
+        assert other.answer(other_prompt) == wanted
+        assert other.preparers.num_read["second"] == 0
+
+
+def test_salts_share_nothing_between_engines(qwen: Served, tmp_path: Path):
+    mine, theirs = (msgspec.structs.replace(talk(2), cache_salt=salt) for salt in ("mine", "their"))
+    with engine_on(qwen, tmp_path) as one, engine_on(qwen, tmp_path) as other:
+        one.answer(mine)
+        wait_until_written(one)
+        other.answer(theirs)
+        assert cached_tokens(other, theirs) == disk_of(other).hits == 0
+
+
+def test_what_both_compute_is_stored_once(qwen: Served, tmp_path: Path):
+    """Whether the other one knows of it in time or not."""
+    with engine_on(qwen, tmp_path / "alone") as engine:
+        engine.answer(talk(2))
+    expected = [path.name.rpartition("-")[0] for path in files_in(tmp_path / "alone")]
+    shared = tmp_path / "shared"
+    with engine_on(qwen, shared) as one, engine_on(qwen, shared) as other:
+        one.answer(talk(2))
+        other.answer(talk(2))
+        wait_until_written(one)
+        wait_until_written(other)
+        assert [path.name.rpartition("-")[0] for path in files_in(shared)] == expected
+        other.answer(talk(4))
+        wait_until_written(other)
+        again = talk(4, "again")
+        one.answer(again)
+        assert cached_tokens(one, again) > cached_tokens(other, talk(4))
+
+
+def test_what_is_evicted_before_it_is_read_is_computed(
+    qwen: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """By another engine, between the look-up and the read."""
+    wanted = Engine(*qwen).answer(talk(2))
+    with engine_on(qwen, tmp_path) as one:
+        one.answer(talk(2))
+    read_bytes = Path.read_bytes
+
+    def evicted(path: Path) -> bytes:
+        if path.suffix == ".safetensors" and str(path).startswith(str(tmp_path)):
+            path.unlink(missing_ok=True)
+        return read_bytes(path)
+
+    with engine_on(qwen, tmp_path) as engine, monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", evicted)
+        assert engine.answer(talk(2)) == wanted
+        assert cached_tokens(engine, talk(2)) == 0
+        wait_until_written(engine)
+        assert (disk_of(engine).damaged, disk_of(engine).hits) == (0, 0)
+
+
+def size_of(folder: Path) -> int:
+    """Of its files; one that is renamed or evicted meanwhile does not count."""
+    size = 0
+    for path in files_in(folder):
+        with suppress(FileNotFoundError):
+            size += path.stat().st_size
+    return size
+
+
+def test_engines_that_evict_each_others_files_answer_as_alone(qwen: Served, tmp_path: Path):
+    wanted = [Engine(*qwen).answer(question(number)) for number in range(3)]
+    with engine_on(qwen, tmp_path / "one prompt") as engine:
+        engine.answer(question(0))
+    limit = size_of(tmp_path / "one prompt") * 3 // 2
+    with ExitStack() as stack:
+        engines = [
+            stack.enter_context(engine_on(qwen, tmp_path / "shared", limit, is_checked=False))
+            for _ in range(3)
+        ]
+        for turn in range(2):
+            for engine in engines:
+                for number in range(3):
+                    asked = question(number, f"{turn}")
+                    assert engine.answer(asked) == wanted[number]
+                    engine.caches.drop()  # only the disk has it
+        for engine in engines:
+            wait_until_written(engine)
+        assert size_of(tmp_path / "shared") <= limit
+        assert sum(disk_of(engine).evictions for engine in engines) > 3
+        assert sum(disk_of(engine).damaged for engine in engines) == 0
+    with engine_on(qwen, tmp_path / "shared", limit):
+        pass  # and what they leave is sound
+
+
+def question(number: int, turn: str = "alone") -> Submit:
+    return ask(f"{turn} {number}", f"Number {number}", picture(10 + number), sampling=GREEDY)

@@ -1,0 +1,56 @@
+"""A model that is split over two processes has the logits of a whole one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.ports import free_ports
+from tests.tiny_models import build
+from vlm_server import settings
+from vlm_server.protocol.ranks import Rank
+from vlm_server.runner.distributed.sharding import PLAIN_FAMILIES
+from vlm_server.supervisor.ranks.hostfile import Host, Hostfile, ranks_of
+
+OF_MLX_VLM = ("qwen3_vl_moe", "internvl")
+"""Families that mlx-vlm splits itself, by the model's own or its language model's `shard`."""
+FAMILIES = (*sorted(PLAIN_FAMILIES), *OF_MLX_VLM)
+SECONDS = 240.0
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[float, float]]:
+    """By family: the largest difference, and the largest score."""
+    folder = tmp_path_factory.mktemp("models")
+    models = [str(build(family, folder / family)) for family in FAMILIES]
+    host = Host("127.0.0.1", ("127.0.0.1",))
+    ranks = ranks_of(Hostfile((host, host), "ring"), free_ports(3), settings.Log())
+    processes = [start(rank, models) for rank in ranks]
+    said, _ = processes[0].communicate(timeout=SECONDS)
+    assert [process.wait(SECONDS) for process in processes] == [0, 0]
+    lines = [line.split() for line in said.decode().splitlines() if line.count(" ") == 2]
+    return {name: (float(difference), float(largest)) for name, difference, largest in lines}
+
+
+def start(rank: Rank, models: list[str]) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.integration.two_ranks", *models],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE if rank.number == 0 else None,
+        cwd=Path(__file__).parents[2],
+    )
+    assert process.stdin is not None
+    process.stdin.write(msgspec.json.encode(rank) + b"\n")
+    process.stdin.flush()
+    return process
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scores_are_those_of_a_whole_model(found: dict[str, tuple[float, float]], family: str):
+    difference, largest = found[family]
+    assert largest > 0.1
+    assert difference < 1e-4 * largest

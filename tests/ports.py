@@ -1,0 +1,26 @@
+"""TCP ports for tests that can't leave the choice to the system."""
+
+from __future__ import annotations
+
+import random
+import socket
+
+_FIRST, _END = 20_000, 32_000
+"""Below those that systems give to connections."""
+
+
+def free_ports(count: int) -> int:
+    """The first of so many in a row that nobody listens at."""
+    while True:
+        first = random.randrange(_FIRST, _END)
+        if all(_is_free(port) for port in range(first, first + count)):
+            return first
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

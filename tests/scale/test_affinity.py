@@ -1,0 +1,133 @@
+"""A conversation stays on its worker, where it finds what that knows; others go elsewhere."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.e2e.pictures import noise, user
+from tests.scale.fleet import MODEL, WORKER, Fleet, Gateway
+from vlm_server.cli.client import routing_key
+from vlm_server.cli.main import main
+
+pytestmark = pytest.mark.xdist_group("scale")
+
+NUM_CONVERSATIONS = 6
+NUM_TURNS = 3
+SIZE = (112, 112)
+
+
+def converse(client: openai.OpenAI, seed: int) -> tuple[int, int, Any]:
+    """A conversation about a picture: its cached tokens, all its tokens, and its workers."""
+    messages: list[Any] = [user(noise(seed, SIZE), "What is this?")]
+    key = routing_key.of_messages(messages)
+    cached, tokens, workers = 0, 0, Counter[str]()
+    for turn in range(NUM_TURNS):
+        told = client.chat.completions.with_raw_response.create(
+            model=MODEL,
+            messages=messages,
+            max_tokens=8,
+            temperature=0,
+            extra_body={"ignore_eos": True},
+            extra_headers={"X-SMG-Routing-Key": key},
+        )
+        answer = told.parse()
+        assert told.headers["x-vlm-routing-key"] == key
+        workers[told.headers.get(WORKER, "")] += 1
+        usage = answer.usage
+        cached += usage.prompt_tokens_details.cached_tokens
+        tokens += usage.prompt_tokens
+        said = answer.choices[0].message.content
+        messages += [{"role": "assistant", "content": said}, user(f"And now, {turn}?")]
+    return cached, tokens, workers
+
+
+def test_a_conversation_stays_and_hits_as_with_one_daemon(fleet: Fleet) -> None:
+    """The same conversations, with one daemon that has forgotten them: within 5 %."""
+    url, daemon = next(iter(fleet.daemons.items()))
+    new = range(1000 * fleet.port, 1000 * fleet.port + NUM_CONVERSATIONS)  # known to nobody
+    behind = [converse(fleet.client(), seed) for seed in new]
+    httpx.post(f"{url}/v1/caches/clear", json={}).raise_for_status()
+    alone = [converse(daemon.client(), seed) for seed in new]
+    assert [len(workers) for _, _, workers in behind] == [1] * NUM_CONVERSATIONS
+    rates = [
+        sum(cached for cached, _, _ in each) / sum(tokens for _, tokens, _ in each)
+        for each in (behind, alone)
+    ]
+    print(f"hit rates: {rates[0]:.3f} behind {fleet.name}, {rates[1]:.3f} of one daemon")
+    assert rates[1] > 0.3  # else there is nothing to compare
+    assert rates[0] >= 0.95 * rates[1]
+
+
+def test_pictures_spread_whatever_is_asked(fleet: Fleet) -> None:
+    """One question about 24 pictures, which `cache_aware` would send to one worker."""
+    workers = Counter[str]()
+    for seed in range(24):
+        messages: list[Any] = [user(noise(seed, (56, 56)), "What is this?")]
+        told = fleet.client().chat.completions.with_raw_response.create(
+            model="default",  # which the gateway must make the model's name
+            messages=messages,
+            max_tokens=1,
+            extra_headers={"X-SMG-Routing-Key": routing_key.of_messages(messages)},
+        )
+        workers[told.headers[WORKER]] += 1
+    assert set(workers) == set(fleet.daemons)
+    assert min(workers.values()) >= 3
+
+
+def test_the_key_in_an_answer_leads_on(fleet: Fleet) -> None:
+    """For clients that can't make one: from the second turn on they stay with a worker."""
+    asked: dict[str, Any] = {"model": MODEL, "max_tokens": 4}
+    messages: list[Any] = [{"role": "user", "content": "Look here."}]
+    create = fleet.client().chat.completions.with_raw_response.create
+    key = create(messages=messages, **asked).headers["x-vlm-routing-key"]
+    workers = set()
+    for turn in range(3):
+        messages += [{"role": "assistant", "content": "Yes."}, user(f"And {turn}?")]
+        told = create(messages=messages, extra_headers={"X-SMG-Routing-Key": key}, **asked)
+        workers.add(told.headers[WORKER])
+        assert told.headers["x-vlm-routing-key"] == key
+    assert len(workers) == 1
+
+
+def test_our_own_client_asks_through_it(
+    gateway: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "picture.png"
+    noise(1, SIZE).save(picture)
+    words = ["--json", "--max-tokens", "4", str(picture), "What is this?"]
+    assert main(["ask", "--url", gateway.url, *words]) == 0
+    assert json.loads(capsys.readouterr().out)["usage"]["completion_tokens"] <= 4
+
+
+def test_other_dialects_pass(gateway: Gateway) -> None:
+    """What the gateway adds to a response's request has no effect."""
+    response = gateway.client().responses.create(model=MODEL, input="Hi", max_output_tokens=16)
+    assert response.usage is not None
+    completion = gateway.client().completions.create(model=MODEL, prompt="Hi", max_tokens=2)
+    assert completion.usage is not None
+
+
+def test_a_new_worker_takes_conversations_and_others_stay(gateway: Gateway) -> None:
+    keys = [f"conversation {i}" for i in range(40)]
+    before = {key: gateway.worker_of(key) for key in keys}
+    url = gateway.daemons.start()
+    try:
+        gateway.daemons[url].wait_ready()
+        gateway.add_worker(url)
+        gateway.wait_for_workers(3)
+        after = {key: gateway.worker_of(key) for key in keys}
+        moved = {key for key in keys if after[key] != before[key]}
+        assert {after[key] for key in moved} == {url}
+        assert 3 <= len(moved) <= 28
+    finally:
+        gateway.remove_worker(url)
+        gateway.daemons.stop(url)
+        gateway.wait_for_workers(2)
+    assert {key: gateway.worker_of(key) for key in keys} == before

@@ -1,0 +1,60 @@
+"""The files for gateways agree with the daemon's own limits, and with each other."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+import threading
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from scripts.scale_out import ARGUMENTS, ScaleOut, gateway_command
+from vlm_server.settings import MIB, Limits
+
+FOLDER = ARGUMENTS.parent
+
+
+def options() -> dict[str, str]:
+    """The gateway's options that have a value."""
+    words = shlex.split(ARGUMENTS.read_text(), comments=True)
+    return {name: value for name, value in pairwise(words) if name[:2] == "--" != value[:2]}
+
+
+def test_bodies_may_be_as_large_as_daemons_take_and_are_kept_for_another_try() -> None:
+    most = Limits().max_body_bytes
+    assert int(options()["--max-payload-size"]) == most
+    assert int(options()["--max-buffered-request-bytes"]) == most
+    nginx = (FOLDER / "nginx.conf").read_text()
+    assert f"client_max_body_size {most // MIB}m;" in nginx
+
+
+def test_a_request_is_tried_more_often_than_its_worker_may_fail() -> None:
+    """Else it is never tried on another one."""
+    given = options()
+    assert int(given["--retry-max-retries"]) > int(given["--cb-failure-threshold"])
+
+
+def test_a_daemon_that_ends_while_others_start_is_told(tmp_path: Path) -> None:
+    started = ScaleOut(tmp_path)
+    started.start("daemon-0", [sys.executable, "-c", "import time; time.sleep(60)"])
+    started.start("daemon-1", [sys.executable, "-c", "raise SystemExit('the port is taken')"])
+    stopping = threading.Timer(20, started.stop.set)
+    stopping.start()
+    try:
+        with pytest.raises(SystemExit, match="daemon-1 has ended with 1:\nthe port is taken"):
+            started.wait_for(lambda: None)
+    finally:
+        stopping.cancel()
+        started.end()
+
+
+def test_all_listen_on_the_loopback_address_alone() -> None:
+    command = gateway_command("smg", 1, 2, ["http://127.0.0.1:3"], "demo")
+    for name in ("--host", "--prometheus-host"):
+        assert command[command.index(name) + 1] == "127.0.0.1"
+    for file in ("nginx.conf", "haproxy.cfg"):
+        listening = re.findall(r"^\s*(?:listen|bind)\s+(\S+?):", (FOLDER / file).read_text(), re.M)
+        assert listening == ["127.0.0.1"]

@@ -1,0 +1,173 @@
+"""Workers that die, end, stand still: who asks through the gateway notices as little as can be."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+
+import httpx
+import openai
+import pytest
+
+from scripts.scale_out import get
+from tests.e2e.daemon import Daemon, wait_until
+from tests.scale.fleet import MODEL, WORKER, Fleet, Gateway
+from tests.scale.load import asking
+from tests.scale.proxies import HAProxy
+
+pytestmark = pytest.mark.xdist_group("scale")
+
+LONG = 6000
+
+
+def test_a_killed_worker_breaks_its_streams_and_fails_nothing_else(fleet: Fleet) -> None:
+    victim, other = fleet.daemons
+    asked = {"model": MODEL, "messages": [{"role": "user", "content": "Go on"}], "stream": True}
+    keys = {url: fleet.key_for(url) for url in (victim, other)}
+    streams = {
+        url: fleet.client().chat.completions.create(
+            **asked, max_tokens=LONG, extra_headers={"X-SMG-Routing-Key": key}
+        )
+        for url, key in keys.items()
+    }
+    assert streams[victim].response.headers[WORKER] == victim
+    for stream in streams.values():
+        next(stream)
+    with asking(fleet) as record:
+        record.wait_for_more()
+        fleet.daemons.kill(victim)
+        with pytest.raises((openai.APIError, httpx.HTTPError)):
+            list(streams[victim])  # it ends with an error, not silently
+        record.wait_for_more(16)
+    next(streams[other])
+    streams[other].close()
+    assert record.failures == []
+    assert fleet.worker_of(keys[victim]) == other
+    fleet.restart_daemon(victim)
+    assert fleet.worker_of(keys[victim]) == victim
+
+
+def test_a_rolling_restart_under_load_fails_nobody(fleet: Fleet) -> None:
+    with asking(fleet) as record:
+        for url in list(fleet.daemons):
+            record.wait_for_more()
+            fleet.restart_daemon(url)
+            record.wait_for(url)
+    assert (record.failures, record.broken) == ([], [])
+    assert set(record.answered) == set(fleet.daemons)
+
+
+@pytest.mark.parametrize("name", ["gateway", "nginx"])  # HAProxy now and then fails one request
+def test_a_dead_engine_fails_nobody(name: str, request: pytest.FixtureRequest) -> None:
+    """The front lives, and says 502 and 503 until it has another engine."""
+    fleet: Fleet = request.getfixturevalue(name)
+    fleet.wait_for_workers()
+    url = next(iter(fleet.daemons))
+    with asking(fleet) as record:
+        record.wait_for_more()
+        fleet.daemons[url].kill_engine()
+        record.wait_for_more(16)
+    assert record.failures == []
+    fleet.daemons[url].wait_ready()
+    fleet.wait_for_workers()
+
+
+@pytest.mark.parametrize("name", ["gateway", "haproxy"])
+def test_a_worker_that_stands_still_is_left_out_until_it_moves(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    """Its health is asked for, and does not answer in time."""
+    fleet: Fleet = request.getfixturevalue(name)
+    fleet.wait_for_workers()
+    still, other = fleet.daemons
+    key = fleet.key_for(still)
+    pid = fleet.daemons[still].process.pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        fleet.wait_for_workers(1, 30)
+        start = time.monotonic()
+        assert fleet.worker_of(key) == other
+        assert time.monotonic() - start < 5
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    fleet.wait_for_workers(2, 30)
+    assert fleet.worker_of(key) == still
+
+
+@contextmanager
+def slowed(daemon: Daemon) -> Iterator[None]:
+    """Its engine runs a twentieth of the time, as on a machine that is busy with something else."""
+    pid, stop = daemon.engine_pid(), threading.Event()
+
+    def hold() -> None:
+        while not stop.is_set():
+            os.kill(pid, signal.SIGSTOP)
+            stop.wait(0.38)
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+@contextmanager
+def held(daemon: Daemon) -> Iterator[None]:
+    """Its engine gets no further; the front takes requests, and says how many wait."""
+    pid = daemon.engine_pid()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_the_gateway_leaves_out_a_worker_while_many_wait_for_it(gateway: Gateway) -> None:
+    """All who wait there are answered there, once it goes on."""
+    slow, other = gateway.daemons
+    key = gateway.key_for(slow)
+    with ThreadPoolExecutor(64) as threads:
+
+        def is_left_out() -> bool:
+            asked.append(threads.submit(gateway.worker_of, key))
+            return asked[-1] in wait(asked[-1:], timeout=1).done and asked[-1].result() == other
+
+        def all_are_seen() -> bool:
+            return sum(each.done() for each in asked) + num_waiting(slow) == len(asked)
+
+        with held(gateway.daemons[slow]):
+            asked = [threads.submit(gateway.worker_of, key) for _ in range(48)]
+            wait_until(lambda: num_waiting(slow) >= 16, 10, gateway.log)
+            wait_until(is_left_out, 10, gateway.log)  # it asks every second
+            wait_until(all_are_seen, 10, gateway.log)
+            waiting = num_waiting(slow)
+        assert Counter(each.result() for each in asked)[slow] == waiting >= 16
+    wait_until(lambda: gateway.worker_of(key) == slow, 10, gateway.log)
+
+
+def num_waiting(url: str) -> int:
+    """Requests with which the daemon has not begun."""
+    return int(get(f"{url}/v1/loads")["loads"][0]["num_waiting_reqs"])
+
+
+def test_haproxy_gives_a_slow_worker_less(haproxy: HAProxy) -> None:
+    """Of eight clients who all have its key, it never has more than three quarters at once."""
+    slow, other = haproxy.daemons
+    key = haproxy.key_for(slow)
+    answered = Counter[str]()
+    with ThreadPoolExecutor(8) as threads, slowed(haproxy.daemons[slow]):
+        crowd = [threads.submit(haproxy.worker_of, key, 32) for _ in range(40)]
+        answered = Counter(each.result() for each in crowd)
+    print(f"of 40 requests with its key, a slow worker answered {answered[slow]}")
+    assert 0 < answered[slow] < answered[other]
+    assert haproxy.worker_of(key) == slow

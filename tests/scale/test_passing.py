@@ -1,0 +1,142 @@
+"""What comes through unchanged: streams token by token, large bodies, earlier responses."""
+
+from __future__ import annotations
+
+import base64
+import io
+import time
+import zlib
+from itertools import pairwise
+
+import openai
+import pytest
+
+from tests.e2e.daemon import wait_until
+from tests.e2e.pictures import noise
+from tests.scale.fleet import MODEL, WORKER, Fleet, Gateway
+from tests.scale.proxies import HAProxy, Nginx
+
+pytestmark = pytest.mark.xdist_group("scale")
+
+MIB = 1024**2
+
+
+def gaps(client: openai.OpenAI, num_tokens: int) -> list[float]:
+    """Seconds before each chunk of a streamed answer."""
+    start = time.monotonic()
+    times = [start]
+    with client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Go on"}],
+        max_tokens=num_tokens,
+        stream=True,
+        extra_body={"ignore_eos": True},
+        extra_headers={"X-SMG-Routing-Key": "a stream"},
+    ) as stream:
+        times += [time.monotonic() for _ in stream]
+    return [after - before for before, after in pairwise(times)]
+
+
+def come_one_by_one(found: list[float]) -> bool:
+    """Whether no chunk waits for many others, and few come together."""
+    middle = sorted(found)[len(found) // 2]
+    are_apart = sum(gap > middle / 10 for gap in found) > len(found) / 2
+    return middle > 0.001 and are_apart and max(found) < sum(found) / 4
+
+
+def test_streams_are_not_held_back(fleet: Fleet) -> None:
+    """In one of some tries: on a machine that is busy, chunks may meet anywhere on their way."""
+    gaps(fleet.client(), 8)
+    assert any(come_one_by_one(gaps(fleet.client(), 400)) for _ in range(10))
+
+
+def test_a_client_that_leaves_ends_its_request(fleet: Fleet) -> None:
+    stream = fleet.client().chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Go on"}],
+        max_tokens=6000,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    next(stream)
+    stream.close()
+
+    def are_idle() -> bool:
+        return not any(
+            daemon.status()["requests"]["in_flight"] for daemon in fleet.daemons.values()
+        )
+
+    wait_until(are_idle, 5, fleet.log)
+
+
+def heavy(num_bytes: int) -> str:
+    """The data URL of a small picture in a file of this size: a chunk that no decoder reads."""
+    file = io.BytesIO()
+    noise(7, (56, 56)).save(file, "PNG")
+    png = file.getvalue()
+    kind, data = b"prVt", bytes(num_bytes)
+    chunk = len(data).to_bytes(4, "big") + kind + data
+    chunk += zlib.crc32(kind + data).to_bytes(4, "big")
+    head = 8 + 25  # signature, IHDR
+    return "data:image/png;base64," + base64.b64encode(png[:head] + chunk + png[head:]).decode()
+
+
+def test_a_body_of_60_megabytes_passes(fleet: Fleet) -> None:
+    picture = {"type": "image_url", "image_url": {"url": heavy(15 * MIB)}}
+    question = {"type": "text", "text": "What is this?"}
+    answer = fleet.client().chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": [picture, picture, picture, question]}],  # type: ignore[list-item]
+        max_tokens=2,
+    )
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens
+
+
+def test_an_earlier_response_is_found_by_its_key(fleet: Fleet) -> None:
+    """One daemon has it in its memory: the key of the first turn leads there."""
+    for i in range(6):
+        headers = {"X-SMG-Routing-Key": f"a conversation of responses, {i}"}
+        create = fleet.client().responses.with_raw_response.create
+        first = create(model=MODEL, input="Hi", max_output_tokens=16, extra_headers=headers)
+        second = create(
+            model=MODEL,
+            input="And?",
+            previous_response_id=first.parse().id,
+            max_output_tokens=16,
+            extra_headers=headers,
+        )
+        assert first.headers[WORKER] == second.headers[WORKER]
+        assert first.headers["x-vlm-routing-key"] == second.headers["x-vlm-routing-key"]
+        assert second.parse().previous_response_id == first.parse().id
+
+
+def test_an_earlier_response_is_unknown_elsewhere(fleet: Fleet) -> None:
+    one, other = (fleet.key_for(url) for url in fleet.daemons)
+    responses = fleet.client().responses
+    first = responses.create(
+        model=MODEL, input="Hi", max_output_tokens=16, extra_headers={"X-SMG-Routing-Key": one}
+    )
+    with pytest.raises(openai.BadRequestError) as caught:
+        responses.create(
+            model=MODEL,
+            input="And?",
+            previous_response_id=first.id,
+            extra_headers={"X-SMG-Routing-Key": other},
+        )
+    assert caught.value.code == "previous_response_not_found"
+
+
+def test_a_stored_response_can_be_read(nginx: Nginx, haproxy: HAProxy, gateway: Gateway) -> None:
+    """With its key; the gateway looks among its own instead, and has none."""
+    headers = {"X-SMG-Routing-Key": "a stored response"}
+    for fleet in (nginx, haproxy, gateway):
+        responses = fleet.client().responses
+        made = responses.create(
+            model=MODEL, input="Hi", max_output_tokens=16, extra_headers=headers
+        )
+        if fleet is gateway:
+            with pytest.raises(openai.NotFoundError):
+                responses.retrieve(made.id, extra_headers=headers)
+        else:
+            assert responses.retrieve(made.id, extra_headers=headers).id == made.id

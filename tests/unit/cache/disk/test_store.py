@@ -1,0 +1,271 @@
+"""Files that outlive the process: whole, unchanged and within their bytes, or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from vlm_server.cache.disk.files import default_folder
+from vlm_server.cache.disk.store import DiskStore
+
+OWNER, OTHER = "a" * 64, "b" * 64
+
+
+def key_of(number: int) -> str:
+    return f"thing-{number:064x}"
+
+
+def content_of(number: int, size_bytes: int) -> bytes:
+    return hashlib.shake_128(str(number).encode()).digest(size_bytes)
+
+
+@contextmanager
+def open_store(folder: Path, limit_bytes: int = 1000, owner: str = OWNER) -> Iterator[DiskStore]:
+    """As a process that was just started, and ends after that, has one."""
+    yield DiskStore("disk", folder, owner, limit_bytes)
+
+
+def put(store: DiskStore, number: int, size_bytes: int = 100, keep: tuple[int, ...] = ()) -> bool:
+    """Whether there was room."""
+    if store.make_room(size_bytes, [key_of(each) for each in keep]) is None:
+        return False
+    store.put(key_of(number), lambda path: write(path, content_of(number, size_bytes)))
+    return True
+
+
+def write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+def numbers_in(store: DiskStore) -> set[int]:
+    return {int(key.partition("-")[2], 16) for key in store.paths}
+
+
+def all_files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and path.name != "lock"]
+
+
+def test_what_was_put_is_there_after_a_restart(tmp_path: Path) -> None:
+    with open_store(tmp_path) as store:
+        assert put(store, 1)
+        assert store.get(key_of(1)) == content_of(1, 100)
+    with open_store(tmp_path) as store:
+        assert key_of(1) in store
+        assert store.get(key_of(1)) == content_of(1, 100)
+        assert store.get(key_of(2)) is None
+        store.check_integrity()
+        reading = store.read()
+        assert (reading.entries, reading.size_bytes, reading.limit_bytes) == (1, 100, 1000)
+        assert (reading.hits, reading.misses, reading.damaged) == (1, 1, 0)
+
+
+def test_only_its_person_can_read_it(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with open_store(tmp_path / "cache") as store:
+            put(store, 1)
+    finally:
+        os.umask(before)
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
+    assert {modes[path] for path in modes if path.is_file()} == {0o600}
+    assert {modes[path] for path in modes if path.is_dir()} == {0o700}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:50],
+        lambda data: b"",
+        lambda data: data + b"\0",
+        lambda data: data[:50] + bytes([data[50] ^ 1]) + data[51:],
+    ],
+    ids=["torn", "emptied", "lengthened", "edited"],
+)
+def test_what_is_not_what_was_written_is_deleted_and_counted(
+    tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    with open_store(tmp_path) as store:
+        put(store, 1)
+        put(store, 2)
+        path = store.paths[key_of(1)]
+        path.write_bytes(damage(path.read_bytes()))
+        assert store.get(key_of(1)) is None
+        assert not path.exists()
+        reading = store.read()
+        assert (reading.damaged, reading.hits, reading.misses, reading.entries) == (1, 0, 1, 1)
+        store.check_integrity()
+        put(store, 1)
+        assert store.get(key_of(1)) == content_of(1, 100)
+
+
+def test_evicts_what_was_used_longest_ago_also_after_a_restart(tmp_path: Path) -> None:
+    with open_store(tmp_path, 300) as store:
+        for number in (1, 2, 3):
+            put(store, number)
+        store.touch([key_of(2), key_of(1)])
+    with open_store(tmp_path, 300) as store:
+        assert store.make_room(100) == [key_of(3)]
+        put(store, 4)
+        assert numbers_in(store) == {1, 2, 4}
+        assert store.make_room(200) == [key_of(2), key_of(1)]
+        assert store.read().evictions == 3
+        store.check_integrity()
+
+
+def test_files_of_a_clock_that_was_ahead_are_evicted_in_their_turn(tmp_path: Path) -> None:
+    with open_store(tmp_path, 300) as store:
+        for number in (1, 2, 3):
+            put(store, number)
+        for path in store.paths.values():
+            ahead = path.stat().st_mtime_ns + 365 * 24 * 3600 * 10**9
+            os.utime(path, ns=(ahead, ahead))
+    for number in (4, 5):
+        with open_store(tmp_path, 300) as store:
+            put(store, number)
+    assert numbers_in(store) == {3, 4, 5}
+
+
+def test_what_is_to_be_kept_does_not_make_room(tmp_path: Path) -> None:
+    with open_store(tmp_path, 300) as store:
+        for number in (1, 2, 3):
+            put(store, number)
+        assert put(store, 4, 100, keep=(1,))
+        assert numbers_in(store) == {1, 3, 4}
+        assert not put(store, 5, 250, keep=(1,))
+        assert numbers_in(store) == {1, 3, 4}
+
+
+def test_a_smaller_limit_holds_from_the_start(tmp_path: Path) -> None:
+    with open_store(tmp_path, 300) as store:
+        for number in (1, 2, 3):
+            put(store, number)
+    with open_store(tmp_path, 150):
+        assert sum(path.stat().st_size for path in all_files(tmp_path)) == 100
+
+
+def test_more_than_was_said_stays_within_the_bytes(tmp_path: Path) -> None:
+    with open_store(tmp_path, 300) as store:
+        put(store, 1)
+        store.make_room(100)
+        with pytest.raises(OSError, match="no room"):
+            store.put(key_of(2), lambda path: write(path, bytes(350)))
+        with pytest.raises(OSError, match="no room"):
+            store.put(key_of(2), lambda path: write(path, bytes(250)), keep=[key_of(1)])
+        assert numbers_in(store) == {1}
+        assert len(all_files(tmp_path)) == 1
+        assert store.put(key_of(2), lambda path: write(path, bytes(250))) == [key_of(1)]
+        store.check_integrity()
+
+
+def test_what_can_not_be_written_leaves_nothing(tmp_path: Path) -> None:
+    def fail(path: Path) -> None:
+        path.write_bytes(b"half")
+        raise RuntimeError
+
+    with open_store(tmp_path) as store:
+        with pytest.raises(RuntimeError):
+            store.put(key_of(1), fail)
+        assert all_files(tmp_path) == []
+        store.check_integrity()
+
+
+def test_owners_share_the_bytes_and_nothing_else(tmp_path: Path) -> None:
+    with open_store(tmp_path, 300) as store:
+        put(store, 1)
+        put(store, 2)
+    with open_store(tmp_path, 300, OTHER) as store:
+        assert store.get(key_of(1)) is None
+        assert store.read().size_bytes == 200
+        put(store, 3)
+        put(store, 4)
+        store.check_integrity()
+    with open_store(tmp_path, 300) as store:
+        assert numbers_in(store) == {2}
+        store.make_room(300)
+    with open_store(tmp_path, 300):
+        assert not (tmp_path / OTHER).exists()
+
+
+def test_unfinished_files_are_swept_and_others_left_alone(tmp_path: Path) -> None:
+    with open_store(tmp_path) as store:
+        put(store, 1)
+    mine = [tmp_path / "letter.txt", tmp_path / "photos" / "tmp-1.safetensors"]
+    mine += [tmp_path / OWNER / "letter.txt", tmp_path / "weights.safetensors"]
+    for path in mine:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    (tmp_path / OTHER).symlink_to(tmp_path / "photos")
+    orphan = tmp_path / OWNER / f"tmp-{key_of(2)}.safetensors"
+    orphan.write_bytes(b"half")
+    with open_store(tmp_path, 100) as store:
+        assert not orphan.exists()
+        assert all(path.read_text() == "mine" for path in mine)
+        assert store.make_room(100) == [key_of(1)]
+        assert all(path.exists() for path in mine)
+
+
+WRITER = """
+import os, sys
+from pathlib import Path
+from tests.unit.cache.disk.test_store import OWNER, content_of, key_of
+from vlm_server.cache.disk.store import DiskStore
+
+def slowly(number):
+    def write(path):
+        with path.open("wb") as file:
+            for start in range(0, 200_000, 1000):
+                file.write(content_of(number, 200_000)[start : start + 1000])
+                file.flush()
+    return write
+
+store = DiskStore("disk", Path(sys.argv[1]), OWNER, 2_000_000)
+for number in range(1_000_000):
+    store.make_room(200_000)
+    store.put(key_of(number), slowly(number))
+    print(number, flush=True)
+"""
+
+
+def test_a_process_killed_while_it_writes_leaves_whole_files(tmp_path: Path) -> None:
+    for after in (1, 3, 12):
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        for _ in range(after):
+            process.stdout.readline()
+        while not list(tmp_path.rglob("tmp-*")):
+            assert process.poll() is None
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        with open_store(tmp_path, 2_000_000) as store:
+            assert not list(tmp_path.rglob("tmp-*"))
+            numbers = numbers_in(store)
+            assert len(numbers) >= min(after, 8)
+            for number in numbers:
+                assert store.get(key_of(number)) == content_of(number, 200_000)
+            assert store.read().damaged == 0
+            store.check_integrity()
+
+
+def test_the_default_folder_is_the_systems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert default_folder() == tmp_path / "Library/Caches/vlm-server"
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert default_folder() == tmp_path / ".cache/vlm-server"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert default_folder() == tmp_path / ".cache/vlm-server"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
+    assert default_folder() == Path("/elsewhere/vlm-server")

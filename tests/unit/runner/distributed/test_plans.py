@@ -1,0 +1,74 @@
+"""A plan arrives as the runner of another rank needs it."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+
+from vlm_server.cache.prompt_key import MediaSpan
+from vlm_server.ports import NewRequest, PrefillWork, PreparedPrompt, SchedulerOutput, SeqId
+from vlm_server.protocol import SamplingParams
+from vlm_server.runner.distributed import messages
+from vlm_server.runner.distributed.messages import Plan, Stored, Taken
+from vlm_server.runner.distributed.plans import message_of, plan_of
+from vlm_server.runner.distributed.prefixes import FollowingPrefixes, HeldPrefix
+from vlm_server.runner.vision.encoder import ImageFeatures
+
+FEATURES = ImageFeatures(
+    rows=mx.random.normal((4, 8)).astype(mx.bfloat16),
+    visual_mask=mx.array([True, False, True, True]),
+    deepstack=mx.random.normal((2, 3, 8)),
+)
+PROMPT = PreparedPrompt(
+    token_ids=np.array([1, 7, 7, 7, 7, 2], dtype=np.int32),
+    spans=(MediaSpan(1, 5, "abc"),),
+    positions=np.arange(18, dtype=np.int32).reshape(3, 6),
+    rope_delta=-2,
+    snapshot_points=(3,),
+    atomic_prefill_tokens=5,
+    token_types=np.array([0, 1, 1, 1, 1, 0], dtype=np.int32),
+)
+
+
+def arrived(plan: SchedulerOutput, dropped: tuple[int, ...] = ()) -> tuple[Plan, SchedulerOutput]:
+    message = messages.decode_message(messages.encode(message_of(plan, dropped)))
+    assert isinstance(message, Plan)
+    following = FollowingPrefixes(lambda: Stored(()), stores_prefixes=True)
+    return message, plan_of(message, following)
+
+
+def test_a_new_request_with_a_picture():
+    sampling = SamplingParams(n=3, temperature=0.7, seed=5)
+    request = NewRequest("a", PROMPT, sampling, HeldPrefix(), (FEATURES,))
+    plan = SchedulerOutput(
+        finished_seqs=(SeqId("b", 1),),
+        new=(request,),
+        decode=(SeqId("c"), SeqId("d", 2)),
+        prefill=PrefillWork("a", 0, 6, is_last=True),
+        prefill_with=(PrefillWork("e", 0, 4, is_last=True),),
+    )
+    message, got = arrived(plan, (4, 5))
+    assert message.dropped == (4, 5)
+    assert (got.finished_seqs, got.decode) == (plan.finished_seqs, plan.decode)
+    assert (got.prefill, got.prefill_with) == (plan.prefill, plan.prefill_with)
+    (new,) = got.new
+    assert new.sampling.n == 3
+    assert new.prompt.spans == PROMPT.spans
+    for name in ("token_ids", "positions", "token_types"):
+        assert np.array_equal(getattr(new.prompt, name), getattr(PROMPT, name))
+    for name in ("rope_delta", "snapshot_points", "atomic_prefill_tokens", "is_atomic"):
+        assert getattr(new.prompt, name) == getattr(PROMPT, name)
+    (made,) = new.features
+    assert isinstance(made, ImageFeatures)
+    assert all(mx.array_equal(a, b) for a, b in zip(made.arrays, FEATURES.arrays, strict=True))
+
+
+def test_a_step_of_text_alone():
+    plan = SchedulerOutput(decode=(SeqId("a"),))
+    _, got = arrived(plan)
+    assert got == SchedulerOutput(decode=(SeqId("a"),))
+
+
+def test_what_was_stored_is_told_in_order():
+    stored = Stored((Taken(1, 0, 5), messages.Split(1, 2, 3, 4)))
+    assert messages.decode_message(messages.encode(stored)) == stored

@@ -1,0 +1,150 @@
+"""Whatever is stored, split and dropped, another rank holds what rank 0 refers to, and no more."""
+
+from __future__ import annotations
+
+import random
+
+import mlx.core as mx
+import numpy as np
+from mlx_vlm.models.cache import KVCache
+
+from vlm_server.cache.caches import Caches
+from vlm_server.cache.prompt_key import PromptKey
+from vlm_server.runner.distributed.messages import Segment, Stored
+from vlm_server.runner.distributed.prefixes import (
+    Book,
+    FollowingPrefixes,
+    HeldPrefix,
+    LeadingPrefixes,
+    NumberedSegment,
+)
+from vlm_server.runner.kv.segments import KVSegment, SequenceState
+
+TOKEN_BYTES = 2 * 2 * 4 * 4
+"""Keys and values of a token: two heads of four float32 each."""
+
+
+class Pair:
+    """Rank 0 and another, whose messages arrive at once. They have different heads."""
+
+    def __init__(self, limit_tokens: int) -> None:
+        self.caches = Caches.of(
+            token_layout_bytes=0,
+            pixel_bytes=0,
+            encoder_bytes=0,
+            tile_bytes=0,
+            prefix_bytes=limit_tokens * TOKEN_BYTES,
+            needs_snapshots=False,
+        )
+        self.sent: list[Stored] = []
+        self.book = Book()
+        self.leading = LeadingPrefixes(self.caches, self.sent.append, self.book)
+        self.following = FollowingPrefixes(lambda: self.sent.pop(0), stores_prefixes=True)
+
+    def store(self, token_ids: list[int]) -> None:
+        key = PromptKey(np.array(token_ids, dtype=np.int32))
+        self.leading.store_prefix(key, state_of(token_ids, 0), "")
+        self.following.store_prefix(key, state_of(token_ids, 1), "")
+        assert not self.sent
+
+    def match(self, token_ids: list[int]) -> tuple[int, HeldPrefix]:
+        """How much of a prompt rank 0 has, and what the other has of that."""
+        key = PromptKey(np.array(token_ids, dtype=np.int32))
+        found = self.caches.prefixes.match(key, len(token_ids))
+        segments = tuple(Segment(s.number, num_tokens) for s, num_tokens in found.segments)
+        held, length = self.following.prefix(segments), found.length
+        found.release()
+        return length, held
+
+    def num_stored(self) -> int:
+        """How many segments rank 0's cache has."""
+        nodes, num_stored = [self.caches.prefixes._tree.root("")], 0
+        while nodes:
+            node = nodes.pop()
+            num_stored += isinstance(node.segment, NumberedSegment)
+            nodes += node.children.values()
+        return num_stored
+
+    def drop(self) -> None:
+        self.following.drop(self.book.take_dropped())
+
+
+def state_of(token_ids: list[int], rank: int) -> SequenceState:
+    """A layer whose KV says of which tokens it is, and of which rank."""
+    layer = KVCache()
+    values = mx.array(token_ids, dtype=mx.float32)[None, None, :, None] + 1000 * rank
+    values = mx.broadcast_to(values, (1, 2, len(token_ids), 4))
+    layer.update_and_fetch(values, values)
+    return SequenceState([layer], {})
+
+
+def tokens_of(held: HeldPrefix) -> list[int]:
+    parts = [np.array(segment.arrays[0][0, 0, :count, 0]) for segment, count in held.segments]
+    return [int(value) - 1000 for part in parts for value in part]
+
+
+def test_a_prompt_that_goes_on_and_one_that_parts():
+    pair = Pair(1000)
+    for prompt in ([1, 2, 3], [1, 2, 3, 4, 5], [1, 2, 9, 9]):
+        pair.store(prompt)
+        length, held = pair.match(prompt)
+        assert length == held.length == len(prompt)
+        assert tokens_of(held) == prompt
+
+
+def test_what_nobody_refers_to_is_dropped():
+    pair = Pair(1000)
+    pair.store([1, 2, 3, 4])
+    pair.store([1, 2, 7, 8])
+    pair.drop()
+    assert len(pair.following) == 3
+    pair.caches.drop()
+    pair.drop()
+    assert len(pair.following) == 0
+
+
+def test_what_a_match_holds_stays_until_it_is_released():
+    pair = Pair(1000)
+    pair.store([1, 2, 3, 4])
+    match = pair.caches.prefixes.match(PromptKey(np.array([1, 2, 3, 4], np.int32)), 4)
+    pair.caches.drop()
+    pair.drop()
+    assert len(pair.following) == 1
+    match.release()
+    pair.caches.drop()
+    pair.drop()
+    assert len(pair.following) == 0
+
+
+def test_many_prompts_in_little_room():
+    pair, draw = Pair(60), random.Random(1)
+    for _ in range(400):
+        prompt = [draw.randrange(3) for _ in range(draw.randrange(1, 25))]
+        pair.store(prompt)
+        pair.drop()
+        asked = [draw.randrange(3) for _ in range(20)]
+        length, held = pair.match(asked)
+        assert tokens_of(held) == asked[:length]
+    assert len(pair.following) == pair.num_stored()
+    assert pair.caches.prefixes.read().evictions > 50
+
+
+def test_a_store_that_fails_half_way_is_told():
+    class Failing(SequenceState):
+        def take(self, start: int, end: int) -> KVSegment:
+            raise MemoryError
+
+    pair = Pair(1000)
+    pair.store([1, 2, 3, 4])
+    key = PromptKey(np.array([1, 2, 8], np.int32))
+    layer = KVCache()
+    layer.update_and_fetch(*(mx.zeros((1, 2, 3, 4)) for _ in range(2)))
+    try:
+        pair.leading.store_prefix(key, Failing([layer], {}), "")
+    except MemoryError:
+        pair.following.store_prefix(key, state_of([1, 2, 8], 1), "")
+    pair.drop()
+    length, held = pair.match([1, 2, 3, 4])
+    assert length == 4
+    assert tokens_of(held) == [1, 2, 3, 4]
+    assert len(pair.following) == 2

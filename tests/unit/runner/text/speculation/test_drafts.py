@@ -1,0 +1,77 @@
+"""What a sequence's own past suggests comes next."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from vlm_server.runner.text.speculation.drafts import Drafter
+
+
+def drafter(*prompt: int, prediction: tuple[int, ...] = ()) -> Drafter:
+    return Drafter(np.array(prompt, dtype=np.int32), prediction)
+
+
+def test_what_followed_the_same_tokens_is_guessed():
+    made = drafter(1, 2, 3, 4, 5, 9, 1, 2)
+    assert made.guess(3) == [3, 4, 5]
+    made.append(3)
+    assert made.guess(2) == [4, 5]
+
+
+def test_one_token_that_was_there_before_is_not_enough():
+    assert drafter(1, 2, 3, 2).guess(3) == []
+    assert drafter(1, 2, 3, 2).probability == 0.0
+    assert drafter().guess(3) == drafter(1).guess(3) == []
+
+
+def test_the_longest_match_counts_and_of_equal_ones_the_newest():
+    assert drafter(7, 1, 2, 5, 8, 1, 2, 6, 7, 1, 2).guess(1) == [5]
+    assert drafter(1, 2, 5, 1, 2, 6, 1, 2).guess(1) == [6]
+
+
+def test_a_period_goes_on():
+    made = drafter(4, 5, 6, 4, 5, 6, 4, 5)
+    assert made.guess(7) == [6, 4, 5, 6, 4, 5, 6]
+    assert drafter(8, 8, 8).guess(4) == [8] * 4
+
+
+def test_a_miss_looks_for_another_place():
+    made = drafter(1, 2, 3, 9, 3, 7, 1, 2)
+    made.append(9)
+    assert made.guess(1) == []
+    made.append(3)
+    assert made.guess(1) == [7]
+
+
+def test_an_answer_is_first_guessed_to_be_the_prediction():
+    made = drafter(1, 2, 3, prediction=(11, 12, 13, 14))
+    assert made.guess(3) == [11, 12, 13]
+    for token in (11, 99, 12, 13):
+        made.append(token)
+    assert made.guess(1) == [14]
+
+
+def test_it_learns_how_often_it_is_right():
+    draw = random.Random(3)
+    prose = drafter(*(draw.randrange(20) for _ in range(400)))
+    for _ in range(400):
+        prose.append(draw.randrange(20))
+    while not prose.probability:
+        prose.append(draw.randrange(20))
+    assert prose.probability < 0.2
+    steady = drafter(*range(10))
+    for token in [*range(10)] * 8:
+        steady.append(token)
+    assert steady.probability > 0.9
+    assert all(chance > 0.9 for chance in steady.probabilities(15))
+
+
+def test_many_tokens_are_kept():
+    made = drafter(1, 2, 3)
+    for i in range(5000):
+        made.append(10 + i)
+    made.append(2)
+    made.append(3)
+    assert made.guess(2) == [10, 11]

@@ -1,0 +1,59 @@
+"""How many drafts are worth verifying."""
+
+from __future__ import annotations
+
+import pytest
+
+from vlm_server.runner.text.speculation.speculation import StepTimes, best_width, expected_tokens
+
+WIDTHS = (2, 3, 4, 6, 8, 12, 16)
+
+
+def measured(slope: float, rows: int = 1) -> StepTimes:
+    """Each further token of a row takes `slope` steps."""
+    times = StepTimes()
+    for _ in range(50):
+        times.note(rows, 1, 0.01)
+        times.note(rows, 8, 0.01 * (1 + 7 * slope))
+    return times
+
+
+def test_expected_tokens():
+    assert expected_tokens([]) == 1.0
+    assert expected_tokens([0.5, 0.5]) == 1.75
+    assert expected_tokens([1.0] * 7) == 8.0
+
+
+def test_costs_are_learned():
+    times = measured(0.3)
+    assert times.cost(1, 1) == 1.0
+    assert times.cost(1, 8) == pytest.approx(3.1, rel=0.05)
+    assert times.cost(2, 8) == StepTimes().cost(2, 8)
+
+
+def test_a_time_of_something_else_is_forgotten():
+    times = measured(0.1)
+    times.note(1, 1, 1.0)
+    assert times.cost(1, 8) == pytest.approx(1.7, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("slope", "chance", "width"),
+    [(0.02, 1.0, 16), (0.02, 0.1, 1), (1.0, 1.0, 1), (0.1, 0.8, 6), (0.8, 0.9, 1)],
+)
+def test_the_width_fits_hit_rates_and_times(slope: float, chance: float, width: int):
+    found = best_width(WIDTHS, [[chance] * 15], measured(slope))
+    assert found == width or (width > 1 and abs(found - width) <= 2)
+
+
+def test_rows_without_drafts_count_too():
+    times = measured(0.3, rows=4)
+    assert best_width(WIDTHS, [[0.95] * 15] * 4, times) > 1
+    assert best_width(WIDTHS, [[0.95] * 15, [], [], []], times) == 1
+
+
+def test_no_wider_than_the_longest_draft():
+    times = measured(0.01)
+    assert best_width(WIDTHS, [[1.0, 1.0]], times) == 3
+    assert best_width(WIDTHS, [[]], times) == 1
+    assert best_width((8,), [[1.0] * 3], times) == 8

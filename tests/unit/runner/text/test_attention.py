@@ -1,0 +1,82 @@
+"""mlx-vlm's language models call our attention for a while, and it takes what it should."""
+
+from __future__ import annotations
+
+from types import ModuleType, SimpleNamespace
+
+import mlx.core as mx
+import pytest
+from mlx_vlm.models import base, llava, qwen2_vl
+
+from tests.unit.runner.test_cpu_attention import SCALE, drawn, theirs
+from vlm_server.runner.device.device import Device, DeviceKind
+from vlm_server.runner.text.attention import CpuAttention, ModelAttention, attention_on
+from vlm_server.runner.text.cuda_attention import CudaAttention
+
+
+def layer_of(module: ModuleType) -> object:
+    return type("Layer", (), {"__module__": module.__name__})()
+
+
+LANGUAGE_MODEL = SimpleNamespace(
+    modules=lambda: [layer_of(module) for module in (qwen2_vl.language, llava.vision)]
+)
+
+
+def test_layers_call_it_for_a_while():
+    module = qwen2_vl.language
+    q, k, v = drawn(5, 9)
+    calls = []
+
+    class Watched(CpuAttention):
+        def __call__(self, *arguments: object) -> mx.array:
+            calls.append(arguments)
+            return super().__call__(*arguments)  # type: ignore[arg-type]
+
+    with ModelAttention(LANGUAGE_MODEL, Watched()).in_place():
+        assert module.scaled_dot_product_attention is not base.scaled_dot_product_attention
+        found = module.scaled_dot_product_attention(q, k, v, cache=None, scale=SCALE, mask="causal")
+    assert module.scaled_dot_product_attention is base.scaled_dot_product_attention
+    assert len(calls) == 1
+    assert mx.allclose(found, theirs(q, k, v, "causal"), atol=1e-5)
+
+
+def test_without_one_nothing_is_exchanged():
+    with ModelAttention(LANGUAGE_MODEL, None).in_place():
+        now = qwen2_vl.language.scaled_dot_product_attention
+        assert now is base.scaled_dot_product_attention
+
+
+@pytest.mark.parametrize("mask", [None, mx.tril(mx.ones((5, 9), dtype=mx.bool_), 4)])
+def test_what_is_not_plainly_causal_is_left_to_mlx_vlm(mask: mx.array | None):
+    q, k, v = drawn(5, 9)
+    with ModelAttention(LANGUAGE_MODEL, CpuAttention()).in_place():
+        attend = qwen2_vl.language.scaled_dot_product_attention
+        found = attend(q, k, v, cache=None, scale=SCALE, mask=mask)
+    assert (found == theirs(q, k, v, mask)).all()
+
+
+def test_half_precision_is_left_to_mlx_vlm():
+    q, k, _ = (each.astype(mx.bfloat16) for each in drawn(5, 9))
+    assert not CpuAttention().takes(q, k, "causal")
+
+
+def test_sinks_are_left_to_mlx_vlm():
+    q, k, v = drawn(5, 9)
+    sinks = mx.zeros(8)
+    with ModelAttention(LANGUAGE_MODEL, CpuAttention()).in_place():
+        attend = qwen2_vl.language.scaled_dot_product_attention
+        found = attend(q, k, v, cache=None, scale=SCALE, mask="causal", sinks=sinks)
+    expected = mx.fast.scaled_dot_product_attention(
+        q, k, v, scale=SCALE, mask="causal", sinks=sinks
+    )
+    assert (found == expected).all()
+
+
+def test_each_device_has_its_own():
+    def on(kind: DeviceKind) -> object:
+        return type(attention_on(Device(kind, "it", 1, 1), 4096))
+
+    assert on(DeviceKind.CPU) is CpuAttention
+    assert on(DeviceKind.CUDA) is CudaAttention
+    assert on(DeviceKind.METAL) is type(None)

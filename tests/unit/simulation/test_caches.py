@@ -1,0 +1,47 @@
+"""What a worker still knows of conversations."""
+
+from __future__ import annotations
+
+import pytest
+
+from scripts.simulation.caches import FeatureStore, PrefixStore
+
+pytestmark = pytest.mark.unit
+
+
+def test_what_is_stored_matches_but_for_the_last_token():
+    store = PrefixStore(1000, head_tokens=10)
+    assert store.match("a", 100) == 0
+    store.store("a", 100)
+    assert store.match("a", 100) == 99
+    assert store.match("a", 150) == 100
+    assert store.match("b", 150) == 10
+
+
+def test_the_least_recently_used_goes_first_and_its_end_before_its_beginning():
+    store = PrefixStore(250, head_tokens=0)
+    store.store("a", 60)
+    store.store("a", 100)
+    store.store("b", 100)
+    store.match("a", 100)
+    store.store("c", 100)
+    assert store.match("b", 500) == 0
+    store.store("d", 60)
+    assert store.match("a", 500) == 60
+    assert store.evicted_tokens == 140
+
+
+def test_nothing_is_kept_without_room():
+    store = PrefixStore(0, head_tokens=10)
+    store.store("a", 100)
+    assert store.match("a", 200) == 0
+
+
+def test_features_are_bounded():
+    store = FeatureStore(100)
+    for name in ("a", "b"):
+        store.store(name, 50)
+    assert "a" in store
+    store.store("c", 50)
+    assert "b" not in store
+    assert "a" in store

@@ -1,0 +1,296 @@
+"""What is blamed for a crash, what is tried alone after it, and what is refused, for how long."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.supervisor.requests import LONG, SCREENSHOT, Clock, ask
+from vlm_server.errors import RequestTooCostly
+from vlm_server.protocol import Submit, Working
+from vlm_server.supervisor.crashes.quarantine import Quarantine
+from vlm_server.supervisor.crashes.shape import shape_of
+
+SECONDS = 600.0
+LARGE = ask("large", "", SCREENSHOT)
+SAME = ask("same", "", (1900, 1100))
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def quarantine(clock: Clock) -> Quarantine:
+    return Quarantine(SECONDS, clock)
+
+
+def admit(quarantine: Quarantine, submit: Submit, *, alone: bool = False) -> None:
+    quarantine.admit(submit.request_id, shape_of(submit), alone=alone)
+
+
+def die(quarantine: Quarantine, encoding: Submit, *others: Submit, alone: bool = False) -> None:
+    """An engine dies that encodes the media of one request and prefills the other prompts."""
+    for submit in (encoding, *others):
+        admit(quarantine, submit, alone=alone)
+    request_ids = tuple(submit.request_id for submit in (encoding, *others))
+    quarantine.working(Working(request_ids, (encoding.request_id,)))
+    quarantine.engine_ended(is_crash=True)
+
+
+def die_of_prompts(quarantine: Quarantine, *submits: Submit, alone: bool = False) -> None:
+    for submit in submits:
+        admit(quarantine, submit, alone=alone)
+    quarantine.working(Working(tuple(submit.request_id for submit in submits)))
+    quarantine.engine_ended(is_crash=True)
+
+
+def succeed(quarantine: Quarantine, submit: Submit) -> None:
+    """Both phases, then a token."""
+    admit(quarantine, submit)
+    quarantine.working(Working((submit.request_id,), (submit.request_id,)))
+    quarantine.working(Working((submit.request_id,)))
+    quarantine.succeeded(submit.request_id)
+
+
+def is_suspect(quarantine: Quarantine, submit: Submit) -> bool:
+    return quarantine.is_suspect(shape_of(submit))
+
+
+def is_refused(quarantine: Quarantine, submit: Submit) -> bool:
+    try:
+        quarantine.check(shape_of(submit))
+    except RequestTooCostly:
+        return True
+    return False
+
+
+def condemn(quarantine: Quarantine, submit: Submit) -> None:
+    for alone in (False, False, True):
+        die(quarantine, submit, alone=alone)
+
+
+# ---- suspects ------------------------------------------------------------------------
+
+
+def test_two_crashes_make_a_suspect_and_refuse_nobody(quarantine: Quarantine) -> None:
+    die(quarantine, LARGE)
+    assert not is_suspect(quarantine, SAME)
+    die(quarantine, LARGE)
+    assert is_suspect(quarantine, SAME)
+    assert not is_refused(quarantine, SAME)
+    assert quarantine.num_shapes == quarantine.num_refused == 0
+    assert not is_suspect(quarantine, ask("other", "", (640, 480)))
+
+
+def test_a_suspect_that_succeeds_is_cleared_of_all_crashes(quarantine: Quarantine) -> None:
+    die(quarantine, LARGE)
+    die(quarantine, LARGE)
+    succeed(quarantine, SAME)
+    assert not is_suspect(quarantine, LARGE)
+    die(quarantine, LARGE)
+    assert not is_suspect(quarantine, LARGE)
+
+
+def test_a_success_between_two_crashes_clears_too(quarantine: Quarantine) -> None:
+    for _ in range(5):
+        die(quarantine, LARGE)
+        succeed(quarantine, SAME)
+    assert not is_suspect(quarantine, LARGE)
+
+
+def test_a_success_that_the_encoder_had_no_part_in_does_not_clear_its_load(
+    quarantine: Quarantine,
+) -> None:
+    """The picture was cached."""
+    die(quarantine, LARGE)
+    die(quarantine, LARGE)
+    admit(quarantine, SAME)
+    quarantine.working(Working(("same",)))
+    quarantine.succeeded("same")
+    assert is_suspect(quarantine, LARGE)
+
+
+def test_the_phase_is_blamed_not_the_request(quarantine: Quarantine) -> None:
+    """Its picture was encoded, and is no suspect; its prompt is."""
+    screenshots = ask("many", "", *[SCREENSHOT] * 20)
+    die_of_prompts(quarantine, screenshots)
+    die_of_prompts(quarantine, screenshots)
+    assert is_suspect(quarantine, screenshots)
+    assert not is_suspect(quarantine, LARGE)
+
+
+def test_another_aspect_is_another_load(quarantine: Quarantine) -> None:
+    panorama = ask("panorama", "", (46_000, 45))
+    die(quarantine, panorama)
+    die(quarantine, panorama)
+    assert is_suspect(quarantine, panorama)
+    assert not is_suspect(quarantine, LARGE)
+
+
+def test_an_encoder_that_hung_is_blamed_alone(quarantine: Quarantine) -> None:
+    for _ in range(2):
+        admit(quarantine, LARGE)
+        admit(quarantine, ask("text", LONG))
+        quarantine.working(Working(("large", "text"), ("large",)))
+        quarantine.engine_ended(is_crash=True, only_encoder=True)
+    assert is_suspect(quarantine, LARGE)
+    assert not is_suspect(quarantine, ask("b", LONG))
+
+
+def test_small_text_is_never_suspect_whatever_died(quarantine: Quarantine) -> None:
+    for _ in range(5):
+        die_of_prompts(quarantine, ask("a", "Hello"), alone=True)
+    assert not is_suspect(quarantine, ask("b", "Hello"))
+    assert not is_refused(quarantine, ask("b", "Hello"))
+
+
+# ---- trials --------------------------------------------------------------------------
+
+
+def test_what_crashes_the_engine_alone_is_refused_and_told_what_to_do(
+    quarantine: Quarantine, clock: Clock
+) -> None:
+    condemn(quarantine, LARGE)
+    clock.now += 100
+    with pytest.raises(RequestTooCostly) as caught:
+        quarantine.check(shape_of(SAME))
+    assert caught.value.retry_after_seconds == SECONDS - 100
+    assert "2048 x 1024 pixels" in caught.value.message
+    assert "smaller images" in caught.value.message
+    assert "500 seconds" in caught.value.message
+    assert "video" not in caught.value.message
+    assert (quarantine.num_shapes, quarantine.num_refused) == (1, 1)
+    assert not is_refused(quarantine, ask("d", "", (640, 480)))
+
+
+def test_who_left_in_the_middle_of_the_trial_is_not_condemned(quarantine: Quarantine) -> None:
+    """Others may be on the device by then."""
+    die(quarantine, LARGE)
+    die(quarantine, LARGE)
+    admit(quarantine, LARGE, alone=True)
+    quarantine.working(Working(("large",), ("large",)))
+    quarantine.finish("large")
+    quarantine.engine_ended(is_crash=True)
+    assert is_suspect(quarantine, LARGE)
+    assert not is_refused(quarantine, LARGE)
+
+
+def test_a_trial_that_was_not_on_the_device_condemns_nobody(quarantine: Quarantine) -> None:
+    die(quarantine, LARGE)
+    die(quarantine, LARGE)
+    admit(quarantine, LARGE, alone=True)
+    quarantine.engine_ended(is_crash=True)
+    assert not is_refused(quarantine, LARGE)
+
+
+def test_a_refusal_ends_and_all_begins_anew(quarantine: Quarantine, clock: Clock) -> None:
+    condemn(quarantine, LARGE)
+    clock.now += SECONDS - 1
+    assert is_refused(quarantine, LARGE)
+    clock.now += 1
+    assert not is_refused(quarantine, LARGE)
+    assert quarantine.num_shapes == 0
+    die(quarantine, LARGE)
+    assert not is_suspect(quarantine, LARGE)
+
+
+# ---- notes ---------------------------------------------------------------------------
+
+
+def test_crashes_that_are_far_apart_do_not_count_together(
+    quarantine: Quarantine, clock: Clock
+) -> None:
+    for _ in range(4):
+        die(quarantine, LARGE)
+        clock.now += SECONDS
+        assert not is_suspect(quarantine, SAME)
+
+
+def test_two_of_a_load_on_the_device_are_one_crash(quarantine: Quarantine) -> None:
+    die_of_prompts(quarantine, ask("a", LONG), ask("b", LONG))
+    assert not is_suspect(quarantine, ask("c", LONG))
+
+
+def test_all_whose_pictures_were_encoded_together_are_blamed(quarantine: Quarantine) -> None:
+    screenshot, photo = ask("one", "", (1900, 1100)), ask("other", "", (800, 3000))
+    for _ in range(2):
+        for submit in (screenshot, photo):
+            admit(quarantine, submit)
+        quarantine.working(Working(("one", "other"), ("one", "other")))
+        quarantine.engine_ended(is_crash=True)
+    assert is_suspect(quarantine, screenshot)
+    assert is_suspect(quarantine, photo)
+
+
+def test_nobody_is_blamed_but_who_is_on_the_device(quarantine: Quarantine) -> None:
+    names = ["waiting", "answered", "past", "failed", "culprit"]
+    sizes = [(64, 64), (128, 128), (256, 256), (512, 512), (4096, 4096)]
+    submits = [ask(name, "", size) for name, size in zip(names, sizes, strict=True)]
+    for _ in range(2):
+        for submit in submits:
+            admit(quarantine, submit)
+        quarantine.working(Working(("past",), ("past",)))
+        quarantine.working(Working(("answered", "failed", "culprit"), ("culprit",)))
+        quarantine.succeeded("answered")
+        quarantine.finish("answered")
+        quarantine.acquit("failed")
+        quarantine.engine_ended(is_crash=True)
+    assert [is_suspect(quarantine, submit) for submit in submits] == [False] * 4 + [True]
+
+
+def test_a_picture_that_nobody_waits_for_any_more_is_blamed(quarantine: Quarantine) -> None:
+    """The encoder goes on with it after an abort, whatever is prefilled beside it."""
+    for _ in range(2):
+        admit(quarantine, LARGE)
+        quarantine.working(Working(("large",), ("large",)))
+        quarantine.finish("large")
+        assert quarantine.num_tracked == 0
+        quarantine.working(Working(("large", "text"), ("large",)))
+        quarantine.engine_ended(is_crash=True)
+    assert is_suspect(quarantine, LARGE)
+
+
+def test_a_picture_that_was_aborted_is_not_blamed_for_the_next_work(quarantine: Quarantine) -> None:
+    for _ in range(2):
+        admit(quarantine, LARGE)
+        quarantine.working(Working(("large",), ("large",)))
+        quarantine.finish("large")
+        die_of_prompts(quarantine, ask("b", LONG))
+    assert not is_suspect(quarantine, SAME)
+
+
+def test_an_engine_that_was_to_end_is_no_crash(quarantine: Quarantine) -> None:
+    for _ in range(3):
+        admit(quarantine, LARGE)
+        quarantine.working(Working(("large",), ("large",)))
+        quarantine.engine_ended(is_crash=False)
+    assert not is_suspect(quarantine, SAME)
+
+
+def test_what_the_last_engine_had_is_not_blamed_for_the_next_crash(quarantine: Quarantine) -> None:
+    die(quarantine, LARGE)
+    admit(quarantine, LARGE)
+    quarantine.engine_ended(is_crash=True)
+    assert not is_suspect(quarantine, SAME)
+
+
+def test_no_time_suspects_and_refuses_nothing(clock: Clock) -> None:
+    quarantine = Quarantine(0.0, clock)
+    condemn(quarantine, LARGE)
+    assert not is_suspect(quarantine, LARGE)
+    assert not is_refused(quarantine, LARGE)
+    assert quarantine.num_shapes == 0
+
+
+def test_nothing_grows(quarantine: Quarantine) -> None:
+    sizes = [(1 << width, 1 << height) for width in range(10) for height in range(10)]
+    for submit in [ask("a", "", size) for size in sizes]:
+        condemn(quarantine, submit)
+        admit(quarantine, submit)
+        quarantine.working(Working(("a",), ("a",)))
+        quarantine.finish("a")
+    assert quarantine.num_tracked == 0
+    assert quarantine.num_shapes == len(quarantine._records) == 64
+    assert not quarantine._done
+    assert len(quarantine._working) == 1

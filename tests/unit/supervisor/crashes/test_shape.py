@@ -1,0 +1,95 @@
+"""Which requests ask about the same of the device, and how that is told to a client."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from tests.unit.supervisor.requests import LONG, SCREENSHOT, ask
+from vlm_server.protocol import SamplingParams, Submit
+from vlm_server.supervisor.crashes.shape import Encoding, Prefilling, Shape, shape_of
+
+
+def with_pixels(request: Submit, **limits: int) -> Submit:
+    images = tuple(replace(image, **limits) for image in request.images)
+    return replace(request, images=images)
+
+
+def test_pictures_count_at_the_size_that_was_asked_for() -> None:
+    large, small = ask("a", "", (2048, 2048)), ask("b", "", (512, 512))
+    assert shape_of(with_pixels(large, max_pixels=512 * 512)) == shape_of(small)
+    assert shape_of(with_pixels(small, min_pixels=2048 * 2048)) == shape_of(large)
+    assert shape_of(with_pixels(small, max_pixels=2048 * 2048)) == shape_of(small)
+
+
+def test_what_is_counted_only_is_no_load() -> None:
+    assert shape_of(replace(ask("a", LONG, SCREENSHOT), count_only=True)) == Shape()
+
+
+def test_a_long_raw_prompt_is_a_load() -> None:
+    raw = Submit("a", (), (), SamplingParams(), prompt="x" * 100_000)
+    assert shape_of(raw).prefilling is not None
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (ask("a", "What?", SCREENSHOT), ask("b", "What is this, then?", (1921, 1080))),
+        (ask("a", "", (2048, 2048)), ask("b", "", (2049, 2047))),
+        (ask("a", "", (4096, 4096)), ask("b", "", (4095, 4095))),
+        (ask("a", LONG), ask("b", LONG + "more")),
+        (ask("a", "", *[SCREENSHOT] * 20), ask("b", "", *[SCREENSHOT] * 21)),
+        (ask("a", video_bytes=(70_000,)), ask("b", video_bytes=(30_000, 39_000))),
+        (ask("a", "", (4000, 4000), max_side=512), ask("b", "", (512, 512))),
+    ],
+)
+def test_what_costs_about_the_same_has_the_same_shape(one: Submit, other: Submit) -> None:
+    assert shape_of(one) == shape_of(other) != Shape()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ask("b", "What?", (960, 540)),
+        ask("b", "What?", SCREENSHOT, max_side=512),
+        ask("b", "What?", *[SCREENSHOT] * 3),
+        ask("b", "What?", SCREENSHOT, n=8),
+        ask("b", LONG, SCREENSHOT),
+        ask("b", "What?", SCREENSHOT, video_bytes=(100_000,)),
+        ask("b", "What?", *[(240, 270)] * 32),
+        ask("b", "What?", (1080, 1920)),
+        ask("b", "What?", (20_736, 100)),
+    ],
+)
+def test_what_costs_something_else_has_another_shape(other: Submit) -> None:
+    assert shape_of(other) != shape_of(ask("a", "What?", SCREENSHOT))
+
+
+def test_the_encoder_sees_one_image_at_a_time_the_prompt_all() -> None:
+    one, many = shape_of(ask("a", "", SCREENSHOT)), shape_of(ask("b", "", *[SCREENSHOT] * 8))
+    assert one.encoding == many.encoding == Encoding(2048, 1024, 0)
+    assert one.prefilling == Prefilling(2 << 20, 0, 0, 1)
+    assert many.prefilling == Prefilling(16 << 20, 0, 0, 1)
+
+
+def test_small_text_has_no_load_and_a_small_picture_has_two() -> None:
+    assert shape_of(ask("a", "x" * 16_384)) == Shape()
+    assert shape_of(ask("a", "x" * 2_000, n=8)) == Shape()
+    assert shape_of(ask("a", "x" * 3_000, n=8)) != Shape()
+    assert shape_of(ask("a", LONG)) == Shape(None, Prefilling(0, 0, 65536, 1))
+    assert shape_of(ask("a", "", (1, 1))) == Shape(Encoding(1, 1, 0), Prefilling(1, 0, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("submit", "words"),
+    [
+        (ask("a", LONG), ["about 65,536 characters of text"]),
+        (ask("a", LONG, n=8), ["65,536 characters", "8 choices"]),
+        (ask("a", video_bytes=(65_536,)), ["videos of about 65,536 bytes"]),
+        (ask("a", "", SCREENSHOT), ["2048 x 1024 pixels", "2,097,152 pixels"]),
+    ],
+)
+def test_loads_name_what_is_there(submit: Submit, words: list[str]) -> None:
+    told = "; ".join(map(str, shape_of(submit).loads))
+    assert [word for word in words if word not in told] == []
+    assert "0 " not in told.replace("65,536 ", "").replace("2048 x", "")

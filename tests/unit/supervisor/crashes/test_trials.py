@@ -1,0 +1,116 @@
+"""A suspect request has the device to itself; who comes later waits, and goes on in order."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from vlm_server.errors import RequestTooCostly
+from vlm_server.supervisor.crashes import trials
+from vlm_server.supervisor.crashes.trials import Trials
+
+
+def innocent() -> bool:
+    return False
+
+
+def suspect() -> bool:
+    return True
+
+
+async def settled(task: asyncio.Task[bool]) -> bool:
+    """Whether a turn was given by now."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+    return task.done()
+
+
+def turn(made: Trials, name: str, is_suspect: bool = False) -> asyncio.Task[bool]:
+    return asyncio.create_task(made.turn(name, suspect if is_suspect else innocent))
+
+
+async def test_without_a_suspect_nobody_waits() -> None:
+    made = Trials()
+    for name in "abc":
+        assert not await made.turn(name, innocent)
+
+
+async def test_a_suspect_waits_for_the_others_and_they_for_it() -> None:
+    made = Trials()
+    await made.turn("starting", innocent)
+    await made.turn("answering", innocent)
+    made.answering("answering")
+    tried, later = turn(made, "tried", True), turn(made, "later")
+    assert not await settled(tried)
+    made.answering("starting")
+    assert not await settled(tried)
+    made.ended("starting")
+    made.ended("answering")
+    assert await settled(tried)
+    assert tried.result()
+    assert not await settled(later)
+    made.answering("tried")
+    assert await settled(later)
+    assert not later.result()
+
+
+async def test_a_trial_does_not_wait_long_for_answers_but_for_prompts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trials, "_PATIENCE_SECONDS", 0.05)
+    made = Trials()
+    await made.turn("starting", innocent)
+    await made.turn("answering", innocent)
+    made.answering("answering")
+    tried = turn(made, "tried", True)
+    await asyncio.sleep(0.2)
+    assert not tried.done()
+    made.answering("starting")
+    assert await settled(tried)
+
+
+async def test_one_trial_after_the_other_and_the_second_is_asked_again() -> None:
+    made = Trials()
+    answers = iter([True, False])
+    first = asyncio.create_task(made.turn("first", lambda: next(answers)))
+    second = asyncio.create_task(made.turn("second", lambda: next(answers)))
+    assert await settled(first)
+    assert not await settled(second)
+    made.answering("first")
+    assert await settled(second)
+    assert (first.result(), second.result()) == (True, False)
+
+
+async def test_who_leaves_before_or_in_the_trial_holds_nobody_up() -> None:
+    made = Trials()
+    await made.turn("busy", innocent)
+    tried, later = turn(made, "tried", True), turn(made, "later")
+    assert not await settled(later)
+    tried.cancel()
+    assert await settled(later)
+    made.ended("busy")
+    made.ended("later")
+    assert await made.turn("tried again", suspect)
+    made.ended("tried again")
+    assert not await made.turn("last", innocent)
+
+
+async def test_a_refusal_holds_nobody_up() -> None:
+    def refused() -> bool:
+        raise RequestTooCostly("no")
+
+    made = Trials()
+    with pytest.raises(RequestTooCostly):
+        await made.turn("refused", refused)
+    assert not await made.turn("next", innocent)
+
+
+async def test_the_end_of_an_engine_lets_all_go_on() -> None:
+    made = Trials()
+    await made.turn("busy", innocent)
+    tried, later = turn(made, "tried", True), turn(made, "later")
+    assert not await settled(tried)
+    made.engine_ended()
+    assert await settled(tried)
+    assert await settled(later)

@@ -1,0 +1,110 @@
+"""One log line for each request: method, route, status, times and counts. Never its content."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections import Counter
+from dataclasses import dataclass, field
+
+from starlette.types import Scope
+
+from vlm_server import log_lines
+from vlm_server.api.http.connection.target import RECEIVED_AT
+from vlm_server.api.http.figures.recorder import AnswerRecorder
+from vlm_server.api.http.intake.leniency import MAX_NAMES, safe_name
+from vlm_server.log_lines import Fields
+
+logger = logging.getLogger("vlm_server.api")
+
+AnsweredRequests = Counter[tuple[str, int]]
+"""Number of requests that ended, by route as it is declared (never a path) and status."""
+
+CLIENT_GONE = 499
+_SCOPE_KEY = "vlm_server.access_log"
+_PROBED = ("/health", "/metrics", "/v1/status", "/page/")
+
+
+@dataclass(slots=True)
+class Entry:
+    """Filled in while a request is answered; logged once, when it ends.
+
+    `received_at` is when all headers were here, on the monotonic clock. `key_name` is the name of
+    the API key, never the key; `ignored` are the names of fields of the body that had no effect.
+    `answer` is there from when the engine gets the request. `routing_key` is of its conversation,
+    see `routing_key`, and goes to the client alone.
+    """
+
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    received_at: float = field(default_factory=time.monotonic)
+    status: int = 0
+    model: str = ""
+    images: int = 0
+    videos: int = 0
+    error_code: str | None = None
+    key_name: str | None = None
+    ignored: tuple[str, ...] = ()
+    routing_key: str = ""
+    answer: AnswerRecorder | None = None
+
+    @property
+    def ignored_names(self) -> list[str]:
+        """`ignored`, whoever collected it, fit for a header and for the log."""
+        return [safe_name(name) for name in self.ignored[:MAX_NAMES]]
+
+    def fields(self, method: str, route: str) -> Fields:
+        """What the line says; times in milliseconds, None for what is not known."""
+        answer = self.answer
+        usage = None if answer is None else answer.usage
+        first_at = None if answer is None else answer.first_at
+        return {
+            "method": method,
+            "route": route,
+            "id": self.request_id,
+            "status": self.status,
+            "model": self.model or None,
+            "finish": (answer.reason or None) if answer is not None else None,
+            "ms": _milliseconds(time.monotonic() - self.received_at),
+            "ttft_ms": None if first_at is None else _milliseconds(first_at - self.received_at),
+            "queue_ms": _queue_milliseconds(answer),
+            "prompt_tokens": 0 if usage is None else usage.prompt_tokens,
+            "cached_tokens": 0 if usage is None else usage.cached_tokens,
+            "tokens": 0 if usage is None else usage.completion_tokens,
+            "images": self.images,
+            "videos": self.videos,
+            "error": self.error_code,
+            "key": self.key_name,
+            "ignored": ",".join(self.ignored_names) or None,
+        }
+
+    def log(self, method: str, route: str) -> None:
+        """Write the line; at debug level for what comes often: probes, scrapes, the page."""
+        level = logging.DEBUG if route.startswith(_PROBED) else logging.INFO
+        if logger.isEnabledFor(level):
+            log_lines.log_fields(logger, level, self.fields(method, route))
+
+
+def attach(scope: Scope) -> Entry:
+    """A new entry for the request of `scope`."""
+    received_at = scope.get(RECEIVED_AT)
+    entry = Entry() if received_at is None else Entry(received_at=received_at)
+    scope[_SCOPE_KEY] = entry
+    return entry
+
+
+def of(scope: Scope) -> Entry:
+    """The entry that `attach` made for the request of `scope`."""
+    entry = scope[_SCOPE_KEY]
+    assert isinstance(entry, Entry)
+    return entry
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(1e3 * seconds)
+
+
+def _queue_milliseconds(answer: AnswerRecorder | None) -> int | None:
+    if answer is None or not answer.timeline.phases:
+        return None
+    return _milliseconds(answer.phase_seconds()["queue"])

@@ -1,0 +1,173 @@
+"""Traces for OpenTelemetry, with the attributes of its conventions for generative AI.
+
+A span is made when its request has ended, out of what was measured anyway; it holds names, counts
+and times, never contents. The extra `otel` brings the library, which is imported only if traces
+are wanted, and which sends them from a thread of its own. What it can't send is dropped.
+
+https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urlsplit
+
+import vlm_server
+from vlm_server.api.http.telemetry.access_log import Entry
+from vlm_server.errors import ConfigError
+from vlm_server.settings import Tracing
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.util.types import AttributeValue
+
+logger = logging.getLogger(__name__)
+
+ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_EXPORT_SECONDS = 5.0
+"""The longest that one batch may take to be sent, and thereby the end of the daemon."""
+_MISSING = "the extra `otel` is not installed: pip install 'vlm-server[otel]'"
+
+
+class Tracer(Protocol):
+    """Takes requests that have ended."""
+
+    def record(self, entry: Entry, method: str, route: str, headers: Mapping[str, str]) -> None: ...
+
+    def close(self) -> None:
+        """Send what is left; may take seconds."""
+        ...
+
+
+def start_tracer(tracing: Tracing, operations: Mapping[str, str]) -> Tracer | None:
+    """A tracer, if there is a collector for it. `operations`: see `SpanTracer`.
+
+    Raises ConfigError if the settings name a collector and the extra is not installed.
+    """
+    if not (tracing.endpoint or any(os.environ.get(name) for name in ENDPOINT_VARIABLES)):
+        return None
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import (
+            SERVICE_NAME,
+            SERVICE_VERSION,
+            OTELResourceDetector,
+            Resource,
+        )
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError:
+        if tracing.endpoint:
+            raise ConfigError(f"tracing.endpoint is set, and {_MISSING}") from None
+        logger.warning("no traces are sent: %s", _MISSING)
+        return None
+    ours = Resource({SERVICE_NAME: "vlm_server", SERVICE_VERSION: vlm_server.__version__})
+    resource = ours.merge(OTELResourceDetector().detect())  # OTEL_SERVICE_NAME and the like
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    endpoint = _with_path(tracing.endpoint) if tracing.endpoint else None
+    exporter = OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_SECONDS)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return SpanTracer(provider, operations)
+
+
+class SpanTracer:
+    """Makes a span of each request to a generating route, and one of each of its phases.
+
+    A request with a `traceparent` (https://www.w3.org/TR/trace-context/) becomes part of that
+    trace, and is left out if its sender left the trace out.
+    """
+
+    def __init__(self, provider: TracerProvider, operations: Mapping[str, str]) -> None:
+        """`operations`: `gen_ai.operation.name` by route; other routes have no spans."""
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self._provider = provider
+        self._tracer = provider.get_tracer("vlm_server", vlm_server.__version__)
+        self._propagator = TraceContextTextMapPropagator()
+        self._operations = operations
+
+    def record(self, entry: Entry, method: str, route: str, headers: Mapping[str, str]) -> None:
+        """Never raises, whatever a client sent."""
+        operation = self._operations.get(route)
+        if operation is None or method != "POST":
+            return
+        try:
+            self._record(entry, operation, route, headers)
+        except Exception:
+            logger.exception("id=%s can't be traced", entry.request_id)
+
+    def close(self) -> None:
+        self._provider.shutdown()
+
+    def _record(self, entry: Entry, operation: str, route: str, headers: Mapping[str, str]) -> None:
+        from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+
+        answer = entry.answer
+        epoch = time.time() - time.monotonic()
+        carrier = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
+        parent = self._propagator.extract(carrier)
+        name = operation if answer is None else f"{operation} {answer.model}"
+        span = self._tracer.start_span(
+            name,
+            context=parent,
+            kind=SpanKind.SERVER,
+            start_time=_nanoseconds(epoch + entry.received_at),
+            attributes=_attributes(entry, operation, route),
+        )
+        if entry.error_code is not None:
+            span.set_status(Status(StatusCode.ERROR))
+        if span.is_recording() and answer is not None:
+            inside = set_span_in_context(span)
+            for phase, start, end in answer.spans:
+                child = self._tracer.start_span(
+                    phase, context=inside, start_time=_nanoseconds(epoch + start)
+                )
+                child.end(_nanoseconds(epoch + end))
+        span.end(_nanoseconds(epoch + time.monotonic()))
+
+
+def _with_path(url: str) -> str:
+    """`url`, with the usual path of traces if it has none."""
+    return f"{url.rstrip('/')}/v1/traces" if urlsplit(url).path in ("", "/") else url
+
+
+def _attributes(entry: Entry, operation: str, route: str) -> dict[str, AttributeValue]:
+    attributes: dict[str, AttributeValue] = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": "vlm_server",
+        "http.route": route,
+        "http.request.method": "POST",
+        "http.response.status_code": entry.status,
+        "vlm_server.request_id": entry.request_id,
+        "vlm_server.images": entry.images,
+        "vlm_server.videos": entry.videos,
+    }
+    if entry.error_code is not None:
+        attributes["error.type"] = entry.error_code
+    answer = entry.answer
+    if answer is None:
+        return attributes
+    attributes |= {
+        "gen_ai.request.model": answer.model,
+        "gen_ai.response.model": answer.model,
+        "gen_ai.response.id": answer.response_id,
+        "gen_ai.request.stream": answer.is_stream,
+        "gen_ai.response.finish_reasons": [
+            reason for _, reason in sorted(answer.finish_reasons.items())
+        ],
+        "gen_ai.usage.input_tokens": answer.usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": answer.usage.completion_tokens,
+        "gen_ai.usage.cache_read.input_tokens": answer.usage.cached_tokens,
+    }
+    if answer.first_at is not None:
+        seconds = answer.first_at - entry.received_at
+        attributes["gen_ai.response.time_to_first_chunk"] = seconds
+    return attributes
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9)

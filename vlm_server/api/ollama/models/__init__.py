@@ -1,0 +1,1 @@
+"""Models as Ollama's clients name, list and keep them."""

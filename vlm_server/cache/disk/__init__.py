@@ -1,0 +1,1 @@
+"""The disk cache: files of features and KV in a folder that engines share."""

@@ -1,0 +1,265 @@
+"""Files by key that outlive the process, bounded in bytes, and shared by all who use the folder.
+
+A file is written under another name, synced and renamed: it is there as a whole or not at all. Its
+name has its SHA-256, so that a file that is not what was written is never used.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+
+from vlm_server.cache.disk.files import (
+    StoredFile,
+    claim,
+    key_and_digest,
+    remove_abandoned,
+    sync,
+    sync_folder,
+    temporary_name,
+)
+from vlm_server.cache.disk.folder import SharedFolder, is_gone
+from vlm_server.protocol import CacheStats
+
+logger = logging.getLogger(__name__)
+
+_PASSING = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EINTR, errno.EAGAIN})
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether this process or machine lacks what reading takes: it says nothing of the file."""
+    is_memory = isinstance(error, MemoryError)
+    return is_memory or (isinstance(error, OSError) and error.errno in _PASSING)
+
+
+class DiskStore:
+    """The files of one owner; evicts the least recently used file, whoever's it is.
+
+    Other processes may have stores in the same folder. What they store is there after `refresh`;
+    what they use counts as used; what they delete is a miss. The limit is for all files together,
+    but for those that are being written: one by each process.
+    Thread-safe, except that only one thread may call `make_room`, `evict` and `put`. Files are
+    read, written and deleted without a lock. See `files` for keys and owners.
+    """
+
+    def __init__(self, name: str, folder: Path, owner: str, limit_bytes: int) -> None:
+        """Raises OSError if the folder can't be used."""
+        self._name, self._owner, self._limit_bytes = name, owner, limit_bytes
+        self._own_folder = folder / owner
+        self._lock = threading.Lock()
+        self._hits = self._misses = self._damaged = 0
+        self._folder = SharedFolder(folder)
+        with self._folder.turn():
+            remove_abandoned(folder)
+            self._folder.evict_to(limit_bytes)
+            self._own_folder.mkdir(mode=0o700, exist_ok=True)
+            self._own_folder.chmod(0o700)  # fails if it is somebody else's
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        """This owner's files, by key."""
+        return {file.key: self._folder.path(file) for file in self._folder.of(self._owner)}
+
+    def path(self, key: str) -> Path | None:
+        """Of a file; None if it is not stored."""
+        file = self._file(key)
+        return None if file is None else self._folder.path(file)
+
+    def __contains__(self, key: str) -> bool:
+        return self._file(key) is not None
+
+    def size_of(self, key: str) -> int | None:
+        """The bytes of a file; None if it is not stored. Reads nothing."""
+        file = self._file(key)
+        return None if file is None else file.size_bytes
+
+    def refresh(self) -> tuple[list[str], list[str]]:
+        """See what other processes have changed; see `SharedFolder.refresh`.
+
+        Returns this owner's keys that were stored by others, and those that are gone, since the
+        last call.
+        """
+        self._folder.refresh()
+        return self._folder.take_found(self._owner), self._folder.take_gone(self._owner)
+
+    def make_room(self, size_bytes: int, keep: Collection[str] = ()) -> list[str] | None:
+        """Evict until a file of `size_bytes` fits, but none of `keep`.
+
+        Returns the keys of this owner's files that are gone; None, and all stay, if it would not
+        fit. Raises OSError if a file can't be deleted, or if the folder was removed and can't be
+        made again.
+        """
+        with self._folder.turn():
+            if not self._make_room(size_bytes, keep):
+                return None
+        return self._folder.take_gone(self._owner)
+
+    def evict(self, size_bytes: int, keep: Collection[str] = ()) -> list[str] | None:
+        """Delete files of so many bytes, the disk itself being short; none of `keep`.
+
+        Returns the keys of this owner's files that are gone; None, and all stay, if a file of
+        `size_bytes` would not fit even so. Raises OSError as `make_room` does.
+        """
+        free = shutil.disk_usage(self._folder.root).free
+        with self._folder.turn():
+            kept = self._files(keep)
+            _, stored_bytes, _ = self._folder.counts
+            if free + stored_bytes - _bytes_of(kept) < size_bytes:
+                return None
+            self._folder.evict_to(stored_bytes - size_bytes, _names_of(kept))
+        return self._folder.take_gone(self._owner)
+
+    def put(self, key: str, write: Callable[[Path], None], keep: Collection[str] = ()) -> list[str]:
+        """Store the file that `write` makes; one that is stored under `key` already stays.
+
+        If another store of this process is writing it, it is left to that. Evicts none of `keep` if
+        others took the room that was made. Returns the keys of this owner's files that are gone.
+        Raises OSError if it can't be written or there is no room, and what `write` raises.
+        """
+        if key in self:
+            return []
+        temporary = self._own_folder / temporary_name(key, os.getpid())
+        with self._folder.turn():
+            self._own_folder.mkdir(mode=0o700, exist_ok=True)  # somebody may have emptied the cache
+            held = claim(temporary)
+        if held is not None:
+            try:
+                write(temporary)
+                self._publish(key, temporary, keep)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+            finally:
+                os.close(held)
+            sync_folder(self._own_folder)
+        return self._folder.take_gone(self._owner)
+
+    def get(self, key: str) -> bytes | None:
+        """The whole file; None if it is not stored, or is not what was written.
+
+        Raises OSError, or MemoryError, if this process or machine lacks what reading takes.
+        """
+        data = None
+        try:
+            data = self._read(key)
+        finally:
+            with self._lock:
+                self._hits += data is not None
+                self._misses += data is None
+        return data
+
+    def count_miss(self) -> None:
+        """Something was looked up by other means than `get`, and is not stored."""
+        with self._lock:
+            self._misses += 1
+
+    def touch(self, keys: Iterable[str]) -> None:
+        """Note a use of each, in this order."""
+        for key in keys:
+            self._folder.touch(self._owner, key)
+
+    def discard(self, key: str) -> None:
+        """Delete a file that is not what was written."""
+        if file := self._file(key):
+            self._discard(file)
+
+    def read(self) -> CacheStats:
+        entries, size_bytes, evictions = self._folder.counts
+        with self._lock:
+            return CacheStats(
+                name=self._name,
+                entries=entries,
+                size_bytes=size_bytes,
+                pinned_bytes=0,
+                limit_bytes=self._limit_bytes,
+                hits=self._hits,
+                misses=self._misses,
+                evictions=evictions,
+                damaged=self._damaged,
+            )
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError if it counts other files than there are, or over the limit."""
+        with self._folder.turn():
+            files = self._folder.files
+            there = {file: self._folder.path(file).stat() for file in files}
+            assert all(entry.st_size == file.size_bytes for file, entry in there.items())
+            assert all(stat.S_IMODE(entry.st_mode) == 0o600 for entry in there.values())
+            assert self._folder.counts[:2] == (len(files), _bytes_of(files))
+            assert _bytes_of(files) <= self._limit_bytes
+            own = {self._folder.path(file) for file in files if file.owner == self._owner}
+            assert set(self.paths.values()) == own == own & set(self._own_folder.iterdir())
+
+    # ---- inside ----------------------------------------------------------------------
+
+    def _file(self, key: str) -> StoredFile | None:
+        return self._folder.find(self._owner, key)
+
+    def _files(self, keys: Iterable[str]) -> list[StoredFile]:
+        """Those that are stored."""
+        return [file for key in keys if (file := self._file(key))]
+
+    def _make_room(self, size_bytes: int, keep: Collection[str]) -> bool:
+        """In a turn: whether so much fits beside `keep`, and then now."""
+        kept = self._files(keep)
+        if _bytes_of(kept) + size_bytes > self._limit_bytes:
+            return False
+        self._folder.evict_to(self._limit_bytes - size_bytes, _names_of(kept))
+        return True
+
+    def _publish(self, key: str, temporary: Path, keep: Collection[str]) -> None:
+        """Give a file that was written its name, unless the key has a file by now."""
+        digest, size_bytes = sync(temporary)
+        with self._folder.turn():
+            if key in self:
+                temporary.unlink()
+                return
+            if not self._make_room(size_bytes, keep):
+                raise OSError(errno.EFBIG, "there is no room for a cache file", str(temporary))
+            name = f"{key}-{digest}.safetensors"
+            self._folder.rename(temporary, self._owner, name, size_bytes)
+
+    def _read(self, key: str) -> bytes | None:
+        file = self._file(key)
+        if file is None:
+            return None
+        try:
+            data = self._folder.path(file).read_bytes()
+            if hashlib.sha256(data).hexdigest() == key_and_digest(file.name)[1]:
+                return data
+        except OSError as error:
+            logger.debug("a cache file can't be read", exc_info=True)
+            if is_passing(error):
+                raise  # the file is sound, as far as anyone knows
+            if is_gone(error):
+                self._folder.forget(file)
+                return None
+        self._discard(file)
+        return None
+
+    def _discard(self, file: StoredFile) -> None:
+        """Delete a damaged file, unless it was evicted or replaced since it was looked up."""
+        try:
+            is_known = self._folder.delete(file)
+        except OSError:
+            self._folder.forget(file)
+            is_known = True
+        if is_known:
+            with self._lock:
+                self._damaged += 1
+            logger.warning("a cache file is damaged, and deleted: %s", self._folder.path(file))
+
+
+def _bytes_of(files: Iterable[StoredFile]) -> int:
+    return sum(file.size_bytes for file in files)
+
+
+def _names_of(files: Iterable[StoredFile]) -> set[str]:
+    return {file.name for file in files}

@@ -1,0 +1,1 @@
+"""What servers are asked: scenarios, and the images and words in them."""

@@ -1,0 +1,189 @@
+"""The scenarios: what is asked, when, and which figures are computed from the answers.
+
+Each one runs for one round. Time to first token (TTFT) is from sending a request to its first
+text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from itertools import chain
+
+from vlm_server.cli.bench.client import Client
+from vlm_server.cli.bench.figures import (
+    Figure,
+    count,
+    equality,
+    largest,
+    median,
+    milliseconds,
+    percentile,
+    ratio,
+    throughput,
+)
+from vlm_server.cli.bench.scenarios.material import (
+    DESCRIBE,
+    QUESTIONS,
+    Material,
+    Message,
+    assistant,
+    user,
+)
+from vlm_server.cli.bench.scenarios.window import agent_drops, agent_window
+from vlm_server.cli.client.answer import Answer
+
+Scenario = Callable[[Client, Material], Awaitable[list[Figure]]]
+
+_REPEATS = 24
+_REPEAT_PAUSE_SECONDS = 0.02
+_TURNS = 8
+_STALL_SECONDS = 0.4
+_STALL_IMAGES = 6
+_USERS = 8
+_STORY_TOKENS = 300
+_MANY_STREAMS = (16, 32)
+
+
+async def warm_up(client: Client, material: Material) -> None:
+    """Once per server: a text and an image that are not used again."""
+    await client.ask(material.story(), 16)
+    await client.ask([user(DESCRIBE, material.image())], 16)
+
+
+async def repeat(client: Client, material: Material) -> list[Figure]:
+    """The same image and question repeated, with a short pause between."""
+    messages = [user(DESCRIBE, material.image())]
+    answers = []
+    for _ in range(_REPEATS):
+        answers.append(await client.ask(messages, 16))
+        await asyncio.sleep(_REPEAT_PAUSE_SECONDS)
+    again = [answer.ttft for answer in answers[2:]]
+    return [
+        milliseconds("TTFT, first", answers[0].ttft),
+        milliseconds("TTFT, from the third on", median(again)),
+        ratio("slowest / median", largest(again), median(again)),
+    ]
+
+
+async def question(client: Client, material: Material) -> list[Figure]:
+    """Eight different questions about one image, one after another."""
+    image = material.image()
+    answers = [await client.ask([user(text, image)], 16) for text in QUESTIONS]
+    later = [answer.ttft for answer in answers[1:]]
+    return [milliseconds("TTFT, from the second on", median(later))]
+
+
+async def agent(client: Client, material: Material) -> list[Figure]:
+    """A conversation with a new image in every turn."""
+    messages: list[Message] = [material.system()]
+    ttfts = []
+    for turn in range(1, _TURNS + 1):
+        messages.append(user(f"Step {turn}: what changed?", material.image()))
+        answer = await client.ask(messages, 12)
+        messages.append(assistant(answer.text))
+        ttfts.append(answer.ttft)
+    return [
+        milliseconds("TTFT, turn 1", ttfts[0]),
+        milliseconds(f"TTFT, turn {_TURNS}", ttfts[-1]),
+        ratio(f"turn {_TURNS} / turn 1", ttfts[-1], ttfts[0]),
+    ]
+
+
+async def stall(client: Client, material: Material) -> list[Figure]:
+    """A text stream; while it runs, six requests with new images at once."""
+    requests = [[user(DESCRIBE, material.image())] for _ in range(_STALL_IMAGES)]
+    story = asyncio.create_task(client.ask(material.story(), _STORY_TOKENS))
+    await asyncio.sleep(_STALL_SECONDS)
+    was_running = not story.done()
+    answers = await asyncio.gather(*(client.ask(messages, 4) for messages in requests))
+    text = await story
+    silence = largest(text.gaps) if was_running and text.error is None else None
+    return [
+        milliseconds("longest silence of the text", silence),
+        milliseconds("TTFT of the pictures", median(answer.ttft for answer in answers)),
+    ]
+
+
+async def conc(client: Client, material: Material) -> list[Figure]:
+    """Eight users at once, each with two requests one after another, every image new."""
+    users = [[[user(DESCRIBE, material.image())] for _ in range(2)] for _ in range(_USERS)]
+
+    async def one(requests: list[list[Message]]) -> list[Answer]:
+        return [await client.ask(messages, 48) for messages in requests]
+
+    clears = await client.num_clears()
+    start = time.perf_counter()
+    answers = list(chain.from_iterable(await asyncio.gather(*map(one, users))))
+    seconds = time.perf_counter() - start
+    gaps = [gap for answer in answers for gap in answer.gaps]
+    most = percentile(gaps, 99)
+    return [
+        throughput("all users", [answer.completion_tokens for answer in answers], seconds),
+        milliseconds("TTFT, median", median(answer.ttft for answer in answers)),
+        milliseconds("between tokens, median", median(gaps)),
+        milliseconds("between tokens, p99", most),
+        ratio("between tokens, p99 / median", most, median(gaps)),
+        count("clears of freed memory", clears, await client.num_clears()),
+    ]
+
+
+async def text(client: Client, material: Material) -> list[Figure]:
+    """One text stream, then eight at once."""
+    return [
+        await _stories(client, [material.story()], "one stream"),
+        await _stories(client, [material.story() for _ in range(_USERS)], f"{_USERS} streams"),
+    ]
+
+
+async def streams(client: Client, material: Material) -> list[Figure]:
+    """16 text streams at once, then 32."""
+    return [
+        await _stories(client, [material.story() for _ in range(count)], f"{count} streams")
+        for count in _MANY_STREAMS
+    ]
+
+
+async def _stories(client: Client, stories: list[list[Message]], name: str) -> Figure:
+    start = time.perf_counter()
+    answers = await asyncio.gather(*(client.ask(story, _STORY_TOKENS) for story in stories))
+    seconds = time.perf_counter() - start
+    return throughput(name, [answer.completion_tokens for answer in answers], seconds)
+
+
+async def right(client: Client, material: Material) -> list[Figure]:
+    """Two images, one request at a time and at once, and both in one message in either order."""
+    a, b = material.image(), material.image()
+    requests = [[user(DESCRIBE, *images)] for images in ((a,), (b,), (a, b), (b, a))]
+    alone = [_words(await client.ask(messages, 16)) for messages in requests]
+    order = [0, 1, 0, 1, 2, 3]
+    several = await asyncio.gather(*(client.ask(requests[i], 16) for i in order[:4]))
+    several += await asyncio.gather(*(client.ask(requests[i], 16) for i in order[4:]))
+    together = map(_words, several)
+    return [
+        equality(
+            "at once and alone (should be equal)",
+            zip((alone[i] for i in order), together, strict=True),
+        ),
+        equality("A and B (should differ)", [(alone[0], alone[1])]),
+        equality("A+B and B+A (should differ)", [(alone[2], alone[3])]),
+    ]
+
+
+def _words(answer: Answer) -> str | None:
+    return answer.text if answer.error is None else None
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "repeat": repeat,
+    "question": question,
+    "agent": agent,
+    "agent-window": agent_window,
+    "agent-drops": agent_drops,
+    "stall": stall,
+    "conc": conc,
+    "text": text,
+    "right": right,
+    "streams": streams,
+}

@@ -1,0 +1,1 @@
+"""How much goes into one call: tokens, pictures, prompts; learned from measured times."""

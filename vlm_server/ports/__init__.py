@@ -1,0 +1,61 @@
+"""The interfaces between packages: what engine, prompt and runner hand each other.
+
+`engine` decides and `runner` does; `prompt` makes prompts. They meet only here. Token ids, numpy
+arrays and plans; no mlx, no HTTP.
+"""
+
+from __future__ import annotations
+
+from vlm_server.ports.executors import (
+    EncodeExecutor,
+    Encoder,
+    LoadExecutor,
+    PrepareExecutor,
+    Preparer,
+    Runner,
+    Step,
+)
+from vlm_server.ports.grammar import AnswerMatcher, Grammar
+from vlm_server.ports.memory import DeviceMemory, MemoryReading, ProcessMemory
+from vlm_server.ports.plan import (
+    EncodeWork,
+    LoadWork,
+    NewRequest,
+    PrefillWork,
+    PrefixState,
+    PrepareWork,
+    SchedulerOutput,
+    SeqId,
+)
+from vlm_server.ports.prompts import AnswerFormat, MediaInputs, Prepared, PreparedPrompt
+from vlm_server.ports.result import DraftCounts, StepResult, TokenScore
+
+__all__ = [
+    "AnswerFormat",
+    "AnswerMatcher",
+    "DeviceMemory",
+    "DraftCounts",
+    "EncodeExecutor",
+    "EncodeWork",
+    "Encoder",
+    "Grammar",
+    "LoadExecutor",
+    "LoadWork",
+    "MediaInputs",
+    "MemoryReading",
+    "NewRequest",
+    "PrefillWork",
+    "PrefixState",
+    "PrepareExecutor",
+    "PrepareWork",
+    "Prepared",
+    "PreparedPrompt",
+    "Preparer",
+    "ProcessMemory",
+    "Runner",
+    "SchedulerOutput",
+    "SeqId",
+    "Step",
+    "StepResult",
+    "TokenScore",
+]

@@ -1,0 +1,213 @@
+"""What an engine tells the front: of its start, of answers and their ends."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from vlm_server.protocol.stats import Stats
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts of one request, of all its choices together.
+
+    `prompt_tokens` counts those of the pictures too, `completion_tokens` those of thoughts:
+    `reasoning_tokens`, with those of the marks around them. Draft tokens that were verified are
+    part of the completion (`accepted_prediction_tokens`) or were wrong (`rejected_...`).
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+
+class Loading(msgspec.Struct, frozen=True, tag="loading"):
+    """Progress before `Ready`; `fraction` runs from 0 to 1."""
+
+    stage: str
+    fraction: float
+
+
+class ModelFacts(msgspec.Struct, frozen=True):
+    """What a client may want to know of the model that was loaded.
+
+    `size_bytes` is that of its weights on the device, `modified_at` the newest change of its files
+    in seconds since 1970, `digest` a SHA-256 in hex that is another one once a file is changed.
+    `quantization` names the weights' type, such as `4bit` or `bfloat16`. `capabilities` are of
+    "completion", "vision", "video", "tools", "thinking" and "structured_output". A picture is seen
+    with `min_image_pixels` to `max_image_pixels`, its sides multiples of `image_side_multiple`; 0
+    where its size is the processor's own. `coordinates` is "pixels" if answers point at pixels of
+    the picture as the model sees it, "thousandths" if they run from 0 to 1000 on both axes, and
+    empty where nobody knows: see docs/agents.md. `warnings` are sentences on why answers may be
+    wrong.
+    """
+
+    family: str = ""
+    num_parameters: int = 0
+    size_bytes: int = 0
+    quantization: str = ""
+    digest: str = ""
+    modified_at: float = 0.0
+    capabilities: tuple[str, ...] = ()
+    context_tokens: int = 0
+    min_image_pixels: int = 0
+    max_image_pixels: int = 0
+    image_side_multiple: int = 0
+    coordinates: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The engine takes requests: weights are loaded and one of each prompt kind was run."""
+
+    model_type: str
+    device: str
+    context_tokens: int
+    facts: ModelFacts = ModelFacts()
+
+
+class Unloadable(msgspec.Struct, frozen=True, tag="unloadable"):
+    """The checkpoint can't be served; starting again would not help."""
+
+    reason: str
+
+
+class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
+    request_id: str
+
+
+class Working(msgspec.Struct, frozen=True, tag="working"):
+    """Whose pictures and prompts the device is about to encode and prefill.
+
+    It is on its way before the work starts, in case the process dies of it, and stands in the
+    place of what was said before. The media of those `encoding` are encoded; the prompts of the
+    others are prefilled.
+    """
+
+    request_ids: tuple[str, ...]
+    encoding: tuple[str, ...] = ()
+
+
+class TokenText(msgspec.Struct, frozen=True):
+    """A token as text, and its log probability. Bytes of half a character read as U+FFFD."""
+
+    text: str
+    logprob: float
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """A drawn token and the likeliest ones in its place, the likeliest first."""
+
+    token: TokenText
+    top: tuple[TokenText, ...]
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True):
+    """More of the tool call number `index` of a choice; its first delta has the id and the name."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """News of one choice: text of its answer, or of a thought, or more of a tool call.
+
+    `text` may be empty, which is no news, while bytes, what may become a stop or a mark, or a call
+    that is not complete are held back. A token may bring several
+    deltas, in order; its `logprobs` are the first one's. The last of a choice, and no other, says
+    why the choice ended, and in `stop` at which stop string, if it was one. `usage` is the
+    request's so far, if it wants to know.
+    """
+
+    request_id: str
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+    choice: int = 0
+    finish_reason: FinishReason | None = None
+    is_reasoning: bool = False
+    tool_call: ToolCallDelta | None = None
+    usage: Usage | None = None
+    stop: str | None = None
+
+
+class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
+    """One step's news for all requests."""
+
+    deltas: tuple[Delta, ...]
+
+
+class ImageUse(msgspec.Struct, frozen=True):
+    """A picture as the model saw it: its size in pixels after all resizing, and its tokens.
+
+    Of families that cut a picture into tiles it is the size before the cutting.
+    """
+
+    width: int
+    height: int
+    tokens: int
+
+
+PhaseName = Literal["queue", "prepare", "load", "encode", "prefill", "decode"]
+
+
+class Phase(msgspec.Struct, frozen=True):
+    """For how long a request was in a phase of its life in the engine."""
+
+    name: PhaseName
+    seconds: float
+
+
+class Timeline(msgspec.Struct, frozen=True):
+    """The phases of a request, each beginning where the one before it ends; some come again.
+
+    The first one begins at `began_at`, on the system's monotonic clock, which the front reads too.
+    `queue` is until the device begins with the request, but for `prepare`. The others contain what
+    it waited for the device meanwhile.
+    """
+
+    began_at: float = 0.0
+    phases: tuple[Phase, ...] = ()
+
+
+class Times(msgspec.Struct, frozen=True):
+    """When an answer began and ended, in seconds from when the front got the request's headers."""
+
+    first_text_seconds: float = 0.0
+    total_seconds: float = 0.0
+
+
+class Finished(msgspec.Struct, frozen=True, tag="finished"):
+    """All choices have ended, or the request was aborted, or it was to be counted only.
+
+    `images` are those of the messages, in order. A prompt that was counted comes with its
+    `token_ids`, and with its `text` if it was given as ids. The front fills in `times`.
+    """
+
+    request_id: str
+    usage: Usage
+    is_aborted: bool = False
+    images: tuple[ImageUse, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    times: Times = Times()
+    timeline: Timeline = Timeline()
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """A `RequestError` on its way to the client: see `errors.RequestError.from_code`."""
+
+    request_id: str
+    code: str
+    message: str
+    param: str | None = None
+
+
+Event = Loading | Ready | Unloadable | Accepted | Working | Tokens | Finished | Failed | Stats

@@ -1,0 +1,214 @@
+"""A request as the engine gets it: its messages, media and sampling parameters."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class TextPart(msgspec.Struct, frozen=True, tag="text"):
+    text: str
+
+
+class ImagePart(msgspec.Struct, frozen=True, tag="image"):
+    """The place of one picture in a message; `index` points into `Submit.images`."""
+
+    index: int
+
+
+class VideoPart(msgspec.Struct, frozen=True, tag="video"):
+    """The place of one video in a message; `index` points into `Submit.videos`."""
+
+    index: int
+
+
+ContentPart = TextPart | ImagePart | VideoPart
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call that the model made; `arguments` is the JSON of an object."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One turn. The result of a tool call has the role `tool` and may hold images, too.
+
+    `reasoning` is what the assistant thought before `content`, and `tool_calls` what it called
+    after it. `tool_call_id` names the call that a result is of, and `name` its tool.
+    """
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: tuple[ContentPart, ...]
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+
+
+class Tools(msgspec.Struct, frozen=True):
+    """What the model may call.
+
+    `definitions` is the JSON of a list of tools as OpenAI's chat completions have them: `{"type":
+    "function", "function": {"name": ..., "description": ..., "parameters": <JSON schema>}}`. With
+    `choice` "required" the answer is calls and nothing else, made of those in `allowed` (all, if
+    it is empty). Without `parallel` it is one call at most. `strict` names the tools whose
+    arguments must match their schema although the model is free to call them.
+    """
+
+    definitions: str
+    choice: Literal["auto", "required"] = "auto"
+    allowed: tuple[str, ...] = ()
+    parallel: bool = True
+    strict: tuple[str, ...] = ()
+
+
+class TemplateOptions(msgspec.Struct, frozen=True):
+    """How the chat template writes the prompt.
+
+    A model that may think or not does so if `enable_thinking`; None is the same as False, for it
+    and for its template.
+    `variables` is the JSON of an object with more of the template's own; it wins if it sets
+    `enable_thinking`, too. With `continue_final` the answer goes on where the last message, which
+    is the assistant's, ends.
+    """
+
+    enable_thinking: bool | None = None
+    variables: str = "{}"
+    continue_final: bool = False
+
+
+class Image(msgspec.Struct, frozen=True):
+    """One encoded picture, as it came, with what its header says.
+
+    `content_hash` is the SHA-256 of `data` in hex; `param` names the part it came from. The model
+    is shown the picture with neither side longer than `max_side_pixels`, and scaled to `min_pixels`
+    to `max_pixels` in all, within what model and server allow; None sets no bound. With
+    `for_grounding` it has as many tokens as the model needs to point at things, if it allows that.
+    """
+
+    data: bytes
+    content_hash: str
+    format: str
+    width: int
+    height: int
+    param: str
+    max_side_pixels: int | None = None
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    for_grounding: bool = False
+
+
+class Video(msgspec.Struct, frozen=True):
+    """One encoded video, as it came: `format` is MP4, WEBM or GIF.
+
+    `content_hash` is the SHA-256 of `data` in hex; `param` names the part it came from.
+    """
+
+    data: bytes
+    content_hash: str
+    format: str
+    param: str
+
+
+class SamplingParams(msgspec.Struct, frozen=True):
+    """How one request draws its tokens. `temperature` 0 is greedy; `top_k` 0 is off.
+
+    `n` answers, its choices, are drawn side by side from one prompt; the limits are each one's.
+    Presence and frequency penalties count the answer's tokens, the repetition penalty those of
+    the prompt too. `logprobs` is how many alternatives to report for each token; None reports
+    nothing. `min_tokens` keeps end tokens from being drawn, `ignore_eos` from ending anything.
+    `max_tokens` None means as many as the context leaves room for; `temperature` and `top_p`
+    None are the checkpoint's own (`generation_config.json`); `seed` None draws one.
+    `json_schema` is the text of one, which the answer conforms to. `max_reasoning_tokens` ends a
+    thought that gets longer; None is no bound. With `reports_usage` each delta counts what was used
+    so far.
+    """
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    n: int = 1
+    json_schema: str | None = None
+    max_reasoning_tokens: int | None = None
+    reports_usage: bool = False
+
+
+class Deadlines(msgspec.Struct, frozen=True):
+    """What a request may still take, in seconds from when it is submitted; None is no deadline.
+
+    `queue_seconds` until the device begins with it, `first_token_seconds` until its first token,
+    `token_seconds` from one of its tokens to the next, `total_seconds` until it ends.
+    """
+
+    queue_seconds: float | None = None
+    first_token_seconds: float | None = None
+    token_seconds: float | None = None
+    total_seconds: float | None = None
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    request_id: str
+    messages: tuple[Message, ...]
+    images: tuple[Image, ...]
+    sampling: SamplingParams
+    videos: tuple[Video, ...] = ()
+    cache_salt: str = ""
+    """Requests with different ones share no cache entry."""
+    client: str = ""
+    """Requests of different clients take turns."""
+    deadlines: Deadlines = Deadlines()
+    tools: Tools | None = None
+    template: TemplateOptions = TemplateOptions()
+    prompt: str | tuple[int, ...] | None = None
+    """The whole prompt as text or as token ids, in place of messages: no template is applied."""
+    prediction: str = ""
+    """What the answer is expected to be like: drafts are taken from it."""
+    count_only: bool = False
+    """Whether the prompt is only made and counted: it ends without an answer."""
+
+    @property
+    def has_media(self) -> bool:
+        """Whether there is more to prepare than text."""
+        parts = (part for message in self.messages for part in message.content)
+        return not all(isinstance(part, TextPart) for part in parts)
+
+    @property
+    def has_schema(self) -> bool:
+        """Whether the answer has to follow a schema: its own, or those of tools."""
+        has_strict = self.tools is not None and (
+            self.tools.choice == "required" or self.tools.strict
+        )
+        return self.sampling.json_schema is not None or bool(has_strict)
+
+
+class EncodedSubmit(msgspec.Struct, frozen=True, tag="submit"):
+    """A `Submit` whose large parts are encoded already: for who passes it on and reads no more."""
+
+    request_id: str
+    messages: msgspec.Raw
+    images: msgspec.Raw
+    sampling: msgspec.Raw
+    videos: msgspec.Raw
+    cache_salt: str = ""
+    client: str = ""
+    deadlines: Deadlines = Deadlines()
+    tools: msgspec.Raw = msgspec.Raw(b"\xc0")
+    template: msgspec.Raw = msgspec.Raw(b"\x80")
+    prompt: msgspec.Raw = msgspec.Raw(b"\xc0")
+    prediction: str = ""
+    count_only: bool = False

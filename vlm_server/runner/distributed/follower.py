@@ -1,0 +1,77 @@
+"""Any rank but 0: does with its part of the model what rank 0's plans say, and says nothing."""
+
+from __future__ import annotations
+
+import logging
+from typing import NoReturn
+
+from vlm_server.errors import EngineBroken, ModelLoadError
+from vlm_server.protocol.ranks import Rank
+from vlm_server.runner.device.device import Device
+from vlm_server.runner.device.memory import MlxMemory
+from vlm_server.runner.distributed.connection import Leader
+from vlm_server.runner.distributed.messages import (
+    Clear,
+    Hello,
+    Join,
+    Limit,
+    Load,
+    Loaded,
+    NotLoaded,
+    Plan,
+    PlanAhead,
+    Serve,
+    SetLimit,
+    Stored,
+)
+from vlm_server.runner.distributed.plans import plan_of
+from vlm_server.runner.distributed.prefixes import FollowingPrefixes
+from vlm_server.runner.distributed.ranks import Ranks
+from vlm_server.runner.model.checkpoint.fingerprint import program_digest
+from vlm_server.runner.model.checkpoint.outline import outline_of
+from vlm_server.runner.model.load import load
+from vlm_server.runner.model_runner import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+
+def follow(rank: Rank, device: Device) -> NoReturn:
+    """Load and serve until rank 0 ends, which ends this process.
+
+    Raises EngineBroken for what can't be done here as rank 0 did it, and ModelLoadError, of which
+    rank 0 is told.
+    """
+    hello = Hello(rank.number, device.suitable_bytes, device.kind.value, program_digest())
+    leader = Leader.find(rank)
+    leader.send(hello)
+    leader.expect(Join)
+    ranks = Ranks.join(rank)
+    memory = MlxMemory(leader.expect(Limit).memory, device)
+    model = leader.expect(Load).model
+    try:
+        loaded = load(model, device, memory.limit_bytes, ranks)
+        leader.send(Loaded(outline_of(model.path)))
+    except ModelLoadError as error:
+        leader.send(NotLoaded(str(error)))
+        raise
+    serve = leader.expect(Serve)
+    prefixes = FollowingPrefixes(
+        lambda: leader.expect(Stored), stores_prefixes=serve.stores_prefixes
+    )
+    runner = ModelRunner(loaded, prefixes)
+    while True:
+        match leader.receive():
+            case Plan() as plan:
+                prefixes.drop(plan.dropped)
+                result = runner.launch(plan_of(plan, prefixes)).result()
+                if result.error is not None:
+                    raise EngineBroken(f"a step failed on rank {ranks.rank}: {result.error}")
+            case PlanAhead():
+                runner.plan_ahead()
+            case SetLimit(limit_bytes):
+                memory.set_limit(limit_bytes)
+            case Clear(dropped):
+                prefixes.drop(dropped)
+                memory.clear()
+            case other:
+                raise EngineBroken(f"rank 0 sent {type(other).__name__} between two plans")

@@ -1,0 +1,144 @@
+"""The prefix cache of several ranks: rank 0 decides, and each keeps its own heads' KV.
+
+Rank 0 numbers all segments that it stores. The others keep theirs by these numbers, as long as
+anything on rank 0 refers to them, and do in the same order what it says that it did.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import mlx.core as mx
+
+from vlm_server.cache.caches import Caches
+from vlm_server.cache.prefix import Source
+from vlm_server.cache.prompt_key import PromptKey
+from vlm_server.runner.distributed.messages import Segment, Split, Stored, Taken
+from vlm_server.runner.kv.segments import KVSegment, LayerStates, SequenceState
+
+# ---- rank 0 ------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Book:
+    """What was done with segments since it was told last. dropped: filled by any thread."""
+
+    numbers: count[int] = field(default_factory=count)
+    changes: list[Taken | Split] = field(default_factory=list)
+    dropped: deque[int] = field(default_factory=deque)
+
+    def take_dropped(self) -> tuple[int, ...]:
+        """The numbers of segments that nobody has referred to since the last call."""
+        return tuple(self.dropped.popleft() for _ in range(len(self.dropped)))
+
+
+class NumberedSegment:
+    """A `KVSegment` on rank 0; once nobody refers to it, the others may drop theirs."""
+
+    def __init__(self, book: Book, held: KVSegment) -> None:
+        self._book = book
+        self._held = held
+        self.number = next(book.numbers)
+
+    def __del__(self) -> None:
+        self._book.dropped.append(self.number)
+
+    @property
+    def arrays(self) -> tuple[mx.array, ...]:
+        return self._held.arrays
+
+    @property
+    def size_bytes(self) -> int:
+        return self._held.size_bytes
+
+    def split(self, at: int) -> tuple[NumberedSegment, NumberedSegment]:
+        """The first `at` tokens, and the rest; both are copies."""
+        first, rest = (NumberedSegment(self._book, half) for half in self._held.split(at))
+        self._book.changes.append(Split(self.number, at, first.number, rest.number))
+        return first, rest
+
+
+class _NumberedState:
+    """The `Source` of one sequence on rank 0, which notes what is taken of it."""
+
+    def __init__(self, book: Book, state: SequenceState) -> None:
+        self._book = book
+        self._state = state
+
+    @property
+    def snapshots(self) -> Mapping[int, LayerStates]:
+        return self._state.snapshots
+
+    def size_bytes(self, start: int, end: int) -> int:
+        return self._state.size_bytes(start, end)
+
+    def take(self, start: int, end: int) -> NumberedSegment:
+        segment = NumberedSegment(self._book, self._state.take(start, end))
+        self._book.changes.append(Taken(segment.number, start, end))
+        return segment
+
+
+class LeadingPrefixes:
+    """The `PrefixStore` of rank 0: its caches, of which the others are told."""
+
+    def __init__(self, caches: Caches, send: Callable[[Stored], None], book: Book) -> None:
+        self._caches = caches
+        self._send = send
+        self._book = book
+        self.stores_prefixes = bool(caches.prefixes.limit_bytes)
+
+    def store_prefix(self, prompt: PromptKey, source: Source[Any, Any], salt: str) -> None:
+        """See `Caches.store_prefix`. The others are told even of what fails half-way."""
+        assert isinstance(source, SequenceState)
+        try:
+            self._caches.store_prefix(prompt, _NumberedState(self._book, source), salt)
+        finally:
+            changes, self._book.changes = self._book.changes, []
+            self._send(Stored(tuple(changes)))
+
+
+# ---- the others --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPrefix:
+    """A prompt's beginning as `restore` reads it."""
+
+    segments: tuple[tuple[KVSegment, int], ...] = ()
+    snapshot: None = None
+
+    @property
+    def length(self) -> int:
+        return sum(num_tokens for _, num_tokens in self.segments)
+
+
+class FollowingPrefixes:
+    """The `PrefixStore` of any other rank: does what rank 0 did with the same prompt."""
+
+    def __init__(self, receive: Callable[[], Stored], *, stores_prefixes: bool) -> None:
+        self._receive = receive
+        self._segments: dict[int, KVSegment] = {}
+        self.stores_prefixes = stores_prefixes
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def store_prefix(self, prompt: PromptKey, source: Source[Any, Any], salt: str) -> None:
+        for change in self._receive().changes:
+            if isinstance(change, Taken):
+                self._segments[change.number] = source.take(change.start, change.end)
+            else:
+                first, rest = self._segments[change.number].split(change.at)
+                self._segments |= {change.first: first, change.rest: rest}
+
+    def drop(self, numbers: tuple[int, ...]) -> None:
+        for number in numbers:
+            self._segments.pop(number, None)  # rank 0 may number one that it fails to take
+
+    def prefix(self, segments: tuple[Segment, ...]) -> HeldPrefix:
+        """What is held of a prompt that begins with these."""
+        return HeldPrefix(tuple((self._segments[s.number], s.num_tokens) for s in segments))

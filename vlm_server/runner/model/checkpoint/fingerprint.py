@@ -1,0 +1,167 @@
+"""Names a checkpoint: by what its files hold, for what outlives the process, or at a glance.
+
+Weights are hashed once: what was found is kept, by what tells whether a file was changed since.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import vlm_server
+from vlm_server.checkpoints.foreign import visible_files
+
+logger = logging.getLogger(__name__)
+
+_READERS = ("mlx", "mlx-vlm", "transformers", "tokenizers", "pillow", "av")
+"""Packages of which another version may make other pixels, tokens or features of the same bytes."""
+_WEIGHTS = ("*.safetensors",)
+_SMALL = ("*.json", "*.jinja", "*.model")
+_ENDS_BYTES = 1 << 20
+"""Of a file's beginning, where its header is, and of its end."""
+_SETTLED_NS = 3_000_000_000
+"""A file that was changed so shortly before may be changed again within one tick of its clock."""
+_MAX_KEPT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The files of a loaded model. `dtype`: as the settings name it. `template`: the file of
+    `model.chat_template`, if any."""
+
+    folder: Path
+    dtype: str
+    template: str = ""
+
+    def digest(self) -> str:
+        """SHA-256 in hex that is another one once a file is changed; reads no weights."""
+        digest = self._started()
+        for path in _files(self.folder, _WEIGHTS):
+            digest.update(f"{path.name} {path.stat().st_size} {_ends(path)}\0".encode())
+        return digest.hexdigest()
+
+    def fingerprint(self, hashes: KeptHashes) -> str:
+        """SHA-256 in hex over weights, configuration, processor and template, and the readers.
+
+        The folder's name and location play no part. Reads weights that are not in `hashes`: a
+        second for some 1.5 GB.
+        """
+        digest = self._started()
+        _add_readers(digest)
+        for path in _files(self.folder, _WEIGHTS):
+            digest.update(f"{path.name} {hashes.sha256(path)}\0".encode())
+        return digest.hexdigest()
+
+    def _started(self) -> hashlib._Hash:
+        digest = hashlib.sha256(self.dtype.encode())
+        small = _files(self.folder, _SMALL) + ([Path(self.template)] if self.template else [])
+        for path in small:
+            digest.update(f"{path.name} {_sha256(path)}\0".encode())
+        return digest
+
+
+class KeptHashes:
+    """SHA-256 of large files, kept in `file` from one start to the next.
+
+    A file is known by its place in the file system, its size, its times of change to the
+    nanosecond, and its first and last MiB. `st_ctime` can't be set by programs: whoever writes into
+    the file changes it. What was changed within three seconds before it was read is not kept.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._known = self._read()
+
+    def sha256(self, path: Path) -> str:
+        """The hash of the file's whole content; reads all of it if it is not known."""
+        started = time.time_ns()
+        before = _identity(path)
+        if (known := self._known.pop(before, None)) is None:
+            known = _sha256(path)
+            stat = path.stat()
+            is_settled = started - max(stat.st_mtime_ns, stat.st_ctime_ns) > _SETTLED_NS
+            if not is_settled or _identity(path) != before:
+                return known
+        self._known[before] = known  # the newest last
+        self._write()
+        return known
+
+    def _read(self) -> dict[str, str]:
+        with suppress(OSError, ValueError):
+            content = json.loads(self._file.read_text(encoding="utf-8"))
+            if isinstance(content, dict):
+                return {str(key): str(value) for key, value in content.items()}
+        return {}
+
+    def _write(self) -> None:
+        kept = dict(list(self._known.items())[-_MAX_KEPT:])
+        temporary = self._file.with_name(f"{self._file.name}.{os.getpid()}")
+        try:
+            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with os.fdopen(os.open(temporary, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
+                json.dump(kept, file)
+            temporary.replace(self._file)
+        except OSError as error:
+            logger.warning("the next start reads all weights: %s", error)
+
+
+def state_fingerprint(checkpoint: str, device: str) -> str:
+    """SHA-256 in hex over all that features and KV depend on besides the prompt.
+
+    That is the checkpoint, by its fingerprint, the device, and this program, by its code.
+    """
+    digest = hashlib.sha256(f"{checkpoint}\0{device}\0{platform.machine()}\0".encode())
+    _add_code(digest)
+    return digest.hexdigest()
+
+
+def program_digest() -> str:
+    """SHA-256 in hex over this program, by its code, and the versions of the readers."""
+    digest = hashlib.sha256()
+    _add_readers(digest)
+    _add_code(digest)
+    return digest.hexdigest()
+
+
+def _add_readers(digest: hashlib._Hash) -> None:
+    for package in _READERS:
+        digest.update(f"{package} {version(package)}\0".encode())
+
+
+def _add_code(digest: hashlib._Hash) -> None:
+    package = Path(vlm_server.__path__[0])
+    for path in sorted(package.rglob("*.py")):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest.update(f"{path.relative_to(package)} {content}\0".encode())
+
+
+def _files(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
+    return sorted(path for pattern in patterns for path in visible_files(folder, pattern))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _identity(path: Path) -> str:
+    stat = path.stat()
+    facts = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    return hashlib.sha256(f"{facts} {_ends(path)}".encode()).hexdigest()
+
+
+def _ends(path: Path) -> str:
+    """A hash of the file's first and last MiB."""
+    with path.open("rb") as file:
+        digest = hashlib.sha256(file.read(_ENDS_BYTES))
+        file.seek(max(_ENDS_BYTES, path.stat().st_size - _ENDS_BYTES))
+        digest.update(file.read(_ENDS_BYTES))
+    return digest.hexdigest()

@@ -1,0 +1,192 @@
+"""Decides how many draft tokens a step verifies, from measured times and hit rates.
+
+A step that verifies drafts is wider: it takes several tokens of each row, and longer. It is worth
+it if more tokens are expected in its time than plain steps bring.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vlm_server.runner.text.sequence import DecodingSequence
+from vlm_server.runner.text.speculation.drafts import FORCED_PROBABILITY
+
+MAX_ROWS = 8
+"""More rows keep the device busy without drafts."""
+_MASK_SECONDS = 0.01
+"""How long grammars may take for drafts; then the step goes without."""
+_PRIOR_SLOPE = 0.1
+"""What each token of a row is taken to add to a step, in plain steps, until it is measured."""
+_LEAST_GAIN = 1.15
+"""Below it, plain steps are taken: those run one ahead of the host."""
+_WEIGHT = 0.2
+"""Of a new measurement."""
+_OUTLIER = 4.0
+"""Times so much longer than usual say more of the machine than of the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """What the next step verifies: at most `width` - 1 tokens of each row."""
+
+    width: int
+    token_ids: list[list[int]]
+
+
+class Speculation:
+    """Which drafts the steps of one model verify."""
+
+    def __init__(self, widths: Sequence[int], *, needs_even_rows: bool = False) -> None:
+        """`widths`: how many tokens of a row a step may take, ascending.
+
+        `needs_even_rows`: see `Family`.
+        """
+        self._widths = widths
+        self._most = max(widths) - 1
+        self.needs_even_rows = needs_even_rows
+        self._times = StepTimes()
+        self._last: tuple[float, int] | None = None
+        """When the step before ended, and its width, if nothing else ran since it began."""
+
+    def may_be_worth_it(self, seqs: Sequence[DecodingSequence]) -> bool:
+        """Whether to wait for the newest tokens, in order to verify what may follow them."""
+        if len(seqs) > MAX_ROWS:
+            return False
+        return best_width(self._widths, [self._chances(seq) for seq in seqs], self._times) > 1
+
+    def drafts(
+        self, seqs: Sequence[DecodingSequence], eos_token_ids: frozenset[int]
+    ) -> Drafts | None:
+        """What to verify now that all tokens are known; None if plain steps bring more.
+
+        Grammars are asked what may follow drafts: what they forbid is left out.
+        """
+        guesses = [self._guess(seq, eos_token_ids) for seq in seqs]
+        if None in guesses:
+            return None
+        found = [guess for guess in guesses if guess is not None]
+        chances = [chance for _, chance in found]
+        width = best_width(self._widths, chances, self._times)
+        if width == 1:
+            return None
+        return Drafts(width, [tokens[: width - 1] for tokens, _ in found])
+
+    def note_step(self, rows: int, width: int) -> None:
+        """A step has ended. Its time counts if the one before was of its kind."""
+        now, last = time.perf_counter(), self._last
+        if last is not None and (last[1] > 1) == (width > 1):
+            self._times.note(rows, width, now - last[0])
+        self._last = now, width
+
+    def forget_time(self) -> None:
+        """Something else runs beside the next step."""
+        self._last = None
+
+    def _chances(self, seq: DecodingSequence) -> list[float]:
+        """How likely each draft is right, while the newest token may not be known yet."""
+        lag, most = 0 if seq.is_known else 1, self._useful(seq)
+        chances = [0.0]
+        if most and seq.drafter is not None and seq.drafter.probability:
+            first, *rest = seq.drafter.probabilities(most + 1)
+            chances = [first * rest[0], *rest[1:]] if lag else [first, *rest[:-1]]
+        matcher = seq.sampler.matcher
+        if matcher is None:
+            return chances
+        if not matcher.can_look_ahead:
+            return [0.0]
+        num_forced = min(len(matcher.forced) - lag, most)
+        return max(chances, [FORCED_PROBABILITY] * num_forced, key=expected_tokens)
+
+    def _useful(self, seq: DecodingSequence) -> int:
+        """The most draft tokens of a sequence: no more than its answer may have left."""
+        left = seq.num_useful_drafts
+        return self._most if left is None else min(self._most, left)
+
+    def _guess(
+        self, seq: DecodingSequence, eos_token_ids: frozenset[int]
+    ) -> tuple[list[int], list[float]] | None:
+        """Draft tokens and how likely each is right; None if a grammar is late."""
+        assert seq.drafter is not None
+        most = self._useful(seq)
+        guess = _before_end(seq.drafter.guess(most), eos_token_ids)
+        chances = seq.drafter.probabilities(len(guess))
+        matcher = seq.sampler.matcher
+        if matcher is None:
+            return guess, chances
+        if not matcher.wait(_MASK_SECONDS):
+            return None
+        if not matcher.can_look_ahead:
+            return [], []
+        forced = list(matcher.forced[:most])
+        forced_chances = [FORCED_PROBABILITY] * len(forced)
+        if expected_tokens(forced_chances) > expected_tokens(chances):
+            guess, chances = forced, forced_chances
+        matcher.look_ahead(guess)
+        if not matcher.wait(_MASK_SECONDS):
+            return None
+        count = len(matcher.ahead())
+        return guess[:count], chances[:count]
+
+
+def _before_end(token_ids: list[int], eos_token_ids: frozenset[int]) -> list[int]:
+    for i, token_id in enumerate(token_ids):
+        if token_id in eos_token_ids:
+            return token_ids[:i]
+    return token_ids
+
+
+class StepTimes:
+    """What steps take, by the number of rows, learned from those that nothing else ran beside."""
+
+    def __init__(self) -> None:
+        self._plain = dict[int, float]()
+        """Seconds of a plain step, by rows."""
+        self._slopes = dict[int, float]()
+        """What each further token of a row adds, in plain steps, by rows."""
+
+    def note(self, rows: int, width: int, seconds: float) -> None:
+        """A step of `width` tokens for each of `rows` took so long."""
+        if width == 1:
+            known = self._plain.get(rows)
+            if known is None or seconds < _OUTLIER * known:
+                self._plain[rows] = _mixed(known, seconds)
+        elif rows in self._plain:
+            slope = max(seconds / self._plain[rows] - 1, 0.0) / (width - 1)
+            known = self._slopes.get(rows, _PRIOR_SLOPE)
+            self._slopes[rows] = _mixed(known, min(slope, _OUTLIER * max(known, _PRIOR_SLOPE)))
+
+    def cost(self, rows: int, width: int) -> float:
+        """The time of a step in plain steps."""
+        return 1.0 + self._slopes.get(rows, _PRIOR_SLOPE) * (width - 1)
+
+
+def _mixed(known: float | None, new: float) -> float:
+    return new if known is None else known + _WEIGHT * (new - known)
+
+
+def best_width(widths: Sequence[int], chances: Sequence[Sequence[float]], times: StepTimes) -> int:
+    """The tokens for each row of the next step, one of `widths`, or 1.
+
+    chances: for each row, the probability that each of its draft tokens is right if all before it
+    are.
+    """
+    best, most = 1, _LEAST_GAIN
+    for width in widths:
+        if best > 1 and best > max(map(len, chances)):
+            break  # no row has more drafts
+        tokens = sum(expected_tokens(row[: width - 1]) for row in chances)
+        gain = tokens / len(chances) / times.cost(len(chances), width)
+        if gain > most:
+            best, most = width, gain
+    return best
+
+
+def expected_tokens(chances: Sequence[float]) -> float:
+    """How many tokens a row gets if its drafts are right with these probabilities."""
+    total, all_right = 1.0, 1.0
+    for chance in chances:
+        all_right *= chance
+        total += all_right
+    return total

@@ -1,0 +1,130 @@
+"""A decode step that verifies draft tokens (Leviathan et al. 2023), losslessly.
+
+The model takes each row's newest token and its drafts at once. At each place the row draws what it
+would have drawn there without drafts: a draw depends on seed, step, the tokens before it and
+logits alone. As long as a draw is the draft, the next place saw the right tokens, and counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_vlm.models.cache import KVCache
+
+from vlm_server.ports import DraftCounts, SeqId, TokenScore
+from vlm_server.runner.kv.batch_cache import RowsKVCache
+from vlm_server.runner.sampling.logprobs import Scores, score
+from vlm_server.runner.sampling.sampler import SequenceSampler, draw
+from vlm_server.runner.text.lm_head import logits_of_last
+from vlm_server.runner.text.sequence import DecodingSequence
+from vlm_server.runner.text.speculation.speculation import Drafts
+
+
+class WideStep:
+    """`forward`, `draw` and `result` are called in this order, each once."""
+
+    def __init__(
+        self,
+        seqs: Sequence[DecodingSequence],
+        tokens: Sequence[int],
+        drafts: Drafts,
+    ) -> None:
+        """tokens: the newest of each sequence."""
+        self.width = drafts.width
+        self._seqs = seqs
+        self._drafts = drafts.token_ids
+        self._token_ids = np.zeros((len(seqs), self.width), dtype=np.int32)
+        for row, (token, ahead) in enumerate(zip(tokens, self._drafts, strict=True)):
+            self._token_ids[row, : 1 + len(ahead)] = [token, *ahead]
+        self._samplers = [
+            _samplers(seq, ahead) for seq, ahead in zip(seqs, self._drafts, strict=True)
+        ]
+        """For each row, one for its newest token and one for each of its drafts."""
+        self._logits: mx.array | None = None
+        self._drawn: mx.array | None = None
+        """(places,): of all rows, one after another."""
+        self._scores: list[Scores] = []
+        self.counts: dict[SeqId, DraftCounts] = {}
+        """How many drafts were verified, and were right; after `result`."""
+
+    def forward(
+        self,
+        language_model: Any,
+        cache: list[Any],
+        position_ids: Callable[[int], dict[str, mx.array]],
+    ) -> None:
+        """Begin the model's part. The rows of `cache` get all tokens, right or wrong."""
+        layers = [RowsKVCache.taking(each) if type(each) is KVCache else each for each in cache]
+        with logits_of_last(language_model, self.width):
+            output = language_model(
+                mx.array(self._token_ids), cache=layers, **position_ids(self.width)
+            )
+        for layer, each in zip(layers, cache, strict=True):
+            if layer is not each:
+                layer.give_back(each)
+        self._logits = output.logits[:, -self.width :]
+
+    def draw(self) -> None:
+        """Begin to draw at each place."""
+        assert self._logits is not None
+        places = [(row, i) for row, each in enumerate(self._samplers) for i in range(len(each))]
+        rows, columns = (mx.array(side) for side in zip(*places, strict=True))
+        logits, self._logits = self._logits[rows, columns], None
+        self._drawn = draw(logits, [self._samplers[row][i] for row, i in places])
+        asking = [
+            (place, self._seqs[row].id, count)
+            for place, (row, _) in enumerate(places)
+            if (count := self._seqs[row].sampler.params.logprobs) is not None
+        ]
+        self._scores = score(logits, self._drawn, asking)
+        mx.async_eval(self._drawn, [array for each in self._scores for array in each.arrays])  # type: ignore[no-untyped-call]
+
+    def result(self, cache: list[Any]) -> tuple[list[list[int]], dict[SeqId, list[TokenScore]]]:
+        """What each row drew up to its first draft that was wrong, and the scores asked for.
+
+        The last token of each is not in `cache` yet, which keeps those before it alone.
+        """
+        drawn = iter(np.array(self._drawn).tolist())
+        scores = dict[SeqId, list[TokenScore]]()
+        for seq_id, entry in (entry for each in self._scores for entry in each.read()):
+            scores.setdefault(seq_id, []).append(entry)
+        taken = []
+        for seq, drafts, samplers in zip(self._seqs, self._drafts, self._samplers, strict=True):
+            tokens = [next(drawn) for _ in samplers]
+            num_right = _num_equal(drafts, tokens)
+            taken.append(tokens[: num_right + 1])
+            self.counts[seq.id] = DraftCounts(len(drafts), num_right)
+            seq.sampler = samplers[num_right]
+            seq.sampler.take(mx.array(tokens[num_right]))
+            seq.position += num_right + 1
+            if seq.id in scores:
+                del scores[seq.id][num_right + 1 :]
+        surplus = [self.width - len(tokens) for tokens in taken]
+        for layer in cache:
+            if type(layer) is KVCache:
+                layer.trim(surplus[0])
+            else:
+                layer.cut(surplus)
+        return taken, scores
+
+
+def _samplers(seq: DecodingSequence, drafts: Sequence[int]) -> list[SequenceSampler]:
+    """How `seq` draws after its newest token, and after each of its drafts if all are right."""
+    seq.sampler.take_mask()
+    matcher = seq.sampler.matcher
+    masks = [None] * len(drafts) if matcher is None else matcher.ahead()
+    made = [seq.sampler]
+    for token_id, mask in zip(drafts, masks, strict=False):
+        made.append(made[-1].after(token_id, mask))
+    return made
+
+
+def _num_equal(drafts: Sequence[int], tokens: Sequence[int]) -> int:
+    """How many of `drafts` were drawn before the first that was not."""
+    for i, draft in enumerate(drafts):
+        if tokens[i] != draft:
+            return i
+    return len(drafts)

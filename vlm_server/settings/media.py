@@ -1,0 +1,86 @@
+"""Settings of how pictures and videos are read."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from vlm_server.settings.bounds import MIB
+
+
+class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    max_request_pixels: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Maximum pixels to decode for a request, over all its images; what is "
+            "cached does not count.",
+        ),
+    ] = 1_000_000_000
+    max_pixels: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Maximum pixels of an image as the model is shown it; larger ones are "
+            "scaled down. 0 is the checkpoint's own maximum, which holds in any case.",
+        ),
+    ] = 0
+    min_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=65536,
+            description="Minimum tokens of an image for models that scale them (the Qwen "
+            "families); smaller images are scaled up. 0 is the checkpoint's own; 1024 lets them "
+            "point at things in small screenshots.",
+        ),
+    ] = 0
+    decode_seconds: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Time limit for decoding the images of a request; if they have less than "
+            "100 megapixels, their share of it, but at least a twentieth.",
+        ),
+    ] = 120.0
+    decode_memory_bytes: Annotated[
+        int,
+        Meta(
+            ge=512 * MIB,
+            description="Address space limit of a process that decodes images (Linux only); one "
+            "of `limits.max_image_pixels` needs up to 24 bytes a pixel.",
+        ),
+    ] = 2048 * MIB
+
+
+class Video(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    fps: Annotated[float, Meta(gt=0, le=60, description="Frames sampled per second of video.")] = (
+        2.0
+    )
+    max_frames: Annotated[
+        int,
+        Meta(
+            ge=2,
+            le=1024,
+            description="Maximum frames per video; longer videos are sampled at a lower rate.",
+        ),
+    ] = 64
+    max_side_pixels: Annotated[
+        int, Meta(ge=64, description="Frames are scaled down to at most this on both sides.")
+    ] = 512
+    max_pixels: Annotated[int, Meta(ge=1, description="Maximum pixels of a frame as stored.")] = (
+        9_000_000
+    )
+    max_seconds: Annotated[float, Meta(gt=0, description="Maximum duration of a video.")] = 600.0
+    decode_timeout_seconds: Annotated[
+        float, Meta(gt=0, description="Time limit for decoding one video.")
+    ] = 30.0
+    decode_memory_bytes: Annotated[
+        int,
+        Meta(
+            ge=512 * MIB,
+            description="Address space limit of the process that decodes a video (Linux only).",
+        ),
+    ] = 2048 * MIB

@@ -1,0 +1,166 @@
+"""Refuses requests of a shape that crashed the engine again and again.
+
+A request can crash the engine by what it allocates: a GPU out of memory ends the process, and no
+code can catch that. If the client retries, it crashes the next engine too. So each crash is noted
+against the loads that the device had. Two notes within `engine.quarantine_seconds` make a load
+suspect, no more: somebody may have killed the process, or another request was to blame. The next
+request with a suspect load is tried alone; if that crashes the engine too, its load is refused.
+A success clears a load of all notes.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from vlm_server.errors import RequestTooCostly
+from vlm_server.supervisor.crashes.shape import Encoding, Load, Shape
+
+logger = logging.getLogger(__name__)
+
+_SUSPECT_CRASHES = 2
+_MAX_LOADS = 64
+_NOTHING = Shape()
+
+
+class Working(Protocol):
+    """What the device works on: `protocol.Working`."""
+
+    @property
+    def request_ids(self) -> Iterable[str]: ...
+
+    @property
+    def encoding(self) -> Container[str]: ...
+
+
+@dataclass(slots=True)
+class _Record:
+    """What is held against a load: times of crashes, and until when it is refused."""
+
+    crashes: list[float]
+    refused_until: float = -math.inf
+
+
+class Quarantine:
+    """Which loads crashed engines. `seconds` is how long that counts; 0 refuses nothing."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+        self.num_refused = 0
+        self._seconds = seconds
+        self._clock = clock
+        self._shapes: dict[str, Shape] = {}
+        """Of requests that have neither a token nor ended, by id."""
+        self._working: dict[str, tuple[Shape, Load | None]] = {}
+        """What the device has of whom; some may have been aborted since."""
+        self._done: dict[str, set[Load]] = {}
+        """What the device has had of requests without a token."""
+        self._alone: str | None = None
+        """The request that is tried alone."""
+        self._records: dict[Load, _Record] = {}
+
+    @property
+    def num_shapes(self) -> int:
+        """Number of loads that are refused now."""
+        return sum(self._seconds_left(load) > 0 for load in self._records)
+
+    @property
+    def num_tracked(self) -> int:
+        return len(self._shapes)
+
+    def check(self, shape: Shape) -> None:
+        """Raises RequestTooCostly for a shape with a load that is refused."""
+        for load in shape.loads:
+            if (seconds := self._seconds_left(load)) > 0:
+                self.num_refused += 1
+                raise RequestTooCostly(
+                    f"The engine crashed on requests of this size ({load}), the last time with "
+                    f"nothing else to do. Reduce it ({load.advice}), or try again in "
+                    f"{math.ceil(seconds)} seconds.",
+                    retry_after_seconds=seconds,
+                )
+
+    def is_suspect(self, shape: Shape) -> bool:
+        """Whether a request of this shape is to be tried alone."""
+        return any(len(self._crashes(load)) >= _SUSPECT_CRASHES for load in shape.loads)
+
+    def admit(self, request_id: str, shape: Shape, *, alone: bool) -> None:
+        """The engine gets a request; `alone`: until its first token, nothing else to do."""
+        if shape.loads:
+            self._shapes[request_id] = shape
+        if alone:
+            self._alone = request_id
+
+    def working(self, event: Working) -> None:
+        """The device works on this now, and on nothing else."""
+        known = {i: shape for i, (shape, _) in self._working.items()} | self._shapes
+        self._working = {}
+        for request_id in event.request_ids:
+            shape = known.get(request_id, _NOTHING)
+            load = shape.encoding if request_id in event.encoding else shape.prefilling
+            self._working[request_id] = shape, load
+            if load is not None and request_id in self._shapes:
+                self._done.setdefault(request_id, set()).add(load)
+
+    def succeeded(self, request_id: str) -> None:
+        """The request has a token: what the device did for it does not crash an engine."""
+        for load in self._done.get(request_id, ()):
+            if self._records.pop(load, None) is not None:
+                logger.info("a request with %s was answered: it is not suspect any more", load)
+        self.acquit(request_id)
+
+    def acquit(self, request_id: str) -> None:
+        """The request has a token or has failed: it can't be blamed for a crash any more."""
+        self.finish(request_id)
+        self._working.pop(request_id, None)
+
+    def finish(self, request_id: str) -> None:
+        """The request is over. If it was aborted, the device may still work on its images."""
+        self._shapes.pop(request_id, None)
+        self._done.pop(request_id, None)
+        if request_id == self._alone:
+            self._alone = None
+
+    def engine_ended(self, *, is_crash: bool, only_encoder: bool = False) -> None:
+        """Forget all requests; after a crash, note what was on the device, or in the encoder."""
+        blamed = {
+            load: request_id == self._alone
+            for request_id, (_, load) in self._working.items()
+            if load is not None and (isinstance(load, Encoding) or not only_encoder)
+        }
+        self._shapes.clear()
+        self._working.clear()
+        self._done.clear()
+        self._alone = None
+        for load, was_alone in blamed.items() if is_crash else ():
+            self._note(load, was_alone=was_alone)
+
+    def _note(self, load: Load, *, was_alone: bool) -> None:
+        logger.warning(
+            "the engine crashed while it was %s %s%s",
+            "encoding" if isinstance(load, Encoding) else "prefilling",
+            load,
+            ", with nothing beside it" if was_alone else "",
+        )
+        record = self._records.pop(load, _Record([]))
+        record.crashes = [*self._young(record), self._clock()][-_SUSPECT_CRASHES:]
+        if was_alone:
+            record.refused_until = self._clock() + self._seconds
+        self._records[load] = record
+        if len(self._records) > _MAX_LOADS:
+            del self._records[next(iter(self._records))]
+
+    def _crashes(self, load: Load) -> list[float]:
+        record = self._records.get(load)
+        return [] if record is None else self._young(record)
+
+    def _young(self, record: _Record) -> list[float]:
+        """Crashes that still count."""
+        return [when for when in record.crashes if when + self._seconds > self._clock()]
+
+    def _seconds_left(self, load: Load) -> float:
+        """How long `load` is refused from now on; 0 or less if it isn't."""
+        record = self._records.get(load)
+        return -math.inf if record is None else record.refused_until - self._clock()
