@@ -93,24 +93,25 @@ class HttpServer(uvicorn.Server):
         """Accept no more connections, and take what is sent on those that there are as their last
         request. Returns once the engine has all of these, as far as they come within seconds.
 
-        What connects from now on waits in the kernel, if somebody else keeps the sockets open.
+        What connects from now on waits in the kernel, if somebody else keeps the sockets open. The
+        servers are not closed here: asyncio drops what a closed server accepted a moment before.
         """
         if not self.started:
             return
+        loop = asyncio.get_running_loop()
         for listening in self.servers:
-            listening.close()
-        await asyncio.sleep(0)  # what was accepted last becomes a connection
-        clock = asyncio.get_running_loop().time
-        began = clock()
+            for each in listening.sockets:
+                loop.remove_reader(each)
+        clock, began = loop.time, loop.time()
         while clock() < began + INTAKE_SECONDS:
+            await asyncio.sleep(_LOOK_SECONDS)
             stages = self._take_one_more()
             num_answered = stages.count(Stage.ANSWER)
-            num_open = len(stages) - stages.count(Stage.CLOSING)
-            if clock() > began + LAST_CALL_SECONDS:
-                num_open = num_answered
-            if num_open <= num_in_engine():
+            may_ask = len(stages) > num_answered + stages.count(Stage.CLOSING)
+            if may_ask and clock() < began + LAST_CALL_SECONDS:
+                continue
+            if num_answered <= num_in_engine():
                 return
-            await asyncio.sleep(_LOOK_SECONDS)
 
     def _take_one_more(self) -> list[Stage]:
         """Let each connection have one more request. Returns what they do."""

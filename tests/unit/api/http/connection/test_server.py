@@ -104,6 +104,20 @@ async def test_who_is_connected_may_ask_once_more_and_is_told(listener: socket.s
         assert time.monotonic() - began < LAST_CALL_SECONDS, "nobody is left to wait for"
 
 
+async def test_who_is_accepted_at_the_last_moment_is_answered(listener: socket.socket) -> None:
+    async with running(listener) as run:
+        run.application.may_answer.set()
+        with socket.create_connection(listener.getsockname()) as client:
+            client.sendall(GET)
+            for _ in range(2):  # it is accepted in the second round, and made a connection later
+                await asyncio.sleep(0)
+            await run.server.last_call(lambda: 1)
+            run.server.should_exit = True
+            client.setblocking(False)
+            async with asyncio.timeout(5):
+                assert b"200 OK" in await asyncio.get_running_loop().sock_recv(client, 65536)
+
+
 async def test_who_says_nothing_is_not_waited_for(listener: socket.socket) -> None:
     async with running(listener) as run:
         _, writer = await run.connect()
