@@ -158,6 +158,8 @@ def main() -> int:
         "--gpus", action="store_true", help="give each daemon a CUDA device of its own"
     )
     arguments, options = parser.parse_known_args()
+    if arguments.number < 1:
+        parser.error("N must be at least 1")
     program = find_gateway()
     if program is None:
         raise SystemExit("the gateway is not installed: pip install 'vlm-server[scale]'")
