@@ -12,7 +12,10 @@ string. Where the rendered prompt shows that, the mark follows every character t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
+from os.path import commonprefix
 from typing import Any
 
 _MARKS = "\ue0ff\ue0fe\ue0fd"
@@ -30,12 +33,11 @@ class SpecialTokens:
         """`placeholders` are expanded by the processor, whether tokens are called so or not."""
         added = tokenizer.added_tokens_decoder.values()
         strings = {token.content for token in added if token.special} | set(placeholders)
-        longest_first = sorted(filter(None, strings), key=len, reverse=True)
-        alternatives = "|".join(map(re.escape, longest_first))
-        self._pattern = re.compile(f"(?=(?:{alternatives})).", re.DOTALL)
+        by_first = list(_by_first_character(filter(None, strings)))
+        starts = [f"{re.escape(first)}(?={_beginning_with(rests)})" for first, rests in by_first]
+        self._pattern = re.compile("|".join(starts))
         """The first character of each, wherever one begins."""
-        first = "".join(sorted({string[0] for string in longest_first}))
-        self._beginning = re.compile(f"[{re.escape(first)}]")
+        self._beginning = re.compile("|".join(re.escape(first) for first, _ in by_first))
         self._mark_ids = {mark: ids for mark in _MARKS if (ids := _ids_of_mark(tokenizer, mark))}
 
     def may_begin_in(self, text: str) -> bool:
@@ -71,6 +73,27 @@ class SpecialTokens:
             if cleaned[-len(pattern) :] == pattern:
                 del cleaned[-len(pattern) :]
         return cleaned
+
+
+def _beginning_with(strings: Collection[str]) -> str:
+    """A pattern for texts that begin with one of `strings`.
+
+    It tells each character apart once: of alternatives as they are, Python tries one after another,
+    and some vocabularies have a thousand.
+    """
+    shared = commonprefix(list(strings))
+    rests = {string.removeprefix(shared) for string in strings}
+    pattern = re.escape(shared)
+    if "" not in rests:
+        branches = [re.escape(a) + _beginning_with(rest) for a, rest in _by_first_character(rests)]
+        pattern += f"(?:{'|'.join(branches)})"
+    return pattern
+
+
+def _by_first_character(strings: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
+    """Each first character, with what follows it in `strings`, none of which is empty."""
+    for first, group in groupby(sorted(strings), key=itemgetter(0)):
+        yield first, [string[1:] for string in group]
 
 
 def _ids_of_mark(tokenizer: Any, mark: str) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 import tokenizers
@@ -68,6 +69,20 @@ def test_whatever_nests_stays_text(
             cleaned = special.remove_marks(ids, MARK)
             assert controls(tokenizer, cleaned) == [], text
             assert tokenizer.decode(cleaned) == text
+
+
+def test_a_thousand_names_take_no_time(tokenizer: PreTrainedTokenizerFast):
+    """As a Mistral has them: Python's `|` tries one after another."""
+    names = [f"<SPECIAL_{i}>" for i in range(1000)] + ["<s>", "</s>", "[INST]", "[IMG]", "[/INST]"]
+    special = SpecialTokens(tokenizer, names)
+    for text in ("<" * 1_000_000, "<SPECIAL_9" * 100_000, "What shape is this? [" * 50_000):
+        start = time.process_time()
+        assert special.count(text) == 0
+        assert special.disarm(text, MARK) == text
+        assert time.process_time() - start < 1.0
+    assert special.disarm("<SPECIAL_12><SPECIAL_1>[/INST]</s", MARK) == (
+        f"<{MARK}SPECIAL_12><{MARK}SPECIAL_1>[{MARK}/INST]</s"
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))
