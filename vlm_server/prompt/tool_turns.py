@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec.structs import replace
@@ -43,8 +45,7 @@ def name_results(messages: Sequence[Message], make_id: MakeId) -> tuple[Message,
     """
     given = {call.id for message in messages for call in message.tool_calls}
     given |= {message.tool_call_id for message in messages}
-    turns: list[list[tuple[ToolCall, str]]] = []
-    """The calls of each turn that wait for a result, as they came, with the ids they get."""
+    waiting = _WaitingCalls()
     num_calls, named = 0, []
     for message in messages:
         made = []
@@ -52,11 +53,12 @@ def name_results(messages: Sequence[Message], make_id: MakeId) -> tuple[Message,
             made.append((call, make_id(_with_id(call, num_calls, given), num_calls)))
             num_calls += 1
         if made:
-            turns.append(made)
+            waiting.add_turn(made)
             calls = tuple(replace(call, id=new_id) for call, new_id in made)
             message = replace(message, tool_calls=calls)
         if message.role == "tool":
-            message = _named(message, turns) or _answering_none(message, make_id, num_calls, given)
+            call, new_id = waiting.take(message) or _unknown(message, make_id, num_calls, given)
+            message = replace(message, tool_call_id=new_id, name=call.name)
         named.append(message)
     return tuple(named)
 
@@ -69,28 +71,58 @@ def _with_id(call: ToolCall, index: int, given: Container[str]) -> ToolCall:
     return replace(call, id=new_id)
 
 
-def _named(result: Message, turns: list[list[tuple[ToolCall, str]]]) -> Message | None:
-    """`result` of one of the calls of `turns`, which waits no longer."""
-    for waiting in reversed(turns):
-        for each in waiting:
-            call, new_id = each
-            if _answers(result, call):
-                waiting.remove(each)
-                return replace(result, tool_call_id=new_id, name=call.name)
-    return None
+class _WaitingCalls:
+    """Calls without a result, found in constant time by what a result says of its call."""
+
+    def __init__(self) -> None:
+        self._turns: dict[tuple[str, str], list[deque[_WaitingCall]]] = {}
+        """By id, by name, and all: those of each turn that has one, as they came."""
+
+    def add_turn(self, calls: Sequence[tuple[ToolCall, str]]) -> None:
+        """Add the calls of one message, each with the id that it gets."""
+        turns: dict[tuple[str, str], deque[_WaitingCall]] = {}
+        for call, new_id in calls:
+            waiting = _WaitingCall(call, new_id)
+            for key in {("id", call.id), ("name", call.name), _ANY}:
+                turns.setdefault(key, deque()).append(waiting)
+        for key, turn in turns.items():
+            self._turns.setdefault(key, []).append(turn)
+
+    def take(self, result: Message) -> tuple[ToolCall, str] | None:
+        """The call that `result` is of, which waits no longer; None if there is none."""
+        turns = self._turns.get(_key_of(result), [])
+        while turns:
+            while turns[-1]:
+                found = turns[-1].popleft()
+                if not found.is_taken:
+                    found.is_taken = True
+                    return found.call, found.new_id
+            turns.pop()
+        return None
 
 
-def _answering_none(
-    result: Message, make_id: MakeId, num_calls: int, given: Container[str]
-) -> Message:
-    call = _with_id(ToolCall(result.tool_call_id, result.name, "{}"), num_calls, given)
-    return replace(result, tool_call_id=make_id(call, num_calls))
+@dataclass(slots=True)
+class _WaitingCall:
+    call: ToolCall
+    new_id: str
+    is_taken: bool = False
 
 
-def _answers(result: Message, call: ToolCall) -> bool:
+_ANY = ("any", "")
+
+
+def _key_of(result: Message) -> tuple[str, str]:
     if result.tool_call_id:
-        return result.tool_call_id == call.id
-    return not result.name or result.name == call.name
+        return "id", result.tool_call_id
+    return ("name", result.name) if result.name else _ANY
+
+
+def _unknown(
+    result: Message, make_id: MakeId, num_calls: int, given: Container[str]
+) -> tuple[ToolCall, str]:
+    """The call that `result` says it is of, which the conversation does not have."""
+    call = _with_id(ToolCall(result.tool_call_id, result.name, "{}"), num_calls, given)
+    return call, make_id(call, num_calls)
 
 
 def move_media_to_user(messages: Sequence[Message]) -> Iterator[Message]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from vlm_server.prompt.tool_turns import MakeId, given_id, name_results, numbered_id, short_id
@@ -62,6 +64,15 @@ def test_ids_that_are_made_are_not_those_of_others(make_id: MakeId, given: str):
     assert len(set(ids)) == 3
     results = [message.tool_call_id for message in named if message.role == "tool"]
     assert results == [ids[2], ids[1], ids[0]]
+
+
+@pytest.mark.parametrize("call_id", ["", "nobody's"])
+def test_thousands_of_calls_and_results_take_no_time(call_id: str):
+    calls = called(*((f"id {i}", "f") for i in range(13_000)))
+    start = time.process_time()
+    named = name_results((ASK, calls, *[result(call_id)] * 2_000), given_id)
+    assert time.process_time() - start < 0.5
+    assert named[2].tool_call_id == (call_id or "id 0")
 
 
 def test_a_result_of_no_call_has_an_id_of_its_own():
