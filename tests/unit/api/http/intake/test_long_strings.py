@@ -87,7 +87,10 @@ def test_a_name_is_never_cut_out() -> None:
         json_body.parse_object(body)
 
 
-@pytest.mark.parametrize("unit", [b'\\"', b'"",', b'"\\\\",', b"\\" * 70 + b'"'])
+STRING_OF_QUOTES = b'"' + b'\\"' * 9_000 + b'",'
+
+
+@pytest.mark.parametrize("unit", [b'\\"', b'"",', b'"\\\\",', b"\\" * 70 + b'"', STRING_OF_QUOTES])
 def test_hostile_quotes_take_no_time(unit: bytes) -> None:
     body = b'{"a": ["' + unit * ((8 << 20) // len(unit))
     start = time.process_time()
