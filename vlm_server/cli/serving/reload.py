@@ -40,6 +40,8 @@ class Reloader:
         self._path = path
         self._seen = _version(path)
         self._is_checking = False
+        self._is_asked = False
+        """Whether SIGHUP has come since the settings were read."""
         self._tasks = set[asyncio.Task[None]]()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
@@ -54,7 +56,8 @@ class Reloader:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._on_signal)
 
     def _on_signal(self) -> None:
-        task = asyncio.create_task(self._check(is_wanted=True))
+        self._is_asked = True
+        task = asyncio.create_task(self._check())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -63,23 +66,34 @@ class Reloader:
         version = _version(self._path)
         if version in (None, self._seen) or time.time_ns() - version[0] < _QUIET_SECONDS * 1e9:
             return
-        await self._check(is_wanted=False)
+        await self._check()
 
-    async def _check(self, *, is_wanted: bool) -> None:
+    async def _check(self) -> None:
+        """Check the settings, and once more if SIGHUP comes meanwhile."""
         if self._is_checking:
             return
         self._is_checking = True
+        try:
+            is_restart = await self._is_restart_wanted()
+            while self._is_asked and not is_restart:
+                is_restart = await self._is_restart_wanted()
+        finally:
+            self._is_checking = False
+        if is_restart:
+            self._restart()
+
+    async def _is_restart_wanted(self) -> bool:
+        is_asked, self._is_asked = self._is_asked, False
         self._seen = _version(self._path)
         try:
             settings = await asyncio.to_thread(self._load)
         except (VlmServerError, OSError) as error:
             logger.error("the new settings are refused, the old ones stay in force: %s", error)
-            return
-        finally:
-            self._is_checking = False
-        if is_wanted or settings != self._settings:
-            logger.info("starting again%s", "" if is_wanted else ": the settings have changed")
-            self._restart()
+            return False
+        if not is_asked and settings == self._settings:
+            return False
+        logger.info("starting again%s", "" if is_asked else ": the settings have changed")
+        return True
 
 
 def start_again(listener: Listener) -> NoReturn:

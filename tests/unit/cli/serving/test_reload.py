@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,6 +110,27 @@ async def test_settings_that_can_not_be_read_change_nothing(
     watched.write("[server]\nport = 9002\n", seconds_ago=30)
     await watched.reloader.look()
     assert watched.restarts == 1
+
+
+async def test_a_signal_during_a_check_is_heard(watched: Watched) -> None:
+    began, may_end = threading.Event(), threading.Event()
+    reads: list[settings.Settings] = []
+
+    def slowly() -> settings.Settings:
+        reads.append(settings.load(watched.path))
+        began.set()
+        assert may_end.wait(10)
+        return reads[-1]
+
+    watched.reloader.check_with(settings.load(watched.path), slowly)
+    watched.write("# a comment\n[server]\nport = 9000\n", seconds_ago=30)
+    looking = asyncio.create_task(watched.reloader.look())
+    await asyncio.to_thread(began.wait, 10)
+    os.kill(os.getpid(), signal.SIGHUP)
+    await asyncio.sleep(0.05)
+    may_end.set()
+    await looking
+    assert (len(reads), watched.restarts) == (2, 1)
 
 
 def test_to_stop_outweighs_a_restart() -> None:
