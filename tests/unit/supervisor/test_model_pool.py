@@ -416,6 +416,20 @@ async def test_a_request_says_for_how_long_the_model_stays() -> None:
     await pool.stop()
 
 
+async def test_a_pinned_model_that_is_not_ready_is_not_called_loaded() -> None:
+    world = World(20 * GB, {"a": GB})
+    pool = pool_of(world, {"a": table(pinned=True)})
+    await pool.start()
+    await pool.wait_ready()
+    await pool.touch("a", "1")
+    world.engines[0].state = "restarting"
+    with pytest.raises(EngineUnavailable, match="restarting"):
+        await pool.touch("a", "2")
+    world.engines[0].state = "ready"
+    await pool.touch("a", "3")
+    await pool.stop()
+
+
 async def test_a_model_in_use_that_somebody_wants_unloaded_goes_when_it_is_done() -> None:
     world = World(20 * GB, {"a": GB, "b": GB})
     pool = pool_of(world)

@@ -197,7 +197,9 @@ class ModelPool:
         """See `ModelClient.touch`."""
         model = self._models[name]
         if keep_alive_seconds != 0:
-            async with self.lease(name, request_id, keep_alive_seconds):
+            async with self.lease(name, request_id, keep_alive_seconds) as engine:
+                if not engine.status.is_ready:
+                    raise EngineUnavailable(f"The engine is not ready: {engine.status.state}.")
                 return
         if model.engine is not None:
             model.wanted_seconds = 0.0
