@@ -263,6 +263,6 @@ def open_disk_cache(
         fingerprint = state_fingerprint(checkpoint(), device_name)
         store = DiskStore("disk", folder, fingerprint, settings.disk_bytes)
     except OSError as error:
-        logger.warning("nothing is stored on disk: %s can't be used: %s", folder, error.strerror)
+        logger.warning("nothing is stored on disk in %s: %s", folder, error.strerror)
         return NoDisk()
     return DiskCache(store, fingerprint, prefix_bytes, needs_snapshots=needs_snapshots)

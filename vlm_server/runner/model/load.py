@@ -104,6 +104,7 @@ def load(
     that can be served, or if its weights take more than `limit_bytes`.
     """
     folder = Path(settings.path)
+    checkpoint = Checkpoint(folder, str(settings.dtype), settings.chat_template)
     with open_lazily(settings, device, limit_bytes, ranks) as opened:
         config, family = opened.config, opened.family
         model, processor = opened.model, opened.processor
@@ -116,7 +117,7 @@ def load(
         processor=processor,
         family=family,
         host=host,
-        checkpoint=Checkpoint(folder, str(settings.dtype), settings.chat_template),
+        checkpoint=checkpoint,
         device=device,
         decode_positions=decode_positions(model.language_model, has_mrope=family.mrope is not None),
         attention=ModelAttention(model.language_model, attention_on(device, host.context_tokens)),

@@ -99,6 +99,17 @@ def test_a_replaced_file_is_seen(weights: Path, monkeypatch: pytest.MonkeyPatch)
     assert named(weights) != first
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "model-2.safetensors"])
+def test_what_was_changed_after_loading_is_not_named(weights: Path, name: str):
+    checkpoint = Checkpoint(weights.parent, "auto")
+    hashes = KeptHashes(weights.parents[1] / "cache" / "hashes.json")
+    assert checkpoint.fingerprint(hashes) == named(weights)
+    (weights.parent / "new").write_bytes(bytes(5 * MIB))
+    (weights.parent / "new").replace(weights.parent / name)
+    with pytest.raises(OSError, match="changed after its model was loaded"):
+        checkpoint.fingerprint(hashes)
+
+
 def test_a_copy_elsewhere_has_the_same_fingerprint(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -5,6 +5,7 @@ Weights are hashed once: what was found is kept, by what tells whether a file wa
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -12,7 +13,7 @@ import os
 import platform
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
@@ -32,17 +33,25 @@ _SETTLED_NS = 3_000_000_000
 _MAX_KEPT = 1000
 
 
-@dataclass(frozen=True, slots=True)
+Stat = tuple[int, ...]
+
+
+@dataclass(slots=True)
 class Checkpoint:
-    """The files of a loaded model. `dtype`: as the settings name it. `template`: the file of
-    `model.chat_template`, if any."""
+    """The files of a model; to be made before they are read. `dtype`: as the settings name it.
+    `template`: the file of `model.chat_template`, if any."""
 
     folder: Path
     dtype: str
     template: str = ""
+    _stats: list[Stat] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._stats = self._look()
 
     def digest(self) -> str:
-        """SHA-256 in hex that is another one once a file is changed; reads no weights."""
+        """SHA-256 in hex over the configuration, and of each file of weights its name, size, first
+        and last MiB."""
         digest = self._started()
         for path in _files(self.folder, _WEIGHTS):
             digest.update(f"{path.name} {path.stat().st_size} {_ends(path)}\0".encode())
@@ -52,20 +61,34 @@ class Checkpoint:
         """SHA-256 in hex over weights, configuration, processor and template, and the readers.
 
         The folder's name and location play no part. Reads weights that are not in `hashes`: a
-        second for some 1.5 GB.
+        second for some 1.5 GB. Raises OSError if a file was changed since this object was made:
+        nobody knows which weights were loaded then.
         """
         digest = self._started()
         _add_readers(digest)
         for path in _files(self.folder, _WEIGHTS):
             digest.update(f"{path.name} {hashes.sha256(path)}\0".encode())
+        if self._look() != self._stats:
+            raise OSError(errno.ESTALE, "the checkpoint was changed after its model was loaded")
         return digest.hexdigest()
 
     def _started(self) -> hashlib._Hash:
         digest = hashlib.sha256(self.dtype.encode())
-        small = _files(self.folder, _SMALL) + ([Path(self.template)] if self.template else [])
-        for path in small:
+        for path in self._small():
             digest.update(f"{path.name} {_sha256(path)}\0".encode())
         return digest
+
+    def _small(self) -> list[Path]:
+        template = [Path(self.template)] if self.template else []
+        return _files(self.folder, _SMALL) + template
+
+    def _look(self) -> list[Stat]:
+        """Nothing of what can't be looked at: that can't be loaded either, which says why."""
+        found = []
+        for path in self._small() + _files(self.folder, _WEIGHTS):
+            with suppress(OSError):
+                found.append(_stat(path))
+        return found
 
 
 class KeptHashes:
@@ -153,9 +176,12 @@ def _sha256(path: Path) -> str:
 
 
 def _identity(path: Path) -> str:
+    return hashlib.sha256(f"{_stat(path)} {_ends(path)}".encode()).hexdigest()
+
+
+def _stat(path: Path) -> Stat:
     stat = path.stat()
-    facts = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-    return hashlib.sha256(f"{facts} {_ends(path)}".encode()).hexdigest()
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 def _ends(path: Path) -> str:
