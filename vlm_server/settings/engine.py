@@ -37,7 +37,7 @@ class Scheduler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ge=0,
             le=15,
             description="Maximum draft tokens verified per sequence and step, where measured "
-            "times and hit rates promise a gain; 0 drafts none. Answers stay the same.",
+            "times and hit rates promise a gain; 0 drafts none. Answers stay the same, up to rounding.",
         ),
     ] = 15
     max_images_per_encode: Annotated[
@@ -60,8 +60,8 @@ class Scheduler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         int,
         Meta(
             ge=1,
-            description="Threads that prepare requests with images or videos; as many more prepare "
-            "text-only ones.",
+            description="Threads that prepare requests with images or videos (at least two); as "
+            "many more prepare those with a schema, and as many again other text.",
         ),
     ] = 2
 

@@ -108,7 +108,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_messages: Annotated[int, Meta(ge=1, description="Maximum messages in a request.")] = 2048
     max_parts: Annotated[
         int, Meta(ge=1, description="Maximum content parts in a request, over all its messages.")
-    ] = 512
+    ] = 8192
     max_images: Annotated[int, Meta(ge=0, description="Maximum images in a request.")] = 64
     max_image_bytes: Annotated[
         int, Meta(ge=1, description="Maximum size of an encoded image, after base64 decoding.")

@@ -314,3 +314,16 @@ async def test_other_methods_and_routes_have_errors_in_the_same_shape(
 ) -> None:
     assert (await client.get(ROUTE)).json()["error"]["type"] == "invalid_request_error"
     assert (await client.post(f"{ROUTE}/batches")).json()["error"]["type"] == "not_found_error"
+
+
+async def test_a_long_session_of_an_agent_is_not_too_many_parts(ask: Asker) -> None:
+    turns = [
+        turn
+        for i in range(1000)
+        for turn in (
+            assistant(text("I look."), call(f"call_{i}")),
+            user(result(text("done"), call_id=f"call_{i}")),
+        )
+    ]
+    submit = await ask.submit(user(text()), *turns, tools=[LOOK])
+    assert len(submit.messages) == 2001

@@ -285,10 +285,11 @@ async def test_counts_are_limited(connect: Connect) -> None:
     assert (await client.post(ROUTE, json=chat(user("é" * 5)))).status_code == 200
 
 
-async def test_a_thousand_parts_and_ten_megabytes_of_text_are_refused(
+async def test_too_many_parts_and_ten_megabytes_of_text_are_refused(
     client: httpx.AsyncClient,
 ) -> None:
-    assert "parts" in (await refusal(client, user(*[picture()] * 1000)))["message"]
+    assert "images" in (await refusal(client, user(*[picture()] * 1000)))["message"]
+    assert "parts" in (await refusal(client, user(*[text()] * 10_000)))["message"]
     assert "text" in (await refusal(client, user("x" * 10_000_000)))["message"]
 
 
