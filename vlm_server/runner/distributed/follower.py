@@ -26,9 +26,8 @@ from vlm_server.runner.distributed.messages import (
 )
 from vlm_server.runner.distributed.plans import plan_of
 from vlm_server.runner.distributed.prefixes import FollowingPrefixes
-from vlm_server.runner.distributed.ranks import Ranks
+from vlm_server.runner.distributed.ranks import Ranks, fingerprint_of
 from vlm_server.runner.model.checkpoint.fingerprint import program_digest
-from vlm_server.runner.model.checkpoint.outline import outline_of
 from vlm_server.runner.model.load import load
 from vlm_server.runner.model_runner import ModelRunner
 
@@ -50,7 +49,7 @@ def follow(rank: Rank, device: Device) -> NoReturn:
     model = leader.expect(Load).model
     try:
         loaded = load(model, device, memory.limit_bytes, ranks)
-        leader.send(Loaded(outline_of(model.path)))
+        leader.send(Loaded(fingerprint_of(loaded.checkpoint)))
     except ModelLoadError as error:
         leader.send(NotLoaded(str(error)))
         raise

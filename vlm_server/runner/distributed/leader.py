@@ -30,9 +30,8 @@ from vlm_server.runner.distributed.messages import (
 )
 from vlm_server.runner.distributed.plans import message_of
 from vlm_server.runner.distributed.prefixes import Book, LeadingPrefixes
-from vlm_server.runner.distributed.ranks import Ranks
+from vlm_server.runner.distributed.ranks import Ranks, fingerprint_of
 from vlm_server.runner.model.checkpoint.fingerprint import program_digest
-from vlm_server.runner.model.checkpoint.outline import outline_of
 from vlm_server.runner.model.load import LoadedModel, load
 from vlm_server.runner.model_runner import ModelRunner
 from vlm_server.settings import Memory, Model
@@ -87,11 +86,11 @@ class Leading:
         """This rank's part; meanwhile the others load theirs. Raises ModelLoadError for any."""
         self._followers.send(Load(settings))
         loaded = load(settings, device, limit_bytes, self._ranks)
-        outline = outline_of(settings.path)
+        fingerprint = fingerprint_of(loaded.checkpoint)
         for number, answer in enumerate(self._followers.answers(), start=1):
             if isinstance(answer, NotLoaded):
                 raise ModelLoadError(f"rank {number}: {answer.reason}")
-            if not isinstance(answer, Loaded) or answer.outline != outline:
+            if not isinstance(answer, Loaded) or answer.fingerprint != fingerprint:
                 raise ModelLoadError(f"rank {number} has another checkpoint in {settings.path}")
         return loaded
 

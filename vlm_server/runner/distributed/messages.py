@@ -39,9 +39,9 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
-    """It is loaded, from files of this `outline`."""
+    """It is loaded, from the checkpoint with this `fingerprint`."""
 
-    outline: str
+    fingerprint: str
 
 
 class NotLoaded(msgspec.Struct, frozen=True, tag="not_loaded"):

@@ -11,9 +11,11 @@ from typing import Any
 
 import mlx.core as mx
 
+from vlm_server.cache.disk.files import default_folder
 from vlm_server.errors import ModelLoadError
 from vlm_server.protocol.ranks import Rank
 from vlm_server.runner.distributed.sharding import shard
+from vlm_server.runner.model.checkpoint.fingerprint import Checkpoint, KeptHashes
 
 _JOIN_SECONDS = 60.0
 """MLX waits without end, and lets no other thread of Python run: one of the processes may have died
@@ -58,3 +60,14 @@ class Ranks:
         """
         mine = tokens if self.leads else mx.zeros_like(tokens) * tokens
         return mx.distributed.all_sum(mine, group=self._group)
+
+
+def fingerprint_of(checkpoint: Checkpoint) -> str:
+    """That of a model that was loaded, by which ranks know that they have the same weights.
+
+    Raises ModelLoadError if files were changed meanwhile, or can't be read again.
+    """
+    try:
+        return checkpoint.fingerprint(KeptHashes(default_folder() / "hashes.json"))
+    except OSError as error:
+        raise ModelLoadError(f"{checkpoint.folder}: {error.strerror}") from error

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
+from contextlib import nullcontext
 from multiprocessing import Pipe
+from pathlib import Path
 from queue import SimpleQueue
 
+import mlx.core as mx
 import pytest
 
 from tests.ports import free_ports
+from tests.tiny_models import build
 from vlm_server import settings
 from vlm_server.errors import ModelLoadError
 from vlm_server.protocol.ranks import Rank
@@ -16,10 +21,11 @@ from vlm_server.runner.device.device import current_device
 from vlm_server.runner.distributed import messages
 from vlm_server.runner.distributed.connection import Followers, Leader
 from vlm_server.runner.distributed.leader import Leading, LeadingMemory
-from vlm_server.runner.distributed.messages import Clear, Hello
+from vlm_server.runner.distributed.messages import Clear, Hello, Loaded
 from vlm_server.runner.distributed.prefixes import Book, NumberedSegment
+from vlm_server.runner.distributed.ranks import Ranks, fingerprint_of
 from vlm_server.runner.kv.segments import KVSegment
-from vlm_server.runner.model.checkpoint.fingerprint import program_digest
+from vlm_server.runner.model.checkpoint.fingerprint import Checkpoint, program_digest
 
 KIND = current_device().kind.value
 
@@ -43,6 +49,23 @@ def test_a_rank_that_computes_otherwise_is_refused(kind: str, program: str, reas
     with pytest.raises(ModelLoadError, match=reason):
         Leading.meet(rank, current_device())
     assert ends.get(timeout=10) == 0
+
+
+def test_a_rank_with_other_weights_is_refused(tmp_path: Path):
+    """Of the same names, shapes and sizes: nothing but their content tells."""
+    model = build("qwen3_vl", tmp_path / "model")
+    other = shutil.copytree(model, tmp_path / "other")
+    with (other / "model.safetensors").open("r+b") as file:
+        file.seek((other / "model.safetensors").stat().st_size // 2)
+        file.write(b"\x01\x02")
+    for folder, is_same in ((model, True), (other, False)):
+        ours, theirs = Pipe()
+        told = fingerprint_of(Checkpoint(folder, "auto"))
+        theirs.send_bytes(messages.encode(Loaded(told)))
+        leading = Leading(Ranks(mx.distributed.init()), Followers([ours], []))
+        refused = pytest.raises(ModelLoadError, match="rank 1 has another checkpoint")
+        with nullcontext() if is_same else refused:
+            leading.load(settings.Model(path=str(model)), current_device(), 1 << 30)
 
 
 def test_what_is_cleared_is_free_on_all_ranks():
