@@ -12,7 +12,7 @@
         │   ├── InvalidVideo      400  invalid_video
         │   ├── ContextLengthExceeded  400  context_length_exceeded
         │   ├── PreviousResponseNotFound  400  previous_response_not_found
-    │   ├── ThreadUnsupported     400  thread_unsupported_request
+        │   ├── ThreadUnsupported     400  thread_unsupported_request
         │   └── HeadersTooLarge   431  headers_too_large
         ├── Unauthorized          401  invalid_api_key
         ├── Forbidden             403  forbidden

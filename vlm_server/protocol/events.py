@@ -38,7 +38,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     """What a client may want to know of the model that was loaded.
 
     `size_bytes` is that of its weights on the device, `modified_at` the newest change of its files
-    in seconds since 1970, `digest` a SHA-256 in hex that is another one once a file is changed.
+    in seconds since 1970, `digest` a SHA-256 in hex: see `Checkpoint.digest`.
     `quantization` names the weights' type, such as `4bit` or `bfloat16`. `capabilities` are of
     "completion", "vision", "video", "tools", "thinking" and "structured_output". A picture is seen
     with `min_image_pixels` to `max_image_pixels`, its sides multiples of `image_side_multiple`; 0

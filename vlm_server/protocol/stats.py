@@ -1,4 +1,4 @@
-"""What an engine tells of itself every second."""
+"""What an engine reports of itself, about once a second while that changes."""
 
 from __future__ import annotations
 

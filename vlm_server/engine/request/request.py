@@ -1,6 +1,6 @@
 """One request's life inside the engine: its state, its progress and what it holds.
 
-`Scheduler` alone changes it.
+Only `Scheduler` and its `Planner` change it.
 """
 
 from __future__ import annotations

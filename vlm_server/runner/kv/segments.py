@@ -4,7 +4,7 @@ A layer that only appends (`KVCache`) can be cut after any token: its keys and v
 segments. Other layers, with a window or a recurrent state, are stored as a snapshot after one
 token. Both are copied when they are used. They are copied when they are stored, too, unless no
 sequence runs on the buffers any more: nothing stored is shared with a running sequence, and it
-takes no more memory than its `size_bytes`.
+takes no more memory than its `size_bytes`, but for what `_copy` says.
 """
 
 from __future__ import annotations
@@ -238,5 +238,6 @@ def _copied(arrays: list[mx.array]) -> tuple[mx.array, ...]:
 
 
 def _copy(array: mx.array) -> mx.array:
-    """A copy that shares no memory, whatever the layout."""
+    """A copy in a buffer of its own; one that is all of its buffer, but for some 16 KiB that MLX
+    puts up with, may stay there. It is copied then before anybody writes into that buffer."""
     return mx.contiguous(array)

@@ -87,7 +87,7 @@ class EncodeBatcher:
     def _next(self, request: Request, first: EncodeWork) -> list[EncodeWork]:
         """The first picture of the request that comes after `request`, if it can go with `first`.
 
-        None if a third one is begun: no more than two ever are.
+        Nothing if another request is begun already: at most two ever are.
         """
         others = [r for r in self._requests.in_state(State.ENCODING) if r is not request]
         if any(r.is_begun for r in (*others, *self._requests.in_state(State.PREFILL))):
