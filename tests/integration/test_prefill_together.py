@@ -19,7 +19,7 @@ from vlm_server.protocol import Failed, Finished, SamplingParams, Submit
 from vlm_server.runner import model_runner
 from vlm_server.runner.kv.segments import needs_snapshots
 from vlm_server.runner.model.load import LoadedModel
-from vlm_server.runner.sampling.logprobs import Scores
+from vlm_server.runner.sampling.logprobs import LazyLogprobs
 from vlm_server.runner.text import cuda_attention
 from vlm_server.runner.text.decode_batches import DecodeBatches
 from vlm_server.runner.text.prefill_together import can_prefill_together
@@ -260,14 +260,14 @@ def test_scores_that_can_not_be_read_leave_no_sequence_behind(
     asks = [ask(f"q{number}", text, sampling=KINDS[1]) for number, text in enumerate(TEXTS[3:7])]
     for each in asks:
         alone.answer(each)
-    read, failures = Scores.read, iter([True])
+    read, failures = LazyLogprobs.read, iter([True])
 
-    def failing_once(self: Scores) -> Any:
+    def failing_once(self: LazyLogprobs) -> Any:
         if len(self.seq_ids) > 1 and next(failures, False):
             raise RuntimeError("no memory for them")
         return read(self)
 
-    monkeypatch.setattr(Scores, "read", failing_once)
+    monkeypatch.setattr(LazyLogprobs, "read", failing_once)
     for each in asks:
         engine.add(each)
     most_tracked = 0

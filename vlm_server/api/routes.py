@@ -185,13 +185,13 @@ def _operations(
     queue_slots = generation.queue_slots
     models = Models(generation.models, settings)
     lm_studio = LmStudioModels(generation.models, settings.server)
-    health = Health(generation.models, queue_slots, generation.in_flight, generation.figures)
+    health = Health(generation.models, queue_slots, generation.in_flight, generation.metrics)
     metrics = Metrics(
         settings.metrics.prefix,
         generation.models,
         queue_slots,
         answered,
-        generation.figures,
+        generation.metrics,
         stored,
     )
     return [

@@ -20,13 +20,24 @@ FINAL = (WRONG_SETTINGS, MODEL_UNUSABLE)
 
 MEANINGS = {
     DONE: "Done; for serve, stopped as it was told to.",
-    FAILURE: "It failed: an answer, a file, the network; or what was asked about is not so.",
+    FAILURE: "Failed: for example an answer, a file or the network; or a check found a problem.",
     WRONG_SETTINGS: "Wrong arguments or settings.",
-    MODEL_UNUSABLE: "The model can't be had, can't be loaded, or does not fit.",
-    DEFECT: "A defect of the program. Please report it, with what --debug prints.",
+    MODEL_UNUSABLE: "The model can't be found, loaded, or fitted into memory.",
+    DEFECT: "A bug. Please report it, with the output of --debug.",
     NOT_AVAILABLE: "What the settings name is not there at present: a port in use, a disk that is "
     "not mounted, a hub that can't be reached. Try again later.",
     INTERRUPTED: "Interrupted with Ctrl-C (the program ends by SIGINT).",
-    CLOSED_PIPE: "Whoever read the output has closed it, as head does.",
+    CLOSED_PIPE: "The reader of the output closed the pipe, as head does.",
 }
 """What `--help`, the manual page and docs/cli.md say of each."""
+
+SERVICE_READY, SERVICE_NOT_READY, SERVICE_NOT_RUNNING, SERVICE_NOT_INSTALLED = 0, 1, 3, 4
+SERVICE_MEANINGS = {
+    SERVICE_READY: "The service is ready.",
+    SERVICE_NOT_READY: "It runs, but is not ready.",
+    WRONG_SETTINGS: MEANINGS[WRONG_SETTINGS],
+    SERVICE_NOT_RUNNING: "It does not run.",
+    SERVICE_NOT_INSTALLED: "It is not installed.",
+    DEFECT: MEANINGS[DEFECT],
+}
+"""Those of `vlm-server service status`, which are those of `systemctl status`, and 1."""

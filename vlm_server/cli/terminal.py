@@ -8,8 +8,10 @@ import json
 import logging
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TextIO
 
 import msgspec
@@ -83,7 +85,7 @@ def first_words(url: str, model_name: str, stream: TextIO) -> str:
 
 def invitation(url: str, seconds: float, settings: Settings, stream: TextIO) -> str:
     """What a person at a terminal is told when the model is ready."""
-    words = ["vlm-server", "ask"]
+    words = [_program(), "ask"]
     if url != _DEFAULT_URL:
         words += ["--url", url]
     if settings.server.needs_key:
@@ -94,6 +96,11 @@ def invitation(url: str, seconds: float, settings: Settings, stream: TextIO) -> 
         f"Ready after {seconds:.1f} s. Open the page, or ask from another terminal:\n\n"
         f"  {bold(command)}\n\nCtrl-C stops the daemon."
     )
+
+
+def _program() -> str:
+    """What a shell finds the program by."""
+    return "vlm-server" if shutil.which("vlm-server") else str(Path(sys.prefix, "bin/vlm-server"))
 
 
 def _style(stream: TextIO, code: str) -> Callable[[str], str]:

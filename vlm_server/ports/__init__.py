@@ -28,7 +28,7 @@ from vlm_server.ports.plan import (
     SeqId,
 )
 from vlm_server.ports.prompts import AnswerFormat, MediaInputs, Prepared, PreparedPrompt
-from vlm_server.ports.result import DraftCounts, StepResult, TokenScore
+from vlm_server.ports.result import DraftCounts, StepResult, TokenLogprobs
 
 __all__ = [
     "AnswerFormat",
@@ -57,5 +57,5 @@ __all__ = [
     "SeqId",
     "Step",
     "StepResult",
-    "TokenScore",
+    "TokenLogprobs",
 ]

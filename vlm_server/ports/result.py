@@ -11,7 +11,7 @@ from vlm_server.ports.plan import SeqId
 
 
 @dataclass(frozen=True, slots=True)
-class TokenScore:
+class TokenLogprobs:
     """How likely a token was, and the likeliest ones, (token id, log probability) each.
 
     Probabilities are the model's own, before temperature, penalties and bias.
@@ -42,7 +42,7 @@ class StepResult:
 
     tokens: Mapping[SeqId, Sequence[int]] = field(default_factory=dict)
     failures: Mapping[str, RequestError] = field(default_factory=dict)
-    logprobs: Mapping[SeqId, Sequence[TokenScore]] = field(default_factory=dict)
+    logprobs: Mapping[SeqId, Sequence[TokenLogprobs]] = field(default_factory=dict)
     drafts: Mapping[SeqId, DraftCounts] = field(default_factory=dict)
     prefill_seconds: float = 0.0
     error: str | None = None

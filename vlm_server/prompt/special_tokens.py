@@ -15,7 +15,6 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
-from os.path import commonprefix
 from typing import Any
 
 _MARKS = "\ue0ff\ue0fe\ue0fd"
@@ -81,12 +80,14 @@ def _beginning_with(strings: Collection[str]) -> str:
     It tells each character apart once: of alternatives as they are, Python tries one after another,
     and some vocabularies have a thousand.
     """
-    shared = commonprefix(list(strings))
-    rests = {string.removeprefix(shared) for string in strings}
-    pattern = re.escape(shared)
-    if "" not in rests:
-        branches = [re.escape(a) + _beginning_with(rest) for a, rest in _by_first_character(rests)]
-        pattern += f"(?:{'|'.join(branches)})"
+    pattern = ""
+    while "" not in strings:
+        groups = list(_by_first_character(strings))
+        if len(groups) > 1:
+            branches = [re.escape(first) + _beginning_with(rests) for first, rests in groups]
+            return f"{pattern}(?:{'|'.join(branches)})"
+        [(first, strings)] = groups
+        pattern += re.escape(first)
     return pattern
 
 

@@ -155,7 +155,7 @@ class ModelRunner:
         return StepResult(
             sampled.tokens,
             failures.requests,
-            sampled.scores,
+            sampled.logprobs,
             sampled.drafts,
             prefill_seconds=seconds,
             error=failures.error,

@@ -15,9 +15,9 @@ class Scheduler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         int,
         Meta(
             ge=0,
-            description="Maximum sequences decoded together; 0 is automatic: 16 to 256, as many of "
-            "4,096 tokens as half of the device memory left after the weights holds. Memory limits "
-            "them in any case.",
+            description="Maximum sequences decoded together. 0 is automatic: as many sequences of "
+            "4,096 tokens as fit into half of the memory that the weights leave, from 16 to 256. "
+            "Admission by memory applies in any case.",
         ),
     ] = 0
     prefill_chunk_tokens: Annotated[
@@ -37,7 +37,8 @@ class Scheduler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ge=0,
             le=15,
             description="Maximum draft tokens verified per sequence and step, where measured "
-            "times and hit rates promise a gain; 0 drafts none. Answers stay the same, up to rounding.",
+            "times and hit rates promise a gain; 0 drafts none. Answers stay the same, up to "
+            "rounding.",
         ),
     ] = 15
     max_images_per_encode: Annotated[

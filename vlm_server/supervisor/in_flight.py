@@ -16,7 +16,7 @@ from vlm_server.supervisor.crashes.trials import Trials
 logger = logging.getLogger(__name__)
 
 
-class InFlight:
+class EngineStreams:
     """Hands each stream the events of its request; has `Quarantine` and `Trials` learn from all.
 
     Its length is the number of streams. Knows nothing of the process. Use from one event loop.

@@ -48,7 +48,7 @@ from vlm_server.supervisor.crashes.quarantine import Quarantine
 from vlm_server.supervisor.environment import for_models
 from vlm_server.supervisor.failed_starts import FailedStarts
 from vlm_server.supervisor.history import MAX_ENDS, EngineEnd, MemoryHistory, reason_of_end
-from vlm_server.supervisor.in_flight import InFlight
+from vlm_server.supervisor.in_flight import EngineStreams
 from vlm_server.supervisor.private_folder import PrivateFolder
 from vlm_server.supervisor.process import EngineProcess
 from vlm_server.supervisor.ranks.processes import RankProcesses
@@ -90,7 +90,7 @@ class Supervisor:
         self._task: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self._quarantine = Quarantine(settings.engine.quarantine_seconds, time.monotonic)
-        self._in_flight = InFlight(self._quarantine)
+        self._in_flight = EngineStreams(self._quarantine)
         self._memory = MemoryHistory()
         self._tick_seconds = min(1.0, settings.engine.silence_timeout_seconds / 4)
         self._watchdog = Watchdog(self._tick_seconds, time.monotonic)

@@ -14,13 +14,13 @@ from vlm_server.cli.service import files
 from vlm_server.cli.usage.parsing import every, has_commands
 
 DOCS = Path(__file__).parents[3] / "docs"
-CODES = {
-    value for name, value in vars(exit_codes).items() if name.isupper() and isinstance(value, int)
-}
+NAMED = {name: value for name, value in vars(exit_codes).items() if isinstance(value, int)}
+CODES = {value for name, value in NAMED.items() if not name.startswith("SERVICE_")}
 
 
 def test_every_code_has_a_meaning() -> None:
     assert set(exit_codes.MEANINGS) == CODES
+    assert set(NAMED.values()) - CODES <= set(exit_codes.SERVICE_MEANINGS)
 
 
 def test_the_table_of_the_docs_is_true() -> None:
@@ -39,7 +39,8 @@ def test_help_of_every_command_tells_them() -> None:
     for parser in every(main.build_parser()):
         if not has_commands(parser):
             shown = parser.format_help()
-            for code in CODES:
+            is_status = parser.prog == "vlm-server service status"
+            for code in exit_codes.SERVICE_MEANINGS if is_status else CODES:
                 assert re.search(rf"^ +{code}\b", shown, re.MULTILINE), (parser.prog, code)
 
 

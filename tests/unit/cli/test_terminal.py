@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import shlex
+import sys
 from typing import Any
 
 import pytest
@@ -59,6 +60,9 @@ def test_a_person_gets_a_line_that_can_be_pasted(
     assert "vlm-server ask --url http://127.0.0.1:9/v1 picture.png" in shown
     assert ("\x1b[1m" in shown) is colours
     assert "--url" not in terminal.invitation(URL, 2.0, settings.Settings(), screen)
+    monkeypatch.setenv("PATH", "/nowhere")  # in a clone
+    program = f"{sys.prefix}/bin/vlm-server ask picture.png"
+    assert program in terminal.invitation(URL, 2.0, settings.Settings(), screen)
     first = terminal.first_words(URL, "demo", screen)
     assert "demo" in first
     assert ("\x1b[1m" in first) is colours

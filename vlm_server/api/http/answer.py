@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 import msgspec
 
-from vlm_server.api.http.figures.recorder import AnswerRecorder
+from vlm_server.api.http.metrics.recorder import AnswerRecorder
 from vlm_server.api.http.telemetry import access_log
 from vlm_server.api.http.telemetry.access_log import Entry
 from vlm_server.errors import EngineUnavailable, InternalError, RequestError

@@ -17,19 +17,19 @@ from vlm_server.api.http.access import cache_salt, client_id, keys
 from vlm_server.api.http.answer import Answer, answer, as_request_error, whole
 from vlm_server.api.http.dialect import Dialect, Renderer
 from vlm_server.api.http.disconnect import until_disconnect
-from vlm_server.api.http.figures.figures import ModelFigures, no_figures
-from vlm_server.api.http.figures.recorder import AnswerRecorder
-from vlm_server.api.http.figures.server_timing import server_timing
 from vlm_server.api.http.intake.calls import Answering, Call, Context
 from vlm_server.api.http.intake.history import History, HistoryNeeded
 from vlm_server.api.http.intake.intake import Intake
+from vlm_server.api.http.metrics.model_metrics import ModelMetrics, no_metrics
+from vlm_server.api.http.metrics.recorder import AnswerRecorder
+from vlm_server.api.http.metrics.server_timing import server_timing
 from vlm_server.api.http.queue.arriving import ArrivingBodies
 from vlm_server.api.http.queue.deadlines import RequestClock
 from vlm_server.api.http.queue.queue_slots import QueueSlot, QueueSlots
 from vlm_server.api.http.sse import EventStream
 from vlm_server.api.http.telemetry import access_log
 from vlm_server.api.http.telemetry.access_log import Entry
-from vlm_server.api.http.telemetry.in_flight import InFlight
+from vlm_server.api.http.telemetry.in_flight import RequestsInFlight
 from vlm_server.api.http.urls.media_urls import MediaUrls
 from vlm_server.errors import PayloadTooLarge
 from vlm_server.media.external import BytesNeeded
@@ -52,9 +52,9 @@ class Generation:
         self.deadlines = settings.deadlines
         self.keepalive_seconds = settings.server.stream_keepalive_seconds
         self.arriving = ArrivingBodies(settings.limits.max_arriving_bytes)
-        self.figures = no_figures()
+        self.metrics = no_metrics()
         self.media_urls = MediaUrls(settings.urls, settings.limits)
-        self.in_flight = InFlight()
+        self.in_flight = RequestsInFlight()
 
 
 class Endpoint:
@@ -117,9 +117,9 @@ class Endpoint:
         shared.in_flight.note_read(context.request_id)
         render = dialect.renderer(context.request_id, model, wanted.options)
         is_answer = wanted.generates and not request.submit.count_only
-        figures = shared.figures[model] if is_answer else ModelFigures()  # else: nobody's
+        metrics = shared.metrics[model] if is_answer else ModelMetrics()  # else: nobody's
         recorder = entry.answer = AnswerRecorder(
-            figures, model, context.request_id, entry.received_at, is_stream=stream_wanted
+            metrics, model, context.request_id, entry.received_at, is_stream=stream_wanted
         )
         events = clock.watch(self._events(request, wanted, clock), partial(_begin, slot, recorder))
         del request, wanted  # frees the images while the engine answers

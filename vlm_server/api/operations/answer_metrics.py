@@ -1,51 +1,51 @@
-"""Metrics of answers, under the names that vLLM has where it has the same; see `figures`."""
+"""Metrics of answers, under the names that vLLM has where it has the same; see `ModelMetrics`."""
 
 from __future__ import annotations
 
-from vlm_server.api.http.figures.figures import ModelFigures
+from vlm_server.api.http.metrics.model_metrics import ModelMetrics
 from vlm_server.api.operations.families import Families
 
 
-def add_answers(families: Families, model_name: str, figures: ModelFigures) -> None:
+def add_answers(families: Families, model_name: str, metrics: ModelMetrics) -> None:
     """What was measured in the front, of the answers of one model."""
-    _add_counts(families, model_name, figures)
+    _add_counts(families, model_name, metrics)
     for name, help_text, histogram in (
         (
             "time_to_first_token_seconds",
             "From the request's headers to the first text of its answer.",
-            figures.time_to_first_token,
+            metrics.time_to_first_token,
         ),
         (
             "inter_token_latency_seconds",
             "Between two deltas of a choice.",
-            figures.inter_token_latency,
+            metrics.inter_token_latency,
         ),
         (
             "stream_longest_silence_seconds",
             "The longest time between two deltas of a stream.",
-            figures.longest_silence,
+            metrics.longest_silence,
         ),
         (
             "e2e_request_latency_seconds",
             "From the request's headers to the last byte of its answer.",
-            figures.latency,
+            metrics.latency,
         ),
         (
             "request_inference_time_seconds",
             "From when the device begins with a request to the last token.",
-            figures.inference,
+            metrics.inference,
         ),
-        ("request_prompt_tokens", "Tokens of a prompt.", figures.prompt_tokens),
-        ("request_generation_tokens", "Tokens of an answer.", figures.generation_tokens),
+        ("request_prompt_tokens", "Tokens of a prompt.", metrics.prompt_tokens),
+        ("request_generation_tokens", "Tokens of an answer.", metrics.generation_tokens),
         (
             "request_image_tokens",
             "Tokens of a prompt's pictures, of prompts that have some.",
-            figures.image_tokens,
+            metrics.image_tokens,
         ),
     ):
         families.histogram(name, help_text, histogram, model_name=model_name)
     for phase, help_text in _PHASES.items():
-        histogram = figures.phases[phase]
+        histogram = metrics.phases[phase]
         families.histogram(
             f"request_{phase}_time_seconds", help_text, histogram, model_name=model_name
         )
@@ -60,20 +60,20 @@ _PHASES = {
 }
 
 
-def _add_counts(families: Families, model_name: str, figures: ModelFigures) -> None:
+def _add_counts(families: Families, model_name: str, metrics: ModelMetrics) -> None:
     families.gauge(
         "num_requests_running",
         "Requests that the device has begun with.",
-        figures.num_running,
+        metrics.num_running,
         model_name=model_name,
     )
     families.gauge(
         "num_requests_waiting",
         "Requests that it has not begun with.",
-        figures.num_waiting,
+        metrics.num_waiting,
         model_name=model_name,
     )
-    for reason, count in figures.ended.items():
+    for reason, count in metrics.ended.items():
         families.counter(
             "request_success",
             "Requests that ended, by why.",

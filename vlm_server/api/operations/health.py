@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from vlm_server.api.http import served_models
-from vlm_server.api.http.figures.figures import Figures, ModelFigures
-from vlm_server.api.http.figures.histogram import Histogram
+from vlm_server.api.http.metrics.histogram import Histogram
+from vlm_server.api.http.metrics.model_metrics import MetricsByModel, ModelMetrics
 from vlm_server.api.http.queue.queue_slots import QueueSlots
-from vlm_server.api.http.telemetry.in_flight import InFlight
+from vlm_server.api.http.telemetry.in_flight import RequestsInFlight
 from vlm_server.errors import ModelNotFound, NotFound
 from vlm_server.supervisor.client import EngineStatus, ModelClient
 
@@ -26,13 +26,13 @@ class Health:
         self,
         models: ModelClient,
         queue_slots: QueueSlots,
-        in_flight: InFlight,
-        figures: Figures,
+        in_flight: RequestsInFlight,
+        metrics: MetricsByModel,
     ) -> None:
         self._models = models
         self._queue_slots = queue_slots
         self._in_flight = in_flight
-        self._figures = figures
+        self._metrics = metrics
 
     async def live(self, _: Request) -> Response:
         return JSONResponse({"status": "live"})
@@ -57,8 +57,8 @@ class Health:
 
         The Shepherd Model Gateway leaves out who has too many that wait (docs/scale.md).
         """
-        num_running = sum(each.num_running for each in self._figures.values())
-        num_waiting = sum(each.num_waiting for each in self._figures.values())
+        num_running = sum(each.num_running for each in self._metrics.values())
+        num_waiting = sum(each.num_waiting for each in self._metrics.values())
         load = {
             "dp_rank": 0,
             "num_running_reqs": num_running,
@@ -90,7 +90,7 @@ class Health:
                     "waiting_bytes_limit": self._queue_slots.waiting_bytes_limit,
                     "list": self._in_flight.to_json(progress),
                 },
-                "latencies": _latencies(self._figures[status.model_name]),
+                "latencies": _latencies(self._metrics[status.model_name]),
                 "engine": {
                     "state": status.state,
                     "pid": status.pid,
@@ -130,10 +130,10 @@ def _model(status: EngineStatus, *, is_pinned: bool) -> dict[str, Any]:
     }
 
 
-def _latencies(figures: ModelFigures) -> dict[str, Any]:
+def _latencies(metrics: ModelMetrics) -> dict[str, Any]:
     return {
-        "time_to_first_token_seconds": _histogram(figures.time_to_first_token),
-        "inter_token_latency_seconds": _histogram(figures.inter_token_latency),
+        "time_to_first_token_seconds": _histogram(metrics.time_to_first_token),
+        "inter_token_latency_seconds": _histogram(metrics.inter_token_latency),
     }
 
 

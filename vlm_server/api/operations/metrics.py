@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import Metric
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vlm_server.api.http.figures.figures import Figures
+from vlm_server.api.http.metrics.model_metrics import MetricsByModel
 from vlm_server.api.http.queue.queue_slots import QueueSlots
 from vlm_server.api.http.telemetry.access_log import AnsweredRequests
 from vlm_server.api.operations.answer_metrics import add_answers
@@ -42,7 +42,7 @@ class Metrics:
         models: ModelClient,
         queue_slots: QueueSlots,
         answered: AnsweredRequests,
-        figures: Figures,
+        metrics: MetricsByModel,
         stored: Stored,
     ) -> None:
         """`prefix`: of all names."""
@@ -51,7 +51,7 @@ class Metrics:
         self._models = models
         self._queue_slots = queue_slots
         self._answered = answered
-        self._figures = figures
+        self._metrics = metrics
 
     async def scrape(self, _: Request) -> Response:
         return Response(generate_latest(self), media_type=CONTENT_TYPE_PLAIN_0_0_4)
@@ -62,7 +62,7 @@ class Metrics:
         _add_stored(families, self._stored)
         for name in self._models.names:
             add_engine(families, self._models.status(name))
-            add_answers(families, name, self._figures[name])
+            add_answers(families, name, self._metrics[name])
         yield from families
 
 

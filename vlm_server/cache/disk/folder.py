@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vlm_server.cache.disk.files import StoredFile, list_names, look_at
+from vlm_server.cache.disk.folder_lock import FolderLock
 from vlm_server.cache.disk.index import FileIndex
-from vlm_server.cache.disk.turns import FolderTurns
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class SharedFolder:
     def __init__(self, root: Path) -> None:
         """Raises OSError if the folder can't be used."""
         self.root = root
-        self._turns = FolderTurns(root)
+        self._folder_lock = FolderLock(root)
         self._changing = threading.Lock()
         """Held while the index is compared with the folder, or both are changed; before `_lock`."""
         self._lock = threading.Lock()
@@ -56,7 +56,7 @@ class SharedFolder:
         """The token when the folder was listed last, and when that may have been out of date."""
         self._last_use = self._evictions = 0
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._catch_up(self._turns.token)
+        self._catch_up(self._folder_lock.token)
 
     # ---- what is known -------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class SharedFolder:
         if not self._changing.acquire(timeout=_REFRESH_WAIT_SECONDS):
             return
         try:
-            self._catch_up(self._turns.token)
+            self._catch_up(self._folder_lock.token)
         except OSError:
             logger.debug("the folder of the disk cache can't be listed", exc_info=True)
         finally:
@@ -124,7 +124,7 @@ class SharedFolder:
                 logger.warning(
                     "the folder of the disk cache was removed, and is made again: %s", self.root
                 )
-            with self._turns.turn() as turn:
+            with self._folder_lock.turn() as turn:
                 self._catch_up(turn.before)
                 self._seen = turn.after
                 yield

@@ -11,10 +11,6 @@ from vlm_server.cli import options
 if TYPE_CHECKING:
     from vlm_server.cli.options import Commands
 
-_EXIT_CODES = (
-    "Exit codes: 0 no problem, though there may be warnings; 1 a problem; 2 wrong arguments."
-)
-
 
 def add_to(commands: Commands) -> None:
     """Add the command to the command line."""
@@ -23,7 +19,6 @@ def add_to(commands: Commands) -> None:
         help="find out what is wrong, and what to do about it",
         description="Looks at the machine, the settings, the service and the running daemon, asks "
         "one question about a picture, and says what to do about each thing that is wrong.",
-        epilog=_EXIT_CODES,
     )
     options.add_config_options(parser)
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")

@@ -6,7 +6,7 @@ import argparse
 import subprocess
 import sys
 
-from vlm_server.cli import options
+from vlm_server.cli import exit_codes, options
 from vlm_server.cli.failure import CommandFailed
 from vlm_server.cli.serve import url_of
 from vlm_server.cli.service import status as status_of
@@ -90,7 +90,7 @@ def status(arguments: argparse.Namespace, manager: ServiceManager) -> int:
     """Print the service's state. Returns an exit code of `status.py`."""
     if not manager.path.exists():
         print("not installed")
-        return status_of.NOT_INSTALLED
+        return exit_codes.SERVICE_NOT_INSTALLED
     settings, fault = None, ""
     try:
         settings = _settings_of(manager)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlm_server.cli import options
+from vlm_server.cli import exit_codes, options
 from vlm_server.cli.usage import manual
 from vlm_server.cli.usage.parsing import Manual
 
@@ -51,6 +51,7 @@ def add_to(commands: Commands) -> None:
     _add(actions, "uninstall", "stop the service and remove it")
     shown = _add(actions, "status", "show its state; exits with 0 if it is ready")
     shown.add_argument("--json", action="store_true", help="as a JSON object")
+    manual.add(shown, Manual(exit_codes=tuple(exit_codes.SERVICE_MEANINGS.items())))
     log = _add(actions, "logs", "show the end of its log")
     log.add_argument("-f", "--follow", action="store_true", help="go on and show new lines")
     log.add_argument("-n", "--lines", type=int, default=50, help="how many lines (50)")

@@ -8,13 +8,11 @@ from typing import Any
 
 import httpx
 
+from vlm_server.cli import exit_codes
 from vlm_server.cli.serve import url_of
 from vlm_server.cli.service.manager import ServiceManager
 from vlm_server.cli.serving.listener import is_at
 from vlm_server.settings import Settings
-
-READY, NOT_READY, NOT_RUNNING, NOT_INSTALLED = 0, 1, 3, 4
-"""Exit codes: those of `systemctl status`, and 1 for a service that runs, but is not ready."""
 
 _TIMEOUT_SECONDS = 5.0
 _MIB = 1 << 20
@@ -33,8 +31,8 @@ def show(manager: ServiceManager, settings: Settings | None, fault: str, *, as_j
             if value is not None:
                 print(f"{name.removesuffix('_bytes').replace('_', ' '):<10} {_text(name, value)}")
     if facts["state"] not in ("running", "stopping"):
-        return NOT_RUNNING
-    return READY if facts["health"] == "ready" else NOT_READY
+        return exit_codes.SERVICE_NOT_RUNNING
+    return exit_codes.SERVICE_READY if facts["health"] == "ready" else exit_codes.SERVICE_NOT_READY
 
 
 def _facts(manager: ServiceManager, settings: Settings | None, fault: str) -> dict[str, Any]:

@@ -9,8 +9,9 @@ import argparse
 import re
 from collections.abc import Iterable, Iterator
 
+from vlm_server.cli import exit_codes
 from vlm_server.cli.main import build_parser
-from vlm_server.cli.usage.parsing import Parser, commands_of, exit_rows, has_commands
+from vlm_server.cli.usage.parsing import Parser, commands_of, has_commands
 
 _PATH_LIKE = re.compile(r"\s+")
 
@@ -38,7 +39,7 @@ def _lines(parser: Parser) -> Iterator[str]:
     yield ".SH FILES"
     yield from _terms(parser.manual.files)
     yield ".SH EXIT STATUS"
-    yield from _terms((str(code), text) for code, text in exit_rows())
+    yield from _terms((str(code), text) for code, text in exit_codes.MEANINGS.items())
 
 
 def _command(command: argparse.ArgumentParser) -> Iterator[str]:

@@ -26,12 +26,13 @@ class Manual(NamedTuple):
     """What help says of a command beside its arguments.
 
     `examples` are pairs of what it does and the command line; `environment` and `files` pairs of
-    name and text.
+    name and text; `exit_codes` pairs of code and text, if they are not those of all commands.
     """
 
     examples: Sequence[tuple[str, str]] = ()
     environment: Sequence[tuple[str, str]] = ()
     files: Sequence[tuple[str, str]] = ()
+    exit_codes: Sequence[tuple[int, str]] = tuple(exit_codes.MEANINGS.items())
 
 
 class Parser(argparse.ArgumentParser):
@@ -110,12 +111,8 @@ class Parser(argparse.ArgumentParser):
             if rows := getattr(self.manual, name):
                 yield _table(name, rows)
         if not has_commands(self):
-            yield _table("exit codes", [(str(code), text) for code, text in exit_rows()])
-
-
-def exit_rows() -> list[tuple[int, str]]:
-    """Code and meaning of each exit code."""
-    return list(exit_codes.MEANINGS.items())
+            rows = [(str(code), text) for code, text in self.manual.exit_codes]
+            yield _table("exit codes", rows)
 
 
 def has_commands(parser: argparse.ArgumentParser) -> bool:

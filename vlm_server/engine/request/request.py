@@ -58,8 +58,8 @@ class Request:
         """Media that the device has encoded for it."""
         self.transient_bytes = 0
         """Device memory reserved for its worst moment, beside what it holds until it ends."""
-        self.turn = 0
-        """Its place among the requests that wait; see `scheduling.turns`."""
+        self.start_tag = 0
+        """Its place among the requests that wait; see `scheduling.client_queue`."""
         self.has_left_queue = False
         """Whether the device has begun with it, if only with its first encode."""
         self.is_known_to_runner = False

@@ -11,7 +11,7 @@ from vlm_server.engine.request.logprobs import logprobs
 from vlm_server.engine.request.output.pieces import Piece, Thought
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.scheduling.stats import Counts
-from vlm_server.ports import SeqId, StepResult, TokenScore
+from vlm_server.ports import SeqId, StepResult, TokenLogprobs
 from vlm_server.protocol import Delta
 
 
@@ -28,11 +28,12 @@ class Answers:
         """What the tokens of a sequence bring; those after the end of its choice are dropped."""
         request.deadlines.take_token(now)
         token_ids, deltas = result.tokens[seq], list[Delta]()
-        scores: Sequence[TokenScore | None] = result.logprobs.get(seq) or [None] * len(token_ids)
+        found: Sequence[TokenLogprobs | None]
+        found = result.logprobs.get(seq) or [None] * len(token_ids)
         choice = request.choices[seq.choice]
         num_before = choice.num_generated
-        for token_id, score in zip(token_ids, scores, strict=True):
-            deltas += self._take_token(request, seq, token_id, score)
+        for token_id, logprob in zip(token_ids, found, strict=True):
+            deltas += self._take_token(request, seq, token_id, logprob)
             if choice.finish_reason is not None:
                 break
         num_taken = choice.num_generated - num_before
@@ -46,13 +47,13 @@ class Answers:
         return deltas
 
     def _take_token(
-        self, request: Request, seq: SeqId, token_id: int, score: TokenScore | None
+        self, request: Request, seq: SeqId, token_id: int, logprob: TokenLogprobs | None
     ) -> list[Delta]:
         pieces = request.append_token(seq, token_id, self._eos_token_ids)
         choice = request.choices[seq.choice]
         deltas = [_delta(seq, piece) for piece in pieces]
-        if scores := logprobs(self._decoder, token_id, score):
-            deltas[0] = replace(deltas[0], logprobs=scores)
+        if shown := logprobs(self._decoder, token_id, logprob):
+            deltas[0] = replace(deltas[0], logprobs=shown)
         if choice.finish_reason is not None:
             reason = choice.finish_reason
             deltas[-1] = replace(deltas[-1], finish_reason=reason, stop=choice.stop)

@@ -38,7 +38,7 @@ class Planner:
 
     Or several short prompts, where that was measured to be sooner (`PrefillBatcher`).
     `FairQueue` decides whose: the first one's, and every other time the shortest of the others.
-    First is who came first; of several clients' requests, those whose turn it is (`Turns`).
+    First is who came first; of several clients' requests, those whose turn it is (`ClientQueue`).
 
     The sequences of a request join the batch together, so it waits until there is room for all of
     them, and those after it wait for it.

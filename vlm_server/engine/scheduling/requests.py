@@ -6,20 +6,22 @@ from collections.abc import Iterator
 
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
-from vlm_server.engine.scheduling.turns import Turns
+from vlm_server.engine.scheduling.client_queue import ClientQueue
 
 
 class Requests(dict[str, Request]):
-    """By id, in the order of their turns; a client's in the order in which they came."""
+    """By id, in the order of their start tags; a client's in the order in which they came."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._turns = Turns()
+        self._clients = ClientQueue()
 
     def line_up(self, request: Request) -> None:
-        """Take `request` in, before those whose turn comes later."""
-        request.turn = self._turns.take(request.client, request.sampling.n, self.values())
-        later = [one for one in self.values() if one.turn > request.turn]
+        """Take `request` in, before those with a higher start tag."""
+        request.start_tag = self._clients.start_tag(
+            request.client, request.sampling.n, self.values()
+        )
+        later = [one for one in self.values() if one.start_tag > request.start_tag]
         self[request.request_id] = request
         for one in later:  # to the end, in their order
             self[one.request_id] = self.pop(one.request_id)

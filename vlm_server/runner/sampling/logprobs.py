@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from vlm_server.ports import SeqId, TokenScore
+from vlm_server.ports import SeqId, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
-    """Lazy scores of some rows' tokens of one step.
+class LazyLogprobs:
+    """Log probabilities of some rows' tokens of one step.
 
     chosen: (rows, 1) log probability of the drawn token. top_ids, top_logprobs: (rows, most),
     the likeliest first, where `most` is the largest of `num_top`.
@@ -29,18 +29,18 @@ class Scores:
     def arrays(self) -> list[mx.array]:
         return [self.chosen, self.top_ids, self.top_logprobs]
 
-    def read(self) -> Iterator[tuple[SeqId, TokenScore]]:
-        """Each row's score, on the host."""
+    def read(self) -> Iterator[tuple[SeqId, TokenLogprobs]]:
+        """Each row's, on the host: waits for the device."""
         chosen, ids, logprobs = map(np.array, self.arrays)
         for row, (row_id, count) in enumerate(zip(self.seq_ids, self.num_top, strict=True)):
             top = zip(ids[row, :count].tolist(), logprobs[row, :count].tolist(), strict=True)
-            yield row_id, TokenScore(float(chosen[row, 0]), tuple(top))
+            yield row_id, TokenLogprobs(float(chosen[row, 0]), tuple(top))
 
 
-def score(
+def compute_logprobs(
     logits: mx.array, tokens: mx.array, asking: Sequence[tuple[int, SeqId, int]]
-) -> list[Scores]:
-    """Scores of `tokens` (rows,) under `logits` (rows, vocabulary).
+) -> list[LazyLogprobs]:
+    """Log probabilities of `tokens` (rows,) under `logits` (rows, vocabulary).
 
     `asking` lists (row, its id, number of alternatives); empty gives nothing.
     """
@@ -52,7 +52,7 @@ def score(
     most = max(count for _, _, count in asking)
     top_ids = _likeliest(logprobs, most)
     return [
-        Scores(
+        LazyLogprobs(
             seq_ids=tuple(row_id for _, row_id, _ in asking),
             num_top=tuple(count for _, _, count in asking),
             chosen=mx.take_along_axis(logprobs, tokens[rows][:, None], axis=-1),

@@ -34,7 +34,7 @@ from vlm_server.runner.kv.batch_cache import (
 )
 from vlm_server.runner.kv.segments import SequenceState, snapshot
 from vlm_server.runner.model.load import LoadedModel
-from vlm_server.runner.sampling.logprobs import Scores
+from vlm_server.runner.sampling.logprobs import LazyLogprobs
 from vlm_server.runner.sampling.sampler import NO_TOKEN, SequenceSampler, choice_params
 from vlm_server.runner.text.drawn import Sampled, Unread, by_sequence, draw_next
 from vlm_server.runner.text.mrope import DecodePositions
@@ -60,7 +60,7 @@ class DecodeBatch:
         self._cache: list[Any] = []
         self._tokens: mx.array | None = None
         """What was drawn last, (sequences,); None if there are none, or `forward` has taken it."""
-        self._scores: list[Scores] = []
+        self._logprobs: list[LazyLogprobs] = []
         self._logits: mx.array | None = None
         """(sequences, vocabulary), lazy: what is to be drawn from; None before `forward`."""
         self._unread: Unread | None = None
@@ -101,14 +101,14 @@ class DecodeBatch:
         self, seqs: list[DecodingSequence], prefills: list[Prefilled], logits: mx.array
     ) -> Sampled:
         rows = [row for row, prefill in enumerate(prefills) for _ in range(prefill.sampling.n)]
-        first, scores = draw_next(logits[mx.array(rows)], seqs, self._loaded.ranks)
+        first, logprobs = draw_next(logits[mx.array(rows)], seqs, self._loaded.ranks)
         if len(prefills) == 1:
             cache = joined(self._cache, len(self._seqs), prefills[0].cache, len(seqs))
         else:
             cache = joined_rows(self._cache, len(self._seqs), prefills[0].cache, rows)
         tokens = first if self._tokens is None else mx.concatenate([self._tokens, first])
         mx.eval(first, tokens, [layer.state for layer in cache])
-        sampled = Sampled(scores=by_sequence(scores))
+        sampled = Sampled(logprobs=by_sequence(logprobs))
         self._cache, self._tokens = cache, tokens
         self._seqs += seqs
         for seq, token in zip(seqs, np.array(first).tolist(), strict=True):
@@ -169,7 +169,7 @@ class DecodeBatch:
         drawn = [each._tokens for each in (self, other) if each._tokens is not None]
         tokens = mx.concatenate(drawn)
         self._cache = merged(self._cache, len(self._seqs), other._cache, len(other._seqs))
-        self._tokens, self._scores = tokens, self._scores + other._scores
+        self._tokens, self._logprobs = tokens, self._logprobs + other._logprobs
         self._seqs = self._seqs + other._seqs
         mx.eval(tokens, [layer.state for layer in self._cache])
 
@@ -182,7 +182,7 @@ class DecodeBatch:
             return
         self._wide = self._new_wide_step()
         tokens, self._tokens = self._tokens, None
-        self._unread = Unread(self._seqs, tokens, self._scores)
+        self._unread = Unread(self._seqs, tokens, self._logprobs)
         if self._wide is not None:
             with self._loaded.attention.in_place():
                 self._wide.forward(self._language_model, self._cache, self._position_ids)
@@ -214,10 +214,10 @@ class DecodeBatch:
         logits, self._logits = self._logits, None
         for seq in self._guided():
             seq.sampler.take_mask()
-        self._tokens, self._scores = draw_next(logits, self._seqs, self._loaded.ranks)
+        self._tokens, self._logprobs = draw_next(logits, self._seqs, self._loaded.ranks)
         state = _counters(self._cache)
         state += [array for seq in self._seqs for array in seq.sampler.state]
-        state += [array for each in self._scores for array in each.arrays]
+        state += [array for each in self._logprobs for array in each.arrays]
         mx.async_eval(self._tokens, state)  # type: ignore[no-untyped-call]
 
     def yield_to_others(self) -> None:
@@ -229,7 +229,7 @@ class DecodeBatch:
     def result(self) -> Sampled:
         """The tokens that `forward` began with, and those of drafts; not what `join` reported.
 
-        `NO_TOKEN` is that of a sequence which has to leave: its scores are not numbers, or its
+        `NO_TOKEN` is that of a sequence which has to leave: its logits are not numbers, or its
         grammar does not let it go on.
         """
         sampled = Sampled()
@@ -243,8 +243,8 @@ class DecodeBatch:
             if not seq.is_reported:
                 sampled.tokens[seq.id] = [token]
             seq.is_reported = seq.is_known = False
-        scores = by_sequence(unread.scores)
-        sampled.scores = {seq: score for seq, score in scores.items() if seq in sampled.tokens}
+        logprobs = by_sequence(unread.logprobs)
+        sampled.logprobs = {seq: logprobs[seq] for seq in logprobs if seq in sampled.tokens}
         wide, self._wide = self._wide, None
         if wide is not None:
             self._take(wide, sampled)
@@ -271,7 +271,7 @@ class DecodeBatch:
         All but `NO_TOKEN`, as by a plain step: what was drawn before it may have ended the answer.
         """
         last = []
-        taken, scores = wide.result(self._cache)
+        taken, logprobs = wide.result(self._cache)
         for seq, tokens in zip(self._seqs, taken, strict=True):
             seq.tell(tokens)
             seq.is_reported = tokens[-1] != NO_TOKEN
@@ -279,10 +279,10 @@ class DecodeBatch:
             last.append(tokens[-1])
             if told := tokens if seq.is_reported else tokens[:-1]:
                 sampled.tokens.setdefault(seq.id, []).extend(told)
-            if seq.id in scores:
-                sampled.scores.setdefault(seq.id, []).extend(scores[seq.id][: len(told)])
+            if seq.id in logprobs:
+                sampled.logprobs.setdefault(seq.id, []).extend(logprobs[seq.id][: len(told)])
         sampled.drafts = wide.counts
-        self._tokens, self._scores = mx.array(last, dtype=mx.int32), []
+        self._tokens, self._logprobs = mx.array(last, dtype=mx.int32), []
         if self._speculation is not None and self._speculation.needs_even_rows:
             even_out(self._cache)
 
@@ -299,7 +299,7 @@ class DecodeBatch:
         self._forget_time()
         self._seqs = [self._seqs[i] for i in rows]
         if not rows:
-            self._cache, self._tokens, self._logits, self._scores = [], None, None, []
+            self._cache, self._tokens, self._logits, self._logprobs = [], None, None, []
             self._wide = None
             return
         self._cache = filtered(self._cache, rows)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from vlm_server.ports import DraftCounts, SeqId, TokenScore
+from vlm_server.ports import DraftCounts, SeqId, TokenLogprobs
 from vlm_server.runner.distributed.ranks import Ranks
-from vlm_server.runner.sampling.logprobs import Scores, score
+from vlm_server.runner.sampling.logprobs import LazyLogprobs, compute_logprobs
 from vlm_server.runner.sampling.sampler import sample
 from vlm_server.runner.text.sequence import DecodingSequence
 
@@ -19,28 +19,28 @@ class Unread:
 
     seqs: list[DecodingSequence]
     tokens: mx.array
-    scores: list[Scores]
+    logprobs: list[LazyLogprobs]
 
 
 @dataclass(slots=True)
 class Sampled:
-    """Tokens by sequence, the scores of those that were asked for, and what became of drafts."""
+    """Tokens by sequence, the logprobs of those that were asked for, and what became of drafts."""
 
     tokens: dict[SeqId, list[int]] = field(default_factory=dict)
-    scores: dict[SeqId, list[TokenScore]] = field(default_factory=dict)
+    logprobs: dict[SeqId, list[TokenLogprobs]] = field(default_factory=dict)
     drafts: dict[SeqId, DraftCounts] = field(default_factory=dict)
 
     def add(self, other: Sampled) -> None:
         """Take in what another batch brought."""
         self.tokens |= other.tokens
-        self.scores |= other.scores
+        self.logprobs |= other.logprobs
         self.drafts |= other.drafts
 
 
 def draw_next(
     logits: mx.array, seqs: list[DecodingSequence], ranks: Ranks | None
-) -> tuple[mx.array, list[Scores]]:
-    """The next token of each sequence, and the scores of those that ask.
+) -> tuple[mx.array, list[LazyLogprobs]]:
+    """The next token of each sequence, and the logprobs of those that ask.
 
     Where there are several `ranks`, what rank 0 drew is the next token of all.
     """
@@ -52,9 +52,9 @@ def draw_next(
         for i, seq in enumerate(seqs)
         if (count := seq.sampler.params.logprobs) is not None
     ]
-    return tokens, score(logits, tokens, asking)
+    return tokens, compute_logprobs(logits, tokens, asking)
 
 
-def by_sequence(scores: list[Scores]) -> dict[SeqId, list[TokenScore]]:
+def by_sequence(logprobs: list[LazyLogprobs]) -> dict[SeqId, list[TokenLogprobs]]:
     """On the host: waits for the device."""
-    return {seq_id: [entry] for each in scores for seq_id, entry in each.read()}
+    return {seq_id: [entry] for each in logprobs for seq_id, entry in each.read()}

@@ -24,10 +24,10 @@ from tests.unit.cache.disk.test_store import (
     put,
 )
 from vlm_server.cache.disk import folder as disk_folder
-from vlm_server.cache.disk import turns as disk_turns
+from vlm_server.cache.disk import folder_lock
 from vlm_server.cache.disk.files import temporary_name
+from vlm_server.cache.disk.folder_lock import FolderLock
 from vlm_server.cache.disk.store import DiskStore
-from vlm_server.cache.disk.turns import FolderTurns
 
 LIMIT_BYTES = 300
 """Room for three files."""
@@ -218,14 +218,14 @@ def test_what_one_that_died_in_its_turn_left_is_found(
     assert other.refresh() == ([], [key_of(1)])
     put(other, 3)
     assert one.refresh() == ([key_of(3)], [key_of(1)])
-    assert FolderTurns(tmp_path).token
+    assert FolderLock(tmp_path).token
 
 
 def test_one_that_keeps_its_turn_costs_others_no_more_than_writing(
     one: DiskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a version did that shared with nobody."""
-    monkeypatch.setattr(disk_turns, "_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(folder_lock, "_WAIT_SECONDS", 0.05)
     put(one, 1)
     held = os.open(tmp_path / "lock", os.O_RDWR)
     try:
@@ -281,7 +281,7 @@ def test_processes_that_write_read_and_evict_break_nothing(tmp_path: Path) -> No
     ]
     while any(process.poll() is None for process in processes):
         time.sleep(0.05)
-        with FolderTurns(tmp_path).turn():
+        with FolderLock(tmp_path).turn():
             names = [path for path in all_files(tmp_path) if not path.name.startswith("tmp-")]
             assert sum(path.stat().st_size for path in names if path.exists()) <= 1000
     counts = [process.communicate()[0].split() for process in processes]

@@ -11,7 +11,7 @@ from tests.unit.engine.fakes import EOS, SPECIAL, MarkDecoder, deltas, outcome_o
 from tests.unit.engine.request.output.formats import ANSWER, FORCED, HERMES, MISTRAL, THINK, merged
 from vlm_server.engine.request.output.build import Formats
 from vlm_server.engine.request.output.pieces import Piece, Thought
-from vlm_server.ports import AnswerFormat, Prepared, StepResult, TokenScore
+from vlm_server.ports import AnswerFormat, Prepared, StepResult, TokenLogprobs
 from vlm_server.protocol import Delta, Finished, Stats, Submit
 
 DECODER = MarkDecoder("<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]")
@@ -183,7 +183,7 @@ def test_logprobs_come_with_the_first_delta_of_a_token_and_the_reason_with_the_l
     def with_scores(plan: object) -> object:
         step = launch(plan)  # type: ignore[arg-type]
         brings = step.brings
-        scores = {seq: [TokenScore(-0.5, ())] for seq in brings.tokens}
+        scores = {seq: [TokenLogprobs(-0.5, ())] for seq in brings.tokens}
         step.brings = StepResult(
             brings.tokens,
             brings.failures,

@@ -15,11 +15,11 @@ from uvicorn.server import ServerState
 from vlm_server.api.http.connection.deadline import Deadline
 from vlm_server.api.http.connection.exchange import Exchange
 from vlm_server.api.http.connection.outgoing import Outgoing
+from vlm_server.api.http.connection.parse_queue import ParseQueue
 from vlm_server.api.http.connection.parser import HeadReader, RequestParser
 from vlm_server.api.http.connection.refusal import refusal
 from vlm_server.api.http.connection.table import ConnectionTable, Stage
 from vlm_server.api.http.connection.target import RECEIVED_AT, scope_of
-from vlm_server.api.http.connection.turns import Turns
 from vlm_server.api.http.errors import EncodeError
 from vlm_server.errors import EngineUnavailable, QueueFull, RequestError, RequestTimeout
 from vlm_server.settings import Settings
@@ -47,7 +47,7 @@ class Shared:
     settings: Settings
     encode: EncodeError
     table: ConnectionTable
-    turns: Turns
+    parse_queue: ParseQueue
 
 
 class HttpConnection(asyncio.Protocol):
@@ -75,7 +75,7 @@ class HttpConnection(asyncio.Protocol):
         self._outgoing: Outgoing = None  # type: ignore[assignment]  # likewise
         self._ignored_bytes = 0
         self._is_stopping = False
-        self._waits_for_turn = False
+        self._is_queued = False
         self.stage = Stage.SILENT
         self.since = self._loop.time()
 
@@ -107,7 +107,7 @@ class HttpConnection(asyncio.Protocol):
         elif self.stage is Stage.BODY:
             assert self._exchange is not None
             self._exchange.parser.feed(data)
-            if not self._waits_for_turn:
+            if not self._is_queued:
                 self.parse_slice()
         else:
             self._head.buffer += data
@@ -189,7 +189,7 @@ class HttpConnection(asyncio.Protocol):
 
     def parse_slice(self) -> None:
         """Parse the body as far as one slice goes; the rest in a later turn of the loop."""
-        self._waits_for_turn = False
+        self._is_queued = False
         exchange = self._exchange
         if exchange is None or self.stage is not Stage.BODY:
             return
@@ -203,9 +203,9 @@ class HttpConnection(asyncio.Protocol):
             self._head.buffer += parser.rest
             self._end_of_request()
         elif parser.has_more:
-            self._waits_for_turn = True
+            self._is_queued = True
             self._transport.pause_reading()
-            self._shared.turns.later(self)
+            self._shared.parse_queue.add(self)
         elif exchange.unread_body_bytes > _HIGH_WATER_BYTES:
             self._transport.pause_reading()
         else:
@@ -234,7 +234,7 @@ class HttpConnection(asyncio.Protocol):
             self._outgoing.write(data)
 
     def want_body(self) -> None:
-        if not self._waits_for_turn:
+        if not self._is_queued:
             self._transport.resume_reading()
 
     def responded(self) -> None:

@@ -17,9 +17,9 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
+from vlm_server.api.http.connection.parse_queue import ParseQueue
 from vlm_server.api.http.connection.protocol import HttpConnection, Shared
 from vlm_server.api.http.connection.table import ConnectionTable, Stage
-from vlm_server.api.http.connection.turns import Turns
 from vlm_server.api.http.errors import EncodeError
 from vlm_server.settings import Settings
 
@@ -132,7 +132,7 @@ class HttpServer(uvicorn.Server):
 def http_config(app: ASGIApp, settings: Settings, encode: EncodeError) -> uvicorn.Config:
     """The HTTP server's configuration; `encode` is for errors before the app is reached."""
     limit = connection_limit(settings.server.max_connections)
-    shared = Shared(settings, encode, ConnectionTable(limit), Turns())
+    shared = Shared(settings, encode, ConnectionTable(limit), ParseQueue())
     return uvicorn.Config(
         cast(Any, app),
         http=cast("type[asyncio.Protocol]", partial(HttpConnection, shared)),

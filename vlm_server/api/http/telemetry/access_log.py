@@ -12,8 +12,8 @@ from starlette.types import Scope
 
 from vlm_server import log_lines
 from vlm_server.api.http.connection.target import RECEIVED_AT
-from vlm_server.api.http.figures.recorder import AnswerRecorder
 from vlm_server.api.http.intake.leniency import MAX_NAMES, safe_name
+from vlm_server.api.http.metrics.recorder import AnswerRecorder
 from vlm_server.log_lines import Fields
 
 logger = logging.getLogger("vlm_server.api")

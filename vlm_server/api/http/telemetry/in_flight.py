@@ -27,7 +27,7 @@ class _Tracked:
     state: str = _READING
 
 
-class InFlight:
+class RequestsInFlight:
     """By the ids that the engine knows them by. Used from the event loop only."""
 
     def __init__(self) -> None:

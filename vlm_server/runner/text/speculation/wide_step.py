@@ -14,9 +14,9 @@ import mlx.core as mx
 import numpy as np
 from mlx_vlm.models.cache import KVCache
 
-from vlm_server.ports import DraftCounts, SeqId, TokenScore
+from vlm_server.ports import DraftCounts, SeqId, TokenLogprobs
 from vlm_server.runner.kv.batch_cache import RowsKVCache
-from vlm_server.runner.sampling.logprobs import Scores, score
+from vlm_server.runner.sampling.logprobs import LazyLogprobs, compute_logprobs
 from vlm_server.runner.sampling.sampler import SequenceSampler, draw
 from vlm_server.runner.text.lm_head import logits_of_last
 from vlm_server.runner.text.sequence import DecodingSequence
@@ -46,7 +46,7 @@ class WideStep:
         self._logits: mx.array | None = None
         self._drawn: mx.array | None = None
         """(places,): of all rows, one after another."""
-        self._scores: list[Scores] = []
+        self._logprobs: list[LazyLogprobs] = []
         self.counts: dict[SeqId, DraftCounts] = {}
         """How many drafts were verified, and were right; after `result`."""
 
@@ -79,18 +79,18 @@ class WideStep:
             for place, (row, _) in enumerate(places)
             if (count := self._seqs[row].sampler.params.logprobs) is not None
         ]
-        self._scores = score(logits, self._drawn, asking)
-        mx.async_eval(self._drawn, [array for each in self._scores for array in each.arrays])  # type: ignore[no-untyped-call]
+        self._logprobs = compute_logprobs(logits, self._drawn, asking)
+        mx.async_eval(self._drawn, [array for each in self._logprobs for array in each.arrays])  # type: ignore[no-untyped-call]
 
-    def result(self, cache: list[Any]) -> tuple[list[list[int]], dict[SeqId, list[TokenScore]]]:
-        """What each row drew up to its first draft that was wrong, and the scores asked for.
+    def result(self, cache: list[Any]) -> tuple[list[list[int]], dict[SeqId, list[TokenLogprobs]]]:
+        """What each row drew up to its first draft that was wrong, and the logprobs asked for.
 
         The last token of each is not in `cache` yet, which keeps those before it alone.
         """
         drawn = iter(np.array(self._drawn).tolist())
-        scores = dict[SeqId, list[TokenScore]]()
-        for seq_id, entry in (entry for each in self._scores for entry in each.read()):
-            scores.setdefault(seq_id, []).append(entry)
+        logprobs = dict[SeqId, list[TokenLogprobs]]()
+        for seq_id, entry in (entry for each in self._logprobs for entry in each.read()):
+            logprobs.setdefault(seq_id, []).append(entry)
         taken = []
         for seq, drafts, samplers in zip(self._seqs, self._drafts, self._samplers, strict=True):
             tokens = [next(drawn) for _ in samplers]
@@ -100,15 +100,15 @@ class WideStep:
             seq.sampler = samplers[num_right]
             seq.sampler.take(mx.array(tokens[num_right]))
             seq.position += num_right + 1
-            if seq.id in scores:
-                del scores[seq.id][num_right + 1 :]
+            if seq.id in logprobs:
+                del logprobs[seq.id][num_right + 1 :]
         surplus = [self.width - len(tokens) for tokens in taken]
         for layer in cache:
             if type(layer) is KVCache:
                 layer.trim(surplus[0])
             else:
                 layer.cut(surplus)
-        return taken, scores
+        return taken, logprobs
 
 
 def _samplers(seq: DecodingSequence, drafts: Sequence[int]) -> list[SequenceSampler]:

@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass
 
 from vlm_server.api.http.connection.deadline import Deadline
+from vlm_server.api.http.connection.parse_queue import ParseQueue
 from vlm_server.api.http.connection.table import ConnectionTable, Stage
-from vlm_server.api.http.connection.turns import Turns
 
 
 @dataclass(eq=False)
@@ -65,7 +65,7 @@ async def test_a_deadline_may_be_moved_both_ways_and_cleared() -> None:
 
 
 async def test_one_slice_in_each_turn_of_the_loop() -> None:
-    turns, parsed = Turns(), []
+    queue, parsed = ParseQueue(), []
 
     class Parsing:
         def __init__(self, name: str, slices: int) -> None:
@@ -75,10 +75,10 @@ async def test_one_slice_in_each_turn_of_the_loop() -> None:
             parsed.append(self.name)
             self.slices -= 1
             if self.slices:
-                turns.later(self)
+                queue.add(self)
 
-    turns.later(Parsing("a", 3))
-    turns.later(Parsing("b", 2))
+    queue.add(Parsing("a", 3))
+    queue.add(Parsing("b", 2))
     for count in range(1, 6):
         await asyncio.sleep(0)
         assert len(parsed) == count

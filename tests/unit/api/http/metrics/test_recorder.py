@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import pytest
 
-from vlm_server.api.http.figures.figures import ModelFigures
-from vlm_server.api.http.figures.histogram import Histogram
-from vlm_server.api.http.figures.recorder import AnswerRecorder
-from vlm_server.api.http.figures.server_timing import server_timing
+from vlm_server.api.http.metrics.histogram import Histogram
+from vlm_server.api.http.metrics.model_metrics import ModelMetrics
+from vlm_server.api.http.metrics.recorder import AnswerRecorder
+from vlm_server.api.http.metrics.server_timing import server_timing
 from vlm_server.protocol import Delta, Finished, ImageUse, Phase, Timeline, ToolCallDelta, Usage
 
 PHASES = (
@@ -33,7 +33,7 @@ class Answer:
 
     is_stream: bool = True
     now: float = 103.0
-    figures: ModelFigures = field(default_factory=ModelFigures)
+    figures: ModelMetrics = field(default_factory=ModelMetrics)
 
     def __post_init__(self) -> None:
         self.recorder = AnswerRecorder(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vlm_server.api.http.figures.recorder import AnswerRecorder
+from vlm_server.api.http.metrics.recorder import AnswerRecorder
 
 
 def server_timing(answer: AnswerRecorder, now: float) -> str:

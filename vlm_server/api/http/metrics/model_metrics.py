@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from vlm_server.api.http.figures.histogram import SECONDS, TOKENS, Histogram
+from vlm_server.api.http.metrics.histogram import SECONDS, TOKENS, Histogram
 
 REASONS = ("stop", "length", "tool_calls", "abort", "error")
 """How a request ends: a finish reason, its client has left, or it failed."""
 
 
-class ModelFigures:
+class ModelMetrics:
     """Of the requests that were handed to one model's engine; seconds and tokens of each.
 
     `AnswerRecorder` writes it; docs/operations.md says what each is, and from where to where.
@@ -33,9 +33,9 @@ class ModelFigures:
         self.image_tokens = Histogram(TOKENS)
 
 
-Figures = defaultdict[str, ModelFigures]
+MetricsByModel = defaultdict[str, ModelMetrics]
 """By the name of the model, which is the server's: clients can't make up any."""
 
 
-def no_figures() -> Figures:
-    return Figures(ModelFigures)
+def no_metrics() -> MetricsByModel:
+    return MetricsByModel(ModelMetrics)

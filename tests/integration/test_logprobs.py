@@ -6,14 +6,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from vlm_server.ports import SeqId, TokenScore
-from vlm_server.runner.sampling.logprobs import score
+from vlm_server.ports import SeqId, TokenLogprobs
+from vlm_server.runner.sampling.logprobs import compute_logprobs
 
 
-def scored(logits: mx.array, *num_top: int) -> list[TokenScore]:
+def scored(logits: mx.array, *num_top: int) -> list[TokenLogprobs]:
     """The scores of each row's greedy token; `num_top` alternatives for each row."""
     asking = [(row, SeqId(str(row)), count) for row, count in enumerate(num_top)]
-    (scores,) = score(logits, mx.argmax(logits, axis=-1), asking)
+    (scores,) = compute_logprobs(logits, mx.argmax(logits, axis=-1), asking)
     return [token_score for _, token_score in scores.read()]
 
 

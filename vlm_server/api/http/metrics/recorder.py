@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Self
 
-from vlm_server.api.http.figures.figures import ModelFigures
+from vlm_server.api.http.metrics.model_metrics import ModelMetrics
 from vlm_server.protocol import Delta, Finished, FinishReason, Timeline, Usage
 
 _NOTHING = Timeline()
@@ -24,7 +24,7 @@ class AnswerRecorder:
 
     def __init__(
         self,
-        figures: ModelFigures,
+        metrics: ModelMetrics,
         model: str,
         response_id: str,
         received_at: float,
@@ -46,17 +46,17 @@ class AnswerRecorder:
         self.finish_reasons: dict[int, FinishReason] = {}
         """By choice."""
         self.reason = ""
-        """Why the request ended: see `figures.REASONS`."""
+        """Why the request ended: see `metrics.REASONS`."""
         self.longest_silence_seconds: float | None = None
         self._image_tokens: int | None = None
-        self._figures = figures
+        self._metrics = metrics
         self._clock = clock
         self._has_begun = False
         self._given_at: dict[int, float] = {}
         self._last_given_at = 0.0
 
     def __enter__(self) -> Self:
-        self._figures.num_waiting += 1
+        self._metrics.num_waiting += 1
         return self
 
     def __exit__(
@@ -68,16 +68,16 @@ class AnswerRecorder:
         elif error is not None:
             self.failed()
         if self._has_begun:
-            self._figures.num_running -= 1
+            self._metrics.num_running -= 1
         else:
-            self._figures.num_waiting -= 1
-        self._figures.ended[self.reason] += 1
+            self._metrics.num_waiting -= 1
+        self._metrics.ended[self.reason] += 1
         if self.reason in ("abort", "error"):
             self._count_lost()
         else:
             self._count_answered()
         if self.longest_silence_seconds is not None and self.is_stream:
-            self._figures.longest_silence.observe(self.longest_silence_seconds)
+            self._metrics.longest_silence.observe(self.longest_silence_seconds)
 
     # ---- what happens to it ----------------------------------------------------------
 
@@ -85,8 +85,8 @@ class AnswerRecorder:
         """The device has begun with the request; later calls do nothing."""
         if not self._has_begun:
             self._has_begun = True
-            self._figures.num_waiting -= 1
-            self._figures.num_running += 1
+            self._metrics.num_waiting -= 1
+            self._metrics.num_running += 1
 
     def given(self, deltas: Collection[Delta]) -> None:
         """The client has these; those without text or a call are no news."""
@@ -96,12 +96,12 @@ class AnswerRecorder:
                 continue
             if self.first_at is None:
                 self.first_at = now
-                self._figures.time_to_first_token.observe(now - self.received_at)
+                self._metrics.time_to_first_token.observe(now - self.received_at)
             else:
                 self._note_silence(now)
             before = self._given_at.get(delta.choice)
             if before is not None:
-                self._figures.inter_token_latency.observe(now - before)
+                self._metrics.inter_token_latency.observe(now - before)
             self._given_at[delta.choice] = self._last_given_at = now
 
     def ended_choice(self, choice: int, reason: FinishReason) -> None:
@@ -145,21 +145,21 @@ class AnswerRecorder:
         return seconds
 
     def _count_answered(self) -> None:
-        figures, seconds = self._figures, self.phase_seconds()
-        figures.latency.observe(self.ended_at - self.received_at)
-        figures.prompt_tokens.observe(self.usage.prompt_tokens)
-        figures.generation_tokens.observe(self.usage.completion_tokens)
+        metrics, seconds = self._metrics, self.phase_seconds()
+        metrics.latency.observe(self.ended_at - self.received_at)
+        metrics.prompt_tokens.observe(self.usage.prompt_tokens)
+        metrics.generation_tokens.observe(self.usage.completion_tokens)
         if self._image_tokens is not None:
-            figures.image_tokens.observe(self._image_tokens)
-        figures.inference.observe(sum(seconds.get(name, 0.0) for name in _ON_DEVICE))
-        for name, histogram in figures.phases.items():
+            metrics.image_tokens.observe(self._image_tokens)
+        metrics.inference.observe(sum(seconds.get(name, 0.0) for name in _ON_DEVICE))
+        for name, histogram in metrics.phases.items():
             if name != "encode" or seconds[name]:
                 histogram.observe(seconds[name])
 
     def _count_lost(self) -> None:
         """Who leaves while it waits has waited: without it, an overload would look short."""
         if not self._has_begun:
-            self._figures.phases["queue"].observe(self.ended_at - self.submitted_at)
+            self._metrics.phases["queue"].observe(self.ended_at - self.submitted_at)
         if self.first_at is not None:
             self._note_silence(self.ended_at)
 

@@ -13,13 +13,13 @@ class Parsing(Protocol):
     def parse_slice(self) -> None: ...
 
 
-class Turns:
+class ParseQueue:
     """One slice per turn of the event loop, however many connections wait."""
 
     def __init__(self) -> None:
         self._waiting: deque[Parsing] = deque()
 
-    def later(self, connection: Parsing) -> None:
+    def add(self, connection: Parsing) -> None:
         """Let `connection` parse its next slice after those that wait already."""
         self._waiting.append(connection)
         if len(self._waiting) == 1:

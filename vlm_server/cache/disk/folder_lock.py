@@ -1,4 +1,4 @@
-"""Turns of the processes that change one folder, and how each finds out that another had one.
+"""Locks a folder that several processes change, and tells each that another has changed it.
 
 The file `lock` in the folder is locked (`flock`) for a turn: milliseconds, in which files appear or
 are evicted. It holds a token, which is another one after each turn. A token of zeros, or none, says
@@ -32,7 +32,7 @@ class Turn:
     after: str
 
 
-class FolderTurns:
+class FolderLock:
     """Of all threads and processes that have one for the same folder."""
 
     def __init__(self, folder: Path) -> None:
