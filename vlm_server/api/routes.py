@@ -1,4 +1,4 @@
-"""All routes, room by room, and what they take."""
+"""All routes, by dialect, and what they take."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ _NO_OLLAMA = {
     "/api/push": ["POST"],
     "/api/blobs/{digest}": ["HEAD", "POST"],
 }
-"""What Ollama does with models, and a server of one model does not."""
+"""Routes of Ollama's that change models or make embeddings: answered with 501."""
 
 
 def all_routes(

@@ -12,7 +12,7 @@ from vlm_server.cache.radix_tree import Node, RadixTree, S, Segment, Snapshot, T
 from vlm_server.protocol import CacheStats
 
 _MOST_JOINED_BYTES = 256 << 20
-"""Longer parts of a prompt are not made of shorter ones: for a while there are both."""
+"""Longer parts are not joined: during the copy, both the old and the new take memory."""
 _DROPPED_PART = 1 / 8
 """Joining drops answers that a conversation did not go on with, up to this share of the length."""
 

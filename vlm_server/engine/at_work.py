@@ -15,7 +15,7 @@ class _Work:
 
 
 class AtWork:
-    """Numbers pieces of work, so that somebody who is told the oldest ones sees which hang."""
+    """Numbers pieces of work, so that the watchdog can tell which thread is stuck."""
 
     def __init__(self) -> None:
         self._numbers = count(1)

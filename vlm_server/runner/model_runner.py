@@ -68,8 +68,8 @@ class LaunchedStep:
 
 
 @contextmanager
-def _that_fails_nobody() -> Iterator[None]:
-    """What can't be stored, as when memory is short, will be computed again."""
+def _log_store_errors() -> Iterator[None]:
+    """Storing is optional: what can't be stored, as when memory is short, is computed again."""
     try:
         yield
     except EngineBroken:
@@ -300,7 +300,7 @@ class ModelRunner:
             if prompt.is_atomic:
                 continue
             state = prefill.state(are_free=not self._batches.runs_on(prefill.cache))
-            with _that_fails_nobody():
+            with _log_store_errors():
                 self._prefixes.store_prefix(prompt.key, state, prompt.cache_salt)
         self._joined.clear()
 
@@ -308,6 +308,6 @@ class ModelRunner:
         """Let the conversation go on from the end of a sequence that leaves."""
         if not self._prefixes.stores_prefixes:
             return
-        with _that_fails_nobody():
+        with _log_store_errors():
             if (found := self._batches.state_of(seq)) is not None:
                 self._prefixes.store_prefix(*found)

@@ -42,9 +42,9 @@ _VIDEO_PIXELS = 160
 _VIDEO_FRAMES = 4
 _FRAME_MILLISECONDS = 250
 _NUM_TEXTS = 8
-"""So many that some are prefilled together, which is tried after two that were not."""
+"""Enough that some are prefilled together: the batcher prefills two alone first."""
 _MAX_TOKENS_DRAFTED = 64
-"""Enough for all of the schema's, if those are characters."""
+"""Enough to finish `_SCHEMA` with one token per character."""
 _SCHEMA = '{"const": "all of this is drafted, for nothing else may be said"}'
 
 

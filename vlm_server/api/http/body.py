@@ -40,16 +40,16 @@ async def read(receive: Receive, limits: Limits, arriving: ArrivingBodies) -> by
     Raises PayloadTooLarge, RequestTimeout, QueueFull if it had to give way to other bodies, or
     ClientGone.
     """
-    gives_way = False
+    is_refused = False
     try:
         async with asyncio.timeout(limits.body_timeout_seconds) as deadline:
             with arriving.arrival(deadline) as arrival:
                 try:
                     return await _collect(receive, limits, arriving, arrival)
                 finally:
-                    gives_way = arrival.gives_way
+                    is_refused = arrival.is_refused
     except TimeoutError:
-        if gives_way:
+        if is_refused:
             raise QueueFull(
                 "Too many large bodies are arriving (limits.max_arriving_bytes), and this one has "
                 "taken longest; try again."

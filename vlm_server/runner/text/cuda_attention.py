@@ -1,4 +1,4 @@
-"""Attention on CUDA in shapes that need no plan while somebody waits.
+"""Attention on CUDA in shapes that cuDNN has already planned.
 
 cuDNN has a plan for each shape, strides among it. Making one takes 45 to 80 ms on an H200's host,
 where the attention of a chunk takes 2 to 7 in all layers. So prefill chunks are padded

@@ -56,7 +56,7 @@ class MemoryShares:
     async def claim(self, model: ServedModel) -> int:
         """Take from those that are loaded what a model gets, which is returned.
 
-        Answers that run are finished with what they were promised. An engine that does not tell
+        Running answers keep what was reserved for them. An engine that does not tell
         that it got small enough is waited for only so long: it may be restarting.
         """
         others = self.loaded
@@ -91,7 +91,7 @@ class MemoryShares:
         return budget.needed_bytes(model.weight_bytes, self._room_bytes, model.least_kv_bytes)
 
     async def _survey(self, model: ServedModel) -> None:
-        """Find out what it and those beside it hold, and what there is, where nobody knows."""
+        """Find the weights' sizes and the memory limit where they are still unknown."""
         for one in (*self.loaded, model):
             if (stats := one.status.stats) is not None:
                 one.weight_bytes = max(one.weight_bytes, stats.memory.baseline_bytes)
@@ -109,7 +109,7 @@ class MemoryShares:
 
 
 def _is_within(model: ServedModel, limit_bytes: int) -> bool:
-    """Whether all that it holds and has promised is under `limit_bytes`, as it has said itself."""
+    """Whether all that it holds and has reserved is under `limit_bytes`, as it reports itself."""
     if model.engine is None or model.engine.status.state not in _ALIVE:
         return True
     stats = model.engine.status.stats

@@ -265,7 +265,7 @@ class ModelPool:
             model.loading = self._spawn(self._load(model))
 
     async def _load(self, model: ServedModel) -> None:
-        """Load a model that somebody waits for, and let them use it. Raises what `start` does."""
+        """Load a model that requests are waiting for, then admit them. Raises what `start` does."""
         try:
             await model.fetch()
             async with self._turn:

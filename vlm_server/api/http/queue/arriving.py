@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 
 class Arrival:
-    """One body on its way. `deadline` is moved to now if it must give way."""
+    """One body on its way. `deadline` is moved to now if it is refused."""
 
     def __init__(self, deadline: asyncio.Timeout) -> None:
         self.num_bytes = 0
-        self.gives_way = False
+        self.is_refused = False
         self._deadline = deadline
         self._since = asyncio.get_running_loop().time()
 
@@ -21,11 +21,11 @@ class Arrival:
         """What it has taken so far, in bytes times seconds."""
         return self.num_bytes * (now - self._since)
 
-    def give_way(self) -> None:
+    def refuse(self) -> None:
         """End the wait for the rest of it."""
         with contextlib.suppress(RuntimeError):  # its time is up just now
             self._deadline.reschedule(asyncio.get_running_loop().time())
-            self.gives_way = True
+            self.is_refused = True
 
 
 class ArrivingBodies:
@@ -61,6 +61,6 @@ class ArrivingBodies:
         for costly in sorted(self._arrivals, key=lambda one: one.cost(now), reverse=True):
             if excess <= 0:
                 return
-            if not costly.gives_way:
-                costly.give_way()
+            if not costly.is_refused:
+                costly.refuse()
             excess -= costly.num_bytes

@@ -5,8 +5,8 @@ the same step. The first of them gets its first token about when it would alone,
 sooner (`PrefillSizer`); whose turn comes next waits no longer either. While answers are written, a
 step with several prompts lasts no longer than one with a prefill chunk may.
 
-Prompts that begin alike have cached what the first of them computed: all go on from the least that
-is cached of each, and compute again the few tokens by which chance has more cached of some.
+All of them start after the shortest prefix that is cached of any; a prompt of which a few tokens
+more are cached computes those again.
 """
 
 from __future__ import annotations
