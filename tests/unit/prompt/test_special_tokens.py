@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-import time
 
 import pytest
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from tests.processor_time import processor_time
 from vlm_server.prompt.special_tokens import SpecialTokens
 
 NAMES = ["<|end|>", "<|", "|>", "<a>", ">b<", "<a>b<c>", "<|end|>x<|end|>", "[IMG]", "[[IMG]]"]
@@ -76,10 +76,10 @@ def test_a_thousand_names_take_no_time(tokenizer: PreTrainedTokenizerFast):
     names = [f"<SPECIAL_{i}>" for i in range(1000)] + ["<s>", "</s>", "[INST]", "[IMG]", "[/INST]"]
     special = SpecialTokens(tokenizer, names)
     for text in ("<" * 1_000_000, "<SPECIAL_9" * 100_000, "What shape is this? [" * 50_000):
-        start = time.process_time()
-        assert special.count(text) == 0
-        assert special.disarm(text, MARK) == text
-        assert time.process_time() - start < 1.0
+        with processor_time() as measured:
+            assert special.count(text) == 0
+            assert special.disarm(text, MARK) == text
+        assert measured.seconds < 1.0
     assert special.disarm("<SPECIAL_12><SPECIAL_1>[/INST]</s", MARK) == (
         f"<{MARK}SPECIAL_12><{MARK}SPECIAL_1>[{MARK}/INST]</s"
     )
