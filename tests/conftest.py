@@ -5,6 +5,7 @@ What is marked `alone` measures: nothing else runs meanwhile.
 Properties are tried without a time limit: a machine with much else to do would break it.
 """
 
+import gc
 import os
 import tempfile
 from collections.abc import Generator
@@ -39,6 +40,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(here).parts[0]
         if folder in FOLDERS:
             item.add_marker(folder)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Thousands of items live until the end: no collection of garbage need go through them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

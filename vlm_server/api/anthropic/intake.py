@@ -33,14 +33,17 @@ from vlm_server.api.anthropic.schema import (
     ThinkingEnabled,
     Tool,
 )
-from vlm_server.api.http.intake import json_body
-from vlm_server.api.http.intake.calls import Body, Context, KnownModel, Taken
+from vlm_server.api.http.intake.calls import Body, Context, KnownModel, ParsedRequest
+from vlm_server.api.http.intake.common_fields import (
+    max_tokens_or_default,
+    model_wanted,
+    stop_strings,
+)
 from vlm_server.api.http.intake.constraints import ConstraintFields, check_constraints
 from vlm_server.api.http.intake.conversation import Conversation
-from vlm_server.api.http.intake.effort import Wish
+from vlm_server.api.http.intake.effort import ThinkingOptions
 from vlm_server.api.http.intake.json_schema import schema_text
 from vlm_server.api.http.intake.leniency import IgnoredFields
-from vlm_server.api.http.intake.request_model import max_tokens_or_default, model_wanted
 from vlm_server.api.http.intake.tool_definitions import ToolChoice, ToolDefinition, read_tools
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import Message, SamplingParams, Submit, TemplateOptions
@@ -57,38 +60,42 @@ _NOT_IN_PROMPT = (
 """Fields that are for the answer, which a request to count tokens does not get."""
 
 
-def read_message(body: Body, context: Context) -> Taken:
+def read_message(body: Body, context: Context) -> ParsedRequest:
     """The request in `body`. Raises RequestError.
 
     Raises BytesNeeded if it has `https:` or `file:` URLs whose bytes are not in `context.given`,
     and no error besides: to be called again with them.
     """
-    return _taken(*schema.parse(body), context)
+    return _parsed_request(*schema.parse(body), context)
 
 
-def read_text(body: Body, context: Context) -> Taken | None:
+def read_text(body: Body, context: Context) -> ParsedRequest | None:
     """The request in `body`; None if it has images. Raises RequestError."""
     request, ignored = schema.parse(body)
-    return None if has_images(request) else _taken(request, ignored, context)
+    return None if has_images(request) else _parsed_request(request, ignored, context)
 
 
-def read_count(body: Body, context: Context) -> Taken:
+def read_count(body: Body, context: Context) -> ParsedRequest:
     """The request in `body`, as one whose tokens are counted; otherwise as `read_message`."""
-    return _only_counted(_taken(*schema.parse(body, _NOT_IN_PROMPT), context))
+    return _only_counted(_parsed_request(*schema.parse(body, _NOT_IN_PROMPT), context))
 
 
-def read_count_text(body: Body, context: Context) -> Taken | None:
+def read_count_text(body: Body, context: Context) -> ParsedRequest | None:
     """As `read_text`, for `read_count`."""
     request, ignored = schema.parse(body, _NOT_IN_PROMPT)
-    return None if has_images(request) else _only_counted(_taken(request, ignored, context))
+    return (
+        None if has_images(request) else _only_counted(_parsed_request(request, ignored, context))
+    )
 
 
-def _only_counted(taken: Taken) -> Taken:
-    submit = msgspec.structs.replace(taken.submit, count_only=True)
-    return msgspec.structs.replace(taken, submit=submit, stream=False)
+def _only_counted(parsed: ParsedRequest) -> ParsedRequest:
+    submit = msgspec.structs.replace(parsed.submit, count_only=True)
+    return msgspec.structs.replace(parsed, submit=submit, stream=False)
 
 
-def _taken(request: MessagesRequest, ignored: IgnoredFields, context: Context) -> Taken:
+def _parsed_request(
+    request: MessagesRequest, ignored: IgnoredFields, context: Context
+) -> ParsedRequest:
     model = model_wanted(request.model, context)
     conversation = Conversation(context.limits, context.given)
     definitions = [
@@ -99,24 +106,26 @@ def _taken(request: MessagesRequest, ignored: IgnoredFields, context: Context) -
     continues = _continues(conversation.messages)
     schema_wanted = _schema(request, context.limits)
     json_schema = check_constraints(tools, schema_wanted, _FIELDS, ignored, continues=continues)
-    wish = _wish(request)
+    thinking = _thinking(request)
     _ignore_thinking(request, model, ignored)
     submit = Submit(
         request_id=context.request_id,
         messages=tuple(conversation.messages),
         images=tuple(conversation.images),
-        sampling=_sampling(request, json_schema, wish.max_tokens, context.limits),
+        sampling=_sampling(request, json_schema, thinking.max_tokens, context.limits),
         cache_salt=context.cache_salt,
         client=context.client,
         tools=tools,
         template=TemplateOptions(
-            enable_thinking=wish.enables, variables=wish.variables, continue_final=continues
+            enable_thinking=thinking.enables, variables=thinking.variables, continue_final=continues
         ),
     )
     if has_billing_header(request):
         ignored.add(BILLING_HEADER)
     options = Options(shows_thoughts=_shows_thoughts(request))
-    return Taken(model.name, submit, bool(request.stream), encode_options(options), ignored.names)
+    return ParsedRequest(
+        model.name, submit, bool(request.stream), encode_options(options), ignored.names
+    )
 
 
 def _continues(messages: Sequence[Message]) -> bool:
@@ -129,16 +138,16 @@ def _continues(messages: Sequence[Message]) -> bool:
     return True
 
 
-def _wish(request: MessagesRequest) -> Wish:
+def _thinking(request: MessagesRequest) -> ThinkingOptions:
     effort = request.output_config.effort if request.output_config else None
     match request.thinking:
         case ThinkingEnabled(budget_tokens=budget):
-            return Wish("enabled", effort, budget)
+            return ThinkingOptions("enabled", effort, budget)
         case ThinkingAdaptive(budget_tokens=budget):
-            return Wish("adaptive", effort, budget)
+            return ThinkingOptions("adaptive", effort, budget)
         case ThinkingDisabled():
-            return Wish("disabled")
-    return Wish(effort=effort)
+            return ThinkingOptions("disabled")
+    return ThinkingOptions(effort=effort)
 
 
 def _ignore_thinking(request: MessagesRequest, model: KnownModel, ignored: IgnoredFields) -> None:
@@ -174,20 +183,10 @@ def _sampling(
         temperature=request.temperature,
         top_p=request.top_p,
         top_k=request.top_k or 0,
-        stop=_stop(request.stop_sequences or (), limits),
+        stop=stop_strings(request.stop_sequences, "stop_sequences", limits),
         json_schema=json_schema,
         max_reasoning_tokens=max_reasoning_tokens,
     )
-
-
-def _stop(strings: Sequence[str], limits: Limits) -> tuple[str, ...]:
-    param, limit = "stop_sequences", limits.max_stop_strings
-    if len(strings) > limit:
-        message = f"At most {limit} stop strings are allowed (limits.max_stop_strings)."
-        raise InvalidRequest(message, param)
-    for string in strings:
-        json_body.utf8_length(string, param)
-    return tuple(strings)
 
 
 def _definition(tool: Tool, param: str, ignored: IgnoredFields) -> ToolDefinition:

@@ -13,11 +13,11 @@ from msgspec import Meta, Struct
 from msgspec.json import Decoder
 
 from vlm_server.api.http.intake import json_body
+from vlm_server.api.http.intake.common_fields import StopString
 from vlm_server.api.http.intake.leniency import IgnoredFields
 from vlm_server.errors import ThreadUnsupported
 
 INT32_MAX = 2**31 - 1
-MAX_STOP_CHARS = 256
 SIGNATURE = "dmxtX3NlcnZlcg=="
 """Of every thought in answers: clients send it back."""
 
@@ -155,9 +155,6 @@ class OutputConfig(Struct):
 
     format: JsonSchemaFormat | None = None
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-
-
-StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 
 
 class MessagesRequest(Struct):

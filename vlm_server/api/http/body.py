@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import Any
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.types import Receive
 
 from vlm_server.api.http.disconnect import ClientGone
+from vlm_server.api.http.intake import json_body
 from vlm_server.api.http.queue.arriving import Arrival, ArrivingBodies
 from vlm_server.errors import (
     PayloadTooLarge,
@@ -64,6 +67,20 @@ def discard(body: bytearray) -> None:
     """Free the memory of `body`, whoever holds it still: the traceback of an error, say."""
     with contextlib.suppress(BufferError):  # a cancelled text is still being read: it is small
         body.clear()
+
+
+async def read_small(
+    request: Request, limits: Limits, arriving: ArrivingBodies, *, any_type: bool = False
+) -> dict[str, Any]:
+    """The JSON object of a request that is parsed at once, since it is small.
+
+    Raises what `check_headers`, `read` and `json_body.parse_object` raise.
+    """
+    check_headers(Headers(scope=request.scope), limits, any_type=any_type)
+    data = await read(request.receive, limits, arriving)
+    if not json_body.is_small(data):
+        raise PayloadTooLarge("The request's body is too large for this route.")
+    return json_body.parse_object(data)
 
 
 async def _collect(

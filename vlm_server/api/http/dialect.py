@@ -79,5 +79,5 @@ class Dialect(Protocol):
     def read_text(self) -> ReadText: ...
 
     def renderer(self, request_id: str, model: str, options: bytes) -> Renderer:
-        """What renders the answer to one request. `options`: see `Taken`."""
+        """What renders the answer to one request. `options`: see `ParsedRequest`."""
         ...

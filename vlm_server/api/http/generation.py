@@ -17,7 +17,7 @@ from vlm_server.api.http.access import cache_salt, client_id, keys
 from vlm_server.api.http.answer import Answer, answer, as_request_error, whole
 from vlm_server.api.http.dialect import Dialect, Renderer
 from vlm_server.api.http.disconnect import until_disconnect
-from vlm_server.api.http.intake.calls import Answering, Call, Context
+from vlm_server.api.http.intake.calls import Call, Context, RequestSummary
 from vlm_server.api.http.intake.history import History, HistoryNeeded
 from vlm_server.api.http.intake.intake import Intake
 from vlm_server.api.http.metrics.model_metrics import ModelMetrics, no_metrics
@@ -89,7 +89,7 @@ class Endpoint:
         shared.queue_slots.check(client, headers)
         async with clock.before_submit():
             data = await body.read(receive, shared.limits, shared.arriving)
-        request_id = f"{self._dialect.id_prefix}{access_log.of(scope).request_id}"
+        request_id = self._request_id(scope)
         with (
             shared.queue_slots.take(client, len(data)) as slot,
             shared.in_flight.track(request_id, scope),
@@ -109,20 +109,20 @@ class Endpoint:
         shared, dialect, entry = self._shared, self._dialect, access_log.of(scope)
         context = self._context(scope)
         async with clock.before_submit():
-            request, wanted = await self._read_call(data, slot, context)
-        entry.images, entry.videos = wanted.num_images, wanted.num_videos
-        entry.ignored, entry.model, model = wanted.ignored, wanted.model, wanted.model
-        entry.routing_key = entry.routing_key or wanted.routing_key
-        stream_wanted, num_choices = wanted.stream, wanted.num_choices
+            request, summary = await self._read_call(data, slot, context)
+        entry.images, entry.videos = summary.num_images, summary.num_videos
+        entry.ignored, entry.model, model = summary.ignored, summary.model, summary.model
+        entry.routing_key = entry.routing_key or summary.routing_key
+        stream_wanted, num_choices = summary.stream, summary.num_choices
         shared.in_flight.note_read(context.request_id)
-        render = dialect.renderer(context.request_id, model, wanted.options)
-        is_answer = wanted.generates and not request.submit.count_only
+        render = dialect.renderer(context.request_id, model, summary.options)
+        is_answer = summary.generates and not request.submit.count_only
         metrics = shared.metrics[model] if is_answer else ModelMetrics()  # else: nobody's
         recorder = entry.answer = AnswerRecorder(
             metrics, model, context.request_id, entry.received_at, is_stream=stream_wanted
         )
-        events = clock.watch(self._events(request, wanted, clock), partial(_begin, slot, recorder))
-        del request, wanted  # frees the images while the engine answers
+        events = clock.watch(self._events(request, summary, clock), partial(_begin, slot, recorder))
+        del request, summary  # frees the images while the engine answers
         with recorder:
             async with aclosing(answer(events, recorder)) as deltas:
                 if stream_wanted:
@@ -131,12 +131,15 @@ class Endpoint:
                     content = render.whole(*await whole(deltas, num_choices, recorder))
                     await _whole(content, recorder)(scope, receive, send)
 
+    def _request_id(self, scope: Scope) -> str:
+        return f"{self._dialect.id_prefix}{access_log.of(scope).request_id}"
+
     def _context(self, scope: Scope) -> Context:
         """What reading a request needs to know beside its body."""
         shared = self._shared
         return Context(
             models=served_models.known_models(shared.models, shared.server),
-            request_id=f"{self._dialect.id_prefix}{access_log.of(scope).request_id}",
+            request_id=self._request_id(scope),
             cache_salt=cache_salt.of(scope),
             client=client_id.of(scope),
             owner=keys.owner_of(scope),
@@ -145,12 +148,12 @@ class Endpoint:
         )
 
     async def _events(
-        self, request: EngineRequest, wanted: Answering, clock: RequestClock
+        self, request: EngineRequest, summary: RequestSummary, clock: RequestClock
     ) -> AsyncGenerator[RequestEvent, None]:
         """What the engine of the model says, which is loaded first if it must be."""
         shared, request_id = self._shared, request.submit.request_id
-        model, keep_alive = wanted.model, wanted.keep_alive_seconds
-        if not wanted.generates:
+        model, keep_alive = summary.model, summary.keep_alive_seconds
+        if not summary.generates:
             await shared.models.touch(model, request_id, keep_alive)
             yield Finished(request_id, Usage(0, 0))
             return

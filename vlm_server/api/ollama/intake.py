@@ -6,7 +6,7 @@ Runs on a thread or in an intake process: see `http.intake`.
 from __future__ import annotations
 
 from vlm_server.api.http.intake import json_body
-from vlm_server.api.http.intake.calls import Body, Context, KnownModel, Taken
+from vlm_server.api.http.intake.calls import Body, Context, KnownModel, ParsedRequest
 from vlm_server.api.http.intake.constraints import ConstraintFields, check_constraints
 from vlm_server.api.http.intake.conversation import Conversation, Counts
 from vlm_server.api.http.intake.effort import variables_text
@@ -37,24 +37,24 @@ _OF_QUESTIONS = frozenset({"format", "logprobs", "options", "system", "think", "
 """Fields without effect where nothing is asked."""
 
 
-def read_chat(body: Body, context: Context) -> Taken:
+def read_chat(body: Body, context: Context) -> ParsedRequest:
     """The request in `body`. Raises RequestError, and BytesNeeded for URLs in `images`."""
     return _chat(*_read(body, OllamaChatRequest, context), context)
 
 
-def read_chat_text(body: Body, context: Context) -> Taken | None:
+def read_chat_text(body: Body, context: Context) -> ParsedRequest | None:
     """The request in `body`; None if it has images. Raises RequestError."""
     request, model, ignored = _read(body, OllamaChatRequest, context)
     has_images = any(message.images for message in request.messages or ())
     return None if has_images else _chat(request, model, ignored, context)
 
 
-def read_generate(body: Body, context: Context) -> Taken:
+def read_generate(body: Body, context: Context) -> ParsedRequest:
     """The request in `body`. Raises RequestError, and BytesNeeded for URLs in `images`."""
     return _generate(*_read(body, OllamaGenerateRequest, context), context)
 
 
-def read_generate_text(body: Body, context: Context) -> Taken | None:
+def read_generate_text(body: Body, context: Context) -> ParsedRequest | None:
     """The request in `body`; None if it has images. Raises RequestError."""
     request, model, ignored = _read(body, OllamaGenerateRequest, context)
     return None if request.images else _generate(request, model, ignored, context)
@@ -71,19 +71,19 @@ def _read(
 
 def _chat(
     request: OllamaChatRequest, model: KnownModel, ignored: IgnoredFields, context: Context
-) -> Taken:
+) -> ParsedRequest:
     messages = request.messages or []
     if not messages:
         return _nothing_asked(request, model, ignored, context)
     conversation = Conversation(context.limits, context.given)
     tools = _tools(request.tools or [], conversation)
     read_messages(messages, conversation)
-    return _taken(request, model, ignored, conversation, tools, context)
+    return _parsed_request(request, model, ignored, conversation, tools, context)
 
 
 def _generate(
     request: OllamaGenerateRequest, model: KnownModel, ignored: IgnoredFields, context: Context
-) -> Taken:
+) -> ParsedRequest:
     for name in ("suffix", "template", "raw"):
         if getattr(request, name):
             raise UnsupportedField(f"`{name}` is not supported; leave it out.", name)
@@ -97,17 +97,17 @@ def _generate(
     text = conversation.text(request.prompt or "", "prompt")
     conversation.add(Message("user", pictures_and_text(images, "images", text, conversation)))
     conversation.check_complete()
-    return _taken(request, model, ignored, conversation, None, context)
+    return _parsed_request(request, model, ignored, conversation, None, context)
 
 
-def _taken(
+def _parsed_request(
     request: Request,
     model: KnownModel,
     ignored: IgnoredFields,
     conversation: Conversation,
     tools: Tools | None,
     context: Context,
-) -> Taken:
+) -> ParsedRequest:
     continues = _continues(conversation.messages[-1])
     json_schema = check_constraints(
         tools, read_schema(request, context.limits), _FIELDS, ignored, continues=continues
@@ -123,7 +123,7 @@ def _taken(
         template=_template(request, continues=continues),
     )
     options = encode_options(AnswerOptions(request.model))
-    return Taken(
+    return ParsedRequest(
         model.name,
         submit,
         request.stream is not False,
@@ -135,14 +135,14 @@ def _taken(
 
 def _nothing_asked(
     request: Request, model: KnownModel, ignored: IgnoredFields, context: Context
-) -> Taken:
+) -> ParsedRequest:
     """For clients that load a model before they ask it, or unload it. A pinned one stays."""
     for name in sorted(_OF_QUESTIONS & set(request.__struct_fields__)):
         ignored.add(name, getattr(request, name))
     seconds = keep_alive.seconds_of(request.keep_alive)
     options = encode_options(AnswerOptions(request.model, "load" if seconds != 0 else "unload"))
     submit = Submit(context.request_id, (), (), SamplingParams(), client=context.client)
-    return Taken(
+    return ParsedRequest(
         model.name,
         submit,
         request.stream is not False,

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from vlm_server.api.http.intake import json_body
+from vlm_server.api.http.intake.common_fields import max_tokens_or_default, stop_strings
 from vlm_server.api.http.intake.effort import longest_thought
 from vlm_server.api.http.intake.json_schema import ANY_OBJECT, schema_text
-from vlm_server.api.http.intake.request_model import max_tokens_or_default
 from vlm_server.api.ollama.schema import INT32_MAX, ModelOptions, Request
-from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import SamplingParams
 from vlm_server.settings import Limits
 
@@ -24,7 +22,7 @@ def read_sampling(request: Request, json_schema: str | None, limits: Limits) -> 
         temperature=options.temperature,
         top_p=None if options.top_p is None else max(options.top_p, _LEAST_TOP_P),
         seed=None if options.seed == -1 else options.seed,
-        stop=_stop(options.stop, limits),
+        stop=stop_strings(options.stop, "options.stop", limits),
         top_k=max(options.top_k or 0, 0),
         min_p=options.min_p or 0.0,
         presence_penalty=options.presence_penalty or 0.0,
@@ -43,19 +41,6 @@ def _max_tokens(num_predict: int | None) -> int | None:
     if num_predict == _FILL:
         return INT32_MAX
     return num_predict if num_predict is not None and num_predict > 0 else None
-
-
-def _stop(stop: str | list[str] | None, limits: Limits) -> tuple[str, ...]:
-    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if len(strings) > limits.max_stop_strings:
-        raise InvalidRequest(
-            f"At most {limits.max_stop_strings} stop strings are allowed "
-            "(limits.max_stop_strings).",
-            "options.stop",
-        )
-    for string in strings:
-        json_body.utf8_length(string, "options.stop")
-    return strings
 
 
 def _logprobs(request: Request) -> int | None:

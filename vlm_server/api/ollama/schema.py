@@ -11,8 +11,8 @@ from msgspec import Meta, Struct
 from msgspec.json import Decoder
 
 from vlm_server.api.http.intake import json_body
+from vlm_server.api.http.intake.common_fields import StopString
 
-MAX_STOP_CHARS = 256
 MAX_TOP_LOGPROBS = 20
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
@@ -62,7 +62,6 @@ class Tool(Struct):
     type: Literal["function"] | None = None
 
 
-StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 

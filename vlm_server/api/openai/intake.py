@@ -10,7 +10,8 @@ from typing import Any
 from msgspec import structs
 
 from vlm_server.api.http.intake import json_body
-from vlm_server.api.http.intake.calls import Body, Context, Taken
+from vlm_server.api.http.intake.calls import Body, Context, ParsedRequest
+from vlm_server.api.http.intake.common_fields import model_wanted
 from vlm_server.api.http.intake.constraints import (
     ConstraintFields,
     check_constraints,
@@ -18,7 +19,6 @@ from vlm_server.api.http.intake.constraints import (
 )
 from vlm_server.api.http.intake.conversation import Conversation
 from vlm_server.api.http.intake.leniency import IgnoredFields
-from vlm_server.api.http.intake.request_model import model_wanted
 from vlm_server.api.http.intake.tool_definitions import read_tools
 from vlm_server.api.openai import schema
 from vlm_server.api.openai.history import parts_of, read_messages
@@ -36,7 +36,7 @@ DIALECT = "openai"
 _FIELDS = ConstraintFields("response_format", continued="continue_final_message")
 
 
-def read_chat(body: Body, context: Context) -> Taken:
+def read_chat(body: Body, context: Context) -> ParsedRequest:
     """The request in `body`. Raises RequestError.
 
     Raises BytesNeeded if it has `https:` or `file:` URLs whose bytes are not in `context.given`,
@@ -45,24 +45,24 @@ def read_chat(body: Body, context: Context) -> Taken:
     return read_fields(json_body.parse_object(body), context)
 
 
-def read_text(body: Body, context: Context) -> Taken | None:
+def read_text(body: Body, context: Context) -> ParsedRequest | None:
     """The request in `body`; None if it has media. Raises RequestError."""
     return read_text_fields(json_body.parse_object(body), context)
 
 
-def read_fields(fields: dict[str, Any], context: Context) -> Taken:
+def read_fields(fields: dict[str, Any], context: Context) -> ParsedRequest:
     """The request of a body's fields: see `read_chat`."""
     ignored = IgnoredFields()
-    return _named(_taken(_read(fields, context, ignored), context, ignored), fields)
+    return _named(_parsed_request(_read(fields, context, ignored), context, ignored), fields)
 
 
-def read_text_fields(fields: dict[str, Any], context: Context) -> Taken | None:
+def read_text_fields(fields: dict[str, Any], context: Context) -> ParsedRequest | None:
     """The request of a body's fields: see `read_text`."""
     ignored = IgnoredFields()
     request = _read(fields, context, ignored)
     parts = parts_of(request.messages)
     has_media = any(isinstance(part, ImageUrlPart | VideoUrlPart) for part in parts)
-    return None if has_media else _named(_taken(request, context, ignored), fields)
+    return None if has_media else _named(_parsed_request(request, context, ignored), fields)
 
 
 def read_pixel_limits(wanted: PixelLimits | None, conversation: Conversation) -> None:
@@ -77,17 +77,19 @@ def read_pixel_limits(wanted: PixelLimits | None, conversation: Conversation) ->
     conversation.min_pixels, conversation.max_pixels = least, most
 
 
-def _named(taken: Taken, fields: dict[str, Any]) -> Taken:
-    """`taken` with the name that its client has for requests with the same beginning, if any."""
+def _named(parsed: ParsedRequest, fields: dict[str, Any]) -> ParsedRequest:
+    """`parsed` with the name that its client has for requests with the same beginning, if any."""
     name = fields.get("prompt_cache_key")
-    return structs.replace(taken, conversation=name) if isinstance(name, str) else taken
+    return structs.replace(parsed, conversation=name) if isinstance(name, str) else parsed
 
 
 def _read(fields: dict[str, Any], context: Context, ignored: IgnoredFields) -> ChatRequest:
     return schema.read(fields, ignored, refuses=context.unknown_fields == "refuse")
 
 
-def _taken(request: ChatRequest, context: Context, ignored: IgnoredFields) -> Taken:
+def _parsed_request(
+    request: ChatRequest, context: Context, ignored: IgnoredFields
+) -> ParsedRequest:
     model = model_wanted(request.model, context)
     options = _options(request, ignored)
     conversation = Conversation(context.limits, context.given)
@@ -126,7 +128,9 @@ def _taken(request: ChatRequest, context: Context, ignored: IgnoredFields) -> Ta
         template=template,
         prediction=conversation.count_text(prediction, "prediction.content"),
     )
-    return Taken(model.name, submit, bool(request.stream), encode_options(options), ignored.names)
+    return ParsedRequest(
+        model.name, submit, bool(request.stream), encode_options(options), ignored.names
+    )
 
 
 def _options(request: ChatRequest, ignored: IgnoredFields) -> Options:

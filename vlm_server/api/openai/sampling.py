@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from vlm_server.api.http.intake import json_body
-from vlm_server.api.http.intake.request_model import max_tokens_or_default
+from vlm_server.api.http.intake.common_fields import max_tokens_or_default, stop_strings
 from vlm_server.api.openai.schema import ChatRequest
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import SamplingParams
@@ -33,7 +32,7 @@ def read_sampling(
         temperature=request.temperature,
         top_p=request.top_p,
         seed=request.seed,
-        stop=_stop(request.stop, limits),
+        stop=stop_strings(request.stop, "stop", limits),
         top_k=max(request.top_k or 0, 0),
         min_p=request.min_p or 0.0,
         presence_penalty=request.presence_penalty or 0.0,
@@ -79,19 +78,6 @@ def _min_tokens(min_tokens: int, max_tokens: int | None) -> int:
     if max_tokens is not None and min_tokens > max_tokens:
         raise InvalidRequest("`min_tokens` is above `max_tokens`.", "min_tokens")
     return min_tokens
-
-
-def _stop(stop: str | list[str] | None, limits: Limits) -> tuple[str, ...]:
-    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if len(strings) > limits.max_stop_strings:
-        raise InvalidRequest(
-            f"At most {limits.max_stop_strings} stop strings are allowed "
-            "(limits.max_stop_strings).",
-            "stop",
-        )
-    for string in strings:
-        json_body.utf8_length(string, "stop")
-    return strings
 
 
 def _logit_bias(bias: dict[str, float]) -> dict[int, float]:

@@ -11,16 +11,15 @@ from msgspec import Meta, Struct
 from msgspec.json import Decoder
 
 from vlm_server.api.http.intake import json_body
-from vlm_server.api.http.intake.leniency import IgnoredFields, known_fields
+from vlm_server.api.http.intake.common_fields import StopString
+from vlm_server.api.http.intake.leniency import IgnoredFields, check_neutral, is_same, known_fields
 from vlm_server.api.openai.messages import ChatMessage, TextPart
 from vlm_server.api.openai.response_format import ResponseFormat
 from vlm_server.api.openai.thinking import Effort, Reasoning, Thinking
 from vlm_server.api.openai.tools import FunctionTool, WantedChoice
-from vlm_server.errors import UnsupportedField
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
-MAX_STOP_CHARS = 256
 MAX_BIASES = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 8
@@ -86,7 +85,6 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 
 
 MaxTokens = Annotated[int, Meta(ge=1, le=INT32_MAX)]
-StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 
@@ -160,7 +158,7 @@ def read(fields: dict[str, Any], ignored: IgnoredFields, *, refuses: bool = True
         ignored.add(name, obeyed.pop(name))
     obeyed = known_fields(obeyed, ChatRequest, ignored, refuses=refuses)
     for name in ("max_tokens", "max_completion_tokens"):
-        if _same(obeyed.get(name), _NO_LIMIT):
+        if is_same(obeyed.get(name), _NO_LIMIT):
             del obeyed[name]
     request = json_body.convert(obeyed, ChatRequest, RULES)
     ignored.add_unread(obeyed, request)
@@ -174,11 +172,5 @@ _NO_LIMIT = -1
 def _is_neutral(name: str, value: Any) -> bool:
     if name not in NEUTRAL:
         return False
-    if not any(_same(value, neutral) for neutral in NEUTRAL[name]):
-        raise UnsupportedField(f"`{name}` is not supported with this value; leave it out.", name)
+    check_neutral(name, value, NEUTRAL[name])
     return True
-
-
-def _same(value: Any, neutral: Any) -> bool:
-    """Equality where True is not 1."""
-    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)

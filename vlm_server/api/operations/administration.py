@@ -9,7 +9,6 @@ import asyncio
 from typing import Any
 
 import msgspec
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
@@ -28,7 +27,6 @@ from vlm_server.errors import (
     InvalidRequest,
     ModelNotFound,
     NotFound,
-    PayloadTooLarge,
 )
 from vlm_server.settings import Settings
 from vlm_server.supervisor.client import ModelClient
@@ -155,12 +153,8 @@ class Administration:
         return name
 
     async def _read(self, request: Request, kind: type[msgspec.Struct]) -> Any:
-        limits = self._settings.limits
-        body.check_headers(Headers(scope=request.scope), limits)
-        data = await body.read(request.receive, limits, self._arriving)
-        if not json_body.is_small(data):
-            raise PayloadTooLarge("The request's body is too large for this route.")
-        asked = json_body.convert(json_body.parse_object(data), kind, {})
+        fields = await body.read_small(request, self._settings.limits, self._arriving)
+        asked = json_body.convert(fields, kind, {})
         name = getattr(asked, "model", None)
         if name is not None:
             json_body.utf8_length(name, "model")

@@ -8,7 +8,8 @@ from __future__ import annotations
 import msgspec
 
 from vlm_server.api.http.intake import json_body
-from vlm_server.api.http.intake.calls import Body, Context, Taken
+from vlm_server.api.http.intake.calls import Body, Context, ParsedRequest
+from vlm_server.api.http.intake.common_fields import max_tokens_or_default, model_wanted
 from vlm_server.api.http.intake.constraints import (
     ConstraintFields,
     check_constraints,
@@ -18,7 +19,6 @@ from vlm_server.api.http.intake.conversation import Conversation, Counts
 from vlm_server.api.http.intake.history import HistoryNeeded
 from vlm_server.api.http.intake.json_schema import ANY_OBJECT, schema_text
 from vlm_server.api.http.intake.leniency import IgnoredFields
-from vlm_server.api.http.intake.request_model import max_tokens_or_default, model_wanted
 from vlm_server.api.http.intake.tool_definitions import ToolChoice, ToolDefinition, read_tools
 from vlm_server.api.responses.echo import encode, encode_echo
 from vlm_server.api.responses.items import (
@@ -54,17 +54,17 @@ _BEFORE = "previous_response_id"
 _items_decoder = msgspec.json.Decoder(list[Item])
 
 
-def read_response(body: Body, context: Context) -> Taken:
+def read_response(body: Body, context: Context) -> ParsedRequest:
     """The request in `body`. Raises RequestError.
 
     Raises HistoryNeeded if it goes on from turns that `context` has not, and BytesNeeded if it has
     `https:` or `file:` URLs whose bytes are not given: to be called again with them.
     """
     parsed = parse(body, refuses=context.unknown_fields == "refuse")
-    return _taken(parsed, _previous(parsed.request, context), context)
+    return _parsed_request(parsed, _previous(parsed.request, context), context)
 
 
-def read_text(body: Body, context: Context) -> Taken | None:
+def read_text(body: Body, context: Context) -> ParsedRequest | None:
     """The request in `body`; None if it has media, or large turns before it.
 
     Raises RequestError and HistoryNeeded.
@@ -77,7 +77,7 @@ def read_text(body: Body, context: Context) -> Taken | None:
     parts = parts_of([*previous, *parsed.request.items])
     if any(isinstance(part, InputImage | InputVideo) for part in parts):
         return None
-    return _taken(parsed, previous, context)
+    return _parsed_request(parsed, previous, context)
 
 
 def _previous(request: ResponsesRequest, context: Context) -> list[Item]:
@@ -89,7 +89,7 @@ def _previous(request: ResponsesRequest, context: Context) -> list[Item]:
     return [item for turn in context.previous for item in _items_decoder.decode(turn)]
 
 
-def _taken(parsed: Parsed, previous: list[Item], context: Context) -> Taken:
+def _parsed_request(parsed: Parsed, previous: list[Item], context: Context) -> ParsedRequest:
     request = parsed.request
     model = model_wanted(request.model, context)
     if request.stream_options is not None and not request.stream:
@@ -128,7 +128,7 @@ def _taken(parsed: Parsed, previous: list[Item], context: Context) -> Taken:
         tools=tools,
         template=template,
     )
-    return Taken(
+    return ParsedRequest(
         model.name,
         submit,
         bool(request.stream),

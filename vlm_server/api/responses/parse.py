@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from vlm_server.api.http.intake import json_body
-from vlm_server.api.http.intake.leniency import IgnoredFields, known_fields
+from vlm_server.api.http.intake.leniency import IgnoredFields, check_neutral, known_fields
 from vlm_server.api.responses import items
 from vlm_server.api.responses.items import Item, MessageItem, OutputText, Reasoning
 from vlm_server.api.responses.schema import (
@@ -88,14 +88,8 @@ def _is_ignored(name: str, value: Any) -> bool:
         return True
     if name not in NEUTRAL:
         return False
-    if not any(_same(value, neutral) for neutral in NEUTRAL[name]):
-        raise UnsupportedField(f"`{name}` is not supported with this value; leave it out.", name)
+    check_neutral(name, value, NEUTRAL[name])
     return True
-
-
-def _same(value: Any, neutral: Any) -> bool:
-    """Equality where True is not 1."""
-    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 
 def _refuse_tools(fields: dict[str, Any]) -> None:

@@ -17,8 +17,8 @@ from tests.unit.media.pictures import encoded
 from vlm_server.api.http.intake.calls import (
     Context,
     KnownModel,
+    ParsedRequest,
     Read,
-    Taken,
     call_of,
     decode_outcome,
     encode_outcome,
@@ -90,17 +90,17 @@ GENERATE = st.fixed_dictionaries(
 def check(read: Read, body: bytes) -> None:
     """Both ways to the front must agree on what `body` is read as."""
     try:
-        taken = read(body, CONTEXT)
+        parsed = read(body, CONTEXT)
     except RequestError as error:
         check_refusal(error)
         return
-    assert isinstance(taken, Taken)
-    at_once, by_process = call_of(taken), decode_outcome(encode_outcome(taken))
-    assert at_once.answering == by_process.answering
-    ", ".join(taken.ignored).encode("ascii")
+    assert isinstance(parsed, ParsedRequest)
+    at_once, by_process = call_of(parsed), decode_outcome(encode_outcome(parsed))
+    assert at_once.summary == by_process.summary
+    ", ".join(parsed.ignored).encode("ascii")
     for call in (at_once, by_process):
         frame = encode_message(call.request.submit)
-        assert decode_command(frame[MESSAGE_HEADER.size :]) == taken.submit
+        assert decode_command(frame[MESSAGE_HEADER.size :]) == parsed.submit
 
 
 def check_refusal(error: RequestError) -> None:

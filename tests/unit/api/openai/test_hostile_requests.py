@@ -16,7 +16,7 @@ from vlm_server.api.http import openai_errors as errors
 from vlm_server.api.http.intake.calls import (
     Context,
     KnownModel,
-    Taken,
+    ParsedRequest,
     call_of,
     decode_outcome,
     encode_outcome,
@@ -72,19 +72,19 @@ REQUEST = st.fixed_dictionaries(
 )
 
 
-def check(body: bytes) -> Taken | RequestError:
+def check(body: bytes) -> ParsedRequest | RequestError:
     """What `body` is read as; both ways to the front must agree."""
     try:
-        taken = read_chat(body, CONTEXT)
+        parsed = read_chat(body, CONTEXT)
     except RequestError as error:
         return checked(error)
-    at_once, by_process = call_of(taken), decode_outcome(encode_outcome(taken))
-    assert at_once.answering == by_process.answering
+    at_once, by_process = call_of(parsed), decode_outcome(encode_outcome(parsed))
+    assert at_once.summary == by_process.summary
     frames = [encode_message(call.request.submit) for call in (at_once, by_process)]
-    assert decode_command(frames[0][MESSAGE_HEADER.size :]) == taken.submit
-    assert decode_command(frames[1][MESSAGE_HEADER.size :]) == taken.submit
-    assert ", ".join(taken.ignored).isascii()
-    return taken
+    assert decode_command(frames[0][MESSAGE_HEADER.size :]) == parsed.submit
+    assert decode_command(frames[1][MESSAGE_HEADER.size :]) == parsed.submit
+    assert ", ".join(parsed.ignored).isascii()
+    return parsed
 
 
 def checked(error: RequestError) -> RequestError:
@@ -134,8 +134,8 @@ def test_a_request_with_bytes_changed_is_taken_or_refused(data: st.DataObject) -
 
 def test_text_is_told_from_media() -> None:
     assert read_text(json.dumps(chat(user(text(), picture()))).encode(), CONTEXT) is None
-    taken = read_text(json.dumps(chat(user(text()))).encode(), CONTEXT)
-    assert taken == read_chat(json.dumps(chat(user(text()))).encode(), CONTEXT)
+    parsed = read_text(json.dumps(chat(user(text()))).encode(), CONTEXT)
+    assert parsed == read_chat(json.dumps(chat(user(text()))).encode(), CONTEXT)
 
 
 @pytest.mark.parametrize(

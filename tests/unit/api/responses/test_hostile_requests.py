@@ -15,7 +15,7 @@ from vlm_server.api.http import openai_errors as errors
 from vlm_server.api.http.intake.calls import (
     Context,
     KnownModel,
-    Taken,
+    ParsedRequest,
     call_of,
     decode_outcome,
     encode_outcome,
@@ -88,13 +88,13 @@ REQUEST = st.fixed_dictionaries(
 def check(body: bytes) -> None:
     """What `body` is read as can be sent, written and told."""
     try:
-        taken = read_response(body, CONTEXT)
+        parsed = read_response(body, CONTEXT)
     except HistoryNeeded as needed:
         encode_outcome(needed)
     except RequestError as error:
         check_refusal(error)
     else:
-        check_taken(taken)
+        check_parsed(parsed)
 
 
 def check_refusal(error: RequestError) -> None:
@@ -104,15 +104,15 @@ def check_refusal(error: RequestError) -> None:
     assert len(shown["param"] or "") < MAX_MESSAGE_CHARS
 
 
-def check_taken(taken: Taken) -> None:
-    assert decode_outcome(encode_outcome(taken)).answering == call_of(taken).answering
-    options = decode_options(taken.options)
+def check_parsed(parsed: ParsedRequest) -> None:
+    assert decode_outcome(encode_outcome(parsed)).summary == call_of(parsed).summary
+    options = decode_options(parsed.options)
     json.loads(options.echo)
     if options.items:
         again = msgspec.structs.replace(CONTEXT, previous=(options.items,))
         more = asking([user("U")], previous_response_id="r", instructions=None)
         read_response(json.dumps(more).encode(), again)
-    assert all(name.isascii() and name.isprintable() for name in taken.ignored)
+    assert all(name.isascii() and name.isprintable() for name in parsed.ignored)
 
 
 @settings(max_examples=300, derandomize=True, deadline=None)

@@ -57,7 +57,7 @@ class Context(msgspec.Struct, frozen=True):
         return sum(map(len, self.given.values())) + sum(map(len, self.previous or ()))
 
 
-class Taken(msgspec.Struct, frozen=True):
+class ParsedRequest(msgspec.Struct, frozen=True):
     """What a dialect makes of a body: the engine's request, and how the client wants the answer.
 
     `model` is the name of the one that is asked, and stays loaded for `keep_alive_seconds`
@@ -77,16 +77,16 @@ class Taken(msgspec.Struct, frozen=True):
     conversation: str = ""
 
 
-Read = Callable[[Body, Context], Taken]
+Read = Callable[[Body, Context], ParsedRequest]
 """Raises RequestError, BytesNeeded and HistoryNeeded."""
-ReadText = Callable[[Body, Context], Taken | None]
+ReadText = Callable[[Body, Context], ParsedRequest | None]
 """The same for a request without media; None for one that has some. Looks at no media.
 
 Raises RequestError, and HistoryNeeded."""
 
 
-class Answering(msgspec.Struct, frozen=True, tag=True):
-    """What the front has to know to answer a request."""
+class RequestSummary(msgspec.Struct, frozen=True, tag=True):
+    """What the front has to know of a request to answer it."""
 
     model: str
     stream: bool
@@ -122,20 +122,20 @@ class NeededHistory(msgspec.Struct, frozen=True, tag=True):
 
 
 class Call(NamedTuple):
-    """A request for the engine, encoded, and what the front has to know to answer it."""
+    """A request for the engine, encoded, and what the front keeps of it."""
 
     request: EngineRequest
-    answering: Answering
+    summary: RequestSummary
 
 
-Outcome = Taken | RequestError | BytesNeeded | HistoryNeeded
-_Head = Answering | Refused | Needed | NeededHistory
+Outcome = ParsedRequest | RequestError | BytesNeeded | HistoryNeeded
+_Head = RequestSummary | Refused | Needed | NeededHistory
 
 
-def call_of(taken: Taken) -> Call:
-    """`taken` as the front needs it."""
-    answering = _answering(taken)
-    return Call(EngineRequest(encode_submit(taken.submit), answering.shape), answering)
+def call_of(parsed: ParsedRequest) -> Call:
+    """`parsed` as the front needs it."""
+    summary = _summary(parsed)
+    return Call(EngineRequest(encode_submit(parsed.submit), summary.shape), summary)
 
 
 def encode_outcome(outcome: Outcome) -> bytearray:
@@ -144,7 +144,7 @@ def encode_outcome(outcome: Outcome) -> bytearray:
     _encoder.encode_into(_head(outcome), encoded, _LENGTH_BYTES)
     end = len(encoded)
     encoded[:_LENGTH_BYTES] = (end - _LENGTH_BYTES).to_bytes(_LENGTH_BYTES)
-    if isinstance(outcome, Taken):
+    if isinstance(outcome, ParsedRequest):
         _encoder.encode_into(outcome.submit, encoded, end)
     return encoded
 
@@ -174,30 +174,30 @@ def _head(outcome: Outcome) -> _Head:
             return Needed(outcome.urls)
         case HistoryNeeded():
             return NeededHistory(outcome.response_id)
-        case Taken():
-            return _answering(outcome)
+        case ParsedRequest():
+            return _summary(outcome)
 
 
-def _answering(taken: Taken) -> Answering:
-    submit = taken.submit
-    return Answering(
-        model=taken.model,
-        stream=taken.stream,
-        options=taken.options,
-        ignored=taken.ignored,
+def _summary(parsed: ParsedRequest) -> RequestSummary:
+    submit = parsed.submit
+    return RequestSummary(
+        model=parsed.model,
+        stream=parsed.stream,
+        options=parsed.options,
+        ignored=parsed.ignored,
         num_images=len(submit.images),
         num_videos=len(submit.videos),
         num_choices=submit.sampling.n,
         shape=shape_of(submit),
-        generates=taken.generates,
-        keep_alive_seconds=taken.keep_alive_seconds,
-        routing_key=_routing_key(taken),
+        generates=parsed.generates,
+        keep_alive_seconds=parsed.keep_alive_seconds,
+        routing_key=_routing_key(parsed),
     )
 
 
-def _routing_key(taken: Taken) -> str:
-    name = taken.conversation
-    return routing_key.of_name(name) if name else routing_key.of(taken.submit)
+def _routing_key(parsed: ParsedRequest) -> str:
+    name = parsed.conversation
+    return routing_key.of_name(name) if name else routing_key.of(parsed.submit)
 
 
 _LENGTH_BYTES = 4

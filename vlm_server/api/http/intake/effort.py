@@ -42,7 +42,7 @@ def variables_text(effort: str | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ThinkingOptions:
     """What a request wants, in dialects with a mode (`thinking.type`) and an effort.
 
     An effort asks for thoughts, unless the mode says otherwise.

@@ -65,9 +65,9 @@ class Intake:
         """
         if json_body.is_small(body):
             read = partial(read_text, body, context)
-            taken = await anyio.to_thread.run_sync(read, limiter=self._text_threads)
-            if taken is not None:
-                return call_of(taken)
+            parsed = await anyio.to_thread.run_sync(read, limiter=self._text_threads)
+            if parsed is not None:
+                return call_of(parsed)
         async with self._turn(len(body) + context.num_bytes):
             return await self._in_process(Job(dialect, context), body)
 

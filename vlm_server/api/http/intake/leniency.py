@@ -8,10 +8,12 @@ null or `server.unknown_fields` says otherwise: it may be a parameter that someb
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import msgspec
+
+from vlm_server.errors import UnsupportedField
 
 MAX_NAMES = 32
 _MAX_NAME_CHARS = 64
@@ -84,6 +86,17 @@ class Collector(Protocol):
     """What ignored fields are reported to."""
 
     def add(self, path: str, value: Any, /) -> None: ...
+
+
+def check_neutral(name: str, value: Any, neutral: Sequence[Any]) -> None:
+    """Raises UnsupportedField unless `value` is one of those that ask for nothing."""
+    if not any(is_same(value, each) for each in neutral):
+        raise UnsupportedField(f"`{name}` is not supported with this value; leave it out.", name)
+
+
+def is_same(value: Any, other: Any) -> bool:
+    """Equality of JSON values where True is not 1."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 def known_fields(

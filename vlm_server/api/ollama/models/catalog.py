@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 
 import msgspec
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -29,7 +28,7 @@ from vlm_server.api.ollama.models.model_info import (
     model_info,
     template,
 )
-from vlm_server.errors import EngineUnavailable, InvalidRequest, NotSupported, PayloadTooLarge
+from vlm_server.errors import EngineUnavailable, InvalidRequest, NotSupported
 from vlm_server.protocol import ModelFacts
 from vlm_server.supervisor.client import EngineStatus
 
@@ -156,17 +155,13 @@ class Catalog:
 
         Its fields that are unknown, and those `without_effect`, are reported.
         """
-        limits = self._shared.limits
-        body.check_headers(Headers(scope=request.scope), limits, any_type=True)
-        data = await body.read(request.receive, limits, self._shared.arriving)
-        if not json_body.is_small(data):
-            raise PayloadTooLarge("The request's body is too large for this route.")
-        fields = json_body.parse_object(data)
+        shared = self._shared
+        fields = await body.read_small(request, shared.limits, shared.arriving, any_type=True)
         asked = json_body.convert(fields, ModelRequest, {})
         name = asked.model or asked.name
         if not name:
             raise InvalidRequest("`model` is missing.", "model")
-        known = served_models.known_models(self._shared.models, self._shared.server)
+        known = served_models.known_models(shared.models, shared.server)
         model = model_name.model_wanted(name, known)
         ignored = IgnoredFields()
         ignored.add_unread(fields, asked)

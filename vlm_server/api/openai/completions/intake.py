@@ -12,9 +12,9 @@ from msgspec import Meta, Struct
 from msgspec.json import Decoder
 
 from vlm_server.api.http.intake import json_body
-from vlm_server.api.http.intake.calls import Body, Context, Taken
-from vlm_server.api.http.intake.leniency import IgnoredFields, known_fields
-from vlm_server.api.http.intake.request_model import model_wanted
+from vlm_server.api.http.intake.calls import Body, Context, ParsedRequest
+from vlm_server.api.http.intake.common_fields import StopString, model_wanted
+from vlm_server.api.http.intake.leniency import IgnoredFields, check_neutral, known_fields
 from vlm_server.api.openai.options import Options, encode_options
 from vlm_server.api.openai.response_format import ResponseFormat, ignore_labels, read_schema
 from vlm_server.api.openai.sampling import read_sampling
@@ -28,7 +28,6 @@ from vlm_server.api.openai.schema import (
     ChatRequest,
     MaxTokens,
     Penalty,
-    StopString,
     StreamOptions,
 )
 from vlm_server.errors import InvalidRequest, UnsupportedField
@@ -85,7 +84,7 @@ Decoder(CompletionRequest)
 """See `schema`."""
 
 
-def read(body: Body, context: Context) -> Taken:
+def read(body: Body, context: Context) -> ParsedRequest:
     """The request in `body`. Raises RequestError."""
     ignored = IgnoredFields()
     request = _request(json_body.parse_object(body), context, ignored)
@@ -107,15 +106,12 @@ def read(body: Body, context: Context) -> Taken:
     wanted = request.stream_options or StreamOptions()
     ignored.add("stream_options.include_obfuscation", wanted.include_obfuscation or None)
     options = Options(bool(wanted.include_usage), bool(wanted.continuous_usage_stats))
-    return Taken(model.name, submit, stream, encode_options(options), ignored.names)
+    return ParsedRequest(model.name, submit, stream, encode_options(options), ignored.names)
 
 
 def _request(fields: dict[str, Any], context: Context, ignored: IgnoredFields) -> CompletionRequest:
     for name, values in NEUTRAL.items():
-        value = fields.pop(name, None)
-        if not any(value == each and type(value) is type(each) for each in values):
-            message = f"`{name}` is not supported with this value; leave it out."
-            raise UnsupportedField(message, name)
+        check_neutral(name, fields.pop(name, None), values)
     for name in sorted(HARMLESS & fields.keys()):
         ignored.add(name, fields.pop(name))
     refuses = context.unknown_fields == "refuse"

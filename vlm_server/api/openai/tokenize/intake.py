@@ -12,11 +12,11 @@ from msgspec import Meta, Struct
 from msgspec.json import Decoder
 
 from vlm_server.api.http.intake import json_body
-from vlm_server.api.http.intake.calls import Body, Context, Taken
-from vlm_server.api.http.intake.leniency import IgnoredFields, known_fields
-from vlm_server.api.http.intake.request_model import model_wanted
+from vlm_server.api.http.intake.calls import Body, Context, ParsedRequest
+from vlm_server.api.http.intake.common_fields import model_wanted
+from vlm_server.api.http.intake.leniency import IgnoredFields, check_neutral, known_fields
 from vlm_server.api.openai import intake, schema
-from vlm_server.errors import InvalidRequest, UnsupportedField
+from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import SamplingParams, Submit
 
 TOKENIZE, DETOKENIZE = "openai-tokenize", "openai-detokenize"
@@ -49,7 +49,7 @@ Decoder(PromptRequest | None), Decoder(TokensRequest)
 """See `schema`."""
 
 
-def read_prompt(body: Body, context: Context) -> Taken:
+def read_prompt(body: Body, context: Context) -> ParsedRequest:
     """The request in a body of `/v1/tokenize`. Raises RequestError and BytesNeeded."""
     fields = _fields(body)
     if "messages" not in fields:
@@ -57,16 +57,16 @@ def read_prompt(body: Body, context: Context) -> Taken:
     return _counted(intake.read_fields(_as_chat(fields, context), context), fields)
 
 
-def read_prompt_text(body: Body, context: Context) -> Taken | None:
+def read_prompt_text(body: Body, context: Context) -> ParsedRequest | None:
     """The same; None if it has media."""
     fields = _fields(body)
     if "messages" not in fields:
         return _read_text(fields, context)
-    taken = intake.read_text_fields(_as_chat(fields, context), context)
-    return None if taken is None else _counted(taken, fields)
+    parsed = intake.read_text_fields(_as_chat(fields, context), context)
+    return None if parsed is None else _counted(parsed, fields)
 
 
-def read_tokens(body: Body, context: Context) -> Taken:
+def read_tokens(body: Body, context: Context) -> ParsedRequest:
     """The request in a body of `/v1/detokenize`. Raises RequestError."""
     ignored = IgnoredFields()
     fields = _known(json_body.parse_object(body), TokensRequest, context, ignored)
@@ -80,13 +80,11 @@ def _fields(body: Body) -> dict[str, Any]:
         raise InvalidRequest("Either `prompt` or `messages` must be given.", "prompt")
     adds_special = (None, "prompt" in fields)
     for name, values in {**NEUTRAL, ADDS_SPECIAL: adds_special}.items():
-        if fields.pop(name, None) not in values:
-            message = f"`{name}` is not supported with this value; leave it out."
-            raise UnsupportedField(message, name)
+        check_neutral(name, fields.pop(name, None), values)
     return fields
 
 
-def _read_text(fields: dict[str, Any], context: Context) -> Taken:
+def _read_text(fields: dict[str, Any], context: Context) -> ParsedRequest:
     ignored = IgnoredFields()
     fields = _known(fields, PromptRequest, context, ignored)
     request = json_body.convert(fields, PromptRequest, {})
@@ -106,7 +104,7 @@ def _known(
 
 def _raw(
     prompt: str | tuple[int, ...], model: str | None, context: Context, ignored: IgnoredFields
-) -> Taken:
+) -> ParsedRequest:
     wanted = context.models[0] if model is None else model_wanted(model, context)
     submit = Submit(
         request_id=context.request_id,
@@ -118,7 +116,7 @@ def _raw(
         prompt=prompt,
         count_only=True,
     )
-    return Taken(wanted.name, submit, stream=False, ignored=ignored.names)
+    return ParsedRequest(wanted.name, submit, stream=False, ignored=ignored.names)
 
 
 def _as_chat(fields: dict[str, Any], context: Context) -> dict[str, Any]:
@@ -152,9 +150,9 @@ _NOT_IN_PROMPT = (
 """What is ignored of the fields of a chat request, besides what its reader ignores itself."""
 
 
-def _counted(taken: Taken, fields: dict[str, Any]) -> Taken:
-    submit = msgspec.structs.replace(taken.submit, count_only=True)
+def _counted(parsed: ParsedRequest, fields: dict[str, Any]) -> ParsedRequest:
+    submit = msgspec.structs.replace(parsed.submit, count_only=True)
     unprompted = IgnoredFields()
     unprompted.add_given(fields, *_NOT_IN_PROMPT)
-    ignored = tuple(dict.fromkeys([*taken.ignored, *unprompted.names]))
-    return Taken(taken.model, submit, stream=False, options=b"", ignored=ignored)
+    ignored = tuple(dict.fromkeys([*parsed.ignored, *unprompted.names]))
+    return ParsedRequest(parsed.model, submit, stream=False, options=b"", ignored=ignored)

@@ -1,12 +1,19 @@
-"""The model that a request is for, and what it gets by default."""
+"""Fields that all dialects have: the model, the length of the answer, and where it stops."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from msgspec import Meta
 
 from vlm_server.api.http import served_models
 from vlm_server.api.http.intake import json_body
 from vlm_server.api.http.intake.calls import Context, KnownModel
-from vlm_server.errors import ModelNotFound
+from vlm_server.errors import InvalidRequest, ModelNotFound
 from vlm_server.settings import Limits
+
+StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 def model_wanted(name: str, context: Context) -> KnownModel:
@@ -33,3 +40,14 @@ def max_tokens_or_default(wanted: int | None, limits: Limits, min_tokens: int = 
     if wanted is not None or not limits.default_max_tokens:
         return wanted
     return max(limits.default_max_tokens, min_tokens)
+
+
+def stop_strings(wanted: str | Sequence[str] | None, param: str, limits: Limits) -> tuple[str, ...]:
+    """The strings that end an answer, which the field `param` has. Raises InvalidRequest."""
+    strings = (wanted,) if isinstance(wanted, str) else tuple(wanted or ())
+    if len(strings) > limits.max_stop_strings:
+        message = f"At most {limits.max_stop_strings} stop strings are allowed"
+        raise InvalidRequest(f"{message} (limits.max_stop_strings).", param)
+    for string in strings:
+        json_body.utf8_length(string, param)
+    return strings
