@@ -18,7 +18,7 @@ from tests.unit.api.scripted_engine import OneModel, ScriptedEngine
 from vlm_server.api.app import create_app
 from vlm_server.api.openai.schema import HARMLESS, NEUTRAL, ChatRequest
 from vlm_server.errors import RequestError
-from vlm_server.protocol import CacheStats, PhaseName, Stats
+from vlm_server.protocol import CacheStats, MemoryStats, PhaseName, Stats
 from vlm_server.settings import Metrics, Settings
 
 FOLDER = Path(__file__).parents[3] / "docs"
@@ -49,7 +49,9 @@ def test_every_route_is_documented() -> None:
 
 
 READINGS = [
-    field.name for struct in (Stats, CacheStats) for field in msgspec.structs.fields(struct)
+    field.name
+    for struct in (Stats, MemoryStats, CacheStats)
+    for field in msgspec.structs.fields(struct)
 ]
 
 

@@ -99,6 +99,20 @@ def test_a_replaced_file_is_seen(weights: Path, monkeypatch: pytest.MonkeyPatch)
     assert named(weights) != first
 
 
+def test_what_an_earlier_process_left_half_written_does_no_harm(
+    weights: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    """It had the same number as this one."""
+    settle(monkeypatch)
+    kept = weights.parents[1] / "cache" / "hashes.json"
+    kept.parent.mkdir()
+    kept.with_name(f"{kept.name}.{os.getpid()}").write_bytes(bytes(1 << 16))
+    first = named(weights)
+    read.clear()
+    assert named(weights) == first
+    assert "model.safetensors" not in read
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "model-2.safetensors"])
 def test_what_was_changed_after_loading_is_not_named(weights: Path, name: str):
     checkpoint = Checkpoint(weights.parent, "auto")

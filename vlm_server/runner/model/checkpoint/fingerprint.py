@@ -127,9 +127,10 @@ class KeptHashes:
     def _write(self) -> None:
         kept = dict(list(self._known.items())[-_MAX_KEPT:])
         temporary = self._file.with_name(f"{self._file.name}.{os.getpid()}")
+        flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
         try:
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with os.fdopen(os.open(temporary, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
+            with os.fdopen(os.open(temporary, flags, 0o600), "w") as file:
                 json.dump(kept, file)
             temporary.replace(self._file)
         except OSError as error:
