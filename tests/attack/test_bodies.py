@@ -13,14 +13,14 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.daemon import Daemon, running_daemon, wait_until
+from tests.e2e.daemon import Daemon, command_of, running_daemon, wait_until
 from tests.unit.api.requests import ROUTE, chat, picture, user
 from tests.unit.media.pictures import data_url, encoded
 from tests.unit.media.test_image_bounds import BOMBS
@@ -97,14 +97,8 @@ def intake_pids(daemon: Daemon) -> set[int]:
 
 def children(pid: int) -> Iterator[int]:
     for folder in Path(f"/proc/{pid}/task").iterdir():
-        yield from map(int, (folder / "children").read_text().split())
-
-
-def command_of(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except FileNotFoundError:
-        return b""
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that ends meanwhile
+            yield from map(int, (folder / "children").read_text().split())
 
 
 @dataclass

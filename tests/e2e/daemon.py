@@ -155,7 +155,7 @@ def is_alive(pid: int) -> bool:
     """Whether process `pid` runs; a zombie does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second: it ended after the open
         if sys.platform == "linux":
             return False
         try:
@@ -164,3 +164,11 @@ def is_alive(pid: int) -> bool:
             return False
         return True
     return state != "Z"
+
+
+def command_of(pid: int) -> bytes:
+    """The words of process `pid`'s command, each with a zero byte; empty when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""

@@ -69,10 +69,14 @@ def _read(pid: int) -> Threads:
     names, switches, cpu = {}, {}, 0.0
     for folder in Path(f"/proc/{pid}/task").iterdir():
         thread = int(folder.name)
-        lines = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
+        try:
+            status = (folder / "status").read_text()
+            cpu += _cpu_seconds(folder)
+        except (FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
+            continue
+        lines = dict(line.split(":", 1) for line in status.splitlines())
         names[thread] = lines["Name"].strip()
         switches[thread] = int(lines["voluntary_ctxt_switches"])
-        cpu += _cpu_seconds(folder)
     return Threads(cpu, switches, names)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.e2e.daemon import Daemon, is_alive, running_daemon, wait_until
+from tests.e2e.daemon import Daemon, command_of, is_alive, running_daemon, wait_until
 from tests.e2e.pictures import noise, user
 from tests.ports import free_ports
 from tests.tiny_models import build
@@ -50,8 +50,9 @@ def follower_of(daemon: Daemon) -> int:
     """The process of its second rank, which it has started itself."""
     pid = daemon.process.pid
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    commands = {int(child): Path(f"/proc/{child}/cmdline").read_text() for child in children}
-    (follower,) = (pid for pid, words in commands.items() if "vlm_server.worker.follower" in words)
+    (follower,) = (
+        child for child in map(int, children) if b"vlm_server.worker.follower" in command_of(child)
+    )
     return follower
 
 
