@@ -11,9 +11,8 @@ import mlx_vlm
 import pytest
 from mlx_vlm.models.rope_utils import MRoPERotaryEmbedding
 
-from tests.integration.harness import Engine, ask, load_model, new_preparer
+from tests.integration.harness import load_model
 from tests.tiny_models.fixtures import TinyModel
-from tests.tiny_models.pictures import picture
 from vlm_server.runner.text.mrope import (
     DecodePositions,
     SharedMRope,
@@ -25,39 +24,17 @@ FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"]
 HEAD = 64
 
 
-def answers(path: str, *, has_rope_kernel: bool) -> dict[str, list[int]]:
-    """The tokens of two prompts of text and two of pictures, which decode together."""
-    loaded = load_model(path)
-    model, _ = mlx_vlm.load(path)
-    loaded.model.language_model = model.language_model
-    assert use_shared_mrope(loaded.language_model, has_rope_kernel=has_rope_kernel)
-    assert decode_positions(loaded.language_model, has_mrope=True) is DecodePositions.ONE
-    engine = Engine(loaded, new_preparer(loaded))
-    engine.add(ask("short", "Hello"))
-    engine.step(3)
-    engine.add(ask("picture", picture(1), "What is this?"))
-    engine.add(ask("long", "a b c d e f g h " * 9))
-    engine.add(ask("other picture", "And this?", picture(2, 90, 60)))
-    engine.run()
-    return engine.tokens
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_plain_rope_gives_the_same_tokens(tiny_model: TinyModel, family: str):
-    path = str(tiny_model(family))
-    assert answers(path, has_rope_kernel=True) == answers(path, has_rope_kernel=False)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_all_layers_share_one(tiny_model: TinyModel, family: str):
     loaded = load_model(tiny_model(family))
+    assert loaded.decode_positions is DecodePositions.ONE
     attentions = [getattr(layer, "self_attn", None) for layer in loaded.language_model.layers]
     assert len({id(each.rotary_emb) for each in attentions if each is not None}) == 1
 
 
 def test_other_families_keep_their_own(tiny_model: TinyModel):
     model, _ = mlx_vlm.load(str(tiny_model("gemma3")))
-    assert not use_shared_mrope(model.language_model, has_rope_kernel=True)
+    assert not use_shared_mrope(model.language_model)
     assert decode_positions(model.language_model, has_mrope=True) is DecodePositions.THREE
     assert decode_positions(model.language_model, has_mrope=False) is DecodePositions.NONE
 
@@ -72,7 +49,7 @@ def embedding(style: str, rotated: int = HEAD) -> Any:
 
 
 def shared(own: Any, num_layers: int = 1) -> SharedMRope:
-    return SharedMRope(own, num_layers, has_rope_kernel=False)
+    return SharedMRope(own, num_layers)
 
 
 def inputs(tokens: int, rows: int = 1, dtype: Any = mx.float32) -> tuple[Any, Any, Any]:
@@ -96,13 +73,12 @@ def test_rotates_as_mlx_vlm_does(style: str, rotated: int, dtype: Any):
             assert mx.abs(mine - theirs).max() <= 4 * size * mx.finfo(dtype).eps
 
 
-@pytest.mark.parametrize("has_rope_kernel", [True, False])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_a_token_of_text_has_one_position(rows: int, has_rope_kernel: bool):
+def test_a_token_of_text_has_one_position(rows: int):
     own = embedding("interleaved")
     q, k, _ = inputs(1, rows)
     positions = mx.array([[7 + 100 * row] for row in range(rows)])
-    rotary = SharedMRope(own, 1, has_rope_kernel=has_rope_kernel)
+    rotary = SharedMRope(own, 1)
     found = rotary.apply_rotary(q, k, positions)
     wanted = own.apply_rotary(q, k, mx.broadcast_to(positions, (3, rows, 1)))
     for mine, theirs in zip(found, wanted, strict=True):

@@ -133,13 +133,13 @@ class ModelRunner:
     def plan_ahead(self) -> bool:
         """See `Runner`."""
         attention = self._loaded.attention.attention
-        if attention is None:
-            return False
         try:
-            return attention.plan_next()
+            if self._loaded.text.plan_next():
+                return True
+            return attention is not None and attention.plan_next()
         except Exception:
-            logger.exception("planning attention ahead failed")
-            return True  # it has noted the shape, and goes on with the next
+            logger.exception("planning ahead failed")
+            return True  # what failed is noted, and the next is tried
 
     def finish(self, step: LaunchedStep) -> StepResult:
         """What a launched step brings; see `LaunchedStep.result`."""

@@ -94,6 +94,10 @@ class Engine:
         self.governor.reset_stats()
 
 
+_PLANS_BEFORE_READY = 48
+"""Graphs of decode steps, some 30 ms each, and whether attention can be planned, a second."""
+
+
 def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     """Load, warm up and say `Ready`. Raises ModelLoadError."""
     device = current_device()
@@ -117,7 +121,8 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     for number, stage in enumerate(first):
         channel.send(Loading(f"warming up on {stage.name}", 0.5 + 0.5 * number / len(first)))
         warm_up(engine.loop, engine.inbox, stage)
-    engine.runner.plan_ahead()  # whether that works takes a second to find out
+    for _ in range(_PLANS_BEFORE_READY):
+        engine.runner.plan_ahead()
     engine.end_warm_up()
     engine.check_room(loaded.host.context_tokens)
     warn_of_slow_products(device)

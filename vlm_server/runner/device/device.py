@@ -46,11 +46,6 @@ class Device:
         return not self.is_cpu
 
     @property
-    def has_rope_kernel(self) -> bool:
-        """Whether `mx.fast.rope` is one kernel."""
-        return not self.is_cpu
-
-    @property
     def is_filled_by_a_tile(self) -> bool:
         """Whether encoding a picture's tiles one after the other takes no longer than at once.
 
@@ -65,6 +60,21 @@ class Device:
         On CUDA, what `cuda_attention` takes at once.
         """
         return CUDA_BLOCK_TOKENS if self.kind is DeviceKind.CUDA else 1
+
+    @property
+    def compiles_steps(self) -> bool:
+        """Whether decode steps are compiled. On CUDA, the host takes most of their time."""
+        return self.kind is DeviceKind.CUDA
+
+    @property
+    def compiles_towers(self) -> bool:
+        """Whether vision towers are compiled, for each size of images. See `compiles_steps`."""
+        return self.kind is DeviceKind.CUDA
+
+    @property
+    def has_few_rows_kernels(self) -> bool:
+        """Whether `runner/cuda` has kernels for it."""
+        return self.kind is DeviceKind.CUDA
 
     @property
     def draft_widths(self) -> tuple[int, ...]:

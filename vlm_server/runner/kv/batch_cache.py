@@ -90,6 +90,30 @@ def even_out(running: list[Any]) -> None:
             layer.even_out()
 
 
+def bounds_of(layer: KVCache | RowsKVCache) -> list[tuple[int, int]]:
+    """Each row's first column, and the one after its last."""
+    if isinstance(layer, RowsKVCache):
+        return list(zip(layer.paddings, layer.ends, strict=True))
+    return [(0, layer.offset)]
+
+
+def make_room(layer: KVCache | RowsKVCache, count: int) -> None:
+    """Let the buffers of `layer` have room for `count` more tokens of each row."""
+    end = max(end for _, end in bounds_of(layer))
+    if end + count > layer.keys.shape[2]:
+        capacity = RowsKVCache.capacity(end + count)
+        layer.keys = _resized(layer.keys, end, 0, capacity)
+        layer.values = _resized(layer.values, end, 0, capacity)
+
+
+def advance(layer: KVCache | RowsKVCache, count: int) -> None:
+    """`count` more tokens of each row were written into the buffers of `layer`."""
+    if isinstance(layer, RowsKVCache):
+        layer.advance(count)
+    else:
+        layer.offset += count
+
+
 def _as_rows(layer: Any, count: int) -> Any:
     """`count` equal rows of one sequence's plain cache."""
     if type(layer) is KVCache:
@@ -118,7 +142,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         """`count` copies of `cache`, (1, heads, tokens, head size), as rows."""
         length = cache.offset
         sides = (cache.keys, cache.values)
-        keys, values = (_resized(array, length, 0, cls._capacity(length)) for array in sides)
+        keys, values = (_resized(array, length, 0, cls.capacity(length)) for array in sides)
         if count > 1:
             keys, values = (mx.repeat(array, count, axis=0) for array in (keys, values))
         return cls(keys, values, [0] * count, [length] * count)
@@ -160,11 +184,8 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append `keys` and `values`, (rows, heads, tokens, head size). Returns all there are."""
         count = keys.shape[2]
+        make_room(self, count)
         start, end = self._idx, self._idx + count
-        if end > self.keys.shape[2]:
-            capacity = self._capacity(end)
-            self.keys = _resized(self.keys, start, 0, capacity)
-            self.values = _resized(self.values, start, 0, capacity)
         if self._are_even:
             self.keys[..., start:end, :] = keys
             self.values[..., start:end, :] = values
@@ -173,8 +194,12 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
             columns = mx.array(self.ends)[:, None] + mx.arange(count)
             self.keys[rows, :, columns] = keys.transpose(0, 2, 1, 3)
             self.values[rows, :, columns] = values.transpose(0, 2, 1, 3)
-        self._set_ends([row_end + count for row_end in self.ends])
+        self.advance(count)
         return self.keys[..., :end, :], self.values[..., :end, :]
+
+    def advance(self, count: int) -> None:
+        """Every row has `count` more tokens."""
+        self._set_ends([end + count for end in self.ends])
 
     def cut(self, counts: list[int]) -> None:
         """Take the last `counts` tokens off each row."""
@@ -187,7 +212,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         lengths = [end - padding for padding, end in zip(self.paddings, self.ends, strict=True)]
         longest = max(lengths)
         first = np.array([end - longest for end in self.ends])
-        columns = first[:, None] + np.arange(self._capacity(longest))
+        columns = first[:, None] + np.arange(self.capacity(longest))
         there = mx.array(np.clip(columns, 0, self.keys.shape[2] - 1))[:, None, :, None]
         self.keys, self.values = (
             mx.take_along_axis(side, there, axis=2) for side in (self.keys, self.values)
@@ -232,7 +257,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
     def extend(self, other: RowsKVCache) -> None:
         """Add the rows of `other` after these; all end alike then."""
         length = max(self._idx, other._idx)
-        capacity = self._capacity(length)
+        capacity = self.capacity(length)
         pieces = [piece for rows in (self, other) for piece in rows._even_pieces()]
         resized = [
             [_resized(side, end, length - end, capacity) for side in sides] for sides, end in pieces
@@ -264,7 +289,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         self._are_even = min(ends) == self._idx
 
     @classmethod
-    def _capacity(cls, length: int) -> int:
+    def capacity(cls, length: int) -> int:
         """Columns for `length` tokens and at least one more."""
         return int((length // cls.step + 1) * cls.step)
 

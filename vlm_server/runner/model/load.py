@@ -42,8 +42,11 @@ from vlm_server.runner.model.fixes import Fix
 from vlm_server.runner.model.host import host_model
 from vlm_server.runner.model.probe import family_of
 from vlm_server.runner.text.attention import ModelAttention, attention_on
+from vlm_server.runner.text.compiled_model import CompiledModel
+from vlm_server.runner.text.few_rows import use_few_rows_kernels
 from vlm_server.runner.text.lm_head import use_last_token_head
 from vlm_server.runner.text.mrope import DecodePositions, decode_positions, use_shared_mrope
+from vlm_server.runner.text.text_model import TextModel
 from vlm_server.runner.vision.patches import use_fast_patches
 from vlm_server.runner.vision.tiles import Tiling
 from vlm_server.runner.vision.towers import use_fast_tower
@@ -61,7 +64,7 @@ class LoadedModel:
     model: mlx-vlm's, with every array evaluated, so that any thread may run it.
     host: what prompts need of it. checkpoint: its files. family: what sort of model it is.
     decode_positions: which positions a decode step passes.
-    attention: our own, where the device gains by it.
+    attention: our own, where the device gains by it. text: runs its language model.
     position_lock: whoever calls the model holds it. A lock for families whose encode writes
     positions on the language model, which another thread may be launching; a null context for
     others.
@@ -76,6 +79,7 @@ class LoadedModel:
     device: Device
     decode_positions: DecodePositions
     attention: ModelAttention
+    text: TextModel
     default_temperature: float
     default_top_p: float
     position_lock: AbstractContextManager[Any]
@@ -112,6 +116,12 @@ def load(
         host = host_model(settings, config, family, model, processor)
         evaluate(model if ranks is None or ranks.leads else model.language_model)
     generation = read_json(folder / "generation_config.json")
+    language_model = model.language_model
+    attention = ModelAttention(language_model, attention_on(device, host.context_tokens))
+    positions = decode_positions(language_model, has_mrope=family.mrope is not None)
+    compiled = None
+    if device.compiles_steps and family.is_checked and ranks is None:
+        compiled = CompiledModel(language_model, attention, positions, device.draft_widths)
     return LoadedModel(
         model=model,
         processor=processor,
@@ -119,8 +129,9 @@ def load(
         host=host,
         checkpoint=checkpoint,
         device=device,
-        decode_positions=decode_positions(model.language_model, has_mrope=family.mrope is not None),
-        attention=ModelAttention(model.language_model, attention_on(device, host.context_tokens)),
+        decode_positions=positions,
+        attention=attention,
+        text=TextModel(language_model, attention, compiled),
         default_temperature=_default_temperature(generation),
         default_top_p=float(generation.get("top_p") or 1.0),
         position_lock=_position_lock(family),
@@ -208,9 +219,11 @@ def _make_fast(
     if family.tower is not None:
         use_fast_tower(model, family.tower, device)
         use_fast_patches(processor, model.vision_tower)
+    if device.has_few_rows_kernels:
+        use_few_rows_kernels(model.language_model)
     use_last_token_head(model.language_model)
     if family.mrope is not None:
-        use_shared_mrope(model.language_model, has_rope_kernel=device.has_rope_kernel)
+        use_shared_mrope(model.language_model)
 
 
 def _fix(fix: Fix, model: Any, processor: Any, settings: Mapping[str, Any]) -> None:

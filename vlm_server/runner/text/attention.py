@@ -18,6 +18,7 @@ from mlx_vlm.models import base
 
 from vlm_server.runner.cpu_attention import attention_on_cpu
 from vlm_server.runner.device.device import Device, DeviceKind
+from vlm_server.runner.text.bounded_layer import BoundedLayer
 from vlm_server.runner.text.cuda_attention import CudaAttention, kept_plans
 
 _NAME = "scaled_dot_product_attention"
@@ -41,6 +42,18 @@ class Attention(Protocol):
         self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Mask
     ) -> mx.array: ...
 
+    @property
+    def appends_in_place(self) -> bool:
+        """Whether `within` writes new keys and values into the buffers that there are."""
+        ...
+
+    def within(self, queries: mx.array, layer: BoundedLayer, scale: float) -> mx.array:
+        """Attention to each row's keys in `layer`.
+
+        The last query attends to the last of them, each other one to one less than the next.
+        """
+        ...
+
     def plan_next(self) -> bool:
         """While nobody waits, prepare a further shape. False if none is left."""
         ...
@@ -57,6 +70,18 @@ class CpuAttention:
         self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Mask
     ) -> mx.array:
         return attention_on_cpu(queries, keys, values, scale, is_causal=True)
+
+    appends_in_place = False
+
+    def within(self, queries: mx.array, layer: BoundedLayer, scale: float) -> mx.array:
+        """By MLX's own attention, with a mask."""
+        count, columns = queries.shape[2], mx.arange(layer.keys.shape[2])
+        starts, first_new = layer.bounds[:, :1], layer.bounds[:, 1:2] - layer.bounds[:, 2:]
+        last = (first_new + mx.arange(count))[:, None, :, None]
+        mask = (columns <= last) & (columns >= starts[:, None, None])
+        return mx.fast.scaled_dot_product_attention(
+            queries, layer.keys, layer.values, scale=scale, mask=mask
+        )
 
     def plan_next(self) -> bool:
         return False
@@ -77,6 +102,11 @@ class ModelAttention:
     def __init__(self, language_model: Any, attention: Attention | None) -> None:
         self.attention = attention
         self._modules = _attending_modules(language_model) if attention else ()
+
+    @property
+    def appends_in_place(self) -> bool:
+        """See `Attention`."""
+        return self.attention is not None and self.attention.appends_in_place
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -101,6 +131,11 @@ class ModelAttention:
     ) -> mx.array:
         """As mlx-vlm's: (rows, heads, tokens, head size) of queries, keys and values."""
         is_plain = isinstance(keys, mx.array) and sinks is None
+        if isinstance(cache, BoundedLayer):
+            if not is_plain or mask is not None or self.attention is None:
+                raise NotImplementedError("this model attends in a way of its own")
+            cache.is_read = True
+            return self.attention.within(queries, cache, scale)
         if is_plain and self.attention and self.attention.takes(queries, keys, mask):
             return self.attention(queries, keys, values, scale, mask)
         output: mx.array = _MLX_VLM(

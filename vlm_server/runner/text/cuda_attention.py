@@ -22,7 +22,9 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 import numpy as np
 
+from vlm_server.runner.cuda import kernels
 from vlm_server.runner.device.device import CUDA_BLOCK_TOKENS as BLOCK_TOKENS
+from vlm_server.runner.text.bounded_layer import BoundedLayer
 
 logger = logging.getLogger(__name__)
 
@@ -146,6 +148,17 @@ class CudaAttention:
             return causal_attention(queries, keys, values, scale, [q for q, _ in _blocks(shape)])
         plans.add(shape)  # if it was not planned, it is now
         return causal_attention(queries, keys, values, scale, [shape[0]])
+
+    appends_in_place = True
+
+    def within(self, queries: mx.array, layer: BoundedLayer, scale: float) -> mx.array:
+        assert layer.new is not None
+        size = queries.shape[-1]
+        are_alike = {each.shape[-1] for each in layer.new} == {size}
+        if not are_alike or size % 16 or size > _MOST_HEAD_SIZE or queries.dtype not in _DTYPES:
+            raise NotImplementedError(f"no kernel for heads of {size} in {queries.dtype}")
+        buffers = layer.keys, layer.values
+        return kernels.append_and_attend(queries, layer.new, buffers, scale, layer.bounds)
 
     def plan_next(self) -> bool:
         if not self._plans_ahead:

@@ -37,7 +37,7 @@ from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.sampling.logprobs import LazyLogprobs
 from vlm_server.runner.sampling.sampler import NO_TOKEN, SequenceSampler, choice_params
 from vlm_server.runner.text.drawn import Sampled, Unread, by_sequence, draw_next
-from vlm_server.runner.text.mrope import DecodePositions
+from vlm_server.runner.text.mrope import next_position_ids
 from vlm_server.runner.text.prefill import Prefilled
 from vlm_server.runner.text.sequence import DecodingSequence
 from vlm_server.runner.text.speculation.drafts import Drafter
@@ -54,7 +54,6 @@ class DecodeBatch:
     def __init__(self, loaded: LoadedModel, speculation: Speculation | None = None) -> None:
         """Without `speculation` no drafts are verified."""
         self._loaded = loaded
-        self._language_model = loaded.language_model
         self._speculation = speculation
         self._seqs: list[DecodingSequence] = []
         self._cache: list[Any] = []
@@ -184,13 +183,10 @@ class DecodeBatch:
         tokens, self._tokens = self._tokens, None
         self._unread = Unread(self._seqs, tokens, self._logprobs)
         if self._wide is not None:
-            with self._loaded.attention.in_place():
-                self._wide.forward(self._language_model, self._cache, self._position_ids)
+            self._wide.forward(self._loaded.text, self._cache, self._position_ids)
             return
-        position_ids = self._position_ids(1)
-        with self._loaded.attention.in_place():
-            output = self._language_model(tokens[:, None], cache=self._cache, **position_ids)
-        self._logits = output.logits[:, -1]
+        logits = self._loaded.text.step(tokens[:, None], self._cache, self._position_ids(1))
+        self._logits = logits[:, -1]
         self._follow_grammars(tokens, self._logits)
         for seq in self._seqs:
             seq.position += 1
@@ -354,14 +350,9 @@ class DecodeBatch:
                 seq.tell([token])
 
     def _position_ids(self, width: int) -> dict[str, mx.array]:
-        """The M-RoPE positions of each sequence's next tokens: see `DecodePositions`."""
-        if self._loaded.decode_positions is DecodePositions.NONE:
-            return {}
-        first = mx.array([[seq.position + seq.prompt.rope_delta] for seq in self._seqs])
-        positions = first if width == 1 else first + mx.arange(width)
-        if width > 1 or self._loaded.decode_positions is DecodePositions.THREE:
-            positions = mx.broadcast_to(positions[None], (3, *positions.shape))
-        return {"position_ids": positions}
+        """The M-RoPE positions of each sequence's next tokens."""
+        positions = [seq.position + seq.prompt.rope_delta for seq in self._seqs]
+        return next_position_ids(self._loaded.decode_positions, positions, width)
 
     def _new_drafter(self, prompt: PreparedPrompt) -> Drafter | None:
         return Drafter(prompt.token_ids, prompt.prediction) if self._speculation else None

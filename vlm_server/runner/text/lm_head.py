@@ -7,35 +7,44 @@ verified, the last few. Of prompts that are padded to one length, it is one each
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 from mlx.nn import (  # type: ignore[attr-defined]  # mlx.nn is not typed
     Embedding,
     Linear,
     QuantizedEmbedding,
     QuantizedLinear,
 )
-from numpy.typing import NDArray
+
+from vlm_server.runner.text.few_rows import FewRowsEmbedding, FewRowsLinear
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The tokens that get logits: the last `count` before `padding`, or those at `places`.
+
+    places: (rows,) int32, one of each row.
+    """
+
+    count: int = 1
+    padding: int = 0
+    places: mx.array | None = None
 
 
 class _OfLastToken:
-    num_tokens = 1
-    """How many of the last tokens get logits."""
-    num_padding = 0
-    """Positions after the last token, which are padding."""
-    places: NDArray[np.int32] | None = None
-    """(rows,): which token of each row gets logits, if they differ."""
+    wanted = _Wanted()
 
     def _last(self, x: mx.array) -> mx.array:
-        """Of (rows, tokens, hidden), the last tokens'."""
-        if self.places is not None:
-            return x[mx.arange(len(x)), mx.array(self.places)][:, None]
-        end = x.shape[1] - self.num_padding
-        return x[:, end - self.num_tokens : end]
+        """Of (rows, tokens, hidden), those of the wanted tokens."""
+        wanted = self.wanted
+        if wanted.places is not None:
+            return x[mx.arange(len(x)), wanted.places][:, None]
+        end = x.shape[1] - wanted.padding
+        return x[:, end - wanted.count : end]
 
 
 class _LastLinear(_OfLastToken, Linear):  # type: ignore[misc]
@@ -58,8 +67,20 @@ class _LastQuantizedEmbedding(_OfLastToken, QuantizedEmbedding):  # type: ignore
         return super().as_linear(self._last(x))
 
 
+class _LastFewRowsLinear(_OfLastToken, FewRowsLinear):
+    def __call__(self, x: mx.array) -> Any:
+        return super().__call__(self._last(x))
+
+
+class _LastFewRowsEmbedding(_OfLastToken, FewRowsEmbedding):
+    def as_linear(self, x: mx.array) -> Any:
+        return super().as_linear(self._last(x))
+
+
 _LAST: dict[type, type] = {
     Linear: _LastLinear,
+    FewRowsLinear: _LastFewRowsLinear,
+    FewRowsEmbedding: _LastFewRowsEmbedding,
     QuantizedLinear: _LastQuantizedLinear,
     Embedding: _LastEmbedding,
     QuantizedEmbedding: _LastQuantizedEmbedding,
@@ -83,32 +104,28 @@ def has_last_token_head(language_model: Any) -> bool:
     return isinstance(embeddings if head is None else head, _OfLastToken)
 
 
-@contextmanager
 def logits_of_last(
     language_model: Any, num_tokens: int = 1, *, num_padding: int = 0
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Logits are those of the last `num_tokens` before the input's last `num_padding` positions."""
-    heads = [layer for layer in _heads(language_model) if isinstance(layer, _OfLastToken)]
-    for head in heads:
-        head.num_tokens, head.num_padding = num_tokens, num_padding
-    try:
-        yield
-    finally:
-        for head in heads:
-            head.num_tokens, head.num_padding = 1, 0
+    return _logits_of(language_model, _Wanted(num_tokens, num_padding))
+
+
+def logits_at(language_model: Any, places: mx.array) -> AbstractContextManager[None]:
+    """Logits are those of one token of each row, (rows, 1, vocabulary). `places`: (rows,) int32."""
+    return _logits_of(language_model, _Wanted(places=places))
 
 
 @contextmanager
-def logits_at(language_model: Any, places: Sequence[int]) -> Iterator[None]:
-    """Logits are those of one token of each row, (rows, 1, vocabulary): see `_OfLastToken`."""
+def _logits_of(language_model: Any, wanted: _Wanted) -> Iterator[None]:
     heads = [layer for layer in _heads(language_model) if isinstance(layer, _OfLastToken)]
     for head in heads:
-        head.places = np.array(places, dtype=np.int32)
+        head.wanted = wanted
     try:
         yield
     finally:
         for head in heads:
-            head.places = None
+            head.wanted = _Wanted()
 
 
 def _heads(language_model: Any) -> tuple[Any, Any]:

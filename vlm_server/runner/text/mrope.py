@@ -4,14 +4,14 @@ mlx-vlm compiles its M-RoPE for each input shape, and MLX keeps every compilatio
 prompt length that ever occurred. Here the angles of a call are computed once for all layers, and
 RoPE is applied by code that is compiled once for all shapes.
 
-On a GPU, launching kernels is what a decode step of few sequences waits for. A text token has one
-position three times, whatever the family: there M-RoPE is plain RoPE, for which MLX has one
-kernel. Metal is left out: mlx-vlm has an M-RoPE kernel for it.
+A text token has one position three times, whatever the family: there M-RoPE is plain RoPE. Metal is
+left out: mlx-vlm has an M-RoPE kernel for it.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -33,11 +33,23 @@ class DecodePositions(enum.Enum):
     THREE = "(3, rows, 1)"
 
 
-def use_shared_mrope(language_model: Any, *, has_rope_kernel: bool) -> bool:
+def next_position_ids(
+    kind: DecodePositions, positions: Sequence[int], width: int
+) -> dict[str, mx.array]:
+    """The argument that a step of `width` tokens a row passes, of which these are the first."""
+    if kind is DecodePositions.NONE:
+        return {}
+    first = mx.array(list(positions))[:, None]
+    ids = first if width == 1 else first + mx.arange(width)
+    if width > 1 or kind is DecodePositions.THREE:
+        ids = mx.broadcast_to(ids[None], (3, *ids.shape))
+    return {"position_ids": ids}
+
+
+def use_shared_mrope(language_model: Any) -> bool:
     """Let all layers share one rotary embedding; False if the model's is not a known kind.
 
-    Decode steps may then pass one position a row. `has_rope_kernel` says whether `mx.fast.rope`
-    is one kernel on this device.
+    Decode steps may then pass one position a row.
     """
     attentions = _attentions(language_model)
     embeddings: list[Any] = [getattr(attention, "rotary_emb", None) for attention in attentions]
@@ -45,7 +57,7 @@ def use_shared_mrope(language_model: Any, *, has_rope_kernel: bool) -> bool:
         return False
     if len({(e.dim, e.base, e.style, tuple(e.mrope_section)) for e in embeddings}) > 1:
         return False
-    shared = SharedMRope(embeddings[0], len(embeddings), has_rope_kernel=has_rope_kernel)
+    shared = SharedMRope(embeddings[0], len(embeddings))
     for attention in attentions:
         attention.rotary_emb = shared
     return True
@@ -82,18 +94,14 @@ class SharedMRope(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is no
     fused_apply = True
     """Tells mlx-vlm's layers to call `apply_rotary`."""
 
-    def __init__(
-        self, embedding: MRoPERotaryEmbedding, num_layers: int, *, has_rope_kernel: bool
-    ) -> None:
+    def __init__(self, embedding: MRoPERotaryEmbedding, num_layers: int) -> None:
         super().__init__()
         self._embedding = embedding
-        self._periods = 1.0 / embedding.inv_freq
-        self._has_rope_kernel = has_rope_kernel
         self._num_layers = num_layers
         self._layers_left = 0
         self._positions: mx.array | None = None
-        self._shared: Any = None
-        """What all layers need of `_positions`: an offset (1,), or a `Rope`."""
+        self._shared: Rope | None = None
+        """What all layers need of `_positions`."""
 
     def apply_rotary(
         self,
@@ -110,12 +118,10 @@ class SharedMRope(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is no
         """
         assert unsqueeze_dim == 1
         assert cast_output
-        is_one = self._has_rope_kernel and position_ids.shape == (1, 1)
         if position_ids is not self._positions:
             self._positions, self._layers_left = position_ids, self._num_layers
-            self._shared = position_ids[:, 0] if is_one else self._rope(position_ids)
-        apply = self._apply_one if is_one else self._apply
-        rotated = apply(q), apply(k)
+            self._shared = self._rope(position_ids)
+        rotated = self._apply(q), self._apply(k)
         self._layers_left -= 1
         if not self._layers_left:
             self._positions = self._shared = None
@@ -130,14 +136,8 @@ class SharedMRope(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is no
         return Rope(mx.cos(angles)[:, None], mx.sin(angles)[:, None])
 
     def _apply(self, x: mx.array) -> mx.array:
+        assert self._shared is not None
         dim, apply = self._embedding.dim, self._shared.in_one_kernel
         if dim == x.shape[-1]:
-            return apply(x)  # type: ignore[no-any-return]
+            return apply(x)
         return mx.concatenate([apply(x[..., :dim]), x[..., dim:]], axis=-1)
-
-    def _apply_one(self, x: mx.array) -> mx.array:
-        """The fewest launches. For several rows it takes MLX four times as long on CUDA."""
-        return mx.fast.rope(
-            x, self._embedding.dim, traditional=False, base=None, scale=1.0,
-            offset=self._shared, freqs=self._periods,
-        )  # fmt: skip

@@ -59,8 +59,11 @@ class Prefill(Prefilled):
         for layer in self.cache:
             if type(layer) is KVCache:  # made once for all chunks, which then do not grow it
                 layer.step = room_for(request.prompt.num_tokens)
-        padding_tokens = loaded.device.prefill_padding_tokens
-        self._padding_multiple = padding_tokens if self._can_be_padded() else 1
+        self._can_be_padded = self._takes_padding()
+        self._logits: mx.array | None = None
+        """The last chunk's."""
+        self._is_by_graph = False
+        """Whether that is all there is to wait for."""
         if request.prefix.length:
             restore(self.cache, request.prefix, request.prompt.num_tokens)
         start, features = request.prefix.length, tuple[Any, ...](request.features)
@@ -70,11 +73,11 @@ class Prefill(Prefilled):
         """Begin tokens `start` to `end`. Returns the last one's logits, (1, vocabulary), lazy."""
         assert self._inputs is not None
         is_last = end == self.prompt.num_tokens
-        chunk = PaddedChunk.around(start, end, self._padding_multiple)
-        with self._loaded.attention.in_place():
-            output = self._read(chunk, self._inputs)
-        launched = [output.logits] if is_last else []
-        mx.async_eval(launched, [layer.state for layer in self.cache])  # type: ignore[no-untyped-call]
+        self._logits = self._by_graph(start, end, self._inputs)
+        if self._logits is None:
+            self._logits = self._read(start, end, self._inputs)
+            launched = [self._logits] if is_last else []
+            mx.async_eval(launched, [layer.state for layer in self.cache])  # type: ignore[no-untyped-call]
         self._loaded.forget_positions()
         if end in self.prompt.snapshot_points:
             self.snapshots[end] = snapshot(self.cache)
@@ -82,27 +85,39 @@ class Prefill(Prefilled):
             self._inputs = None
             for layer in self.cache:
                 vars(layer).pop("step", None)
-        logits: mx.array = output.logits[:, -1]
-        return logits
+        return self._logits[:, -1]
 
     def wait(self) -> None:
         """Wait for the chunk that was launched last."""
-        mx.eval([layer.state for layer in self.cache])
+        launched = [self._logits] if self._is_by_graph else []
+        mx.eval(launched, [layer.state for layer in self.cache])
 
-    def _read(self, chunk: PaddedChunk, inputs: _PromptInputs) -> Any:
-        """What the model makes of the tokens of `chunk`, lazy; its logits are of the last one."""
+    def _by_graph(self, start: int, end: int, inputs: _PromptInputs) -> mx.array | None:
+        """The last token's logits; None if there is no graph for the chunk."""
+        logits = None
+        if self._can_be_padded:
+            capacity = room_for(self.prompt.num_tokens)
+            arguments = inputs.chunk(start, end)
+            token_ids = inputs.token_ids(start, end)
+            logits = self._loaded.text.prefill(token_ids, self.cache, arguments, capacity)
+        self._is_by_graph = logits is not None
+        return logits
+
+    def _read(self, start: int, end: int, inputs: _PromptInputs) -> mx.array:
+        """The logits that the model makes of these tokens, lazy: those of the last one."""
         language_model = self._loaded.language_model
-        token_ids = inputs.token_ids(chunk.start, chunk.end)
-        kwargs = inputs.chunk(chunk.start, chunk.end)
-        if chunk.is_exact:
-            return language_model(token_ids, cache=self.cache, **kwargs)
-        layers = [PaddedChunkCache(layer, chunk) for layer in self.cache]
-        with logits_of_last(language_model, num_padding=chunk.num_after):
-            return language_model(
-                chunk.padded(token_ids, 1), cache=layers, **chunk.padded_inputs(kwargs)
-            )
+        multiple = self._loaded.device.prefill_padding_tokens if self._can_be_padded else 1
+        chunk = PaddedChunk.around(start, end, multiple)
+        token_ids, kwargs = inputs.token_ids(start, end), inputs.chunk(start, end)
+        cache, attention = self.cache, self._loaded.attention
+        if not chunk.is_exact:
+            cache = [PaddedChunkCache(layer, chunk) for layer in self.cache]
+            token_ids, kwargs = chunk.padded(token_ids, 1), chunk.padded_inputs(kwargs)
+        with attention.in_place(), logits_of_last(language_model, num_padding=chunk.num_after):
+            logits: mx.array = language_model(token_ids, cache=cache, **kwargs).logits
+        return logits
 
-    def _can_be_padded(self) -> bool:
+    def _takes_padding(self) -> bool:
         """Whether no token and no layer attends to later ones, and logits are of one token."""
         is_plain = all(type(layer) is KVCache for layer in self.cache)
         is_causal = not self.prompt.atomic_prefill_tokens

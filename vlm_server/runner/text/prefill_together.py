@@ -40,7 +40,7 @@ def launch_together(
     ends = [prompt.num_tokens for prompt in prompts]
     cache = _restored(loaded, requests, start, room_for(max(ends)))
     token_ids, arguments = _inputs(loaded, prompts, start)
-    places = [end - start - 1 for end in ends]
+    places = mx.array([end - start - 1 for end in ends])
     with loaded.attention.in_place(), logits_at(loaded.language_model, places):
         output = loaded.language_model(token_ids, cache=cache, **arguments)
     loaded.forget_positions()

@@ -44,6 +44,7 @@ PIXEL_BYTES = "pixel_bytes"
 """What a `PatchProcessor` gives in place of an image's `pixel_values`."""
 
 _ALIGNED = 64
+_MOST_GRAPHS = 16
 
 
 def use_fast_tower(model: Any, tower: type[FrameTower], device: Device) -> None:
@@ -86,6 +87,8 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         self.blocks = tower.blocks
         self.merger = tower.merger
         self.spatial_merge_size = int(tower.spatial_merge_size)
+        self._graphs = dict[Grid, Callable[[mx.array], tuple[mx.array, list[mx.array]]]]()
+        """By grid; the one used longest ago first."""
         self.pixel_values: Callable[[NDArray[np.uint8]], mx.array] | None = None
         """Turns an image's bytes into pixel values, where its processor gives bytes."""
 
@@ -113,7 +116,7 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         parts, start = [], 0
         for grid in join_frames(Grid(*row) for row in grid_thw.tolist()):
             patches = pixel_values[start : start + grid.patches]
-            parts.append(self._encode_one(patches.astype(self.patch_embed.proj.weight.dtype), grid))
+            parts.append(TowerRows(*self._graph_of(grid)(patches)))
             start += grid.patches
         return TowerRows(
             mx.concatenate([part.rows for part in parts]),
@@ -122,6 +125,24 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
                 for layer in zip(*(part.deepstack for part in parts), strict=True)
             ],
         )
+
+    def _graph_of(self, grid: Grid) -> Callable[[mx.array], tuple[mx.array, list[mx.array]]]:
+        """What makes rows and deepstack of the patches of such a grid: compiled where that pays.
+
+        The graphs of the grids that were met last are kept, each with positions on the device.
+        """
+        graph = self._graphs.pop(grid, None) or self._new_graph(grid)
+        self._graphs[grid] = graph
+        if len(self._graphs) > _MOST_GRAPHS:
+            del self._graphs[next(iter(self._graphs))]
+        return graph
+
+    def _new_graph(self, grid: Grid) -> Callable[[mx.array], tuple[mx.array, list[mx.array]]]:
+        def run(patches: mx.array) -> tuple[mx.array, list[mx.array]]:
+            made = self._encode_one(patches.astype(self.patch_embed.proj.weight.dtype), grid)
+            return made.rows, made.deepstack
+
+        return mx.compile(run) if self.device.compiles_towers else run
 
     def _encode_one(self, pixel_values: mx.array, grid: Grid) -> TowerRows:
         positions = patch_positions(grid.height, grid.width, self.spatial_merge_size)

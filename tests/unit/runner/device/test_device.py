@@ -47,18 +47,19 @@ def test_the_default_device(
 
 
 @pytest.mark.parametrize(
-    ("kind", "trims_own_pool", "has_rope_kernel", "padding_tokens"),
+    ("kind", "trims_own_pool", "compiles", "padding_tokens"),
     [
         (DeviceKind.CPU, False, False, 1),
         (DeviceKind.CUDA, True, True, 256),
-        (DeviceKind.METAL, True, True, 1),
+        (DeviceKind.METAL, True, False, 1),
     ],
 )
 def test_what_follows_from_the_kind(
-    kind: DeviceKind, trims_own_pool: bool, has_rope_kernel: bool, padding_tokens: int
+    kind: DeviceKind, trims_own_pool: bool, compiles: bool, padding_tokens: int
 ):
     device = Device(kind, "a device", 100, 90)
     assert device.is_cpu == (kind is DeviceKind.CPU)
     assert device.trims_own_pool == trims_own_pool
-    assert device.has_rope_kernel == has_rope_kernel
+    assert device.compiles_steps == device.compiles_towers == compiles
+    assert device.has_few_rows_kernels == compiles
     assert device.prefill_padding_tokens == padding_tokens

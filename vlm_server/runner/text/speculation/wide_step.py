@@ -15,12 +15,11 @@ import numpy as np
 from mlx_vlm.models.cache import KVCache
 
 from vlm_server.ports import DraftCounts, SeqId, TokenLogprobs
-from vlm_server.runner.kv.batch_cache import RowsKVCache
 from vlm_server.runner.sampling.logprobs import LazyLogprobs, compute_logprobs
 from vlm_server.runner.sampling.sampler import SequenceSampler, draw
-from vlm_server.runner.text.lm_head import logits_of_last
 from vlm_server.runner.text.sequence import DecodingSequence
 from vlm_server.runner.text.speculation.speculation import Drafts
+from vlm_server.runner.text.text_model import TextModel
 
 
 class WideStep:
@@ -52,20 +51,12 @@ class WideStep:
 
     def forward(
         self,
-        language_model: Any,
+        text: TextModel,
         cache: list[Any],
         position_ids: Callable[[int], dict[str, mx.array]],
     ) -> None:
         """Begin the model's part. The rows of `cache` get all tokens, right or wrong."""
-        layers = [RowsKVCache.taking(each) if type(each) is KVCache else each for each in cache]
-        with logits_of_last(language_model, self.width):
-            output = language_model(
-                mx.array(self._token_ids), cache=layers, **position_ids(self.width)
-            )
-        for layer, each in zip(layers, cache, strict=True):
-            if layer is not each:
-                layer.give_back(each)
-        self._logits = output.logits[:, -self.width :]
+        self._logits = text.step(mx.array(self._token_ids), cache, position_ids(self.width))
 
     def draw(self) -> None:
         """Begin to draw at each place."""

@@ -1,0 +1,114 @@
+"""Our CUDA kernels give what float32 gives, and a row the same numbers whatever runs beside it.
+
+They run only where there is a CUDA GPU: `pytest -m gpu tests/integration/test_cuda_kernels.py`.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+
+from vlm_server.runner.cuda import kernels
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not mx.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+
+DTYPES = [mx.bfloat16, mx.float16]
+
+
+def normal(*shape: int, dtype: mx.Dtype) -> mx.array:
+    return mx.random.normal(shape).astype(dtype)
+
+
+def distance(found: mx.array, expected: mx.array) -> float:
+    found = found.astype(mx.float32)
+    return float((mx.linalg.norm(found - expected) / mx.linalg.norm(expected)).item())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("depth", "columns"), [(2048, 2560), (11008, 2048), (64, 300), (128, 7)])
+@pytest.mark.parametrize("rows", [1, 3, 8, 9, 17, 25, 32])
+def test_few_rows_are_multiplied(dtype: mx.Dtype, depth: int, columns: int, rows: int):
+    x, weight = normal(rows, depth, dtype=dtype), normal(columns, depth, dtype=dtype)
+    for bias in (None, normal(columns, dtype=dtype)):
+        expected = x.astype(mx.float32) @ weight.astype(mx.float32).T
+        expected = expected if bias is None else expected + bias
+        found = kernels.skinny_linear(x, weight, bias)
+        assert found.shape == (rows, columns)
+        assert distance(found, expected) < 0.004
+        alone = kernels.skinny_linear(x[rows - 1 :], weight, bias)
+        assert mx.array_equal(alone[0], found[rows - 1])
+
+
+HEADS = [(16, 2, 128), (4, 4, 64), (8, 8, 80), (12, 4, 96)]
+"""Heads of queries, of keys, and their size."""
+ROWS: dict[str, tuple[int, int, list[tuple[int, int, int]]]] = {
+    "one row": (1, 256, [(0, 7, 1)]),
+    "one long row": (1, 20224, [(0, 20000, 1)]),
+    "rows of all lengths": (1, 1536, [(3, 4, 1), (0, 64, 1), (7, 136, 1), (0, 1536, 1)]),
+    "drafts": (16, 768, [(0, 700, 16), (20, 116, 16)]),
+    "a chunk": (128, 1280, [(0, 1200, 128)]),
+    "a padded chunk": (128, 512, [(0, 500, 41)]),
+    "a padded prompt": (32, 256, [(0, 9, 9)]),
+}
+"""Tokens, capacity, and the bounds of each row."""
+
+
+def attend_in_float32(
+    queries: mx.array, keys: mx.array, values: mx.array, bounds: list[tuple[int, int, int]]
+) -> mx.array:
+    """By matrix products; `keys` and `values` have the new ones."""
+    count, share = queries.shape[2], queries.shape[1] // keys.shape[1]
+    queries, keys, values = (each.astype(mx.float32) for each in (queries, keys, values))
+    keys, values = mx.repeat(keys, share, axis=1), mx.repeat(values, share, axis=1)
+    columns = mx.arange(keys.shape[2])
+    rows = []
+    for row, (first, end, num_new) in enumerate(bounds):
+        last = mx.minimum(end - num_new + mx.arange(count), end - 1)[:, None]
+        mask = (columns <= last) & (columns >= first)
+        scores = queries[row] @ keys[row].swapaxes(-1, -2) * queries.shape[-1] ** -0.5
+        rows.append(mx.softmax(mx.where(mask, scores, -1e30), axis=-1) @ values[row])
+    return mx.stack(rows)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+def test_new_tokens_are_written_and_attended_to(
+    dtype: mx.Dtype,
+    heads: tuple[int, int, int],
+    rows: tuple[int, int, list[tuple[int, int, int]]],
+):
+    (num_heads, groups, size), (count, capacity, bounds) = heads, rows
+    queries = normal(len(bounds), count, num_heads, size, dtype=dtype).swapaxes(1, 2)
+    new = [normal(len(bounds), count, groups, size, dtype=dtype).swapaxes(1, 2) for _ in "kv"]
+    buffers = [normal(len(bounds), groups, capacity, size, dtype=dtype) for _ in "kv"]
+    expected = [mx.array(each) for each in buffers]
+    for side, fresh in zip(expected, new, strict=True):
+        for row, (_, end, num_new) in enumerate(bounds):
+            side[row, :, end - num_new : end] = fresh[row, :, :num_new]
+    mx.eval(queries, new, buffers, expected)
+    untouched = [mx.array(each) for each in buffers]
+    mx.eval(untouched)
+    views = tuple(each[:, :, :256] for each in buffers)
+    scale = size**-0.5
+
+    found = kernels.append_and_attend(queries, tuple(new), views, scale, mx.array(bounds))
+    mx.eval(found)
+    for each, side in zip(buffers, expected, strict=True):
+        assert mx.array_equal(each, side)
+    num_real = min(num_new for *_, num_new in bounds)
+    wanted = attend_in_float32(queries, *expected, bounds)
+    assert distance(found[:, :, :num_real], wanted[:, :, :num_real]) < 0.006
+
+    last = slice(len(bounds) - 1, None)
+    alone = kernels.append_and_attend(
+        queries[last],
+        tuple(each[last] for each in new),
+        tuple(each[last] for each in untouched),
+        scale,
+        mx.array(bounds[-1:]),
+    )
+    assert mx.array_equal(alone[0, :, :num_real], found[-1, :, :num_real])

@@ -1,0 +1,1 @@
+"""Kernels of our own for CUDA, and how they are called."""

@@ -1,0 +1,251 @@
+// softmax(q @ k.T * scale) @ v for the new tokens of each row, whose keys and values are written into
+// the row's cache, in place. The last query attends to the row's last key, the one before it to all
+// but that, and so on. Queries that share a head of keys are rows of one matrix, so that keys and
+// values are read once for all of them.
+//
+// queries: (B, H, L, D), new_keys, new_values: (B, G, L, D), keys, values: (B, G, capacity, D), last
+// axis contiguous. bounds: (B, 3), a row's first key, the one after its last, and how many of them are
+// new; further queries are padding.
+//
+// A row's keys are split into at most `num_splits` parts of whole tiles, each for a block, which has
+// 16 queries a warp. One tile is copied to shared memory while the one before is computed with.
+// `merge_attention` puts the parts together. Where a row is split depends on its length and on L
+// alone: it gets the same numbers alone as in a batch.
+
+using mlx::core::cu::Strides;
+
+constexpr int KEYS = 64;
+constexpr float INFINITE = cuda::std::numeric_limits<float>::infinity();
+
+__device__ inline int split_length(int num_keys, int num_splits) {
+  const int num_tiles = (num_keys + KEYS - 1) / KEYS;
+  return (num_tiles + num_splits - 1) / num_splits * KEYS;
+}
+
+__device__ inline void copy_async(void* shared, const void* global, bool is_there) {
+  const int bytes = is_there ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                   (uint32_t)__cvta_generic_to_shared(shared)),
+               "l"(global), "r"(bytes));
+}
+
+__device__ inline void load_matrices(uint32_t (&m)[4], const void* shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"((uint32_t)__cvta_generic_to_shared(shared)));
+}
+
+__device__ inline void load_transposed(uint32_t (&m)[4], const void* shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"((uint32_t)__cvta_generic_to_shared(shared)));
+}
+
+// parts: (B, L, H, splits, D), of each split softmax(...) @ v; weights: (B, L, H, splits), the
+// logarithm to base 2 of what it weighs.
+template <typename T, int D>
+__device__ void attention(
+    const T* queries, const T* new_keys, const T* new_values, T* keys, T* values,
+    const int* bounds, const Strides& q_strides, const Strides& new_k_strides,
+    const Strides& new_v_strides, const Strides& k_strides, const Strides& v_strides, int num_heads,
+    int num_queries, int num_groups, float scale, float* parts, float* weights) {
+  constexpr int ROW = D + 8;  // 16 bytes more, so that eight rows lie in different banks
+  extern __shared__ uint4 shared[];
+  T* tiles = reinterpret_cast<T*>(shared);  // [stage][keys or values][KEYS][ROW]
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int quad = lane / 4, member = lane % 4;
+  const int group = blockIdx.y, batch = blockIdx.z, block_rows = blockDim.x / 32 * 16;
+  const int shared_heads = num_heads / num_groups, num_rows = num_queries * shared_heads;
+  const int num_blocks = (num_rows + block_rows - 1) / block_rows;
+  const int num_splits = gridDim.x / num_blocks, split = blockIdx.x / num_blocks;
+  const int block = num_blocks - 1 - blockIdx.x % num_blocks;  // those with most keys first
+  const int first_key = bounds[3 * batch], end_key = bounds[3 * batch + 1];
+  const int first_new = end_key - bounds[3 * batch + 2];
+  const int last_row = min((block + 1) * block_rows, num_rows) - 1;
+  const int first_limit = first_new + block * block_rows / shared_heads;
+  const int length = split_length(end_key - first_key, num_splits);
+  const int begin = first_key + split * length;
+  const int end = min(min(first_new + last_row / shared_heads + 1, end_key), begin + length);
+  if (q_strides[3] != 1 || k_strides[3] != 1 || v_strides[3] != 1 || new_k_strides[3] != 1 ||
+      new_v_strides[3] != 1)
+    __trap();  // rather than a wrong answer
+  if (begin >= end)
+    return;
+
+  T* k_base = keys + batch * k_strides[0] + group * k_strides[1];
+  T* v_base = values + batch * v_strides[0] + group * v_strides[1];
+  const T* new_k_base = new_keys + batch * new_k_strides[0] + group * new_k_strides[1];
+  const T* new_v_base = new_values + batch * new_v_strides[0] + group * new_v_strides[1];
+  auto fetch = [&](int stage, int start) {
+    T* tile = tiles + stage * 2 * KEYS * ROW;
+    for (int i = threadIdx.x; i < KEYS * (D / 8); i += blockDim.x) {
+      const int key = i / (D / 8), part = i % (D / 8) * 8;
+      const bool is_there = start + key < end;
+      const int from = is_there ? start + key : begin;
+      const T* k = from < first_new ? k_base + (size_t)from * k_strides[2]
+                                    : new_k_base + (from - first_new) * new_k_strides[2];
+      const T* v = from < first_new ? v_base + (size_t)from * v_strides[2]
+                                    : new_v_base + (from - first_new) * new_v_strides[2];
+      copy_async(tile + key * ROW + part, k + part, is_there);
+      copy_async(tile + (KEYS + key) * ROW + part, v + part, is_there);
+      if (block == num_blocks - 1 && is_there && from >= first_new) {  // which sees all of them
+        *reinterpret_cast<uint4*>(k_base + (size_t)from * k_strides[2] + part) =
+            *reinterpret_cast<const uint4*>(k + part);
+        *reinterpret_cast<uint4*>(v_base + (size_t)from * v_strides[2] + part) =
+            *reinterpret_cast<const uint4*>(v + part);
+      }
+    }
+    asm volatile("cp.async.commit_group;");
+  };
+  fetch(0, begin);
+
+  // What this thread has of its warp's queries: of two rows, pairs of neighbours.
+  uint32_t q[D / 16][4];
+  int limits[2];  // the last key of each of the two
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const int row = min(block * block_rows + warp * 16 + quad + half * 8, num_rows - 1);
+    const int token = row / shared_heads, head = group * shared_heads + row % shared_heads;
+    const T* query = queries + batch * q_strides[0] + head * q_strides[1] + token * q_strides[2];
+    limits[half] = first_new + token;
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+      q[k][half] = *reinterpret_cast<const uint32_t*>(query + k * 16 + member * 2);
+      q[k][half + 2] = *reinterpret_cast<const uint32_t*>(query + k * 16 + member * 2 + 8);
+    }
+  }
+
+  const float factor = scale * 1.4426950408889634f;  // so that exp2 serves as exp
+  float sums[D / 8][4] = {}, total[2] = {}, most[2] = {-INFINITE, -INFINITE};
+  int stage = 0;
+  for (int start = begin; start < end; start += KEYS, stage ^= 1) {
+    if (start + KEYS < end) {
+      fetch(stage ^ 1, start + KEYS);
+      asm volatile("cp.async.wait_group 1;");
+    } else {
+      asm volatile("cp.async.wait_group 0;");
+    }
+    __syncthreads();
+    const T* k_tile = tiles + stage * 2 * KEYS * ROW;
+    const T* v_tile = k_tile + KEYS * ROW;
+
+    float scores[KEYS / 8][4] = {};
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+#pragma unroll
+      for (int n = 0; n < KEYS / 16; n++) {
+        uint32_t b[4];
+        const int key = n * 16 + lane / 16 * 8 + lane % 8, part = k * 16 + lane / 8 % 2 * 8;
+        load_matrices(b, k_tile + key * ROW + part);
+        mma(scores[2 * n], q[k], b[0], b[1], T());
+        mma(scores[2 * n + 1], q[k], b[2], b[3], T());
+      }
+    }
+
+    if (start + KEYS - 1 > first_limit) {
+#pragma unroll
+      for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+          if (start + n * 8 + member * 2 + i % 2 > min(limits[i / 2], end - 1))
+            scores[n][i] = -INFINITE;
+    }
+
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      float top = most[half];
+#pragma unroll
+      for (int n = 0; n < KEYS / 8; n++)
+        top = fmaxf(top, fmaxf(scores[n][2 * half], scores[n][2 * half + 1]));
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+      const float shift = top == -INFINITE ? 0.0f : top * factor;
+      const float rescale = exp2f(most[half] * factor - shift);
+      most[half] = top;
+      total[half] *= rescale;
+#pragma unroll
+      for (int n = 0; n < D / 8; n++) {
+        sums[n][2 * half] *= rescale;
+        sums[n][2 * half + 1] *= rescale;
+      }
+#pragma unroll
+      for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+        for (int i = 2 * half; i < 2 * half + 2; i++) {
+          scores[n][i] = exp2f(scores[n][i] * factor - shift);
+          total[half] += scores[n][i];
+        }
+    }
+
+#pragma unroll
+    for (int k = 0; k < KEYS / 16; k++) {
+      const uint32_t p[4] = {
+          pack(scores[2 * k][0], scores[2 * k][1], T()), pack(scores[2 * k][2], scores[2 * k][3], T()),
+          pack(scores[2 * k + 1][0], scores[2 * k + 1][1], T()),
+          pack(scores[2 * k + 1][2], scores[2 * k + 1][3], T())};
+#pragma unroll
+      for (int n = 0; n < D / 16; n++) {
+        uint32_t b[4];
+        const int key = k * 16 + lane % 16, part = n * 16 + lane / 16 * 8;
+        load_transposed(b, v_tile + key * ROW + part);
+        mma(sums[2 * n], p, b[0], b[1], T());
+        mma(sums[2 * n + 1], p, b[2], b[3], T());
+      }
+    }
+    __syncthreads();
+  }
+
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    total[half] += __shfl_xor_sync(~0u, total[half], 1);
+    total[half] += __shfl_xor_sync(~0u, total[half], 2);
+    const int row = block * block_rows + warp * 16 + quad + half * 8;
+    if (row >= num_rows)
+      continue;
+    const int token = row / shared_heads, head = group * shared_heads + row % shared_heads;
+    const size_t place = ((size_t)batch * num_queries + token) * num_heads + head;
+    const float share = total[half] > 0.0f ? 1.0f / total[half] : 0.0f;
+    float* part = parts + (place * num_splits + split) * D;
+#pragma unroll
+    for (int n = 0; n < D / 8; n++)
+      *reinterpret_cast<float2*>(part + n * 8 + member * 2) =
+          make_float2(sums[n][2 * half] * share, sums[n][2 * half + 1] * share);
+    if (member == 0)
+      weights[place * num_splits + split] =
+          total[half] > 0.0f ? most[half] * factor + log2f(total[half]) : -INFINITE;
+  }
+}
+
+// Puts the parts of split rows together, a warp for each query and head.
+// out: (B, L, H, D), contiguous.
+template <typename T, int D>
+__device__ void merge_attention(
+    const float* parts, const float* weights, const int* bounds, int num_heads, int num_queries,
+    int num_batches, int num_splits, T* out) {
+  const int place = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (place >= num_batches * num_queries * num_heads)
+    return;
+  const int batch = place / (num_queries * num_heads), token = place / num_heads % num_queries;
+  const int num_keys = bounds[3 * batch + 1] - bounds[3 * batch];
+  const int length = split_length(num_keys, num_splits);
+  const int seen = min(num_keys - bounds[3 * batch + 2] + token + 1, num_keys);
+  const int count = (seen + length - 1) / length;
+  weights += (size_t)place * num_splits;
+  parts += (size_t)place * num_splits * D;
+  float most = -INFINITE;
+  for (int i = 0; i < count; i++)
+    most = fmaxf(most, weights[i]);
+  float sums[(D + 31) / 32] = {}, total = 0.0f;
+  for (int i = 0; i < count; i++) {
+    const float weight = exp2f(weights[i] - most);
+    total += weight;
+#pragma unroll
+    for (int n = 0; n < (D + 31) / 32; n++)
+      if (n * 32 + lane < D)
+        sums[n] += weight * parts[i * D + n * 32 + lane];
+  }
+#pragma unroll
+  for (int n = 0; n < (D + 31) / 32; n++)
+    if (n * 32 + lane < D)
+      out[(size_t)place * D + n * 32 + lane] = (T)(sums[n] / total);
+}

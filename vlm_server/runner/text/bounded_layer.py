@@ -1,0 +1,67 @@
+"""A layer's KV buffers as a compiled step sees them: where its tokens are is known to the device.
+
+On CUDA, our attention writes new tokens into the buffers in place. MLX has no such operation, and
+is told nothing of it: it goes on to take the buffers for what they were. That is true of what it
+knew of, for nobody reads columns that are not written yet, and nobody else writes them. Elsewhere,
+MLX makes new arrays, which take the place of the old ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+from mlx_vlm.models.cache import KVCache
+
+VIEW_TOKENS = KVCache.step
+"""No buffer has fewer columns."""
+
+
+def first_columns(layer: Any) -> tuple[mx.array, mx.array]:
+    """Views of the first columns of a layer's keys and values, whose shape is always the same."""
+    known = vars(layer).get("columns")
+    if known is None or known[0] is not layer.keys:
+        keys, values = layer.keys, layer.values
+        known = layer.columns = keys, keys[:, :, :VIEW_TOKENS], values[:, :, :VIEW_TOKENS]
+    return known[1], known[2]
+
+
+class BoundedLayer(KVCache):  # type: ignore[misc]  # mlx-vlm is not typed
+    """keys, values: (rows, heads, capacity, head size).
+
+    bounds: (rows, 3) int32: each row's first column, the one after its last, and how many of them
+    `update_and_fetch` fills. Tokens beyond those are padding.
+    """
+
+    def __init__(
+        self, keys: mx.array, values: mx.array, bounds: mx.array, *, in_place: bool
+    ) -> None:
+        self.keys, self.values, self.bounds = keys, values, bounds
+        self.new: tuple[mx.array, mx.array] | None = None
+        """Keys and values that attention has to write, if that is done in place."""
+        self.is_read = False
+        """Whether attention to its keys was computed."""
+        self._in_place = in_place
+        self._idx = 1
+        """What mlx-vlm takes for the offset of the whole batch, where it only asks whether this is
+        the beginning of a prompt. It need not know."""
+
+    @property
+    def offset(self) -> mx.array:
+        """(rows,) int32: the number of tokens of each row before the new ones."""
+        return self.bounds[:, 1] - self.bounds[:, 0] - self.bounds[:, 2]
+
+    def make_mask(self, *_: Any, **__: Any) -> None:
+        """None: `bounds` say all."""
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Append `keys` and `values`, (rows, heads, tokens, head size). Returns the buffers."""
+        num_rows, _, count, _ = keys.shape
+        if self._in_place:
+            self.new = keys, values
+        else:
+            rows = mx.arange(num_rows)[:, None]
+            columns = (self.bounds[:, 1] - self.bounds[:, 2])[:, None] + mx.arange(count)
+            self.keys[rows, :, columns] = keys.transpose(0, 2, 1, 3)
+            self.values[rows, :, columns] = values.transpose(0, 2, 1, 3)
+        return self.keys, self.values

@@ -1,0 +1,124 @@
+"""Linear layers that take the rows of a decode step by our own kernel, on CUDA.
+
+MLX multiplies more than one row, or one with a bias, by cuBLAS, which the host has to record for
+each product. That takes longer than most of the products do. Layers that take the same input are
+one product: queries, keys and values, or both halves of an MLP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn import Embedding, Linear  # type: ignore[attr-defined]  # mlx.nn is not typed
+
+from vlm_server.runner.cuda import kernels
+
+_DTYPES = (mx.bfloat16, mx.float16)
+_SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Names of layers that mlx-vlm's modules call with one input."""
+
+
+Multiply = Callable[[mx.array, mx.array, mx.array | None], mx.array]
+"""`x @ weight.T + bias` of (rows, depth), (columns, depth) and (columns,)."""
+
+
+class FewRowsLinear(Linear):  # type: ignore[misc]
+    """A `Linear` whose weights `skinny_linear` takes."""
+
+    multiply: Multiply
+    product: SharedProduct | None = None
+    """The product that it is a part of, if it is."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if not _are_few(x, self.weight):
+            return super().__call__(x)  # type: ignore[no-any-return]
+        if self.product is not None:
+            return self.product.part_of(self, x)
+        return _multiplied(self.multiply, x, self.weight, self.get("bias"))
+
+
+class FewRowsEmbedding(Embedding):  # type: ignore[misc]
+    """An `Embedding` that may be the lm_head, too."""
+
+    multiply: Multiply
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        if _are_few(x, self.weight):
+            return _multiplied(self.multiply, x, self.weight, None)
+        return super().as_linear(x)  # type: ignore[no-any-return]
+
+
+class SharedProduct:
+    """One product for several layers, whose weights become views of its own."""
+
+    def __init__(self, layers: Sequence[FewRowsLinear], multiply: Multiply) -> None:
+        self._multiply = multiply
+        self._weight = mx.concatenate([layer.weight for layer in layers])
+        biases = [layer.bias for layer in layers if "bias" in layer]
+        self._bias = mx.concatenate(biases) if biases else None
+        ends = list(accumulate(layer.weight.shape[0] for layer in layers))
+        self._parts = {
+            id(layer): slice(start, end)
+            for layer, start, end in zip(layers, [0, *ends], ends, strict=False)
+        }
+        for layer in layers:
+            layer.weight = self._weight[self._parts[id(layer)]]
+            layer.product = self
+        mx.eval(self._weight, self._bias, [layer.weight for layer in layers])
+        self._input: mx.array | None = None
+        self._output: mx.array | None = None
+        self._left = 0
+
+    def part_of(self, layer: FewRowsLinear, x: mx.array) -> mx.array:
+        """What `layer` makes of `x`; the others' parts are kept until they are asked for."""
+        if x is not self._input or self._output is None:
+            self._input, self._left = x, len(self._parts)
+            self._output = _multiplied(self._multiply, x, self._weight, self._bias)
+        output = self._output
+        self._left -= 1
+        if not self._left:
+            self._input = self._output = None
+        return output[..., self._parts[id(layer)]]
+
+
+_FEW_ROWS: dict[type, type] = {Linear: FewRowsLinear, Embedding: FewRowsEmbedding}
+
+
+def use_few_rows_kernels(language_model: Any, multiply: Multiply = kernels.skinny_linear) -> None:
+    """Let the layers of a loaded model take few rows by `multiply`, if they are exactly known."""
+    modules = language_model.modules()
+    for module in modules:
+        if type(module) in _FEW_ROWS and _is_taken(module.weight):
+            module.__class__ = _FEW_ROWS[type(module)]
+            module.multiply = multiply
+    for module in modules:
+        for names in _SAME_INPUT:
+            layers = [module[name] for name in names if name in module]
+            if len(layers) == len(names) and _fit(layers):
+                SharedProduct(layers, multiply)
+
+
+def _fit(layers: Sequence[Any]) -> bool:
+    """Whether layers can be one product."""
+    if any(type(layer) is not FewRowsLinear for layer in layers):
+        return False
+    kinds = {(layer.weight.shape[1], layer.weight.dtype, "bias" in layer) for layer in layers}
+    return len(kinds) == 1
+
+
+def _is_taken(weight: mx.array) -> bool:
+    return weight.dtype in _DTYPES and weight.shape[-1] % kernels.SKINNY_DEPTH == 0
+
+
+def _are_few(x: mx.array, weight: mx.array) -> bool:
+    return x.size <= kernels.SKINNY_ROWS * x.shape[-1] and x.dtype == weight.dtype
+
+
+def _multiplied(
+    multiply: Multiply, x: mx.array, weight: mx.array, bias: mx.array | None
+) -> mx.array:
+    rows = x.reshape(-1, x.shape[-1])
+    return multiply(rows, weight, bias).reshape(*x.shape[:-1], -1)
