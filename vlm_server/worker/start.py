@@ -44,6 +44,9 @@ from vlm_server.worker.warm_up import stages, warm_up
 
 logger = logging.getLogger(__name__)
 
+_PLANS_BEFORE_READY = 48
+"""Some 30 ms each, where anything is planned at all."""
+
 LEAST_TOKENS = 1024
 """Of prompt and answer, for which there must be room beside the model."""
 
@@ -94,10 +97,6 @@ class Engine:
         self.governor.reset_stats()
 
 
-_PLANS_BEFORE_READY = 48
-"""Graphs of decode steps, some 30 ms each, and whether attention can be planned, a second."""
-
-
 def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     """Load, warm up and say `Ready`. Raises ModelLoadError."""
     device = current_device()
@@ -121,8 +120,7 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     for number, stage in enumerate(first):
         channel.send(Loading(f"warming up on {stage.name}", 0.5 + 0.5 * number / len(first)))
         warm_up(engine.loop, engine.inbox, stage)
-    for _ in range(_PLANS_BEFORE_READY):
-        engine.runner.plan_ahead()
+    _plan(engine.runner)
     engine.end_warm_up()
     engine.check_room(loaded.host.context_tokens)
     warn_of_slow_products(device)
@@ -131,6 +129,13 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     facts = model_facts(loaded, Path(start.model.path))
     channel.send(Ready(loaded.family.name, device.name, loaded.host.context_tokens, facts))
     return engine.loop(channel.send), caches
+
+
+def _plan(runner: Runner) -> None:
+    """All compiled graphs, and whether attention can be planned."""
+    for _ in range(_PLANS_BEFORE_READY):
+        if not runner.plan_ahead():
+            return
 
 
 def build_engine(

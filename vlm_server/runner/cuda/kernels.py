@@ -101,6 +101,7 @@ def _skinny_linear() -> Any:
         " weight_shape[0], weight_shape[1]);",
         ["mma.cuh", "skinny_linear.cu"],
         shared_memory=_SKINNY_WARPS * SKINNY_ROWS * _SKINNY_COLUMNS * 4,
+        is_strided=False,
     )
 
 
@@ -128,6 +129,7 @@ def _merge_attention() -> Any:
         "merge_attention<T, D>(parts, weights, bounds, weights_shape[2], weights_shape[1],"
         " weights_shape[0], weights_shape[3], out);",
         ["mma.cuh", "attention.cu"],
+        is_strided=False,
     )
 
 
@@ -138,14 +140,17 @@ def _kernel(
     body: str,
     sources: Sequence[str],
     shared_memory: int = 0,
+    *,
+    is_strided: bool = True,
 ) -> Any:
+    """`is_strided`: whether it takes inputs as they lie in memory, rather than contiguous."""
     return mx.fast.cuda_kernel(
         name=f"vlm_{name}",
         input_names=inputs,
         output_names=outputs,
         source=body,
         header="".join(_code(source) for source in sources),
-        ensure_row_contiguous=False,
+        ensure_row_contiguous=not is_strided,
         shared_memory=shared_memory,
     )
 

@@ -98,9 +98,12 @@ def bounds_of(layer: KVCache | RowsKVCache) -> list[tuple[int, int]]:
 
 
 def make_room(layer: KVCache | RowsKVCache, count: int) -> None:
-    """Let the buffers of `layer` have room for `count` more tokens of each row."""
+    """Let the buffers of `layer` have room for `count` more tokens of each row.
+
+    They have at least `KVCache.step` columns then.
+    """
     end = max(end for _, end in bounds_of(layer))
-    if end + count > layer.keys.shape[2]:
+    if max(end + count, KVCache.step) > layer.keys.shape[2]:
         capacity = RowsKVCache.capacity(end + count)
         layer.keys = _resized(layer.keys, end, 0, capacity)
         layer.values = _resized(layer.values, end, 0, capacity)

@@ -62,6 +62,8 @@ class Attention(Protocol):
 class CpuAttention:
     """Plain causal attention in float32: see `cpu_attention`."""
 
+    appends_in_place = False
+
     def takes(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:
         is_causal = isinstance(mask, str) and mask == "causal"
         return is_causal and queries.dtype == keys.dtype == mx.float32
@@ -70,8 +72,6 @@ class CpuAttention:
         self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Mask
     ) -> mx.array:
         return attention_on_cpu(queries, keys, values, scale, is_causal=True)
-
-    appends_in_place = False
 
     def within(self, queries: mx.array, layer: BoundedLayer, scale: float) -> mx.array:
         """By MLX's own attention, with a mask."""

@@ -106,6 +106,8 @@ class _Plans:
 class CudaAttention:
     """The `Attention` of one model; knows what is planned."""
 
+    appends_in_place = True
+
     def __init__(self, context_tokens: int, num_plans: int = _PLANS_BY_DEFAULT) -> None:
         """`num_plans`: how many MLX keeps."""
         room = num_plans - _MOST_CHUNK_SHAPES
@@ -148,8 +150,6 @@ class CudaAttention:
             return causal_attention(queries, keys, values, scale, [q for q, _ in _blocks(shape)])
         plans.add(shape)  # if it was not planned, it is now
         return causal_attention(queries, keys, values, scale, [shape[0]])
-
-    appends_in_place = True
 
     def within(self, queries: mx.array, layer: BoundedLayer, scale: float) -> mx.array:
         assert layer.new is not None

@@ -69,19 +69,19 @@ class SharedProduct:
             layer.product = self
         mx.eval(self._weight, self._bias, [layer.weight for layer in layers])
         self._input: mx.array | None = None
-        self._output: mx.array | None = None
-        self._left = 0
+        self._left: dict[int, mx.array] = {}
+        """Parts of `_input` that no layer has asked for yet."""
 
     def part_of(self, layer: FewRowsLinear, x: mx.array) -> mx.array:
         """What `layer` makes of `x`; the others' parts are kept until they are asked for."""
-        if x is not self._input or self._output is None:
-            self._input, self._left = x, len(self._parts)
-            self._output = _multiplied(self._multiply, x, self._weight, self._bias)
-        output = self._output
-        self._left -= 1
+        if x is not self._input or id(layer) not in self._left:
+            output = _multiplied(self._multiply, x, self._weight, self._bias)
+            self._input = x
+            self._left = {key: output[..., columns] for key, columns in self._parts.items()}
+        part = self._left.pop(id(layer))
         if not self._left:
-            self._input = self._output = None
-        return output[..., self._parts[id(layer)]]
+            self._input = None
+        return part
 
 
 _FEW_ROWS: dict[type, type] = {Linear: FewRowsLinear, Embedding: FewRowsEmbedding}
@@ -91,7 +91,7 @@ def use_few_rows_kernels(language_model: Any, multiply: Multiply = kernels.skinn
     """Let the layers of a loaded model take few rows by `multiply`, if they are exactly known."""
     modules = language_model.modules()
     for module in modules:
-        if type(module) in _FEW_ROWS and _is_taken(module.weight):
+        if type(module) in _FEW_ROWS and _is_taken(module):
             module.__class__ = _FEW_ROWS[type(module)]
             module.multiply = multiply
     for module in modules:
@@ -109,8 +109,12 @@ def _fit(layers: Sequence[Any]) -> bool:
     return len(kinds) == 1
 
 
-def _is_taken(weight: mx.array) -> bool:
-    return weight.dtype in _DTYPES and weight.shape[-1] % kernels.SKINNY_DEPTH == 0
+def _is_taken(layer: Any) -> bool:
+    """Whether the kernel takes a layer's weights."""
+    dtype, depth = layer.weight.dtype, layer.weight.shape[1]
+    if "bias" in layer and layer.bias.dtype != dtype:
+        return False
+    return dtype in _DTYPES and depth % kernels.SKINNY_DEPTH == 0
 
 
 def _are_few(x: mx.array, weight: mx.array) -> bool:

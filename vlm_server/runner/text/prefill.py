@@ -60,6 +60,8 @@ class Prefill(Prefilled):
             if type(layer) is KVCache:  # made once for all chunks, which then do not grow it
                 layer.step = room_for(request.prompt.num_tokens)
         self._can_be_padded = self._takes_padding()
+        self._multiple = loaded.device.prefill_padding_tokens if self._can_be_padded else 1
+        """What chunks are padded to, if no graph takes them."""
         self._logits: mx.array | None = None
         """The last chunk's."""
         self._is_by_graph = False
@@ -73,10 +75,14 @@ class Prefill(Prefilled):
         """Begin tokens `start` to `end`. Returns the last one's logits, (1, vocabulary), lazy."""
         assert self._inputs is not None
         is_last = end == self.prompt.num_tokens
-        self._logits = self._by_graph(start, end, self._inputs)
-        if self._logits is None:
-            self._logits = self._read(start, end, self._inputs)
-            launched = [self._logits] if is_last else []
+        token_ids, arguments = self._inputs.token_ids(start, end), self._inputs.chunk(start, end)
+        logits = self._by_graph(token_ids, arguments)
+        self._is_by_graph = logits is not None
+        if logits is None:
+            logits = self._read(
+                PaddedChunk.around(start, end, self._multiple), token_ids, arguments
+            )
+            launched = [logits] if is_last else []
             mx.async_eval(launched, [layer.state for layer in self.cache])  # type: ignore[no-untyped-call]
         self._loaded.forget_positions()
         if end in self.prompt.snapshot_points:
@@ -85,36 +91,30 @@ class Prefill(Prefilled):
             self._inputs = None
             for layer in self.cache:
                 vars(layer).pop("step", None)
-        return self._logits[:, -1]
+        self._logits = logits[:, -1]
+        return self._logits
 
     def wait(self) -> None:
         """Wait for the chunk that was launched last."""
         launched = [self._logits] if self._is_by_graph else []
         mx.eval(launched, [layer.state for layer in self.cache])
 
-    def _by_graph(self, start: int, end: int, inputs: _PromptInputs) -> mx.array | None:
+    def _by_graph(self, token_ids: mx.array, arguments: dict[str, Any]) -> mx.array | None:
         """The last token's logits; None if there is no graph for the chunk."""
-        logits = None
-        if self._can_be_padded:
-            capacity = room_for(self.prompt.num_tokens)
-            arguments = inputs.chunk(start, end)
-            token_ids = inputs.token_ids(start, end)
-            logits = self._loaded.text.prefill(token_ids, self.cache, arguments, capacity)
-        self._is_by_graph = logits is not None
-        return logits
+        if not self._can_be_padded:
+            return None
+        capacity = room_for(self.prompt.num_tokens)
+        return self._loaded.text.prefill(token_ids, self.cache, arguments, capacity)
 
-    def _read(self, start: int, end: int, inputs: _PromptInputs) -> mx.array:
-        """The logits that the model makes of these tokens, lazy: those of the last one."""
-        language_model = self._loaded.language_model
-        multiple = self._loaded.device.prefill_padding_tokens if self._can_be_padded else 1
-        chunk = PaddedChunk.around(start, end, multiple)
-        token_ids, kwargs = inputs.token_ids(start, end), inputs.chunk(start, end)
-        cache, attention = self.cache, self._loaded.attention
+    def _read(self, chunk: PaddedChunk, token_ids: mx.array, arguments: dict[str, Any]) -> mx.array:
+        """The last token's logits, lazy, as mlx-vlm's model makes them of `chunk`."""
+        language_model, cache = self._loaded.language_model, self.cache
         if not chunk.is_exact:
             cache = [PaddedChunkCache(layer, chunk) for layer in self.cache]
-            token_ids, kwargs = chunk.padded(token_ids, 1), chunk.padded_inputs(kwargs)
-        with attention.in_place(), logits_of_last(language_model, num_padding=chunk.num_after):
-            logits: mx.array = language_model(token_ids, cache=cache, **kwargs).logits
+            token_ids, arguments = chunk.padded(token_ids, 1), chunk.padded_inputs(arguments)
+        attention = self._loaded.attention.in_place()
+        with attention, logits_of_last(language_model, num_padding=chunk.num_after):
+            logits: mx.array = language_model(token_ids, cache=cache, **arguments).logits
         return logits
 
     def _takes_padding(self) -> bool:
