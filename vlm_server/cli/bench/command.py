@@ -49,7 +49,7 @@ def add_to(commands: Commands) -> None:
         default=",".join(USUAL),
         metavar="A,B",
         help=f"scenarios to run, in this order, of {', '.join(SCENARIOS)} "
-        "(default: all but streams and day)",
+        f"(default: all up to {USUAL[-1]})",
     )
     work.add_argument(
         "--minutes",

@@ -19,4 +19,4 @@ USUAL = (
     "right",
 )
 """The scenarios that run unless others are named."""
-SCENARIOS = (*USUAL, "streams", "day")
+SCENARIOS = (*USUAL, "streams", "longagent", "agents4", "day")

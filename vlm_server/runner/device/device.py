@@ -13,6 +13,10 @@ CUDA_BLOCK_TOKENS = 256
 """More than `KVCache.step` would not fit into a cache's room."""
 
 
+_LEAST_CAPABILITY = 8
+"""CUDA's compute capability that our kernels need: Ampere's."""
+
+
 class DeviceKind(enum.Enum):
     CPU = "cpu"
     CUDA = "cuda"
@@ -26,12 +30,14 @@ class Device:
     name: for people and for cache keys: `cpu`, or the GPU's name.
     memory_bytes: all that it has; a CPU's is what the process may use of the machine's.
     suitable_bytes: what a program may use of it without harm to the rest of the machine.
+    runs_our_kernels: whether it runs those of `runner/cuda`.
     """
 
     kind: DeviceKind
     name: str
     memory_bytes: int
     suitable_bytes: int
+    runs_our_kernels: bool = False
 
     @property
     def is_cpu(self) -> bool:
@@ -62,18 +68,11 @@ class Device:
         return CUDA_BLOCK_TOKENS if self.kind is DeviceKind.CUDA else 1
 
     @property
-    def compiles_steps(self) -> bool:
-        """Whether decode steps are compiled. On CUDA, the host takes most of their time."""
-        return self.kind is DeviceKind.CUDA
-
-    @property
     def compiles_towers(self) -> bool:
-        """Whether vision towers are compiled, for each size of images. See `compiles_steps`."""
-        return self.kind is DeviceKind.CUDA
+        """Whether vision towers are compiled, for each size of images.
 
-    @property
-    def has_few_rows_kernels(self) -> bool:
-        """Whether `runner/cuda` has kernels for it."""
+        On CUDA, the host takes longer to launch their kernels than the device to run them.
+        """
         return self.kind is DeviceKind.CUDA
 
     @property
@@ -105,7 +104,8 @@ def current_device() -> Device:
     name = str(info.get("device_name", "gpu"))
     if mx.cuda.is_available():
         total = int(info.get("total_memory", machine_bytes))
-        return Device(DeviceKind.CUDA, name, total, 9 * total // 10)
+        runs_our_kernels = int(info.get("compute_capability_major", 0)) >= _LEAST_CAPABILITY
+        return Device(DeviceKind.CUDA, name, total, 9 * total // 10, runs_our_kernels)
     total = int(info.get("memory_size", machine_bytes))
     recommended = int(info.get("max_recommended_working_set_size", 0))
     return Device(DeviceKind.METAL, name, total, recommended or 9 * total // 10)

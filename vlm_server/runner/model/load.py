@@ -120,7 +120,7 @@ def load(
     attention = ModelAttention(language_model, attention_on(device, host.context_tokens))
     positions = decode_positions(language_model, has_mrope=family.mrope is not None)
     compiled = None
-    if device.compiles_steps and family.is_checked and ranks is None:
+    if device.runs_our_kernels and family.is_checked and ranks is None:
         compiled = CompiledModel(language_model, attention, positions, device.draft_widths)
     return LoadedModel(
         model=model,
@@ -219,7 +219,7 @@ def _make_fast(
     if family.tower is not None:
         use_fast_tower(model, family.tower, device)
         use_fast_patches(processor, model.vision_tower)
-    if device.has_few_rows_kernels:
+    if device.runs_our_kernels:
         use_few_rows_kernels(model.language_model)
     use_last_token_head(model.language_model)
     if family.mrope is not None:

@@ -39,6 +39,8 @@ EXPECTED = {  # requests, different pictures, most pictures in one request, toke
     "text": (9, 0, 0, {300}),
     "right": (10, 2, 2, {16}),
     "streams": (48, 0, 0, {300}),
+    "longagent": (50, 50, 25, {12}),
+    "agents4": (32, 32, 8, {24}),
 }
 
 

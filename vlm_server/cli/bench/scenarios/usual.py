@@ -39,6 +39,7 @@ Scenario = Callable[[Client, Material], Awaitable[list[Figure]]]
 _REPEATS = 24
 _REPEAT_PAUSE_SECONDS = 0.02
 _TURNS = 8
+_MANY_TURNS = 25
 _STALL_SECONDS = 0.4
 _STALL_IMAGES = 6
 _USERS = 8
@@ -77,18 +78,49 @@ async def question(client: Client, material: Material) -> list[Figure]:
 
 async def agent(client: Client, material: Material) -> list[Figure]:
     """A conversation with a new image in every turn."""
-    messages: list[Message] = [material.system()]
-    ttfts = []
-    for turn in range(1, _TURNS + 1):
-        messages.append(user(f"Step {turn}: what changed?", material.image()))
-        answer = await client.ask(messages, 12)
-        messages.append(assistant(answer.text))
-        ttfts.append(answer.ttft)
+    ttfts = await _turns(client, material, _TURNS)
     return [
         milliseconds("TTFT, turn 1", ttfts[0]),
         milliseconds(f"TTFT, turn {_TURNS}", ttfts[-1]),
         ratio(f"turn {_TURNS} / turn 1", ttfts[-1], ttfts[0]),
     ]
+
+
+async def long_agent(client: Client, material: Material) -> list[Figure]:
+    """The same with 25 turns, twice: a second conversation finds what the first has warmed up."""
+    figures = []
+    for name in ("first", "second"):
+        ttfts = await _turns(client, material, _MANY_TURNS)
+        figures += [
+            milliseconds(f"TTFT, {name}, turn 1", ttfts[0]),
+            milliseconds(f"TTFT, {name}, turns 2 to {_MANY_TURNS}, median", median(ttfts[1:])),
+            milliseconds(f"TTFT, {name}, turn {_MANY_TURNS}", ttfts[-1]),
+        ]
+    return figures
+
+
+async def four_agents(client: Client, material: Material) -> list[Figure]:
+    """Four agents side by side."""
+    several = await asyncio.gather(*(_turns(client, material, _TURNS, 24) for _ in range(4)))
+    ttfts = list(chain.from_iterable(several))
+    return [
+        milliseconds("TTFT, median", median(ttfts)),
+        milliseconds("TTFT, slowest", largest(ttfts)),
+    ]
+
+
+async def _turns(
+    client: Client, material: Material, count: int, max_tokens: int = 12
+) -> list[float | None]:
+    """TTFT of each turn of a conversation that keeps all its images."""
+    messages: list[Message] = [material.system()]
+    ttfts = []
+    for turn in range(1, count + 1):
+        messages.append(user(f"Step {turn}: what changed?", material.image()))
+        answer = await client.ask(messages, max_tokens)
+        messages.append(assistant(answer.text))
+        ttfts.append(answer.ttft)
+    return ttfts
 
 
 async def stall(client: Client, material: Material) -> list[Figure]:
@@ -186,4 +218,6 @@ SCENARIOS: dict[str, Scenario] = {
     "text": text,
     "right": right,
     "streams": streams,
+    "longagent": long_agent,
+    "agents4": four_agents,
 }
