@@ -21,11 +21,11 @@ from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import SamplingParams
+from vlm_server.runner.cuda.few_rows import SharedProduct, use_few_rows_kernels
 from vlm_server.runner.device.device import Device, DeviceKind
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.text import decode_batch
 from vlm_server.runner.text.compiled_model import CompiledModel
-from vlm_server.runner.text.few_rows import SharedProduct, use_few_rows_kernels
 from vlm_server.runner.text.text_model import TextModel
 from vlm_server.runner.vision.grids import Grid
 from vlm_server.runner.vision.towers import FrameTower

@@ -10,11 +10,11 @@ import pytest
 from tests.integration.harness import Engine
 from tests.integration.test_caches import caches_of
 from tests.integration.test_padded_chunks import Served, answers
+from vlm_server.runner.cuda import attention as cuda_attention
+from vlm_server.runner.cuda.attention import CudaAttention
 from vlm_server.runner.device import device
 from vlm_server.runner.device.device import DeviceKind
-from vlm_server.runner.text import cuda_attention
 from vlm_server.runner.text.attention import ModelAttention
-from vlm_server.runner.text.cuda_attention import CudaAttention
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from vlm_server.supervisor.private_folder import PrivateFolder
 
 _FOR_MLX = {"MLX_CUDA_SDPA_CACHE_SIZE": "1024"}
 """On CUDA, how many shapes of attention MLX keeps plans for; its 256 are less than long prompts
-need (`runner/text/cuda_attention.py`)."""
+need (`runner/cuda/attention.py`)."""
 
 
 def for_models(private: PrivateFolder, *, with_openblas: bool) -> dict[str, str]:

@@ -1,1 +1,1 @@
-"""Kernels of our own for CUDA, and how they are called."""
+"""What is only for CUDA: kernels of our own, and attention by cuDNN in few shapes."""

@@ -63,7 +63,7 @@ class Device:
     def prefill_padding_tokens(self) -> int:
         """What long prefill chunks are padded to a multiple of; 1 for no padding.
 
-        On CUDA, what `cuda_attention` takes at once.
+        On CUDA, what `runner.cuda.attention` takes at once.
         """
         return CUDA_BLOCK_TOKENS if self.kind is DeviceKind.CUDA else 1
 

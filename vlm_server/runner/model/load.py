@@ -15,6 +15,7 @@ import mlx_vlm
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.host_model import HostModel
+from vlm_server.runner.cuda.few_rows import use_few_rows_kernels
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.distributed.ranks import Ranks
 from vlm_server.runner.model.checkpoint.code_guard import no_code_of
@@ -43,7 +44,6 @@ from vlm_server.runner.model.host import host_model
 from vlm_server.runner.model.probe import family_of
 from vlm_server.runner.text.attention import ModelAttention, attention_on
 from vlm_server.runner.text.compiled_model import CompiledModel
-from vlm_server.runner.text.few_rows import use_few_rows_kernels
 from vlm_server.runner.text.lm_head import use_last_token_head
 from vlm_server.runner.text.mrope import DecodePositions, decode_positions, use_shared_mrope
 from vlm_server.runner.text.text_model import TextModel

@@ -17,9 +17,9 @@ import mlx.core as mx
 from mlx_vlm.models import base
 
 from vlm_server.runner.cpu_attention import attention_on_cpu
+from vlm_server.runner.cuda.attention import CudaAttention, kept_plans
 from vlm_server.runner.device.device import Device, DeviceKind
-from vlm_server.runner.text.bounded_layer import BoundedLayer
-from vlm_server.runner.text.cuda_attention import CudaAttention, kept_plans
+from vlm_server.runner.kv.bounded_layer import BoundedLayer
 
 _NAME = "scaled_dot_product_attention"
 _MLX_VLM = base.scaled_dot_product_attention

@@ -18,8 +18,8 @@ import mlx.core as mx
 from mlx_vlm.models.cache import KVCache
 
 from vlm_server.runner.kv.batch_cache import RowsKVCache, advance, bounds_of, make_room
+from vlm_server.runner.kv.bounded_layer import VIEW_TOKENS, BoundedLayer, first_columns
 from vlm_server.runner.text.attention import ModelAttention
-from vlm_server.runner.text.bounded_layer import VIEW_TOKENS, BoundedLayer, first_columns
 from vlm_server.runner.text.lm_head import logits_at, logits_of_last
 from vlm_server.runner.text.mrope import DecodePositions, next_position_ids
 from vlm_server.runner.text.speculation.speculation import MAX_ROWS as MAX_DRAFTING_ROWS

@@ -20,7 +20,7 @@ from mlx.nn import (  # type: ignore[attr-defined]  # mlx.nn is not typed
     QuantizedLinear,
 )
 
-from vlm_server.runner.text.few_rows import FewRowsEmbedding, FewRowsLinear
+from vlm_server.runner.cuda.few_rows import FewRowsEmbedding, FewRowsLinear
 
 
 @dataclass(frozen=True, slots=True)

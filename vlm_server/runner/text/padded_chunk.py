@@ -1,7 +1,7 @@
 """Pads prefill chunks, so that they come in few sizes.
 
 CUDA plans attention anew for each number of queries and keys, and hardly two prompts are of one
-length (`cuda_attention`). A padded chunk starts and ends at multiples of the padding. The padding
+length (`runner.cuda.attention`). A padded chunk starts and ends at multiples of the padding. That
 after the chunk is masked, since attention is causal. The positions before it are those of tokens
 that the cache holds already; nobody reads their queries.
 

@@ -9,9 +9,9 @@ import pytest
 from mlx_vlm.models import base, llava, qwen2_vl
 
 from tests.unit.runner.test_cpu_attention import SCALE, drawn, theirs
+from vlm_server.runner.cuda.attention import CudaAttention
 from vlm_server.runner.device.device import Device, DeviceKind
 from vlm_server.runner.text.attention import CpuAttention, ModelAttention, attention_on
-from vlm_server.runner.text.cuda_attention import CudaAttention
 
 
 def layer_of(module: ModuleType) -> object:

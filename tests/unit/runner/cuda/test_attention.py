@@ -7,8 +7,8 @@ from random import Random
 import mlx.core as mx
 import pytest
 
-from vlm_server.runner.text import cuda_attention
-from vlm_server.runner.text.cuda_attention import (
+from vlm_server.runner.cuda import attention as cuda_attention
+from vlm_server.runner.cuda.attention import (
     BLOCK_TOKENS,
     CudaAttention,
     Shape,

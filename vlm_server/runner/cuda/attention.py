@@ -24,7 +24,7 @@ import numpy as np
 
 from vlm_server.runner.cuda import kernels
 from vlm_server.runner.device.device import CUDA_BLOCK_TOKENS as BLOCK_TOKENS
-from vlm_server.runner.text.bounded_layer import BoundedLayer
+from vlm_server.runner.kv.bounded_layer import BoundedLayer
 
 logger = logging.getLogger(__name__)
 
