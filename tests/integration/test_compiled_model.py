@@ -21,10 +21,12 @@ from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import SamplingParams
+from vlm_server.runner.cuda import kernels
 from vlm_server.runner.cuda.few_rows import SharedProduct, use_few_rows_kernels
 from vlm_server.runner.device.device import Device, DeviceKind
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.text import decode_batch
+from vlm_server.runner.text.attention import ModelAttention
 from vlm_server.runner.text.compiled_model import CompiledModel
 from vlm_server.runner.text.text_model import TextModel
 from vlm_server.runner.vision.grids import Grid
@@ -158,6 +160,45 @@ def test_a_model_that_cannot_be_compiled_is_run_without(load_tiny: Load):
     assert engine.answer(asked("text")) == Engine(*served).answer(asked("text"))
     assert not model.works
     assert not model.plan_next()
+
+
+class Broken:
+    """An attention whose kernel can't be compiled, which is found out when it runs."""
+
+    appends_in_place = False
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def takes(self, *arguments: Any) -> bool:
+        return bool(self.inner.takes(*arguments))
+
+    def __call__(self, *arguments: Any) -> mx.array:
+        made: mx.array = self.inner(*arguments)
+        return made
+
+    def within(self, queries: mx.array, *_: Any) -> mx.array:
+        return mx.linalg.inv(mx.zeros((*queries.shape[:-1], 1, 1)), stream=mx.cpu).reshape(
+            *queries.shape[:-1], 1
+        ) * mx.ones(queries.shape)
+
+    def plan_next(self) -> bool:
+        return False
+
+
+def test_kernels_that_fail_when_they_run_are_left_alone(load_tiny: Load):
+    loaded, preparer = load_tiny("qwen2_5_vl")
+    attention = ModelAttention(loaded.language_model, Broken(loaded.attention.attention))
+    model = CompiledModel(loaded.language_model, attention, loaded.decode_positions, (4,))
+    text = TextModel(loaded.language_model, attention, model)
+    engine = Engine(replace(loaded, text=text), preparer)
+    assert engine.answer(asked("text")) == Engine(loaded, preparer).answer(asked("text"))
+    assert not model.works
+
+
+@pytest.mark.skipif(mx.cuda.is_available(), reason="asks where there is no CUDA GPU")
+def test_kernels_are_not_used_where_they_cannot_be():
+    assert not kernels.can_be_used()
 
 
 # ---- layers with one input -----------------------------------------------------------

@@ -5,6 +5,7 @@ MLX compiles a kernel when it is first used, and keeps it for the life of the pr
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -12,7 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
+logger = logging.getLogger(__name__)
+
+_TOLERANCE = 0.5
+"""Between sums of 128 products in bfloat16 and in float32, some 11 in size."""
 _FOLDER = Path(__file__).parent
 _WARP = 32
 
@@ -89,6 +95,22 @@ def append_and_attend(
         output_dtypes=[queries.dtype],
     )[0]
     return output.swapaxes(1, 2)
+
+
+def can_be_used() -> bool:
+    """Whether a kernel can be compiled here, which takes seconds, and gives what MLX does."""
+    x, weight = (mx.random.normal((rows, 128), key=mx.random.key(rows)) for rows in (3, 40))
+    expected = x @ weight.T
+    try:
+        found = skinny_linear(x.astype(mx.bfloat16), weight.astype(mx.bfloat16), None)
+        distance = float(np.array(mx.abs(found - expected).max()))
+    except Exception:
+        logger.warning("our CUDA kernels can't be used", exc_info=True)
+        return False
+    if not distance < _TOLERANCE:
+        logger.warning("our CUDA kernels are not used: they are %.2g off", distance)
+        return False
+    return True
 
 
 @cache

@@ -15,6 +15,7 @@ import mlx_vlm
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.host_model import HostModel
+from vlm_server.runner.cuda import kernels
 from vlm_server.runner.cuda.few_rows import use_few_rows_kernels
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.distributed.ranks import Ranks
@@ -219,7 +220,7 @@ def _make_fast(
     if family.tower is not None:
         use_fast_tower(model, family.tower, device)
         use_fast_patches(processor, model.vision_tower)
-    if device.runs_our_kernels:
+    if device.runs_our_kernels and kernels.can_be_used():
         use_few_rows_kernels(model.language_model)
     use_last_token_head(model.language_model)
     if family.mrope is not None:

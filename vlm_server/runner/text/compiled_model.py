@@ -165,6 +165,8 @@ class CompiledModel:
         ]
         try:
             logits, new = self._compiled(token_ids, bounds, inputs, sides, places)
+            if not self._sides:
+                mx.eval(logits)  # compiles the kernels, if that is possible
         except Exception:
             logger.warning("this model can't be compiled", exc_info=True)
             self.works, self._wanted = False, {}
