@@ -6,9 +6,10 @@ where the attention of a chunk takes 2 to 7 in all layers. So prefill chunks are
 that were met, and single blocks of queries to so many keys. A chunk that is met for the first time
 goes block by block. That takes some milliseconds more than at once, but no plan.
 
-Decode steps of several tokens, or of rows of different lengths, have a mask, and another shape each
-time; so have short prompts that are read together. They take two matrix products, which need no
-plan. Queries that share keys are one matrix; MLX's own way reads the keys again for each of them.
+Decode steps of most models are compiled graphs with a kernel of ours, which takes rows of any
+lengths (`within`). Those of other models have a mask, and another shape each time; so have short
+prompts that are read together. They take two matrix products, which need no plan. Queries that
+share keys are one matrix; MLX's own way reads the keys again for each of them.
 """
 
 from __future__ import annotations
