@@ -337,6 +337,7 @@ class Engine:
             self.caches,
             admission,
             self.preparer.pixels_to_decode,
+            self.runner.tokens_beside,
         )
         self.inbox = ImpatientQueue()
         self.preparers = InlinePreparers(self.preparer, self.inbox)

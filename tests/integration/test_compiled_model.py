@@ -20,14 +20,16 @@ from tests.integration.test_speculation import Oracle
 from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.protocol import SamplingParams
+from vlm_server.protocol import Failed, SamplingParams
 from vlm_server.runner.cuda import kernels
 from vlm_server.runner.cuda.few_rows import SharedProduct, use_few_rows_kernels
 from vlm_server.runner.device.device import Device, DeviceKind
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.text import decode_batch
 from vlm_server.runner.text.attention import ModelAttention
-from vlm_server.runner.text.compiled_model import CompiledModel
+from vlm_server.runner.text.compiled_model import CompiledModel, plain_embedding
+from vlm_server.runner.text.prefill import Prefill
+from vlm_server.runner.text.prompt_chunk import PromptChunk
 from vlm_server.runner.text.text_model import TextModel
 from vlm_server.runner.vision.grids import Grid
 from vlm_server.runner.vision.towers import FrameTower
@@ -44,24 +46,42 @@ class Compiled(CompiledModel):
 
     num_steps = 0
     chunks: list[int]
+    beside: list[int]
+    """Tokens of prompts that were read in passes of so many rows."""
 
-    def step(self, *arguments: Any) -> mx.array | None:
-        logits = super().step(*arguments)
+    def step(
+        self,
+        token_ids: mx.array,
+        cache: list[Any],
+        position_ids: dict[str, mx.array],
+        beside: PromptChunk | None = None,
+    ) -> mx.array | None:
+        logits = super().step(token_ids, cache, position_ids, beside)
         self.num_steps += logits is not None
+        if beside is not None and beside.logits is not None:
+            self.beside.append(beside.num_tokens)
         return logits
 
-    def prefill(self, token_ids: mx.array, *arguments: Any) -> mx.array | None:
-        logits = super().prefill(token_ids, *arguments)
+    def prefill(self, chunk: PromptChunk) -> mx.array | None:
+        logits = super().prefill(chunk)
         if logits is not None:
-            self.chunks.append(token_ids.shape[1])
+            self.chunks.append(chunk.num_tokens)
         return logits
 
 
-def compiled(served: Served, **limits: Any) -> tuple[Engine, Compiled]:
+def compiled(served: Served, tokens_per_pass: int = 0, **limits: Any) -> tuple[Engine, Compiled]:
     """An engine whose model is compiled, and that."""
     loaded, preparer = served
-    model = Compiled(loaded.language_model, loaded.attention, loaded.decode_positions, (4,))
-    model.chunks = []
+    model = Compiled(
+        loaded.language_model,
+        loaded.attention,
+        loaded.decode_positions,
+        (4,),
+        plain_embedding(loaded.model),
+        tokens_per_pass,
+    )
+    loaded.forget_positions()
+    model.chunks, model.beside = [], []
     text = TextModel(loaded.language_model, loaded.attention, model)
     return Engine(replace(loaded, text=text), preparer, **limits), model
 
@@ -87,14 +107,46 @@ def test_answers_are_those_without(served: Served, stagger: int):
     assert model.works == (served[0].family.name not in CANT_BE_COMPILED)
 
 
+READ_BESIDE = {
+    "text": ("qwen3_vl", "qwen3_vl_moe"),
+    "media": (
+        "qwen2_vl", "qwen2_5_vl", "smolvlm", "idefics3", "pixtral", "mistral3", "internvl",
+        "internvl_chat", "llava", "llava_onevision", "fastvlm", "kimi_vl", "dots_ocr", "glm_ocr",
+    ),
+}  # fmt: skip
+"""What of which families' prompts is read in the pass of a decode step."""
+
+
+def learn(engine: Engine) -> None:
+    """What it has to know of a model before it reads prompts beside decode steps."""
+    for words in ("Hello.", "Good morning."):
+        engine.answer(ask(words, words))
+
+
+@pytest.mark.parametrize("tokens_per_pass", [24, 256])
+def test_prompts_are_read_beside_decode_steps(served: Served, tokens_per_pass: int):
+    engine, model = compiled(served, tokens_per_pass)
+    learn(engine)
+    found = run_all(engine, LONGER, 4)
+    assert {name: found[name] for name in PROMPTS} == run_all(Engine(*served), LONGER, 0)
+    name = served[0].family.name
+    assert bool(model.beside) == any(name in names for names in READ_BESIDE.values())
+    if name in READ_BESIDE["media"]:
+        num_tokens = sum(engine.prompts[prompt].num_tokens for prompt in PROMPTS)
+        assert sum(model.beside) == num_tokens - engine.prompts["text"].num_tokens
+
+
 @pytest.fixture(params=["qwen2_5_vl", "smolvlm", "llava"])
 def some(request: pytest.FixtureRequest, load_tiny: Load) -> Served:
     """Families with M-RoPE, with tiles, and with heads that share no keys."""
     return load_tiny(request.param)
 
 
+@pytest.mark.parametrize("tokens_per_pass", [0, 24])
 @pytest.mark.parametrize("rate", [0.0, 0.5], ids=["right", "mixed"])
-def test_drafts_are_verified(some: Served, monkeypatch: pytest.MonkeyPatch, rate: float):
+def test_drafts_are_verified(
+    some: Served, monkeypatch: pytest.MonkeyPatch, rate: float, tokens_per_pass: int
+):
     plain = Engine(*some)
     run_all(plain, LONGER, 0)
     answers = {
@@ -102,7 +154,7 @@ def test_drafts_are_verified(some: Served, monkeypatch: pytest.MonkeyPatch, rate
         for name, tokens in plain.tokens.items()
     }
     monkeypatch.setattr(decode_batch, "Drafter", Oracle(answers, rate))
-    engine, model = compiled(some, num_draft_tokens=7)
+    engine, model = compiled(some, tokens_per_pass, num_draft_tokens=7)
     found = run_all(engine, LONGER, 2)
     assert {name: tokens[: LONGER.max_tokens] for name, tokens in found.items()} == plain.tokens
     assert engine.scheduler.read().counts.spec.num_drafts > 0
@@ -121,9 +173,11 @@ def test_buffers_grow(some: Served):
     assert len(engines[0].tokens["text"]) == 300
 
 
-def test_choices_and_aborts(some: Served):
+@pytest.mark.parametrize("tokens_per_pass", [0, 24])
+def test_choices_and_aborts(some: Served, tokens_per_pass: int):
     params = SamplingParams(max_tokens=20, temperature=1.0, seed=3, n=3)
-    engines = compiled(some)[0], Engine(*some)
+    engines = compiled(some, tokens_per_pass)[0], Engine(*some)
+    learn(engines[0])
     for engine in engines:
         engine.add(asked("text", params))
         engine.add(asked("long", LONGER))
@@ -132,7 +186,7 @@ def test_choices_and_aborts(some: Served):
         engine.add(asked("picture", LONGER))
         engine.run()
     first, second = (
-        {seq: tokens for seq, tokens in each.seqs.items() if seq.request_id != "long"}
+        {seq: each.seqs[seq] for seq in each.seqs if seq.request_id in ("text", "picture")}
         for each in engines
     )
     assert first == second
@@ -152,6 +206,83 @@ def test_what_is_new_of_a_prompt_is_read_by_a_graph(some: Served):
     assert len(model.chunks) >= 3  # the first finds no buffers to learn from
     assert 1 in model.chunks
     assert max(model.chunks) > 1
+
+
+def test_an_aborted_prompt_leaves_nothing_in_those_it_was_read_beside(some: Served):
+    engine, model = compiled(some, 24)
+    learn(engine)
+    engine.add(asked("long", LONGER))
+    engine.step(6)
+    engine.add(asked("pictures", LONGER))
+    engine.step_until(lambda: bool(model.beside))
+    engine.abort("pictures")
+    engine.add(asked("text", LONGER))
+    engine.run()
+    plain = Engine(*some)
+    assert engine.tokens["long"] == plain.answer(asked("long", LONGER))
+    assert engine.tokens["text"] == plain.answer(asked("text", LONGER))
+    assert engine.num_tracked == 0
+
+
+def test_a_cached_prefix_is_continued_beside_others(some: Served):
+    image = picture(1)
+    turns = ("user", (image, "What is this?")), ("assistant", ("It.",)), ("user", ("Sure?",))
+    engine, model = compiled(some, 24, caches=caches_of(some))
+    plain = Engine(*some)
+    learn(engine)
+    engine.answer(conversation("first", *turns[:1]))
+    engine.add(asked("long", LONGER))
+    engine.step(4)
+    engine.add(conversation("next", *turns))
+    engine.run()
+    assert model.beside
+    assert sum(model.beside) < engine.prompts["next"].num_tokens  # the rest was cached
+    assert engine.tokens["next"] == plain.answer(conversation("next", *turns))
+    assert engine.tokens["long"] == plain.answer(asked("long", LONGER))
+
+
+@pytest.mark.parametrize(
+    ("error", "goes_on"), [("[malloc] Unable to allocate", True), ("no such kernel", False)]
+)
+def test_a_pass_that_fails_is_done_in_two(load_tiny: Load, error: str, goes_on: bool):
+    served = load_tiny("qwen2_5_vl")
+    engine, model = compiled(served, 24)
+    learn(engine)
+    works = model._beside
+
+    def fail(*_: Any) -> None:
+        model._beside = works
+        raise RuntimeError(error)
+
+    model._beside = fail
+    plain = Engine(*served)
+    assert run_all(engine, LONGER, 4).items() >= run_all(plain, LONGER, 0).items()
+    assert bool(model.beside) == goes_on
+
+
+def test_a_prompt_that_can_not_be_continued_ends_alone(
+    load_tiny: Load, monkeypatch: pytest.MonkeyPatch
+):
+    served = load_tiny("qwen2_5_vl")
+    engine, model = compiled(served, 24)
+    learn(engine)
+    engine.add(asked("long", LONGER))
+    engine.step(4)
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no such picture")
+
+    monkeypatch.setattr(Prefill, "chunk", fail)
+    engine.add(asked("text", LONGER))
+    engine.run()
+    assert isinstance(engine.ends["text"], Failed)
+    assert engine.tokens["long"] == Engine(*served).answer(asked("long", LONGER))
+    assert not model.beside
+
+
+def test_a_model_that_changes_embeddings_is_not_read_beside(load_tiny: Load):
+    assert plain_embedding(load_tiny("gemma4")[0].model) is None
+    assert plain_embedding(load_tiny("qwen2_5_vl")[0].model) is not None
 
 
 def test_a_model_that_cannot_be_compiled_is_run_without(load_tiny: Load):

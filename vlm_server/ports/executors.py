@@ -8,7 +8,7 @@ from typing import Protocol
 from vlm_server.cache.caches import EncodedImage
 from vlm_server.child.cancellation import Cancellation
 from vlm_server.ports.plan import EncodeWork, LoadWork, PrepareWork, SchedulerOutput
-from vlm_server.ports.prompts import Prepared
+from vlm_server.ports.prompts import Prepared, PreparedPrompt
 from vlm_server.ports.result import StepResult
 from vlm_server.protocol import Submit
 
@@ -58,6 +58,13 @@ class Runner(Protocol):
 
     def kv_bytes(self, num_tokens: int) -> int:
         """Device memory of the KV of one sequence of `num_tokens`; 0 before the first prompt."""
+        ...
+
+    def tokens_beside(self, prompt: PreparedPrompt, num_seqs: int) -> int:
+        """How many tokens of `prompt` a step reads in the pass in which `num_seqs` decode.
+
+        0 if it reads them by themselves, after that pass.
+        """
         ...
 
     def plan_ahead(self) -> bool:

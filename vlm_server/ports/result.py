@@ -35,7 +35,8 @@ class StepResult:
     A request that is among the failures fails with all its sequences. `logprobs` holds an entry for
     each token whose request asked for them. A runner may run one step ahead: a token may belong to
     the step before, and a sequence's token may be missing in the step that launched it; its first
-    comes with its prompt's last chunk, or later. A step that verified draft tokens of a sequence
+    comes with its prompt's last chunk, or later. `prefill_seconds`: what the chunk took; None if it was
+    read in the pass of the decode step. A step that verified draft tokens of a sequence
     (`drafts`) may bring it several: those that were right, and one more at the end. `error` is what
     the model or the device raised, if they did.
     """
@@ -44,5 +45,5 @@ class StepResult:
     failures: Mapping[str, RequestError] = field(default_factory=dict)
     logprobs: Mapping[SeqId, Sequence[TokenLogprobs]] = field(default_factory=dict)
     drafts: Mapping[SeqId, DraftCounts] = field(default_factory=dict)
-    prefill_seconds: float = 0.0
+    prefill_seconds: float | None = 0.0
     error: str | None = None

@@ -19,7 +19,13 @@ import mlx.core as mx
 from vlm_server.cache.prefix import Source
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.errors import EngineBroken, InternalError, OutOfMemory, RequestError
-from vlm_server.ports import PrefillWork, SchedulerOutput, SeqId, StepResult
+from vlm_server.ports import (
+    PrefillWork,
+    PreparedPrompt,
+    SchedulerOutput,
+    SeqId,
+    StepResult,
+)
 from vlm_server.runner.device.memory import NO_MEMORY, is_out_of_memory
 from vlm_server.runner.kv.segments import StateSize
 from vlm_server.runner.model.load import LoadedModel
@@ -28,6 +34,7 @@ from vlm_server.runner.text.decode_batches import DecodeBatches
 from vlm_server.runner.text.drawn import Sampled
 from vlm_server.runner.text.prefill import Prefill, Prefilled
 from vlm_server.runner.text.prefill_together import launch_together
+from vlm_server.runner.text.prompt_chunk import PromptChunk
 from vlm_server.runner.text.speculation.build import speculation_of
 
 logger = logging.getLogger(__name__)
@@ -61,6 +68,8 @@ class LaunchedStep:
     prefill_started: float
     """When launching the chunk began, by `time.perf_counter`."""
     failures: _Failures
+    is_beside: bool = False
+    """Whether the chunk is read by the decode step."""
 
     def result(self) -> StepResult:
         """Never raises for a request's fault: see `StepResult.failures`."""
@@ -115,20 +124,28 @@ class ModelRunner:
         """See `Runner`."""
         return 0 if self._state_size is None else self._state_size.of(num_tokens)
 
+    def tokens_beside(self, prompt: PreparedPrompt, num_seqs: int) -> int:
+        """See `Runner`."""
+        if prompt.atomic_prefill_tokens or prompt.token_types is not None:
+            return 0
+        return self._loaded.text.most_beside(num_seqs, has_media=bool(prompt.spans))
+
     def launch(self, plan: SchedulerOutput) -> LaunchedStep:
         """Begin one decode step and one chunk. Never raises for a request's fault."""
         self._forget(plan.finished_seqs)
         failures = _Failures()
         with self._loaded.position_lock:
-            self._launch_decode(plan, failures)
+            chunk = self._chunk_beside(plan, failures)
+            self._launch_decode(plan, chunk, failures)
             self._store_prompts()
             started = time.perf_counter()
             together = dict[str, Prefilled]()
             if plan.prefill_with:
                 together, logits = self._launch_together(plan, failures)
             else:
-                logits = self._launch_prefill(plan, failures)
-        return LaunchedStep(self, plan, together, logits, started, failures)
+                logits = self._launch_prefill(plan, chunk, failures)
+        is_beside = chunk is not None and chunk.logits is not None
+        return LaunchedStep(self, plan, together, logits, started, failures, is_beside)
 
     def plan_ahead(self) -> bool:
         """See `Runner`."""
@@ -157,16 +174,18 @@ class ModelRunner:
             failures.requests,
             sampled.logprobs,
             sampled.drafts,
-            prefill_seconds=seconds,
+            prefill_seconds=None if step.is_beside else seconds,
             error=failures.error,
         )
 
     # ---- decode --------------------------------------------------------------------
 
-    def _launch_decode(self, plan: SchedulerOutput, failures: _Failures) -> None:
+    def _launch_decode(
+        self, plan: SchedulerOutput, beside: PromptChunk | None, failures: _Failures
+    ) -> None:
         assert set(plan.decode) == set(self._batches.seq_ids)
         try:
-            self._batches.launch(is_alone=plan.prefill is None)
+            self._batches.launch(is_alone=plan.prefill is None, beside=beside)
         except Exception as error:
             logger.exception("a decode step of %d sequences failed", len(plan.decode))
             self._fail_decode(plan, error, failures)
@@ -203,19 +222,37 @@ class ModelRunner:
 
     # ---- prefill -------------------------------------------------------------------
 
-    def _launch_prefill(self, plan: SchedulerOutput, failures: _Failures) -> mx.array | None:
-        """The chunk's last logits, lazy; None if there is no chunk, or it failed."""
+    def _chunk_beside(self, plan: SchedulerOutput, failures: _Failures) -> PromptChunk | None:
+        """The chunk of `plan`, if the decode step may read it."""
         work = plan.prefill
-        if work is None:
+        if work is None or plan.prefill_with or not plan.decode:
             return None
+        if not self._loaded.text.most_beside(len(plan.decode), has_media=False):
+            return None  # what the device does not need yet is better done while it decodes
         try:
-            for request in plan.new:
-                self._prefills[request.request_id] = Prefill(self._loaded, request)
-            return self._prefills[work.request_id].launch(work.start, work.end)
+            return self._prefill_of(plan, work).chunk(work.start, work.end)
         except Exception as error:
-            logger.exception("prefilling tokens %d to %d failed", work.start, work.end)
             self._drop(work, error, failures)
             return None
+
+    def _launch_prefill(
+        self, plan: SchedulerOutput, chunk: PromptChunk | None, failures: _Failures
+    ) -> mx.array | None:
+        """The chunk's last logits, lazy; None if there is no chunk, or it failed."""
+        work = plan.prefill
+        if work is None or work.request_id in failures.requests:
+            return None
+        try:
+            return self._prefill_of(plan, work).launch(work.start, work.end, chunk)
+        except Exception as error:
+            self._drop(work, error, failures)
+            return None
+
+    def _prefill_of(self, plan: SchedulerOutput, work: PrefillWork) -> Prefill:
+        for request in plan.new:
+            if request.request_id == work.request_id and request.request_id not in self._prefills:
+                self._prefills[request.request_id] = Prefill(self._loaded, request)
+        return self._prefills[work.request_id]
 
     def _finish_prefill(self, work: PrefillWork, logits: mx.array, failures: _Failures) -> Sampled:
         """Wait for a chunk; after the last one the request's sequences join: their first tokens."""
@@ -229,7 +266,6 @@ class ModelRunner:
                 prefill.cache, prefill.prompt.num_tokens
             )
         except Exception as error:
-            logger.exception("prefilling tokens %d to %d failed", work.start, work.end)
             self._drop(work, error, failures)
             return Sampled()
         del self._prefills[work.request_id]
@@ -273,13 +309,14 @@ class ModelRunner:
         for request, work in zip(plan.new, plan.prefills, strict=True):
             with self._loaded.position_lock:
                 alone = SchedulerOutput(new=(request,), prefill=work)
-                logits = self._launch_prefill(alone, failures)
+                logits = self._launch_prefill(alone, None, failures)
             if logits is not None:
                 sampled.add(self._finish_prefill(work, logits, failures))
         return sampled
 
     def _drop(self, work: PrefillWork, error: Exception, failures: _Failures) -> None:
-        """A chunk failed: its request ends, alone."""
+        """A chunk failed: its request ends, alone. To be called while the error is handled."""
+        logger.exception("prefilling tokens %d to %d failed", work.start, work.end)
         self._prefills.pop(work.request_id, None)
         failures.add(error, (work.request_id,), "The model failed while reading the prompt.")
 

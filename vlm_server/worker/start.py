@@ -44,7 +44,7 @@ from vlm_server.worker.warm_up import stages, warm_up
 
 logger = logging.getLogger(__name__)
 
-_PLANS_BEFORE_READY = 48
+_PLANS_BEFORE_READY = 80
 """Some 30 ms each, where anything is planned at all."""
 
 LEAST_TOKENS = 1024
@@ -175,7 +175,12 @@ def build_engine(
     return Engine(
         inbox=inbox,
         scheduler=Scheduler(
-            config, loaded.host.backend, caches, admission, preparer.pixels_to_decode
+            config,
+            loaded.host.backend,
+            caches,
+            admission,
+            preparer.pixels_to_decode,
+            runner.tokens_beside,
         ),
         runner=runner,
         preparers=PreparerThreads(preparer, inbox, start.scheduler.preparer_threads),

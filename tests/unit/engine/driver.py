@@ -168,7 +168,12 @@ class Engine:
             self.governor, self.runner.kv_bytes, self.config.prefill_chunk_tokens
         )
         self.scheduler = scheduler(
-            self.config, decoder or ByteDecoder(), self.caches, self.admission, header_pixels
+            self.config,
+            decoder or ByteDecoder(),
+            self.caches,
+            self.admission,
+            header_pixels,
+            self.runner.tokens_beside,
         )
         self.inbox = ImpatientQueue()
         self.preparers = ScriptedPreparers(self.inbox)

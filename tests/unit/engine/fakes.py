@@ -202,6 +202,8 @@ class FakeRunner:
     """Requests whose sequences fail in the next step."""
     prefill_seconds: Callable[[SchedulerOutput], float] = lambda plan: 0.0
     """What prefilling is said to take."""
+    tokens_per_pass: int = 0
+    """See `Device`."""
     fails_decode: bool = False
     """Whether the next decode step fails."""
     answer: Callable[[PreparedPrompt, int], list[int]] = answer_tokens
@@ -225,6 +227,10 @@ class FakeRunner:
 
     def kv_bytes(self, num_tokens: int) -> int:
         return num_tokens
+
+    def tokens_beside(self, prompt: PreparedPrompt, num_seqs: int) -> int:
+        assert 0 < num_seqs <= len(self.seqs)
+        return max(self.tokens_per_pass - num_seqs, 0)
 
     def launch(self, plan: SchedulerOutput) -> FakeStep:
         assert plan.has_runner_work
@@ -250,7 +256,8 @@ class FakeRunner:
             assert work.is_last or not plan.prefill_with
             self._prefill(work, failures)
         assert len(self.seqs) <= self.max_num_seqs
-        seconds = self.prefill_seconds(plan)
+        is_beside = bool(self.tokens_per_pass and plan.decode and plan.prefill)
+        seconds = None if is_beside else self.prefill_seconds(plan)
         error = next((failure.message for failure in failures.values()), None)
         brought = {seq: [token] for seq, token in tokens.items()}
         return FakeStep(self, StepResult(brought, failures, prefill_seconds=seconds, error=error))

@@ -7,7 +7,7 @@ and changes requests as the plan says. What the plan brought is for the schedule
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from vlm_server.engine.memory.admission import Admission, Admit, Refuse, Wait
 from vlm_server.engine.request.request import Request
@@ -26,6 +26,7 @@ from vlm_server.ports import (
     LoadWork,
     NewRequest,
     PrefillWork,
+    PreparedPrompt,
     PrepareWork,
     SchedulerOutput,
     SeqId,
@@ -44,10 +45,21 @@ class Planner:
     them, and those after it wait for it.
     """
 
-    def __init__(self, config: SchedulerConfig, requests: Requests, admission: Admission) -> None:
-        """`requests` are those that are tracked: it adds and removes none."""
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        requests: Requests,
+        admission: Admission,
+        tokens_beside: Callable[[PreparedPrompt, int], int],
+    ) -> None:
+        """`requests` are those that are tracked: it adds and removes none.
+
+        `tokens_beside`: see `ports.Runner.tokens_beside`.
+        """
         self._requests = requests
         self._admission = admission
+        self._tokens_beside = tokens_beside
+        self._max_chunk_tokens = config.prefill_chunk_tokens
         self._chunk_sizer = ChunkSizer(config.max_step_seconds, config.prefill_chunk_tokens)
         self._arbiter = EncoderPrefillArbiter(requests, config.max_num_seqs)
         self._encode_batcher = EncodeBatcher(config, requests, self._arbiter, admission)
@@ -74,8 +86,8 @@ class Planner:
             others = self._prefilled_with(request, others_decode=bool(decode))
             if not request.is_known_to_runner:
                 new = tuple(map(self._new_request, (request, *others)))
-            prefill = self._next_chunk(request, others_decode=bool(decode) and not others)
-            prefill_with = tuple(self._next_chunk(one, others_decode=False) for one in others)
+            prefill = self._next_chunk(request, 0 if others else len(decode))
+            prefill_with = tuple(self._next_chunk(one, num_decoding=0) for one in others)
             if prefill.is_last and request.has_uncached_media:
                 encode_next = self._start_encode(beside=request)
         requests = self._requests.values()
@@ -102,6 +114,8 @@ class Planner:
     def note(self, plan: SchedulerOutput, result: StepResult) -> None:
         """Let the next chunks be chosen by what these took."""
         seconds = result.prefill_seconds
+        if seconds is None:
+            return
         works = [work for work in plan.prefills if work.request_id in self._requests]
         if len(works) == 1 and works[0].request_id not in result.failures:
             self._chunk_sizer.note(works[0].num_tokens, seconds)
@@ -217,16 +231,21 @@ class Planner:
         request.leave_queue()
         return request.start_in_runner()
 
-    def _next_chunk(self, request: Request, *, others_decode: bool) -> PrefillWork:
-        """The next chunk of `request`, of the length that `ChunkSizer` allows.
+    def _next_chunk(self, request: Request, num_decoding: int) -> PrefillWork:
+        """The next chunk of `request`, beside so many sequences that decode.
 
+        It is as long as fits into their pass; where it is read by itself, as `ChunkSizer` allows.
         It ends at a snapshot point if one comes earlier. The first one covers
         `atomic_prefill_tokens`.
         """
         self._arbiter.start_chunk(request)
         prompt, start = request.prompt, request.num_prefilled
         left = request.num_prefill_tokens_left
-        end = start + self._chunk_sizer.chunk_tokens(left, others_decode=others_decode)
+        beside = self._tokens_beside(prompt, num_decoding) if num_decoding else 0
+        size = min(beside, self._max_chunk_tokens)
+        if not size:
+            size = self._chunk_sizer.chunk_tokens(left, others_decode=num_decoding > 0)
+        end = start + min(left, size)
         points = prompt.snapshot_points[bisect_right(prompt.snapshot_points, start) :]
         end = max(prompt.atomic_prefill_tokens, min([end, *points[:1]]))
         return PrefillWork(request.request_id, start, end, is_last=end == prompt.num_tokens)

@@ -39,6 +39,7 @@ from vlm_server.errors import (
 from vlm_server.ports import (
     EncodeWork,
     Prepared,
+    PreparedPrompt,
     SchedulerOutput,
     SeqId,
     StepResult,
@@ -67,9 +68,13 @@ class Scheduler:
         caches: Caches,
         admission: Admission,
         pixels_to_decode: Callable[[Submit], int],
+        tokens_beside: Callable[[PreparedPrompt, int], int] = lambda *_: 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`pixels_to_decode`: of a request's images; decides who is prepared first."""
+        """`pixels_to_decode`: of a request's images; decides who is prepared first.
+
+        `tokens_beside`: see `ports.Runner.tokens_beside`.
+        """
         self._clock = clock
         self._config = config
         self._pixels_to_decode = pixels_to_decode
@@ -78,7 +83,7 @@ class Scheduler:
         self._caches = caches
         self._admission = admission
         self._requests = Requests()
-        self._planner = Planner(config, self._requests, admission)
+        self._planner = Planner(config, self._requests, admission, tokens_beside)
         self._finished_seqs: list[SeqId] = []
         """Sequences that have ended since the last plan, and that the runner still holds."""
         self._is_draining = False

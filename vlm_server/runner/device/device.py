@@ -76,6 +76,14 @@ class Device:
         return self.kind is DeviceKind.CUDA
 
     @property
+    def tokens_per_pass(self) -> int:
+        """How many tokens a pass has in which sequences decode and a prompt is read.
+
+        0 where a prompt is read after the decode step.
+        """
+        return 0
+
+    @property
     def draft_widths(self) -> tuple[int, ...]:
         """How many tokens of a sequence a step may take that verifies drafts.
 

@@ -10,7 +10,7 @@ import msgspec
 
 from vlm_server.cache.caches import Caches
 from vlm_server.errors import EngineBroken, ModelLoadError
-from vlm_server.ports import Runner, SchedulerOutput, Step, StepResult
+from vlm_server.ports import PreparedPrompt, Runner, SchedulerOutput, Step, StepResult
 from vlm_server.protocol import Start
 from vlm_server.protocol.ranks import Rank
 from vlm_server.runner.device.device import Device
@@ -160,6 +160,10 @@ class LeadingRunner:
         """See `Runner`. Raises EngineBroken if a rank is gone."""
         self._followers.send(message_of(plan, self._book.take_dropped()))
         return LeadingStep(self._runner.launch(plan))
+
+    def tokens_beside(self, prompt: PreparedPrompt, num_seqs: int) -> int:
+        """See `Runner`."""
+        return self._runner.tokens_beside(prompt, num_seqs)
 
     def plan_ahead(self) -> bool:
         """See `Runner`."""

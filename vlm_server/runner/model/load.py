@@ -44,7 +44,7 @@ from vlm_server.runner.model.fixes import Fix
 from vlm_server.runner.model.host import host_model
 from vlm_server.runner.model.probe import family_of
 from vlm_server.runner.text.attention import ModelAttention, attention_on
-from vlm_server.runner.text.compiled_model import CompiledModel
+from vlm_server.runner.text.compiled_model import CompiledModel, plain_embedding
 from vlm_server.runner.text.lm_head import use_last_token_head
 from vlm_server.runner.text.mrope import DecodePositions, decode_positions, use_shared_mrope
 from vlm_server.runner.text.text_model import TextModel
@@ -122,7 +122,11 @@ def load(
     positions = decode_positions(language_model, has_mrope=family.mrope is not None)
     compiled = None
     if device.runs_our_kernels and family.is_checked and ranks is None:
-        compiled = CompiledModel(language_model, attention, positions, device.draft_widths)
+        count = device.tokens_per_pass
+        embed = plain_embedding(model) if count else None
+        family.forget_positions(language_model)
+        widths = device.draft_widths
+        compiled = CompiledModel(language_model, attention, positions, widths, embed, count)
     return LoadedModel(
         model=model,
         processor=processor,

@@ -19,7 +19,7 @@ from mlx_vlm.models import base
 from vlm_server.runner.cpu_attention import attention_on_cpu
 from vlm_server.runner.cuda.attention import CudaAttention, kept_plans
 from vlm_server.runner.device.device import Device, DeviceKind
-from vlm_server.runner.kv.bounded_layer import BoundedLayer
+from vlm_server.runner.kv.bounded_layer import BoundedLayer, LayerBeside
 
 _NAME = "scaled_dot_product_attention"
 _MLX_VLM = base.scaled_dot_product_attention
@@ -131,17 +131,24 @@ class ModelAttention:
     ) -> mx.array:
         """As mlx-vlm's: (rows, heads, tokens, head size) of queries, keys and values."""
         is_plain = isinstance(keys, mx.array) and sinks is None
-        if isinstance(cache, BoundedLayer):
-            if not is_plain or mask is not None or self.attention is None:
+        if isinstance(cache, (BoundedLayer, LayerBeside)):
+            if not is_plain or mask is not None:
                 raise NotImplementedError("this model attends in a way of its own")
-            cache.is_read = True
-            return self.attention.within(queries, cache, scale)
+            if isinstance(cache, LayerBeside):
+                return cache.attend(queries, lambda some, layer: self._within(some, layer, scale))
+            return self._within(queries, cache, scale)
         if is_plain and self.attention and self.attention.takes(queries, keys, mask):
             return self.attention(queries, keys, values, scale, mask)
         output: mx.array = _MLX_VLM(
             queries, keys, values, cache, scale=scale, mask=mask, sinks=sinks
         )
         return output
+
+
+    def _within(self, queries: mx.array, layer: BoundedLayer, scale: float) -> mx.array:
+        assert self.attention is not None
+        layer.is_read = True
+        return self.attention.within(queries, layer, scale)
 
 
 def _attending_modules(language_model: Any) -> Sequence[ModuleType]:

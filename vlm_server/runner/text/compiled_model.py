@@ -5,23 +5,34 @@ whole buffers, and where each row's tokens are in them as numbers on the device.
 for each number of rows and of tokens. On CUDA, our attention writes and reads the buffers through
 views of their first columns, so that their size does not matter; elsewhere, there is a graph for
 each size, too.
+
+A decode step may read some tokens of a prompt in the same pass (`step` with `beside`): the weights
+are then read once for both, and those who decode hardly wait.
 """
 
 from __future__ import annotations
 
+import enum
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 from mlx_vlm.models.cache import KVCache
 
+from vlm_server.runner.device.memory import is_out_of_memory
 from vlm_server.runner.kv.batch_cache import RowsKVCache, advance, bounds_of, make_room
-from vlm_server.runner.kv.bounded_layer import VIEW_TOKENS, BoundedLayer, first_columns
+from vlm_server.runner.kv.bounded_layer import (
+    VIEW_TOKENS,
+    BoundedLayer,
+    LayerBeside,
+    first_columns,
+)
 from vlm_server.runner.text.attention import ModelAttention
-from vlm_server.runner.text.lm_head import logits_at, logits_of_last
+from vlm_server.runner.text.lm_head import logits_at, logits_of_last, logits_of_rows
 from vlm_server.runner.text.mrope import DecodePositions, next_position_ids
+from vlm_server.runner.text.prompt_chunk import PromptChunk
 from vlm_server.runner.text.speculation.speculation import MAX_ROWS as MAX_DRAFTING_ROWS
 
 logger = logging.getLogger(__name__)
@@ -31,20 +42,50 @@ _MOST_ROWS = 32
 
 _CHUNKS = (1, 32, 128)
 """How many tokens graphs of prefill chunks have. Longer chunks keep the device busy without."""
+_MOST_SHARE_OF_ROWS = 0.25
+"""Of a pass that reads a prompt as well: with more rows, hardly a token of it would fit in."""
 _TOKEN_AXES = {"inputs_embeds": 1, "position_ids": 2}
 """Arguments that graphs take, and which of their axes has an entry for each token."""
 
 Sides = list[tuple[mx.array, mx.array]]
 """Keys and values of each layer."""
+Embed = Callable[[mx.array], mx.array]
+"""Token ids, (tokens,), to what the model makes of them before its first layer."""
+
+
+class _Kind(enum.Enum):
+    STEP = enum.auto()
+    """`rows` that append `count` tokens each."""
+    CHUNK = enum.auto()
+    """`count` tokens of one prompt."""
+    BESIDE = enum.auto()
+    """`rows` that append a token each, and a prompt's tokens, `count` in all."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """A graph's: that of decode steps has `rows`, that of prefill chunks has one."""
+    """A graph's."""
 
     rows: int
     count: int
-    is_prefill: bool = False
+    kind: _Kind = _Kind.STEP
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where `num_new` tokens of each row of `cache` go."""
+
+    cache: list[Any]
+    num_new: int
+    bounds: mx.array
+    sides: Sides
+
+    def take(self, new: Sides) -> None:
+        """They were written there; into the buffers `new`, if there are any."""
+        for number, layer in enumerate(self.cache):
+            if new:
+                layer.keys, layer.values = new[number]
+            advance(layer, self.num_new)
 
 
 class CompiledModel:
@@ -56,85 +97,117 @@ class CompiledModel:
         attention: ModelAttention,
         positions: DecodePositions,
         draft_widths: Sequence[int],
+        embed: Embed | None = None,
+        tokens_per_pass: int = 0,
     ) -> None:
-        """`draft_widths`: see `Device`."""
+        """`draft_widths`: see `Device`.
+
+        `embed`: None if that is not known. With it, a pass for a decode step and a prompt has
+        `tokens_per_pass`; 0 for no such passes.
+        """
         self._language_model = language_model
         self._attention = attention
         self._positions = positions
         self._in_place = attention.appends_in_place
-        self._compiled: Any = mx.compile(self._run)
+        self._embed = embed
+        self._tokens_per_pass = 0 if embed is None else tokens_per_pass
+        self._step: Any = mx.compile(self._run)
+        self._beside: Any = mx.compile(self._run_beside)
         self.works = True
         """False once it was found that the model can't be compiled."""
         self._sides: Sides = []
         """A column of those of the first call; graphs that are built ahead have such shapes."""
         self._inputs: dict[str, mx.array] = {}
         """A token of those of the first chunk, likewise."""
+        self._takes_media = True
+        """Whether media bring no further arguments, as far as is known."""
+        self._wanted = dict.fromkeys(self._shapes(draft_widths) if self._in_place else ())
+        """Graphs to build ahead."""
+
+    def _shapes(self, draft_widths: Sequence[int]) -> list[_Shape]:
         rows = range(1, _MOST_ROWS + 1)
         wide = [_Shape(rows, n) for rows in range(1, MAX_DRAFTING_ROWS + 1) for n in draft_widths]
-        chunks = [_Shape(1, count, is_prefill=True) for count in _CHUNKS]
-        wanted = [*(_Shape(number, 1) for number in rows), *wide, *chunks]
-        self._wanted = dict.fromkeys(wanted) if self._in_place else {}
-        """Graphs to build ahead."""
+        chunks = [_Shape(1, count, _Kind.CHUNK) for count in _CHUNKS]
+        count = self._tokens_per_pass
+        beside = [_Shape(number, count, _Kind.BESIDE) for number in rows if count]
+        return [*(_Shape(number, 1) for number in rows), *wide, *chunks, *beside]
 
     def takes(self, cache: list[Any]) -> bool:
         """Whether it takes a batch with these layers."""
         return self.works and all(type(layer) in (KVCache, RowsKVCache) for layer in cache)
 
-    def takes_chunk(self, cache: list[Any], num_tokens: int, inputs: Mapping[str, Any]) -> bool:
-        """Whether it takes a chunk of so many tokens, with these inputs."""
-        are_known = bool(self._sides) and inputs.keys() <= _TOKEN_AXES.keys()
-        return are_known and num_tokens <= _CHUNKS[-1] and self.takes(cache)
+    def takes_chunk(self, chunk: PromptChunk) -> bool:
+        """Whether it takes a chunk by itself."""
+        return chunk.num_tokens <= _CHUNKS[-1] and self._takes_inputs(chunk)
+
+    def most_beside(self, rows: int, *, has_media: bool) -> int:
+        """How many tokens of a prompt a step of so many rows may read; 0 for none."""
+        is_known = self.works and bool(self._inputs) and (self._takes_media or not has_media)
+        count = self._tokens_per_pass
+        return count - rows if is_known and rows <= _MOST_SHARE_OF_ROWS * count else 0
 
     def step(
-        self, token_ids: mx.array, cache: list[Any], position_ids: dict[str, mx.array]
+        self,
+        token_ids: mx.array,
+        cache: list[Any],
+        position_ids: dict[str, mx.array],
+        beside: PromptChunk | None = None,
     ) -> mx.array | None:
         """Append `token_ids`, (rows, tokens), to `cache`: their logits, (rows, tokens, vocabulary).
 
-        See `_launch`.
+        `beside` is read as well if that is possible: it has logits then. See `_launch`.
         """
         rows, count = token_ids.shape
+        if beside is not None and count == 1 and self._takes_beside(rows, beside):
+            logits = self._step_beside(token_ids, cache, position_ids, beside)
+            if logits is not None:
+                return logits
         self._wanted.pop(_Shape(rows, count), None)
-        return self._launch(token_ids, cache, position_ids, count, None)
+        place = self._place(cache, count, count)
+        return self._launch(token_ids, place, position_ids, None)
 
-    def prefill(
-        self, token_ids: mx.array, cache: list[Any], inputs: dict[str, mx.array], capacity: int
-    ) -> mx.array | None:
-        """Append `token_ids`, (1, tokens), to `cache`; empty layers get buffers of `capacity`.
-
-        Returns the last one's logits, (1, 1, vocabulary). See `_launch`.
-        """
-        num_new = token_ids.shape[1]
+    def prefill(self, chunk: PromptChunk) -> mx.array | None:
+        """Append `chunk`: the last token's logits, (1, 1, vocabulary). See `_launch`."""
+        num_new = chunk.num_tokens
         count = next(size for size in _CHUNKS if size >= num_new)
-        if cache[0].keys is None:
-            for layer, sides in zip(cache, self._empty_sides(1, capacity), strict=True):
-                layer.keys, layer.values = sides
-        self._wanted.pop(_Shape(1, count, is_prefill=True), None)
+        self._make_buffers(chunk)
+        self._wanted.pop(_Shape(1, count, _Kind.CHUNK), None)
         if not self._inputs:
             self._inputs = {
-                name: _first(value, _TOKEN_AXES[name]) for name, value in inputs.items()
+                name: _first(value, _TOKEN_AXES[name]) for name, value in chunk.inputs.items()
             }
             mx.eval(self._inputs)
-        inputs = {name: _padded(value, _TOKEN_AXES[name], count) for name, value in inputs.items()}
-        last = mx.array([num_new - 1])
-        return self._launch(_padded(token_ids, 1, count), cache, inputs, num_new, last)
+        place = self._place(chunk.cache, num_new, count)
+        token_ids, inputs = _padded(chunk, count)
+        return self._launch(token_ids, place, inputs, mx.array([num_new - 1]))
 
     def plan_next(self) -> bool:
         """Build a graph that may be needed. False if none is left."""
-        shape = next((s for s in self._wanted if self._inputs or not s.is_prefill), None)
+        shape = next((s for s in self._wanted if self._inputs or s.kind is _Kind.STEP), None)
         if shape is None or not self._sides:
             return False
         del self._wanted[shape]
-        inputs = next_position_ids(self._positions, [0] * shape.rows, shape.count)
-        if shape.is_prefill:
-            inputs = {
-                name: _padded(value, _TOKEN_AXES[name], shape.count)
-                for name, value in self._inputs.items()
-            }
-        tokens = mx.zeros((shape.rows, shape.count), mx.int32)
-        bounds = mx.zeros((shape.rows, 3), mx.int32)
-        last = mx.array([0]) if shape.is_prefill else None
-        self._compiled(tokens, bounds, inputs, self._empty_sides(shape.rows, VIEW_TOKENS), last)
+        if shape.kind is _Kind.STEP:
+            self._step(*self._some_rows(shape.rows, shape.count), None)
+        elif shape.kind is _Kind.CHUNK:
+            self._step(*self._some_prompt(shape.count), mx.array([0]))
+        else:
+            prompt = self._some_prompt(shape.count - shape.rows)
+            self._beside(*self._some_rows(shape.rows, 1), *prompt, mx.arange(shape.rows + 1))
         return True
+
+    def _some_rows(self, rows: int, count: int) -> tuple[Any, ...]:
+        """What `_run` takes for rows, in the shapes of real ones, and lazy."""
+        positions = next_position_ids(self._positions, [0] * rows, count)
+        bounds = mx.zeros((rows, 3), mx.int32)
+        sides = self._empty_sides(rows, VIEW_TOKENS)
+        return mx.zeros((rows, count), mx.int32), bounds, sides, positions
+
+    def _some_prompt(self, count: int) -> tuple[Any, ...]:
+        """The same for a prompt's chunk."""
+        inputs = {n: _filled_up(value, _TOKEN_AXES[n], count) for n, value in self._inputs.items()}
+        bounds, sides = mx.zeros((1, 3), mx.int32), self._empty_sides(1, VIEW_TOKENS)
+        return mx.zeros((1, count), mx.int32), bounds, sides, inputs
 
     def _empty_sides(self, rows: int, capacity: int) -> Sides:
         """New buffers, lazy."""
@@ -143,62 +216,163 @@ class CompiledModel:
             for keys, values in self._sides
         ]
 
-    def _launch(
-        self,
-        token_ids: mx.array,
-        cache: list[Any],
-        inputs: dict[str, mx.array],
-        num_new: int,
-        places: mx.array | None,
-    ) -> mx.array | None:
-        """Append `num_new` tokens of each row, and return logits: at `places`, or of all tokens.
+    def _make_buffers(self, chunk: PromptChunk) -> None:
+        """Let the prompt's layers have buffers, if they have none."""
+        if chunk.cache[0].keys is None:
+            made = self._empty_sides(1, chunk.capacity)
+            for layer, sides in zip(chunk.cache, made, strict=True):
+                layer.keys, layer.values = sides
 
-        They are launched when this returns, so that whatever anyone asks of `cache` comes after
-        that on the stream. None if the model can't be compiled, and nothing was done.
-        """
+    def _takes_inputs(self, chunk: PromptChunk) -> bool:
+        are_known = chunk.inputs.keys() <= _TOKEN_AXES.keys()
+        self._takes_media &= are_known
+        return are_known and bool(self._sides) and self.takes(chunk.cache)
+
+    def _takes_beside(self, rows: int, chunk: PromptChunk) -> bool:
+        has_room = chunk.num_tokens <= self.most_beside(rows, has_media=False)
+        return self._takes_inputs(chunk) and has_room
+
+    def _place(self, cache: list[Any], num_new: int, count: int) -> _Place:
+        """Where `num_new` tokens of each row go, by a graph of `count` tokens; there is room."""
         for layer in cache:
-            make_room(layer, num_new if self._in_place else token_ids.shape[1])
+            make_room(layer, num_new if self._in_place else count)
         bounds = mx.array([(start, end + num_new, num_new) for start, end in bounds_of(cache[0])])
         sides = [
             first_columns(layer) if self._in_place else (layer.keys, layer.values)
             for layer in cache
         ]
+        return _Place(cache, num_new, bounds, sides)
+
+    def _launch(
+        self,
+        token_ids: mx.array,
+        place: _Place,
+        inputs: dict[str, mx.array],
+        wanted: mx.array | None,
+    ) -> mx.array | None:
+        """Append tokens at `place`, and return logits: of those `wanted`, or of all.
+
+        They are launched when this returns, so that whatever anyone asks of the cache comes after
+        that on the stream. None if the model can't be compiled, and nothing was done.
+        """
         try:
-            logits, new = self._compiled(token_ids, bounds, inputs, sides, places)
+            logits, new = self._step(token_ids, place.bounds, place.sides, inputs, wanted)
             if not self._sides:
                 mx.eval(logits)  # compiles the kernels, if that is possible
         except Exception:
             logger.warning("this model can't be compiled", exc_info=True)
             self.works, self._wanted = False, {}
             return None
-        for layer, (keys, values) in zip(cache, new or sides, strict=True):
-            if new:
-                layer.keys, layer.values = keys, values
-            advance(layer, num_new)
+        place.take(new)
         mx.async_eval(logits)  # type: ignore[no-untyped-call]
         if not self._sides:
-            self._sides = [(_first(keys, 2), _first(values, 2)) for keys, values in sides]
+            self._sides = [(_first(keys, 2), _first(values, 2)) for keys, values in place.sides]
             mx.eval(self._sides)
         return logits  # type: ignore[no-any-return]
+
+    def _step_beside(
+        self,
+        token_ids: mx.array,
+        cache: list[Any],
+        position_ids: dict[str, mx.array],
+        chunk: PromptChunk,
+    ) -> mx.array | None:
+        """As `step`. None if that failed, and nothing was done."""
+        rows, count = len(token_ids), self._tokens_per_pass - len(token_ids)
+        wanted = mx.array([*range(rows), rows + chunk.num_tokens - 1])
+        try:
+            self._make_buffers(chunk)
+            mine = self._place(cache, 1, 1)
+            theirs = self._place(chunk.cache, chunk.num_tokens, count)
+            prompt_ids, inputs = _padded(chunk, count)
+            rows_arguments = token_ids, mine.bounds, mine.sides, position_ids
+            prompt_arguments = prompt_ids, theirs.bounds, theirs.sides, inputs
+            logits, new = self._beside(*rows_arguments, *prompt_arguments, wanted)
+            mx.async_eval(logits)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            logger.warning("a prompt can't be read beside a decode step", exc_info=True)
+            if not is_out_of_memory(error):
+                self._tokens_per_pass = 0
+            return None
+        self._wanted.pop(_Shape(rows, self._tokens_per_pass, _Kind.BESIDE), None)
+        for place, buffers in zip((mine, theirs), new, strict=True):
+            place.take(buffers)
+        chunk.logits = logits[rows:]
+        return logits[:rows]  # type: ignore[no-any-return]
 
     def _run(
         self,
         token_ids: mx.array,
         bounds: mx.array,
-        inputs: dict[str, mx.array],
         sides: Sides,
-        places: mx.array | None,
+        inputs: dict[str, mx.array],
+        wanted: mx.array | None,
     ) -> tuple[mx.array, Sides]:
         """Logits, and the new buffers if they are new."""
-        layers = [BoundedLayer(*each, bounds, in_place=self._in_place) for each in sides]
+        layers = self._layers(sides, bounds)
         model = self._language_model
-        wanted = logits_of_last(model, token_ids.shape[1])
-        with wanted if places is None else logits_at(model, places), self._attention.in_place():
-            output = model(token_ids, cache=layers, **inputs)
+        these = logits_of_last(model, token_ids.shape[1])
+        with these if wanted is None else logits_at(model, wanted):
+            logits = self._call(token_ids, layers, inputs)
+        return logits, self._new(layers)
+
+    def _run_beside(
+        self,
+        token_ids: mx.array,
+        bounds: mx.array,
+        sides: Sides,
+        position_ids: dict[str, mx.array],
+        prompt_ids: mx.array,
+        prompt_bounds: mx.array,
+        prompt_sides: Sides,
+        prompt_inputs: dict[str, mx.array],
+        wanted: mx.array,
+    ) -> tuple[mx.array, tuple[Sides, Sides]]:
+        """Logits of the rows `wanted`, and the new buffers of both, if they are new."""
+        assert self._embed is not None
+        rows = self._layers(sides, bounds)
+        prompt = self._layers(prompt_sides, prompt_bounds)
+        count = prompt_ids.shape[1]
+        layers = [LayerBeside(*both, count) for both in zip(rows, prompt, strict=True)]
+        embeds = [self._embed(token_ids[:, 0]), prompt_inputs["inputs_embeds"][0]]
+        inputs = {"inputs_embeds": mx.concatenate(embeds)[:, None]}
+        if position_ids:
+            mine, theirs = position_ids["position_ids"], prompt_inputs["position_ids"]
+            if mine.ndim == 2:
+                mine = mx.broadcast_to(mine[None], (3, *mine.shape))
+            inputs["position_ids"] = mx.concatenate([mine, theirs.swapaxes(1, 2)], axis=1)
+        ids = mx.concatenate([token_ids, prompt_ids.T])
+        with logits_of_rows(self._language_model, wanted):
+            logits = self._call(ids, layers, inputs)
+        return logits, (self._new(rows), self._new(prompt))
+
+    def _layers(self, sides: Sides, bounds: mx.array) -> list[BoundedLayer]:
+        return [BoundedLayer(*each, bounds, in_place=self._in_place) for each in sides]
+
+    def _call(
+        self, token_ids: mx.array, layers: Sequence[Any], inputs: Mapping[str, mx.array]
+    ) -> mx.array:
+        with self._attention.in_place():
+            output = self._language_model(token_ids, cache=layers, **inputs)
         if not all(layer.is_read for layer in layers):
             raise NotImplementedError("it attends in a way of its own")
-        new = [] if self._in_place else [(layer.keys, layer.values) for layer in layers]
-        return output.logits, new
+        return output.logits  # type: ignore[no-any-return]
+
+    def _new(self, layers: Sequence[BoundedLayer]) -> Sides:
+        return [] if self._in_place else [(layer.keys, layer.values) for layer in layers]
+
+
+def plain_embedding(model: Any) -> Embed | None:
+    """What makes a token's text enter `model`, if that depends on nothing but the token."""
+    token_ids, language_model = mx.arange(8)[None], model.language_model
+    try:
+        embed: Embed = getattr(language_model, "model", language_model).embed_tokens
+        made = model.get_input_embeddings(token_ids, None, mask=mx.ones_like(token_ids))
+        is_plain = mx.array_equal(embed(token_ids), made.inputs_embeds).item()
+    except Exception:
+        logger.debug("prompts are not read beside decode steps", exc_info=True)
+        return None
+    return embed if is_plain else None
 
 
 def _first(array: mx.array, axis: int) -> mx.array:
@@ -211,7 +385,13 @@ def _zeros(like: mx.array, rows: int, capacity: int) -> mx.array:
     return mx.zeros((rows, heads, capacity, size), like.dtype)
 
 
-def _padded(array: mx.array, axis: int, count: int) -> mx.array:
+def _padded(chunk: PromptChunk, count: int) -> tuple[mx.array, dict[str, mx.array]]:
+    """Its token ids and inputs, as a graph of `count` tokens takes them."""
+    inputs = {n: _filled_up(value, _TOKEN_AXES[n], count) for n, value in chunk.inputs.items()}
+    return _filled_up(chunk.token_ids, 1, count), inputs
+
+
+def _filled_up(array: mx.array, axis: int, count: int) -> mx.array:
     """`array` with zeros after it, up to `count` entries along `axis`."""
     widths = [(0, 0)] * array.ndim
     widths[axis] = 0, count - array.shape[axis]

@@ -39,6 +39,7 @@ from vlm_server.runner.sampling.sampler import NO_TOKEN, SequenceSampler, choice
 from vlm_server.runner.text.drawn import Sampled, Unread, by_sequence, draw_next
 from vlm_server.runner.text.mrope import next_position_ids
 from vlm_server.runner.text.prefill import Prefilled
+from vlm_server.runner.text.prompt_chunk import PromptChunk
 from vlm_server.runner.text.sequence import DecodingSequence
 from vlm_server.runner.text.speculation.drafts import Drafter
 from vlm_server.runner.text.speculation.speculation import Speculation
@@ -172,10 +173,11 @@ class DecodeBatch:
         self._seqs = self._seqs + other._seqs
         mx.eval(tokens, [layer.state for layer in self._cache])
 
-    def forward(self) -> None:
+    def forward(self, beside: PromptChunk | None = None) -> None:
         """Begin the model's part of the next step, if there is a sequence.
 
-        The grammars are told the tokens that it begins with, and work meanwhile.
+        `beside` may be read with it: see `TextModel.step`. The grammars are told the tokens that
+        the step begins with, and work meanwhile.
         """
         if self._tokens is None:
             return
@@ -185,7 +187,8 @@ class DecodeBatch:
         if self._wide is not None:
             self._wide.forward(self._loaded.text, self._cache, self._position_ids)
             return
-        logits = self._loaded.text.step(tokens[:, None], self._cache, self._position_ids(1))
+        positions = self._position_ids(1)
+        logits = self._loaded.text.step(tokens[:, None], self._cache, positions, beside)
         self._logits = logits[:, -1]
         self._follow_grammars(tokens, self._logits)
         for seq in self._seqs:

@@ -22,6 +22,7 @@ from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.text.decode_batch import DecodeBatch
 from vlm_server.runner.text.drawn import Sampled
 from vlm_server.runner.text.prefill import Prefilled
+from vlm_server.runner.text.prompt_chunk import PromptChunk
 from vlm_server.runner.text.speculation.speculation import Speculation
 
 _MAX_PATIENCE_SECONDS = 0.05
@@ -89,16 +90,16 @@ class DecodeBatches:
             staying = {seq.request_id for seq in self.seq_ids}
             self._times_late = {n: times for n, times in self._times_late.items() if n in staying}
 
-    def launch(self, *, is_alone: bool = True) -> None:
+    def launch(self, *, is_alone: bool = True, beside: PromptChunk | None = None) -> None:
         """Begin the next step of all sequences, but for those that have to wait.
 
-        is_alone: whether the device has nothing else to do meanwhile.
+        is_alone: whether the device has nothing else to do meanwhile. beside: see `TextModel.step`.
         """
         if self._speculation is not None and (self._apart or not is_alone):
             self._speculation.forget_time()
         self._take_back()
         together, apart = self._together, list(self._apart)
-        together.forward()
+        together.forward(beside)
         if together.num_guided:
             self._wait_for_grammars()
         together.draw()

@@ -27,12 +27,13 @@ from vlm_server.runner.cuda.few_rows import FewRowsEmbedding, FewRowsLinear
 class _Wanted:
     """The tokens that get logits: the last `count` before `padding`, or those at `places`.
 
-    places: (rows,) int32, one of each row.
+    places: (rows,) int32, one of each row. rows: int32, those whose tokens get any; None for all.
     """
 
     count: int = 1
     padding: int = 0
     places: mx.array | None = None
+    rows: mx.array | None = None
 
 
 class _OfLastToken:
@@ -43,6 +44,8 @@ class _OfLastToken:
         wanted = self.wanted
         if wanted.places is not None:
             return x[mx.arange(len(x)), wanted.places][:, None]
+        if wanted.rows is not None:
+            x = x[wanted.rows]
         end = x.shape[1] - wanted.padding
         return x[:, end - wanted.count : end]
 
@@ -114,6 +117,11 @@ def logits_of_last(
 def logits_at(language_model: Any, places: mx.array) -> AbstractContextManager[None]:
     """Logits are those of one token of each row, (rows, 1, vocabulary). `places`: (rows,) int32."""
     return _logits_of(language_model, _Wanted(places=places))
+
+
+def logits_of_rows(language_model: Any, rows: mx.array) -> AbstractContextManager[None]:
+    """Logits are those of the last tokens of some rows, (some, 1, vocabulary)."""
+    return _logits_of(language_model, _Wanted(rows=rows))
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from vlm_server.runner.model.families import Deepstack
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.text.lm_head import has_last_token_head, logits_of_last
 from vlm_server.runner.text.padded_chunk import PaddedChunk, PaddedChunkCache
+from vlm_server.runner.text.prompt_chunk import PromptChunk
 from vlm_server.runner.vision.encoder import ImageFeatures
 
 
@@ -71,17 +72,23 @@ class Prefill(Prefilled):
         start, features = request.prefix.length, tuple[Any, ...](request.features)
         self._inputs: _PromptInputs | None = _PromptInputs(loaded, request.prompt, start, features)
 
-    def launch(self, start: int, end: int) -> mx.array:
-        """Begin tokens `start` to `end`. Returns the last one's logits, (1, vocabulary), lazy."""
-        assert self._inputs is not None
+    def chunk(self, start: int, end: int) -> PromptChunk | None:
+        """Tokens `start` to `end`, for whoever reads them with others; None if nobody may."""
+        return self._chunk(start, end) if self._can_be_padded else None
+
+    def launch(self, start: int, end: int, chunk: PromptChunk | None = None) -> mx.array:
+        """Begin tokens `start` to `end`, unless `chunk`, which is of these, was launched.
+
+        Returns the last one's logits, (1, vocabulary), lazy.
+        """
         is_last = end == self.prompt.num_tokens
-        token_ids, arguments = self._inputs.token_ids(start, end), self._inputs.chunk(start, end)
-        logits = self._by_graph(token_ids, arguments)
+        chunk = chunk or self._chunk(start, end)
+        logits = chunk.logits
+        if logits is None and self._can_be_padded:
+            logits = self._loaded.text.prefill(chunk)
         self._is_by_graph = logits is not None
         if logits is None:
-            logits = self._read(
-                PaddedChunk.around(start, end, self._multiple), token_ids, arguments
-            )
+            logits = self._read(PaddedChunk.around(start, end, self._multiple), chunk)
             launched = [logits] if is_last else []
             mx.async_eval(launched, [layer.state for layer in self.cache])  # type: ignore[no-untyped-call]
         self._loaded.forget_positions()
@@ -99,21 +106,20 @@ class Prefill(Prefilled):
         launched = [self._logits] if self._is_by_graph else []
         mx.eval(launched, [layer.state for layer in self.cache])
 
-    def _by_graph(self, token_ids: mx.array, arguments: dict[str, Any]) -> mx.array | None:
-        """The last token's logits; None if there is no graph for the chunk."""
-        if not self._can_be_padded:
-            return None
-        capacity = room_for(self.prompt.num_tokens)
-        return self._loaded.text.prefill(token_ids, self.cache, arguments, capacity)
+    def _chunk(self, start: int, end: int) -> PromptChunk:
+        assert self._inputs is not None
+        token_ids, arguments = self._inputs.token_ids(start, end), self._inputs.chunk(start, end)
+        return PromptChunk(token_ids, arguments, self.cache, room_for(self.prompt.num_tokens))
 
-    def _read(self, chunk: PaddedChunk, token_ids: mx.array, arguments: dict[str, Any]) -> mx.array:
-        """The last token's logits, lazy, as mlx-vlm's model makes them of `chunk`."""
+    def _read(self, padded: PaddedChunk, chunk: PromptChunk) -> mx.array:
+        """The last token's logits, lazy, as mlx-vlm's model makes them."""
         language_model, cache = self._loaded.language_model, self.cache
-        if not chunk.is_exact:
-            cache = [PaddedChunkCache(layer, chunk) for layer in self.cache]
-            token_ids, arguments = chunk.padded(token_ids, 1), chunk.padded_inputs(arguments)
+        token_ids, arguments = chunk.token_ids, chunk.inputs
+        if not padded.is_exact:
+            cache = [PaddedChunkCache(layer, padded) for layer in self.cache]
+            token_ids, arguments = padded.padded(token_ids, 1), padded.padded_inputs(arguments)
         attention = self._loaded.attention.in_place()
-        with attention, logits_of_last(language_model, num_padding=chunk.num_after):
+        with attention, logits_of_last(language_model, num_padding=padded.num_after):
             logits: mx.array = language_model(token_ids, cache=cache, **arguments).logits
         return logits
 

@@ -14,6 +14,7 @@ from vlm_server.runner.kv.batch_cache import RowsKVCache
 from vlm_server.runner.text.attention import ModelAttention
 from vlm_server.runner.text.compiled_model import CompiledModel
 from vlm_server.runner.text.lm_head import logits_of_last
+from vlm_server.runner.text.prompt_chunk import PromptChunk
 
 
 class TextModel:
@@ -29,31 +30,39 @@ class TextModel:
         self._attention = attention
         self._compiled = compiled
 
+    def most_beside(self, rows: int, *, has_media: bool) -> int:
+        """How many tokens of a prompt a step of so many rows may read; 0 for none."""
+        compiled = self._compiled
+        return 0 if compiled is None else compiled.most_beside(rows, has_media=has_media)
+
     def step(
-        self, token_ids: mx.array, cache: list[Any], position_ids: dict[str, mx.array]
+        self,
+        token_ids: mx.array,
+        cache: list[Any],
+        position_ids: dict[str, mx.array],
+        beside: PromptChunk | None = None,
     ) -> mx.array:
         """Append `token_ids`, (rows, tokens), to the layers of `cache`.
 
-        Returns logits, (rows, tokens, vocabulary), lazy.
+        Returns logits, (rows, tokens, vocabulary), lazy. `beside` is read in the same pass if that
+        is possible: it has logits then.
         """
         if self._compiled is not None and self._compiled.takes(cache):
-            logits = self._compiled.step(token_ids, cache, position_ids)
+            logits = self._compiled.step(token_ids, cache, position_ids, beside)
             if logits is not None:
                 return logits
         return self._eager(token_ids, cache, position_ids)
 
-    def prefill(
-        self, token_ids: mx.array, cache: list[Any], inputs: dict[str, mx.array], capacity: int
-    ) -> mx.array | None:
-        """Append `token_ids`, (1, tokens), to `cache`, for which buffers of `capacity` are made.
+    def prefill(self, chunk: PromptChunk) -> mx.array | None:
+        """Read `chunk` by itself.
 
-        Returns the logits of the last, (1, 1, vocabulary), lazy; None if there is no graph for it,
-        and nothing was done. `inputs`: further arguments, with an entry for each token.
+        Returns the logits of its last token, (1, 1, vocabulary), lazy; None if there is no graph
+        for it, and nothing was done.
         """
         compiled = self._compiled
-        if compiled is None or not compiled.takes_chunk(cache, token_ids.shape[1], inputs):
+        if compiled is None or not compiled.takes_chunk(chunk):
             return None
-        return compiled.prefill(token_ids, cache, inputs, capacity)
+        return compiled.prefill(chunk)
 
     def plan_next(self) -> bool:
         """While nobody waits, build a further graph. False if none is left."""

@@ -316,6 +316,21 @@ def test_chunks_shrink_to_the_time_of_a_step_while_others_wait():
     assert sizes == [32, 16, 16]  # 128 milliseconds are too much, and 64 are not
 
 
+def test_chunks_fill_the_pass_of_a_decode_step():
+    engine = Engine(prefill_chunk_tokens=64, context_tokens=1000, max_num_seqs=9)
+    engine.runner.tokens_per_pass = 24
+    engine.add("a", text="x" * 64, max_tokens=100, ignore_eos=True)
+    engine.step_until(lambda: engine.count(State.DECODE) == 1)
+    engine.add("b", text="x" * 62, n=2, max_tokens=100, ignore_eos=True)
+    engine.step_until(lambda: engine.count(State.DECODE) == 2)
+    engine.add("c", text="x" * 62)
+    engine.step_until(lambda: engine.count(State.DECODE) == 3)
+    sizes = {
+        name: [end - start for one, start, end in engine.chunks if one == name] for name in "abc"
+    }
+    assert sizes == {"a": [64], "b": [23, 23, 16], "c": [21, 21, 20]}
+
+
 def test_the_next_picture_is_encoded_beside_the_last_chunk_of_a_prompt():
     engine = Engine(prefill_chunk_tokens=4)
     engine.encoder.is_fast = False
