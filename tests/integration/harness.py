@@ -17,6 +17,7 @@ from PIL import Image as PillowImage
 from vlm_server import settings
 from vlm_server.cache.caches import Caches
 from vlm_server.child.cancellation import Cancellation
+from vlm_server.engine.encoding import encode
 from vlm_server.engine.inbox import LoadDone, Message, PrepareDone
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
@@ -24,7 +25,6 @@ from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.request.output.build import Formats
 from vlm_server.engine.scheduling.limits import SchedulerConfig
 from vlm_server.engine.scheduling.scheduler import Scheduler
-from vlm_server.engine.threads import encode
 from vlm_server.errors import RequestError
 from vlm_server.host_model import HostModel
 from vlm_server.ports import (
@@ -248,6 +248,10 @@ class InlineEncoder:
     inbox: SimpleQueue[Message]
     seconds: float | None = None
     """What each call is said to have taken, if not what it took."""
+    needs_turns = False
+
+    def take_turn(self, *, others_decode: bool) -> None:
+        pass
 
     def start(self, works: Sequence[EncodeWork]) -> None:
         done = encode(self.encoder, works)

@@ -148,8 +148,8 @@ def test_a_prompts_buffers_are_made_once(served: Served, monkeypatch: pytest.Mon
     sizes = set[int]()
     launch = Prefill.launch
 
-    def watched(self: Prefill, start: int, end: int) -> mx.array:
-        logits = launch(self, start, end)
+    def watched(self: Prefill, *work: Any) -> mx.array:
+        logits = launch(self, *work)
         found = [layer for layer in self.cache if type(layer).__name__ == "KVCache"]
         sizes.update(layer.keys.shape[2] for layer in found)
         return logits
@@ -220,7 +220,7 @@ def test_an_encode_is_tried_once_more(
 ):
     engine, baseline = busy
     engine.add(ask("a", "what?", picture(1)))
-    patch(monkeypatch, encoder, "encode_image")
+    patch(monkeypatch, encoder, "begin_encode")
     engine.run()
     assert engine.tokens["a"] == alone_tokens
     assert comes_back_to(baseline)
@@ -229,7 +229,7 @@ def test_an_encode_is_tried_once_more(
 @pytest.mark.parametrize(
     ("owner", "name", "times"),
     [
-        (encoder, "encode_image", 2),
+        (encoder, "begin_encode", 2),
         (Prefill, "launch", 1),
         (DecodeBatch, "join", 1),
     ],

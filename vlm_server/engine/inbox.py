@@ -23,10 +23,10 @@ class PrepareDone:
 
 @dataclass(frozen=True, slots=True)
 class EncodeDone:
-    """The encoder thread is done with `works`, which it had together.
+    """The encoder is done with `works`, which it had together.
 
-    seconds: how long they took; None if that failed. If there were several, each was then encoded
-    alone.
+    seconds: how long they took; infinite if that failed, and if there were several, each was then
+    encoded alone. None if nothing is to be learned from it: others decoded between its parts.
     """
 
     works: Sequence[EncodeWork]

@@ -4,6 +4,7 @@
     preparers.start(plan.prepare), disk_reader.start(plan.load), encoder.start(plan.encode)
     launched = runner.launch(plan)             returns when the device has its work
     encoder.start(plan.encode_next)            beside it
+    encoder.take_turn()                        where it has no thread of its own
     result   = launched.result()               waits for the tokens
     events   = scheduler.update(plan, result)
 
@@ -116,7 +117,7 @@ class EngineLoop:
         self._start_load(plan.load, plan)
         self._start_encode(plan.encode, plan)
         self._announce(plan)
-        result = self._execute(plan) if plan.has_runner_work else StepResult()
+        result = self._execute(plan)
         self._send_all(self._scheduler.update(plan, result))
         if plan.has_runner_work:
             self._account(plan, result)
@@ -127,11 +128,15 @@ class EngineLoop:
     # ---- the device ----------------------------------------------------------------
 
     def _execute(self, plan: SchedulerOutput) -> StepResult:
+        if not plan.has_runner_work:
+            self._encoder.take_turn(others_decode=False)
+            return StepResult()
         started = time.perf_counter()
         if plan.prefill:
             self._governor.before_chunk()
         launched = self._runner.launch(plan)
         self._start_encode(plan.encode_next, plan)
+        self._encoder.take_turn(others_decode=bool(plan.decode))
         result = launched.result()
         _log_step(plan, time.perf_counter() - started)
         return result
@@ -205,7 +210,8 @@ class EngineLoop:
         second: the supervisor's watchdog takes longer silence for a hang.
         """
         # A refusal may let the next request in.
-        wait = not (self._last_plan.has_runner_work or self._last_plan.refused)
+        is_busy = self._last_plan.has_runner_work or self._encoder.needs_turns
+        wait = not (is_busy or self._last_plan.refused)
         if wait and self._inbox.empty():
             self._send_stats()
             self._plan_ahead()

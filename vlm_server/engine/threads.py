@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from vlm_server.cache.caches import Caches
 from vlm_server.cache.disk.load import Loaded
 from vlm_server.child.cancellation import Cancelled
-from vlm_server.engine.inbox import EncodeDone, Inbox, LoadDone, PrepareDone
+from vlm_server.engine.encoding import encode
+from vlm_server.engine.inbox import Inbox, LoadDone, PrepareDone
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.ports import Encoder, EncodeWork, LoadWork, Prepared, Preparer, PrepareWork
 from vlm_server.protocol import Submit
@@ -107,6 +108,8 @@ class DiskReaderThread:
 class EncoderThread:
     """Encodes media, one call after the other."""
 
+    needs_turns = False
+
     def __init__(self, encoder: Encoder, inbox: Inbox) -> None:
         self._encoder = encoder
         self._inbox = inbox
@@ -115,29 +118,8 @@ class EncoderThread:
     def start(self, works: Sequence[EncodeWork]) -> None:
         self._thread.submit(self._encode, works)
 
+    def take_turn(self, *, others_decode: bool) -> None:
+        """It needs none."""
+
     def _encode(self, works: Sequence[EncodeWork]) -> None:
-        done = encode(self._encoder, works)
-        names = ", ".join(f"{work.span_index} of {work.request_id}" for work in works)
-        if done.seconds is not None:
-            logger.debug("encoded %s in %.1f ms", names, 1000 * done.seconds)
-        self._inbox.put(done)
-
-
-def encode(encoder: Encoder, works: Sequence[EncodeWork]) -> EncodeDone:
-    """What `encoder` makes of `works`; if they fail together, of each alone.
-
-    So nobody's picture fails because of another's.
-    """
-    started = time.perf_counter()
-    try:
-        made = encoder.encode(works)
-        return EncodeDone(works, made, time.perf_counter() - started)
-    except RequestError as error:
-        failure = error
-    except BaseException:
-        logger.exception("encoding %d pictures failed", len(works))
-        failure = InternalError("The model failed while encoding a picture.")
-    if len(works) == 1:
-        return EncodeDone(works, [failure], None)
-    outcomes = [outcome for work in works for outcome in encode(encoder, [work]).outcomes]
-    return EncodeDone(works, outcomes, None)
+        self._inbox.put(encode(self._encoder, works))

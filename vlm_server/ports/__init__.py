@@ -9,6 +9,7 @@ from __future__ import annotations
 from vlm_server.ports.executors import (
     EncodeExecutor,
     Encoder,
+    Encoding,
     LoadExecutor,
     PrepareExecutor,
     Preparer,
@@ -38,6 +39,7 @@ __all__ = [
     "EncodeExecutor",
     "EncodeWork",
     "Encoder",
+    "Encoding",
     "Grammar",
     "LoadExecutor",
     "LoadWork",

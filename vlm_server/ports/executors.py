@@ -37,10 +37,19 @@ class LoadExecutor(Protocol):
 
 
 class EncodeExecutor(Protocol):
-    """Runs the vision encoder on a thread, and posts its features into the engine's inbox."""
+    """Runs the vision encoder, and posts its features into the engine's inbox."""
 
     def start(self, works: Sequence[EncodeWork]) -> None:
         """Media of one size, to be encoded in one call."""
+        ...
+
+    @property
+    def needs_turns(self) -> bool:
+        """Whether it goes on with its work only in `take_turn`."""
+        ...
+
+    def take_turn(self, *, others_decode: bool) -> None:
+        """Launch more of the work, if there is any; a small part if others wait for a step."""
         ...
 
 
@@ -72,8 +81,24 @@ class Runner(Protocol):
         ...
 
 
+class Encoding(Protocol):
+    """Media of one size that are being encoded."""
+
+    def advance(self) -> bool:
+        """Launch the next part. False if that was the last. Raises RequestError."""
+        ...
+
+    def result(self) -> Sequence[EncodedImage]:
+        """Wait for the features, in order. Raises RequestError, as `Encoder.encode`."""
+        ...
+
+
 class Encoder(Protocol):
-    """Turns media into features. All calls come from one thread, beside the runner's."""
+    """Turns media into features. All calls come from one thread."""
+
+    def begin(self, works: Sequence[EncodeWork]) -> Encoding:
+        """The same as `encode`, part by part. Raises RequestError."""
+        ...
 
     def encode(self, works: Sequence[EncodeWork]) -> Sequence[EncodedImage]:
         """The features of media of one size, in order, each as if it were encoded alone.

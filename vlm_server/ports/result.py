@@ -35,9 +35,9 @@ class StepResult:
     A request that is among the failures fails with all its sequences. `logprobs` holds an entry for
     each token whose request asked for them. A runner may run one step ahead: a token may belong to
     the step before, and a sequence's token may be missing in the step that launched it; its first
-    comes with its prompt's last chunk, or later. `prefill_seconds`: what the chunk took; None if it was
-    read in the pass of the decode step. A step that verified draft tokens of a sequence
-    (`drafts`) may bring it several: those that were right, and one more at the end. `error` is what
+    comes with its prompt's last chunk, or later. A step that verified draft tokens of a sequence
+    (`drafts`) may bring it several: those that were right, and one more at the end.
+    `prefill_seconds`: what the chunk took; None if the decode step read it. `error` is what
     the model or the device raised, if they did.
     """
 

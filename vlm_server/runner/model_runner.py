@@ -232,6 +232,7 @@ class ModelRunner:
         try:
             return self._prefill_of(plan, work).chunk(work.start, work.end)
         except Exception as error:
+            logger.exception("prefilling tokens %d to %d failed", work.start, work.end)
             self._drop(work, error, failures)
             return None
 
@@ -245,6 +246,7 @@ class ModelRunner:
         try:
             return self._prefill_of(plan, work).launch(work.start, work.end, chunk)
         except Exception as error:
+            logger.exception("prefilling tokens %d to %d failed", work.start, work.end)
             self._drop(work, error, failures)
             return None
 
@@ -266,6 +268,7 @@ class ModelRunner:
                 prefill.cache, prefill.prompt.num_tokens
             )
         except Exception as error:
+            logger.exception("prefilling tokens %d to %d failed", work.start, work.end)
             self._drop(work, error, failures)
             return Sampled()
         del self._prefills[work.request_id]
@@ -315,8 +318,7 @@ class ModelRunner:
         return sampled
 
     def _drop(self, work: PrefillWork, error: Exception, failures: _Failures) -> None:
-        """A chunk failed: its request ends, alone. To be called while the error is handled."""
-        logger.exception("prefilling tokens %d to %d failed", work.start, work.end)
+        """A chunk failed: its request ends, alone."""
         self._prefills.pop(work.request_id, None)
         failures.add(error, (work.request_id,), "The model failed while reading the prompt.")
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vlm_server.cache.caches import Caches
+from vlm_server.engine.encoding import EncoderInTurns
 from vlm_server.engine.inbox import Inbox
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
@@ -22,7 +23,7 @@ from vlm_server.engine.scheduling.limits import (
 from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.engine.threads import DiskReaderThread, EncoderThread, PreparerThreads
 from vlm_server.errors import ModelLoadError
-from vlm_server.ports import Runner
+from vlm_server.ports import EncodeExecutor, Runner
 from vlm_server.prompt.grammar.grammars import Grammars
 from vlm_server.prompt.grammar.server import GrammarLimits
 from vlm_server.prompt.media.decoders import Decoders
@@ -60,7 +61,7 @@ class Engine:
     runner: Runner
     preparers: PreparerThreads
     disk_reader: DiskReaderThread
-    encoder: EncoderThread
+    encoder: EncodeExecutor
     governor: Governor
     caches: Caches
     max_failed_steps: int
@@ -185,11 +186,17 @@ def build_engine(
         runner=runner,
         preparers=PreparerThreads(preparer, inbox, start.scheduler.preparer_threads),
         disk_reader=DiskReaderThread(caches, inbox),
-        encoder=EncoderThread(new_encoder(loaded, caches.tiles), inbox),
+        encoder=_encoder(loaded, caches, inbox),
         governor=governor,
         caches=caches,
         max_failed_steps=start.engine.max_failed_steps,
     )
+
+
+def _encoder(loaded: LoadedModel, caches: Caches, inbox: Inbox) -> EncodeExecutor:
+    encoder = new_encoder(loaded, caches.tiles)
+    in_turns = loaded.device.encodes_in_turns
+    return EncoderInTurns(encoder, inbox) if in_turns else EncoderThread(encoder, inbox)
 
 
 def _suitable_num_seqs(loaded: LoadedModel, governor: Governor) -> int:

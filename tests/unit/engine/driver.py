@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -91,7 +92,11 @@ class ScriptedEncoder:
     calls: list[list[str]] = field(default_factory=list)
     """Whose pictures were encoded together."""
     seconds: Callable[[int], float | None] = float
-    """What a call takes, by the number of its pictures; None if each is then encoded alone."""
+    """What a call takes, by the number of its pictures; see `EncodeDone`."""
+    needs_turns = False
+
+    def take_turn(self, *, others_decode: bool) -> None:
+        pass
 
     @property
     def work(self) -> EncodeWork | None:
@@ -115,7 +120,7 @@ class ScriptedEncoder:
         self.calls.append([work.request_id for work in works])
         made = outcomes or tuple(features_of(work.span) for work in works)
         failed = any(isinstance(one, RequestError) for one in made)
-        self.inbox.put(EncodeDone(works, made, None if failed else self.seconds(len(works))))
+        self.inbox.put(EncodeDone(works, made, math.inf if failed else self.seconds(len(works))))
 
 
 @dataclass

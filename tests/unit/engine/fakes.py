@@ -339,6 +339,25 @@ def features_of(span: MediaSpan) -> FakeFeatures:
 
 
 @dataclass
+class FakeEncoding:
+    """An `Encoding` of so many parts, of which `num_launched` were."""
+
+    encoder: FakeEncoder
+    works: Sequence[EncodeWork]
+    num_parts: int
+    num_launched: int = 0
+
+    def advance(self) -> bool:
+        assert self.num_launched < self.num_parts
+        self.num_launched += 1
+        return self.num_launched < self.num_parts
+
+    def result(self) -> list[FakeFeatures]:
+        assert self.num_launched == self.num_parts
+        return self.encoder.encode(self.works)
+
+
+@dataclass
 class FakeEncoder:
     """An `Encoder` that can be made to wait and to fail."""
 
@@ -348,9 +367,15 @@ class FakeEncoder:
     """Hashes of pictures that fail, and all that are encoded with them."""
     calls: list[int] = field(default_factory=list)
     """How many pictures each call had."""
+    num_parts: int = 1
+    encodings: list[FakeEncoding] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.gate.set()
+
+    def begin(self, works: Sequence[EncodeWork]) -> FakeEncoding:
+        self.encodings.append(FakeEncoding(self, works, self.num_parts))
+        return self.encodings[-1]
 
     def encode(self, works: Sequence[EncodeWork]) -> list[FakeFeatures]:
         self.gate.wait(10)

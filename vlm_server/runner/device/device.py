@@ -84,6 +84,14 @@ class Device:
         return 0
 
     @property
+    def encodes_in_turns(self) -> bool:
+        """Whether media are encoded by the thread that decodes, in parts between its steps.
+
+        Else another thread encodes them meanwhile, and the device does both at once.
+        """
+        return False
+
+    @property
     def draft_widths(self) -> tuple[int, ...]:
         """How many tokens of a sequence a step may take that verifies drafts.
 

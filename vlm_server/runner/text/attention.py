@@ -144,7 +144,6 @@ class ModelAttention:
         )
         return output
 
-
     def _within(self, queries: mx.array, layer: BoundedLayer, scale: float) -> mx.array:
         assert self.attention is not None
         layer.is_read = True

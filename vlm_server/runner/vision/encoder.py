@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -50,7 +51,7 @@ def new_encoder(loaded: LoadedModel, tiles: TileCache) -> ImageEncoder:
 
 
 class ImageEncoder:
-    """The `Encoder` of one model. Works on a thread and a stream of its own.
+    """The `Encoder` of one model. May work on a thread and a stream of its own.
 
     Another thread runs the language model meanwhile, so nothing that they share is written.
     """
@@ -63,26 +64,79 @@ class ImageEncoder:
     def encode(self, works: Sequence[EncodeWork]) -> Sequence[ImageFeatures]:
         """The features of spans of one size, in order; the arrays are evaluated.
 
-        Raises OutOfMemory if there is none for them, and what `encode_images` does.
+        Raises what `begin` and `ImageEncoding.result` do.
         """
-        try:
-            return encode_images(self._loaded, works, self._tiles)
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise OutOfMemory(NO_MEMORY) from error
-            raise
+        return self.begin(works).result()
+
+    def begin(self, works: Sequence[EncodeWork]) -> ImageEncoding:
+        """What is to be computed of spans of one size; nothing of it is launched.
+
+        But what the host computes, and tiles. Raises OutOfMemory, and InternalError if the rows are
+        not as many as the tokens.
+        """
+        with _memory_errors():
+            return begin_encode(self._loaded, works, self._tiles)
 
 
-def encode_images(
+class ImageEncoding:
+    """The `Encoding` of spans of one size."""
+
+    def __init__(self, features: Sequence[ImageFeatures], parts: Sequence[mx.array] = ()) -> None:
+        """`parts`: what is computed one after the other on the way to `features`, all lazy."""
+        self._features = features
+        made = [
+            array for each in features for array in (each.rows, each.deepstack) if array is not None
+        ]
+        self._are_finite = mx.all(mx.stack([mx.all(mx.isfinite(array)) for array in made]))
+        last = [self._are_finite, *(array for each in features for array in each.arrays)]
+        self._left = [*([part] for part in parts), last]
+
+    def advance(self) -> bool:
+        """Launch the next part. False if nothing is left. Raises OutOfMemory."""
+        with _memory_errors():
+            mx.async_eval(self._left.pop(0))  # type: ignore[no-untyped-call]
+        return bool(self._left)
+
+    def result(self) -> Sequence[ImageFeatures]:
+        """Wait for the features, in order; the arrays are evaluated.
+
+        Raises OutOfMemory, and InternalError if they are not finite: such features would be cached
+        for everybody who shows this image.
+        """
+        with _memory_errors():
+            mx.eval(self._left, self._are_finite, [each.arrays for each in self._features])
+        if not self._are_finite.item():
+            raise InternalError("The features of an image are not finite.")
+        return self._features
+
+
+@contextmanager
+def _memory_errors() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise OutOfMemory(NO_MEMORY) from error
+        raise
+
+
+def encode_image(
+    loaded: LoadedModel, work: EncodeWork, tiles: TileEncoder | None = None
+) -> ImageFeatures:
+    """The features of one span; see `ImageEncoder.encode`."""
+    return begin_encode(loaded, [work], tiles).result()[0]
+
+
+def begin_encode(
     loaded: LoadedModel, works: Sequence[EncodeWork], tiles: TileEncoder | None = None
-) -> list[ImageFeatures]:
-    """Run the vision tower once on the media of spans of one size; the arrays are evaluated.
+) -> ImageEncoding:
+    """One call of the vision tower on the media of spans of one size, lazy.
 
-    Raises what `encode_image` does, of any of them. Several only for a family that
+    Raises InternalError if there are not as many rows as tokens. Several only for a family that
     `takes_several`.
     """
     if len(works) == 1:
-        return [encode_image(loaded, works[0], tiles)]
+        return _begin_one(loaded, works[0], tiles)
     inputs = {
         name: np.concatenate([work.inputs[name] for work in works]) for name in works[0].inputs
     }
@@ -94,56 +148,37 @@ def encode_images(
         assert not rest
         parts = [made.rows[start * rows : (start + 1) * rows] for start in range(len(works))]
         features = [ImageFeatures(mx.contiguous(part), None, None) for part in parts]
-    else:
-        towers = loaded.model.vision_tower.encode_inputs(inputs).split(len(works))
-        features = [
-            _with_texts(loaded, ids, part) for ids, part in zip(token_ids, towers, strict=True)
-        ]
-    _check(features, token_ids)
-    return features
+        return _encoding(features, token_ids)
+    tower = loaded.model.vision_tower.encode_inputs(inputs)
+    each = zip(token_ids, tower.split(len(works)), strict=True)
+    features = [_with_texts(loaded, ids, rows) for ids, rows in each]
+    return _encoding(features, token_ids, tower.parts)
 
 
-def encode_image(
-    loaded: LoadedModel, work: EncodeWork, tiles: TileEncoder | None = None
-) -> ImageFeatures:
-    """Run the vision tower on the media of one span; the arrays are evaluated.
-
-    Raises InternalError if the rows are not as many as the tokens, or are not finite: such
-    features would be cached for everybody who shows this image.
-    """
+def _begin_one(loaded: LoadedModel, work: EncodeWork, tiles: TileEncoder | None) -> ImageEncoding:
     token_ids = _token_ids(work)
     tiled = None if tiles is None else tiles.encode(work)
     if tiled is not None:
-        features = _by_tiles(loaded, token_ids, tiled)
-    else:
-        encode = _by_family if loaded.family.tower is None else _by_tower
-        features = encode(loaded, token_ids, work.inputs)
-    _check([features], [token_ids])
-    return features
+        return _encoding([_by_tiles(loaded, token_ids, tiled)], [token_ids])
+    if loaded.family.tower is None:
+        return _encoding([_by_family(loaded, token_ids, work.inputs)], [token_ids])
+    tower = loaded.model.vision_tower.encode_inputs(work.inputs)
+    return _encoding([_with_texts(loaded, token_ids, tower)], [token_ids], tower.parts)
 
 
 def _token_ids(work: EncodeWork) -> NDArray[np.int32]:
     return work.prompt.token_ids[work.span.start : work.span.end]
 
 
-def _check(features: Sequence[ImageFeatures], token_ids: Sequence[NDArray[np.int32]]) -> None:
-    """Evaluates all; see `encode_image` for what it raises."""
+def _encoding(
+    features: Sequence[ImageFeatures],
+    token_ids: Sequence[NDArray[np.int32]],
+    parts: Sequence[mx.array] = (),
+) -> ImageEncoding:
+    """Raises InternalError if there are not as many rows as tokens."""
     for each, ids in zip(features, token_ids, strict=True):
         _check_count(each.rows.shape[0], len(ids))
-    made = [
-        array for each in features for array in (each.rows, each.deepstack) if array is not None
-    ]
-    are_finite = mx.all(mx.stack([mx.all(mx.isfinite(array)) for array in made]))
-    mx.eval(are_finite, [each.arrays for each in features])
-    if not are_finite.item():
-        raise InternalError("The features of an image are not finite.")
-
-
-def _by_tower(
-    loaded: LoadedModel, token_ids: NDArray[np.int32], inputs: MediaInputs
-) -> ImageFeatures:
-    """By our vision tower."""
-    return _with_texts(loaded, token_ids, loaded.model.vision_tower.encode_inputs(inputs))
+    return ImageEncoding(features, parts)
 
 
 def _with_texts(

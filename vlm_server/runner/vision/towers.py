@@ -10,7 +10,7 @@ stay the loaded model's own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -45,6 +45,9 @@ PIXEL_BYTES = "pixel_bytes"
 
 _ALIGNED = 64
 _MOST_GRAPHS = 16
+_PATCHES_OF_A_PART = 1024
+"""Of a picture that is encoded in parts: a part of its layers takes as long as so many patches in
+all layers."""
 
 
 def use_fast_tower(model: Any, tower: type[FrameTower], device: Device) -> None:
@@ -59,10 +62,14 @@ def fast_tower_of(tower: Any) -> type[FrameTower] | None:
 
 @dataclass(frozen=True, slots=True)
 class TowerRows:
-    """rows: (tokens, hidden); deepstack: as many of (tokens, hidden) as layers give some."""
+    """rows: (tokens, hidden); deepstack: as many of (tokens, hidden) as layers give some.
+
+    parts: what some of the layers give, in their order, if they are to be computed by turns.
+    """
 
     rows: mx.array
     deepstack: list[mx.array]
+    parts: list[mx.array] = field(default_factory=list)
 
     def split(self, count: int) -> list[TowerRows]:
         """Those of each of `count` images of one size, in memory of their own."""
@@ -77,6 +84,10 @@ class TowerRows:
         ]
 
 
+_Graph = Callable[[mx.array], tuple[mx.array, list[mx.array], list[mx.array]]]
+"""Makes rows, deepstack and parts of `TowerRows` of the patches of one grid."""
+
+
 class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not typed
     """Qwen2-VL's tower: every patch attends to its whole frame, in every layer."""
 
@@ -87,7 +98,7 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         self.blocks = tower.blocks
         self.merger = tower.merger
         self.spatial_merge_size = int(tower.spatial_merge_size)
-        self._graphs = dict[Grid, Callable[[mx.array], tuple[mx.array, list[mx.array]]]]()
+        self._graphs = dict[Grid, _Graph]()
         """By grid; the one used longest ago first."""
         self.pixel_values: Callable[[NDArray[np.uint8]], mx.array] | None = None
         """Turns an image's bytes into pixel values, where its processor gives bytes."""
@@ -124,9 +135,10 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
                 mx.concatenate(list(layer))
                 for layer in zip(*(part.deepstack for part in parts), strict=True)
             ],
+            [each for part in parts for each in (*part.parts, part.rows)][:-1],
         )
 
-    def _graph_of(self, grid: Grid) -> Callable[[mx.array], tuple[mx.array, list[mx.array]]]:
+    def _graph_of(self, grid: Grid) -> _Graph:
         """What makes rows and deepstack of the patches of such a grid: compiled where that pays.
 
         The graphs of the grids that were met last are kept, each with positions on the device.
@@ -137,10 +149,10 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
             del self._graphs[next(iter(self._graphs))]
         return graph
 
-    def _new_graph(self, grid: Grid) -> Callable[[mx.array], tuple[mx.array, list[mx.array]]]:
-        def run(patches: mx.array) -> tuple[mx.array, list[mx.array]]:
+    def _new_graph(self, grid: Grid) -> _Graph:
+        def run(patches: mx.array) -> tuple[mx.array, list[mx.array], list[mx.array]]:
             made = self._encode_one(patches.astype(self.patch_embed.proj.weight.dtype), grid)
-            return made.rows, made.deepstack
+            return made.rows, made.deepstack, made.parts
 
         return mx.compile(run) if self.device.compiles_towers else run
 
@@ -148,11 +160,20 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         positions = patch_positions(grid.height, grid.width, self.spatial_merge_size)
         x = self._embed(pixel_values, grid, positions)
         rope, segments = self._rope(positions), ((1, grid.frame_patches),)
-        deepstack = []
+        deepstack, parts, ends = [], [], self._ends_of_parts(grid)
         for number, block in enumerate(self.blocks):
             x = self._layer(block, x, rope, segments)
             deepstack += self._deepstack(number, x)
-        return TowerRows(self._merge(_flat(x)), deepstack)
+            parts += [x] if number in ends else []
+        return TowerRows(self._merge(_flat(x)), deepstack, parts)
+
+    def _ends_of_parts(self, grid: Grid) -> set[int]:
+        """The layers after which a turn ends."""
+        if not self.device.encodes_in_turns:
+            return set()
+        num_layers = len(self.blocks)
+        num_parts = min(-(-grid.patches // _PATCHES_OF_A_PART), num_layers)
+        return {num_layers * part // num_parts - 1 for part in range(1, num_parts)}
 
     def _embed(self, pixel_values: mx.array, grid: Grid, positions: NDArray[np.int32]) -> mx.array:
         """What enters the first layer: (frames, patches, hidden)."""
@@ -232,11 +253,13 @@ class WindowTower(FrameTower):
         x = self._embed(pixel_values, grid, positions)[:, mx.array(order)]
         rope, frame = self._rope(positions), ((1, grid.frame_patches),)
         windows = tuple((count, tokens * unit) for count, tokens in layout.windows)
+        parts, ends = [], self._ends_of_parts(grid)
         for number, block in enumerate(self.blocks):
             segments = frame if number in self._frame_layers else windows
             x = self._layer(block, x, rope, segments)
+            parts += [x] if number in ends else []
         rows = self.merger(_flat(x)).reshape(grid.frames, len(layout.order), -1)
-        return TowerRows(_flat(rows[:, mx.array(np.argsort(layout.order))]), [])
+        return TowerRows(_flat(rows[:, mx.array(np.argsort(layout.order))]), [], parts)
 
     def _layer(self, block: Any, x: mx.array, rope: Rope, segments: Segments) -> mx.array:
         if not self.device.is_cpu:

@@ -49,14 +49,12 @@ class EncodeBatcher:
         self._sizer = EncodeSizer(self._most)
 
     def note(self, works: Sequence[EncodeWork], seconds: float | None) -> None:
-        """`works` took `seconds` together, with no prompt's chunk beside them; None if that failed.
+        """`works` took `seconds` together, with no prompt's chunk beside them; see `EncodeDone`.
 
         What fails does not pay: each is then encoded once more.
         """
-        if seconds is None and len(works) == 1:
-            return
-        took = math.inf if seconds is None else seconds
-        self._sizer.note(works[0].num_tokens, len(works), took)
+        if seconds is not None and (len(works) > 1 or math.isfinite(seconds)):
+            self._sizer.note(works[0].num_tokens, len(works), seconds)
 
     def together(self, request: Request, first: EncodeWork) -> list[EncodeWork]:
         """`first`, whose turn it is and which is of `request`, and what is encoded with it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -231,7 +232,7 @@ def test_a_request_whose_pictures_all_ran_out_of_memory_is_tried_once_more():
 
 
 def test_calls_that_fail_time_and_again_are_made_no_more():
-    engine = new_engine(lambda count: None if count > 1 else ENCODE_SECONDS)
+    engine = new_engine(lambda count: math.inf if count > 1 else ENCODE_SECONDS)
     arrive(engine, a=6)
     assert calls_of(engine) == [["a"]] * 6
 

@@ -1,0 +1,90 @@
+"""A picture that is encoded in parts, between decode steps, is as one that is encoded at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.harness import Engine, ask, encode_works
+from tests.integration.test_compiled_model import Load, Served, run_all
+from tests.integration.test_families import LONGER, asked
+from tests.tiny_models.pictures import picture
+from vlm_server.engine.encoding import EncoderInTurns
+from vlm_server.ports import Encoder, EncodeWork
+from vlm_server.protocol import Finished
+from vlm_server.runner.device.device import Device
+from vlm_server.runner.vision import towers
+from vlm_server.runner.vision.encoder import ImageEncoder, ImageEncoding, new_encoder
+
+
+@pytest.fixture(autouse=True)
+def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a device that encodes in turns, and parts of a few patches."""
+    monkeypatch.setattr(Device, "encodes_in_turns", True)
+    monkeypatch.setattr(towers, "_PATCHES_OF_A_PART", 16)
+
+
+class Counting:
+    """An encoder that notes in how many parts each call was launched."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self.num_parts: list[int] = []
+
+    def begin(self, works: list[EncodeWork]) -> ImageEncoding:
+        encoding, advance, number = self._encoder.begin(works), None, len(self.num_parts)
+        self.num_parts.append(0)
+        assert isinstance(encoding, ImageEncoding)
+        advance = encoding.advance
+
+        def counted() -> bool:
+            self.num_parts[number] += 1
+            return advance()
+
+        encoding.advance = counted  # type: ignore[method-assign]
+        return encoding
+
+
+def in_turns(served: Served) -> tuple[Engine, Counting]:
+    engine = Engine(*served)
+    counting = Counting(new_encoder(served[0], engine.caches.tiles))
+    engine.loop._encoder = EncoderInTurns(counting, engine.inbox)  # type: ignore[arg-type]
+    return engine, counting
+
+
+@pytest.mark.parametrize("stagger", [0, 4])
+def test_answers_are_those_of_media_that_are_encoded_at_once(served: Served, stagger: int):
+    engine, counting = in_turns(served)
+    assert run_all(engine, LONGER, stagger) == run_all(Engine(*served), LONGER, 0)
+    has_parts = served[0].family.tower is not None
+    assert all(number > 1 if has_parts else number == 1 for number in counting.num_parts)
+    assert engine.num_tracked == 0
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_sequences_decode_between_the_parts(load_tiny: Load, family: str):
+    engine, counting = in_turns(load_tiny(family))
+    engine.add(asked("long", LONGER))
+    engine.step_until(lambda: len(engine.tokens.get("long", ())) >= 2)
+    engine.add(ask("picture", picture(1, 200, 140), "what?"))
+    engine.step_until(lambda: bool(counting.num_parts))
+    before = len(engine.tokens["long"])
+    engine.step_until(lambda: not engine.loop._encoder.needs_turns)
+    assert len(engine.tokens["long"]) - before == counting.num_parts[0] > 1
+    engine.run()
+    assert isinstance(engine.ends["picture"], Finished)
+
+
+def test_there_are_as_many_parts_as_layers_at_most(load_tiny: Load):
+    loaded, preparer = load_tiny("qwen2_5_vl")
+    (work,) = encode_works(preparer, ask("a", picture(1, 600, 600), "what?"))
+    encoding, number = ImageEncoder(loaded).begin([work]), 1
+    while encoding.advance():
+        number += 1
+    assert number == len(loaded.model.vision_tower.blocks)
+
+
+def test_small_pictures_have_one_part(load_tiny: Load, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(towers, "_PATCHES_OF_A_PART", 1024)
+    loaded, preparer = load_tiny("qwen2_5_vl")
+    (work,) = encode_works(preparer, ask("a", picture(1, 200, 140), "what?"))
+    assert not ImageEncoder(loaded).begin([work]).advance()

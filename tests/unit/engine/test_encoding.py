@@ -1,0 +1,173 @@
+"""Media that are encoded in turns with decode steps, on the thread that does both."""
+
+from __future__ import annotations
+
+from queue import SimpleQueue
+
+import pytest
+
+from tests.unit.engine.driver import Engine
+from tests.unit.engine.fakes import FakeEncoder, FakeEncoding, prepared, prompt
+from vlm_server.engine.encoding import EncoderInTurns
+from vlm_server.engine.inbox import EncodeDone, Message
+from vlm_server.errors import InternalError, OutOfMemory, RequestError
+from vlm_server.ports import EncodeWork
+from vlm_server.protocol import Failed, Finished
+
+
+class Turns:
+    """An encoder that takes turns, with a fake model."""
+
+    def __init__(self, num_parts: int = 3) -> None:
+        self.model = FakeEncoder(num_parts=num_parts)
+        self.inbox = SimpleQueue[Message]()
+        self.encoder = EncoderInTurns(self.model, self.inbox)
+        request = prepared(prompt(images=3))
+        self.works = [
+            EncodeWork("a", index, request.prompt, request.inputs[index]) for index in range(3)
+        ]
+
+    def turn(self, *, others_decode: bool) -> int:
+        """How many parts were launched until now."""
+        self.encoder.take_turn(others_decode=others_decode)
+        return self.model.encodings[-1].num_launched
+
+    def done(self) -> EncodeDone:
+        assert not self.encoder.needs_turns
+        message = self.inbox.get_nowait()
+        assert isinstance(message, EncodeDone)
+        assert self.inbox.empty()
+        return message
+
+
+def test_a_part_is_launched_after_each_decode_step():
+    turns = Turns(num_parts=3)
+    assert not turns.encoder.needs_turns
+    turns.encoder.start(turns.works[:1])
+    assert turns.encoder.needs_turns
+    assert [turns.turn(others_decode=True) for _ in range(3)] == [1, 2, 3]
+    assert turns.inbox.empty(), "the device works on the last part"
+    turns.encoder.take_turn(others_decode=True)
+    done = turns.done()
+    assert done.works == turns.works[:1]
+    assert done.seconds is None, "others decoded meanwhile"
+
+
+def test_all_is_launched_if_nobody_decodes():
+    turns = Turns(num_parts=3)
+    turns.encoder.start(turns.works)
+    assert turns.turn(others_decode=False) == 3
+    assert turns.inbox.empty()
+    turns.encoder.take_turn(others_decode=False)
+    done = turns.done()
+    assert len(done.outcomes) == 3
+    assert done.seconds is not None
+
+
+def test_the_rest_is_launched_when_nobody_decodes_any_more():
+    turns = Turns(num_parts=5)
+    turns.encoder.start(turns.works[:1])
+    assert turns.turn(others_decode=True) == 1
+    assert turns.turn(others_decode=False) == 5
+    turns.encoder.take_turn(others_decode=False)
+    assert turns.done().seconds is None
+
+
+def test_who_comes_next_begins_anew():
+    turns = Turns(num_parts=2)
+    for _ in range(2):
+        turns.encoder.start(turns.works[:1])
+        assert turns.turn(others_decode=False) == 2
+        turns.encoder.take_turn(others_decode=False)
+        turns.done()
+    assert len(turns.model.encodings) == 2
+
+
+def test_without_work_nothing_happens():
+    turns = Turns()
+    turns.encoder.take_turn(others_decode=True)
+    assert not turns.model.encodings
+    assert turns.inbox.empty()
+
+
+def test_those_that_fail_together_are_encoded_alone():
+    turns = Turns(num_parts=1)
+    turns.model.bad = {turns.works[1].span.mm_hash}
+    turns.encoder.start(turns.works)
+    turns.turn(others_decode=True)
+    turns.encoder.take_turn(others_decode=True)
+    failed = [isinstance(one, InternalError) for one in turns.done().outcomes]
+    assert failed == [False, True, False]
+
+
+@pytest.mark.parametrize("name", ["advance", "result"])
+@pytest.mark.parametrize("error", [OutOfMemory("none left"), RuntimeError("a bug")])
+def test_a_picture_that_fails_ends_with_its_error(
+    monkeypatch: pytest.MonkeyPatch, name: str, error: Exception
+):
+    def fail(self: FakeEncoding) -> None:
+        raise error
+
+    monkeypatch.setattr(FakeEncoding, name, fail)
+    turns = Turns(num_parts=1)
+    turns.encoder.start(turns.works[:1])
+    for _ in range(2):
+        turns.encoder.take_turn(others_decode=True)
+    (outcome,) = turns.done().outcomes
+    assert isinstance(outcome, type(error) if isinstance(error, RequestError) else InternalError)
+
+
+# ---- in the loop -----------------------------------------------------------------------
+
+
+def engine_in_turns(num_parts: int) -> tuple[Engine, FakeEncoder]:
+    engine, model = Engine(), FakeEncoder(num_parts=num_parts)
+    engine.encoder = EncoderInTurns(model, engine.inbox)  # type: ignore[assignment]
+    engine.loop = engine.new_loop()
+    return engine, model
+
+
+def test_a_picture_is_encoded_between_the_steps_of_others():
+    engine, model = engine_in_turns(num_parts=4)
+    engine.add("a", max_tokens=100, ignore_eos=True)
+    engine.step_until(lambda: bool(engine.runner.seqs))
+    engine.add("b", images=1)
+    engine.step_until(lambda: bool(model.encodings))
+    before = len(engine.plans)
+    engine.step_until(lambda: bool(model.calls))
+    assert len(engine.plans) - before == 4
+    assert all(plan.decode for plan in engine.plans[before:])
+    engine.run()
+    assert engine.ended == ["b", "a"]
+
+
+def test_the_loop_goes_on_while_there_is_nothing_but_a_picture():
+    engine, model = engine_in_turns(num_parts=4)
+    engine.add("a", images=2)
+    engine.run()
+    assert engine.ended == ["a"]
+    assert model.calls == [1, 1]
+    assert engine.num_tracked == 0
+
+
+def test_an_aborted_request_is_encoded_to_the_end_and_forgotten():
+    engine, model = engine_in_turns(num_parts=4)
+    engine.add("a", max_tokens=100, ignore_eos=True)
+    engine.step_until(lambda: bool(engine.runner.seqs))
+    engine.add("b", images=1)
+    engine.step_until(lambda: bool(model.encodings))
+    engine.abort("b")
+    engine.run()
+    assert model.calls == [1]
+    assert engine.num_tracked == 0
+
+
+def test_a_picture_that_fails_in_its_turn_fails_alone():
+    engine, model = engine_in_turns(num_parts=2)
+    model.fails = True
+    engine.add("a", max_tokens=20, ignore_eos=True)
+    engine.add("b", images=1)
+    engine.run()
+    ends = {event.request_id: event for event in engine.events if hasattr(event, "request_id")}
+    assert isinstance(ends["a"], Finished)
+    assert isinstance(ends["b"], Failed)
