@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -24,10 +25,13 @@ from vlm_server.protocol import Failed, SamplingParams
 from vlm_server.runner.cuda import kernels
 from vlm_server.runner.cuda.few_rows import SharedProduct, use_few_rows_kernels
 from vlm_server.runner.device.device import Device, DeviceKind
+from vlm_server.runner.kv.batch_cache import joined
+from vlm_server.runner.kv.bounded_layer import first_columns
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.text import decode_batch
 from vlm_server.runner.text.attention import ModelAttention
 from vlm_server.runner.text.compiled_model import CompiledModel, plain_embedding
+from vlm_server.runner.text.mrope import next_position_ids
 from vlm_server.runner.text.prefill import Prefill
 from vlm_server.runner.text.prompt_chunk import PromptChunk
 from vlm_server.runner.text.text_model import TextModel
@@ -153,12 +157,14 @@ def test_drafts_are_verified(
         tuple(plain.prompts[name].token_ids.tolist()): [tokens]
         for name, tokens in plain.tokens.items()
     }
-    monkeypatch.setattr(decode_batch, "Drafter", Oracle(answers, rate))
     engine, model = compiled(some, tokens_per_pass, num_draft_tokens=7)
+    learn(engine)
+    monkeypatch.setattr(decode_batch, "Drafter", Oracle(answers, rate))
     found = run_all(engine, LONGER, 2)
-    assert {name: tokens[: LONGER.max_tokens] for name, tokens in found.items()} == plain.tokens
+    assert {name: found[name][: LONGER.max_tokens] for name in PROMPTS} == plain.tokens
     assert engine.scheduler.read().counts.spec.num_drafts > 0
     assert model.num_steps
+    assert bool(model.beside) == bool(tokens_per_pass)
 
 
 def test_buffers_grow(some: Served):
@@ -208,6 +214,85 @@ def test_what_is_new_of_a_prompt_is_read_by_a_graph(some: Served):
     assert max(model.chunks) > 1
 
 
+def of_prompt(loaded: LoadedModel, token_ids: list[int], start: int) -> dict[str, mx.array]:
+    """What a language model with M-RoPE gets of a text's tokens from `start` on."""
+    positions = mx.arange(start, start + len(token_ids))
+    return {
+        "inputs_embeds": loaded.language_model.model.embed_tokens(mx.array(token_ids)[None]),
+        "position_ids": mx.broadcast_to(positions, (3, 1, len(token_ids))),
+    }
+
+
+def chunk_of(loaded: LoadedModel, cache: list[Any], token_ids: list[int]) -> PromptChunk:
+    inputs = of_prompt(loaded, token_ids, cache[0].offset)
+    return PromptChunk(mx.array([token_ids]), inputs, cache, 256)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=["float32", "bfloat16"])
+def test_a_pass_gives_what_two_give(tiny_model: TinyModel, dtype: mx.Dtype):
+    if dtype == mx.float32 and mx.cuda.is_available():
+        pytest.skip("our kernels take half precision")
+    loaded = load_model(tiny_model("qwen2_5_vl"))
+    language_model = loaded.language_model
+    language_model.set_dtype(dtype)
+    model = CompiledModel(
+        language_model,
+        loaded.attention,
+        loaded.decode_positions,
+        (4,),
+        plain_embedding(loaded.model),
+        64,
+    )
+    loaded.forget_positions()
+
+    def logits(*, is_one_pass: bool) -> list[mx.array]:
+        rows: list[Any] = []
+        for number, length in enumerate((30, 7)):
+            cache = make_prompt_cache(language_model)
+            token_ids = list(range(1, length + 1))
+            inputs = of_prompt(loaded, token_ids, 0)
+            mx.eval(language_model(mx.array([token_ids]), cache=cache, **inputs).logits)
+            rows = joined(rows, number, cache, 1)
+        prompt, made = make_prompt_cache(language_model), list[mx.array]()
+        for number, count in enumerate((20, 31, 62)):
+            chunk = chunk_of(loaded, prompt, [number + 3] * count)
+            positions = next_position_ids(loaded.decode_positions, [30 + number, 7 + number], 1)
+            beside = chunk if number and is_one_pass else None
+            stepped = model.step(mx.array([[5], [6]]), rows, positions, beside)
+            assert (chunk.logits is not None) == (beside is not None)
+            read = chunk.logits if beside else model.prefill(chunk)
+            assert stepped is not None
+            assert read is not None
+            made += [stepped[:, -1], read[:, -1]]
+        return made
+
+    tolerance = 1e-4 if dtype == mx.float32 else 0.03
+    for one, two in zip(logits(is_one_pass=True), logits(is_one_pass=False), strict=True):
+        assert one.shape == two.shape
+        distance = mx.abs(one.astype(mx.float32) - two.astype(mx.float32)).max()
+        assert distance <= tolerance * mx.abs(two.astype(mx.float32)).max()
+
+
+def test_an_eager_chunk_after_a_pass_writes_in_place(
+    load_tiny: Load, monkeypatch: pytest.MonkeyPatch
+):
+    served = load_tiny("qwen2_5_vl")
+    engine, model = compiled(served, 24)
+    learn(engine)
+    engine.add(asked("long", LONGER))
+    engine.step(4)
+    engine.add(asked("pictures", LONGER))
+    engine.step_until(lambda: bool(model.beside))
+    (prefill,) = engine.runner._prefills.values()
+    layer = prefill.cache[0]
+    first_columns(layer)  # as on CUDA
+    monkeypatch.setattr(TextModel, "prefill", lambda *_: None)
+    engine.abort("long")
+    engine.step_until(lambda: "columns" not in vars(layer))
+    engine.run()
+    assert engine.tokens["pictures"] == Engine(*served).answer(asked("pictures", LONGER))
+
+
 def test_an_aborted_prompt_leaves_nothing_in_those_it_was_read_beside(some: Served):
     engine, model = compiled(some, 24)
     learn(engine)
@@ -244,19 +329,26 @@ def test_a_cached_prefix_is_continued_beside_others(some: Served):
 @pytest.mark.parametrize(
     ("error", "goes_on"), [("[malloc] Unable to allocate", True), ("no such kernel", False)]
 )
-def test_a_pass_that_fails_is_done_in_two(load_tiny: Load, error: str, goes_on: bool):
+def test_a_pass_that_fails_is_done_in_two(
+    load_tiny: Load, monkeypatch: pytest.MonkeyPatch, error: str, goes_on: bool
+):
     served = load_tiny("qwen2_5_vl")
     engine, model = compiled(served, 24)
     learn(engine)
-    works = model._beside
+    launch, num_failed = mx.async_eval, 0
 
-    def fail(*_: Any) -> None:
-        model._beside = works
-        raise RuntimeError(error)
+    def fail(*arrays: Any) -> None:
+        """When the first pass that reads a prompt is launched: its buffers are made by then."""
+        nonlocal num_failed
+        if num_failed == 0 and sys._getframe(1).f_code is CompiledModel._step_beside.__code__:
+            num_failed = 1
+            raise RuntimeError(error)
+        launch(*arrays)
 
-    model._beside = fail
+    monkeypatch.setattr(mx, "async_eval", fail)
     plain = Engine(*served)
     assert run_all(engine, LONGER, 4).items() >= run_all(plain, LONGER, 0).items()
+    assert num_failed
     assert bool(model.beside) == goes_on
 
 

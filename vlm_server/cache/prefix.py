@@ -368,6 +368,8 @@ def _may_join(nodes: list[Node[T, S]], num_positions: int) -> bool:
     """
     below: Node[T, S] | None = None
     for node in nodes:
+        if len(node.children) > _DROPPED_PART * num_positions + 1:
+            return False  # what thousands of conversations begin with is not gone through each time
         is_there = node.parent is not None and node.parent.children.get(node.edge.first) is node
         others = [child for child in node.children.values() if child is not below]
         if node.pins or not is_there or len(others) + (below is not None) != len(node.children):

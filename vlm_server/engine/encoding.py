@@ -1,4 +1,4 @@
-"""Encodes media: in one go, or in turns with the decode steps of one thread."""
+"""Encodes media: in one go, or in turns with the steps of the thread that decodes."""
 
 from __future__ import annotations
 
@@ -16,21 +16,26 @@ logger = logging.getLogger(__name__)
 
 
 class EncoderInTurns:
-    """Encodes media on the inference thread: while others decode, a part after each step.
+    """Encodes media on the inference thread, a part after each step.
 
     A device that does two things at once does both slowly: a decode step beside an encode would
-    take as long as the encode. In turns, it waits for a part of it.
+    take as long as the encode. In turns, it waits for a part of it. No turn waits for more than a
+    part, so that the loop takes in what comes.
     """
 
     def __init__(self, encoder: Encoder, inbox: Inbox) -> None:
         self._encoder = encoder
         self._inbox = inbox
         self._works: Sequence[EncodeWork] = ()
+        self._left: list[Sequence[EncodeWork]] = []
+        """What is encoded together, of those; the first was begun if there is an encoding."""
+        self._outcomes: list[EncodedImage | RequestError] = []
         self._encoding: Encoding | None = None
-        """What was begun of them."""
         self._is_launched = False
+        """Whether all of its parts are."""
         self._started = 0.0
-        self._is_alone = True
+        self._is_measured = True
+        self._has_failed = False
 
     @property
     def needs_turns(self) -> bool:
@@ -39,43 +44,55 @@ class EncoderInTurns:
 
     def start(self, works: Sequence[EncodeWork]) -> None:
         assert not self._works
-        self._works, self._started, self._is_alone = works, time.perf_counter(), True
+        self._works, self._left, self._outcomes = works, [works], []
+        self._is_measured, self._has_failed = True, False
 
-    def take_turn(self, *, others_decode: bool) -> None:
-        """Launch a part, or all if nobody decodes; what was launched before, wait for.
-
-        So the device has other work while this waits, unless nobody decodes.
-        """
+    def take_turn(self, *, is_alone: bool) -> None:
+        """Launch a part; if all were launched before, take the features."""
         if not self._works:
             return
-        self._is_alone &= not others_decode
+        if self._works == self._left[0] and self._encoding is None:
+            self._started = time.perf_counter()
+        self._is_measured &= is_alone
         try:
-            made = self._advance(others_decode=others_decode)
+            made = self._advance()
         except RequestError as error:
-            self._end(_after(error, self._encoder, self._works))
-            return
+            self._fail(error)
         except Exception:
-            logger.exception("encoding %d pictures failed", len(self._works))
-            self._end(_after(_failure(), self._encoder, self._works))
-            return
-        if made is not None:
-            seconds = time.perf_counter() - self._started if self._is_alone else None
-            self._end(EncodeDone(self._works, made, seconds))
+            logger.exception("encoding %d pictures failed", len(self._left[0]))
+            self._fail(_failure())
+        else:
+            if made is not None:
+                self._outcomes += made
+                self._encoding = None
+                del self._left[0]
+        if not self._left:
+            self._end()
 
-    def _advance(self, *, others_decode: bool) -> Sequence[EncodedImage] | None:
-        """The features, if all of their parts had been launched before."""
+    def _advance(self) -> Sequence[EncodedImage] | None:
+        """The features, if all parts had been launched before."""
         if self._encoding is None:
-            self._encoding, self._is_launched = self._encoder.begin(self._works), False
-        elif self._is_launched:
+            self._encoding, self._is_launched = self._encoder.begin(self._left[0]), False
+        if self._is_launched:
             return self._encoding.result()
-        while not self._is_launched:
-            self._is_launched = not self._encoding.advance()
-            if others_decode:
-                break
+        self._is_launched = not self._encoding.advance()
         return None
 
-    def _end(self, done: EncodeDone) -> None:
-        self._works, self._encoding = (), None
+    def _fail(self, error: RequestError) -> None:
+        """What failed together is encoded alone: nobody's picture fails because of another's."""
+        self._encoding, self._has_failed = None, True
+        failed = self._left.pop(0)
+        if len(failed) > 1:
+            self._left = [[work] for work in failed]
+        else:
+            self._outcomes.append(error)
+
+    def _end(self) -> None:
+        seconds = time.perf_counter() - self._started
+        _log(self._works, seconds)
+        measured = seconds if self._is_measured else None
+        done = EncodeDone(self._works, self._outcomes, math.inf if self._has_failed else measured)
+        self._works = ()
         self._inbox.put(done)
 
 
@@ -93,9 +110,13 @@ def encode(encoder: Encoder, works: Sequence[EncodeWork]) -> EncodeDone:
         logger.exception("encoding %d pictures failed", len(works))
         return _after(_failure(), encoder, works)
     seconds = time.perf_counter() - started
+    _log(works, seconds)
+    return EncodeDone(works, made, seconds)
+
+
+def _log(works: Sequence[EncodeWork], seconds: float) -> None:
     names = ", ".join(f"{work.span_index} of {work.request_id}" for work in works)
     logger.debug("encoded %s in %.1f ms", names, 1000 * seconds)
-    return EncodeDone(works, made, seconds)
 
 
 def _failure() -> RequestError:

@@ -4,9 +4,9 @@
     preparers.start(plan.prepare), disk_reader.start(plan.load), encoder.start(plan.encode)
     launched = runner.launch(plan)             returns when the device has its work
     encoder.start(plan.encode_next)            beside it
-    encoder.take_turn()                        where it has no thread of its own
     result   = launched.result()               waits for the tokens
     events   = scheduler.update(plan, result)
+    encoder.take_turn()                        if it has no thread of its own
 
 Between two steps it handles what other threads put into the inbox. Everything that changes a
 request happens here, on the thread that calls `run`.
@@ -81,7 +81,7 @@ class EngineLoop:
         self._num_failed_steps = 0
         self._last_plan = SchedulerOutput()
         self._encoding: tuple[str, ...] = ()
-        """The requests whose media the encoder thread has."""
+        """The requests whose media the encoder has."""
         self._loading: str | None = None
         """The request whose state the disk reader has."""
         self._announced = Working(())
@@ -117,8 +117,9 @@ class EngineLoop:
         self._start_load(plan.load, plan)
         self._start_encode(plan.encode, plan)
         self._announce(plan)
-        result = self._execute(plan)
+        result = self._execute(plan) if plan.has_runner_work else StepResult()
         self._send_all(self._scheduler.update(plan, result))
+        self._encoder.take_turn(is_alone=not plan.has_runner_work)
         if plan.has_runner_work:
             self._account(plan, result)
         if time.monotonic() >= self._stats_due:
@@ -128,15 +129,11 @@ class EngineLoop:
     # ---- the device ----------------------------------------------------------------
 
     def _execute(self, plan: SchedulerOutput) -> StepResult:
-        if not plan.has_runner_work:
-            self._encoder.take_turn(others_decode=False)
-            return StepResult()
         started = time.perf_counter()
         if plan.prefill:
             self._governor.before_chunk()
         launched = self._runner.launch(plan)
         self._start_encode(plan.encode_next, plan)
-        self._encoder.take_turn(others_decode=bool(plan.decode))
         result = launched.result()
         _log_step(plan, time.perf_counter() - started)
         return result

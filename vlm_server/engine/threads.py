@@ -118,7 +118,7 @@ class EncoderThread:
     def start(self, works: Sequence[EncodeWork]) -> None:
         self._thread.submit(self._encode, works)
 
-    def take_turn(self, *, others_decode: bool) -> None:
+    def take_turn(self, *, is_alone: bool) -> None:
         """It needs none."""
 
     def _encode(self, works: Sequence[EncodeWork]) -> None:

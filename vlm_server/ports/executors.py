@@ -48,8 +48,8 @@ class EncodeExecutor(Protocol):
         """Whether it goes on with its work only in `take_turn`."""
         ...
 
-    def take_turn(self, *, others_decode: bool) -> None:
-        """Launch more of the work, if there is any; a small part if others wait for a step."""
+    def take_turn(self, *, is_alone: bool) -> None:
+        """Launch a part of the work, if there is any. is_alone: whether there was no step."""
         ...
 
 
@@ -85,7 +85,10 @@ class Encoding(Protocol):
     """Media of one size that are being encoded."""
 
     def advance(self) -> bool:
-        """Launch the next part. False if that was the last. Raises RequestError."""
+        """Launch the next part, and wait for the one before. False if that was the last.
+
+        Raises RequestError.
+        """
         ...
 
     def result(self) -> Sequence[EncodedImage]:

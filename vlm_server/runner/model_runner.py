@@ -167,7 +167,7 @@ class ModelRunner:
         if step.plan.prefill_with:
             sampled.add(self._finish_together(step, failures))
         elif step.plan.prefill is not None and step.logits is not None:
-            sampled.add(self._finish_prefill(step.plan.prefill, step.logits, failures))
+            sampled.add(self._finish_prefill(step, step.plan.prefill, step.logits))
         seconds = time.perf_counter() - step.prefill_started - read_seconds
         return StepResult(
             sampled.tokens,
@@ -227,7 +227,9 @@ class ModelRunner:
         work = plan.prefill
         if work is None or plan.prefill_with or not plan.decode:
             return None
-        if not self._loaded.text.most_beside(len(plan.decode), has_media=False):
+        prompts = {request.request_id: request.prompt for request in plan.new}
+        prompt = prompts.get(work.request_id) or self._prefills[work.request_id].prompt
+        if work.num_tokens > self.tokens_beside(prompt, len(plan.decode)):
             return None  # what the device does not need yet is better done while it decodes
         try:
             return self._prefill_of(plan, work).chunk(work.start, work.end)
@@ -256,12 +258,16 @@ class ModelRunner:
                 self._prefills[request.request_id] = Prefill(self._loaded, request)
         return self._prefills[work.request_id]
 
-    def _finish_prefill(self, work: PrefillWork, logits: mx.array, failures: _Failures) -> Sampled:
-        """Wait for a chunk; after the last one the request's sequences join: their first tokens."""
-        prefill = self._prefills[work.request_id]
+    def _finish_prefill(self, step: LaunchedStep, work: PrefillWork, logits: mx.array) -> Sampled:
+        """Wait for a chunk; after the last one the request's sequences join: their first tokens.
+
+        A chunk that the decode step reads is waited for with that.
+        """
+        prefill, failures = self._prefills[work.request_id], step.failures
         try:
             if not work.is_last:
-                prefill.wait()
+                if not step.is_beside:
+                    prefill.wait()
                 return Sampled()
             sampled = self._batches.join({work.request_id: prefill}, logits)
             self._state_size = self._state_size or StateSize(
@@ -314,7 +320,8 @@ class ModelRunner:
                 alone = SchedulerOutput(new=(request,), prefill=work)
                 logits = self._launch_prefill(alone, None, failures)
             if logits is not None:
-                sampled.add(self._finish_prefill(work, logits, failures))
+                step = LaunchedStep(self, alone, {}, logits, 0.0, failures)
+                sampled.add(self._finish_prefill(step, work, logits))
         return sampled
 
     def _drop(self, work: PrefillWork, error: Exception, failures: _Failures) -> None:

@@ -45,7 +45,7 @@ from vlm_server.worker.warm_up import stages, warm_up
 
 logger = logging.getLogger(__name__)
 
-_PLANS_BEFORE_READY = 80
+_PLANS_BEFORE_READY = 48
 """Some 30 ms each, where anything is planned at all."""
 
 LEAST_TOKENS = 1024
@@ -194,9 +194,11 @@ def build_engine(
 
 
 def _encoder(loaded: LoadedModel, caches: Caches, inbox: Inbox) -> EncodeExecutor:
+    """In turns only by a tower of ours: others can't be encoded in parts, and wait for values."""
     encoder = new_encoder(loaded, caches.tiles)
-    in_turns = loaded.device.encodes_in_turns
-    return EncoderInTurns(encoder, inbox) if in_turns else EncoderThread(encoder, inbox)
+    if loaded.device.encodes_in_turns and loaded.family.tower is not None:
+        return EncoderInTurns(encoder, inbox)
+    return EncoderThread(encoder, inbox)
 
 
 def _suitable_num_seqs(loaded: LoadedModel, governor: Governor) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -114,6 +115,22 @@ def test_answers_that_were_not_gone_on_with_are_dropped_if_they_are_short() -> N
         is_dropped = takes == [(0, 30)]
         assert num_known(cache, [*asked, *answer]) == 20 + (0 if is_dropped else len(answer))
         assert cache.read().evictions == is_dropped
+
+
+def test_what_many_begin_with_is_not_gone_through() -> None:
+    class Counted(dict[Any, Any]):
+        num_asked = 0
+
+        def values(self) -> Any:
+            self.num_asked += 1
+            return super().values()
+
+    cache = cache_of(*([1, 2, 3, branch] for branch in range(10, 110)))
+    node, _ = cache._tree.walk(prompt_of([1, 2, 3]), 3, "")[-1]
+    node.children = counted = Counted(node.children)
+    assert not prefix._may_join([node], 6)
+    assert not counted.num_asked
+    assert insert(cache, [1, 2, 3, 200, 201, 202], joins=True).takes == [(3, 6)]
 
 
 def test_long_parts_are_not_stored_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from queue import SimpleQueue
 
 import pytest
@@ -27,9 +28,9 @@ class Turns:
             EncodeWork("a", index, request.prompt, request.inputs[index]) for index in range(3)
         ]
 
-    def turn(self, *, others_decode: bool) -> int:
+    def turn(self, *, is_alone: bool = False) -> int:
         """How many parts were launched until now."""
-        self.encoder.take_turn(others_decode=others_decode)
+        self.encoder.take_turn(is_alone=is_alone)
         return self.model.encodings[-1].num_launched
 
     def done(self) -> EncodeDone:
@@ -40,36 +41,26 @@ class Turns:
         return message
 
 
-def test_a_part_is_launched_after_each_decode_step():
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_each_turn_launches_a_part(is_alone: bool):
     turns = Turns(num_parts=3)
     assert not turns.encoder.needs_turns
-    turns.encoder.start(turns.works[:1])
-    assert turns.encoder.needs_turns
-    assert [turns.turn(others_decode=True) for _ in range(3)] == [1, 2, 3]
-    assert turns.inbox.empty(), "the device works on the last part"
-    turns.encoder.take_turn(others_decode=True)
-    done = turns.done()
-    assert done.works == turns.works[:1]
-    assert done.seconds is None, "others decoded meanwhile"
-
-
-def test_all_is_launched_if_nobody_decodes():
-    turns = Turns(num_parts=3)
     turns.encoder.start(turns.works)
-    assert turns.turn(others_decode=False) == 3
-    assert turns.inbox.empty()
-    turns.encoder.take_turn(others_decode=False)
+    assert turns.encoder.needs_turns
+    assert [turns.turn(is_alone=is_alone) for _ in range(3)] == [1, 2, 3]
+    assert turns.inbox.empty(), "the device works on the last part"
+    turns.turn(is_alone=is_alone)
     done = turns.done()
+    assert done.works == turns.works
     assert len(done.outcomes) == 3
-    assert done.seconds is not None
+    assert (done.seconds is not None) == is_alone, "others used the device meanwhile"
 
 
-def test_the_rest_is_launched_when_nobody_decodes_any_more():
-    turns = Turns(num_parts=5)
+def test_one_step_in_between_is_enough_to_measure_nothing():
+    turns = Turns(num_parts=2)
     turns.encoder.start(turns.works[:1])
-    assert turns.turn(others_decode=True) == 1
-    assert turns.turn(others_decode=False) == 5
-    turns.encoder.take_turn(others_decode=False)
+    for is_alone in (True, False, True):
+        turns.turn(is_alone=is_alone)
     assert turns.done().seconds is None
 
 
@@ -77,27 +68,32 @@ def test_who_comes_next_begins_anew():
     turns = Turns(num_parts=2)
     for _ in range(2):
         turns.encoder.start(turns.works[:1])
-        assert turns.turn(others_decode=False) == 2
-        turns.encoder.take_turn(others_decode=False)
+        assert [turns.turn() for _ in range(2)] == [1, 2]
+        turns.turn()
         turns.done()
     assert len(turns.model.encodings) == 2
 
 
 def test_without_work_nothing_happens():
     turns = Turns()
-    turns.encoder.take_turn(others_decode=True)
+    turns.encoder.take_turn(is_alone=False)
     assert not turns.model.encodings
     assert turns.inbox.empty()
 
 
-def test_those_that_fail_together_are_encoded_alone():
+def test_those_that_fail_together_are_encoded_alone_in_turns():
     turns = Turns(num_parts=1)
     turns.model.bad = {turns.works[1].span.mm_hash}
     turns.encoder.start(turns.works)
-    turns.turn(others_decode=True)
-    turns.encoder.take_turn(others_decode=True)
-    failed = [isinstance(one, InternalError) for one in turns.done().outcomes]
-    assert failed == [False, True, False]
+    num_turns = 0
+    while turns.encoder.needs_turns:
+        turns.turn(is_alone=True)
+        num_turns += 1
+    assert num_turns == 4 * 2
+    done = turns.done()
+    assert [isinstance(one, InternalError) for one in done.outcomes] == [False, True, False]
+    assert done.seconds == math.inf
+    assert turns.model.calls == [3, 1, 1, 1]
 
 
 @pytest.mark.parametrize("name", ["advance", "result"])
@@ -111,8 +107,8 @@ def test_a_picture_that_fails_ends_with_its_error(
     monkeypatch.setattr(FakeEncoding, name, fail)
     turns = Turns(num_parts=1)
     turns.encoder.start(turns.works[:1])
-    for _ in range(2):
-        turns.encoder.take_turn(others_decode=True)
+    while turns.encoder.needs_turns:
+        turns.turn()
     (outcome,) = turns.done().outcomes
     assert isinstance(outcome, type(error) if isinstance(error, RequestError) else InternalError)
 
@@ -144,10 +140,19 @@ def test_a_picture_is_encoded_between_the_steps_of_others():
 def test_the_loop_goes_on_while_there_is_nothing_but_a_picture():
     engine, model = engine_in_turns(num_parts=4)
     engine.add("a", images=2)
+    engine.step_until(lambda: engine.ended == ["a"])
     engine.run()
-    assert engine.ended == ["a"]
     assert model.calls == [1, 1]
     assert engine.num_tracked == 0
+
+
+def test_what_comes_meanwhile_is_taken_in():
+    engine, model = engine_in_turns(num_parts=100)
+    engine.add("a", images=1)
+    engine.step_until(lambda: bool(model.encodings))
+    engine.add("b")
+    engine.step_until(lambda: len(engine.ended) == 2)
+    assert engine.ended == ["b", "a"]
 
 
 def test_an_aborted_request_is_encoded_to_the_end_and_forgotten():

@@ -87,7 +87,8 @@ class Device:
     def encodes_in_turns(self) -> bool:
         """Whether media are encoded by the thread that decodes, in parts between its steps.
 
-        Else another thread encodes them meanwhile, and the device does both at once.
+        Where a tower of ours does it. Else another thread encodes them meanwhile, and the device
+        does both at once.
         """
         return False
 

@@ -27,6 +27,12 @@ def first_columns(layer: Any) -> tuple[mx.array, mx.array]:
     return known[1], known[2]
 
 
+def forget_columns(cache: list[Any]) -> None:
+    """Let nobody but the layers have their buffers: MLX then writes into them in place."""
+    for layer in cache:
+        vars(layer).pop("columns", None)
+
+
 class BoundedLayer(KVCache):  # type: ignore[misc]  # mlx-vlm is not typed
     """keys, values: (rows, heads, capacity, head size).
 

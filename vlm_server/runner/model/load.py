@@ -123,8 +123,10 @@ def load(
     compiled = None
     if device.runs_our_kernels and family.is_checked and ranks is None:
         count = device.tokens_per_pass
-        embed = plain_embedding(model) if count else None
-        family.forget_positions(language_model)
+        embed = None
+        if count:
+            embed = plain_embedding(model)
+            family.forget_positions(language_model)
         widths = device.draft_widths
         compiled = CompiledModel(language_model, attention, positions, widths, embed, count)
     return LoadedModel(

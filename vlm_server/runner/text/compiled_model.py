@@ -129,7 +129,8 @@ class CompiledModel:
         wide = [_Shape(rows, n) for rows in range(1, MAX_DRAFTING_ROWS + 1) for n in draft_widths]
         chunks = [_Shape(1, count, _Kind.CHUNK) for count in _CHUNKS]
         count = self._tokens_per_pass
-        beside = [_Shape(number, count, _Kind.BESIDE) for number in rows if count]
+        few = [number for number in rows if number <= _MOST_SHARE_OF_ROWS * count]
+        beside = [_Shape(number, count, _Kind.BESIDE) for number in few]
         return [*(_Shape(number, 1) for number in rows), *wide, *chunks, *beside]
 
     def takes(self, cache: list[Any]) -> bool:
@@ -293,6 +294,8 @@ class CompiledModel:
             logger.warning("a prompt can't be read beside a decode step", exc_info=True)
             if not is_out_of_memory(error):
                 self._tokens_per_pass = 0
+                shapes = [shape for shape in self._wanted if shape.kind is not _Kind.BESIDE]
+                self._wanted = dict.fromkeys(shapes)
             return None
         self._wanted.pop(_Shape(rows, self._tokens_per_pass, _Kind.BESIDE), None)
         for place, buffers in zip((mine, theirs), new, strict=True):

@@ -176,12 +176,13 @@ class DecodeBatch:
     def forward(self, beside: PromptChunk | None = None) -> None:
         """Begin the model's part of the next step, if there is a sequence.
 
-        `beside` may be read with it: see `TextModel.step`. The grammars are told the tokens that
+        `beside` may be read with it, and then no drafts are verified: see `TextModel.step`. The
+        grammars are told the tokens that
         the step begins with, and work meanwhile.
         """
         if self._tokens is None:
             return
-        self._wide = self._new_wide_step()
+        self._wide = self._new_wide_step() if beside is None else None
         tokens, self._tokens = self._tokens, None
         self._unread = Unread(self._seqs, tokens, self._logprobs)
         if self._wide is not None:

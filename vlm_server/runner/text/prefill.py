@@ -10,6 +10,7 @@ from mlx_vlm.models.cache import KVCache, make_prompt_cache
 from numpy.typing import NDArray
 
 from vlm_server.ports import Grammar, NewRequest, PreparedPrompt
+from vlm_server.runner.kv.bounded_layer import forget_columns
 from vlm_server.runner.kv.segments import (
     LayerStates,
     SequenceState,
@@ -115,6 +116,7 @@ class Prefill(Prefilled):
         """The last token's logits, lazy, as mlx-vlm's model makes them."""
         language_model, cache = self._loaded.language_model, self.cache
         token_ids, arguments = chunk.token_ids, chunk.inputs
+        forget_columns(cache)
         if not padded.is_exact:
             cache = [PaddedChunkCache(layer, padded) for layer in self.cache]
             token_ids, arguments = padded.padded(token_ids, 1), padded.padded_inputs(arguments)

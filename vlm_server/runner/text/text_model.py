@@ -11,6 +11,7 @@ import mlx.core as mx
 from mlx_vlm.models.cache import KVCache
 
 from vlm_server.runner.kv.batch_cache import RowsKVCache
+from vlm_server.runner.kv.bounded_layer import forget_columns
 from vlm_server.runner.text.attention import ModelAttention
 from vlm_server.runner.text.compiled_model import CompiledModel
 from vlm_server.runner.text.lm_head import logits_of_last
@@ -72,6 +73,7 @@ class TextModel:
         self, token_ids: mx.array, cache: list[Any], position_ids: dict[str, mx.array]
     ) -> mx.array:
         count, layers = token_ids.shape[1], cache
+        forget_columns(cache)
         if count > 1:
             layers = [RowsKVCache.taking(each) if type(each) is KVCache else each for each in cache]
         with logits_of_last(self._language_model, count), self._attention.in_place():

@@ -90,11 +90,18 @@ class ImageEncoding:
         self._are_finite = mx.all(mx.stack([mx.all(mx.isfinite(array)) for array in made]))
         last = [self._are_finite, *(array for each in features for array in each.arrays)]
         self._left = [*([part] for part in parts), last]
+        self._launched: list[mx.array] = []
+        """The last part that was."""
 
     def advance(self) -> bool:
-        """Launch the next part. False if nothing is left. Raises OutOfMemory."""
+        """Launch the next part, and wait for the one before: the device has work meanwhile.
+
+        False if nothing is left. Raises OutOfMemory.
+        """
+        before, self._launched = self._launched, self._left.pop(0)
         with _memory_errors():
-            mx.async_eval(self._left.pop(0))  # type: ignore[no-untyped-call]
+            mx.async_eval(self._launched)  # type: ignore[no-untyped-call]
+            mx.eval(before)
         return bool(self._left)
 
     def result(self) -> Sequence[ImageFeatures]:

@@ -29,7 +29,7 @@ class TiledRows:
 
 
 class TileEncoder:
-    """For a family with tiles. All calls come from the encoder's thread."""
+    """For a family with tiles. All calls come from one thread."""
 
     def __init__(self, loaded: LoadedModel, tiling: Tiling, cache: TileCache) -> None:
         self._loaded = loaded

@@ -135,8 +135,14 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
                 mx.concatenate(list(layer))
                 for layer in zip(*(part.deepstack for part in parts), strict=True)
             ],
-            [each for part in parts for each in (*part.parts, part.rows)][:-1],
+            self._turns(parts),
         )
+
+    def _turns(self, grids: list[TowerRows]) -> list[mx.array]:
+        """The parts of all grids, each of which ends with its rows; but for the last rows."""
+        if not self.device.encodes_in_turns:
+            return []
+        return [each for made in grids for each in (*made.parts, made.rows)][:-1]
 
     def _graph_of(self, grid: Grid) -> _Graph:
         """What makes rows and deepstack of the patches of such a grid: compiled where that pays.
