@@ -84,6 +84,7 @@ def test_a_text_is_decoded_until_the_picture_is_answered_and_no_longer(loaded: L
     assert not ends[picture].is_aborted
 
 
+@pytest.mark.alone  # grammars that are late because of others are asked for no drafts
 def test_texts_together_and_drafts_are_compiled(
     load_tiny: Callable[[str], Loaded],
     caplog: pytest.LogCaptureFixture,

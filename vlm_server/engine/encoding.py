@@ -51,7 +51,7 @@ class EncoderInTurns:
         """Launch a part; if all were launched before, take the features."""
         if not self._works:
             return
-        if self._works == self._left[0] and self._encoding is None:
+        if self._works is self._left[0] and self._encoding is None:
             self._started = time.perf_counter()
         self._is_measured &= is_alone
         try:

@@ -58,7 +58,7 @@ class PictureSizes:
         ):
             return bounds  # its size after that is the decoder's to know
         size = image.width, image.height
-        return None if self._size(size, bounds) == self._size(size, own) else bounds
+        return None if self._size(size, bounds) == self._left_alone(size) else bounds
 
     def scale(self, picture: PillowImage.Image, bounds: PixelBounds | None) -> PillowImage.Image:
         """`picture`, upright, at the size that `bounds` ask for."""
@@ -66,6 +66,12 @@ class PictureSizes:
         if size == picture.size:
             return picture
         return picture.resize(size, PillowImage.Resampling.BICUBIC)
+
+    def _left_alone(self, size: tuple[int, int]) -> tuple[int, int]:
+        """What the processor itself makes of a picture of this size."""
+        if self._rule is None or max(size) > _MOST_ASPECT * min(size):
+            return size
+        return _smart_resize(size, self._rule)
 
     @property
     def _own(self) -> PixelBounds:
@@ -135,6 +141,19 @@ def fit(
     if not fewest <= width * height <= most:
         width, height = _nearest(size, fewest, most) or (width, height)
     return width * factor, height * factor
+
+
+def _smart_resize(size: tuple[int, int], rule: PixelRule) -> tuple[int, int]:
+    """What Qwen2-VL's processor makes of a picture: more pixels than its bound, now and then."""
+    factor = rule.factor
+    width, height = (round(side / factor) * factor for side in size)
+    if width * height > rule.max_pixels:
+        scale = math.sqrt(rule.max_pixels / math.prod(size)) / factor
+        width, height = (max(1, math.floor(side * scale)) * factor for side in size)
+    elif width * height < rule.min_pixels:
+        scale = math.sqrt(rule.min_pixels / math.prod(size)) / factor
+        width, height = (math.ceil(side * scale) * factor for side in size)
+    return width, height
 
 
 def _nearest(size: tuple[int, int], least: int, most: int) -> tuple[int, int] | None:

@@ -54,6 +54,7 @@ def scaled(size: tuple[int, int], rule: PixelRule, image: Image) -> tuple[int, i
 @example((24, 473), 28, 256, 1280, 573_978, 233_095)
 @example((8200, 41), 28, 4, 16384, None, 300_000)
 @example((41, 8200), 28, 4, 16384, 1 << 20, None)
+@example((41, 8200), 28, 1, 512, None, 185_363)
 def test_the_processor_keeps_the_size_and_the_bound_holds(
     size: tuple[int, int],
     factor: int,
