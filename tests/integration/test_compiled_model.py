@@ -6,7 +6,7 @@ import copy
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -30,7 +30,8 @@ from vlm_server.runner.kv.bounded_layer import first_columns
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.text import decode_batch
 from vlm_server.runner.text.attention import ModelAttention
-from vlm_server.runner.text.compiled_model import CompiledModel, plain_embedding
+from vlm_server.runner.text.compiled_model import CompiledModel
+from vlm_server.runner.text.forward_pass import plain_embedding
 from vlm_server.runner.text.mrope import next_position_ids
 from vlm_server.runner.text.prefill import Prefill
 from vlm_server.runner.text.prompt_chunk import PromptChunk
@@ -40,6 +41,7 @@ from vlm_server.runner.vision.towers import FrameTower
 
 Served = tuple[LoadedModel, MultimodalPreparer]
 Load = Callable[[str], Served]
+Model = TypeVar("Model", bound=CompiledModel)
 
 CANT_BE_COMPILED = ("glm4v", "glm4v_moe", "paddleocr_vl", "qwen3_omni_moe")
 """They look at values of arrays while they build a step."""
@@ -53,14 +55,8 @@ class Compiled(CompiledModel):
     beside: list[int]
     """Tokens of prompts that were read in passes of so many rows."""
 
-    def step(
-        self,
-        token_ids: mx.array,
-        cache: list[Any],
-        position_ids: dict[str, mx.array],
-        beside: PromptChunk | None = None,
-    ) -> mx.array | None:
-        logits = super().step(token_ids, cache, position_ids, beside)
+    def step(self, *arguments: Any) -> mx.array | None:
+        logits, beside = super().step(*arguments), arguments[-1]
         self.num_steps += logits is not None
         if beside is not None and beside.logits is not None:
             self.beside.append(beside.num_tokens)
@@ -73,18 +69,17 @@ class Compiled(CompiledModel):
         return logits
 
 
+def new_model(kind: type[Model], loaded: LoadedModel, tokens_per_pass: int) -> Model:
+    embed = plain_embedding(loaded.model)
+    loaded.forget_positions()
+    positions, widths = loaded.decode_positions, (4,)
+    return kind(loaded.language_model, loaded.attention, positions, widths, embed, tokens_per_pass)
+
+
 def compiled(served: Served, tokens_per_pass: int = 0, **limits: Any) -> tuple[Engine, Compiled]:
     """An engine whose model is compiled, and that."""
     loaded, preparer = served
-    model = Compiled(
-        loaded.language_model,
-        loaded.attention,
-        loaded.decode_positions,
-        (4,),
-        plain_embedding(loaded.model),
-        tokens_per_pass,
-    )
-    loaded.forget_positions()
+    model = new_model(Compiled, loaded, tokens_per_pass)
     model.chunks, model.beside = [], []
     text = TextModel(loaded.language_model, loaded.attention, model)
     return Engine(replace(loaded, text=text), preparer, **limits), model
@@ -125,6 +120,15 @@ def learn(engine: Engine) -> None:
     """What it has to know of a model before it reads prompts beside decode steps."""
     for words in ("Hello.", "Good morning."):
         engine.answer(ask(words, words))
+
+
+def decoding(served: Served) -> tuple[Engine, Compiled]:
+    """An engine that answers "long", and reads other prompts beside that."""
+    engine, model = compiled(served, 24)
+    learn(engine)
+    engine.add(asked("long", LONGER))
+    engine.step(4)
+    return engine, model
 
 
 @pytest.mark.parametrize("tokens_per_pass", [24, 256])
@@ -235,15 +239,7 @@ def test_a_pass_gives_what_two_give(tiny_model: TinyModel, dtype: mx.Dtype):
     loaded = load_model(tiny_model("qwen2_5_vl"))
     language_model = loaded.language_model
     language_model.set_dtype(dtype)
-    model = CompiledModel(
-        language_model,
-        loaded.attention,
-        loaded.decode_positions,
-        (4,),
-        plain_embedding(loaded.model),
-        64,
-    )
-    loaded.forget_positions()
+    model = new_model(CompiledModel, loaded, 64)
 
     def logits(*, is_one_pass: bool) -> list[mx.array]:
         rows: list[Any] = []
@@ -277,10 +273,7 @@ def test_an_eager_chunk_after_a_pass_writes_in_place(
     load_tiny: Load, monkeypatch: pytest.MonkeyPatch
 ):
     served = load_tiny("qwen2_5_vl")
-    engine, model = compiled(served, 24)
-    learn(engine)
-    engine.add(asked("long", LONGER))
-    engine.step(4)
+    engine, model = decoding(served)
     engine.add(asked("pictures", LONGER))
     engine.step_until(lambda: bool(model.beside))
     (prefill,) = engine.runner._prefills.values()
@@ -294,10 +287,7 @@ def test_an_eager_chunk_after_a_pass_writes_in_place(
 
 
 def test_an_aborted_prompt_leaves_nothing_in_those_it_was_read_beside(some: Served):
-    engine, model = compiled(some, 24)
-    learn(engine)
-    engine.add(asked("long", LONGER))
-    engine.step(6)
+    engine, model = decoding(some)
     engine.add(asked("pictures", LONGER))
     engine.step_until(lambda: bool(model.beside))
     engine.abort("pictures")
@@ -356,10 +346,7 @@ def test_a_prompt_that_can_not_be_continued_ends_alone(
     load_tiny: Load, monkeypatch: pytest.MonkeyPatch
 ):
     served = load_tiny("qwen2_5_vl")
-    engine, model = compiled(served, 24)
-    learn(engine)
-    engine.add(asked("long", LONGER))
-    engine.step(4)
+    engine, model = decoding(served)
 
     def fail(*_: Any) -> None:
         raise RuntimeError("no such picture")

@@ -123,12 +123,18 @@ def engine_in_turns(num_parts: int) -> tuple[Engine, FakeEncoder]:
     return engine, model
 
 
-def test_a_picture_is_encoded_between_the_steps_of_others():
-    engine, model = engine_in_turns(num_parts=4)
+def picture_beside_a_text(num_parts: int) -> tuple[Engine, FakeEncoder]:
+    """ "a" decodes, and the picture of "b" is begun."""
+    engine, model = engine_in_turns(num_parts)
     engine.add("a", max_tokens=100, ignore_eos=True)
     engine.step_until(lambda: bool(engine.runner.seqs))
     engine.add("b", images=1)
     engine.step_until(lambda: bool(model.encodings))
+    return engine, model
+
+
+def test_a_picture_is_encoded_between_the_steps_of_others():
+    engine, model = picture_beside_a_text(num_parts=4)
     before = len(engine.plans)
     engine.step_until(lambda: bool(model.calls))
     assert len(engine.plans) - before == 4
@@ -156,11 +162,7 @@ def test_what_comes_meanwhile_is_taken_in():
 
 
 def test_an_aborted_request_is_encoded_to_the_end_and_forgotten():
-    engine, model = engine_in_turns(num_parts=4)
-    engine.add("a", max_tokens=100, ignore_eos=True)
-    engine.step_until(lambda: bool(engine.runner.seqs))
-    engine.add("b", images=1)
-    engine.step_until(lambda: bool(model.encodings))
+    engine, model = picture_beside_a_text(num_parts=4)
     engine.abort("b")
     engine.run()
     assert model.calls == [1]

@@ -79,7 +79,9 @@ class Engine:
         caches, self.inbox, self.events = Caches.of(), Inbox(), list[Event]()
         governor = self.governor = Governor(memory or Memory(), FakeMemory(), FakeProcess(), caches)
         admission = Admission(governor, self.runner.kv_bytes, limits.prefill_chunk_tokens)
-        self.scheduler = Scheduler(limits, ByteDecoder(), caches, admission, header_pixels)
+        self.scheduler = Scheduler(
+            limits, ByteDecoder(), caches, admission, header_pixels, self.runner.tokens_beside
+        )
         self.loop = EngineLoop(
             self.inbox,
             self.scheduler,

@@ -68,7 +68,7 @@ class Scheduler:
         caches: Caches,
         admission: Admission,
         pixels_to_decode: Callable[[Submit], int],
-        tokens_beside: Callable[[PreparedPrompt, int], int] = lambda *_: 0,
+        tokens_beside: Callable[[PreparedPrompt, int], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`pixels_to_decode`: of a request's images; decides who is prepared first.

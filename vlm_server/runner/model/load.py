@@ -44,7 +44,8 @@ from vlm_server.runner.model.fixes import Fix
 from vlm_server.runner.model.host import host_model
 from vlm_server.runner.model.probe import family_of
 from vlm_server.runner.text.attention import ModelAttention, attention_on
-from vlm_server.runner.text.compiled_model import CompiledModel, plain_embedding
+from vlm_server.runner.text.compiled_model import CompiledModel
+from vlm_server.runner.text.forward_pass import plain_embedding
 from vlm_server.runner.text.lm_head import use_last_token_head
 from vlm_server.runner.text.mrope import DecodePositions, decode_positions, use_shared_mrope
 from vlm_server.runner.text.text_model import TextModel

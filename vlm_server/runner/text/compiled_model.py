@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,14 +23,9 @@ from mlx_vlm.models.cache import KVCache
 
 from vlm_server.runner.device.memory import is_out_of_memory
 from vlm_server.runner.kv.batch_cache import RowsKVCache, advance, bounds_of, make_room
-from vlm_server.runner.kv.bounded_layer import (
-    VIEW_TOKENS,
-    BoundedLayer,
-    LayerBeside,
-    first_columns,
-)
+from vlm_server.runner.kv.bounded_layer import VIEW_TOKENS, first_columns
 from vlm_server.runner.text.attention import ModelAttention
-from vlm_server.runner.text.lm_head import logits_at, logits_of_last, logits_of_rows
+from vlm_server.runner.text.forward_pass import Embed, ForwardPass, Sides
 from vlm_server.runner.text.mrope import DecodePositions, next_position_ids
 from vlm_server.runner.text.prompt_chunk import PromptChunk
 from vlm_server.runner.text.speculation.speculation import MAX_ROWS as MAX_DRAFTING_ROWS
@@ -46,11 +41,6 @@ _MOST_SHARE_OF_ROWS = 0.25
 """Of a pass that reads a prompt as well: with more rows, hardly a token of it would fit in."""
 _TOKEN_AXES = {"inputs_embeds": 1, "position_ids": 2}
 """Arguments that graphs take, and which of their axes has an entry for each token."""
-
-Sides = list[tuple[mx.array, mx.array]]
-"""Keys and values of each layer."""
-Embed = Callable[[mx.array], mx.array]
-"""Token ids, (tokens,), to what the model makes of them before its first layer."""
 
 
 class _Kind(enum.Enum):
@@ -105,14 +95,12 @@ class CompiledModel:
         `embed`: None if that is not known. With it, a pass for a decode step and a prompt has
         `tokens_per_pass`; 0 for no such passes.
         """
-        self._language_model = language_model
-        self._attention = attention
         self._positions = positions
         self._in_place = attention.appends_in_place
-        self._embed = embed
         self._tokens_per_pass = 0 if embed is None else tokens_per_pass
-        self._step: Any = mx.compile(self._run)
-        self._beside: Any = mx.compile(self._run_beside)
+        forward = ForwardPass(language_model, attention, embed)
+        self._step: Any = mx.compile(forward.run)
+        self._beside: Any = mx.compile(forward.run_beside)
         self.works = True
         """False once it was found that the model can't be compiled."""
         self._sides: Sides = []
@@ -198,7 +186,7 @@ class CompiledModel:
         return True
 
     def _some_rows(self, rows: int, count: int) -> tuple[Any, ...]:
-        """What `_run` takes for rows, in the shapes of real ones, and lazy."""
+        """What `ForwardPass.run` takes for rows, in the shapes of real ones, and lazy."""
         positions = next_position_ids(self._positions, [0] * rows, count)
         bounds = mx.zeros((rows, 3), mx.int32)
         sides = self._empty_sides(rows, VIEW_TOKENS)
@@ -249,15 +237,15 @@ class CompiledModel:
         token_ids: mx.array,
         place: _Place,
         inputs: dict[str, mx.array],
-        wanted: mx.array | None,
+        logit_places: mx.array | None,
     ) -> mx.array | None:
-        """Append tokens at `place`, and return logits: of those `wanted`, or of all.
+        """Append tokens at `place`, and return logits: of each row's at `logit_places`, or of all.
 
         They are launched when this returns, so that whatever anyone asks of the cache comes after
         that on the stream. None if the model can't be compiled, and nothing was done.
         """
         try:
-            logits, new = self._step(token_ids, place.bounds, place.sides, inputs, wanted)
+            logits, new = self._step(token_ids, place.bounds, place.sides, inputs, logit_places)
             if not self._sides:
                 mx.eval(logits)  # compiles the kernels, if that is possible
         except Exception:
@@ -280,7 +268,7 @@ class CompiledModel:
     ) -> mx.array | None:
         """As `step`. None if that failed, and nothing was done."""
         rows, count = len(token_ids), self._tokens_per_pass - len(token_ids)
-        wanted = mx.array([*range(rows), rows + chunk.num_tokens - 1])
+        logit_rows = mx.array([*range(rows), rows + chunk.num_tokens - 1])
         try:
             self._make_buffers(chunk)
             mine = self._place(cache, 1, 1)
@@ -288,7 +276,7 @@ class CompiledModel:
             prompt_ids, inputs = _padded(chunk, count)
             rows_arguments = token_ids, mine.bounds, mine.sides, position_ids
             prompt_arguments = prompt_ids, theirs.bounds, theirs.sides, inputs
-            logits, new = self._beside(*rows_arguments, *prompt_arguments, wanted)
+            logits, new = self._beside(*rows_arguments, *prompt_arguments, logit_rows)
             mx.async_eval(logits)  # type: ignore[no-untyped-call]
         except Exception as error:
             logger.warning("a prompt can't be read beside a decode step", exc_info=True)
@@ -302,80 +290,6 @@ class CompiledModel:
             place.take(buffers)
         chunk.logits = logits[rows:]
         return logits[:rows]  # type: ignore[no-any-return]
-
-    def _run(
-        self,
-        token_ids: mx.array,
-        bounds: mx.array,
-        sides: Sides,
-        inputs: dict[str, mx.array],
-        wanted: mx.array | None,
-    ) -> tuple[mx.array, Sides]:
-        """Logits, and the new buffers if they are new."""
-        layers = self._layers(sides, bounds)
-        model = self._language_model
-        these = logits_of_last(model, token_ids.shape[1])
-        with these if wanted is None else logits_at(model, wanted):
-            logits = self._call(token_ids, layers, inputs)
-        return logits, self._new(layers)
-
-    def _run_beside(
-        self,
-        token_ids: mx.array,
-        bounds: mx.array,
-        sides: Sides,
-        position_ids: dict[str, mx.array],
-        prompt_ids: mx.array,
-        prompt_bounds: mx.array,
-        prompt_sides: Sides,
-        prompt_inputs: dict[str, mx.array],
-        wanted: mx.array,
-    ) -> tuple[mx.array, tuple[Sides, Sides]]:
-        """Logits of the rows `wanted`, and the new buffers of both, if they are new."""
-        assert self._embed is not None
-        rows = self._layers(sides, bounds)
-        prompt = self._layers(prompt_sides, prompt_bounds)
-        count = prompt_ids.shape[1]
-        layers = [LayerBeside(*both, count) for both in zip(rows, prompt, strict=True)]
-        embeds = [self._embed(token_ids[:, 0]), prompt_inputs["inputs_embeds"][0]]
-        inputs = {"inputs_embeds": mx.concatenate(embeds)[:, None]}
-        if position_ids:
-            mine, theirs = position_ids["position_ids"], prompt_inputs["position_ids"]
-            if mine.ndim == 2:
-                mine = mx.broadcast_to(mine[None], (3, *mine.shape))
-            inputs["position_ids"] = mx.concatenate([mine, theirs.swapaxes(1, 2)], axis=1)
-        ids = mx.concatenate([token_ids, prompt_ids.T])
-        with logits_of_rows(self._language_model, wanted):
-            logits = self._call(ids, layers, inputs)
-        return logits, (self._new(rows), self._new(prompt))
-
-    def _layers(self, sides: Sides, bounds: mx.array) -> list[BoundedLayer]:
-        return [BoundedLayer(*each, bounds, in_place=self._in_place) for each in sides]
-
-    def _call(
-        self, token_ids: mx.array, layers: Sequence[Any], inputs: Mapping[str, mx.array]
-    ) -> mx.array:
-        with self._attention.in_place():
-            output = self._language_model(token_ids, cache=layers, **inputs)
-        if not all(layer.is_read for layer in layers):
-            raise NotImplementedError("it attends in a way of its own")
-        return output.logits  # type: ignore[no-any-return]
-
-    def _new(self, layers: Sequence[BoundedLayer]) -> Sides:
-        return [] if self._in_place else [(layer.keys, layer.values) for layer in layers]
-
-
-def plain_embedding(model: Any) -> Embed | None:
-    """What makes a token's text enter `model`, if that depends on nothing but the token."""
-    token_ids, language_model = mx.arange(8)[None], model.language_model
-    try:
-        embed: Embed = getattr(language_model, "model", language_model).embed_tokens
-        made = model.get_input_embeddings(token_ids, None, mask=mx.ones_like(token_ids))
-        is_plain = mx.array_equal(embed(token_ids), made.inputs_embeds).item()
-    except Exception:
-        logger.debug("prompts are not read beside decode steps", exc_info=True)
-        return None
-    return embed if is_plain else None
 
 
 def _first(array: mx.array, axis: int) -> mx.array:

@@ -73,7 +73,8 @@ class TextModel:
         self, token_ids: mx.array, cache: list[Any], position_ids: dict[str, mx.array]
     ) -> mx.array:
         count, layers = token_ids.shape[1], cache
-        forget_columns(cache)
+        if self._compiled is not None:
+            forget_columns(cache)
         if count > 1:
             layers = [RowsKVCache.taking(each) if type(each) is KVCache else each for each in cache]
         with logits_of_last(self._language_model, count), self._attention.in_place():
