@@ -15,9 +15,9 @@ from mlx.nn import Linear
 from mlx_vlm.models.cache import KVCache, make_prompt_cache
 
 from tests.integration.harness import Engine, ask, conversation, load_model
+from tests.integration.oracle import Oracle
 from tests.integration.test_caches import caches_of
 from tests.integration.test_families import LONGER, PROMPTS, asked
-from tests.integration.test_speculation import Oracle
 from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
 from vlm_server.prompt.preparer import MultimodalPreparer
