@@ -250,7 +250,7 @@ class InlineEncoder:
     """What each call is said to have taken, if not what it took."""
     needs_turns = False
 
-    def take_turn(self, *, is_alone: bool) -> None:
+    def take_turn(self, *, is_alone: bool, is_long: bool) -> None:
         pass
 
     def start(self, works: Sequence[EncodeWork]) -> None:

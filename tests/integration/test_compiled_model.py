@@ -22,7 +22,7 @@ from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, SamplingParams
-from vlm_server.runner.cuda import kernels
+from vlm_server.runner.cuda import few_rows, kernels
 from vlm_server.runner.cuda.few_rows import SharedProduct, use_few_rows_kernels
 from vlm_server.runner.device.device import Device, DeviceKind
 from vlm_server.runner.kv.batch_cache import joined
@@ -425,10 +425,11 @@ def test_few_rows_are_multiplied_as_before(tiny_model: TinyModel, family: str):
     language_model = loaded.language_model
     language_model.set_dtype(mx.bfloat16)
     few, many = mx.array([[1, 2, 3]]), mx.array([[1, 2, 3] * 20])
+    rows = mx.array([[1], [2]] * 20)  # as in a pass
 
     def logits() -> list[mx.array]:
         made = []
-        for tokens in (few, many):
+        for tokens in (few, many, rows):
             made.append(language_model(tokens).logits)
             loaded.forget_positions()
         return made
@@ -442,6 +443,30 @@ def test_few_rows_are_multiplied_as_before(tiny_model: TinyModel, family: str):
     assert sum(layer.weight.nbytes for layer in modules if "weight" in layer) == before
     for found, wanted in zip(logits(), expected, strict=True):
         assert mx.abs(found - wanted).max() <= 0.1 * mx.abs(wanted).max()
+
+
+@pytest.mark.parametrize(("shape", "is_shared"), [((40, 1, 64), True), ((1, 40, 64), False)])
+def test_rows_of_one_are_one_product(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], is_shared: bool
+):
+    attention, calls = Linear(64, 64), []
+    for number, name in enumerate(("q_proj", "k_proj", "v_proj")):
+        layer = Linear(64, 16 * (number + 1))
+        layer.set_dtype(mx.bfloat16)
+        setattr(attention, name, layer)
+    x = mx.random.normal(shape).astype(mx.bfloat16)
+    layers = [attention.q_proj, attention.k_proj, attention.v_proj]
+    expected = [layer(x) for layer in layers]
+    use_few_rows_kernels(attention, multiply)
+
+    def noted(*arguments: Any) -> mx.array:
+        calls.append(arguments)
+        return multiply(*arguments)
+
+    monkeypatch.setattr(few_rows, "_by_mlx", noted)
+    for layer, wanted in zip(layers, expected, strict=True):
+        assert mx.allclose(layer(x), wanted, atol=0.05)
+    assert len(calls) == is_shared
 
 
 def test_a_layer_with_an_input_of_its_own_gets_its_own():

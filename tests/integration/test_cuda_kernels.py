@@ -9,6 +9,8 @@ import mlx.core as mx
 import pytest
 
 from vlm_server.runner.cuda import kernels
+from vlm_server.runner.kv import rows
+from vlm_server.runner.kv.rows import Run
 
 pytestmark = [
     pytest.mark.gpu,
@@ -112,3 +114,29 @@ def test_new_tokens_are_written_and_attended_to(
         mx.array(bounds[-1:]),
     )
     assert mx.array_equal(alone[0, :, :num_real], found[-1, :, :num_real])
+
+
+RUNS = {
+    "one that joins": [Run(0, 3, 0, 500, 12), Run(0, 1, 0, 290, 222, source=1)],
+    "one that leaves": [Run(0, 1, 7, 505), Run(2, 1, 7, 505)],
+    "of other lengths": [Run(0, 1, 0, 500, 0), Run(1, 1, 3, 400, 97), Run(2, 1, 499, 1, 499)],
+    "copies": [Run(0, 1, 0, 290, source=1)] * 3,
+}
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, mx.float32])
+@pytest.mark.parametrize("size", [128, 80, 8])
+@pytest.mark.parametrize("runs", RUNS.values(), ids=RUNS)
+def test_rows_are_arranged_as_mlx_does(dtype: mx.Dtype, size: int, runs: list[Run]):
+    running = [normal(3, 512, 4, size, dtype=dtype).swapaxes(1, 2) for _ in "kv"]
+    prompt = [normal(1, 4, 320, size, dtype=dtype)[:, :, 20:] for _ in "kv"]
+    sources = [tuple(running), tuple(prompt)]
+    assert kernels.takes_rows(sources)
+    made = rows.arranged(sources, runs, 512)
+    for found, both in zip(made, zip(*sources, strict=True), strict=True):
+        assert mx.array_equal(found, rows._arranged(both, runs, 512))
+
+
+def test_rows_that_cannot_be_copied_in_wide_accesses_are_left_to_mlx():
+    side = normal(1, 2, 8, 12, dtype=mx.bfloat16)
+    assert not kernels.takes_rows([(side, side)])

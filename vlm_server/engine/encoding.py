@@ -14,13 +14,16 @@ from vlm_server.ports import Encoder, EncodeWork, Encoding
 
 logger = logging.getLogger(__name__)
 
+_MOST_LONG_STEPS = 4
+"""After which a turn is due: prompts may come without end."""
+
 
 class EncoderInTurns:
     """Encodes media on the inference thread, a part after each step.
 
     A device that does two things at once does both slowly: a decode step beside an encode would
-    take as long as the encode. In turns, it waits for a part of it. No turn waits for more than a
-    part, so that the loop takes in what comes.
+    take as long as the encode. In turns, it waits for a part of it, and not after a step that was
+    long already. No turn waits for more than a part, so that the loop takes in what comes.
     """
 
     def __init__(self, encoder: Encoder, inbox: Inbox) -> None:
@@ -34,6 +37,8 @@ class EncoderInTurns:
         self._is_launched = False
         """Whether all of its parts are."""
         self._started = 0.0
+        self._num_long_steps = 0
+        """Since the last turn."""
         self._is_measured = True
         self._has_failed = False
 
@@ -45,12 +50,16 @@ class EncoderInTurns:
     def start(self, works: Sequence[EncodeWork]) -> None:
         assert not self._works
         self._works, self._left, self._outcomes = works, [works], []
-        self._is_measured, self._has_failed = True, False
+        self._num_long_steps, self._is_measured, self._has_failed = 0, True, False
 
-    def take_turn(self, *, is_alone: bool) -> None:
+    def take_turn(self, *, is_alone: bool, is_long: bool) -> None:
         """Launch a part; if all were launched before, take the features."""
         if not self._works:
             return
+        if is_long and self._num_long_steps < _MOST_LONG_STEPS:
+            self._num_long_steps += 1
+            return
+        self._num_long_steps = 0
         if self._works is self._left[0] and self._encoding is None:
             self._started = time.perf_counter()
         self._is_measured &= is_alone

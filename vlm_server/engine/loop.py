@@ -119,7 +119,8 @@ class EngineLoop:
         self._announce(plan)
         result = self._execute(plan) if plan.has_runner_work else StepResult()
         self._send_all(self._scheduler.update(plan, result))
-        self._encoder.take_turn(is_alone=not plan.has_runner_work)
+        is_long = bool(plan.decode and plan.prefill)
+        self._encoder.take_turn(is_alone=not plan.has_runner_work, is_long=is_long)
         if plan.has_runner_work:
             self._account(plan, result)
         if time.monotonic() >= self._stats_due:

@@ -48,8 +48,12 @@ class EncodeExecutor(Protocol):
         """Whether it goes on with its work only in `take_turn`."""
         ...
 
-    def take_turn(self, *, is_alone: bool) -> None:
-        """Launch a part of the work, if there is any. is_alone: whether there was no step."""
+    def take_turn(self, *, is_alone: bool, is_long: bool) -> None:
+        """Launch a part of the work, if there is any.
+
+        is_alone: whether there was no step. is_long: whether a prompt was read beside sequences
+        that decode; it may be better to wait for the next step then.
+        """
         ...
 
 

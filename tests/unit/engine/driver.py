@@ -95,7 +95,7 @@ class ScriptedEncoder:
     """What a call takes, by the number of its pictures; see `EncodeDone`."""
     needs_turns = False
 
-    def take_turn(self, *, is_alone: bool) -> None:
+    def take_turn(self, *, is_alone: bool, is_long: bool) -> None:
         pass
 
     @property

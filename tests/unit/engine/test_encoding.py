@@ -28,9 +28,9 @@ class Turns:
             EncodeWork("a", index, request.prompt, request.inputs[index]) for index in range(3)
         ]
 
-    def turn(self, *, is_alone: bool = False) -> int:
+    def turn(self, *, is_alone: bool = False, is_long: bool = False) -> int:
         """How many parts were launched until now."""
-        self.encoder.take_turn(is_alone=is_alone)
+        self.encoder.take_turn(is_alone=is_alone, is_long=is_long)
         return self.model.encodings[-1].num_launched
 
     def done(self) -> EncodeDone:
@@ -76,9 +76,18 @@ def test_who_comes_next_begins_anew():
 
 def test_without_work_nothing_happens():
     turns = Turns()
-    turns.encoder.take_turn(is_alone=False)
+    turns.encoder.take_turn(is_alone=False, is_long=False)
     assert not turns.model.encodings
     assert turns.inbox.empty()
+
+
+def test_a_part_waits_while_a_prompt_is_read_but_not_for_ever():
+    turns = Turns(num_parts=4)
+    turns.encoder.start(turns.works)
+    assert turns.turn() == 1
+    assert [turns.turn(is_long=True) for _ in range(6)] == [1, 1, 1, 1, 2, 2]
+    assert turns.turn() == 3
+    assert [turns.turn(is_long=True) for _ in range(5)] == [3, 3, 3, 3, 4]
 
 
 def test_those_that_fail_together_are_encoded_alone_in_turns():

@@ -2,7 +2,8 @@
 
 MLX multiplies more than one row, or one with a bias, by cuBLAS, which the host has to record for
 each product. That takes longer than most of the products do. Layers that take the same input are
-one product: queries, keys and values, or both halves of an MLP.
+one product: queries, keys and values, or both halves of an MLP. So they are in a pass that reads a
+prompt, too, whose products are too large for our kernel; to the model, its tokens are rows of one.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ class FewRowsLinear(Linear):  # type: ignore[misc]
     """The product that it is a part of, if it is."""
 
     def __call__(self, x: mx.array) -> mx.array:
-        if not _are_few(x, self.weight):
-            return super().__call__(x)  # type: ignore[no-any-return]
-        if self.product is not None:
+        are_few = _are_few(x, self.weight)
+        if self.product is not None and (are_few or _are_rows_of_one(x, self.weight)):
             return self.product.part_of(self, x)
-        return _multiplied(self.multiply, x, self.weight, self.get("bias"))
+        if are_few:
+            return _multiplied(self.multiply, x, self.weight, self.get("bias"))
+        return super().__call__(x)  # type: ignore[no-any-return]
 
 
 class FewRowsEmbedding(Embedding):  # type: ignore[misc]
@@ -75,7 +77,8 @@ class SharedProduct:
     def part_of(self, layer: FewRowsLinear, x: mx.array) -> mx.array:
         """What `layer` makes of `x`; the others' parts are kept until they are asked for."""
         if x is not self._input or id(layer) not in self._left:
-            output = _multiplied(self._multiply, x, self._weight, self._bias)
+            multiply = self._multiply if _are_few(x, self._weight) else _by_mlx
+            output = _multiplied(multiply, x, self._weight, self._bias)
             self._input = x
             self._left = {key: output[..., columns] for key, columns in self._parts.items()}
         part = self._left.pop(id(layer))
@@ -119,6 +122,14 @@ def _is_taken(layer: Any) -> bool:
 
 def _are_few(x: mx.array, weight: mx.array) -> bool:
     return x.size <= kernels.SKINNY_ROWS * x.shape[-1] and x.dtype == weight.dtype
+
+
+def _are_rows_of_one(x: mx.array, weight: mx.array) -> bool:
+    return x.ndim == 3 and x.shape[1] == 1 and x.dtype == weight.dtype
+
+
+def _by_mlx(x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
+    return x @ weight.T if bias is None else mx.addmm(bias, x, weight.T)
 
 
 def _multiplied(

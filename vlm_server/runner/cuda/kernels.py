@@ -39,6 +39,10 @@ _SKINNY_COLUMNS = 16
 _SKINNY_WARPS = 8
 _MERGING_WARPS = 4
 """Of a block of `merge_attention`."""
+_WIDEST_ACCESS = 16
+"""Bytes that a thread reads or writes at once."""
+_COPYING_THREADS = 256
+"""Of a block of `arrange_rows`."""
 
 
 def skinny_linear(x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
@@ -97,13 +101,50 @@ def append_and_attend(
     return output.swapaxes(1, 2)
 
 
+def takes_rows(sources: Sequence[tuple[mx.array, mx.array]]) -> bool:
+    """Whether `arrange_rows` can be used here, for these."""
+    if not mx.cuda.is_available():
+        return False
+    kinds = {(array.shape[1], array.shape[3], array.dtype) for each in sources for array in each}
+    _, size, dtype = next(iter(kinds))
+    return len(kinds) == 1 and size * dtype.size % _WIDEST_ACCESS == 0 and can_be_used()
+
+
+def arrange_rows(
+    sources: Sequence[tuple[mx.array, mx.array]], places: mx.array, capacity: int
+) -> tuple[mx.array, mx.array]:
+    """New keys and values, (rows, heads, capacity, head size): see arrange_rows.cu.
+
+    sources: one or two pairs of such arrays. places: (rows, 6) int32.
+    """
+    keys = sources[0][0]
+    _, heads, _, size = keys.shape
+    rows = places.shape[0]
+    shape = rows, heads, capacity, size
+    units = capacity * size * keys.dtype.size // _WIDEST_ACCESS
+    made = _arrange_rows()(
+        inputs=[*sources[0], *sources[-1], places],
+        template=[("T", keys.dtype)],
+        grid=(-(-units // _COPYING_THREADS) * _COPYING_THREADS, heads, 2 * rows),
+        threadgroup=(_COPYING_THREADS, 1, 1),
+        output_shapes=[shape, shape],
+        output_dtypes=[keys.dtype, keys.dtype],
+    )
+    return made[0], made[1]
+
+
+@cache
 def can_be_used() -> bool:
-    """Whether a kernel can be compiled here, which takes seconds, and gives what MLX does."""
+    """Whether kernels can be compiled here, which takes seconds, and give what MLX does."""
     x, weight = (mx.random.normal((rows, 128), key=mx.random.key(rows)) for rows in (3, 40))
     expected = x @ weight.T
+    rows, place = weight.reshape(2, 4, 10, 64), mx.array([[0, 1, 2, 7, 3, 12]])
+    arranged = mx.pad(rows[1:, :, 2:9], [(0, 0), (0, 0), (3, 2), (0, 0)])
     try:
         found = skinny_linear(x.astype(mx.bfloat16), weight.astype(mx.bfloat16), None)
         distance = float(np.array(mx.abs(found - expected).max()))
+        for side, sign in zip(arrange_rows([(rows, -rows)], place, 12), (1, -1), strict=True):
+            distance += float(np.array(mx.abs(side - sign * arranged).max()))
     except Exception:
         logger.warning("our CUDA kernels can't be used", exc_info=True)
         return False
@@ -152,6 +193,19 @@ def _merge_attention() -> Any:
         " weights_shape[0], weights_shape[3], out);",
         ["mma.cuh", "attention.cu"],
         is_strided=False,
+    )
+
+
+@cache
+def _arrange_rows() -> Any:
+    return _kernel(
+        "arrange_rows",
+        ["keys_0", "values_0", "keys_1", "values_1", "places"],
+        ["keys", "values"],
+        "arrange_rows<T>(keys_0, values_0, keys_1, values_1, keys_0_strides, values_0_strides,"
+        " keys_1_strides, values_1_strides, places, places_shape[0], keys_0_shape[1],"
+        " keys_0_shape[3], keys, values);",
+        ["arrange_rows.cu"],
     )
 
 

@@ -15,6 +15,8 @@ import mlx.core as mx
 import numpy as np
 from mlx_vlm.models.cache import BatchKVCache, KVCache
 
+from vlm_server.runner.kv.rows import Run, arranged
+
 
 def joined(running: list[Any], num_running: int, prompt: list[Any], count: int) -> list[Any]:
     """The layers of `num_running` rows followed by `count` rows of one prompt's layers.
@@ -105,8 +107,8 @@ def make_room(layer: KVCache | RowsKVCache, count: int) -> None:
     end = max(end for _, end in bounds_of(layer))
     if max(end + count, KVCache.step) > layer.keys.shape[2]:
         capacity = RowsKVCache.capacity(end + count)
-        layer.keys = _resized(layer.keys, end, 0, capacity)
-        layer.values = _resized(layer.values, end, 0, capacity)
+        all_rows = Run(0, layer.keys.shape[0], 0, end)
+        layer.keys, layer.values = arranged([(layer.keys, layer.values)], [all_rows], capacity)
 
 
 def advance(layer: KVCache | RowsKVCache, count: int) -> None:
@@ -138,16 +140,15 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
     ) -> None:
         self.keys, self.values = keys, values
         self._right_padding = None
+        self._left_padding: mx.array | None = None
         self._set_rows(paddings, ends)
 
     @classmethod
     def copies(cls, cache: KVCache, count: int) -> RowsKVCache:
         """`count` copies of `cache`, (1, heads, tokens, head size), as rows."""
         length = cache.offset
-        sides = (cache.keys, cache.values)
-        keys, values = (_resized(array, length, 0, cls.capacity(length)) for array in sides)
-        if count > 1:
-            keys, values = (mx.repeat(array, count, axis=0) for array in (keys, values))
+        runs = [Run(0, 1, 0, length)] * count
+        keys, values = arranged([(cache.keys, cache.values)], runs, cls.capacity(length))
         return cls(keys, values, [0] * count, [length] * count)
 
     @classmethod
@@ -162,6 +163,13 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
     def give_back(self, cache: KVCache) -> None:
         """Let `cache` have the arrays of the only row, as they are now."""
         cache.keys, cache.values, cache.offset = self.keys, self.values, self._idx
+
+    @property
+    def left_padding(self) -> mx.array:
+        """(rows,) int32: `paddings`, for models that run without graphs."""
+        if self._left_padding is None:
+            self._left_padding = mx.array(self.paddings)
+        return self._left_padding
 
     @property
     def offset(self) -> mx.array:
@@ -214,12 +222,11 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
             return
         lengths = [end - padding for padding, end in zip(self.paddings, self.ends, strict=True)]
         longest = max(lengths)
-        first = np.array([end - longest for end in self.ends])
-        columns = first[:, None] + np.arange(self.capacity(longest))
-        there = mx.array(np.clip(columns, 0, self.keys.shape[2] - 1))[:, None, :, None]
-        self.keys, self.values = (
-            mx.take_along_axis(side, there, axis=2) for side in (self.keys, self.values)
-        )
+        runs = [
+            Run(row, 1, padding, length, longest - length)
+            for row, (padding, length) in enumerate(zip(self.paddings, lengths, strict=True))
+        ]
+        self._arrange(runs, self.capacity(longest))
         self._set_rows([longest - n for n in lengths], [longest] * len(lengths))
 
     @property
@@ -240,32 +247,29 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
             [all_rows[row] for row in rows] for all_rows in (self.paddings, self.ends)
         )
         surplus = min(paddings)
-        runs = _runs(rows)
-        self.keys, self.values = (
-            mx.concatenate([side[start:end, :, surplus:] for start, end in runs])
-            for side in (self.keys, self.values)
-        )
+        capacity = self.keys.shape[2] - surplus
+        runs = [Run(start, end - start, surplus, capacity) for start, end in _runs(rows)]
+        self._arrange(runs, capacity)
         self._set_rows([padding - surplus for padding in paddings], [e - surplus for e in ends])
 
     def extract(self, idx: int) -> KVCache:
         """Row `idx` alone."""
         cache = KVCache()
         cache.offset = self.ends[idx] - self.paddings[idx]
-        cache.keys, cache.values = (
-            mx.contiguous(array[idx : idx + 1, :, self.paddings[idx] : self.ends[idx]])
-            for array in (self.keys, self.values)
-        )
+        alone = Run(idx, 1, self.paddings[idx], cache.offset)
+        cache.keys, cache.values = arranged([(self.keys, self.values)], [alone], cache.offset)
         return cache
 
     def extend(self, other: RowsKVCache) -> None:
         """Add the rows of `other` after these; all end alike then."""
         length = max(self._idx, other._idx)
-        capacity = self.capacity(length)
-        pieces = [piece for rows in (self, other) for piece in rows._even_pieces()]
-        resized = [
-            [_resized(side, end, length - end, capacity) for side in sides] for sides, end in pieces
+        sources = [(rows.keys, rows.values) for rows in (self, other)]
+        runs = [
+            Run(row, num_rows, 0, end, length - end, source)
+            for source, rows in enumerate((self, other))
+            for row, num_rows, end in rows._even_rows()
         ]
-        self.keys, self.values = (mx.concatenate(list(side)) for side in zip(*resized, strict=True))
+        self.keys, self.values = arranged(sources, runs, self.capacity(length))
         paddings = [
             padding + length - end
             for rows in (self, other)
@@ -273,18 +277,18 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         ]
         self._set_rows(paddings, [length] * len(paddings))
 
-    def _even_pieces(self) -> list[tuple[tuple[mx.array, mx.array], int]]:
-        """Keys and values of rows that end alike, and that end: of all at once, or of each."""
+    def _even_rows(self) -> list[tuple[int, int, int]]:
+        """Neighbours that end alike: the first, how many, and that end."""
         if self._are_even:
-            return [((self.keys, self.values), self._idx)]
-        return [
-            ((self.keys[row : row + 1], self.values[row : row + 1]), end)
-            for row, end in enumerate(self.ends)
-        ]
+            return [(0, len(self.ends), self._idx)]
+        return [(row, 1, end) for row, end in enumerate(self.ends)]
+
+    def _arrange(self, runs: list[Run], capacity: int) -> None:
+        self.keys, self.values = arranged([(self.keys, self.values)], runs, capacity)
 
     def _set_rows(self, paddings: list[int], ends: list[int]) -> None:
         self.paddings = paddings
-        self.left_padding = mx.array(paddings)
+        self._left_padding = None
         self._set_ends(ends)
 
     def _set_ends(self, ends: list[int]) -> None:
@@ -306,14 +310,3 @@ def _runs(rows: list[int]) -> list[tuple[int, int]]:
         else:
             runs.append((row, row + 1))
     return runs
-
-
-def _resized(array: mx.array, length: int, padding: int, capacity: int) -> mx.array:
-    """The first `length` columns of axis 2 after `padding` empty ones; `capacity` in all.
-
-    The columns after them are never read.
-    """
-    if padding == 0 and array.shape[2] == capacity:
-        return array
-    room = capacity - padding - length
-    return mx.pad(array[..., :length, :], [(0, 0), (0, 0), (padding, room), (0, 0)])

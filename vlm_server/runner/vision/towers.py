@@ -45,7 +45,7 @@ PIXEL_BYTES = "pixel_bytes"
 
 _ALIGNED = 64
 _MOST_GRAPHS = 16
-_PATCHES_OF_A_PART = 1024
+_PATCHES_OF_A_PART = 1536
 """Of a picture that is encoded in parts: a part of its layers takes as long as so many patches in
 all layers."""
 
