@@ -28,7 +28,8 @@ class Scheduler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             gt=0,
             description="Time that prefill may add to a step while other requests decode; chunks "
-            "are sized to fit it, from measured speed.",
+            "are sized to fit it, from measured speed. On CUDA, where a decode step can read part "
+            "of a prompt in the same pass, that part has a fixed size instead.",
         ),
     ] = 0.1
     num_speculative_tokens: Annotated[

@@ -120,8 +120,10 @@ def advance(layer: KVCache | RowsKVCache, count: int) -> None:
 
 
 def _as_rows(layer: Any, count: int) -> Any:
-    """`count` equal rows of one sequence's plain cache."""
+    """`count` equal rows of one sequence's plain cache; one row shares its arrays."""
     if type(layer) is KVCache:
+        if count == 1:
+            return RowsKVCache(layer.keys, layer.values, [0], [layer.offset])
         return RowsKVCache.copies(layer, count)
     return type(layer).merge([layer] * count)
 
