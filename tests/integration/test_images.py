@@ -359,26 +359,45 @@ def test_a_picture_is_no_larger_than_asked(size: tuple[int, int], shown: tuple[i
     assert decode_rgb(image).size == shown
 
 
-def png_of_rows(mode: str, size: tuple[int, int], rows: int, **options: object) -> Image:
+def png_of_rows(mode: str, size: tuple[int, int], rows: float, value: int = 1) -> Image:
     """A PNG whose compressed data are whole and end after `rows` rows."""
     buffer = io.BytesIO()
-    PillowImage.new(mode, size, 1).save(buffer, "PNG", **options)
+    PillowImage.new(mode, size, value).save(buffer, "PNG")
     whole = buffer.getvalue()
     start = whole.index(b"IDAT") - 4
     (length,) = struct.unpack_from(">I", whole, start)
     inflated = zlib.decompress(whole[start + 8 : start + 8 + length])
-    body = zlib.compress(inflated[: len(inflated) * rows // size[1]])
+    body = zlib.compress(inflated[: int(len(inflated) * rows / size[1])])
     checksum = zlib.crc32(b"IDAT" + body)
     chunk = struct.pack(">I", len(body)) + b"IDAT" + body + struct.pack(">I", checksum)
     return image_of(whole[:start] + chunk + whole[start + 12 + length :], "PNG", *size)
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "LA", "P", "1", "I;16"])
-def test_a_png_that_ends_before_its_last_row_is_refused(mode: str):
-    assert decode_rgb(png_of_rows(mode, (37, 20), 20)).size == (37, 20)
-    for rows in (0, 1, 19):
+@pytest.mark.parametrize("value", [0, 1, 255])
+def test_a_png_that_ends_before_its_last_row_is_refused(mode: str, value: int):
+    for rows in (0, 1, 18.5, 19, 19.9):
+        assert decode_rgb(png_of_rows(mode, (37, 20), 20, value)).size == (37, 20)
         with pytest.raises(InvalidImage, match=r"last row|decoded"):
-            decode_rgb(png_of_rows(mode, (37, 20), rows))
+            decode_rgb(png_of_rows(mode, (37, 20), rows, value))
+
+
+def test_a_png_that_shows_its_last_row_is_not_inflated_twice(monkeypatch: pytest.MonkeyPatch):
+    def fail(_: bytes) -> bool:
+        raise AssertionError("inflated again")
+
+    monkeypatch.setattr(png_rows, "_counts_all_rows", fail)
+    assert decode_rgb(encoded(noise())).size == (120, 90)
+    with pytest.raises(AssertionError):
+        decode_rgb(image_of(adam7_png(), "PNG", 64, 64))
+
+
+def test_an_animated_png_is_counted(monkeypatch: pytest.MonkeyPatch):
+    buffer, counted = io.BytesIO(), list[bytes]()
+    noise().save(buffer, "PNG", save_all=True, append_images=[noise().rotate(180)])
+    monkeypatch.setattr(png_rows, "_counts_all_rows", lambda data: not counted.append(data))
+    assert decode_rgb(image_of(buffer.getvalue(), "PNG", 120, 90)).size == (120, 90)
+    assert counted == [buffer.getvalue()]
 
 
 @pytest.mark.parametrize(("size", "sizes"), [((1, 1), 1), ((5, 3), 6), ((8, 8), 7), ((37, 20), 7)])

@@ -40,9 +40,9 @@ def decode_rgb(image: Image) -> PillowImage.Image:
         with PillowImage.open(io.BytesIO(image.data), formats=FORMATS) as opened:
             if opened.size != (image.width, image.height):
                 raise InvalidImage("the picture's size is not what its header said", image.param)
-            if image.format == "PNG" and not has_all_rows(image.data):
-                raise InvalidImage("the PNG picture ends before its last row", image.param)
             opened.load()
+            if image.format == "PNG" and not has_all_rows(image.data, opened):
+                raise InvalidImage("the PNG picture ends before its last row", image.param)
             decoded = _flatten(_upright(opened))
     except InvalidImage:
         raise

@@ -1,7 +1,8 @@
 """Checks that a PNG has all its rows.
 
 Pillow decodes a PNG whose compressed data ends early, but properly, with black in the missing
-rows: an answer about it would be about an image that nobody sent.
+rows: an answer about it would be about an image that nobody sent. Most images show by their last
+row that they are whole; only of others is all data inflated a second time, to count it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
+
+from PIL import Image as PillowImage
 
 _SIGNATURE_BYTES = 8
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
@@ -24,10 +27,32 @@ _ADAM7 = (
 )
 """First column, column step, first row, row step of each pass of an interlaced image."""
 _STEP_BYTES = 1 << 20
+_INTERLACE_OFFSET = 28
 
 
-def has_all_rows(data: bytes) -> bool:
+def has_all_rows(data: bytes, loaded: PillowImage.Image) -> bool:
     """Whether the compressed data of a PNG give every byte that its header asks for.
+
+    `loaded`: what Pillow has read of it. Raises zlib.error or struct.error for data that can't be
+    read at all.
+    """
+    return _shows_its_last_row(data, loaded) or _counts_all_rows(data)
+
+
+def _shows_its_last_row(data: bytes, loaded: PillowImage.Image) -> bool:
+    """Whether its last row was read, which is after all others.
+
+    Pillow begins with zeros, and fills in whole rows. Those of an interlaced image come in another
+    order, and an animated one has other data besides.
+    """
+    if data[_INTERLACE_OFFSET] or getattr(loaded, "is_animated", False):
+        return False
+    width, height = loaded.size
+    return loaded.crop((0, height - 1, width, height)).getbbox(alpha_only=False) is not None
+
+
+def _counts_all_rows(data: bytes) -> bool:
+    """`has_all_rows`, by inflating all data.
 
     Raises zlib.error or struct.error for data that can't be read at all.
     """
