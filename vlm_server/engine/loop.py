@@ -52,6 +52,8 @@ logger = logging.getLogger(__name__)
 _STATS_SECONDS = 1.0
 _MEMORY_RETRY_SECONDS = 0.05
 """How often admission is tried again while nothing but memory is waited for."""
+_PLAN_AFTER_SECONDS = 0.25
+"""After the last request: an agent that asks again at once would wait for a plan, some 50 ms."""
 
 
 class EngineLoop:
@@ -89,6 +91,8 @@ class EngineLoop:
         self._at_work = AtWork()
         self._last_stats: Stats | None = None
         self._stats_due = 0.0
+        self._plan_due: float | None = 0.0
+        """When the runner may plan ahead; None if nothing is left to plan."""
 
     def run(self) -> None:
         """Work until drained, and until the runner has dropped the last sequences.
@@ -110,6 +114,8 @@ class EngineLoop:
         self._send_all(self._scheduler.expire())
         self._last_plan = SchedulerOutput()  # so that the features in it can be evicted now
         plan = self._last_plan = self._scheduler.schedule()
+        if not plan.is_idle:
+            self._plan_due = time.monotonic() + _PLAN_AFTER_SECONDS
         self._clear_if_idle(plan)
         for work in plan.prepare:
             self._at_work.begin(PREPARERS, work.submit.request_id, work.cancellation.num_checks)
@@ -223,10 +229,14 @@ class EngineLoop:
             wait = False
 
     def _plan_ahead(self) -> None:
-        """Let the runner use the time until something comes, if there are no requests."""
+        """Let the runner use the time until something comes, once there were no requests lately."""
         is_idle = self._last_plan.is_idle and not self._at_work.is_anything
-        while is_idle and self._inbox.empty() and self._runner.plan_ahead():
-            pass
+        while is_idle and self._inbox.empty() and self._seconds_to_plan() == 0:
+            if not self._runner.plan_ahead():
+                self._plan_due = None
+
+    def _seconds_to_plan(self) -> float | None:
+        return None if self._plan_due is None else max(self._plan_due - time.monotonic(), 0.0)
 
     def _seconds_to_wait(self) -> float | None:
         if self._last_plan.waits_for_memory:
@@ -234,7 +244,9 @@ class EngineLoop:
         if self._is_anything_due:
             return min(_STATS_SECONDS, self._scheduler.seconds_to_deadline())
         left = self._governor.idle_seconds_left()
-        return None if left is None else min(left, _STATS_SECONDS)
+        until_clear = None if left is None else min(left, _STATS_SECONDS)
+        waits = [each for each in (until_clear, self._seconds_to_plan()) if each is not None]
+        return min(waits, default=None)
 
     def _handle(self, message: Message) -> list[Event]:
         match message:

@@ -217,13 +217,17 @@ class FakeRunner:
     num_cached_tokens: dict[str, int] = field(default_factory=dict)
     """What each request that it met did not have to prefill."""
     is_launched: bool = False
+    plans_left: int = 0
+    """How often it plans ahead, if it is let."""
 
     @property
     def num_tracked(self) -> int:
         return len(self.prefills) + len(self.seqs)
 
     def plan_ahead(self) -> bool:
-        return False
+        assert not self.num_tracked, "somebody waits"
+        self.plans_left -= 1
+        return self.plans_left >= 0
 
     def kv_bytes(self, num_tokens: int) -> int:
         return num_tokens

@@ -1,0 +1,46 @@
+"""The runner plans ahead while nobody waits, and while nobody is likely to ask again at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.engine.driver import Engine
+from vlm_server.engine import loop
+
+
+def test_an_idle_engine_plans_until_nothing_is_left():
+    engine = Engine()
+    engine.runner.plans_left = 3
+    engine.loop.step()
+    assert engine.runner.plans_left == -1
+    assert engine.loop._plan_due is None
+
+
+def test_nothing_is_planned_right_after_an_answer(monkeypatch: pytest.MonkeyPatch):
+    now = 100.0
+    monkeypatch.setattr(loop.time, "monotonic", lambda: now)
+    engine = Engine()
+    engine.add("a")
+    engine.run()
+    engine.runner.plans_left = 2
+    engine.loop.step()
+    now += loop._PLAN_AFTER_SECONDS / 2
+    engine.loop.step()
+    assert engine.runner.plans_left == 2
+    seconds = engine.loop._seconds_to_wait()
+    assert seconds is not None
+    assert 0 < seconds <= loop._PLAN_AFTER_SECONDS / 2
+    now += seconds
+    engine.loop.step()
+    assert engine.runner.plans_left == -1
+
+
+def test_what_each_request_left_to_plan_is_planned_after_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(loop, "_PLAN_AFTER_SECONDS", 0.0)
+    engine = Engine()
+    for name in ("a", "b"):
+        engine.runner.plans_left = 1
+        engine.add(name)
+        engine.run()
+        engine.loop.step()
+        assert engine.runner.plans_left == -1
