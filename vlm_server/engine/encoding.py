@@ -56,13 +56,13 @@ class EncoderInTurns:
         """Launch a part; if all were launched before, take the features."""
         if not self._works:
             return
+        self._is_measured &= is_alone
         if is_long and self._num_long_steps < _MOST_LONG_STEPS:
             self._num_long_steps += 1
             return
         self._num_long_steps = 0
         if self._works is self._left[0] and self._encoding is None:
             self._started = time.perf_counter()
-        self._is_measured &= is_alone
         try:
             made = self._advance()
         except RequestError as error:

@@ -90,6 +90,16 @@ def test_a_part_waits_while_a_prompt_is_read_but_not_for_ever():
     assert [turns.turn(is_long=True) for _ in range(5)] == [3, 3, 3, 3, 4]
 
 
+def test_a_step_that_puts_a_part_off_is_not_measured_with_it():
+    turns = Turns(num_parts=2)
+    turns.encoder.start(turns.works[:1])
+    turns.turn(is_alone=True)
+    turns.turn(is_long=True)
+    for _ in range(2):
+        turns.turn(is_alone=True)
+    assert turns.done().seconds is None
+
+
 def test_those_that_fail_together_are_encoded_alone_in_turns():
     turns = Turns(num_parts=1)
     turns.model.bad = {turns.works[1].span.mm_hash}

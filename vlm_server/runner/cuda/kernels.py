@@ -15,6 +15,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from vlm_server.runner.device.device import current_device
+
 logger = logging.getLogger(__name__)
 
 _TOLERANCE = 0.5
@@ -103,11 +105,11 @@ def append_and_attend(
 
 def takes_rows(sources: Sequence[tuple[mx.array, mx.array]]) -> bool:
     """Whether `arrange_rows` can be used here, for these."""
-    if not mx.cuda.is_available():
+    if not can_be_used():
         return False
     kinds = {(array.shape[1], array.shape[3], array.dtype) for each in sources for array in each}
     _, size, dtype = next(iter(kinds))
-    return len(kinds) == 1 and size * dtype.size % _WIDEST_ACCESS == 0 and can_be_used()
+    return len(kinds) == 1 and size * dtype.size % _WIDEST_ACCESS == 0
 
 
 def arrange_rows(
@@ -136,6 +138,8 @@ def arrange_rows(
 @cache
 def can_be_used() -> bool:
     """Whether kernels can be compiled here, which takes seconds, and give what MLX does."""
+    if not current_device().runs_our_kernels:
+        return False
     x, weight = (mx.random.normal((rows, 128), key=mx.random.key(rows)) for rows in (3, 40))
     expected = x @ weight.T
     rows, place = weight.reshape(2, 4, 10, 64), mx.array([[0, 1, 2, 7, 3, 12]])
