@@ -400,6 +400,34 @@ def test_an_animated_png_is_counted(monkeypatch: pytest.MonkeyPatch):
     assert counted == [buffer.getvalue()]
 
 
+FRAME = struct.pack(">IIIIIHHBB", 0, 8, 1, 0, 7, 1, 10, 0, 0)
+"""Of an animation: the last of eight rows."""
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [[(b"fcTL", FRAME)], [(b"acTL", struct.pack(">II", 1, 0)), (b"fcTL", FRAME)]],
+    ids=["a frame", "an animation of one frame"],
+)
+@pytest.mark.parametrize("rows", [1, 8])
+def test_a_png_whose_data_are_for_a_part_of_it_is_refused(
+    chunks: list[tuple[bytes, bytes]], rows: int
+):
+    row = b"\0" + b"\xc8" * 24
+    assert decode_rgb(image_of(png(8, 8, 8, 2, row * 8), "PNG", 8, 8)).size == (8, 8)
+    with pytest.raises(InvalidImage, match="a part"):
+        decode_rgb(image_of(png(8, 8, 8, 2, row * rows, *chunks), "PNG", 8, 8))
+
+
+@pytest.mark.parametrize("num_passes", range(1, 7))
+def test_a_png_that_says_late_that_it_is_interlaced_is_counted(num_passes: int):
+    header = struct.pack(">IIBBBBB", 9, 9, 8, 0, 0, 0, 1)
+    passes = list(png_rows._passes(9, 9, True))[:num_passes]
+    raw = b"".join((b"\0" + b"\xc8" * columns) * rows for columns, rows in passes)
+    with pytest.raises(InvalidImage):
+        decode_rgb(image_of(png(9, 9, 8, 0, raw, (b"IHDR", header)), "PNG", 9, 9))
+
+
 @pytest.mark.parametrize(("size", "sizes"), [((1, 1), 1), ((5, 3), 6), ((8, 8), 7), ((37, 20), 7)])
 def test_the_passes_of_an_interlaced_png_hold_each_pixel_once(size: tuple[int, int], sizes: int):
     passes = [

@@ -57,7 +57,8 @@ class EncoderInTurns:
         if not self._works:
             return
         self._is_measured &= is_alone
-        if is_long and self._num_long_steps < _MOST_LONG_STEPS:
+        has_ended = self._encoding is not None and self._is_launched
+        if is_long and not has_ended and self._num_long_steps < _MOST_LONG_STEPS:
             self._num_long_steps += 1
             return
         self._num_long_steps = 0

@@ -90,6 +90,15 @@ def test_a_part_waits_while_a_prompt_is_read_but_not_for_ever():
     assert [turns.turn(is_long=True) for _ in range(5)] == [3, 3, 3, 3, 4]
 
 
+def test_features_are_taken_after_a_long_step_too():
+    turns = Turns(num_parts=1)
+    for _ in range(2):
+        turns.encoder.start(turns.works[:1])
+        assert turns.turn() == 1
+        turns.turn(is_long=True)
+        turns.done()
+
+
 def test_a_step_that_puts_a_part_off_is_not_measured_with_it():
     turns = Turns(num_parts=2)
     turns.encoder.start(turns.works[:1])

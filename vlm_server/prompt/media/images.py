@@ -8,9 +8,10 @@ import zlib
 
 from PIL import ExifTags
 from PIL import Image as PillowImage
+from PIL.PngImagePlugin import PngImageFile
 
 from vlm_server.errors import InvalidImage
-from vlm_server.prompt.media.png import has_all_rows
+from vlm_server.prompt.media.png import has_all_rows, is_covered
 from vlm_server.protocol import Image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
@@ -40,8 +41,10 @@ def decode_rgb(image: Image) -> PillowImage.Image:
         with PillowImage.open(io.BytesIO(image.data), formats=FORMATS) as opened:
             if opened.size != (image.width, image.height):
                 raise InvalidImage("the picture's size is not what its header said", image.param)
+            if isinstance(opened, PngImageFile) and not is_covered(opened):
+                raise InvalidImage("the PNG picture has pixels for a part of it", image.param)
             opened.load()
-            if image.format == "PNG" and not has_all_rows(image.data, opened):
+            if isinstance(opened, PngImageFile) and not has_all_rows(image.data, opened):
                 raise InvalidImage("the PNG picture ends before its last row", image.param)
             decoded = _flatten(_upright(opened))
     except InvalidImage:

@@ -1,4 +1,4 @@
-"""Checks that a PNG has all its rows.
+"""Checks that a PNG has all its pixels.
 
 Pillow decodes a PNG whose compressed data ends early, but properly, with black in the missing
 rows: an answer about it would be about an image that nobody sent. Most images show by their last
@@ -11,7 +11,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 
-from PIL import Image as PillowImage
+from PIL.PngImagePlugin import PngImageFile
 
 _SIGNATURE_BYTES = 8
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
@@ -27,25 +27,29 @@ _ADAM7 = (
 )
 """First column, column step, first row, row step of each pass of an interlaced image."""
 _STEP_BYTES = 1 << 20
-_INTERLACE_OFFSET = 28
 
 
-def has_all_rows(data: bytes, loaded: PillowImage.Image) -> bool:
+def is_covered(opened: PngImageFile) -> bool:
+    """Whether Pillow will fill in all of the image: an animation's frame may be a part of it."""
+    return all(tile.extents == (0, 0, *opened.size) for tile in opened.tile)
+
+
+def has_all_rows(data: bytes, loaded: PngImageFile) -> bool:
     """Whether the compressed data of a PNG give every byte that its header asks for.
 
     `loaded`: what Pillow has read of it. Raises zlib.error or struct.error for data that can't be
     read at all.
     """
-    return _shows_its_last_row(data, loaded) or _counts_all_rows(data)
+    return _shows_its_last_row(loaded) or _counts_all_rows(data)
 
 
-def _shows_its_last_row(data: bytes, loaded: PillowImage.Image) -> bool:
+def _shows_its_last_row(loaded: PngImageFile) -> bool:
     """Whether its last row was read, which is after all others.
 
     Pillow begins with zeros, and fills in whole rows. Those of an interlaced image come in another
     order, and an animated one has other data besides.
     """
-    if data[_INTERLACE_OFFSET] or getattr(loaded, "is_animated", False):
+    if loaded.info.get("interlace") or loaded.is_animated:
         return False
     width, height = loaded.size
     return loaded.crop((0, height - 1, width, height)).getbbox(alpha_only=False) is not None

@@ -137,23 +137,32 @@ def arrange_rows(
 
 @cache
 def can_be_used() -> bool:
-    """Whether kernels can be compiled here, which takes seconds, and give what MLX does."""
+    """Whether `skinny_linear` and `arrange_rows` can be used here, and give what MLX does.
+
+    Compiling them takes seconds, the first time.
+    """
     if not current_device().runs_our_kernels:
         return False
     x, weight = (mx.random.normal((rows, 128), key=mx.random.key(rows)) for rows in (3, 40))
     expected = x @ weight.T
-    rows, place = weight.reshape(2, 4, 10, 64), mx.array([[0, 1, 2, 7, 3, 12]])
-    arranged = mx.pad(rows[1:, :, 2:9], [(0, 0), (0, 0), (3, 2), (0, 0)])
+    rows = weight.reshape(2, 4, 10, 64)
+    places = mx.array([[0, 1, 2, 7, 3, 12], [1, 0, 1, 9, 0, 12]])
+    sources = [(rows, -rows), (2 * rows, -2 * rows)]
+    first = mx.pad(rows[1:, :, 2:9], [(0, 0), (0, 0), (3, 2), (0, 0)])
+    second = mx.pad(2 * rows[:1, :, 1:], [(0, 0), (0, 0), (0, 3), (0, 0)])
+    arranged = mx.concatenate([first, second])
     try:
         found = skinny_linear(x.astype(mx.bfloat16), weight.astype(mx.bfloat16), None)
         distance = float(np.array(mx.abs(found - expected).max()))
-        for side, sign in zip(arrange_rows([(rows, -rows)], place, 12), (1, -1), strict=True):
+        for side, sign in zip(arrange_rows(sources, places, 12), (1, -1), strict=True):
             distance += float(np.array(mx.abs(side - sign * arranged).max()))
     except Exception:
-        logger.warning("our CUDA kernels can't be used", exc_info=True)
+        logger.warning("our CUDA kernels for linear layers and rows can't be used", exc_info=True)
         return False
     if not distance < _TOLERANCE:
-        logger.warning("our CUDA kernels are not used: they are %.2g off", distance)
+        logger.warning(
+            "our CUDA kernels for linear layers and rows are not used: %.2g off", distance
+        )
         return False
     return True
 
