@@ -28,7 +28,7 @@ from vlm_server.runner.device.device import Device, DeviceKind
 from vlm_server.runner.kv import rows as kv_rows
 from vlm_server.runner.kv.batch_cache import joined
 from vlm_server.runner.kv.bounded_layer import first_columns
-from vlm_server.runner.kv.rows import Run, Sides
+from vlm_server.runner.kv.rows import KeysAndValues, Run
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.text import decode_batch
 from vlm_server.runner.text.attention import ModelAttention
@@ -408,20 +408,20 @@ def test_kernels_that_fail_when_they_run_are_left_alone(load_tiny: Load):
     assert not model.works
 
 
-def by_mlx(sources: list[Sides], places: mx.array, capacity: int) -> Sides:
+def by_mlx(sources: list[KeysAndValues], places: mx.array, capacity: int) -> KeysAndValues:
     """What `arrange_rows` is to give."""
     runs = [Run(row, 1, start, n, to, source) for source, row, start, n, to, _ in places.tolist()]
     keys, values = zip(*sources, strict=True)
     return kv_rows._arranged(keys, runs, capacity), kv_rows._arranged(values, runs, capacity)
 
 
-def swapped(sources: list[Sides], places: mx.array, capacity: int) -> Sides:
+def swapped(sources: list[KeysAndValues], places: mx.array, capacity: int) -> KeysAndValues:
     return by_mlx(sources[::-1], places, capacity)
 
 
 @pytest.mark.parametrize(("arrange", "can_be_used"), [(by_mlx, True), (swapped, False)])
 def test_kernels_are_compared_with_mlx(
-    monkeypatch: pytest.MonkeyPatch, arrange: Callable[..., Sides], *, can_be_used: bool
+    monkeypatch: pytest.MonkeyPatch, arrange: Callable[..., KeysAndValues], *, can_be_used: bool
 ):
     gpu = Device(DeviceKind.CUDA, "a GPU", 1, 1, runs_our_kernels=True)
     monkeypatch.setattr(kernels, "current_device", lambda: gpu)

@@ -1,7 +1,7 @@
 """Rows of a layer's KV, arranged anew: what joins, leaves and moves within a batch is copied so.
 
-On CUDA, by one kernel of ours for keys and values. By MLX, it takes some eight, and launching those
-for each layer took 7 ms of a step in which a sequence joined.
+On CUDA, by one kernel of ours for keys and values. MLX needs some eight, and launching those for
+each layer took most of the 7 ms by which a step was longer in which a sequence joined.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import mlx.core as mx
 
 from vlm_server.runner.cuda import kernels
 
-Sides = tuple[mx.array, mx.array]
-"""Keys and values, (rows, heads, capacity, head size)."""
+KeysAndValues = tuple[mx.array, mx.array]
+"""Of one layer, each (rows, heads, capacity, head size)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Run:
     source: int = 0
 
 
-def arranged(sources: Sequence[Sides], runs: Sequence[Run], capacity: int) -> Sides:
+def arranged(sources: Sequence[KeysAndValues], runs: Sequence[Run], capacity: int) -> KeysAndValues:
     """New arrays with the rows of `runs` of one or two sources, and `capacity` columns.
 
     Columns that are not of a run are zeros, or unused ones of another.
