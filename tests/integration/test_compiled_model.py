@@ -30,7 +30,7 @@ from vlm_server.runner.kv.batch_cache import joined
 from vlm_server.runner.kv.bounded_layer import first_columns
 from vlm_server.runner.kv.rows import KeysAndValues, Run
 from vlm_server.runner.model.load import LoadedModel
-from vlm_server.runner.text import decode_batch
+from vlm_server.runner.text import compiled_model, decode_batch
 from vlm_server.runner.text.attention import ModelAttention
 from vlm_server.runner.text.compiled_model import CompiledModel
 from vlm_server.runner.text.forward_pass import plain_embedding
@@ -232,6 +232,58 @@ def of_prompt(loaded: LoadedModel, token_ids: list[int], start: int) -> dict[str
 def chunk_of(loaded: LoadedModel, cache: list[Any], token_ids: list[int]) -> PromptChunk:
     inputs = of_prompt(loaded, token_ids, cache[0].offset)
     return PromptChunk(mx.array([token_ids]), inputs, cache, 256)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("count", [129, 700, 1280])
+def test_a_long_chunk_gives_what_the_model_does(
+    tiny_model: TinyModel, dtype: mx.Dtype, count: int
+):
+    if dtype == mx.float32 and mx.cuda.is_available():
+        pytest.skip("our kernels take half precision")
+    loaded = load_model(tiny_model("qwen2_5_vl"))
+    language_model = loaded.language_model
+    language_model.set_dtype(dtype)
+    model = new_model(CompiledModel, loaded, 0)
+    row = make_prompt_cache(language_model)
+    mx.eval(language_model(mx.array([[1, 2]]), cache=row, **of_prompt(loaded, [1, 2], 0)).logits)
+    positions = next_position_ids(loaded.decode_positions, [2], 1)
+    assert model.step(mx.array([[3]]), row, positions) is not None  # it knows the layers now
+
+    caches = [make_prompt_cache(language_model) for _ in range(2)]
+    start = list(range(4, 24))
+    for cache in caches:
+        inputs = of_prompt(loaded, start, 0)
+        mx.eval(language_model(mx.array([start]), cache=cache, **inputs).logits)
+    token_ids = [number % 50 + 3 for number in range(count)]
+    chunk = chunk_of(loaded, caches[0], token_ids)
+    assert model.takes_chunk(chunk)
+    found = model.prefill(chunk)
+    inputs = of_prompt(loaded, token_ids, len(start))
+    wanted = language_model(mx.array([token_ids]), cache=caches[1], **inputs).logits[:, -1]
+    assert found is not None
+    tolerance = 1e-4 if dtype == mx.float32 else 0.03
+    distance = mx.abs(found[:, -1].astype(mx.float32) - wanted.astype(mx.float32)).max()
+    assert distance <= tolerance * mx.abs(wanted.astype(mx.float32)).max()
+
+
+def test_long_chunks_after_many_tokens_take_no_graph(
+    some: Served, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(compiled_model, "_MOST_KEYS", 600)
+    prompts = [" ".join([word] * 130) for word in ("red", "blue")]
+    turns = ("user", prompts[:1]), ("assistant", ("Yes.",)), ("user", prompts[1:])
+    engine, model = compiled(some, caches=caches_of(some))
+    plain = Engine(*some, caches=caches_of(some))
+    learn(engine)
+    del model.chunks[:]
+    for number in (1, 3):
+        submit = conversation(f"turn {number}", *turns[:number])
+        assert engine.answer(submit) == plain.answer(submit)
+    first, second = (engine.prompts[name].num_tokens for name in ("turn 1", "turn 3"))
+    assert first <= 600 < second
+    assert max(model.chunks) > 128
+    assert sum(model.chunks) <= 600
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=["float32", "bfloat16"])

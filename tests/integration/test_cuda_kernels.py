@@ -40,8 +40,10 @@ def test_few_rows_are_multiplied(dtype: mx.Dtype, depth: int, columns: int, rows
         found = kernels.skinny_linear(x, weight, bias)
         assert found.shape == (rows, columns)
         assert distance(found, expected) < 0.004
-        alone = kernels.skinny_linear(x[rows - 1 :], weight, bias)
-        assert mx.array_equal(alone[0], found[rows - 1])
+        alone = kernels.skinny_linear(x[None, rows - 1 :], weight, bias)
+        assert mx.array_equal(alone[0, 0], found[rows - 1])
+        of_one = kernels.skinny_linear(x[:, None], weight, bias)
+        assert mx.array_equal(of_one[:, 0], found)
 
 
 HEADS = [(16, 2, 128), (4, 4, 64), (8, 8, 80), (12, 4, 96)]
@@ -53,6 +55,7 @@ ROWS: dict[str, tuple[int, int, list[tuple[int, int, int]]]] = {
     "drafts": (16, 768, [(0, 700, 16), (20, 116, 16)]),
     "a chunk": (128, 1280, [(0, 1200, 128)]),
     "a padded chunk": (128, 512, [(0, 500, 41)]),
+    "a long chunk": (1280, 3072, [(0, 3000, 1200)]),
     "a padded prompt": (32, 256, [(0, 9, 9)]),
 }
 """Tokens, capacity, and the bounds of each row."""

@@ -45,7 +45,7 @@ from vlm_server.worker.warm_up import stages, warm_up
 
 logger = logging.getLogger(__name__)
 
-_PLANS_BEFORE_READY = 48
+_PLANS_BEFORE_READY = 56
 """Some 30 ms each, where anything is planned at all."""
 
 LEAST_TOKENS = 1024

@@ -23,7 +23,7 @@ _SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 Multiply = Callable[[mx.array, mx.array, mx.array | None], mx.array]
-"""`x @ weight.T + bias` of (rows, depth), (columns, depth) and (columns,)."""
+"""`x @ weight.T + bias` of (..., depth), (columns, depth) and (columns,)."""
 
 
 class FewRowsLinear(Linear):  # type: ignore[misc]
@@ -38,7 +38,7 @@ class FewRowsLinear(Linear):  # type: ignore[misc]
         if self.product is not None and (are_few or _are_rows_of_one(x, self.weight)):
             return self.product.part_of(self, x)
         if are_few:
-            return _multiplied(self.multiply, x, self.weight, self.get("bias"))
+            return self.multiply(x, self.weight, self.get("bias"))
         return super().__call__(x)  # type: ignore[no-any-return]
 
 
@@ -49,7 +49,7 @@ class FewRowsEmbedding(Embedding):  # type: ignore[misc]
 
     def as_linear(self, x: mx.array) -> mx.array:
         if _are_few(x, self.weight):
-            return _multiplied(self.multiply, x, self.weight, None)
+            return self.multiply(x, self.weight, None)
         return super().as_linear(x)  # type: ignore[no-any-return]
 
 
@@ -78,7 +78,7 @@ class SharedProduct:
         """What `layer` makes of `x`; the others' parts are kept until they are asked for."""
         if x is not self._input or id(layer) not in self._left:
             multiply = self._multiply if _are_few(x, self._weight) else _by_mlx
-            output = _multiplied(multiply, x, self._weight, self._bias)
+            output = multiply(x, self._weight, self._bias)
             self._input = x
             self._left = {key: output[..., columns] for key, columns in self._parts.items()}
         part = self._left.pop(id(layer))
@@ -129,11 +129,6 @@ def _are_rows_of_one(x: mx.array, weight: mx.array) -> bool:
 
 
 def _by_mlx(x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
-    return x @ weight.T if bias is None else mx.addmm(bias, x, weight.T)
-
-
-def _multiplied(
-    multiply: Multiply, x: mx.array, weight: mx.array, bias: mx.array | None
-) -> mx.array:
     rows = x.reshape(-1, x.shape[-1])
-    return multiply(rows, weight, bias).reshape(*x.shape[:-1], -1)
+    product = rows @ weight.T if bias is None else mx.addmm(bias, rows, weight.T)
+    return product.reshape(*x.shape[:-1], -1)

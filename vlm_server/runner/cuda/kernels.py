@@ -48,14 +48,14 @@ _COPYING_THREADS = 256
 
 
 def skinny_linear(x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
-    """`x @ weight.T + bias` for (rows, depth) and (columns, depth): see skinny_linear.cu."""
-    rows, columns = x.shape[0], weight.shape[0]
+    """`x @ weight.T + bias` for (..., depth) and (columns, depth): see skinny_linear.cu."""
+    columns = weight.shape[0]
     output: mx.array = _skinny_linear()(
         inputs=[weight, x, weight if bias is None else bias],
         template=[("T", x.dtype)],
         grid=(-(-columns // _SKINNY_COLUMNS) * _SKINNY_WARPS * _WARP, 1, 1),
         threadgroup=(_SKINNY_WARPS * _WARP, 1, 1),
-        output_shapes=[(rows, columns)],
+        output_shapes=[(*x.shape[:-1], columns)],
         output_dtypes=[x.dtype],
     )[0]
     return output
@@ -173,7 +173,8 @@ def _skinny_linear() -> Any:
         "skinny_linear",
         ["weight", "x", "bias"],
         ["y"],
-        "skinny_linear(weight, x, bias == weight ? (const T*)nullptr : bias, y, x_shape[0],"
+        "int num_rows = 1; for (int i = 0; i + 1 < x_ndim; i++) num_rows *= x_shape[i];"
+        "skinny_linear(weight, x, bias == weight ? (const T*)nullptr : bias, y, num_rows,"
         " weight_shape[0], weight_shape[1]);",
         ["mma.cuh", "skinny_linear.cu"],
         shared_memory=_SKINNY_WARPS * SKINNY_ROWS * _SKINNY_COLUMNS * 4,

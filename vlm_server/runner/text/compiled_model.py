@@ -35,8 +35,11 @@ logger = logging.getLogger(__name__)
 _MOST_ROWS = 32
 """Of graphs that are built ahead."""
 
-_CHUNKS = (1, 32, 128)
-"""How many tokens graphs of prefill chunks have. Longer chunks keep the device busy without."""
+_CHUNKS = (1, 32, 128, *range(256, 2049, 256))
+"""How many tokens graphs of prefill chunks have."""
+_SHORT_CHUNK = 128
+_MOST_KEYS = 4096
+"""Of longer chunks. With more, MLX's own attention gains more than launching the rest takes."""
 _MOST_SHARE_OF_ROWS = 0.25
 """Of a pass that reads a prompt as well: with more rows, hardly a token of it would fit in."""
 _TOKEN_AXES = {"inputs_embeds": 1, "position_ids": 2}
@@ -127,7 +130,10 @@ class CompiledModel:
 
     def takes_chunk(self, chunk: PromptChunk) -> bool:
         """Whether it takes a chunk by itself."""
-        return chunk.num_tokens <= _CHUNKS[-1] and self._takes_inputs(chunk)
+        count = chunk.num_tokens
+        if count > _CHUNKS[-1] or not self._takes_inputs(chunk):
+            return False
+        return count <= _SHORT_CHUNK or chunk.cache[0].offset + count <= _MOST_KEYS
 
     def most_beside(self, rows: int, *, has_media: bool) -> int:
         """How many tokens of a prompt a step of so many rows may read; 0 for none."""
