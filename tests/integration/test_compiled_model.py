@@ -31,7 +31,7 @@ from vlm_server.runner.kv.bounded_layer import first_columns
 from vlm_server.runner.kv.rows import KeysAndValues, Run
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.text import compiled_model, decode_batch
-from vlm_server.runner.text.attention import ModelAttention
+from vlm_server.runner.text.attention import CpuAttention, ModelAttention
 from vlm_server.runner.text.compiled_model import CompiledModel
 from vlm_server.runner.text.forward_pass import plain_embedding
 from vlm_server.runner.text.mrope import next_position_ids
@@ -267,10 +267,12 @@ def test_a_long_chunk_gives_what_the_model_does(
     assert distance <= tolerance * mx.abs(wanted.astype(mx.float32)).max()
 
 
-def test_long_chunks_after_many_tokens_take_no_graph(
-    some: Served, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_planned", [True, False])
+def test_long_chunks_after_many_tokens_take_graphs_until_attention_is_planned(
+    some: Served, monkeypatch: pytest.MonkeyPatch, *, is_planned: bool
 ):
     monkeypatch.setattr(compiled_model, "_MOST_KEYS", 600)
+    monkeypatch.setattr(CpuAttention, "is_planned", lambda *_: is_planned)
     prompts = [" ".join([word] * 130) for word in ("red", "blue")]
     turns = ("user", prompts[:1]), ("assistant", ("Yes.",)), ("user", prompts[1:])
     engine, model = compiled(some, caches=caches_of(some))
@@ -282,8 +284,8 @@ def test_long_chunks_after_many_tokens_take_no_graph(
         assert engine.answer(submit) == plain.answer(submit)
     first, second = (engine.prompts[name].num_tokens for name in ("turn 1", "turn 3"))
     assert first <= 600 < second
-    assert max(model.chunks) > 128
-    assert sum(model.chunks) <= 600
+    long = [count for count in model.chunks if count > 128]
+    assert len(long) == (1 if is_planned else 2)
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=["float32", "bfloat16"])

@@ -6,8 +6,8 @@ where the attention of a chunk takes 2 to 7 in all layers. So prefill chunks are
 that were met, and single blocks of queries to so many keys. A chunk that is met for the first time
 goes block by block. That takes some milliseconds more than at once, but no plan.
 
-Decode steps of most models are compiled graphs with a kernel of ours, which takes rows of any
-lengths (`within`). Those of other models have a mask, and another shape each time; so have short
+Decode steps of most models, and their chunks until those are planned, are compiled graphs with a
+kernel of ours, which takes any lengths (`within`). Steps of other models have a mask, and another shape each time; so have short
 prompts that are read together. They take two matrix products, which need no plan. Queries that
 share keys are one matrix; MLX's own way reads the keys again for each of them.
 """
@@ -81,6 +81,10 @@ class _Plans:
     def __contains__(self, shape: Shape) -> bool:
         return shape in self.blocks or shape in self.chunks
 
+    def has_blocks(self, shape: Shape) -> bool:
+        """Whether all blocks of a chunk are planned."""
+        return all(block in self for block in _blocks(shape))
+
     def add(self, shape: Shape) -> None:
         """It is planned, or used again."""
         self.wanted.pop(shape, None)
@@ -146,7 +150,7 @@ class CudaAttention:
         if not (self._plans_ahead and plans.is_checked):
             plans.want(shape)
             return _whole(queries, keys, values, scale)
-        if shape not in plans and all(block in plans for block in _blocks(shape)):
+        if shape not in plans and plans.has_blocks(shape):
             plans.want(shape)
             return causal_attention(queries, keys, values, scale, [q for q, _ in _blocks(shape)])
         plans.add(shape)  # if it was not planned, it is now
@@ -160,6 +164,19 @@ class CudaAttention:
             raise NotImplementedError(f"no kernel for heads of {size} in {queries.dtype}")
         buffers = layer.keys, layer.values
         return kernels.append_and_attend(queries, layer.new, buffers, scale, layer.bounds)
+
+    def is_planned(self, num_queries: int, num_keys: int) -> bool:
+        shape = num_queries, num_keys
+        if not self._plans_ahead or num_keys not in self._block_lengths:
+            return True  # no plan is to come
+        missing = [
+            plans
+            for plans in self._plans.values()
+            if not (plans.is_checked and (shape in plans or plans.has_blocks(shape)))
+        ]
+        for plans in missing:
+            plans.want(shape)
+        return not missing
 
     def plan_next(self) -> bool:
         if not self._plans_ahead:

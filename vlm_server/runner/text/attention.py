@@ -54,6 +54,13 @@ class Attention(Protocol):
         """
         ...
 
+    def is_planned(self, num_queries: int, num_keys: int) -> bool:
+        """Whether a prompt's last queries attend to so many keys without a plan that takes long.
+
+        If not, `plan_next` will plan that.
+        """
+        ...
+
     def plan_next(self) -> bool:
         """While nobody waits, prepare a further shape. False if none is left."""
         ...
@@ -83,6 +90,9 @@ class CpuAttention:
             queries, layer.keys, layer.values, scale=scale, mask=mask
         )
 
+    def is_planned(self, num_queries: int, num_keys: int) -> bool:
+        return True
+
     def plan_next(self) -> bool:
         return False
 
@@ -107,6 +117,10 @@ class ModelAttention:
     def appends_in_place(self) -> bool:
         """See `Attention`."""
         return self.attention is not None and self.attention.appends_in_place
+
+    def is_planned(self, num_queries: int, num_keys: int) -> bool:
+        """See `Attention`."""
+        return self.attention is None or self.attention.is_planned(num_queries, num_keys)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

@@ -21,12 +21,14 @@ from typing import Any
 import mlx.core as mx
 from mlx_vlm.models.cache import KVCache
 
+from vlm_server.runner.device.device import CUDA_BLOCK_TOKENS
 from vlm_server.runner.device.memory import is_out_of_memory
 from vlm_server.runner.kv.batch_cache import RowsKVCache, advance, bounds_of, make_room
 from vlm_server.runner.kv.bounded_layer import VIEW_TOKENS, first_columns
 from vlm_server.runner.text.attention import ModelAttention
 from vlm_server.runner.text.forward_pass import Embed, ForwardPass, Sides
 from vlm_server.runner.text.mrope import DecodePositions, next_position_ids
+from vlm_server.runner.text.padded_chunk import PaddedChunk
 from vlm_server.runner.text.prompt_chunk import PromptChunk
 from vlm_server.runner.text.speculation.speculation import MAX_ROWS as MAX_DRAFTING_ROWS
 
@@ -39,7 +41,7 @@ _CHUNKS = (1, 32, 128, *range(256, 2049, 256))
 """How many tokens graphs of prefill chunks have."""
 _SHORT_CHUNK = 128
 _MOST_KEYS = 4096
-"""Of longer chunks. With more, MLX's own attention gains more than launching the rest takes."""
+"""Of longer chunks. With more, MLX's own attention is faster, once it is planned."""
 _MOST_SHARE_OF_ROWS = 0.25
 """Of a pass that reads a prompt as well: with more rows, hardly a token of it would fit in."""
 _TOKEN_AXES = {"inputs_embeds": 1, "position_ids": 2}
@@ -99,6 +101,7 @@ class CompiledModel:
         `tokens_per_pass`; 0 for no such passes.
         """
         self._positions = positions
+        self._attention = attention
         self._in_place = attention.appends_in_place
         self._tokens_per_pass = 0 if embed is None else tokens_per_pass
         forward = ForwardPass(language_model, attention, embed)
@@ -129,11 +132,18 @@ class CompiledModel:
         return self.works and all(type(layer) in (KVCache, RowsKVCache) for layer in cache)
 
     def takes_chunk(self, chunk: PromptChunk) -> bool:
-        """Whether it takes a chunk by itself."""
+        """Whether it takes a chunk by itself.
+
+        A long one far into a prompt is left to the model's attention, once that is planned.
+        """
         count = chunk.num_tokens
         if count > _CHUNKS[-1] or not self._takes_inputs(chunk):
             return False
-        return count <= _SHORT_CHUNK or chunk.cache[0].offset + count <= _MOST_KEYS
+        end = chunk.cache[0].offset + count
+        if count <= _SHORT_CHUNK or end <= _MOST_KEYS:
+            return True
+        padded = PaddedChunk.around(end - count, end, CUDA_BLOCK_TOKENS)
+        return not self._attention.is_planned(padded.last - padded.first, padded.last)
 
     def most_beside(self, rows: int, *, has_media: bool) -> int:
         """How many tokens of a prompt a step of so many rows may read; 0 for none."""

@@ -189,6 +189,34 @@ def test_before_anything_is_planned_a_chunk_waits_for_one_plan(planned: Planned)
     assert (256, 4096) in planned.shapes
 
 
+def test_it_says_what_is_planned_and_plans_what_it_was_asked_for(planned: Planned):
+    attention = CudaAttention(4096)
+    assert attention.is_planned(768, 1024)  # as far as is known: nothing has attended
+    attend(attention, 256, 256)
+    assert not attention.is_planned(768, 1024)
+    for _ in range(3):  # whether it works, what attended, and what was asked for
+        assert attention.plan_next()
+    assert (768, 1024) in planned.shapes
+    assert attention.is_planned(768, 1024)
+    assert not attention.is_planned(768, 2048)
+    plan_all(attention)
+    new = planned.new
+    for shape in [(768, 1024), (768, 2048), (1792, 4096)]:
+        assert attention.is_planned(*shape)
+        attend(attention, *shape)
+    assert planned.new == new
+    assert attention.is_planned(768, 65536)  # blocks end before that
+
+
+def test_what_is_not_sound_is_left_to_mlx(planned: Planned, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cuda_attention, "_is_sound", lambda heads: False)
+    attention = CudaAttention(4096)
+    attend(attention, 256, 256)
+    assert not attention.is_planned(768, 1024)
+    plan_all(attention)
+    assert attention.is_planned(768, 1024)
+
+
 def test_prompts_beyond_the_blocks_wait_for_one_plan(planned: Planned):
     attention = CudaAttention(1 << 20)
     attend(attention, 256, 256)
