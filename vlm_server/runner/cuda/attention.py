@@ -7,9 +7,9 @@ that were met, and single blocks of queries to so many keys. A chunk that is met
 goes block by block. That takes some milliseconds more than at once, but no plan.
 
 Decode steps of most models, and their chunks until those are planned, are compiled graphs with a
-kernel of ours, which takes any lengths (`within`). Steps of other models have a mask, and another shape each time; so have short
-prompts that are read together. They take two matrix products, which need no plan. Queries that
-share keys are one matrix; MLX's own way reads the keys again for each of them.
+kernel of ours, which takes any lengths (`within`). Steps of other models have a mask, and another
+shape each time; so have short prompts that are read together. They take two matrix products, which
+need no plan. Queries that share keys are one matrix; MLX's own way reads the keys again for each.
 """
 
 from __future__ import annotations
