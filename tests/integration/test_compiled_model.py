@@ -236,9 +236,7 @@ def chunk_of(loaded: LoadedModel, cache: list[Any], token_ids: list[int]) -> Pro
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("count", [129, 700, 1280])
-def test_a_long_chunk_gives_what_the_model_does(
-    tiny_model: TinyModel, dtype: mx.Dtype, count: int
-):
+def test_a_long_chunk_gives_what_the_model_does(tiny_model: TinyModel, dtype: mx.Dtype, count: int):
     if dtype == mx.float32 and mx.cuda.is_available():
         pytest.skip("our kernels take half precision")
     loaded = load_model(tiny_model("qwen2_5_vl"))
