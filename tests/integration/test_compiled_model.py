@@ -234,14 +234,27 @@ def chunk_of(loaded: LoadedModel, cache: list[Any], token_ids: list[int]) -> Pro
     return PromptChunk(mx.array([token_ids]), inputs, cache, 256)
 
 
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("count", [129, 700, 1280])
-def test_a_long_chunk_gives_what_the_model_does(tiny_model: TinyModel, dtype: mx.Dtype, count: int):
-    if dtype == mx.float32 and mx.cuda.is_available():
+@pytest.fixture(params=[mx.float32, mx.bfloat16], ids=["float32", "bfloat16"])
+def typed(request: pytest.FixtureRequest, tiny_model: TinyModel) -> LoadedModel:
+    """A model in float32 and in half precision, as far as the device's kernels take it."""
+    if request.param == mx.float32 and mx.cuda.is_available():
         pytest.skip("our kernels take half precision")
     loaded = load_model(tiny_model("qwen2_5_vl"))
-    language_model = loaded.language_model
-    language_model.set_dtype(dtype)
+    loaded.language_model.set_dtype(request.param)
+    return loaded
+
+
+def check_alike(found: mx.array, wanted: mx.array) -> None:
+    """Whether logits are equal, up to rounding."""
+    assert found.shape == wanted.shape
+    tolerance = 1e-4 if wanted.dtype == mx.float32 else 0.03
+    distance = mx.abs(found.astype(mx.float32) - wanted.astype(mx.float32)).max()
+    assert distance <= tolerance * mx.abs(wanted.astype(mx.float32)).max()
+
+
+@pytest.mark.parametrize("count", [129, 700, 1280])
+def test_a_long_chunk_gives_what_the_model_does(typed: LoadedModel, count: int):
+    loaded, language_model = typed, typed.language_model
     model = new_model(CompiledModel, loaded, 0)
     row = make_prompt_cache(language_model)
     mx.eval(language_model(mx.array([[1, 2]]), cache=row, **of_prompt(loaded, [1, 2], 0)).logits)
@@ -260,9 +273,7 @@ def test_a_long_chunk_gives_what_the_model_does(tiny_model: TinyModel, dtype: mx
     inputs = of_prompt(loaded, token_ids, len(start))
     wanted = language_model(mx.array([token_ids]), cache=caches[1], **inputs).logits[:, -1]
     assert found is not None
-    tolerance = 1e-4 if dtype == mx.float32 else 0.03
-    distance = mx.abs(found[:, -1].astype(mx.float32) - wanted.astype(mx.float32)).max()
-    assert distance <= tolerance * mx.abs(wanted.astype(mx.float32)).max()
+    check_alike(found[:, -1], wanted)
 
 
 @pytest.mark.parametrize("is_planned", [True, False])
@@ -286,13 +297,8 @@ def test_long_chunks_after_many_tokens_take_graphs_until_attention_is_planned(
     assert len(long) == (1 if is_planned else 2)
 
 
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=["float32", "bfloat16"])
-def test_a_pass_gives_what_two_give(tiny_model: TinyModel, dtype: mx.Dtype):
-    if dtype == mx.float32 and mx.cuda.is_available():
-        pytest.skip("our kernels take half precision")
-    loaded = load_model(tiny_model("qwen2_5_vl"))
-    language_model = loaded.language_model
-    language_model.set_dtype(dtype)
+def test_a_pass_gives_what_two_give(typed: LoadedModel):
+    loaded, language_model = typed, typed.language_model
     model = new_model(CompiledModel, loaded, 64)
 
     def logits(*, is_one_pass: bool) -> list[mx.array]:
@@ -316,11 +322,8 @@ def test_a_pass_gives_what_two_give(tiny_model: TinyModel, dtype: mx.Dtype):
             made += [stepped[:, -1], read[:, -1]]
         return made
 
-    tolerance = 1e-4 if dtype == mx.float32 else 0.03
     for one, two in zip(logits(is_one_pass=True), logits(is_one_pass=False), strict=True):
-        assert one.shape == two.shape
-        distance = mx.abs(one.astype(mx.float32) - two.astype(mx.float32)).max()
-        assert distance <= tolerance * mx.abs(two.astype(mx.float32)).max()
+        check_alike(one, two)
 
 
 def test_an_eager_chunk_after_a_pass_writes_in_place(

@@ -40,6 +40,7 @@ _MOST_ROWS = 32
 _CHUNKS = (1, 32, 128, *range(256, 2049, 256))
 """How many tokens graphs of prefill chunks have."""
 _SHORT_CHUNK = 128
+"""Up to so many tokens, a chunk takes a graph however far into a prompt it is."""
 _MOST_KEYS = 4096
 """Of longer chunks. With more, MLX's own attention is faster, once it is planned."""
 _MOST_SHARE_OF_ROWS = 0.25
