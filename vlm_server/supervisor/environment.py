@@ -7,9 +7,24 @@ import os
 from vlm_server.supervisor.openblas import find_preload
 from vlm_server.supervisor.private_folder import PrivateFolder
 
-_FOR_MLX = {"MLX_CUDA_SDPA_CACHE_SIZE": "1024"}
-"""On CUDA, how many shapes of attention MLX keeps plans for; its 256 are less than long prompts
-need (`runner/cuda/attention.py`)."""
+_FOR_MLX = {
+    "MLX_CUDA_SDPA_CACHE_SIZE": "1024",
+    "MLX_ENABLE_CACHE_THRASHING_CHECK": "0",
+    "MLX_USE_CUDA_GRAPHS": "0",
+}
+"""For CUDA: how many shapes of attention MLX keeps plans for, as its 256 are less than long prompts
+need (`runner/cuda/attention.py`); that it makes plans for any number of shapes, rather than fail;
+and that it launches kernels one by one, which takes less time in steps with pictures. See
+docs/decisions/0054."""
+
+
+def for_any_server(private: PrivateFolder, *, with_openblas: bool) -> dict[str, str]:
+    """What the environment of any server adds that runs models here, mlx-vlm's too.
+
+    Takes a while. Raises OSError if there is no room for a private folder.
+    """
+    preload = find_preload(private.path() / "fortran") if with_openblas else {}
+    return {**private.environment(), **preload}
 
 
 def for_models(private: PrivateFolder, *, with_openblas: bool) -> dict[str, str]:
@@ -17,6 +32,5 @@ def for_models(private: PrivateFolder, *, with_openblas: bool) -> dict[str, str]
 
     Raises OSError if there is no room for a private folder.
     """
-    preload = find_preload(private.path() / "fortran") if with_openblas else {}
     for_mlx = {name: os.environ.get(name, value) for name, value in _FOR_MLX.items()}
-    return {**private.environment(), **preload, **for_mlx}
+    return for_any_server(private, with_openblas=with_openblas) | for_mlx

@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from vlm_server.supervisor.environment import for_models
+from vlm_server.supervisor.environment import for_any_server, for_models
 from vlm_server.supervisor.private_folder import PrivateFolder
 
-PLANS = "MLX_CUDA_SDPA_CACHE_SIZE"
 
-
-@pytest.mark.parametrize(("told", "number"), [(None, "1024"), ("300", "300")])
-def test_mlx_keeps_plans_for_long_prompts_unless_told_otherwise(
-    told: str | None, number: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.fixture
+def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PrivateFolder]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(PLANS, raising=False)
+    folder = PrivateFolder()
+    yield folder
+    folder.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MLX_CUDA_SDPA_CACHE_SIZE", "1024"),
+        ("MLX_ENABLE_CACHE_THRASHING_CHECK", "0"),
+        ("MLX_USE_CUDA_GRAPHS", "0"),
+    ],
+)
+@pytest.mark.parametrize("told", [None, "300"])
+def test_mlx_is_told_what_suits_a_daemon_unless_someone_says_otherwise(
+    name: str,
+    value: str,
+    told: str | None,
+    private: PrivateFolder,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.delenv(name, raising=False)
     if told is not None:
-        monkeypatch.setenv(PLANS, told)
-    private = PrivateFolder()
-    try:
-        assert for_models(private, with_openblas=False)[PLANS] == number
-    finally:
-        private.close()
+        monkeypatch.setenv(name, told)
+    assert for_models(private, with_openblas=False)[name] == (told or value)
+
+
+def test_a_server_that_ours_is_compared_with_runs_mlx_as_it_is(private: PrivateFolder):
+    assert not any(name.startswith("MLX_") for name in for_any_server(private, with_openblas=False))

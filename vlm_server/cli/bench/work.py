@@ -25,7 +25,7 @@ from vlm_server.cli.bench.servers import KINDS, find_model, parse_url, started
 from vlm_server.cli.progress import ProgressLine
 from vlm_server.cli.usage.nearest import did_you_mean
 from vlm_server.errors import ConfigError
-from vlm_server.supervisor.environment import for_models
+from vlm_server.supervisor.environment import for_any_server
 from vlm_server.supervisor.private_folder import PrivateFolder
 
 
@@ -98,7 +98,7 @@ async def _targets(args: argparse.Namespace, stack: contextlib.AsyncExitStack) -
     _warn_if_busy()
     private = PrivateFolder()
     stack.callback(private.close)
-    look = partial(for_models, private, with_openblas=True)
+    look = partial(for_any_server, private, with_openblas=True)
     environment = await asyncio.to_thread(look) if args.start else {}
     ready = []
     for name, kind in zip(names, args.start, strict=False):
