@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import mlx.core as mx
@@ -475,15 +476,52 @@ def swapped(sources: list[KeysAndValues], places: mx.array, capacity: int) -> Ke
     return by_mlx(sources[::-1], places, capacity)
 
 
-@pytest.mark.parametrize(("arrange", "can_be_used"), [(by_mlx, True), (swapped, False)])
+def rotated(
+    queries: mx.array, keys: mx.array, cosines: mx.array, sines: mx.array
+) -> tuple[mx.array, mx.array]:
+    """What `rotate_heads` is to give."""
+    half = cosines.shape[-1]
+    made = []
+    for x in (queries, keys):
+        first, second, rest = mx.split(x, [half, 2 * half], axis=-1)
+        pairs = first * cosines - second * sines, second * cosines + first * sines
+        made.append(mx.concatenate([*pairs, rest], axis=-1))
+    return made[0], made[1]
+
+
+def rotated_back(
+    queries: mx.array, keys: mx.array, cosines: mx.array, sines: mx.array
+) -> tuple[mx.array, mx.array]:
+    return rotated(queries, keys, cosines, -sines)
+
+
+def without_the_last(
+    x: mx.array, weight: mx.array, bias: mx.array | None, widths: Sequence[int]
+) -> list[mx.array]:
+    *parts, last = multiply(x, weight, bias, widths)
+    return [*parts, mx.zeros_like(last)]
+
+
+@pytest.mark.parametrize(
+    ("name", "replacement"),
+    [
+        (None, None),
+        ("arrange_rows", swapped),
+        ("rotate_heads", rotated_back),
+        ("skinny_linear", without_the_last),
+    ],
+)
 def test_kernels_are_compared_with_mlx(
-    monkeypatch: pytest.MonkeyPatch, arrange: Callable[..., KeysAndValues], *, can_be_used: bool
+    monkeypatch: pytest.MonkeyPatch, name: str | None, replacement: Callable[..., Any]
 ):
     gpu = Device(DeviceKind.CUDA, "a GPU", 1, 1, runs_our_kernels=True)
     monkeypatch.setattr(kernels, "current_device", lambda: gpu)
     monkeypatch.setattr(kernels, "skinny_linear", multiply)
-    monkeypatch.setattr(kernels, "arrange_rows", arrange)
-    assert kernels.can_be_used.__wrapped__() is can_be_used
+    monkeypatch.setattr(kernels, "arrange_rows", by_mlx)
+    monkeypatch.setattr(kernels, "rotate_heads", rotated)
+    if name is not None:
+        monkeypatch.setattr(kernels, name, replacement)
+    assert kernels.can_be_used.__wrapped__() is (name is None)
 
 
 @pytest.mark.skipif(mx.cuda.is_available(), reason="asks where there is no CUDA GPU")
@@ -494,9 +532,12 @@ def test_kernels_are_not_used_where_they_cannot_be():
 # ---- layers with one input -----------------------------------------------------------
 
 
-def multiply(x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
+def multiply(
+    x: mx.array, weight: mx.array, bias: mx.array | None, widths: Sequence[int]
+) -> list[mx.array]:
     product = x @ weight.T
-    return product if bias is None else product + bias
+    product = product if bias is None else product + bias
+    return mx.split(product, list(accumulate(widths[:-1])), axis=-1)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "smolvlm"])
@@ -539,7 +580,7 @@ def test_rows_of_one_are_one_product(
     expected = [layer(x) for layer in layers]
     use_few_rows_kernels(attention, multiply)
 
-    def noted(*arguments: Any) -> mx.array:
+    def noted(*arguments: Any) -> list[mx.array]:
         calls.append(arguments)
         return multiply(*arguments)
 

@@ -37,13 +37,39 @@ def test_few_rows_are_multiplied(dtype: mx.Dtype, depth: int, columns: int, rows
     for bias in (None, normal(columns, dtype=dtype)):
         expected = x.astype(mx.float32) @ weight.astype(mx.float32).T
         expected = expected if bias is None else expected + bias
-        found = kernels.skinny_linear(x, weight, bias)
+        found = kernels.skinny_linear(x, weight, bias, (columns,))[0]
         assert found.shape == (rows, columns)
         assert distance(found, expected) < 0.004
-        alone = kernels.skinny_linear(x[None, rows - 1 :], weight, bias)
+        alone = kernels.skinny_linear(x[None, rows - 1 :], weight, bias, (columns,))[0]
         assert mx.array_equal(alone[0, 0], found[rows - 1])
-        of_one = kernels.skinny_linear(x[:, None], weight, bias)
+        of_one = kernels.skinny_linear(x[:, None], weight, bias, (columns,))[0]
         assert mx.array_equal(of_one[:, 0], found)
+        for widths in [(3, columns - 3), (columns - 2, 1, 1)]:
+            parts = kernels.skinny_linear(x, weight, bias, widths)
+            assert [part.shape for part in parts] == [(rows, width) for width in widths]
+            assert mx.array_equal(mx.concatenate(parts, axis=-1), found)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, mx.float32])
+@pytest.mark.parametrize("dim", [128, 96, 32])
+@pytest.mark.parametrize(("rows", "count"), [(1, 1), (5, 1), (2, 16), (1, 1200)])
+def test_heads_are_rotated(dtype: mx.Dtype, dim: int, rows: int, count: int):
+    queries = normal(rows, count, 16, 128, dtype=dtype).swapaxes(1, 2)
+    keys = normal(rows, count, 2, 128, dtype=dtype).swapaxes(1, 2)
+    angles = 500 * mx.random.uniform(shape=(rows, count, dim // 2))[:, None]
+    cosines, sines = mx.cos(angles), mx.sin(angles)
+    found = kernels.rotate_heads(queries, keys, cosines, sines)
+    for mine, x in zip(found, (queries, keys), strict=True):
+        assert mine.dtype == dtype
+        first, second, rest = mx.split(x.astype(mx.float32), [dim // 2, dim], axis=-1)
+        pairs = first * cosines - second * sines, second * cosines + first * sines
+        assert distance(mine, mx.concatenate([*pairs, rest], axis=-1)) < 0.004
+    shared = kernels.rotate_heads(queries, keys, cosines[:1], sines[:1])
+    for mine, whole in zip(shared, found, strict=True):
+        assert mx.array_equal(mine[0], whole[0])
+    by_columns = [mx.contiguous(each.swapaxes(2, 3)).swapaxes(2, 3) for each in (cosines, sines)]
+    for mine, whole in zip(kernels.rotate_heads(queries, keys, *by_columns), found, strict=True):
+        assert mx.array_equal(mine, whole)
 
 
 HEADS = [(16, 2, 128), (4, 4, 64), (8, 8, 80), (12, 4, 96)]
@@ -117,6 +143,56 @@ def test_new_tokens_are_written_and_attended_to(
         mx.array(bounds[-1:]),
     )
     assert mx.array_equal(alone[0, :, :num_real], found[-1, :, :num_real])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("num_rows", [1, 7])
+@pytest.mark.parametrize(("count", "num_new", "start"), [(632, 632, 600), (300, 211, 0), (9, 4, 0)])
+def test_rows_beside_a_prompt_get_what_they_get_apart(
+    dtype: mx.Dtype,
+    heads: tuple[int, int, int],
+    num_rows: int,
+    count: int,
+    num_new: int,
+    start: int,
+):
+    num_heads, groups, size = heads
+    bounds = mx.array([[row, 40 + 150 * row, 1] for row in range(num_rows)])
+    prompt_bounds = mx.array([[0, start + num_new, num_new]])
+    tokens, scale = num_rows + count, size**-0.5
+    queries = normal(tokens, num_heads, 1, size, dtype=dtype)
+    new = [normal(tokens, 1, groups, size, dtype=dtype).swapaxes(1, 2) for _ in "kv"]
+    rows = [normal(num_rows, groups, 1280, size, dtype=dtype) for _ in "kv"]
+    prompt = [normal(1, groups, 1280, size, dtype=dtype) for _ in "kv"]
+    apart = [[mx.array(each) for each in sides] for sides in (rows, prompt)]
+    mx.eval(queries, new, rows, prompt, apart)
+
+    def mine(array: mx.array) -> mx.array:
+        return array[:num_rows]
+
+    def theirs(array: mx.array) -> mx.array:
+        return array[num_rows:].transpose(2, 1, 0, 3)
+
+    expected = [
+        kernels.append_and_attend(
+            part(queries), (part(new[0]), part(new[1])), (sides[0], sides[1]), scale, each
+        )
+        for part, sides, each in ((mine, apart[0], bounds), (theirs, apart[1], prompt_bounds))
+    ]
+    found = kernels.append_and_attend_beside(
+        queries,
+        (new[0], new[1]),
+        ((rows[0], rows[1]), bounds),
+        ((prompt[0], prompt[1]), prompt_bounds),
+        scale,
+    )
+    mx.eval(found, expected)
+    assert found.shape == queries.shape
+    assert mx.array_equal(mine(found), expected[0])
+    assert mx.array_equal(theirs(found)[:, :, :num_new], expected[1][:, :, :num_new])
+    for together, alone in zip((*rows, *prompt), (*apart[0], *apart[1]), strict=True):
+        assert mx.array_equal(together, alone)
 
 
 RUNS = {

@@ -73,6 +73,24 @@ def test_rotates_as_mlx_vlm_does(style: str, rotated: int, dtype: Any):
             assert mx.abs(mine - theirs).max() <= 4 * size * mx.finfo(dtype).eps
 
 
+def test_a_kernel_gets_the_angles_of_all_layers():
+    calls = []
+
+    def rotate(*arguments: mx.array) -> tuple[mx.array, mx.array]:
+        calls.append(arguments)
+        return arguments[0], arguments[1]
+
+    q, k, positions = inputs(5, rows=2)
+    rotary = SharedMRope(embedding("interleaved", HEAD // 2), 2, rotate)
+    for _ in range(2):
+        assert rotary.apply_rotary(q, k, positions) == (q, k)
+    assert len(calls) == 2
+    for cosines, sines in (call[2:] for call in calls):
+        assert cosines is calls[0][2]
+        assert cosines.shape == sines.shape == (2, 1, 5, HEAD // 4)
+        assert mx.allclose(cosines**2 + sines**2, mx.ones(1))
+
+
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_token_of_text_has_one_position(rows: int):
     own = embedding("interleaved")

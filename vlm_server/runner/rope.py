@@ -12,15 +12,15 @@ class Rope:
     """
 
     def __init__(self, cosines: mx.array, sines: mx.array) -> None:
-        self._cosines, self._sines = cosines, sines
+        self.cosines, self.sines = cosines, sines
         self._by_half = cosines[..., None, :], mx.stack([-sines, sines], axis=-2)
 
     def in_parts(self, x: mx.array) -> mx.array:
         """RoPE of `x`, (..., head size), on a CPU: contiguous halves beat few operations."""
         first, second = mx.split(x, 2, axis=-1)
         rotated = [
-            first * self._cosines - second * self._sines,
-            second * self._cosines + first * self._sines,
+            first * self.cosines - second * self.sines,
+            second * self.cosines + first * self.sines,
         ]
         return mx.concatenate(rotated, axis=-1).astype(x.dtype)
 

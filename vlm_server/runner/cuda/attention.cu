@@ -3,19 +3,25 @@
 // but that, and so on. Queries that share a head of keys are rows of one matrix, so that keys and
 // values are read once for all of them.
 //
-// queries: (B, H, L, D), new_keys, new_values: (B, G, L, D), keys, values: (B, G, capacity, D), last
-// axis contiguous. bounds: (B, 3), a row's first key, the one after its last, and how many of them are
-// new; further queries are padding.
-//
-// A row's keys are split into at most `num_splits` parts of whole tiles, each for a block, which has
+// A row's keys are split into at most `count_splits` parts of whole tiles, each for a block, which has
 // 16 queries a warp. One tile is copied to shared memory while the one before is computed with.
-// `merge_attention` puts the parts together. Where a row is split depends on its length and on L
-// alone: it gets the same numbers alone as in a batch.
+// `merge` puts the parts together. Where a row is split depends on its length and on how many tokens
+// are new alone: it gets the same numbers alone as in a batch, or beside a prompt.
+//
+// bounds: (B, 3), a row's first key, the one after its last, and how many of them are new; further
+// queries are padding.
 
 using mlx::core::cu::Strides;
 
 constexpr int KEYS = 64;
+constexpr int SUITABLE_BLOCKS = 256;  // of a row, to keep a GPU busy
+constexpr int MOST_SPLITS = 64;
 constexpr float INFINITE = cuda::std::numeric_limits<float>::infinity();
+
+__device__ inline int count_splits(int num_rows, int num_groups) {
+  const int num_blocks = (num_rows + 63) / 64;
+  return max(min(SUITABLE_BLOCKS / (num_blocks * num_groups), MOST_SPLITS), 1);
+}
 
 __device__ inline int split_length(int num_keys, int num_splits) {
   const int num_tiles = (num_keys + KEYS - 1) / KEYS;
@@ -41,57 +47,74 @@ __device__ inline void load_transposed(uint32_t (&m)[4], const void* shared) {
                : "r"((uint32_t)__cvta_generic_to_shared(shared)));
 }
 
-// parts: (B, L, H, splits, D), of each split softmax(...) @ v; weights: (B, L, H, splits), the
-// logarithm to base 2 of what it weighs.
-template <typename T, int D>
+// One row of an array (B, heads, L, D), last axis contiguous.
+template <typename T>
+struct Lines {
+  T* first;
+  int64_t of_head, of_token;
+
+  __device__ T* at(int head, size_t token) const {
+    return first + head * of_head + token * of_token;
+  }
+};
+
+template <typename T>
+__device__ Lines<T> row_of(T* array, const Strides& strides, int row) {
+  if (strides[3] != 1)
+    __trap();  // rather than a wrong answer
+  return {array + row * strides[0], strides[1], strides[2]};
+}
+
+// The same of an array (tokens, heads, 1, D), of which the row's tokens begin at `row`.
+template <typename T>
+__device__ Lines<T> tokens_from(T* array, const Strides& strides, int row) {
+  if (strides[3] != 1)
+    __trap();
+  return {array + row * strides[0], strides[1], strides[0]};
+}
+
+// parts: (L, H, splits, D), of each split softmax(...) @ v; weights: (L, H, splits), the logarithm to
+// base 2 of what it weighs. `index` of a split and a block, for each group.
+template <int D, typename T>
 __device__ void attention(
-    const T* queries, const T* new_keys, const T* new_values, T* keys, T* values,
-    const int* bounds, const Strides& q_strides, const Strides& new_k_strides,
-    const Strides& new_v_strides, const Strides& k_strides, const Strides& v_strides, int num_heads,
-    int num_queries, int num_groups, float scale, float* parts, float* weights) {
+    int index, const Lines<const T>& queries, const Lines<const T>& new_keys,
+    const Lines<const T>& new_values, const Lines<T>& keys, const Lines<T>& values,
+    const int* bounds, int num_heads, int num_queries, int num_groups, float scale, float* parts,
+    float* weights) {
   constexpr int ROW = D + 8;  // 16 bytes more, so that eight rows lie in different banks
   extern __shared__ uint4 shared[];
   T* tiles = reinterpret_cast<T*>(shared);  // [stage][keys or values][KEYS][ROW]
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int quad = lane / 4, member = lane % 4;
-  const int group = blockIdx.y, batch = blockIdx.z, block_rows = blockDim.x / 32 * 16;
+  const int group = blockIdx.y, block_rows = blockDim.x / 32 * 16;
   const int shared_heads = num_heads / num_groups, num_rows = num_queries * shared_heads;
   const int num_blocks = (num_rows + block_rows - 1) / block_rows;
-  const int num_splits = gridDim.x / num_blocks, split = blockIdx.x / num_blocks;
-  const int block = num_blocks - 1 - blockIdx.x % num_blocks;  // those with most keys first
-  const int first_key = bounds[3 * batch], end_key = bounds[3 * batch + 1];
-  const int first_new = end_key - bounds[3 * batch + 2];
+  const int num_splits = count_splits(num_rows, num_groups), split = index / num_blocks;
+  const int block = num_blocks - 1 - index % num_blocks;  // those with most keys first
+  const int first_key = bounds[0], end_key = bounds[1], first_new = end_key - bounds[2];
   const int last_row = min((block + 1) * block_rows, num_rows) - 1;
   const int first_limit = first_new + block * block_rows / shared_heads;
   const int length = split_length(end_key - first_key, num_splits);
   const int begin = first_key + split * length;
   const int end = min(min(first_new + last_row / shared_heads + 1, end_key), begin + length);
-  if (q_strides[3] != 1 || k_strides[3] != 1 || v_strides[3] != 1 || new_k_strides[3] != 1 ||
-      new_v_strides[3] != 1)
-    __trap();  // rather than a wrong answer
-  if (begin >= end)
+  if (begin >= end || split >= num_splits)
     return;
 
-  T* k_base = keys + batch * k_strides[0] + group * k_strides[1];
-  T* v_base = values + batch * v_strides[0] + group * v_strides[1];
-  const T* new_k_base = new_keys + batch * new_k_strides[0] + group * new_k_strides[1];
-  const T* new_v_base = new_values + batch * new_v_strides[0] + group * new_v_strides[1];
   auto fetch = [&](int stage, int start) {
     T* tile = tiles + stage * 2 * KEYS * ROW;
     for (int i = threadIdx.x; i < KEYS * (D / 8); i += blockDim.x) {
       const int key = i / (D / 8), part = i % (D / 8) * 8;
       const bool is_there = start + key < end;
       const int from = is_there ? start + key : begin;
-      const T* k = from < first_new ? k_base + (size_t)from * k_strides[2]
-                                    : new_k_base + (from - first_new) * new_k_strides[2];
-      const T* v = from < first_new ? v_base + (size_t)from * v_strides[2]
-                                    : new_v_base + (from - first_new) * new_v_strides[2];
+      const bool is_new = from >= first_new;
+      const T* k = is_new ? new_keys.at(group, from - first_new) : keys.at(group, from);
+      const T* v = is_new ? new_values.at(group, from - first_new) : values.at(group, from);
       copy_async(tile + key * ROW + part, k + part, is_there);
       copy_async(tile + (KEYS + key) * ROW + part, v + part, is_there);
-      if (block == num_blocks - 1 && is_there && from >= first_new) {  // which sees all of them
-        *reinterpret_cast<uint4*>(k_base + (size_t)from * k_strides[2] + part) =
+      if (block == num_blocks - 1 && is_there && is_new) {  // which sees all of them
+        *reinterpret_cast<uint4*>(keys.at(group, from) + part) =
             *reinterpret_cast<const uint4*>(k + part);
-        *reinterpret_cast<uint4*>(v_base + (size_t)from * v_strides[2] + part) =
+        *reinterpret_cast<uint4*>(values.at(group, from) + part) =
             *reinterpret_cast<const uint4*>(v + part);
       }
     }
@@ -106,7 +129,7 @@ __device__ void attention(
   for (int half = 0; half < 2; half++) {
     const int row = min(block * block_rows + warp * 16 + quad + half * 8, num_rows - 1);
     const int token = row / shared_heads, head = group * shared_heads + row % shared_heads;
-    const T* query = queries + batch * q_strides[0] + head * q_strides[1] + token * q_strides[2];
+    const T* query = queries.at(head, token);
     limits[half] = first_new + token;
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
@@ -203,7 +226,7 @@ __device__ void attention(
     if (row >= num_rows)
       continue;
     const int token = row / shared_heads, head = group * shared_heads + row % shared_heads;
-    const size_t place = ((size_t)batch * num_queries + token) * num_heads + head;
+    const size_t place = (size_t)token * num_heads + head;
     const float share = total[half] > 0.0f ? 1.0f / total[half] : 0.0f;
     float* part = parts + (place * num_splits + split) * D;
 #pragma unroll
@@ -216,22 +239,14 @@ __device__ void attention(
   }
 }
 
-// Puts the parts of split rows together, a warp for each query and head.
-// out: (B, L, H, D), contiguous.
-template <typename T, int D>
-__device__ void merge_attention(
-    const float* parts, const float* weights, const int* bounds, int num_heads, int num_queries,
-    int num_batches, int num_splits, T* out) {
-  const int place = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (place >= num_batches * num_queries * num_heads)
-    return;
-  const int batch = place / (num_queries * num_heads), token = place / num_heads % num_queries;
-  const int num_keys = bounds[3 * batch + 1] - bounds[3 * batch];
+// Puts the parts of one query and head together, by a warp. `token`: of the new ones.
+template <int D, typename T>
+__device__ void merge(
+    const float* parts, const float* weights, const int* bounds, int token, int num_splits, T* out) {
+  const int lane = threadIdx.x % 32, num_keys = bounds[1] - bounds[0];
   const int length = split_length(num_keys, num_splits);
-  const int seen = min(num_keys - bounds[3 * batch + 2] + token + 1, num_keys);
+  const int seen = min(num_keys - bounds[2] + token + 1, num_keys);
   const int count = (seen + length - 1) / length;
-  weights += (size_t)place * num_splits;
-  parts += (size_t)place * num_splits * D;
   float most = -INFINITE;
   for (int i = 0; i < count; i++)
     most = fmaxf(most, weights[i]);
@@ -247,5 +262,89 @@ __device__ void merge_attention(
 #pragma unroll
   for (int n = 0; n < (D + 31) / 32; n++)
     if (n * 32 + lane < D)
-      out[(size_t)place * D + n * 32 + lane] = (T)(sums[n] / total);
+      out[n * 32 + lane] = (T)(sums[n] / total);
+}
+
+// ---- rows with as many new tokens each ----
+//
+// queries: (B, H, L, D), new_keys, new_values: (B, G, L, D), keys, values: (B, G, capacity, D).
+// parts: (B, L, H, splits, D), weights: (B, L, H, splits), out: (B, L, H, D).
+
+template <int D, typename T>
+__device__ void attention_of_rows(
+    const T* queries, const T* new_keys, const T* new_values, T* keys, T* values, const int* bounds,
+    const Strides& q_strides, const Strides& new_k_strides, const Strides& new_v_strides,
+    const Strides& k_strides, const Strides& v_strides, int num_heads, int num_queries,
+    int num_groups, float scale, float* parts, float* weights) {
+  const int row = blockIdx.z;
+  const int num_splits = count_splits(num_queries * num_heads / num_groups, num_groups);
+  const size_t place = (size_t)row * num_queries * num_heads * num_splits;
+  attention<D>(
+      blockIdx.x, row_of(queries, q_strides, row), row_of(new_keys, new_k_strides, row),
+      row_of(new_values, new_v_strides, row), row_of(keys, k_strides, row),
+      row_of(values, v_strides, row), bounds + 3 * row, num_heads, num_queries, num_groups, scale,
+      parts + place * D, weights + place);
+}
+
+template <int D, typename T>
+__device__ void merge_rows(
+    const float* parts, const float* weights, const int* bounds, int num_heads, int num_queries,
+    int num_rows, int num_splits, T* out) {
+  const int place = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+  if (place >= num_rows * num_queries * num_heads)
+    return;
+  const int row = place / (num_queries * num_heads), token = place / num_heads % num_queries;
+  const size_t part = (size_t)place * num_splits;
+  merge<D>(
+      parts + part * D, weights + part, bounds + 3 * row, token, num_splits, out + (size_t)place * D);
+}
+
+// ---- rows with one new token each, and a prompt's new tokens ----
+//
+// queries: (B + L, H, 1, D), of which the last L are the prompt's; new_keys, new_values: (B + L, G, 1,
+// D). keys, values: (B, G, capacity, D), prompt_keys, prompt_values: (1, G, capacity, D).
+// parts: those of the B rows, (B, H, row splits, D), before those of the prompt, (L, H, splits, D);
+// weights likewise. out: (B + L, H, 1, D).
+
+template <int D, typename T>
+__device__ void attention_beside(
+    const T* queries, const T* new_keys, const T* new_values, T* keys, T* values, const int* bounds,
+    T* prompt_keys, T* prompt_values, const int* prompt_bounds, const Strides& q_strides,
+    const Strides& new_k_strides, const Strides& new_v_strides, const Strides& k_strides,
+    const Strides& v_strides, const Strides& prompt_k_strides, const Strides& prompt_v_strides,
+    int num_heads, int num_rows, int num_tokens, int num_groups, float scale, float* parts,
+    float* weights) {
+  const int row = blockIdx.z;
+  const bool is_prompt = row == num_rows;
+  const size_t place = (size_t)row * num_heads * count_splits(num_heads / num_groups, num_groups);
+  attention<D>(
+      blockIdx.x, tokens_from(queries, q_strides, row), tokens_from(new_keys, new_k_strides, row),
+      tokens_from(new_values, new_v_strides, row),
+      is_prompt ? row_of(prompt_keys, prompt_k_strides, 0) : row_of(keys, k_strides, row),
+      is_prompt ? row_of(prompt_values, prompt_v_strides, 0) : row_of(values, v_strides, row),
+      is_prompt ? prompt_bounds : bounds + 3 * row, num_heads,
+      is_prompt ? num_tokens - num_rows : 1, num_groups, scale, parts + place * D, weights + place);
+}
+
+template <int D, typename T>
+__device__ void merge_beside(
+    const float* parts, const float* weights, const int* bounds, const int* prompt_bounds,
+    int num_heads, int num_groups, int num_rows, int num_tokens, T* out) {
+  int place = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+  if (place >= num_tokens * num_heads)
+    return;
+  out += (size_t)place * D;
+  const int shared_heads = num_heads / num_groups;
+  int num_splits = count_splits(shared_heads, num_groups), token = 0;
+  size_t part = (size_t)min(place, num_rows * num_heads) * num_splits;
+  if (place < num_rows * num_heads) {
+    bounds += 3 * (place / num_heads);
+  } else {
+    place -= num_rows * num_heads;
+    bounds = prompt_bounds;
+    token = place / num_heads;
+    num_splits = count_splits((num_tokens - num_rows) * shared_heads, num_groups);
+    part += (size_t)place * num_splits;
+  }
+  merge<D>(parts + part * D, weights + part, bounds, token, num_splits, out);
 }

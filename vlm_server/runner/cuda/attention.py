@@ -25,7 +25,7 @@ import numpy as np
 
 from vlm_server.runner.cuda import kernels
 from vlm_server.runner.device.device import CUDA_BLOCK_TOKENS as BLOCK_TOKENS
-from vlm_server.runner.kv.bounded_layer import BoundedLayer
+from vlm_server.runner.kv.bounded_layer import BoundedLayer, LayerBeside
 
 logger = logging.getLogger(__name__)
 
@@ -158,12 +158,17 @@ class CudaAttention:
 
     def within(self, queries: mx.array, layer: BoundedLayer, scale: float) -> mx.array:
         assert layer.new is not None
-        size = queries.shape[-1]
-        are_alike = {each.shape[-1] for each in layer.new} == {size}
-        if not are_alike or size % 16 or size > _MOST_HEAD_SIZE or queries.dtype not in _DTYPES:
-            raise NotImplementedError(f"no kernel for heads of {size} in {queries.dtype}")
+        _check_heads(queries, layer.new)
         buffers = layer.keys, layer.values
         return kernels.append_and_attend(queries, layer.new, buffers, scale, layer.bounds)
+
+    def beside(self, queries: mx.array, layer: LayerBeside, scale: float) -> mx.array:
+        assert layer.new is not None
+        _check_heads(queries, layer.new)
+        rows, prompt = (
+            ((each.keys, each.values), each.bounds) for each in (layer.rows, layer.prompt)
+        )
+        return kernels.append_and_attend_beside(queries, layer.new, rows, prompt, scale)
 
     def is_planned(self, num_queries: int, num_keys: int) -> bool:
         shape = num_queries, num_keys
@@ -190,6 +195,13 @@ class CudaAttention:
                 mx.eval(_some(heads, shape))
                 return True
         return False
+
+
+def _check_heads(queries: mx.array, new: tuple[mx.array, mx.array]) -> None:
+    size = queries.shape[-1]
+    are_alike = {each.shape[-1] for each in new} == {size}
+    if not are_alike or size % 16 or size > _MOST_HEAD_SIZE or queries.dtype not in _DTYPES:
+        raise NotImplementedError(f"no kernel for heads of {size} in {queries.dtype}")
 
 
 def causal_attention(

@@ -22,8 +22,8 @@ _SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names of layers that mlx-vlm's modules call with one input."""
 
 
-Multiply = Callable[[mx.array, mx.array, mx.array | None], mx.array]
-"""`x @ weight.T + bias` of (..., depth), (columns, depth) and (columns,)."""
+Multiply = Callable[[mx.array, mx.array, mx.array | None, Sequence[int]], list[mx.array]]
+"""`x @ weight.T + bias`, (..., columns), in parts of such widths: see `skinny_linear`."""
 
 
 class FewRowsLinear(Linear):  # type: ignore[misc]
@@ -38,7 +38,7 @@ class FewRowsLinear(Linear):  # type: ignore[misc]
         if self.product is not None and (are_few or _are_rows_of_one(x, self.weight)):
             return self.product.part_of(self, x)
         if are_few:
-            return self.multiply(x, self.weight, self.get("bias"))
+            return self.multiply(x, self.weight, self.get("bias"), self.weight.shape[:1])[0]
         return super().__call__(x)  # type: ignore[no-any-return]
 
 
@@ -49,7 +49,7 @@ class FewRowsEmbedding(Embedding):  # type: ignore[misc]
 
     def as_linear(self, x: mx.array) -> mx.array:
         if _are_few(x, self.weight):
-            return self.multiply(x, self.weight, None)
+            return self.multiply(x, self.weight, None, self.weight.shape[:1])[0]
         return super().as_linear(x)  # type: ignore[no-any-return]
 
 
@@ -61,15 +61,13 @@ class SharedProduct:
         self._weight = mx.concatenate([layer.weight for layer in layers])
         biases = [layer.bias for layer in layers if "bias" in layer]
         self._bias = mx.concatenate(biases) if biases else None
-        ends = list(accumulate(layer.weight.shape[0] for layer in layers))
-        self._parts = {
-            id(layer): slice(start, end)
-            for layer, start, end in zip(layers, [0, *ends], ends, strict=False)
-        }
-        for layer in layers:
-            layer.weight = self._weight[self._parts[id(layer)]]
+        self._widths = [layer.weight.shape[0] for layer in layers]
+        self._layers = [id(layer) for layer in layers]
+        parts = mx.split(self._weight, list(accumulate(self._widths[:-1])))
+        for layer, part in zip(layers, parts, strict=True):
+            layer.weight = part
             layer.product = self
-        mx.eval(self._weight, self._bias, [layer.weight for layer in layers])
+        mx.eval(self._weight, self._bias, parts)
         self._input: mx.array | None = None
         self._left: dict[int, mx.array] = {}
         """Parts of `_input` that no layer has asked for yet."""
@@ -78,9 +76,9 @@ class SharedProduct:
         """What `layer` makes of `x`; the others' parts are kept until they are asked for."""
         if x is not self._input or id(layer) not in self._left:
             multiply = self._multiply if _are_few(x, self._weight) else _by_mlx
-            output = multiply(x, self._weight, self._bias)
+            parts = multiply(x, self._weight, self._bias, self._widths)
             self._input = x
-            self._left = {key: output[..., columns] for key, columns in self._parts.items()}
+            self._left = dict(zip(self._layers, parts, strict=True))
         part = self._left.pop(id(layer))
         if not self._left:
             self._input = None
@@ -128,7 +126,10 @@ def _are_rows_of_one(x: mx.array, weight: mx.array) -> bool:
     return x.ndim == 3 and x.shape[1] == 1 and x.dtype == weight.dtype
 
 
-def _by_mlx(x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
+def _by_mlx(
+    x: mx.array, weight: mx.array, bias: mx.array | None, widths: Sequence[int]
+) -> list[mx.array]:
     rows = x.reshape(-1, x.shape[-1])
     product = rows @ weight.T if bias is None else mx.addmm(bias, rows, weight.T)
-    return product.reshape(*x.shape[:-1], -1)
+    product = product.reshape(*x.shape[:-1], -1)
+    return list(mx.split(product, list(accumulate(widths[:-1])), axis=-1))

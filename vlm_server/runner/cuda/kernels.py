@@ -19,17 +19,18 @@ from vlm_server.runner.device.device import current_device
 
 logger = logging.getLogger(__name__)
 
+Sides = tuple[mx.array, mx.array]
+"""Keys and values."""
+
 _TOLERANCE = 0.5
 """Between sums of 128 products in bfloat16 and in float32, some 11 in size."""
 _FOLDER = Path(__file__).parent
 _WARP = 32
 
 _MOST_SPLITS = 64
-"""Into how many parts `attention` splits a row."""
 _SUITABLE_BLOCKS = 256
-"""Of a row, to keep a GPU busy."""
 _TILE_KEYS = 64
-"""`KEYS` in attention.cu."""
+"""As MOST_SPLITS, SUITABLE_BLOCKS and KEYS in attention.cu."""
 _QUERIES = 16
 """Of a warp."""
 _MOST_WARPS = 4
@@ -39,34 +40,59 @@ SKINNY_DEPTH = 64
 """`skinny_linear` takes multiples of it."""
 _SKINNY_COLUMNS = 16
 _SKINNY_WARPS = 8
+_ATTENTION_INPUTS = ("queries", "new_keys", "new_values", "keys", "values", "bounds")
 _MERGING_WARPS = 4
 """Of a block of `merge_attention`."""
 _WIDEST_ACCESS = 16
 """Bytes that a thread reads or writes at once."""
 _COPYING_THREADS = 256
 """Of a block of `arrange_rows`."""
+_ROTATING_THREADS = 128
+"""Of a block of `rotate_heads`."""
 
 
-def skinny_linear(x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
-    """`x @ weight.T + bias` for (..., depth) and (columns, depth): see skinny_linear.cu."""
+def skinny_linear(
+    x: mx.array, weight: mx.array, bias: mx.array | None, widths: Sequence[int]
+) -> list[mx.array]:
+    """`x @ weight.T + bias` for (..., depth) and (columns, depth): see skinny_linear.cu.
+
+    In parts, (..., width) each; `widths` add up to all columns.
+    """
     columns = weight.shape[0]
-    output: mx.array = _skinny_linear()(
+    output: list[mx.array] = _skinny_linear(tuple(widths))(
         inputs=[weight, x, weight if bias is None else bias],
         template=[("T", x.dtype)],
         grid=(-(-columns // _SKINNY_COLUMNS) * _SKINNY_WARPS * _WARP, 1, 1),
         threadgroup=(_SKINNY_WARPS * _WARP, 1, 1),
-        output_shapes=[(*x.shape[:-1], columns)],
-        output_dtypes=[x.dtype],
-    )[0]
+        output_shapes=[(*x.shape[:-1], width) for width in widths],
+        output_dtypes=[x.dtype] * len(widths),
+    )
     return output
 
 
+def rotate_heads(
+    queries: mx.array, keys: mx.array, cosines: mx.array, sines: mx.array
+) -> tuple[mx.array, mx.array]:
+    """RoPE of queries and keys, (rows, heads, tokens, head size), by pairs (i, i + half).
+
+    cosines, sines: (rows or 1, 1, tokens, half) float32. Numbers of a head beyond 2 * half stay as
+    they are. See rotate_heads.cu.
+    """
+    rows, heads, count, size = queries.shape
+    num_threads = rows * (heads + keys.shape[1]) * count * size // 2
+    rotated = _rotate_heads()(
+        inputs=[queries, keys, cosines, sines],
+        template=[("Q", queries.dtype), ("K", keys.dtype)],
+        grid=(-(-num_threads // _ROTATING_THREADS) * _ROTATING_THREADS, 1, 1),
+        threadgroup=(_ROTATING_THREADS, 1, 1),
+        output_shapes=[queries.shape, keys.shape],
+        output_dtypes=[queries.dtype, keys.dtype],
+    )
+    return rotated[0], rotated[1]
+
+
 def append_and_attend(
-    queries: mx.array,
-    new: tuple[mx.array, mx.array],
-    buffers: tuple[mx.array, mx.array],
-    scale: float,
-    bounds: mx.array,
+    queries: mx.array, new: Sides, buffers: Sides, scale: float, bounds: mx.array
 ) -> mx.array:
     """Write `new` keys and values into `buffers`, in place, and attend to all: see attention.cu.
 
@@ -80,27 +106,93 @@ def append_and_attend(
     rows, heads, count, size = queries.shape
     groups = new[0].shape[1]
     num_queries = count * heads // groups
-    warps = min(-(-num_queries // _QUERIES), _MOST_WARPS)
+    splits = _count_splits(num_queries, groups)
+    warps = _warps_for(num_queries)
     blocks = -(-num_queries // (_QUERIES * warps))
-    splits = max(min(_SUITABLE_BLOCKS // (blocks * groups), _MOST_SPLITS), 1)
-    places, template = (rows, count, heads), [("T", queries.dtype), ("D", size)]
-    parts, weights = _attention(size)(
-        inputs=[queries, *new, *buffers, bounds, mx.array(scale, dtype=mx.float32)],
+    template = [("T", queries.dtype), ("D", size)]
+    parts, weights = _attention(size, scale)(
+        inputs=[queries, *new, *buffers, bounds],
         template=template,
         grid=(blocks * splits * warps * _WARP, groups, rows),
         threadgroup=(warps * _WARP, 1, 1),
-        output_shapes=[(*places, splits, size), (*places, splits)],
+        output_shapes=[(rows, count, heads, splits, size), (rows, count, heads, splits)],
         output_dtypes=[mx.float32, mx.float32],
     )
-    output: mx.array = _merge_attention()(
+    output: mx.array = _merge_rows()(
         inputs=[parts, weights, bounds],
         template=template,
         grid=(rows * count * heads * _WARP, 1, 1),
         threadgroup=(_MERGING_WARPS * _WARP, 1, 1),
-        output_shapes=[(*places, size)],
+        output_shapes=[(rows, count, heads, size)],
         output_dtypes=[queries.dtype],
     )[0]
     return output.swapaxes(1, 2)
+
+
+def append_and_attend_beside(
+    queries: mx.array,
+    new: Sides,
+    rows: tuple[Sides, mx.array],
+    prompt: tuple[Sides, mx.array],
+    scale: float,
+) -> mx.array:
+    """The same for rows that append a token each, and for a prompt's tokens, which come after.
+
+    queries: (all tokens, heads, 1, head size); returns as much. new: (all tokens, groups, 1, head
+    size). rows, prompt: buffers and bounds.
+    """
+    (buffers, bounds), (prompt_buffers, prompt_bounds) = rows, prompt
+    count, heads, _, size = queries.shape
+    groups, num_rows = new[0].shape[1], bounds.shape[0]
+    shared = heads // groups
+    num_queries = (count - num_rows) * shared
+    row_splits, splits = _count_splits(shared, groups), _count_splits(num_queries, groups)
+    warps = _warps_for(num_queries)
+    blocks = -(-num_queries // (_QUERIES * warps))
+    row_blocks = -(-shared // (_QUERIES * warps))
+    num_parts = heads * (num_rows * row_splits + (count - num_rows) * splits)
+    template = [("T", queries.dtype), ("D", size)]
+    parts, weights = _attention_beside(size, scale)(
+        inputs=[queries, *new, *buffers, bounds, *prompt_buffers, prompt_bounds],
+        template=template,
+        grid=(max(blocks * splits, row_blocks * row_splits) * warps * _WARP, groups, num_rows + 1),
+        threadgroup=(warps * _WARP, 1, 1),
+        output_shapes=[(num_parts, size), (num_parts,)],
+        output_dtypes=[mx.float32, mx.float32],
+    )
+    output: mx.array = _merge_beside()(
+        inputs=[parts, weights, queries, buffers[0], bounds, prompt_bounds],
+        template=template,
+        grid=(count * heads * _WARP, 1, 1),
+        threadgroup=(_MERGING_WARPS * _WARP, 1, 1),
+        output_shapes=[queries.shape],
+        output_dtypes=[queries.dtype],
+    )[0]
+    return output
+
+
+def _count_splits(num_queries: int, groups: int) -> int:
+    """`count_splits` in attention.cu."""
+    blocks = -(-num_queries // (_QUERIES * _MOST_WARPS))
+    return max(min(_SUITABLE_BLOCKS // (blocks * groups), _MOST_SPLITS), 1)
+
+
+def _warps_for(num_queries: int) -> int:
+    """How many a block of attention has."""
+    return min(-(-num_queries // _QUERIES), _MOST_WARPS)
+
+
+def _shared_memory_of(size: int) -> int:
+    """Of a block of attention, bytes."""
+    return 4 * _TILE_KEYS * (size + 8) * 2
+
+
+def _name_of(scale: float) -> str:
+    return np.float32(scale).tobytes().hex()
+
+
+def _joined(values: Sequence[object]) -> str:
+    return ", ".join(map(str, values))
 
 
 def takes_rows(sources: Sequence[tuple[mx.array, mx.array]]) -> bool:
@@ -137,43 +229,70 @@ def arrange_rows(
 
 @cache
 def can_be_used() -> bool:
-    """Whether `skinny_linear` and `arrange_rows` can be used here, and give what MLX does.
+    """Whether the kernels but attention can be used here, and give what MLX does.
 
     Compiling them takes seconds, the first time.
     """
     if not current_device().runs_our_kernels:
         return False
-    x, weight = (mx.random.normal((rows, 128), key=mx.random.key(rows)) for rows in (3, 40))
-    expected = x @ weight.T
-    rows = weight.reshape(2, 4, 10, 64)
-    places = mx.array([[0, 1, 2, 7, 3, 12], [1, 0, 1, 9, 0, 12]])
-    sources = [(rows, -rows), (2 * rows, -2 * rows)]
-    first = mx.pad(rows[1:, :, 2:9], [(0, 0), (0, 0), (3, 2), (0, 0)])
-    second = mx.pad(2 * rows[:1, :, 1:], [(0, 0), (0, 0), (0, 3), (0, 0)])
-    arranged = mx.concatenate([first, second])
     try:
-        found = skinny_linear(x.astype(mx.bfloat16), weight.astype(mx.bfloat16), None)
-        distance = float(np.array(mx.abs(found - expected).max()))
-        for side, sign in zip(arrange_rows(sources, places, 12), (1, -1), strict=True):
-            distance += float(np.array(mx.abs(side - sign * arranged).max()))
+        distance = _distance_of_linear() + _distance_of_rows() + _distance_of_heads()
     except Exception:
-        logger.warning("our CUDA kernels for linear layers and rows can't be used", exc_info=True)
+        logger.warning("our CUDA kernels can't be used", exc_info=True)
         return False
     if not distance < _TOLERANCE:
-        logger.warning(
-            "our CUDA kernels for linear layers and rows are not used: %.2g off", distance
-        )
+        logger.warning("our CUDA kernels are not used: %.2g off", distance)
         return False
     return True
 
 
+def _distance_of_linear() -> float:
+    x, weight = (mx.random.normal((rows, 128), key=mx.random.key(rows)) for rows in (3, 40))
+    halves = x.astype(mx.bfloat16), weight.astype(mx.bfloat16)
+    one = skinny_linear(*halves, None, (40,))[0]
+    parts = mx.concatenate(skinny_linear(*halves, None, (8, 32)), axis=-1)
+    return _distance(one, x @ weight.T) + _distance(parts, one)
+
+
+def _distance_of_rows() -> float:
+    rows = mx.random.normal((2, 4, 10, 64), key=mx.random.key(0))
+    places = mx.array([[0, 1, 2, 7, 3, 12], [1, 0, 1, 9, 0, 12]])
+    sources = [(rows, -rows), (2 * rows, -2 * rows)]
+    first = mx.pad(rows[1:, :, 2:9], [(0, 0), (0, 0), (3, 2), (0, 0)])
+    second = mx.pad(2 * rows[:1, :, 1:], [(0, 0), (0, 0), (0, 3), (0, 0)])
+    keys, values = arrange_rows(sources, places, 12)
+    expected = mx.concatenate([first, second])
+    return _distance(keys, expected) + _distance(values, -expected)
+
+
+def _distance_of_heads() -> float:
+    heads = mx.random.normal((2, 5, 3, 16), key=mx.random.key(0))
+    angles = mx.random.normal((2, 1, 5, 6), key=mx.random.key(1))
+    queries, keys = heads.swapaxes(1, 2), heads.swapaxes(1, 2)[:, :1]
+    cosines, sines = mx.cos(angles), mx.sin(angles)
+    first, second, rest = mx.split(queries, [6, 12], axis=-1)
+    rotated = first * cosines - second * sines, second * cosines + first * sines
+    expected = mx.concatenate([*rotated, rest], axis=-1)
+    found = rotate_heads(queries, keys, cosines, sines)
+    return _distance(found[0], expected) + _distance(found[1], expected[:, :1])
+
+
+def _distance(found: mx.array, expected: mx.array) -> float:
+    return float(np.array(mx.abs(found - expected).max().astype(mx.float32)))
+
+
 @cache
-def _skinny_linear() -> Any:
+def _skinny_linear(widths: tuple[int, ...]) -> Any:
+    """For any number of columns if they are one part."""
+    is_one = len(widths) == 1
+    outputs = [f"y_{number}" for number in range(len(widths))]
+    columns = "weight_shape[0]" if is_one else _joined(widths)
     return _kernel(
-        "skinny_linear",
+        "skinny_linear" if is_one else f"skinny_linear_{'_'.join(map(str, widths))}",
         ["weight", "x", "bias"],
-        ["y"],
+        outputs,
         "int num_rows = 1; for (int i = 0; i + 1 < x_ndim; i++) num_rows *= x_shape[i];"
+        f"const Output<T, {len(widths)}> y{{{{{_joined(outputs)}}}, {{{columns}}}}};"
         "skinny_linear(weight, x, bias == weight ? (const T*)nullptr : bias, y, num_rows,"
         " weight_shape[0], weight_shape[1]);",
         ["mma.cuh", "skinny_linear.cu"],
@@ -183,30 +302,73 @@ def _skinny_linear() -> Any:
 
 
 @cache
-def _attention(size: int) -> Any:
+def _rotate_heads() -> Any:
     return _kernel(
-        "attention",
-        ["queries", "new_keys", "new_values", "keys", "values", "bounds", "scale"],
-        ["parts", "weights"],
-        "attention<T, D>(queries, new_keys, new_values, const_cast<T*>(keys),"
-        " const_cast<T*>(values), bounds, queries_strides, new_keys_strides, new_values_strides,"
-        " keys_strides, values_strides, queries_shape[1], queries_shape[2], keys_shape[1], *scale,"
-        " parts, weights);",
-        ["mma.cuh", "attention.cu"],
-        shared_memory=4 * _TILE_KEYS * (size + 8) * 2,
+        "rotate_heads",
+        ["queries", "keys", "cosines", "sines"],
+        ["new_queries", "new_keys"],
+        "rotate_heads(queries, keys, cosines, sines, queries_strides, keys_strides,"
+        " cosines_strides, sines_strides, queries_shape[0], queries_shape[1], keys_shape[1],"
+        " queries_shape[2], queries_shape[3], cosines_shape[0], cosines_shape[3], new_queries,"
+        " new_keys);",
+        ["rotate_heads.cu"],
     )
 
 
 @cache
-def _merge_attention() -> Any:
+def _attention(size: int, scale: float) -> Any:
     return _kernel(
-        "merge_attention",
+        f"attention_{_name_of(scale)}",
+        _ATTENTION_INPUTS,
+        ["parts", "weights"],
+        "attention_of_rows<D>(queries, new_keys, new_values, const_cast<T*>(keys),"
+        " const_cast<T*>(values), bounds, queries_strides, new_keys_strides, new_values_strides,"
+        " keys_strides, values_strides, queries_shape[1], queries_shape[2], keys_shape[1],"
+        f" {np.float32(scale)!s}f, parts, weights);",
+        ["mma.cuh", "attention.cu"],
+        shared_memory=_shared_memory_of(size),
+    )
+
+
+@cache
+def _merge_rows() -> Any:
+    return _kernel(
+        "merge_rows",
         ["parts", "weights", "bounds"],
         ["out"],
-        "merge_attention<T, D>(parts, weights, bounds, weights_shape[2], weights_shape[1],"
+        "merge_rows<D>(parts, weights, bounds, weights_shape[2], weights_shape[1],"
         " weights_shape[0], weights_shape[3], out);",
         ["mma.cuh", "attention.cu"],
         is_strided=False,
+    )
+
+
+@cache
+def _attention_beside(size: int, scale: float) -> Any:
+    return _kernel(
+        f"attention_beside_{_name_of(scale)}",
+        [*_ATTENTION_INPUTS, "prompt_keys", "prompt_values", "prompt_bounds"],
+        ["parts", "weights"],
+        "attention_beside<D>(queries, new_keys, new_values, const_cast<T*>(keys),"
+        " const_cast<T*>(values), bounds, const_cast<T*>(prompt_keys),"
+        " const_cast<T*>(prompt_values), prompt_bounds, queries_strides, new_keys_strides,"
+        " new_values_strides, keys_strides, values_strides, prompt_keys_strides,"
+        " prompt_values_strides, queries_shape[1], bounds_shape[0], queries_shape[0],"
+        f" keys_shape[1], {np.float32(scale)!s}f, parts, weights);",
+        ["mma.cuh", "attention.cu"],
+        shared_memory=_shared_memory_of(size),
+    )
+
+
+@cache
+def _merge_beside() -> Any:
+    return _kernel(
+        "merge_beside",
+        ["parts", "weights", "queries", "keys", "bounds", "prompt_bounds"],
+        ["out"],
+        "merge_beside<D>(parts, weights, bounds, prompt_bounds, queries_shape[1], keys_shape[1],"
+        " bounds_shape[0], queries_shape[0], out);",
+        ["mma.cuh", "attention.cu"],
     )
 
 

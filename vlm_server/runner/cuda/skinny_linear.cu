@@ -1,14 +1,31 @@
 // y = x @ w.T + bias for few rows x, reading w once. A row's sums are added in the same order
 // whatever other rows there are: it gets the same numbers alone as in a batch.
 //
-// w: (N, K), x: (M, K), bias: (N,) or null, y: (M, N); K a multiple of 64, M at most 32.
+// w: (N, K), x: (M, K), bias: (N,) or null; K a multiple of 64, M at most 32. y is written in parts,
+// (M, width) each, which have the next columns each.
 // A block has 16 columns of y. Its warps share K in blocks of 64 and add up what they have. Of such
 // a block a thread reads twice eight neighbours of each of two rows of w, in wide reads. Which number
 // is which in the tensor core's product does not matter, as long as x agrees with w.
 
-template <typename T, int TILES>
+template <typename T, int PARTS>
+struct Output {
+  T* parts[PARTS];
+  int widths[PARTS];
+
+  __device__ void write(int row, int column, float value) const {
+#pragma unroll
+    for (int i = 0; i < PARTS; i++) {
+      if (column >= 0 && column < widths[i])
+        parts[i][(size_t)row * widths[i] + column] = (T)value;
+      column -= widths[i];
+    }
+  }
+};
+
+template <int TILES, typename T, int PARTS>
 __device__ void few_tiles(
-    const T* w, const T* x, const T* bias, T* y, int num_rows, int num_columns, int depth) {
+    const T* w, const T* x, const T* bias, const Output<T, PARTS>& y, int num_rows, int num_columns,
+    int depth) {
   constexpr int WARPS = 8;
   extern __shared__ float parts[];  // [WARPS][TILES][4][32]
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -56,20 +73,21 @@ __device__ void few_tiles(
         sum += parts[((each * TILES + tile) * 4 + part) * 32 + owner];
       if (bias)
         sum += (float)bias[n];
-      y[(size_t)row * num_columns + n] = (T)sum;
+      y.write(row, n, sum);
     }
   }
 }
 
-template <typename T>
+template <typename T, int PARTS>
 __device__ void skinny_linear(
-    const T* w, const T* x, const T* bias, T* y, int num_rows, int num_columns, int depth) {
+    const T* w, const T* x, const T* bias, const Output<T, PARTS>& y, int num_rows, int num_columns,
+    int depth) {
   if (num_rows <= 8)
-    few_tiles<T, 1>(w, x, bias, y, num_rows, num_columns, depth);
+    few_tiles<1>(w, x, bias, y, num_rows, num_columns, depth);
   else if (num_rows <= 16)
-    few_tiles<T, 2>(w, x, bias, y, num_rows, num_columns, depth);
+    few_tiles<2>(w, x, bias, y, num_rows, num_columns, depth);
   else if (num_rows <= 24)
-    few_tiles<T, 3>(w, x, bias, y, num_rows, num_columns, depth);
+    few_tiles<3>(w, x, bias, y, num_rows, num_columns, depth);
   else
-    few_tiles<T, 4>(w, x, bias, y, num_rows, num_columns, depth);
+    few_tiles<4>(w, x, bias, y, num_rows, num_columns, depth);
 }

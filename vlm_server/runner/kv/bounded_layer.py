@@ -8,7 +8,6 @@ MLX makes new arrays, which take the place of the old ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -75,22 +74,22 @@ class BoundedLayer(KVCache):  # type: ignore[misc]  # mlx-vlm is not typed
 
 
 class LayerBeside(KVCache):  # type: ignore[misc]  # mlx-vlm is not typed
-    """A layer of a pass in which rows decode and `num_tokens` of a prompt are read.
+    """A layer of a pass in which rows decode and tokens of a prompt are read.
 
     To the model, each token is a row of one: those that decode, then the prompt's.
     """
 
     def __init__(self, rows: BoundedLayer, prompt: BoundedLayer, num_tokens: int) -> None:
+        """`num_tokens`: how many tokens of the prompt."""
         self.rows, self.prompt = rows, prompt
+        self.new: tuple[mx.array, mx.array] | None = None
+        """Of all tokens, (tokens, heads, 1, head size), which attention has to write."""
+        self.is_read = False
+        """Whether attention to all keys was computed."""
         self._num_rows = rows.bounds.shape[0]
         self._num_tokens = num_tokens
         self._idx = 1
         """See `BoundedLayer`."""
-
-    @property
-    def is_read(self) -> bool:
-        """Whether attention to all keys was computed."""
-        return self.rows.is_read and self.prompt.is_read
 
     @property
     def offset(self) -> mx.array:
@@ -101,20 +100,10 @@ class LayerBeside(KVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         """None: `bounds` say all."""
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append `keys` and `values`, (tokens, heads, 1, head size). Returns them."""
-        (mine, theirs), (my_values, their_values) = self._parted(keys), self._parted(values)
-        self.rows.update_and_fetch(mine, my_values)
-        self.prompt.update_and_fetch(theirs, their_values)
+        """Take `keys` and `values`, (tokens, heads, 1, head size), which it returns."""
+        self.new = keys, values
         return keys, values
 
-    def attend(
-        self, queries: mx.array, attend: Callable[[mx.array, BoundedLayer], mx.array]
-    ) -> mx.array:
-        """What `attend` makes of `queries`, (tokens, heads, 1, head size), as many rows."""
-        mine, theirs = self._parted(queries)
-        of_prompt = attend(theirs, self.prompt).transpose(2, 1, 0, 3)
-        return mx.concatenate([attend(mine, self.rows), of_prompt])
-
-    def _parted(self, array: mx.array) -> tuple[mx.array, mx.array]:
+    def parted(self, array: mx.array) -> tuple[mx.array, mx.array]:
         """(tokens, heads, 1, size) as (rows, heads, 1, size) and (1, heads, tokens, size)."""
         return array[: self._num_rows], array[self._num_rows :].transpose(2, 1, 0, 3)

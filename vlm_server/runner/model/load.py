@@ -227,11 +227,12 @@ def _make_fast(
     if family.tower is not None:
         use_fast_tower(model, family.tower, device)
         use_fast_patches(processor, model.vision_tower)
-    if device.runs_our_kernels and kernels.can_be_used():
+    has_kernels = device.runs_our_kernels and kernels.can_be_used()
+    if has_kernels:
         use_few_rows_kernels(model.language_model)
     use_last_token_head(model.language_model)
     if family.mrope is not None:
-        use_shared_mrope(model.language_model)
+        use_shared_mrope(model.language_model, kernels.rotate_heads if has_kernels else None)
 
 
 def _fix(fix: Fix, model: Any, processor: Any, settings: Mapping[str, Any]) -> None:

@@ -54,6 +54,10 @@ class Attention(Protocol):
         """
         ...
 
+    def beside(self, queries: mx.array, layer: LayerBeside, scale: float) -> mx.array:
+        """The same for all tokens of a pass, (tokens, heads, 1, head size), as many rows."""
+        ...
+
     def is_planned(self, num_queries: int, num_keys: int) -> bool:
         """Whether a prompt's last queries attend to so many keys without a plan that takes long.
 
@@ -89,6 +93,17 @@ class CpuAttention:
         return mx.fast.scaled_dot_product_attention(
             queries, layer.keys, layer.values, scale=scale, mask=mask
         )
+
+    def beside(self, queries: mx.array, layer: LayerBeside, scale: float) -> mx.array:
+        """Apart, for the rows and for the prompt."""
+        assert layer.new is not None
+        (mine, theirs), (keys, prompt_keys), (values, prompt_values) = (
+            layer.parted(each) for each in (queries, *layer.new)
+        )
+        layer.rows.update_and_fetch(keys, values)
+        layer.prompt.update_and_fetch(prompt_keys, prompt_values)
+        of_prompt = self.within(theirs, layer.prompt, scale).transpose(2, 1, 0, 3)
+        return mx.concatenate([self.within(mine, layer.rows, scale), of_prompt])
 
     def is_planned(self, num_queries: int, num_keys: int) -> bool:
         return True
@@ -148,20 +163,17 @@ class ModelAttention:
         if isinstance(cache, (BoundedLayer, LayerBeside)):
             if not is_plain or mask is not None:
                 raise NotImplementedError("this model attends in a way of its own")
+            assert self.attention is not None
+            cache.is_read = True
             if isinstance(cache, LayerBeside):
-                return cache.attend(queries, lambda some, layer: self._within(some, layer, scale))
-            return self._within(queries, cache, scale)
+                return self.attention.beside(queries, cache, scale)
+            return self.attention.within(queries, cache, scale)
         if is_plain and self.attention and self.attention.takes(queries, keys, mask):
             return self.attention(queries, keys, values, scale, mask)
         output: mx.array = _MLX_VLM(
             queries, keys, values, cache, scale=scale, mask=mask, sinks=sinks
         )
         return output
-
-    def _within(self, queries: mx.array, layer: BoundedLayer, scale: float) -> mx.array:
-        assert self.attention is not None
-        layer.is_read = True
-        return self.attention.within(queries, layer, scale)
 
 
 def _attending_modules(language_model: Any) -> Sequence[ModuleType]:

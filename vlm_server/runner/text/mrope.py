@@ -11,7 +11,7 @@ left out: mlx-vlm has an M-RoPE kernel for it.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -22,6 +22,10 @@ from vlm_server.runner.rope import Rope
 
 _STYLES = frozenset({"chunked", "interleaved"})
 """Those in which each frequency follows one of the three positions."""
+
+
+Rotate = Callable[[mx.array, mx.array, mx.array, mx.array], tuple[mx.array, mx.array]]
+"""RoPE of queries and keys, given their angles' cosines and sines: see `rotate_heads`."""
 
 
 class DecodePositions(enum.Enum):
@@ -46,10 +50,10 @@ def next_position_ids(
     return {"position_ids": ids}
 
 
-def use_shared_mrope(language_model: Any) -> bool:
+def use_shared_mrope(language_model: Any, rotate: Rotate | None = None) -> bool:
     """Let all layers share one rotary embedding; False if the model's is not a known kind.
 
-    Decode steps may then pass one position a row.
+    Decode steps may then pass one position a row. `rotate`: None for operations of MLX.
     """
     attentions = _attentions(language_model)
     embeddings: list[Any] = [getattr(attention, "rotary_emb", None) for attention in attentions]
@@ -57,7 +61,7 @@ def use_shared_mrope(language_model: Any) -> bool:
         return False
     if len({(e.dim, e.base, e.style, tuple(e.mrope_section)) for e in embeddings}) > 1:
         return False
-    shared = SharedMRope(embeddings[0], len(embeddings))
+    shared = SharedMRope(embeddings[0], len(embeddings), rotate)
     for attention in attentions:
         attention.rotary_emb = shared
     return True
@@ -94,8 +98,11 @@ class SharedMRope(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is no
     fused_apply = True
     """Tells mlx-vlm's layers to call `apply_rotary`."""
 
-    def __init__(self, embedding: MRoPERotaryEmbedding, num_layers: int) -> None:
+    def __init__(
+        self, embedding: MRoPERotaryEmbedding, num_layers: int, rotate: Rotate | None = None
+    ) -> None:
         super().__init__()
+        self._rotate = rotate
         self._embedding = embedding
         self._num_layers = num_layers
         self._layers_left = 0
@@ -121,7 +128,11 @@ class SharedMRope(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is no
         if position_ids is not self._positions:
             self._positions, self._layers_left = position_ids, self._num_layers
             self._shared = self._rope(position_ids)
-        rotated = self._apply(q), self._apply(k)
+        assert self._shared is not None
+        if self._rotate is not None:
+            rotated = self._rotate(q, k, self._shared.cosines, self._shared.sines)
+        else:
+            rotated = self._by_mlx(q), self._by_mlx(k)
         self._layers_left -= 1
         if not self._layers_left:
             self._positions = self._shared = None
@@ -135,7 +146,7 @@ class SharedMRope(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is no
         angles = positions.astype(mx.float32) * self._embedding.inv_freq
         return Rope(mx.cos(angles)[:, None], mx.sin(angles)[:, None])
 
-    def _apply(self, x: mx.array) -> mx.array:
+    def _by_mlx(self, x: mx.array) -> mx.array:
         assert self._shared is not None
         dim, apply = self._embedding.dim, self._shared.in_one_kernel
         if dim == x.shape[-1]:
