@@ -1,4 +1,5 @@
-"""The C library's heap of a process that runs for months. Knows glibc; elsewhere it does nothing.
+"""The C library's heap of a process that runs for months. Knows glibc, and `trim` a preloaded
+mimalloc as well; elsewhere it does nothing.
 
 By default, each thread has a heap of its own, which retains what it once took where trimming does
 not reach, and blocks of 128 KiB and more are mapped anew each time. The system has to clear their
@@ -65,6 +66,8 @@ def trim() -> None:
     """Give back to the system what is free now; takes milliseconds."""
     if (libc := _glibc()) is not None:
         libc.malloc_trim(0)
+        if hasattr(libc, "mi_collect"):
+            libc.mi_collect(ctypes.c_bool(True))
 
 
 class _MallInfo(ctypes.Structure):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
+from importlib.metadata import distribution
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -47,7 +50,13 @@ print(resident() - before)
 """
 
 
-def growth(first: str = "", last: str = "", program: str = MAIN_THREAD, count: int = 400) -> int:
+def growth(
+    first: str = "",
+    last: str = "",
+    program: str = MAIN_THREAD,
+    count: int = 400,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> int:
     """Bytes that a process keeps of `count` times 100 kB or more, of which it needs one at most."""
     program = program.format(first=first, last=last, count=count)
     output = subprocess.run(
@@ -56,7 +65,7 @@ def growth(first: str = "", last: str = "", program: str = MAIN_THREAD, count: i
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[2],
-        env={},
+        env=dict(environment),
     )
     return int(output.stdout)
 
@@ -77,6 +86,21 @@ def test_what_threads_freed_is_trimmed():
     assert growth(last="heap.trim()", program=OTHER_THREAD) > 20_000_000
     kept = growth(first="heap.keep_bodies()", last="heap.trim()", program=OTHER_THREAD)
     assert kept < 5_000_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the preload is for Linux")
+def test_what_a_preloaded_mimalloc_keeps_is_trimmed():
+    preload = {
+        "LD_PRELOAD": str(
+            distribution("cmeel-mimalloc").locate_file("cmeel.prefix/lib/libmimalloc.so.3")
+        ),
+        "MIMALLOC_PURGE_DELAY": "100000",  # until then, it gives nothing back by itself
+    }
+    for program in (MAIN_THREAD, OTHER_THREAD):
+        kept = growth(program=program, environment=preload)
+        trimmed = growth(last="heap.trim()", program=program, environment=preload)
+        assert kept > 20_000_000
+        assert trimmed < 5_000_000
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")

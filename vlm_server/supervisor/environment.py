@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from vlm_server.supervisor.openblas import find_preload
+from vlm_server.settings import Engine
+from vlm_server.supervisor import mimalloc, openblas
 from vlm_server.supervisor.private_folder import PrivateFolder
 
 _FOR_MLX = {
@@ -23,14 +24,19 @@ def for_any_server(private: PrivateFolder, *, with_openblas: bool) -> dict[str, 
 
     Takes a while. Raises OSError if there is no room for a private folder.
     """
-    preload = find_preload(private.path() / "fortran") if with_openblas else {}
+    preload = openblas.find_preload(private.path() / "fortran") if with_openblas else {}
     return {**private.environment(), **preload}
 
 
-def for_models(private: PrivateFolder, *, with_openblas: bool) -> dict[str, str]:
+def for_models(private: PrivateFolder, settings: Engine) -> dict[str, str]:
     """To be asked for before each start: what it names may have been removed. Takes a while.
 
     Raises OSError if there is no room for a private folder.
     """
-    for_mlx = {name: os.environ.get(name, value) for name, value in _FOR_MLX.items()}
-    return for_any_server(private, with_openblas=with_openblas) | for_mlx
+    added = for_any_server(private, with_openblas=settings.openblas == "auto")
+    added |= {name: os.environ.get(name, value) for name, value in _FOR_MLX.items()}
+    if settings.mimalloc == "auto" and (library := mimalloc.find_preload()):
+        # Last, so that another heap that somebody preloads comes first.
+        others = added.get("LD_PRELOAD") or os.environ.get("LD_PRELOAD")
+        added["LD_PRELOAD"] = f"{others}:{library}" if others else library
+    return added

@@ -242,7 +242,7 @@ class Supervisor:
     async def _keep_running(self) -> None:
         engine = self._settings.engine
         pause = engine.restart_backoff_seconds
-        find = partial(for_models, self._private, with_openblas=engine.openblas == "auto")
+        find = partial(for_models, self._private, engine)
         while True:
             self._was_ready = False
             self._hung = None

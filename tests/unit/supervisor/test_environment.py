@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from vlm_server.settings import Engine
+from vlm_server.supervisor import mimalloc, openblas
 from vlm_server.supervisor.environment import for_any_server, for_models
 from vlm_server.supervisor.private_folder import PrivateFolder
 
@@ -38,7 +40,35 @@ def test_mlx_is_told_what_suits_a_daemon_unless_someone_says_otherwise(
     monkeypatch.delenv(name, raising=False)
     if told is not None:
         monkeypatch.setenv(name, told)
-    assert for_models(private, with_openblas=False)[name] == (told or value)
+    assert for_models(private, Engine(openblas="off"))[name] == (told or value)
+
+
+@pytest.mark.parametrize(
+    ("blas", "heap", "ours", "expected"),
+    [
+        ("/blas.so", "/heap.so", "", "/blas.so:/heap.so"),
+        ("/blas.so", "/heap.so", "/another.so", "/blas.so:/another.so:/heap.so"),
+        (None, "/heap.so", "", "/heap.so"),
+        (None, "/heap.so", "/another.so", "/another.so:/heap.so"),
+        ("/blas.so", None, "/another.so", "/blas.so:/another.so"),
+        (None, None, "/another.so", None),
+    ],
+)
+def test_a_heap_is_preloaded_after_all_else(
+    blas: str | None,
+    heap: str | None,
+    ours: str,
+    expected: str | None,
+    private: PrivateFolder,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("LD_PRELOAD", ours)
+    monkeypatch.setattr(mimalloc, "find_preload", lambda: heap)
+    preload = {} if blas is None else {"LD_PRELOAD": openblas._prepended("LD_PRELOAD", blas)}
+    monkeypatch.setattr(openblas, "find_preload", lambda _: preload)
+    assert for_models(private, Engine()).get("LD_PRELOAD") == expected
+    without = for_models(private, Engine(openblas="off", mimalloc="off"))
+    assert "LD_PRELOAD" not in without
 
 
 def test_a_server_that_ours_is_compared_with_runs_mlx_as_it_is(private: PrivateFolder):

@@ -11,7 +11,7 @@ from vlm_server import __version__
 from vlm_server.cli.doctor.finding import Finding, ok, problem, size_text, warning
 from vlm_server.cli.doctor.runner import output_of
 from vlm_server.cli.doctor.situation import Situation
-from vlm_server.settings import Memory
+from vlm_server.settings import Engine, Memory
 from vlm_server.supervisor import environment
 from vlm_server.supervisor.device_probe import DeviceReport, probe
 from vlm_server.supervisor.private_folder import PrivateFolder
@@ -24,7 +24,7 @@ _SHOWN = ("mlx", "mlx-cpu", "mlx-cuda-13", "mlx-metal", "mlx-vlm")
 def look(situation: Situation) -> list[Finding]:
     """Versions, device, BLAS, and on macOS the wired limit."""
     wants_openblas = situation.settings.engine.openblas == "auto"
-    found = tried(with_openblas=wants_openblas)
+    found = tried(situation.settings.engine)
     system = platform.system()
     findings = [versions(), device(found, has_nvidia_gpu=nvidia_driver() is not None)]
     if found.kind == "cpu" and system == "Linux":
@@ -35,11 +35,11 @@ def look(situation: Situation) -> list[Finding]:
     return findings
 
 
-def tried(*, with_openblas: bool) -> DeviceReport:
+def tried(settings: Engine) -> DeviceReport:
     """The device in the environment that an engine gets."""
     private = PrivateFolder()
     try:
-        added = environment.for_models(private, with_openblas=with_openblas)
+        added = environment.for_models(private, settings)
         return probe(added, PROBE_SECONDS)
     except OSError as error:
         return DeviceReport(step="make a private folder", fault=str(error))
