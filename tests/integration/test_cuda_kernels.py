@@ -8,7 +8,7 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from vlm_server.runner.cuda import kernels
+from vlm_server.runner.cuda import attention_kernels, kernels
 from vlm_server.runner.kv import rows
 from vlm_server.runner.kv.rows import Run
 
@@ -126,7 +126,7 @@ def test_new_tokens_are_written_and_attended_to(
     views = tuple(each[:, :, :256] for each in buffers)
     scale = size**-0.5
 
-    found = kernels.append_and_attend(queries, tuple(new), views, scale, mx.array(bounds))
+    found = attention_kernels.append_and_attend(queries, tuple(new), views, scale, mx.array(bounds))
     mx.eval(found)
     for each, side in zip(buffers, expected, strict=True):
         assert mx.array_equal(each, side)
@@ -135,7 +135,7 @@ def test_new_tokens_are_written_and_attended_to(
     assert distance(found[:, :, :num_real], wanted[:, :, :num_real]) < 0.006
 
     last = slice(len(bounds) - 1, None)
-    alone = kernels.append_and_attend(
+    alone = attention_kernels.append_and_attend(
         queries[last],
         tuple(each[last] for each in new),
         tuple(each[last] for each in untouched),
@@ -175,12 +175,12 @@ def test_rows_beside_a_prompt_get_what_they_get_apart(
         return array[num_rows:].transpose(2, 1, 0, 3)
 
     expected = [
-        kernels.append_and_attend(
+        attention_kernels.append_and_attend(
             part(queries), (part(new[0]), part(new[1])), (sides[0], sides[1]), scale, each
         )
         for part, sides, each in ((mine, apart[0], bounds), (theirs, apart[1], prompt_bounds))
     ]
-    found = kernels.append_and_attend_beside(
+    found = attention_kernels.append_and_attend_beside(
         queries,
         (new[0], new[1]),
         ((rows[0], rows[1]), bounds),

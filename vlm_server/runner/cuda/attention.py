@@ -23,7 +23,10 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 import numpy as np
 
-from vlm_server.runner.cuda import kernels
+from vlm_server.runner.cuda.attention_kernels import (
+    append_and_attend,
+    append_and_attend_beside,
+)
 from vlm_server.runner.device.device import CUDA_BLOCK_TOKENS as BLOCK_TOKENS
 from vlm_server.runner.kv.bounded_layer import BoundedLayer, LayerBeside
 
@@ -160,7 +163,7 @@ class CudaAttention:
         assert layer.new is not None
         _check_heads(queries, layer.new)
         buffers = layer.keys, layer.values
-        return kernels.append_and_attend(queries, layer.new, buffers, scale, layer.bounds)
+        return append_and_attend(queries, layer.new, buffers, scale, layer.bounds)
 
     def beside(self, queries: mx.array, layer: LayerBeside, scale: float) -> mx.array:
         assert layer.new is not None
@@ -168,7 +171,7 @@ class CudaAttention:
         rows, prompt = (
             ((each.keys, each.values), each.bounds) for each in (layer.rows, layer.prompt)
         )
-        return kernels.append_and_attend_beside(queries, layer.new, rows, prompt, scale)
+        return append_and_attend_beside(queries, layer.new, rows, prompt, scale)
 
     def is_planned(self, num_queries: int, num_keys: int) -> bool:
         shape = num_queries, num_keys

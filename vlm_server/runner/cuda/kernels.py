@@ -1,48 +1,28 @@
-"""Our CUDA kernels: the sources in this folder, as functions of arrays.
-
-MLX compiles a kernel when it is first used, and keeps it for the life of the process.
-"""
+"""Our CUDA kernels, but attention, as functions of arrays."""
 
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
+from vlm_server.runner.cuda.source import WARP, kernel
 from vlm_server.runner.device.device import current_device
 
 logger = logging.getLogger(__name__)
 
-Sides = tuple[mx.array, mx.array]
-"""Keys and values."""
-
 _TOLERANCE = 0.5
 """Between sums of 128 products in bfloat16 and in float32, some 11 in size."""
-_FOLDER = Path(__file__).parent
-_WARP = 32
-
-_MOST_SPLITS = 64
-_SUITABLE_BLOCKS = 256
-_TILE_KEYS = 64
-"""As MOST_SPLITS, SUITABLE_BLOCKS and KEYS in attention.cu."""
-_QUERIES = 16
-"""Of a warp."""
-_MOST_WARPS = 4
 SKINNY_ROWS = 32
 """The most rows of `skinny_linear`."""
 SKINNY_DEPTH = 64
 """`skinny_linear` takes multiples of it."""
 _SKINNY_COLUMNS = 16
 _SKINNY_WARPS = 8
-_ATTENTION_INPUTS = ("queries", "new_keys", "new_values", "keys", "values", "bounds")
-_MERGING_WARPS = 4
-"""Of a block of `merge_attention`."""
 _WIDEST_ACCESS = 16
 """Bytes that a thread reads or writes at once."""
 _COPYING_THREADS = 256
@@ -62,8 +42,8 @@ def skinny_linear(
     output: list[mx.array] = _skinny_linear(tuple(widths))(
         inputs=[weight, x, weight if bias is None else bias],
         template=[("T", x.dtype)],
-        grid=(-(-columns // _SKINNY_COLUMNS) * _SKINNY_WARPS * _WARP, 1, 1),
-        threadgroup=(_SKINNY_WARPS * _WARP, 1, 1),
+        grid=(-(-columns // _SKINNY_COLUMNS) * _SKINNY_WARPS * WARP, 1, 1),
+        threadgroup=(_SKINNY_WARPS * WARP, 1, 1),
         output_shapes=[(*x.shape[:-1], width) for width in widths],
         output_dtypes=[x.dtype] * len(widths),
     )
@@ -89,110 +69,6 @@ def rotate_heads(
         output_dtypes=[queries.dtype, keys.dtype],
     )
     return rotated[0], rotated[1]
-
-
-def append_and_attend(
-    queries: mx.array, new: Sides, buffers: Sides, scale: float, bounds: mx.array
-) -> mx.array:
-    """Write `new` keys and values into `buffers`, in place, and attend to all: see attention.cu.
-
-    queries: (rows, heads, tokens, head size); returns as much. new: (rows, groups, tokens, head
-    size). bounds: (rows, 3) int32: each row's first key, the one after its last, and how many of
-    them are new: further tokens are padding. Keys may be beyond the end of `buffers`, if those are
-    the first columns of larger arrays.
-
-    MLX is not told that `buffers` change: nobody else may have the columns that are written.
-    """
-    rows, heads, count, size = queries.shape
-    groups = new[0].shape[1]
-    num_queries = count * heads // groups
-    splits = _count_splits(num_queries, groups)
-    warps = _warps_for(num_queries)
-    blocks = -(-num_queries // (_QUERIES * warps))
-    template = [("T", queries.dtype), ("D", size)]
-    parts, weights = _attention(size, scale)(
-        inputs=[queries, *new, *buffers, bounds],
-        template=template,
-        grid=(blocks * splits * warps * _WARP, groups, rows),
-        threadgroup=(warps * _WARP, 1, 1),
-        output_shapes=[(rows, count, heads, splits, size), (rows, count, heads, splits)],
-        output_dtypes=[mx.float32, mx.float32],
-    )
-    output: mx.array = _merge_rows()(
-        inputs=[parts, weights, bounds],
-        template=template,
-        grid=(rows * count * heads * _WARP, 1, 1),
-        threadgroup=(_MERGING_WARPS * _WARP, 1, 1),
-        output_shapes=[(rows, count, heads, size)],
-        output_dtypes=[queries.dtype],
-    )[0]
-    return output.swapaxes(1, 2)
-
-
-def append_and_attend_beside(
-    queries: mx.array,
-    new: Sides,
-    rows: tuple[Sides, mx.array],
-    prompt: tuple[Sides, mx.array],
-    scale: float,
-) -> mx.array:
-    """The same for rows that append a token each, and for a prompt's tokens, which come after.
-
-    queries: (all tokens, heads, 1, head size); returns as much. new: (all tokens, groups, 1, head
-    size). rows, prompt: buffers and bounds.
-    """
-    (buffers, bounds), (prompt_buffers, prompt_bounds) = rows, prompt
-    count, heads, _, size = queries.shape
-    groups, num_rows = new[0].shape[1], bounds.shape[0]
-    shared = heads // groups
-    num_queries = (count - num_rows) * shared
-    row_splits, splits = _count_splits(shared, groups), _count_splits(num_queries, groups)
-    warps = _warps_for(num_queries)
-    blocks = -(-num_queries // (_QUERIES * warps))
-    row_blocks = -(-shared // (_QUERIES * warps))
-    num_parts = heads * (num_rows * row_splits + (count - num_rows) * splits)
-    template = [("T", queries.dtype), ("D", size)]
-    parts, weights = _attention_beside(size, scale)(
-        inputs=[queries, *new, *buffers, bounds, *prompt_buffers, prompt_bounds],
-        template=template,
-        grid=(max(blocks * splits, row_blocks * row_splits) * warps * _WARP, groups, num_rows + 1),
-        threadgroup=(warps * _WARP, 1, 1),
-        output_shapes=[(num_parts, size), (num_parts,)],
-        output_dtypes=[mx.float32, mx.float32],
-    )
-    output: mx.array = _merge_beside()(
-        inputs=[parts, weights, queries, buffers[0], bounds, prompt_bounds],
-        template=template,
-        grid=(count * heads * _WARP, 1, 1),
-        threadgroup=(_MERGING_WARPS * _WARP, 1, 1),
-        output_shapes=[queries.shape],
-        output_dtypes=[queries.dtype],
-    )[0]
-    return output
-
-
-def _count_splits(num_queries: int, groups: int) -> int:
-    """`count_splits` in attention.cu."""
-    blocks = -(-num_queries // (_QUERIES * _MOST_WARPS))
-    return max(min(_SUITABLE_BLOCKS // (blocks * groups), _MOST_SPLITS), 1)
-
-
-def _warps_for(num_queries: int) -> int:
-    """How many a block of attention has."""
-    return min(-(-num_queries // _QUERIES), _MOST_WARPS)
-
-
-def _shared_memory_of(size: int) -> int:
-    """Of a block of attention, bytes."""
-    return 4 * _TILE_KEYS * (size + 8) * 2
-
-
-def _name_of(scale: float) -> str:
-    return np.float32(scale).tobytes().hex()
-
-
-def _joined(values: Sequence[object]) -> str:
-    return ", ".join(map(str, values))
 
 
 def takes_rows(sources: Sequence[tuple[mx.array, mx.array]]) -> bool:
@@ -287,7 +163,7 @@ def _skinny_linear(widths: tuple[int, ...]) -> Any:
     is_one = len(widths) == 1
     outputs = [f"y_{number}" for number in range(len(widths))]
     columns = "weight_shape[0]" if is_one else _joined(widths)
-    return _kernel(
+    return kernel(
         "skinny_linear" if is_one else f"skinny_linear_{'_'.join(map(str, widths))}",
         ["weight", "x", "bias"],
         outputs,
@@ -303,7 +179,7 @@ def _skinny_linear(widths: tuple[int, ...]) -> Any:
 
 @cache
 def _rotate_heads() -> Any:
-    return _kernel(
+    return kernel(
         "rotate_heads",
         ["queries", "keys", "cosines", "sines"],
         ["new_queries", "new_keys"],
@@ -316,65 +192,8 @@ def _rotate_heads() -> Any:
 
 
 @cache
-def _attention(size: int, scale: float) -> Any:
-    return _kernel(
-        f"attention_{_name_of(scale)}",
-        _ATTENTION_INPUTS,
-        ["parts", "weights"],
-        "attention_of_rows<D>(queries, new_keys, new_values, const_cast<T*>(keys),"
-        " const_cast<T*>(values), bounds, queries_strides, new_keys_strides, new_values_strides,"
-        " keys_strides, values_strides, queries_shape[1], queries_shape[2], keys_shape[1],"
-        f" {np.float32(scale)!s}f, parts, weights);",
-        ["mma.cuh", "attention.cu"],
-        shared_memory=_shared_memory_of(size),
-    )
-
-
-@cache
-def _merge_rows() -> Any:
-    return _kernel(
-        "merge_rows",
-        ["parts", "weights", "bounds"],
-        ["out"],
-        "merge_rows<D>(parts, weights, bounds, weights_shape[2], weights_shape[1],"
-        " weights_shape[0], weights_shape[3], out);",
-        ["mma.cuh", "attention.cu"],
-        is_strided=False,
-    )
-
-
-@cache
-def _attention_beside(size: int, scale: float) -> Any:
-    return _kernel(
-        f"attention_beside_{_name_of(scale)}",
-        [*_ATTENTION_INPUTS, "prompt_keys", "prompt_values", "prompt_bounds"],
-        ["parts", "weights"],
-        "attention_beside<D>(queries, new_keys, new_values, const_cast<T*>(keys),"
-        " const_cast<T*>(values), bounds, const_cast<T*>(prompt_keys),"
-        " const_cast<T*>(prompt_values), prompt_bounds, queries_strides, new_keys_strides,"
-        " new_values_strides, keys_strides, values_strides, prompt_keys_strides,"
-        " prompt_values_strides, queries_shape[1], bounds_shape[0], queries_shape[0],"
-        f" keys_shape[1], {np.float32(scale)!s}f, parts, weights);",
-        ["mma.cuh", "attention.cu"],
-        shared_memory=_shared_memory_of(size),
-    )
-
-
-@cache
-def _merge_beside() -> Any:
-    return _kernel(
-        "merge_beside",
-        ["parts", "weights", "queries", "keys", "bounds", "prompt_bounds"],
-        ["out"],
-        "merge_beside<D>(parts, weights, bounds, prompt_bounds, queries_shape[1], keys_shape[1],"
-        " bounds_shape[0], queries_shape[0], out);",
-        ["mma.cuh", "attention.cu"],
-    )
-
-
-@cache
 def _arrange_rows() -> Any:
-    return _kernel(
+    return kernel(
         "arrange_rows",
         ["keys_0", "values_0", "keys_1", "values_1", "places"],
         ["keys", "values"],
@@ -385,29 +204,5 @@ def _arrange_rows() -> Any:
     )
 
 
-def _kernel(
-    name: str,
-    inputs: Sequence[str],
-    outputs: Sequence[str],
-    body: str,
-    sources: Sequence[str],
-    shared_memory: int = 0,
-    *,
-    is_strided: bool = True,
-) -> Any:
-    """`is_strided`: whether it takes inputs as they lie in memory, rather than contiguous."""
-    return mx.fast.cuda_kernel(
-        name=f"vlm_{name}",
-        input_names=inputs,
-        output_names=outputs,
-        source=body,
-        header="".join(_code(source) for source in sources),
-        ensure_row_contiguous=not is_strided,
-        shared_memory=shared_memory,
-    )
-
-
-def _code(name: str) -> str:
-    """A source without what people read: MLX hashes all of it at every call."""
-    text = re.sub(r"//.*", "", (_FOLDER / name).read_text())
-    return re.sub(r"\n\s*", "\n", text)
+def _joined(values: Sequence[object]) -> str:
+    return ", ".join(map(str, values))
