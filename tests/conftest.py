@@ -1,5 +1,7 @@
 """Marks every test by the folder it lies in: tests/unit is `unit`, and so on.
 
+Tests of one module that start daemons run in one worker: it starts what they share once.
+
 What is marked `alone` measures: nothing else runs meanwhile.
 
 Properties are tried without a time limit: a machine with much else to do would break it.
@@ -20,6 +22,9 @@ FOLDERS = frozenset(
     {"unit", "integration", "e2e", "docs", "browser", "clients", "attack", "scale", "soak", "bench"}
 )
 
+STARTING = frozenset({"e2e", "browser", "clients", "attack"})
+"""Folders whose modules start daemons."""
+
 hypothesis.settings.register_profile(
     "no clock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
@@ -37,9 +42,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
-        folder = item.path.relative_to(here).parts[0]
+        path = item.path.relative_to(here)
+        folder = path.parts[0]
         if folder in FOLDERS:
             item.add_marker(folder)
+        if folder in STARTING:
+            item.add_marker(pytest.mark.xdist_group(str(path.with_suffix(""))))
 
 
 @pytest.hookimpl(wrapper=True)

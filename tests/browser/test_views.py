@@ -78,6 +78,7 @@ def test_a_view_is_accessible_and_fits(
     check_that_it_fits(page)
 
 
+@pytest.mark.alone
 def test_the_first_paint_is_quick(daemon: Daemon, open_page: Open) -> None:
     page = open_page(daemon)
     times = []
