@@ -8,12 +8,9 @@ lie, too, and encodes would take longer: see docs/decisions/0055.
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 from importlib.metadata import PackageNotFoundError, distribution
 
-from vlm_server.child import launch
+from vlm_server.supervisor import preload
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +18,6 @@ _PACKAGE = "cmeel-mimalloc"
 _LIBRARY = "cmeel.prefix/lib/libmimalloc.so.3"
 _MLX_ON_CUDA = ("mlx-cuda-13", "mlx-cuda-12")
 _PROBE = "import ctypes; ctypes.CDLL(None).mi_version()"
-_PROBE_SECONDS = 20.0
 
 
 def find_preload() -> str | None:
@@ -29,7 +25,7 @@ def find_preload() -> str | None:
     if not any(_file_of(package, "") for package in _MLX_ON_CUDA):
         return None
     library = _file_of(_PACKAGE, _LIBRARY)
-    if library is None or not _works(library):
+    if library is None or not preload.runs(_PROBE, {"LD_PRELOAD": library}):
         logger.warning("no usable mimalloc found: pip install %s, for shorter steps", _PACKAGE)
         return None
     logger.info("preloading %s into the engine", library)
@@ -42,20 +38,3 @@ def _file_of(package: str, name: str) -> str | None:
         return str(distribution(package).locate_file(name))
     except PackageNotFoundError:
         return None
-
-
-def _works(library: str) -> bool:
-    """Whether a child process starts with it."""
-    try:
-        probe = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _PROBE],
-            env={**os.environ, "LD_PRELOAD": library},
-            cwd=launch.FOLDER,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_PROBE_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return probe.returncode == 0

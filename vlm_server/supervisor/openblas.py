@@ -10,13 +10,11 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import subprocess
-import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from vlm_server.child import launch
+from vlm_server.supervisor import preload
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +27,6 @@ f = ctypes.c_float
 ctypes.CDLL(None).cblas_sgemm(101, 111, 111, n, n, n, f(1), a, n, a, n, f(0), c, n)
 raise SystemExit(0 if abs(c[n * n - 1] - n / 4) < 1e-3 else 1)
 """
-_PROBE_SECONDS = 20.0
 
 
 def find_preload(links: Path) -> dict[str, str]:
@@ -94,16 +91,4 @@ def _link(link: Path, library: Path) -> None:
 
 def _works(environment: dict[str, str]) -> bool:
     """Whether a child process with `environment` starts and multiplies correctly."""
-    try:
-        probe = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _PROBE],
-            env={**os.environ, **environment},
-            cwd=launch.FOLDER,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_PROBE_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return probe.returncode == 0
+    return preload.runs(_PROBE, environment)

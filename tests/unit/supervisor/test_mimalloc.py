@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.supervisor import mimalloc
+from vlm_server.supervisor import mimalloc, preload
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the preload is for Linux")
 
@@ -65,5 +65,5 @@ def test_a_library_that_cannot_be_loaded_is_not_preloaded(
 def test_one_that_hangs_is_not_preloaded(monkeypatch: pytest.MonkeyPatch):
     install(monkeypatch, "mlx-cuda-13", "cmeel-mimalloc")
     monkeypatch.setattr(mimalloc, "_PROBE", "import time; time.sleep(60)")
-    monkeypatch.setattr(mimalloc, "_PROBE_SECONDS", 0.3)
+    monkeypatch.setattr(preload, "_SECONDS", 0.3)
     assert mimalloc.find_preload() is None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.supervisor import openblas
+from vlm_server.supervisor import openblas, preload
 
 pytestmark = [
     pytest.mark.skipif(platform.system() != "Linux", reason="the preload is for Linux"),
@@ -86,7 +86,7 @@ def test_a_candidate_that_does_not_work_is_refused(tmp_path: Path, kind: str):
 
 
 def test_a_candidate_that_hangs_is_refused_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(openblas, "_PROBE_SECONDS", 0.5)
+    monkeypatch.setattr(preload, "_SECONDS", 0.5)
     assert not openblas._works(build(tmp_path, "hangs"))
 
 
