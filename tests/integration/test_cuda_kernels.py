@@ -8,7 +8,7 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from vlm_server.runner.cuda import attention_kernels, kernels
+from vlm_server.runner.cuda import attention_kernels, kernels, segment_attention
 from vlm_server.runner.kv import rows
 from vlm_server.runner.kv.rows import Run
 
@@ -193,6 +193,40 @@ def test_rows_beside_a_prompt_get_what_they_get_apart(
     assert mx.array_equal(theirs(found)[:, :, :num_new], expected[1][:, :, :num_new])
     for together, alone in zip((*rows, *prompt), (*apart[0], *apart[1]), strict=True):
         assert mx.array_equal(together, alone)
+
+
+SEGMENTS = {
+    "windows of a picture": [(63, 64), (7, 48), (9, 16), (1, 12)],
+    "one that is short": [(1, 4)],
+    "long ones": [(2, 300), (1, 65)],
+}
+"""Runs of so many, with as many patches each."""
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [80, 16, 128])
+@pytest.mark.parametrize("frames", [1, 3])
+@pytest.mark.parametrize("segments", SEGMENTS.values(), ids=SEGMENTS)
+def test_patches_attend_to_their_own_segment(
+    dtype: mx.Dtype, size: int, frames: int, segments: list[tuple[int, int]]
+):
+    patches, heads = sum(count * length for count, length in segments), 4
+    qkv = normal(frames, patches, 3, heads, size, dtype=dtype)
+    queries, keys, values = (qkv[:, :, part] for part in range(3))
+    blocks = mx.array(segment_attention.blocks_of(segments))
+    found = segment_attention.attend_to_segments(queries, keys, values, blocks, size**-0.5)
+    expected, start = [], 0
+    for count, length in segments:
+        for _ in range(count):
+            q, k, v = (
+                part[:, start : start + length].astype(mx.float32).swapaxes(1, 2)
+                for part in (queries, keys, values)
+            )
+            weights = mx.softmax(q @ k.swapaxes(-1, -2) * size**-0.5, axis=-1)
+            expected.append((weights @ v).swapaxes(1, 2))
+            start += length
+    assert found.dtype == dtype
+    assert distance(found, mx.concatenate(expected, axis=1)) < 0.006
 
 
 RUNS = {

@@ -13,10 +13,8 @@
 
 using mlx::core::cu::Strides;
 
-constexpr int KEYS = 64;
 constexpr int SUITABLE_BLOCKS = 256;  // of a row, to keep a GPU busy
 constexpr int MOST_SPLITS = 64;
-constexpr float INFINITE = cuda::std::numeric_limits<float>::infinity();
 
 __device__ inline int count_splits(int num_rows, int num_groups) {
   const int num_blocks = (num_rows + 63) / 64;
@@ -26,25 +24,6 @@ __device__ inline int count_splits(int num_rows, int num_groups) {
 __device__ inline int split_length(int num_keys, int num_splits) {
   const int num_tiles = (num_keys + KEYS - 1) / KEYS;
   return (num_tiles + num_splits - 1) / num_splits * KEYS;
-}
-
-__device__ inline void copy_async(void* shared, const void* global, bool is_there) {
-  const int bytes = is_there ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
-                   (uint32_t)__cvta_generic_to_shared(shared)),
-               "l"(global), "r"(bytes));
-}
-
-__device__ inline void load_matrices(uint32_t (&m)[4], const void* shared) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-               : "r"((uint32_t)__cvta_generic_to_shared(shared)));
-}
-
-__device__ inline void load_transposed(uint32_t (&m)[4], const void* shared) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-               : "r"((uint32_t)__cvta_generic_to_shared(shared)));
 }
 
 // One row of an array (B, heads, L, D), last axis contiguous.
@@ -81,11 +60,10 @@ __device__ void attention(
     const Lines<const T>& new_values, const Lines<T>& keys, const Lines<T>& values,
     const int* bounds, int num_heads, int num_queries, int num_groups, float scale, float* parts,
     float* weights) {
-  constexpr int ROW = D + 8;  // 16 bytes more, so that eight rows lie in different banks
+  constexpr int ROW = tile_row<D>;
   extern __shared__ uint4 shared[];
   T* tiles = reinterpret_cast<T*>(shared);  // [stage][keys or values][KEYS][ROW]
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int quad = lane / 4, member = lane % 4;
+  const int warp = threadIdx.x / 32, quad = threadIdx.x % 32 / 4, member = threadIdx.x % 4;
   const int group = blockIdx.y, block_rows = blockDim.x / 32 * 16;
   const int shared_heads = num_heads / num_groups, num_rows = num_queries * shared_heads;
   const int num_blocks = (num_rows + block_rows - 1) / block_rows;
@@ -122,24 +100,18 @@ __device__ void attention(
   };
   fetch(0, begin);
 
-  // What this thread has of its warp's queries: of two rows, pairs of neighbours.
-  uint32_t q[D / 16][4];
+  Queries<D> q;
   int limits[2];  // the last key of each of the two
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     const int row = min(block * block_rows + warp * 16 + quad + half * 8, num_rows - 1);
     const int token = row / shared_heads, head = group * shared_heads + row % shared_heads;
-    const T* query = queries.at(head, token);
     limits[half] = first_new + token;
-#pragma unroll
-    for (int k = 0; k < D / 16; k++) {
-      q[k][half] = *reinterpret_cast<const uint32_t*>(query + k * 16 + member * 2);
-      q[k][half + 2] = *reinterpret_cast<const uint32_t*>(query + k * 16 + member * 2 + 8);
-    }
+    q.load(half, queries.at(head, token));
   }
 
   const float factor = scale * 1.4426950408889634f;  // so that exp2 serves as exp
-  float sums[D / 8][4] = {}, total[2] = {}, most[2] = {-INFINITE, -INFINITE};
+  Attended<D> attended;
   int stage = 0;
   for (int start = begin; start < end; start += KEYS, stage ^= 1) {
     if (start + KEYS < end) {
@@ -150,92 +122,27 @@ __device__ void attention(
     }
     __syncthreads();
     const T* k_tile = tiles + stage * 2 * KEYS * ROW;
-    const T* v_tile = k_tile + KEYS * ROW;
-
-    float scores[KEYS / 8][4] = {};
-#pragma unroll
-    for (int k = 0; k < D / 16; k++) {
-#pragma unroll
-      for (int n = 0; n < KEYS / 16; n++) {
-        uint32_t b[4];
-        const int key = n * 16 + lane / 16 * 8 + lane % 8, part = k * 16 + lane / 8 % 2 * 8;
-        load_matrices(b, k_tile + key * ROW + part);
-        mma(scores[2 * n], q[k], b[0], b[1], T());
-        mma(scores[2 * n + 1], q[k], b[2], b[3], T());
-      }
-    }
-
-    if (start + KEYS - 1 > first_limit) {
-#pragma unroll
-      for (int n = 0; n < KEYS / 8; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-          if (start + n * 8 + member * 2 + i % 2 > min(limits[i / 2], end - 1))
-            scores[n][i] = -INFINITE;
-    }
-
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-      float top = most[half];
-#pragma unroll
-      for (int n = 0; n < KEYS / 8; n++)
-        top = fmaxf(top, fmaxf(scores[n][2 * half], scores[n][2 * half + 1]));
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-      const float shift = top == -INFINITE ? 0.0f : top * factor;
-      const float rescale = exp2f(most[half] * factor - shift);
-      most[half] = top;
-      total[half] *= rescale;
-#pragma unroll
-      for (int n = 0; n < D / 8; n++) {
-        sums[n][2 * half] *= rescale;
-        sums[n][2 * half + 1] *= rescale;
-      }
-#pragma unroll
-      for (int n = 0; n < KEYS / 8; n++)
-#pragma unroll
-        for (int i = 2 * half; i < 2 * half + 2; i++) {
-          scores[n][i] = exp2f(scores[n][i] * factor - shift);
-          total[half] += scores[n][i];
-        }
-    }
-
-#pragma unroll
-    for (int k = 0; k < KEYS / 16; k++) {
-      const uint32_t p[4] = {
-          pack(scores[2 * k][0], scores[2 * k][1], T()), pack(scores[2 * k][2], scores[2 * k][3], T()),
-          pack(scores[2 * k + 1][0], scores[2 * k + 1][1], T()),
-          pack(scores[2 * k + 1][2], scores[2 * k + 1][3], T())};
-#pragma unroll
-      for (int n = 0; n < D / 16; n++) {
-        uint32_t b[4];
-        const int key = k * 16 + lane % 16, part = n * 16 + lane / 16 * 8;
-        load_transposed(b, v_tile + key * ROW + part);
-        mma(sums[2 * n], p, b[0], b[1], T());
-        mma(sums[2 * n + 1], p, b[2], b[3], T());
-      }
-    }
+    const auto is_hidden = [&](int half, int key) { return start + key > min(limits[half], end - 1); };
+    attended.add(q, k_tile, k_tile + KEYS * ROW, factor, start + KEYS - 1 > first_limit, is_hidden);
     __syncthreads();
   }
 
+  attended.add_up();
 #pragma unroll
   for (int half = 0; half < 2; half++) {
-    total[half] += __shfl_xor_sync(~0u, total[half], 1);
-    total[half] += __shfl_xor_sync(~0u, total[half], 2);
     const int row = block * block_rows + warp * 16 + quad + half * 8;
     if (row >= num_rows)
       continue;
     const int token = row / shared_heads, head = group * shared_heads + row % shared_heads;
     const size_t place = (size_t)token * num_heads + head;
-    const float share = total[half] > 0.0f ? 1.0f / total[half] : 0.0f;
+    const float share = attended.share(half);
     float* part = parts + (place * num_splits + split) * D;
 #pragma unroll
     for (int n = 0; n < D / 8; n++)
       *reinterpret_cast<float2*>(part + n * 8 + member * 2) =
-          make_float2(sums[n][2 * half] * share, sums[n][2 * half + 1] * share);
+          make_float2(attended.sums[n][2 * half] * share, attended.sums[n][2 * half + 1] * share);
     if (member == 0)
-      weights[place * num_splits + split] =
-          total[half] > 0.0f ? most[half] * factor + log2f(total[half]) : -INFINITE;
+      weights[place * num_splits + split] = attended.weight(half, factor);
   }
 }
 

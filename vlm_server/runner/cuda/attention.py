@@ -148,6 +148,15 @@ class CudaAttention:
             return masked_attention(queries, keys, values, scale, mask)
         if len(queries) > 1:
             return masked_attention(queries, keys, values, scale, _causal_mask(queries, keys))
+        output = self._causal(queries, keys, values, scale)
+        # The device begins with this layer while the host builds those that follow.
+        mx.async_eval(output)  # type: ignore[no-untyped-call]
+        return output
+
+    def _causal(
+        self, queries: mx.array, keys: mx.array, values: mx.array, scale: float
+    ) -> mx.array:
+        """Of one row, in planned shapes if that is possible."""
         plans = self._plans.setdefault(_heads(queries, keys, values), _Plans(self._block_lengths))
         shape = queries.shape[2], keys.shape[2]
         if not (self._plans_ahead and plans.is_checked):
@@ -214,7 +223,7 @@ def causal_attention(
 
     (1, heads, tokens, head size). The last query is at the last key.
     """
-    laid_out = [mx.contiguous(each[0].swapaxes(0, 1)) for each in (queries, keys, values)]
+    laid_out = [mx.contiguous(each.squeeze(0).swapaxes(0, 1)) for each in (queries, keys, values)]
     before, end = keys.shape[2] - queries.shape[2], 0
     outputs = []
     for count in blocks:

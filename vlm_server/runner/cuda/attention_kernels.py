@@ -6,21 +6,24 @@ from functools import cache
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
+from vlm_server.runner.cuda.attention_tiles import (
+    MOST_WARPS,
+    QUERIES_OF_A_WARP,
+    TILE_SOURCES,
+    literal_of,
+    name_of,
+    tile_bytes,
+)
 from vlm_server.runner.cuda.source import WARP, kernel
 from vlm_server.runner.kv.rows import KeysAndValues
 
 _MOST_SPLITS = 64
 _SUITABLE_BLOCKS = 256
-_TILE_KEYS = 64
-"""As MOST_SPLITS, SUITABLE_BLOCKS and KEYS in attention.cu."""
-_QUERIES = 16
-"""Of a warp."""
-_MOST_WARPS = 4
+"""As MOST_SPLITS and SUITABLE_BLOCKS in attention.cu."""
 _MERGING_WARPS = 4
 """Of a block that puts parts together."""
-_SOURCES = ("mma.cuh", "attention.cu")
+_SOURCES = (*TILE_SOURCES, "attention.cu")
 _INPUTS = ("queries", "new_keys", "new_values", "keys", "values", "bounds")
 
 
@@ -41,7 +44,7 @@ def append_and_attend(
     num_queries = count * heads // groups
     splits = _count_splits(num_queries, groups)
     warps = _warps_for(num_queries)
-    blocks = -(-num_queries // (_QUERIES * warps))
+    blocks = -(-num_queries // (QUERIES_OF_A_WARP * warps))
     template = [("T", queries.dtype), ("D", size)]
     parts, weights = _attention(size, scale)(
         inputs=[queries, *new, *buffers, bounds],
@@ -81,8 +84,8 @@ def append_and_attend_beside(
     num_queries = (count - num_rows) * shared
     row_splits, splits = _count_splits(shared, groups), _count_splits(num_queries, groups)
     warps = _warps_for(num_queries)
-    blocks = -(-num_queries // (_QUERIES * warps))
-    row_blocks = -(-shared // (_QUERIES * warps))
+    blocks = -(-num_queries // (QUERIES_OF_A_WARP * warps))
+    row_blocks = -(-shared // (QUERIES_OF_A_WARP * warps))
     num_parts = heads * (num_rows * row_splits + (count - num_rows) * splits)
     template = [("T", queries.dtype), ("D", size)]
     parts, weights = _attention_beside(size, scale)(
@@ -106,36 +109,27 @@ def append_and_attend_beside(
 
 def _count_splits(num_queries: int, groups: int) -> int:
     """`count_splits` in attention.cu."""
-    blocks = -(-num_queries // (_QUERIES * _MOST_WARPS))
+    blocks = -(-num_queries // (QUERIES_OF_A_WARP * MOST_WARPS))
     return max(min(_SUITABLE_BLOCKS // (blocks * groups), _MOST_SPLITS), 1)
 
 
 def _warps_for(num_queries: int) -> int:
     """How many a block of attention has."""
-    return min(-(-num_queries // _QUERIES), _MOST_WARPS)
-
-
-def _shared_memory_of(size: int) -> int:
-    """Of a block of attention, bytes."""
-    return 4 * _TILE_KEYS * (size + 8) * 2
-
-
-def _name_of(scale: float) -> str:
-    return np.float32(scale).tobytes().hex()
+    return min(-(-num_queries // QUERIES_OF_A_WARP), MOST_WARPS)
 
 
 @cache
 def _attention(size: int, scale: float) -> Any:
     return kernel(
-        f"attention_{_name_of(scale)}",
+        f"attention_{name_of(scale)}",
         _INPUTS,
         ["parts", "weights"],
         "attention_of_rows<D>(queries, new_keys, new_values, const_cast<T*>(keys),"
         " const_cast<T*>(values), bounds, queries_strides, new_keys_strides, new_values_strides,"
         " keys_strides, values_strides, queries_shape[1], queries_shape[2], keys_shape[1],"
-        f" {np.float32(scale)!s}f, parts, weights);",
+        f" {literal_of(scale)}, parts, weights);",
         _SOURCES,
-        shared_memory=_shared_memory_of(size),
+        shared_memory=4 * tile_bytes(size),
     )
 
 
@@ -155,7 +149,7 @@ def _merge_rows() -> Any:
 @cache
 def _attention_beside(size: int, scale: float) -> Any:
     return kernel(
-        f"attention_beside_{_name_of(scale)}",
+        f"attention_beside_{name_of(scale)}",
         [*_INPUTS, "prompt_keys", "prompt_values", "prompt_bounds"],
         ["parts", "weights"],
         "attention_beside<D>(queries, new_keys, new_values, const_cast<T*>(keys),"
@@ -163,9 +157,9 @@ def _attention_beside(size: int, scale: float) -> Any:
         " const_cast<T*>(prompt_values), prompt_bounds, queries_strides, new_keys_strides,"
         " new_values_strides, keys_strides, values_strides, prompt_keys_strides,"
         " prompt_values_strides, queries_shape[1], bounds_shape[0], queries_shape[0],"
-        f" keys_shape[1], {np.float32(scale)!s}f, parts, weights);",
+        f" keys_shape[1], {literal_of(scale)}, parts, weights);",
         _SOURCES,
-        shared_memory=_shared_memory_of(size),
+        shared_memory=4 * tile_bytes(size),
     )
 
 

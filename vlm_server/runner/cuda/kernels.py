@@ -1,4 +1,4 @@
-"""Our CUDA kernels, but attention, as functions of arrays."""
+"""Our CUDA kernels, but attention, as functions of arrays; and which may be used."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from vlm_server.runner.cuda.segment_attention import attend_to_segments, blocks_of
 from vlm_server.runner.cuda.source import WARP, kernel
 from vlm_server.runner.device.device import current_device
 
@@ -23,6 +24,8 @@ SKINNY_DEPTH = 64
 """`skinny_linear` takes multiples of it."""
 _SKINNY_COLUMNS = 16
 _SKINNY_WARPS = 8
+_MOST_HEAD_SIZE = 128
+"""Of `attend_to_segments`."""
 _WIDEST_ACCESS = 16
 """Bytes that a thread reads or writes at once."""
 _COPYING_THREADS = 256
@@ -103,9 +106,15 @@ def arrange_rows(
     return made[0], made[1]
 
 
+def takes_segments(head_size: int, dtype: mx.Dtype) -> bool:
+    """Whether `attend_to_segments` can be used here, for such heads."""
+    is_of_tiles = head_size % 16 == 0 and head_size <= _MOST_HEAD_SIZE
+    return is_of_tiles and dtype in (mx.bfloat16, mx.float16) and can_be_used()
+
+
 @cache
 def can_be_used() -> bool:
-    """Whether the kernels but attention can be used here, and give what MLX does.
+    """Whether the kernels but a language model's attention can be used, and give what MLX does.
 
     Compiling them takes seconds, the first time.
     """
@@ -113,6 +122,7 @@ def can_be_used() -> bool:
         return False
     try:
         distance = _distance_of_linear() + _distance_of_rows() + _distance_of_heads()
+        distance += _distance_of_segments()
     except Exception:
         logger.warning("our CUDA kernels can't be used", exc_info=True)
         return False
@@ -151,6 +161,20 @@ def _distance_of_heads() -> float:
     expected = mx.concatenate([*rotated, rest], axis=-1)
     found = rotate_heads(queries, keys, cosines, sines)
     return _distance(found[0], expected) + _distance(found[1], expected[:, :1])
+
+
+def _distance_of_segments() -> float:
+    shape, segments, scale = (2, 102, 2, 16), [(2, 16), (1, 70)], 0.25
+    queries, keys, values = (mx.random.normal(shape, key=mx.random.key(i)) for i in range(3))
+    q, k, v = (each.astype(mx.bfloat16) for each in (queries, keys, values))
+    found = attend_to_segments(q, k, v, mx.array(blocks_of(segments)), scale)
+    places = mx.array(np.repeat(np.arange(3), [16, 16, 70]))
+    expected = mx.fast.scaled_dot_product_attention(
+        *(each.swapaxes(1, 2) for each in (queries, keys, values)),
+        scale=scale,
+        mask=places[:, None] == places,
+    )
+    return _distance(found, expected.swapaxes(1, 2))
 
 
 def _distance(found: mx.array, expected: mx.array) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -14,12 +14,21 @@ from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
 from vlm_server.host_model import PixelRule, ProcessedMedia, StandIn
+from vlm_server.runner.vision.patches import PatchProcessor
 
 _NOT_FOR_THE_TOWER = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
 _MILLISECONDS = 1000
 _PROBE_SIZE = (64, 64)
 _ONE_PICTURE = 4
 """Dimensions of the pixels of a picture that is not cut: (1, channels, height, width)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """The ids of the text around an image's tokens."""
+
+    before: NDArray[np.int32]
+    after: NDArray[np.int32]
 
 
 class HostProcessor:
@@ -34,9 +43,17 @@ class HostProcessor:
         self._processor = processor
         self._image_token_id = image_token_id
         self._stand_in = stand_in
+        self._around = dict[str, _Around | None]()
+        """By placeholder; None if an image's tokens do not follow from its grid."""
 
     def image(self, image: PillowImage.Image, placeholder: str) -> ProcessedMedia:
-        made = self._process(placeholder, images=[image])
+        around = self._around.get(placeholder)
+        if around is None:
+            made = self._process(placeholder, images=[image])
+            if placeholder not in self._around:
+                self._around[placeholder] = self._around_of(made)
+        else:
+            made = self._by_grid(image, around)
         return replace(made, size=self._size(made, image))
 
     def takes(self, placeholder: str) -> bool:
@@ -77,6 +94,25 @@ class HostProcessor:
         if pixels is not None and pixels.ndim == _ONE_PICTURE and len(pixels) == 1:
             return pixels.shape[3], pixels.shape[2]
         return image.size
+
+    def _around_of(self, made: ProcessedMedia) -> _Around | None:
+        """The text around an image's tokens, if those are nothing but as many as its grid says."""
+        own = getattr(self._processor, "image_processor", None)
+        places = np.flatnonzero(made.token_ids == self._image_token_id)
+        if not isinstance(own, PatchProcessor) or self._stand_in is not None or not len(places):
+            return None
+        first, end = int(places[0]), int(places[-1]) + 1
+        if not len(places) == end - first == own.num_tokens(made.inputs["image_grid_thw"]):
+            return None
+        return _Around(made.token_ids[:first], made.token_ids[end:])
+
+    def _by_grid(self, image: PillowImage.Image, around: _Around) -> ProcessedMedia:
+        """What `_process` gives, without tokenizing a thousand times the same token."""
+        own: PatchProcessor = self._processor.image_processor
+        inputs = own.of_image(image)
+        count = own.num_tokens(inputs["image_grid_thw"])
+        tokens = np.full(count, self._image_token_id, dtype=np.int32)
+        return ProcessedMedia(np.concatenate([around.before, tokens, around.after]), inputs)
 
     def _process(self, placeholder: str, **media: Any) -> ProcessedMedia:
         made = prepare_inputs(

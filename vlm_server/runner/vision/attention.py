@@ -8,6 +8,8 @@ queued, so a decode step would otherwise wait for most of an encode.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -15,15 +17,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlm_server.runner.cpu_attention import attention_on_cpu
+from vlm_server.runner.cuda.kernels import takes_segments
+from vlm_server.runner.cuda.segment_attention import attend_to_segments, blocks_of
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.rope import Rope
-
-Segments = tuple[tuple[int, int], ...]
-"""How the patches of a frame attend, in their order: runs of (count, patches of each)."""
 
 _THETA = 10000.0
 _FUSED_HEAD_SIZES = (64, 80, 128)
 """What MLX's fused attention takes on Metal; other head sizes are padded with zeros."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """What the patches of a frame attend to: their own segment.
+
+    runs: (count, patches of each) of segments that follow each other.
+    blocks: for our kernel, if that is to be used: see `attend_to_segments`.
+    """
+
+    runs: tuple[tuple[int, int], ...]
+    blocks: mx.array | None = None
+
+
+def many_segments(runs: tuple[tuple[int, int], ...], head_size: int, dtype: mx.Dtype) -> Segments:
+    """Segments of many sizes, by one kernel where that is possible."""
+    if not takes_segments(head_size, dtype):
+        return Segments(runs)
+    # What the host makes lies in memory that it shares with the device; a sum does not.
+    return Segments(runs, mx.array(blocks_of(runs)) + 0)
 
 
 def image_rope(positions: NDArray[np.int32], head_size: int) -> Rope:
@@ -45,19 +66,37 @@ def attend(attention: Any, x: mx.array, rope: Rope, segments: Segments, device: 
     qkv = attention.qkv(x).reshape(frames, patches, 3, attention.num_heads, -1)
     apply = rope.in_parts if device.is_cpu else rope.in_one_kernel
     rotated, values = apply(qkv[:, :, :2]), qkv[:, :, 2]
-    run = attention_on_cpu if device.is_cpu else attention_on_gpu
-    outputs, start = [], 0
-    for count, length in segments:
-        end = start + count * length
-        queries, keys, those = (
-            part[:, start:end].reshape(frames * count, length, *part.shape[2:]).swapaxes(1, 2)
-            for part in (rotated[:, :, 0], rotated[:, :, 1], values)
-        )
-        output = run(queries, keys, those, attention.scale)
-        outputs.append(output.swapaxes(1, 2).reshape(frames, count * length, -1))
-        start = end
-    projected: mx.array = attention.proj(mx.concatenate(outputs, axis=1))
+    queries, keys = rotated[:, :, 0], rotated[:, :, 1]
+    if segments.blocks is None:
+        output = _run_by_run(queries, keys, values, attention.scale, segments.runs, device)
+    else:
+        output = attend_to_segments(queries, keys, values, segments.blocks, attention.scale)
+    projected: mx.array = attention.proj(output.reshape(frames, patches, -1))
     return projected
+
+
+def _run_by_run(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    scale: float,
+    runs: Sequence[tuple[int, int]],
+    device: Device,
+) -> mx.array:
+    """Attention of patches, (frames, patches, heads, head size), to their own segments; as much."""
+    frames, _, heads, size = queries.shape
+    attention = attention_on_cpu if device.is_cpu else attention_on_gpu
+    outputs, start = [], 0
+    for count, length in runs:
+        end = start + count * length
+        q, k, v = (
+            part[:, start:end].reshape(frames * count, length, heads, size).swapaxes(1, 2)
+            for part in (queries, keys, values)
+        )
+        output = attention(q, k, v, scale)
+        outputs.append(output.swapaxes(1, 2).reshape(frames, count * length, heads, size))
+        start = end
+    return mx.concatenate(outputs, axis=1)
 
 
 def exp_in_place(x: mx.array) -> mx.array:

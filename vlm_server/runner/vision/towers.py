@@ -31,7 +31,13 @@ from numpy.typing import NDArray
 
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.rope import Rope
-from vlm_server.runner.vision.attention import Segments, attend, exp_in_place, image_rope
+from vlm_server.runner.vision.attention import (
+    Segments,
+    attend,
+    exp_in_place,
+    image_rope,
+    many_segments,
+)
 from vlm_server.runner.vision.grids import (
     Grid,
     interpolation,
@@ -165,7 +171,7 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
     def _encode_one(self, pixel_values: mx.array, grid: Grid) -> TowerRows:
         positions = patch_positions(grid.height, grid.width, self.spatial_merge_size)
         x = self._embed(pixel_values, grid, positions)
-        rope, segments = self._rope(positions), ((1, grid.frame_patches),)
+        rope, segments = self._rope(positions), Segments(((1, grid.frame_patches),))
         deepstack, parts, ends = [], [], self._ends_of_parts(grid)
         for number, block in enumerate(self.blocks):
             x = self._layer(block, x, rope, segments)
@@ -257,8 +263,9 @@ class WindowTower(FrameTower):
         order = (layout.order[:, None] * unit + np.arange(unit, dtype=np.int32)).reshape(-1)
         positions = patch_positions(grid.height, grid.width, merged)[order]
         x = self._embed(pixel_values, grid, positions)[:, mx.array(order)]
-        rope, frame = self._rope(positions), ((1, grid.frame_patches),)
-        windows = tuple((count, tokens * unit) for count, tokens in layout.windows)
+        rope, frame = self._rope(positions), Segments(((1, grid.frame_patches),))
+        runs = tuple((count, tokens * unit) for count, tokens in layout.windows)
+        windows = many_segments(runs, self.blocks[0].attn.head_dim, x.dtype)
         parts, ends = [], self._ends_of_parts(grid)
         for number, block in enumerate(self.blocks):
             segments = frame if number in self._frame_layers else windows
