@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
-from PIL import Image as PillowImage
 
 
 class ChunkPolicy(enum.Enum):
@@ -136,8 +135,8 @@ class HostModel:
     chat_template: the checkpoint's, a program that nobody vouches for; None if there is none, or
     if the family's processor writes prompts itself. template_variables: what it is given beside
     messages. write_prompt: (messages, add_generation_prompt) to text, where there is no template.
-    process_image: (RGB image, placeholder), process_video: ((frames, height, width, 3) uint8,
-    seconds of each frame, placeholder). Neither is thread-safe. Both raise whatever the
+    process_image: ((height, width, 3) uint8, placeholder), process_video: ((frames, height, width,
+    3) uint8, seconds of each frame, placeholder). Neither is thread-safe. Both raise whatever the
     processor does. stand_in: None for models that read a token for each feature of an image.
     pixel_rule: None where pictures have a fixed size, or the rule is not known.
     tool_format and reasoning_format: None for models that call no tools, or whose
@@ -156,7 +155,7 @@ class HostModel:
     chat_template: str | None
     template_variables: Mapping[str, Any]
     write_prompt: Callable[[Sequence[Mapping[str, Any]], bool], Any]
-    process_image: Callable[[PillowImage.Image, str], ProcessedMedia]
+    process_image: Callable[[NDArray[np.uint8], str], ProcessedMedia]
     process_video: Callable[[NDArray[np.uint8], Sequence[float], str], ProcessedMedia]
     mrope: MRope | AskPositions | None
     chunk_policy: ChunkPolicy

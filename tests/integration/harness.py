@@ -10,6 +10,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
 from mlx_vlm.utils import should_add_special_tokens
 from msgspec import structs
 from PIL import Image as PillowImage
@@ -131,7 +132,7 @@ def _adds_bos_to_pictures(loaded: LoadedModel) -> bool:
     host = loaded.host
     processor = HostProcessor(loaded.processor, host.image_token_id, host.stand_in)
     placeholder = next(filter(processor.takes, host.image_placeholders))
-    made = processor.image(PillowImage.new("RGB", (64, 64)), placeholder)
+    made = processor.image(np.zeros((64, 64, 3), dtype=np.uint8), placeholder)
     return int(made.token_ids[0]) == host.tokenizer.bos_token_id
 
 

@@ -15,6 +15,7 @@ from tests.tiny_models.pictures import picture
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.model.families import FAMILIES
 from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.model.processors import HostProcessor
 from vlm_server.runner.vision.patches import PatchProcessor, PixelValues, use_fast_patches
 
 LoadTiny = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
@@ -43,6 +44,27 @@ def test_several_pictures_are_the_same():
     own, ours = Qwen3VLImageProcessor(patch_size=14), PatchProcessor(patch_size=14)
     values = PixelValues(own)(ours(pictures)["pixel_bytes"])
     assert np.array_equal(np.array(values), own(pictures)["pixel_values"])
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"])
+def test_later_pictures_get_what_the_processor_gives(load_tiny: LoadTiny, family: str):
+    """Whose tokens are not tokenized."""
+    loaded, preparer = load_tiny(family)
+    placeholder = preparer._prompts.placeholder
+    ours = HostProcessor(loaded.processor, loaded.host.image_token_id)
+    ours.image(np.asarray(picture(1, 64, 64)), placeholder)
+    assert ours._around[placeholder] is not None
+    for number, size in enumerate([(84, 84), (300, 100), (77, 201)]):
+        pixels = np.asarray(picture(number, *size))
+        made = ours.image(pixels, placeholder)
+        its_own = HostProcessor(loaded.processor, loaded.host.image_token_id)
+        expected = its_own.image(pixels, placeholder)
+        assert made.token_ids.dtype == expected.token_ids.dtype
+        assert made.token_ids.tolist() == expected.token_ids.tolist()
+        assert made.size == expected.size
+        assert made.inputs.keys() == expected.inputs.keys()
+        for name, array in made.inputs.items():
+            assert np.array_equal(array, expected.inputs[name])
 
 
 class _Processor:

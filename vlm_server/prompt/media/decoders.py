@@ -7,6 +7,8 @@ import time
 from contextlib import suppress
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
 from vlm_server.child.cancellation import Cancellation
@@ -92,8 +94,8 @@ class Decoders:
         """Images and videos that are being decoded, or wait for it."""
         return self._images.num_tracked + self._videos.num_tracked
 
-    def image(self, image: Image, budget: DecodeBudget) -> PillowImage.Image:
-        """`images.decode_rgb` of `image`.
+    def image(self, image: Image, budget: DecodeBudget) -> NDArray[np.uint8]:
+        """The pixels of `images.decode_rgb` of `image`, (height, width, 3).
 
         Raises InvalidImage if it can't be decoded, DecodeBudgetExceeded and Cancelled.
         """
@@ -115,7 +117,8 @@ class Decoders:
                 self._keep_one_warm()
             if isinstance(decoded, Refused):
                 raise InvalidImage(decoded.reason, image.param)
-            return decoded
+            told, pixels = decoded
+            return np.frombuffer(pixels, dtype=np.uint8).reshape(told.height, told.width, 3)
         raise InvalidImage(f"the {image.format} picture can't be decoded", image.param)
 
     def video(self, video: Video, limits: VideoLimits, cancellation: Cancellation) -> clip.Clip:

@@ -53,15 +53,18 @@ def pack_refusal(reason: str) -> messages.Parts:
     return messages.described(0, (), _encoder.encode(Refused(reason)))
 
 
-def unpack(answer: bytearray) -> PillowImage.Image | Refused:
-    """Raises ValueError or msgspec.DecodeError for what is no answer."""
+def unpack(answer: bytearray) -> tuple[Pixels, memoryview] | Refused:
+    """The pixels, which are a part of `answer`.
+
+    Raises ValueError or msgspec.DecodeError for what is no answer.
+    """
     pixels, description = messages.split(answer)
     told = _decoder.decode(description)
     if isinstance(told, Refused):
         return told
     if told.width < 1 or len(pixels) != told.width * told.height * 3:
         raise ValueError("an image of another size")
-    return PillowImage.frombytes("RGB", (told.width, told.height), pixels)
+    return told, pixels
 
 
 def _bands(image: PillowImage.Image) -> Iterator[bytes]:

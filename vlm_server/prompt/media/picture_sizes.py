@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
 from vlm_server.errors import InvalidRequest
@@ -60,12 +62,15 @@ class PictureSizes:
         size = image.width, image.height
         return None if self._size(size, bounds) == self._left_alone(size) else bounds
 
-    def scale(self, picture: PillowImage.Image, bounds: PixelBounds | None) -> PillowImage.Image:
-        """`picture`, upright, at the size that `bounds` ask for."""
-        size = picture.size if bounds is None else self._size(picture.size, bounds)
-        if size == picture.size:
-            return picture
-        return picture.resize(size, PillowImage.Resampling.BICUBIC)
+    def scale(self, pixels: NDArray[np.uint8], bounds: PixelBounds | None) -> NDArray[np.uint8]:
+        """An upright picture, (height, width, 3), at the size that `bounds` ask for."""
+        height, width = pixels.shape[:2]
+        size = width, height
+        wanted = size if bounds is None else self._size(size, bounds)
+        if wanted == size:
+            return pixels
+        picture = PillowImage.fromarray(pixels)
+        return np.asarray(picture.resize(wanted, PillowImage.Resampling.BICUBIC))
 
     def _left_alone(self, size: tuple[int, int]) -> tuple[int, int]:
         """What the processor itself makes of a picture of this size."""

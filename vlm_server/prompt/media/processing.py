@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image as PillowImage
 
 from vlm_server.errors import InvalidImage, InvalidVideo
 from vlm_server.host_model import HostModel, ProcessedMedia
@@ -68,22 +67,23 @@ class Processed:
 
 
 def process_image(
-    host: HostModel, placeholder: str, image: PillowImage.Image, param: str
+    host: HostModel, placeholder: str, pixels: NDArray[np.uint8], param: str
 ) -> Processed:
-    """Raises InvalidImage, naming `param`, for an image that the processor can't take."""
+    """An image of (height, width, 3) RGB.
+
+    Raises InvalidImage, naming `param`, for one that the processor can't take.
+    """
+    size = f"{pixels.shape[1]}x{pixels.shape[0]}"
     try:
-        whole = _whole(host, host.process_image(image, placeholder), host.image_token_id)
+        whole = _whole(host, host.process_image(pixels, placeholder), host.image_token_id)
     except Exception as error:
         _note_failure("a picture", error)
-        size = f"{image.width}x{image.height}"
         raise InvalidImage(
             f"the model's processor can't take this picture of {size} pixels", param
         ) from error
     if whole is None:
         raise InvalidImage(
-            f"the model's processor returns nothing for a picture of {image.width}x{image.height} "
-            "pixels",
-            param,
+            f"the model's processor returns nothing for a picture of {size} pixels", param
         )
     return whole
 

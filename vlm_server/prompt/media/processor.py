@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from functools import cache, partial
 
 import msgspec
-from PIL import Image as PillowImage
+import numpy as np
+from numpy.typing import NDArray
 
 from vlm_server.cache.caches import Caches
 from vlm_server.child.cancellation import Cancellation
@@ -128,8 +129,7 @@ class MediaProcessor:
             self._caches.token_layouts.put(key, seconds, 100 * len(seconds)).release()
 
         def frame(number: int) -> Processed:
-            shown = PillowImage.fromarray(decoded().frames[number])
-            return self._image(shown, video.param, cancellation)
+            return self._image(decoded().frames[number], video.param, cancellation)
 
         for number, time in enumerate(seconds):
             load = partial(frame, number)
@@ -148,10 +148,12 @@ class MediaProcessor:
         """Media items that a thread works on, or waits for."""
         return len(self._flights) + self._decoders.num_tracked
 
-    def _image(self, image: PillowImage.Image, param: str, cancellation: Cancellation) -> Processed:
+    def _image(
+        self, pixels: NDArray[np.uint8], param: str, cancellation: Cancellation
+    ) -> Processed:
         with self._processor:
             cancellation.check()
-            return process_image(self._host, self._prompts.placeholder, image, param)
+            return process_image(self._host, self._prompts.placeholder, pixels, param)
 
     def _video(self, decoded: Clip, param: str, cancellation: Cancellation) -> Processed:
         token_id, placeholder = self._host.video_token_id, self._prompts.video_placeholder

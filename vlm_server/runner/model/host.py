@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx_vlm.models.cache import make_prompt_cache
 from mlx_vlm.utils import should_add_special_tokens
-from PIL import Image as PillowImage
 from tokenizers import AddedToken
 
 from vlm_server.errors import ModelLoadError
@@ -133,7 +133,7 @@ def _stand_in(family: Family, model: Any, processor: Any) -> StandIn:
     """
     model_id = int(model.config.image_token_index)
     probe = HostProcessor(processor, model_id)
-    made = probe.image(PillowImage.new("RGB", (64, 64)), family.image_text)
+    made = probe.image(np.zeros((64, 64, 3), dtype=np.uint8), family.image_text)
     ids = mx.array([[model_id, 0]])  # some texts' embeddings can't be of no text
     arrays = {name: mx.array(array) for name, array in made.inputs.items()}
     features = model.get_input_embeddings(ids, mask=mx.ones_like(ids), **arrays).inputs_embeds

@@ -46,15 +46,15 @@ class HostProcessor:
         self._around = dict[str, _Around | None]()
         """By placeholder; None if an image's tokens do not follow from its grid."""
 
-    def image(self, image: PillowImage.Image, placeholder: str) -> ProcessedMedia:
+    def image(self, pixels: NDArray[np.uint8], placeholder: str) -> ProcessedMedia:
         around = self._around.get(placeholder)
         if around is None:
-            made = self._process(placeholder, images=[image])
+            made = self._process(placeholder, images=[PillowImage.fromarray(pixels)])
             if placeholder not in self._around:
                 self._around[placeholder] = self._around_of(made)
         else:
-            made = self._by_grid(image, around)
-        return replace(made, size=self._size(made, image))
+            made = self._by_grid(pixels, around)
+        return replace(made, size=self._size(made, pixels))
 
     def takes(self, placeholder: str) -> bool:
         """Whether the processor makes an image's tokens of this text."""
@@ -80,8 +80,8 @@ class HostProcessor:
             self._processor, list(messages), add_generation_prompt=add_generation_prompt
         )
 
-    def _size(self, made: ProcessedMedia, image: PillowImage.Image) -> tuple[int, int]:
-        """Width and height of `image` as it was resized; its own if it was cut into tiles."""
+    def _size(self, made: ProcessedMedia, pixels: NDArray[np.uint8]) -> tuple[int, int]:
+        """Width and height of an image as it was resized; its own if it was cut into tiles."""
         inputs = made.inputs
         if "image_grid_thw" in inputs:
             _, rows, columns = (int(each) for each in inputs["image_grid_thw"].reshape(-1)[:3])
@@ -90,10 +90,10 @@ class HostProcessor:
         if "image_sizes" in inputs:
             height, width = (int(each) for each in inputs["image_sizes"].reshape(-1)[:2])
             return width, height
-        pixels = inputs.get("pixel_values")
-        if pixels is not None and pixels.ndim == _ONE_PICTURE and len(pixels) == 1:
-            return pixels.shape[3], pixels.shape[2]
-        return image.size
+        values = inputs.get("pixel_values")
+        if values is not None and values.ndim == _ONE_PICTURE and len(values) == 1:
+            return values.shape[3], values.shape[2]
+        return pixels.shape[1], pixels.shape[0]
 
     def _around_of(self, made: ProcessedMedia) -> _Around | None:
         """The text around an image's tokens, if those are nothing but as many as its grid says."""
@@ -106,10 +106,10 @@ class HostProcessor:
             return None
         return _Around(made.token_ids[:first], made.token_ids[end:])
 
-    def _by_grid(self, image: PillowImage.Image, around: _Around) -> ProcessedMedia:
+    def _by_grid(self, pixels: NDArray[np.uint8], around: _Around) -> ProcessedMedia:
         """What `_process` gives, without tokenizing a thousand times the same token."""
         own: PatchProcessor = self._processor.image_processor
-        inputs = own.of_image(image)
+        inputs = own.of_image(pixels)
         count = own.num_tokens(inputs["image_grid_thw"])
         tokens = np.full(count, self._image_token_id, dtype=np.int32)
         return ProcessedMedia(np.concatenate([around.before, tokens, around.after]), inputs)

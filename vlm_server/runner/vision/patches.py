@@ -29,9 +29,9 @@ class PatchProcessor(Qwen3VLImageProcessor):  # type: ignore[misc]  # mlx_vlm is
         made = super().__call__(images, **sizes)
         return {PIXEL_BYTES: made.pop("pixel_values"), **made}
 
-    def of_image(self, image: PillowImage.Image) -> dict[str, NDArray[Any]]:
-        """What a call gives for `image`, which is RGB."""
-        patches, grid = self._process_one(np.asarray(image).transpose(2, 0, 1))
+    def of_image(self, pixels: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
+        """What a call gives for an image of (height, width, 3) RGB."""
+        patches, grid = self._process_one(pixels.transpose(2, 0, 1))
         return {PIXEL_BYTES: patches, "image_grid_thw": np.array([grid], dtype=np.int64)}
 
     def num_tokens(self, grid: NDArray[np.int64]) -> int:

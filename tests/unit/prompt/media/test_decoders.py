@@ -85,7 +85,7 @@ def test_pixels_are_those_of_decoding_here(
     made = encoded(picture, name, **options)
     image = image_of(made.data, picture.size, name, max_side_pixels=side)
     here, there = decode_rgb(image), decoders.image(image, budget())
-    assert (there.mode, there.size) == ("RGB", here.size)
+    assert there.shape == (here.height, here.width, 3)
     assert there.tobytes() == here.tobytes()
 
 
@@ -94,7 +94,7 @@ def test_a_large_picture_comes_whole(decoders: Decoders):
     picture = gradient("RGB", (7001, 2003))
     found = decoders.image(encoded(picture, compress_level=1), budget())
     assert found.tobytes() == picture.tobytes()
-    assert decoders.image(SMALL, budget()).size == (64, 64)
+    assert decoders.image(SMALL, budget()).shape == (64, 64, 3)
 
 
 def test_the_largest_picture_with_transparency_fits_into_the_memory_of_its_process(
@@ -102,7 +102,7 @@ def test_the_largest_picture_with_transparency_fits_into_the_memory_of_its_proce
 ):
     picture = PillowImage.new("RGBA", (7071, 7071), (0, 0, 0, 0))
     found = decoders.image(encoded(picture, compress_level=1), budget())
-    assert found.getpixel((7070, 7070)) == (255, 255, 255)
+    assert found[7070, 7070].tolist() == [255, 255, 255]
 
 
 def test_a_picture_that_needs_more_memory_is_refused():
@@ -110,7 +110,7 @@ def test_a_picture_that_needs_more_memory_is_refused():
     picture = PillowImage.new("RGBA", (7071, 7071), (0, 0, 0, 0))
     with pytest.raises(InvalidImage, match="too much memory"):
         little.image(encoded(picture, compress_level=1), budget())
-    assert little.image(SMALL, budget()).size == (64, 64)
+    assert little.image(SMALL, budget()).shape == (64, 64, 3)
     little.close()
 
 
@@ -140,7 +140,7 @@ def test_a_request_may_decode_for_so_long(decoders: Decoders):
     assert caught.value.param == PARAM
     with pytest.raises(DecodeBudgetExceeded):
         decoders.image(SMALL, left)
-    assert decoders.image(SMALL, budget()).size == (64, 64)
+    assert decoders.image(SMALL, budget()).shape == (64, 64, 3)
 
 
 def test_decoding_stops_when_nobody_waits(decoders: Decoders):
@@ -171,7 +171,7 @@ def test_a_picture_whose_process_was_killed_by_others_is_decoded_by_another_one(
     killer = threading.Thread(target=kill)
     killer.start()
     picture = encoded(gradient("RGB", (6000, 4000)), compress_level=1)
-    assert pool.image(picture, budget()).size == (6000, 4000)
+    assert pool.image(picture, budget()).shape == (4000, 6000, 3)
     killer.join()
     pool.close()
 
