@@ -516,10 +516,29 @@ def without_the_last(
     return [*parts, mx.zeros_like(last)]
 
 
+def in_segments(
+    queries: mx.array, keys: mx.array, values: mx.array, blocks: mx.array, scale: float
+) -> mx.array:
+    starts = {(start, end) for _, start, end in np.array(blocks).tolist()}
+    parts = [
+        everywhere(*(each[:, start:end] for each in (queries, keys, values)), blocks, scale)
+        for start, end in sorted(starts)
+    ]
+    return mx.concatenate(parts, axis=1)
+
+
+def everywhere(
+    queries: mx.array, keys: mx.array, values: mx.array, blocks: mx.array, scale: float
+) -> mx.array:
+    q, k, v = (each.swapaxes(1, 2) for each in (queries, keys, values))
+    return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale).swapaxes(1, 2)
+
+
 @pytest.mark.parametrize(
     ("name", "replacement"),
     [
         (None, None),
+        ("attend_to_segments", everywhere),
         ("arrange_rows", swapped),
         ("rotate_heads", rotated_back),
         ("skinny_linear", without_the_last),
@@ -533,6 +552,7 @@ def test_kernels_are_compared_with_mlx(
     monkeypatch.setattr(kernels, "skinny_linear", multiply)
     monkeypatch.setattr(kernels, "arrange_rows", by_mlx)
     monkeypatch.setattr(kernels, "rotate_heads", rotated)
+    monkeypatch.setattr(kernels, "attend_to_segments", in_segments)
     if name is not None:
         monkeypatch.setattr(kernels, name, replacement)
     assert kernels.can_be_used.__wrapped__() is (name is None)
