@@ -17,6 +17,7 @@ from mlx_vlm.models.cache import KVCache, make_prompt_cache
 
 from tests.integration.harness import Engine, ask, conversation, load_model
 from tests.integration.oracle import Oracle
+from tests.integration.segments import attend_everywhere, attend_to_segments
 from tests.integration.test_caches import caches_of
 from tests.integration.test_families import LONGER, PROMPTS, asked
 from tests.tiny_models.fixtures import TinyModel
@@ -516,29 +517,11 @@ def without_the_last(
     return [*parts, mx.zeros_like(last)]
 
 
-def in_segments(
-    queries: mx.array, keys: mx.array, values: mx.array, blocks: mx.array, scale: float
-) -> mx.array:
-    starts = {(start, end) for _, start, end in np.array(blocks).tolist()}
-    parts = [
-        everywhere(*(each[:, start:end] for each in (queries, keys, values)), blocks, scale)
-        for start, end in sorted(starts)
-    ]
-    return mx.concatenate(parts, axis=1)
-
-
-def everywhere(
-    queries: mx.array, keys: mx.array, values: mx.array, blocks: mx.array, scale: float
-) -> mx.array:
-    q, k, v = (each.swapaxes(1, 2) for each in (queries, keys, values))
-    return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale).swapaxes(1, 2)
-
-
 @pytest.mark.parametrize(
     ("name", "replacement"),
     [
         (None, None),
-        ("attend_to_segments", everywhere),
+        ("attend_to_segments", attend_everywhere),
         ("arrange_rows", swapped),
         ("rotate_heads", rotated_back),
         ("skinny_linear", without_the_last),
@@ -552,7 +535,7 @@ def test_kernels_are_compared_with_mlx(
     monkeypatch.setattr(kernels, "skinny_linear", multiply)
     monkeypatch.setattr(kernels, "arrange_rows", by_mlx)
     monkeypatch.setattr(kernels, "rotate_heads", rotated)
-    monkeypatch.setattr(kernels, "attend_to_segments", in_segments)
+    monkeypatch.setattr(kernels, "attend_to_segments", attend_to_segments)
     if name is not None:
         monkeypatch.setattr(kernels, name, replacement)
     assert kernels.can_be_used.__wrapped__() is (name is None)

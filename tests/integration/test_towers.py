@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -12,12 +13,14 @@ import pytest
 from mlx_vlm.models.qwen2_5_vl.vision import MLP, VisionModel
 
 from tests.integration.harness import ask, encode_works, new_preparer
+from tests.integration.segments import attend_to_segments
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import InternalError
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.cpu_attention import attention_on_cpu
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.vision import attention
 from vlm_server.runner.vision.attention import attention_on_gpu
 from vlm_server.runner.vision.encoder import encode_image
 from vlm_server.runner.vision.grids import window_layout
@@ -91,6 +94,25 @@ def test_rows_are_mlx_vlms(towers: tuple[FrameTower, nn.Module], grid: tuple[int
         pytest.skip("mlx-vlm 0.7.10 can't tell frames apart there")
     patches = pixels(own, grid)
     assert distance(rows_of(ours, patches, grid), rows_of(own, patches, grid)) < 1e-5
+
+
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+def test_rows_are_the_same_if_all_windows_are_attended_to_at_once(
+    monkeypatch: pytest.MonkeyPatch, load_mlx_vlms: LoadMlxVlms, grid: tuple[int, int, int]
+):
+    monkeypatch.setattr(attention, "takes_segments", lambda *_: True)
+    used = []
+
+    def at_once(*arguments: Any) -> mx.array:
+        used.append(arguments)
+        return attend_to_segments(*arguments)
+
+    monkeypatch.setattr(attention, "attend_to_segments", at_once)
+    own = load_mlx_vlms("qwen2_5_vl").model.vision_tower
+    ours = WindowTower(own, current_device())
+    patches = pixels(own, grid)
+    assert distance(rows_of(ours, patches, grid), rows_of(own, patches, grid)) < 1e-5
+    assert used
 
 
 @pytest.mark.parametrize(
