@@ -9,7 +9,6 @@ from contextlib import suppress
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image as PillowImage
 
 from vlm_server.child.cancellation import Cancellation
 from vlm_server.child.pool import ChildFailed, ChildPool, ChildTimeout
@@ -21,9 +20,6 @@ from vlm_server.settings import Video as VideoLimits
 from vlm_server.video import clip
 
 logger = logging.getLogger(__name__)
-
-PillowImage.core.set_blocks_max(1)  # type: ignore[attr-defined]  # Pillow's, but not typed
-"""Pillow keeps one block, of 16 MB at most, for the next image: mapping one anew takes 3 ms."""
 
 _IMAGE_MODULE = "vlm_server.prompt.media.image_process"
 _WHOLE_PIXELS = 100_000_000

@@ -111,7 +111,7 @@ __device__ void attention(
   }
 
   const float factor = scale * 1.4426950408889634f;  // so that exp2 serves as exp
-  Attended<D> attended;
+  OnlineSoftmax<D> softmax;
   int stage = 0;
   for (int start = begin; start < end; start += KEYS, stage ^= 1) {
     if (start + KEYS < end) {
@@ -122,12 +122,12 @@ __device__ void attention(
     }
     __syncthreads();
     const T* k_tile = tiles + stage * 2 * KEYS * ROW;
-    const auto is_hidden = [&](int half, int key) { return start + key > min(limits[half], end - 1); };
-    attended.add(q, k_tile, k_tile + KEYS * ROW, factor, start + KEYS - 1 > first_limit, is_hidden);
+    const auto is_masked = [&](int half, int key) { return start + key > min(limits[half], end - 1); };
+    softmax.add(q, k_tile, k_tile + KEYS * ROW, factor, start + KEYS - 1 > first_limit, is_masked);
     __syncthreads();
   }
 
-  attended.add_up();
+  softmax.add_up();
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     const int row = block * block_rows + warp * 16 + quad + half * 8;
@@ -135,14 +135,14 @@ __device__ void attention(
       continue;
     const int token = row / shared_heads, head = group * shared_heads + row % shared_heads;
     const size_t place = (size_t)token * num_heads + head;
-    const float share = attended.share(half);
+    const float share = softmax.share(half);
     float* part = parts + (place * num_splits + split) * D;
 #pragma unroll
     for (int n = 0; n < D / 8; n++)
       *reinterpret_cast<float2*>(part + n * 8 + member * 2) =
-          make_float2(attended.sums[n][2 * half] * share, attended.sums[n][2 * half + 1] * share);
+          make_float2(softmax.sums[n][2 * half] * share, softmax.sums[n][2 * half + 1] * share);
     if (member == 0)
-      weights[place * num_splits + split] = attended.weight(half, factor);
+      weights[place * num_splits + split] = softmax.weight(half, factor);
   }
 }
 

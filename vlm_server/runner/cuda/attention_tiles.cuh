@@ -45,15 +45,15 @@ struct Queries {
 
 // softmax(q @ k.T * scale) @ v over the tiles so far, not divided by what all weights add up to.
 template <int D>
-struct Attended {
+struct OnlineSoftmax {
   float sums[D / 8][4] = {}, total[2] = {}, most[2] = {-INFINITE, -INFINITE};
 
-  // `factor`: the scale, times log2(e), so that exp2 serves as exp. If `hides`, a query attends only to
-  // keys that are not `is_hidden(half, key)`.
-  template <typename T, typename IsHidden>
+  // `factor`: the scale, times log2(e), so that exp2 serves as exp. If `has_mask`, a query attends only to
+  // keys that are not `is_masked(half, key)`.
+  template <typename T, typename IsMasked>
   __device__ void add(
-      const Queries<D>& q, const T* k_tile, const T* v_tile, float factor, bool hides,
-      const IsHidden& is_hidden) {
+      const Queries<D>& q, const T* k_tile, const T* v_tile, float factor, bool has_mask,
+      const IsMasked& is_masked) {
     constexpr int ROW = tile_row<D>;
     const int lane = threadIdx.x % 32, member = threadIdx.x % 4;
     float scores[KEYS / 8][4] = {};
@@ -69,12 +69,12 @@ struct Attended {
       }
     }
 
-    if (hides) {
+    if (has_mask) {
 #pragma unroll
       for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++)
-          if (is_hidden(i / 2, n * 8 + member * 2 + i % 2))
+          if (is_masked(i / 2, n * 8 + member * 2 + i % 2))
             scores[n][i] = -INFINITE;
     }
 

@@ -39,7 +39,7 @@ __device__ void segment_attention(
   for (int half = 0; half < 2; half++)
     q.load(half, queries + min(patch + half * 8, end - 1) * q_strides[1]);
 
-  Attended<D> attended;
+  OnlineSoftmax<D> softmax;
   const float factor = scale * 1.4426950408889634f;
   for (int start = begin; start < end; start += KEYS) {
     const int count = min(end - start, KEYS);
@@ -50,21 +50,21 @@ __device__ void segment_attention(
     asm volatile("cp.async.commit_group;");
     asm volatile("cp.async.wait_group 0;");
     __syncthreads();
-    attended.add(
+    softmax.add(
         q, k_tile, v_tile, factor, count < KEYS, [&](int half, int key) { return key >= count; });
   }
 
-  attended.add_up();
+  softmax.add_up();
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     const int mine = patch + half * 8;
     if (mine >= end)
       continue;
-    const float share = attended.share(half);
+    const float share = softmax.share(half);
     T* row = out + (((size_t)frame * num_patches + mine) * num_heads + head) * D;
 #pragma unroll
     for (int n = 0; n < D / 8; n++)
       *reinterpret_cast<uint32_t*>(row + n * 8 + member * 2) =
-          pack(attended.sums[n][2 * half] * share, attended.sums[n][2 * half + 1] * share, T());
+          pack(softmax.sums[n][2 * half] * share, softmax.sums[n][2 * half + 1] * share, T());
   }
 }
