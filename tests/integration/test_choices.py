@@ -11,7 +11,7 @@ import pytest
 
 from tests.active_memory import active_bytes
 from tests.integration.harness import GREEDY, Engine, NewEngine, ask
-from tests.integration.test_families import LONGER, PROMPTS, asked
+from tests.integration.prompts import LONGER, PROMPTS, asked
 from tests.tiny_models.pictures import picture
 from vlm_server.ports import SeqId
 from vlm_server.prompt.preparer import MultimodalPreparer

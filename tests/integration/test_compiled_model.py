@@ -17,9 +17,9 @@ from mlx_vlm.models.cache import KVCache, make_prompt_cache
 
 from tests.integration.harness import Engine, ask, conversation, load_model
 from tests.integration.oracle import Oracle
+from tests.integration.prompts import LONGER, PROMPTS, asked
 from tests.integration.segments import attend_everywhere, attend_to_segments
 from tests.integration.test_caches import caches_of
-from tests.integration.test_families import LONGER, PROMPTS, asked
 from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
 from vlm_server.prompt.preparer import MultimodalPreparer
@@ -102,9 +102,9 @@ def run_all(engine: Engine, params: SamplingParams, stagger: int) -> Mapping[str
 
 
 @pytest.mark.parametrize("stagger", [0, 4])
-def test_answers_are_those_without(served: Served, stagger: int):
+def test_answers_are_those_without(served: Served, answered: Engine, stagger: int):
     engine, model = compiled(served)
-    assert run_all(engine, LONGER, stagger) == run_all(Engine(*served), LONGER, 0)
+    assert run_all(engine, LONGER, stagger) == answered.tokens
     is_compiled = appends_only(served[0]) and served[0].family.name not in CANT_BE_COMPILED
     assert bool(model.num_steps) == is_compiled
     assert model.works == (served[0].family.name not in CANT_BE_COMPILED)
@@ -136,11 +136,13 @@ def decoding(served: Served) -> tuple[Engine, Compiled]:
 
 
 @pytest.mark.parametrize("tokens_per_pass", [24, 256])
-def test_prompts_are_read_beside_decode_steps(served: Served, tokens_per_pass: int):
+def test_prompts_are_read_beside_decode_steps(
+    served: Served, answered: Engine, tokens_per_pass: int
+):
     engine, model = compiled(served, tokens_per_pass)
     learn(engine)
     found = run_all(engine, LONGER, 4)
-    assert {name: found[name] for name in PROMPTS} == run_all(Engine(*served), LONGER, 0)
+    assert {name: found[name] for name in PROMPTS} == answered.tokens
     name = served[0].family.name
     assert bool(model.beside) == any(name in names for names in READ_BESIDE.values())
     if name in READ_BESIDE["media"]:

@@ -9,8 +9,9 @@ import mlx.core as mx
 import pytest
 
 from tests.integration.harness import Engine
+from tests.integration.prompts import in_pairs
 from tests.integration.test_caches import caches_of
-from tests.integration.test_padded_chunks import Served, answers
+from tests.integration.test_padded_chunks import Served
 from vlm_server.runner.text import attention
 from vlm_server.runner.text.attention import ModelAttention
 
@@ -18,11 +19,9 @@ MASKED_THEMSELVES = frozenset({"paddleocr_vl"})
 """Families that hand their attention a mask of their own, so that it stays mlx-vlm's."""
 
 
-@pytest.mark.parametrize(("chunk_tokens", "is_cached"), [(512, False), (21, False), (21, True)])
-def test_answers_are_the_same(
-    served: Served, monkeypatch: pytest.MonkeyPatch, chunk_tokens: int, is_cached: bool
-):
-    loaded, preparer = served
+@pytest.fixture
+def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The numbers of queries and keys that our own attention is called with from now on."""
     shapes = list[tuple[int, int]]()
 
     def watched(queries: mx.array, keys: mx.array, *rest: Any, **options: Any) -> mx.array:
@@ -31,15 +30,26 @@ def test_answers_are_the_same(
 
     own = attention.attention_on_cpu
     monkeypatch.setattr(attention, "attention_on_cpu", watched)
+    return shapes
 
-    def answered(served: Served) -> list[list[int]]:
-        caches = {"caches": caches_of(served)} if is_cached else {}
-        return answers(Engine(*served, chunk_tokens=chunk_tokens, **caches))
 
-    mlx_vlms = ModelAttention(loaded.language_model, None)
-    expected = answered((replace(loaded, attention=mlx_vlms), preparer))
+def test_answers_are_mlx_vlms(
+    served: Served, answered_in_pairs: list[list[int]], shapes: list[tuple[int, int]]
+):
+    loaded, preparer = served
+    mlx_vlms = replace(loaded, attention=ModelAttention(loaded.language_model, None))
+    assert in_pairs(Engine(mlx_vlms, preparer)) == answered_in_pairs
     assert not shapes
-    assert answered((loaded, preparer)) == expected
-    assert bool(shapes) == (loaded.family.name not in MASKED_THEMSELVES)
-    if chunk_tokens < 30 and shapes:
-        assert any(queries < keys for queries, keys in shapes)
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_answers_in_chunks_are_the_same(
+    served: Served,
+    answered_in_pairs: list[list[int]],
+    shapes: list[tuple[int, int]],
+    is_cached: bool,
+):
+    caches = {"caches": caches_of(served)} if is_cached else {}
+    assert in_pairs(Engine(*served, chunk_tokens=21, **caches)) == answered_in_pairs
+    is_ours = served[0].family.name not in MASKED_THEMSELVES
+    assert any(queries < keys for queries, keys in shapes) == is_ours

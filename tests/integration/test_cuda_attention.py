@@ -8,8 +8,9 @@ import mlx.core as mx
 import pytest
 
 from tests.integration.harness import Engine
+from tests.integration.prompts import in_pairs
 from tests.integration.test_caches import caches_of
-from tests.integration.test_padded_chunks import Served, answers
+from tests.integration.test_padded_chunks import Served
 from vlm_server.runner.cuda import attention as cuda_attention
 from vlm_server.runner.cuda.attention import CudaAttention
 from vlm_server.runner.device import device
@@ -31,12 +32,13 @@ def as_on_cuda(served: Served, monkeypatch: pytest.MonkeyPatch) -> Served:
 
 
 @pytest.mark.parametrize("chunk_tokens", [512, 21])
-def test_answers_are_the_same(served: Served, as_on_cuda: Served, chunk_tokens: int):
+def test_answers_are_the_same(
+    answered_in_pairs: list[list[int]], as_on_cuda: Served, chunk_tokens: int
+):
     """The first time, then block by block, then as what was met is planned."""
-    expected = answers(Engine(*served, chunk_tokens=chunk_tokens))
     cached = caches_of(as_on_cuda)
     for caches in (cached, cached, caches_of(as_on_cuda)):
         engine = Engine(*as_on_cuda, chunk_tokens=chunk_tokens, caches=caches)
-        assert answers(engine) == expected
+        assert in_pairs(engine) == answered_in_pairs
         while engine.runner.plan_ahead():
             pass

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.integration.harness import Engine, ask, encode_works
+from tests.integration.prompts import LONGER, asked
 from tests.integration.test_compiled_model import Load, Served, run_all
-from tests.integration.test_families import LONGER, asked
 from tests.tiny_models.pictures import picture
 from vlm_server.engine.encoding import EncoderInTurns
 from vlm_server.ports import Encoder, EncodeWork
@@ -52,9 +52,11 @@ def in_turns(served: Served) -> tuple[Engine, Counting]:
 
 
 @pytest.mark.parametrize("stagger", [0, 4])
-def test_answers_are_those_of_media_that_are_encoded_at_once(served: Served, stagger: int):
+def test_answers_are_those_of_media_that_are_encoded_at_once(
+    served: Served, answered: Engine, stagger: int
+):
     engine, counting = in_turns(served)
-    assert run_all(engine, LONGER, stagger) == run_all(Engine(*served), LONGER, 0)
+    assert run_all(engine, LONGER, stagger) == answered.tokens
     has_parts = served[0].family.tower is not None
     assert all(number > 1 if has_parts else number == 1 for number in counting.num_parts)
     assert engine.num_tracked == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -28,6 +27,7 @@ from tests.integration.harness import (
     image_of,
     prepare,
 )
+from tests.integration.prompts import LONGER, PROMPTS, asked
 from tests.tiny_models.pictures import picture
 from vlm_server.cache.caches import Caches
 from vlm_server.cache.lru import LruCache
@@ -35,36 +35,24 @@ from vlm_server.engine.request.states import State
 from vlm_server.errors import InternalError
 from vlm_server.ports import EncodeWork, Prepared
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.protocol import Failed, Finished, SamplingParams, Submit
+from vlm_server.protocol import Failed, Finished, SamplingParams
 from vlm_server.runner.kv.segments import needs_snapshots
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.vision.encoder import ImageEncoder
 
 Served = tuple[LoadedModel, MultimodalPreparer]
 
-PROMPTS: dict[str, tuple[Part, ...]] = {
-    "text": ("Which colour is the shape on the left?",),
-    "long": ("Look at the second button" + ", and read the number" * 6,),
-    "picture": (picture(1), "Describe this image."),
-    "pictures": ("First", picture(2, 100, 60), "and then", picture(3), "which one?"),
-    "mute": (picture(4, 60, 120),),
-}
 ONE_IMAGE_IS_RIGHT = {
     "fastvlm": "mlx-vlm moves a token of text over each image after the first",
     "granite4_vision": "mlx-vlm gives all images the features of the first",
 }
 """Families that mlx-vlm's own generation can't show several images, and why."""
-LONGER = SamplingParams(max_tokens=24, temperature=0.0)
-
-
-def asked(name: str, sampling: SamplingParams = GREEDY) -> Submit:
-    return ask(name, *PROMPTS[name], sampling=sampling)
 
 
 @pytest.fixture(scope="session")
-def alone(served: Served) -> Callable[[str], list[int]]:
+def alone(answered: Engine) -> Callable[[str], list[int]]:
     """The 24 tokens that a prompt gets when nothing runs beside it, prefilled whole."""
-    return cache(lambda name: Engine(*served).answer(asked(name, LONGER)))
+    return lambda name: answered.tokens[name]
 
 
 # ---- equal whatever runs beside ------------------------------------------------------

@@ -8,12 +8,11 @@ from dataclasses import replace
 import pytest
 from mlx_vlm.models.cache import KVCache, make_prompt_cache
 
-from tests.integration.harness import Engine, Part, ask, new_preparer
+from tests.integration.harness import Engine, new_preparer
+from tests.integration.prompts import in_pairs
 from tests.integration.test_caches import caches_of
-from tests.tiny_models.pictures import picture
 from vlm_server.host_model import ChunkPolicy
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.protocol import SamplingParams
 from vlm_server.runner.device import device
 from vlm_server.runner.device.device import DeviceKind
 from vlm_server.runner.kv.segments import room_for
@@ -23,26 +22,6 @@ from vlm_server.runner.text import prefill
 from vlm_server.runner.text.padded_chunk import PaddedChunk, PaddedChunkCache
 
 Served = tuple[LoadedModel, MultimodalPreparer]
-GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
-PROMPTS: tuple[tuple[Part, ...], ...] = (
-    ("Hi",),
-    ("Look at the second button" + ", and read the number" * 6,),
-    (picture(1), "Describe this image."),
-    (picture(1), "Describe this picture, please."),
-    ("First", picture(2, 100, 60), "and then", picture(3), "which one?"),
-)
-
-
-def answers(engine: Engine) -> list[list[int]]:
-    """Those of all prompts, two at once."""
-    requests = [ask(f"{i}", *parts, sampling=GREEDY) for i, parts in enumerate(PROMPTS)]
-    for first, second in zip(requests[::2], [*requests[1::2], None], strict=True):
-        engine.add(first)
-        engine.step(2)
-        if second:
-            engine.add(second)
-        engine.run()
-    return [engine.tokens[request.request_id] for request in requests]
 
 
 @pytest.fixture
@@ -65,20 +44,17 @@ def as_on(kind: DeviceKind, served: Served) -> Served:
     return replace(loaded, device=replace(loaded.device, kind=kind)), preparer
 
 
-@pytest.mark.parametrize("chunk_tokens", [512, 21])
-@pytest.mark.parametrize("is_cached", [False, True])
+@pytest.mark.parametrize(("chunk_tokens", "is_cached"), [(512, False), (512, True), (21, True)])
 def test_answers_are_the_same(
-    served: Served, request: pytest.FixtureRequest, chunk_tokens: int, is_cached: bool
+    served: Served,
+    answered_in_pairs: list[list[int]],
+    chunks: list[PaddedChunk],
+    chunk_tokens: int,
+    is_cached: bool,
 ):
-    def engine(served: Served) -> Engine:
-        caches = {"caches": caches_of(served)} if is_cached else {}
-        return Engine(*served, chunk_tokens=chunk_tokens, **caches)
-
-    without = answers(engine(as_on(DeviceKind.CPU, served)))
-    chunks: list[PaddedChunk] = request.getfixturevalue("chunks")
-    assert answers(engine(as_on(DeviceKind.CPU, served))) == without
-    assert not chunks, "nothing is padded on a CPU"
-    assert answers(engine(as_on(DeviceKind.CUDA, served))) == without
+    caches = {"caches": caches_of(served)} if is_cached else {}
+    engine = Engine(*as_on(DeviceKind.CUDA, served), chunk_tokens=chunk_tokens, **caches)
+    assert in_pairs(engine) == answered_in_pairs
     layers = make_prompt_cache(served[0].language_model)
     by_place = served[0].family.deepstack is Deepstack.BY_PLACE
     if by_place or any(type(layer) is not KVCache for layer in layers):
@@ -86,8 +62,13 @@ def test_answers_are_the_same(
         return
     assert {chunk.first % 16 for chunk in chunks} == {chunk.last % 16 for chunk in chunks} == {0}
     assert any(chunk.num_after for chunk in chunks)
-    if is_cached or chunk_tokens < 30:
+    if is_cached:
         assert any(chunk.first < chunk.start for chunk in chunks)
+
+
+def test_nothing_is_padded_on_a_cpu(chunks: list[PaddedChunk], load_tiny: Callable[[str], Served]):
+    in_pairs(Engine(*as_on(DeviceKind.CPU, load_tiny("qwen3_vl")), chunk_tokens=21))
+    assert not chunks
 
 
 def test_tokens_that_see_later_ones_are_not_padded(
@@ -97,7 +78,7 @@ def test_tokens_that_see_later_ones_are_not_padded(
     loaded, _ = as_on(DeviceKind.CUDA, load_tiny("qwen3_vl"))
     loaded = replace(loaded, host=replace(loaded.host, chunk_policy=ChunkPolicy.NOWHERE))
     engine = Engine(loaded, new_preparer(loaded))
-    answers(engine)
+    in_pairs(engine)
     assert all(prompt.is_atomic for prompt in engine.prompts.values())
     assert not chunks
 

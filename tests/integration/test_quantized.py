@@ -8,7 +8,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from tests.integration.harness import Engine, ask, load_model, new_preparer
-from tests.integration.test_families import PROMPTS
+from tests.integration.prompts import PROMPTS
 from tests.tiny_models import FAMILIES, GROUP_SIZE, build
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.model.load import LoadedModel

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tests.integration.harness import Engine, NewEngine, ask, prepare
 from tests.integration.oracle import Oracle
-from tests.integration.test_families import LONGER, PROMPTS, asked
+from tests.integration.prompts import LONGER, PROMPTS, asked
 from tests.integration.test_grammar import SHAPE, conforming, held_to
 from tests.tiny_models.pictures import picture
 from vlm_server.cache.caches import Caches
@@ -72,22 +72,26 @@ def spec_counts(engine: Engine) -> Any:
 @pytest.mark.parametrize("stagger", [0, 3])
 @pytest.mark.usefixtures("eligible")
 def test_batched_answers_are_equal(
-    new_engine: NewEngine, drafting: Callable[[Engine], None], stagger: int
+    new_engine: NewEngine,
+    answered: Engine,
+    drafting: Callable[[Engine], None],
+    stagger: int,
 ):
-    plain, wide = new_engine(), new_engine(num_draft_tokens=15)
-    wanted = run_all(plain, LONGER)
-    drafting(plain)
-    assert run_all(wide, LONGER, stagger) == wanted
-    assert wide.texts == plain.texts
+    wide = new_engine(num_draft_tokens=15)
+    drafting(answered)
+    assert run_all(wide, LONGER, stagger) == answered.seqs
+    assert wide.texts == answered.texts
     assert spec_counts(wide).num_drafts > 0
 
 
 @pytest.mark.usefixtures("eligible")
-def test_one_answer_is_equal(new_engine: NewEngine, drafting: Callable[[Engine], None]):
-    plain, wide = new_engine(), new_engine(num_draft_tokens=7)
-    wanted = plain.answer(asked("pictures", LONGER))
-    drafting(plain)
-    assert wide.answer(asked("pictures", LONGER))[:24] == wanted
+def test_one_answer_is_equal(
+    new_engine: NewEngine, answered: Engine, drafting: Callable[[Engine], None]
+):
+    wide = new_engine(num_draft_tokens=7)
+    drafting(answered)
+    wanted = answered.tokens["pictures"]
+    assert wide.answer(asked("pictures", LONGER))[: LONGER.max_tokens] == wanted
 
 
 # ---- every way to draw; models with three positions a token, with one, and with even rows -------
