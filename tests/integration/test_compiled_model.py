@@ -482,6 +482,26 @@ def test_kernels_that_fail_when_they_run_are_left_alone(load_tiny: Load):
     assert not model.works
 
 
+def test_a_graph_that_has_no_memory_once_is_tried_again(
+    load_tiny: Load, monkeypatch: pytest.MonkeyPatch
+):
+    served = load_tiny("qwen2_5_vl")
+    engine, model = compiled(served)
+    evaluate, failed = mx.eval, list[bool]()
+
+    def fail_once(*arrays: Any) -> None:
+        if not failed and sys._getframe(1).f_code is CompiledModel._launch.__code__:
+            failed.append(True)
+            raise RuntimeError("[malloc] Unable to allocate 1073741824 bytes.")
+        evaluate(*arrays)
+
+    monkeypatch.setattr(mx, "eval", fail_once)
+    assert engine.answer(asked("text")) == Engine(*served).answer(asked("text"))
+    assert failed
+    assert model.works
+    assert model.num_steps
+
+
 def by_mlx(sources: list[KeysAndValues], places: mx.array, capacity: int) -> KeysAndValues:
     """What `arrange_rows` is to give."""
     runs = [Run(row, 1, start, n, to, source) for source, row, start, n, to, _ in places.tolist()]

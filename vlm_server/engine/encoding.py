@@ -102,7 +102,7 @@ class EncoderInTurns:
         _log(self._works, seconds)
         measured = seconds if self._is_measured else None
         done = EncodeDone(self._works, self._outcomes, math.inf if self._has_failed else measured)
-        self._works = ()
+        self._works, self._outcomes = (), []
         self._inbox.put(done)
 
 

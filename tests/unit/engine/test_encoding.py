@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from queue import SimpleQueue
 
 import pytest
@@ -72,6 +74,16 @@ def test_who_comes_next_begins_anew():
         turns.turn()
         turns.done()
     assert len(turns.model.encodings) == 2
+
+
+def test_features_are_kept_no_longer_than_they_are_wanted():
+    turns = Turns(num_parts=1)
+    turns.encoder.start(turns.works[:1])
+    turns.turn()
+    turns.turn()
+    features = weakref.ref(turns.done().outcomes[0])
+    gc.collect()
+    assert features() is None
 
 
 def test_without_work_nothing_happens():

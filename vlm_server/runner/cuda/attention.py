@@ -200,6 +200,7 @@ class CudaAttention:
             return False
         for heads, plans in self._plans.items():
             if not plans.is_checked:
+                self._plans_ahead = False  # and so it stays if the check raises
                 plans.is_checked = self._plans_ahead = _is_sound(heads)
                 return self._plans_ahead
             if (shape := plans.next()) is not None:

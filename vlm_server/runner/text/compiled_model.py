@@ -259,15 +259,19 @@ class CompiledModel:
         """Append tokens at `place`, and return logits: of each row's at `logit_places`, or of all.
 
         They are launched when this returns, so that whatever anyone asks of the cache comes after
-        that on the stream. None if the model can't be compiled, and nothing was done.
+        that on the stream. None if there was no memory or the model can't be compiled, and nothing
+        was done.
         """
         try:
             logits, new = self._step(token_ids, place.bounds, place.sides, inputs, logit_places)
             if not self._sides:
                 mx.eval(logits)  # compiles the kernels, if that is possible
-        except Exception:
-            logger.warning("this model can't be compiled", exc_info=True)
-            self.works, self._wanted = False, {}
+        except Exception as error:
+            if is_out_of_memory(error):
+                logger.warning("a graph had no memory", exc_info=True)
+            else:
+                logger.warning("this model can't be compiled", exc_info=True)
+                self.works, self._wanted = False, {}
             return None
         place.take(new)
         mx.async_eval(logits)  # type: ignore[no-untyped-call]

@@ -217,6 +217,21 @@ def test_what_is_not_sound_is_left_to_mlx(planned: Planned, monkeypatch: pytest.
     assert attention.is_planned(768, 1024)
 
 
+def test_a_check_that_fails_is_not_tried_for_ever(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(heads: object) -> bool:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(cuda_attention, "_is_sound", fail)
+    attention = CudaAttention(4096)
+    attend(attention, 256, 256)
+    with pytest.raises(RuntimeError):
+        attention.plan_next()
+    assert not attention.plan_next()
+    attend(attention, 768, 1024)
+
+
 def test_prompts_beyond_the_blocks_wait_for_one_plan(planned: Planned):
     attention = CudaAttention(1 << 20)
     attend(attention, 256, 256)
