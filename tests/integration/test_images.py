@@ -117,22 +117,29 @@ def test_trns_is_white(mode: str):
     assert found[0, 0].tolist() != [255, 255, 255] or mode == "1"
 
 
-def test_16_bit_grey_with_trns():
-    """Grey 16-bit samples, all 40000 but one; 40000 is transparent."""
-    rows = [[40000] * 8 for _ in range(8)]
-    rows[0][0] = 20000
-    raw = b"".join(b"\0" + struct.pack(">8H", *row) for row in rows)
-    data = png(8, 8, 16, 0, raw, (b"tRNS", struct.pack(">H", 40000)))
-    found = pixels(image_of(data, "PNG", 8, 8))
-    assert found[5, 5].tolist() == [255, 255, 255]
-    assert abs(int(found[0, 0, 0]) - 20000 / 257) <= 1
+@pytest.mark.parametrize("depth", [1, 2, 4, 8, 16])
+def test_grey_with_trns(depth: int):
+    """Every shade once; one of them, and none of its neighbours, is transparent."""
+    count, width = 1 << depth, 1 << min(depth, 8)
+    shades = np.arange(count)
+    bits = (shades[:, None] >> np.arange(depth)[::-1]) & 1
+    rows = np.packbits(bits.astype(bool).reshape(count // width, -1), axis=1)
+    raw = b"".join(b"\0" + row.tobytes() for row in rows)
+    for key in {0, 1, count // 2 - 1, count - 1}:
+        data = png(width, count // width, depth, 0, raw, (b"tRNS", struct.pack(">H", key)))
+        found = pixels(image_of(data, "PNG", width, count // width))[..., 0].reshape(-1)
+        assert found[key] == 255
+        others = shades != key
+        assert np.abs(found - shades * 255 / (count - 1))[others].max() <= 0.5
 
 
-def test_16_bit_colour_with_trns_is_read():
-    """Pillow keeps the upper bytes of 16-bit colours; whether the key still fits is its affair."""
-    raw = b"".join(b"\0" + struct.pack(">3H", 40000, 1000, 9) * 8 for _ in range(8))
-    data = png(8, 8, 16, 2, raw, (b"tRNS", struct.pack(">3H", 40000, 1000, 9)))
-    assert pixels(image_of(data, "PNG", 8, 8)).shape == (8, 8, 3)
+def test_16_bit_colour_with_trns():
+    """As far as the upper bytes tell, which are what Pillow keeps of a pixel."""
+    colors = [(40000, 1000, 9), (40000, 2000, 9), (16384, 59392, 2304)]
+    raw = b"\0" + b"".join(struct.pack(">3H", *color) for color in colors)
+    data = png(3, 1, 16, 2, raw, (b"tRNS", struct.pack(">3H", *colors[0])))
+    found = pixels(image_of(data, "PNG", 3, 1))
+    assert found[0].tolist() == [[255, 255, 255], [156, 7, 0], [64, 232, 9]]
 
 
 def test_a_gif_with_transparency_is_white_there():

@@ -6,12 +6,12 @@ import io
 import struct
 import zlib
 
-from PIL import ExifTags
+from PIL import ExifTags, ImageMath
 from PIL import Image as PillowImage
 from PIL.PngImagePlugin import PngImageFile
 
 from vlm_server.errors import InvalidImage
-from vlm_server.prompt.media.png import has_all_rows, is_covered
+from vlm_server.prompt.media.png import has_all_rows, is_covered, match_depth
 from vlm_server.protocol import Image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
@@ -46,6 +46,8 @@ def decode_rgb(image: Image) -> PillowImage.Image:
             opened.load()
             if isinstance(opened, PngImageFile) and not has_all_rows(image.data, opened):
                 raise InvalidImage("the PNG picture ends before its last row", image.param)
+            if isinstance(opened, PngImageFile):
+                match_depth(image.data, opened)
             decoded = _flatten(_upright(opened))
     except InvalidImage:
         raise
@@ -70,10 +72,12 @@ def _upright(image: PillowImage.Image) -> PillowImage.Image:
 def _flatten(image: PillowImage.Image) -> PillowImage.Image:
     """RGB, with transparency shown on white and 16-bit grey scaled down to 8."""
     if image.mode.startswith("I") or image.mode == "F":
-        transparent = image.info.get("transparency")
-        image = image.convert("I").point(lambda value: value / 257 + 0.5).convert("L")
+        transparent, deep = image.info.get("transparency"), image.convert("I")
+        image = deep.point(lambda value: value / 257 + 0.5).convert("L")
+        image.info.pop("transparency", None)
         if isinstance(transparent, int):
-            image.info["transparency"] = round(transparent / 257)
+            opaque = ImageMath.lambda_eval(lambda args: args["deep"] != transparent, deep=deep)
+            image.putalpha(opaque.convert("L").point(lambda value: 255 * value))
     if "A" in image.getbands() or "transparency" in image.info:
         rgba = image.convert("RGBA")
         white = PillowImage.new("RGBA", rgba.size, "white")

@@ -1,4 +1,4 @@
-"""Checks that a PNG has all its pixels.
+"""What Pillow leaves to do of a PNG: to check that it has all its pixels, and a transparent colour.
 
 Pillow decodes a PNG whose compressed data ends early, but properly, with black in the missing
 rows: an answer about it would be about an image that nobody sent. Most images show by their last
@@ -27,11 +27,27 @@ _ADAM7 = (
 )
 """First column, column step, first row, row step of each pass of an interlaced image."""
 _STEP_BYTES = 1 << 20
+_DEPTH = 24
+"""Where the header has the bits of a channel."""
+_DEEP = 16
 
 
 def is_covered(opened: PngImageFile) -> bool:
     """Whether Pillow will fill in all of the image: an animation's frame may be a part of it."""
     return all(tile.extents == (0, 0, *opened.size) for tile in opened.tile)
+
+
+def match_depth(data: bytes, loaded: PngImageFile) -> None:
+    """Give the one transparent colour that a PNG may name the depth that its pixels have now.
+
+    Pillow leaves it as the file has it. Of 16-bit RGB it keeps the upper bytes; 16-bit grey stays.
+    """
+    depth, color = data[_DEPTH], loaded.info.get("transparency")
+    if isinstance(color, tuple) and depth == _DEEP:
+        loaded.info["transparency"] = tuple(value >> 8 for value in color)
+    elif isinstance(color, int) and loaded.mode == "L":
+        largest = (1 << depth) - 1
+        loaded.info["transparency"] = (color & largest) * 255 // largest
 
 
 def has_all_rows(data: bytes, loaded: PngImageFile) -> bool:
