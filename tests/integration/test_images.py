@@ -267,6 +267,35 @@ def test_truncated_is_refused(kind: str, eighth: int):
     assert caught.value.param == "messages[0]"
 
 
+JPEGS: dict[str, dict[str, object]] = {
+    "plain": {},
+    "fine": {"quality": 95, "subsampling": 0},
+    "progressive": {"progressive": True},
+    "with restarts": {"restart_marker_rows": 1},
+}
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("kind", JPEGS)
+def test_a_jpeg_that_ends_early_but_properly_is_refused(kind: str, mode: str):
+    whole = encoded(noise().convert(mode), "JPEG", **JPEGS[kind]).data
+    headers = whole.index(b"\xff\xda") + 14
+    for share in (0.0, 0.3, 0.6, 0.9):
+        length = headers + int(share * (len(whole) - headers))
+        with pytest.raises(InvalidImage, match=r"last block|decoded"):
+            decode_rgb(image_of(whole[:length] + b"\xff\xd9", "JPEG", 120, 90))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("kind", JPEGS)
+def test_a_grey_jpeg_is_whole(kind: str, mode: str):
+    """Also with something after its end."""
+    grey = PillowImage.new("L", (120, 90), 128).convert(mode)
+    whole = encoded(grey, "JPEG", **JPEGS[kind]).data
+    for data in (whole, whole + b"more", whole + whole):
+        assert set(pixels(image_of(data, "JPEG", 120, 90)).flat) <= {127, 128, 129}
+
+
 @pytest.mark.parametrize("eighth", range(1, 8))
 def test_an_interlaced_png_that_is_truncated_is_refused(eighth: int):
     data = adam7_png()

@@ -8,9 +8,11 @@ import zlib
 
 from PIL import ExifTags, ImageMath
 from PIL import Image as PillowImage
+from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 
 from vlm_server.errors import InvalidImage
+from vlm_server.prompt.media.jpeg import has_all_blocks
 from vlm_server.prompt.media.png import has_all_rows, is_covered, match_depth
 from vlm_server.protocol import Image
 
@@ -48,6 +50,8 @@ def decode_rgb(image: Image) -> PillowImage.Image:
                 raise InvalidImage("the PNG picture ends before its last row", image.param)
             if isinstance(opened, PngImageFile):
                 match_depth(image.data, opened)
+            if isinstance(opened, JpegImageFile) and not has_all_blocks(image.data, opened):
+                raise InvalidImage("the JPEG picture ends before its last block", image.param)
             decoded = _flatten(_upright(opened))
     except InvalidImage:
         raise
