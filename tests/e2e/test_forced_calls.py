@@ -1,4 +1,4 @@
-"""Tool calls that a client forces: every one of 250 is valid, sixteen at a time, hot and random."""
+"""Tool calls that a client forces: every one of 500 is valid, sixteen at a time, hot and random."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.e2e.pictures import noise, user
 
 pytestmark = pytest.mark.e2e
 
-NUM_REQUESTS, CONCURRENCY = 250, 16
+NUM_REQUESTS, CONCURRENCY = 500, 16
 POINT = {"type": "integer", "minimum": 0, "maximum": 1000}
 SCHEMAS: dict[str, dict[str, Any]] = {
     "click": {

@@ -123,7 +123,7 @@ def answers(engine: Engine, request_id: str) -> list[list[Call]]:
 
 
 @pytest.mark.timeout(600)
-def test_a_hundred_forced_answers_are_valid(load_tiny: Load):
+def test_two_hundred_forced_answers_are_valid(load_tiny: Load):
     engine = Engine(*load_tiny("qwen3_vl"))
     kinds = [
         tools("wait"),
@@ -135,7 +135,7 @@ def test_a_hundred_forced_answers_are_valid(load_tiny: Load):
         tools(allowed=("click", "wait"), parallel=False),
         tools("type-text", "count", "click", parallel=False),
     ]
-    asked = {f"{i}": kinds[i % len(kinds)] for i in range(25)}
+    asked = {f"{i}": kinds[i % len(kinds)] for i in range(50)}
     for name, offered in asked.items():
         parts = [picture(int(name) % 5), "what?"] if int(name) % 3 == 0 else ["what?"]
         submit = ask(name, *parts, sampling=sampling(int(name), n=4))
@@ -148,7 +148,7 @@ def test_a_hundred_forced_answers_are_valid(load_tiny: Load):
         for calls in answers(engine, name)
         for tool, _ in check_calls(calls, offered)
     ]
-    assert len(engine.seq_texts) == 100
+    assert len(engine.seq_texts) == 200
     assert set(called) == set(TOOLS)
 
 

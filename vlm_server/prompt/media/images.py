@@ -46,9 +46,9 @@ def decode_rgb(image: Image) -> PillowImage.Image:
             if isinstance(opened, PngImageFile) and not is_covered(opened):
                 raise InvalidImage("the PNG picture has pixels for a part of it", image.param)
             opened.load()
-            if isinstance(opened, PngImageFile) and not has_all_rows(image.data, opened):
-                raise InvalidImage("the PNG picture ends before its last row", image.param)
             if isinstance(opened, PngImageFile):
+                if not has_all_rows(image.data, opened):
+                    raise InvalidImage("the PNG picture ends before its last row", image.param)
                 match_depth(image.data, opened)
             if isinstance(opened, JpegImageFile) and not has_all_blocks(image.data, opened):
                 raise InvalidImage("the JPEG picture ends before its last block", image.param)
