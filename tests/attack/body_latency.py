@@ -20,7 +20,7 @@ from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
 
 from tests.attack.test_bodies import HOSTILE, Times, filled, p99, post
-from tests.e2e.daemon import Daemon, running_daemon
+from tests.daemons import Daemon, running_daemon
 from tests.unit.api.requests import ROUTE, chat, picture, user
 from tests.unit.media.pictures import data_url
 from tests.unit.media.test_image_bounds import BOMBS

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.daemon import Daemon, running_daemon, wait_until
+from tests.daemons import Daemon, running_daemon, wait_until
 from tests.unit.media.pictures import encoded
 
 USER, ADMIN = "key-of-a-user", "key-of-the-admin"

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.daemon import Daemon, command_of, running_daemon, wait_until
+from tests.daemons import Daemon, command_of, running_daemon, wait_until
 from tests.unit.api.requests import ROUTE, chat, picture, user
 from tests.unit.media.pictures import data_url, encoded
 from tests.unit.media.test_image_bounds import BOMBS

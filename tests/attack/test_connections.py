@@ -18,7 +18,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.e2e.daemon import Daemon, running_daemon, wait_until
+from tests.daemons import Daemon, running_daemon, wait_until
 
 MAX_REQUESTS = 4
 MAX_CONNECTIONS = 120

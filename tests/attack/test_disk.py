@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.daemon import Daemon, running_daemon, wait_until
+from tests.daemons import Daemon, running_daemon, wait_until
 from tests.e2e.pictures import noise, user
 from tests.e2e.test_disk import ask, disk, on_disk, wait_written
 from tests.tiny_models import build

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests import clips
-from tests.e2e.daemon import Daemon, is_alive, running_daemon, wait_until
+from tests.daemons import Daemon, is_alive, running_daemon, wait_until
 from tests.e2e.pictures import image_part, noise
 from tests.tiny_models import build
 

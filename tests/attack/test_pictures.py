@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.e2e.daemon import Daemon, running_daemon, wait_until
+from tests.daemons import Daemon, running_daemon, wait_until
 from tests.e2e.pictures import one_shape, user
 from tests.pictures import large_png, other_jpeg, other_png, slow_jpeg
 

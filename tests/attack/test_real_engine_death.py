@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.e2e.daemon import Daemon, running_daemon, wait_until
+from tests.daemons import Daemon, running_daemon, wait_until
 from tests.e2e.pictures import noise, user
 from tests.tiny_models import build
 

@@ -15,7 +15,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.e2e.daemon import Daemon, running_daemon, wait_until
+from tests.daemons import Daemon, running_daemon, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 

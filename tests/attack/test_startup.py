@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.daemon import Daemon, running_daemon, wait_until
+from tests.daemons import Daemon, running_daemon, wait_until
 from tests.tiny_models import build
 from tests.unit.runner.model.test_weights import GIB, sparse
 

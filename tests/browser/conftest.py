@@ -12,9 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.daemon import Daemon, running_daemon
+from tests.daemons import Daemon, running_daemon
 from tests.hub.server import Hub, running_hub
-from tests.tiny_models import build
 from vlm_server.models import EMBEDDED
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -23,24 +22,9 @@ Open = Callable[..., Any]
 
 
 @pytest.fixture(scope="session")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """The daemon as a person starts it, with the embedded model."""
-    with running_daemon(tmp_path_factory.mktemp("daemon")) as running:
-        yield running
-
-
-@pytest.fixture(scope="session")
-def tiny_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A daemon with a random model, whose answers run on, and two keys."""
-    folder = tmp_path_factory.mktemp("tiny")
-    keys = folder / "keys.toml"
-    keys.write_text('[laptop]\nkey = "laptop-key"\n[ops]\nkey = "operator-key"\nadmin = true\n')
-    keys.chmod(0o600)
-    arguments = ("--model", str(build("qwen3_vl", folder / "model")))
-    with running_daemon(
-        folder, *arguments, "--set", f"server.api_key_file={keys}", api_key="operator-key"
-    ) as running:
-        yield running
+def tiny_daemon(keyed_tiny_daemon: Daemon) -> Daemon:
+    """The one with keys, whose answers run on."""
+    return keyed_tiny_daemon
 
 
 LONG_NAME = "captions-of-everything/Qwen3-VL-235B-A22B-Instruct-mixed-4bit-and-8bit-experts"

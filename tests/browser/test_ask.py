@@ -13,7 +13,7 @@ import pytest
 from tests import clips
 from tests.browser.conftest import Open
 from tests.browser.files import ask, give
-from tests.e2e.daemon import Daemon
+from tests.daemons import Daemon
 from tests.e2e.pictures import canvas, draw_shape, encoded, one_shape
 
 SQUARE = (encoded(one_shape("square", "blue")), "square.png", "image/png")

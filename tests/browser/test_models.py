@@ -14,7 +14,7 @@ from tests.browser.files import ask, give
 from tests.browser.test_ask import SQUARE, text_of
 from tests.browser.test_operate import give_key
 from tests.browser.test_views import check_that_it_fits, problems
-from tests.e2e.daemon import Daemon
+from tests.daemons import Daemon
 from tests.hub.server import add
 from vlm_server.models import EMBEDDED
 

@@ -12,17 +12,10 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from tests.e2e.daemon import Daemon, running_daemon, wait_until
+from tests.daemons import NARROW_KEY, Daemon, wait_until
 from tests.unit.api.conftest import listening
 from tests.unit.api.scripted_engine import ScriptedEngine
 
-KEY = "a-key-for-all-clients"
-NARROW_KEY = "one-request-at-a-time"
-NARROW = f"""
-[narrow]
-key = "{NARROW_KEY}"
-max_requests = 1
-"""
 ENDLESS = {"max_tokens": 7000, "extra_body": {"ignore_eos": True}}
 
 
@@ -38,15 +31,9 @@ def _collects_between_tests() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """The embedded model, with a key that may do everything and one for a request at a time."""
-    folder = tmp_path_factory.mktemp("clients")
-    keys = folder / "keys.toml"
-    keys.touch(mode=0o600)
-    keys.write_text(NARROW)
-    settings = ("--set", f'server.api_keys=["{KEY}"]', "--set", f"server.api_key_file={keys}")
-    with running_daemon(folder, *settings, api_key=KEY) as running:
-        yield running
+def daemon(keyed_daemon: Daemon) -> Daemon:
+    """The embedded model, asked with a key that may do everything."""
+    return keyed_daemon
 
 
 @pytest.fixture

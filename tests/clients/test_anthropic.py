@@ -28,7 +28,7 @@ from tests.clients.screen import (
     is_the_circle,
     screenshot,
 )
-from tests.e2e.daemon import Daemon
+from tests.daemons import Daemon
 
 PICTURE: Any = {
     "type": "image",

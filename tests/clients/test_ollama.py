@@ -25,7 +25,7 @@ from tests.clients.screen import (
     is_the_circle,
     screenshot,
 )
-from tests.e2e.daemon import Daemon
+from tests.daemons import Daemon
 
 PNG = screenshot()
 GREEDY: Any = {"model": "demo", "options": {"temperature": 0, "num_predict": 400}}

@@ -38,7 +38,7 @@ from tests.clients.screen import (
     is_the_circle,
     screenshot,
 )
-from tests.e2e.daemon import Daemon
+from tests.daemons import Daemon
 from tests.unit.api.scripted_engine import ScriptedEngine, calls, ended, finished
 from vlm_server.protocol import ImagePart
 

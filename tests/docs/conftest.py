@@ -1,4 +1,4 @@
-"""One daemon and one hub for all pages, and a folder for each."""
+"""The shared daemon and one hub for all pages, and a folder for each."""
 
 from __future__ import annotations
 
@@ -7,20 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.daemons import Daemon
 from tests.docs.sandbox import Sandbox
-from tests.e2e.daemon import Daemon, running_daemon
 from tests.hub.server import add, running_hub
 from vlm_server.models import EMBEDDED
 
 NAMES = ("mlx-community/Qwen3-VL-4B-Instruct-4bit", "org/shapes")
 """Of models that pages download: here they are the embedded one."""
-
-
-@pytest.fixture(scope="session")
-def documented_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """The daemon that pages ask: with the embedded model and the default settings."""
-    with running_daemon(tmp_path_factory.mktemp("documented")) as running:
-        yield running
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +31,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def sandbox(tmp_path: Path, documented_daemon: Daemon, hub_url: str, home: Path) -> Sandbox:
-    made = Sandbox(tmp_path, documented_daemon.port, home, hub_url)
+def sandbox(tmp_path: Path, daemon: Daemon, hub_url: str, home: Path) -> Sandbox:
+    made = Sandbox(tmp_path, daemon.port, home, hub_url)
     made.prepare()
     return made

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image, ImageDraw
 
-from tests.e2e.daemon import Daemon
+from tests.daemons import Daemon
 from tests.e2e.pictures import canvas, draw_shape, image_part, one_shape, user, word
 
 pytestmark = pytest.mark.e2e

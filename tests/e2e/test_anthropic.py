@@ -8,7 +8,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from tests.e2e.daemon import Daemon
+from tests.daemons import Daemon
 from tests.e2e.pictures import encoded, one_shape, user
 
 pytestmark = pytest.mark.e2e

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.daemon import Daemon, wait_until
+from tests.daemons import Daemon, wait_until
 from tests.e2e.pictures import noise, user
 
 pytestmark = pytest.mark.e2e

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.e2e.daemon import Daemon, running_daemon
+from tests.daemons import Daemon, running_daemon
 from tests.e2e.pictures import noise, one_shape, user
 from tests.e2e.test_chat_api import complete, text_of
 from tests.e2e.test_sampling_fields import entries, figures

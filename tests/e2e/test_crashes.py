@@ -15,7 +15,7 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.daemon import Daemon, is_alive, running_daemon, wait_until
+from tests.daemons import Daemon, is_alive, running_daemon, wait_until
 from tests.e2e.pictures import noise, user
 from tests.tiny_models import build
 

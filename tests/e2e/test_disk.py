@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.daemon import Daemon, is_alive, running_daemon, wait_until
+from tests.daemons import Daemon, is_alive, running_daemon, wait_until
 from tests.e2e.pictures import one_shape, user
 from vlm_server.cache.disk.files import temporary_name
 

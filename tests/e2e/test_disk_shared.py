@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.daemon import running_daemon
+from tests.daemons import running_daemon
 from tests.e2e.test_disk import FIRST, ask, disk, on_disk, then, wait_written, wanted
 
 __all__ = ["wanted"]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.daemon import Daemon, free_port, running_daemon
+from tests.daemons import Daemon, free_port, running_daemon
 from vlm_server import __version__
 
 ROOT = Path(__file__).parents[2]

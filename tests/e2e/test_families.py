@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests import clips
-from tests.e2e.daemon import Daemon, running_daemon
+from tests.daemons import Daemon, running_daemon
 from tests.e2e.pictures import noise, user
 from tests.tiny_models import FAMILIES, build
 

@@ -11,7 +11,7 @@ import jsonschema
 import openai
 import pytest
 
-from tests.e2e.daemon import Daemon
+from tests.daemons import Daemon
 from tests.e2e.pictures import noise, user
 
 pytestmark = pytest.mark.e2e

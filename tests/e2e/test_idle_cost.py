@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.e2e.daemon import Daemon
+from tests.daemons import Daemon
 from tests.e2e.idle import family_of, measure
 
 pytestmark = [

@@ -11,7 +11,7 @@ import openai
 import pydantic
 import pytest
 
-from tests.e2e.daemon import Daemon
+from tests.daemons import Daemon
 from tests.e2e.pictures import noise, user
 from tests.e2e.test_chat_api import complete, streamed, text_of
 

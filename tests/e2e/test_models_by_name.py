@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.daemon import Daemon, running_daemon, wait_until
+from tests.daemons import Daemon, running_daemon, wait_until
 from tests.e2e.pictures import one_shape, user
 from tests.hub.fixtures import hub, model
 from tests.hub.server import Hub, add

@@ -11,7 +11,7 @@ import jsonschema
 import ollama
 import pytest
 
-from tests.e2e.daemon import Daemon
+from tests.daemons import Daemon
 from tests.e2e.pictures import encoded, noise, one_shape, user
 from tests.e2e.test_chat_api import complete
 from tests.e2e.test_json_answers import SCHEMA

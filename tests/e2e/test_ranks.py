@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.e2e.daemon import Daemon, command_of, is_alive, running_daemon, wait_until
+from tests.daemons import Daemon, command_of, is_alive, running_daemon, wait_until
 from tests.e2e.pictures import noise, user
 from tests.ports import free_ports
 from tests.tiny_models import build

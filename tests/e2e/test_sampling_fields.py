@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.e2e.daemon import Daemon
+from tests.daemons import Daemon
 from tests.e2e.pictures import noise, user
 from tests.e2e.test_chat_api import complete, streamed, text_of
 

@@ -13,7 +13,7 @@ import ollama
 import openai
 import pytest
 
-from tests.e2e.daemon import Daemon, running_daemon, wait_until
+from tests.daemons import Daemon, running_daemon, wait_until
 from tests.e2e.pictures import one_shape, user
 from tests.tiny_models import build
 from vlm_server.models import EMBEDDED

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.daemon import Daemon
+from tests.daemons import Daemon
 from tests.soak.client import Client
 from tests.soak.malformed import malformed
 from tests.soak.mix import random_image

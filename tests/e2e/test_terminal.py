@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.daemon import Daemon
+from tests.daemons import Daemon
 from tests.e2e.pictures import one_shape
 from tests.hub.fixtures import hub
 from tests.hub.server import Hub, add

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.daemon import Daemon
+from tests.daemons import Daemon
 from tests.e2e.pictures import noise, user
 
 pytestmark = pytest.mark.e2e

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from tests import clips
-from tests.e2e.daemon import Daemon, wait_until
+from tests.daemons import Daemon, wait_until
 from tests.e2e.pictures import image_part, one_shape
 
 pytestmark = pytest.mark.e2e

@@ -1,4 +1,4 @@
-"""Two daemons behind the gateway and other proxies: each test leaves them as it found them."""
+"""What stands before the two daemons: each test leaves both as it found them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,6 @@ import pytest
 from scripts.scale_out import find_gateway
 from tests.scale.fleet import Daemons, Fleet, Gateway
 from tests.scale.proxies import HAProxy, Nginx, find_proxy
-from tests.tiny_models import build
-
-
-@pytest.fixture(scope="session")
-def daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
-    folder = tmp_path_factory.mktemp("daemons")
-    daemons = Daemons(folder, build("qwen3_vl", folder / "model"))
-    try:
-        for url in (daemons.start(), daemons.start()):
-            daemons[url].wait_ready()
-        yield daemons
-    finally:
-        daemons.close()
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from scripts.scale_out import get
-from tests.e2e.daemon import Daemon, wait_until
+from tests.daemons import Daemon, wait_until
 from tests.scale.fleet import MODEL, WORKER, Fleet, Gateway
 from tests.scale.load import asking
 from tests.scale.proxies import HAProxy

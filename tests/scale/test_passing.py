@@ -11,7 +11,7 @@ from itertools import pairwise
 import openai
 import pytest
 
-from tests.e2e.daemon import wait_until
+from tests.daemons import wait_until
 from tests.e2e.pictures import noise
 from tests.scale.fleet import MODEL, WORKER, Fleet, Gateway
 from tests.scale.proxies import HAProxy, Nginx

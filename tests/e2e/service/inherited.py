@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.e2e.daemon import Daemon
+from tests.daemons import Daemon
 
 _ACTIVATE = """
 import os, sys

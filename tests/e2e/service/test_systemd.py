@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.daemon import free_port, wait_until
+from tests.daemons import free_port, wait_until
 from tests.e2e.service.clients import asking
 from tests.e2e.service.systemd_home import SystemdHome, missing, systemd_home
 

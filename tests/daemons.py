@@ -1,26 +1,41 @@
-"""A real daemon for tests: the program itself, on a free port, asked over HTTP."""
+"""Daemons for tests: the program itself, on a free port, asked over HTTP.
+
+Starting one takes seconds, so tests share them. Each of `SHARED_DAEMONS` is started once in a run,
+and the tests of one kind run in one worker, whatever folders they lie in.
+"""
 
 from __future__ import annotations
 
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
+import pytest
 
+if TYPE_CHECKING:
+    import openai
+
+    from tests.scale.fleet import Daemons
+
+ROOT = Path(__file__).parents[1]
 START_SECONDS = 120.0
+LOOK_SECONDS = 0.02
+PROGRAM, SCRIPTED = "vlm_server.cli", "tests.scripted_daemon"
 
 
 @dataclass
@@ -37,10 +52,14 @@ class Daemon:
         return f"http://127.0.0.1:{self.port}"
 
     def client(self, **options: Any) -> openai.OpenAI:
+        import openai  # takes a second, and most tests need none
+
         options = {"api_key": self.api_key, "max_retries": 0, "timeout": 60, **options}
         return openai.OpenAI(base_url=f"{self.url}/v1", **options)
 
     def async_client(self, **options: Any) -> openai.AsyncOpenAI:
+        import openai
+
         options = {"api_key": self.api_key, "max_retries": 0, "timeout": 60, **options}
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", **options)
 
@@ -97,17 +116,35 @@ class Daemon:
             return False
 
 
-def wait_until(condition: Any, seconds: float, log: Path) -> None:
+def wait_until(condition: Callable[[], Any], seconds: float, log: Path) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s; log:\n{log.read_text()}"
-        time.sleep(0.05)
+        time.sleep(LOOK_SECONDS)
 
 
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@cache
+def checkpoint(family: str) -> Path:
+    """The folder of `family`'s tiny model, which nobody writes to."""
+    from tests.tiny_models import build  # takes a second
+
+    return build(family, Path(tempfile.mkdtemp(prefix="vlm-server-model-")) / "model")
+
+
+def copied(family: str, folder: Path) -> Path:
+    """`folder` with the files of `family`'s tiny model, for tests that change them."""
+    return Path(shutil.copytree(checkpoint(family), folder))
+
+
+def with_settings(*settings: str) -> list[str]:
+    """The arguments that say `settings`, each like `server.port=1`."""
+    return [word for setting in settings for word in ("--set", setting)]
 
 
 @contextmanager
@@ -118,17 +155,18 @@ def running_daemon(
     cwd: Path | None = None,
     environment: Mapping[str, str] | None = None,
     api_key: str = "none",
+    program: str = PROGRAM,
 ) -> Iterator[Daemon]:
     """A daemon that has its own log in `folder`, and is gone afterwards.
 
     It is started in the working folder `cwd`; `environment` is added to ours. `api_key` is what we
-    ask it with.
+    ask it with. With the `program` SCRIPTED its engines are scripted: see `tests.scripted_daemon`.
     """
     log = folder / "daemon.log"
     port = free_port()
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "vlm_server.cli", "serve", "--port", str(port), *arguments],
+            [sys.executable, "-m", program, "serve", "--port", str(port), *arguments],
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -172,3 +210,97 @@ def command_of(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return b""
+
+
+# ---- kinds that are shared -------------------------------------------------------------------
+
+ADMIN_KEY, USER_KEY, NARROW_KEY = "operator-key", "laptop-key", "one-request-at-a-time"
+KEYS = f"""
+[operator]
+key = "{ADMIN_KEY}"
+admin = true
+[laptop]
+key = "{USER_KEY}"
+[narrow]
+key = "{NARROW_KEY}"
+max_requests = 1
+"""
+
+
+def write_keys(path: Path, text: str = KEYS) -> Path:
+    """A file of keys, put in its place as an editor does: a new one instead of the old one."""
+    draft = path.with_name("draft")
+    draft.touch(mode=0o600)
+    draft.write_text(text)
+    return draft.replace(path)
+
+
+@pytest.fixture(scope="session")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """The daemon as a person starts it, with the embedded model."""
+    with running_daemon(tmp_path_factory.mktemp("daemon")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def tiny_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon with a random model, whose answers run on until their limit."""
+    model = ("--model", str(checkpoint("qwen3_vl")), *with_settings("model.name=model"))
+    with running_daemon(tmp_path_factory.mktemp("tiny"), *model) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def keyed_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """The embedded model, asked with the operator's key; `KEYS` are there."""
+    folder = tmp_path_factory.mktemp("keyed")
+    keys = write_keys(folder / "keys.toml")
+    settings = with_settings(f"server.api_key_file={keys}")
+    with running_daemon(folder, *settings, api_key=ADMIN_KEY) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def keyed_tiny_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """The same with a random model, whose answers run on until their limit."""
+    folder = tmp_path_factory.mktemp("keyed-tiny")
+    settings = (f"server.api_key_file={write_keys(folder / 'keys.toml')}", "model.name=model")
+    model = ("--model", str(checkpoint("qwen3_vl")), *with_settings(*settings))
+    with running_daemon(folder, *model, api_key=ADMIN_KEY) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
+    """Two daemons with a random model, to stand behind a gateway."""
+    from tests.scale.fleet import Daemons
+
+    started = Daemons(tmp_path_factory.mktemp("daemons"), checkpoint("qwen3_vl"))
+    try:
+        for url in (started.start(), started.start()):
+            started[url].wait_ready()
+        yield started
+    finally:
+        started.close()
+
+
+SHARED_DAEMONS = (
+    ("daemon", "daemon"),
+    ("tiny_daemon", "tiny_daemon"),
+    ("keyed_daemon", "keyed_daemon"),
+    ("keyed_tiny_daemon", "keyed_tiny_daemon"),
+    ("daemons", "daemons"),
+)
+"""The fixtures above, each with its kind: tests of one kind belong into one worker."""
+
+
+def kind_of(item: pytest.Item) -> str | None:
+    """The kind of shared daemon that a test asks, if it asks one; not those of its own module."""
+    info = getattr(item, "_fixtureinfo", None)
+    if info is None:
+        return None
+    for name, kind in SHARED_DAEMONS:
+        defined = info.name2fixturedefs.get(name, ())
+        if defined and defined[-1].func.__module__ == __name__:
+            return kind
+    return None
