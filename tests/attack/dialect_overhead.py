@@ -26,7 +26,7 @@ from typing import Any
 
 from PIL import Image
 
-from tests.attack.front import ScriptedSupervisor
+from tests.scripted_daemon import ScriptedSupervisor
 from tests.unit.api.scripted_engine import OneModel
 from vlm_server import heap
 from vlm_server.api.app import create_app

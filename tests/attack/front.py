@@ -14,18 +14,16 @@ from typing import Any
 import httpx
 import uvicorn
 
+from tests.scripted_daemon import ScriptedSupervisor
 from tests.unit.api.scripted_engine import OneModel
 from vlm_server.api.app import create_app
 from vlm_server.settings import Engine, Limits, Settings
-from vlm_server.supervisor.process import EngineProcess
-from vlm_server.supervisor.supervisor import Supervisor
 
 ROUTE = "/v1/chat/completions"
 
 
-class ScriptedSupervisor(Supervisor):
-    async def _start_process(self, environment: dict[str, str]) -> EngineProcess:
-        return await EngineProcess.start("tests.attack.scripted_worker", environment)
+class WatchedSupervisor(ScriptedSupervisor):
+    """One that shows what it remembers."""
 
     @property
     def tracked(self) -> dict[str, object]:
@@ -62,7 +60,7 @@ class Answer:
 
 @dataclass
 class Front:
-    supervisor: ScriptedSupervisor
+    supervisor: WatchedSupervisor
     http: httpx.AsyncClient
 
     async def ask(self, script: str, *, stream: bool = False) -> Answer:
@@ -113,7 +111,7 @@ async def running_front(limits: Limits | None = None, **engine: float) -> AsyncI
             }
         ),
     )
-    supervisor = ScriptedSupervisor(settings, lambda _stage, _fraction: None)
+    supervisor = WatchedSupervisor(settings, lambda _stage, _fraction: None)
     app = create_app(settings, OneModel(supervisor))
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None))
     await supervisor.start()

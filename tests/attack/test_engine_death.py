@@ -24,13 +24,13 @@ from vlm_server.settings import Limits
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
 
 STATES = {
-    "waiting": "",
+    "waiting": "wait",
     "preparing": "accept",
     "encoding": "accept encode",
     "prefill": "accept encode prefill",
     "decode": "accept encode prefill token",
 }
-BIG = "x" * 3_000_000
+BIG = "wait " + "x" * 3_000_000
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -46,7 +46,7 @@ async def test_everyone_is_told_one_end_whatever_the_engine_was_at(
     front: Front, state: str, death: str
 ) -> None:
     pid, script = front.supervisor.status.pid, STATES[state]
-    victims = [front.begin(script or "wait", stream=stream) for stream in (True, False)]
+    victims = [front.begin(script, stream=stream) for stream in (True, False)]
     await until(lambda: len(front.supervisor.tracked["streams"]) == 2, 10)  # type: ignore[arg-type]
     killer = front.begin(f"{script} {death}", stream=True)
     answers = await asyncio.wait_for(asyncio.gather(*victims, killer), 30)

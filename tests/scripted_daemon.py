@@ -1,0 +1,35 @@
+"""`vlm-server` whose engines are scripted: `python -m tests.scripted_daemon serve ...`.
+
+It is the real program, ready in under a second, for tests in which no model answers: what its
+engines do is said by the requests (`tests.scripted_worker`).
+"""
+
+from __future__ import annotations
+
+import sys
+
+from vlm_server.cli.entry import main
+from vlm_server.cli.serving import front
+from vlm_server.settings import Settings
+from vlm_server.supervisor.models.model_pool import ModelPool
+from vlm_server.supervisor.process import EngineProcess
+from vlm_server.supervisor.supervisor import ProgressCallback, Supervisor
+
+
+class ScriptedSupervisor(Supervisor):
+    """Keeps a scripted engine running."""
+
+    async def _start_process(self, environment: dict[str, str]) -> EngineProcess:
+        return await EngineProcess.start("tests.scripted_worker", environment)
+
+
+class ScriptedModels(ModelPool):
+    """The models of the settings, whose engines are scripted."""
+
+    def __init__(self, settings: Settings, on_progress: ProgressCallback) -> None:
+        super().__init__(settings, on_progress, make_engine=ScriptedSupervisor)
+
+
+if __name__ == "__main__":
+    front.ModelPool = ScriptedModels  # type: ignore[misc]  # where the program makes it
+    sys.exit(main())

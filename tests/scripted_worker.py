@@ -1,0 +1,218 @@
+"""An engine without a model, `python -m tests.scripted_worker FD`: each request's text says what
+becomes of it.
+
+    accept encode prefill token finish      events, in this order
+    wait                                    nothing
+    die stop hang cut                       SIGABRT, SIGSTOP, silence, an end of the socket alone
+    hang-encoder hang-preparer              a piece of work without an end; the rest goes on
+    deaf                                    reads no more
+
+A text that begins with none of these is a question: all choices of its answer get a token in each
+step, up to their limit.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass
+
+from vlm_server import heap
+from vlm_server.protocol import (
+    ENCODER,
+    MESSAGE_HEADER,
+    PREPARERS,
+    STACKS_SIGNAL,
+    Abort,
+    Accepted,
+    Delta,
+    Drain,
+    Event,
+    Finished,
+    Loading,
+    MemoryStats,
+    ModelFacts,
+    Ready,
+    Start,
+    Stats,
+    Submit,
+    TextPart,
+    TokenLogprob,
+    Tokens,
+    TokenText,
+    Usage,
+    Working,
+    decode_command,
+    encode_message,
+)
+
+MEMORY = MemoryStats(0, 0, 0, 0, 0, 0, 0, {}, 0.0)
+SIGN_SECONDS = 0.05
+STEP_SECONDS = 0.002
+CONTEXT_TOKENS = 100_000
+TEXT = "text "
+_EVENTS = ("accept", "encode", "prefill", "token", "finish")
+_DEEDS = ("wait", "die", "stop", "hang", "cut", "hang-encoder", "hang-preparer", "deaf")
+WORDS = frozenset((*_EVENTS, *_DEEDS))
+
+
+@dataclass
+class Answer:
+    """To a question: how many tokens each choice has, and how many it gets."""
+
+    num_choices: int
+    limit: int
+    logprobs: tuple[TokenLogprob, ...]
+    done: int = 0
+
+
+class Worker:
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.at_work: dict[str, int] = {}
+        self.requests: set[str] = set()
+        self.answers: dict[str, Answer] = {}
+        self.num_tokens = 0
+        self.is_draining = False
+        self.is_told_idle = False
+
+    def run(self) -> None:
+        start = self.read()
+        assert isinstance(start, Start)
+        self.send(Loading("loading the weights", 0.1))
+        facts = ModelFacts(family="scripted", context_tokens=CONTEXT_TOKENS)
+        self.send(Ready("scripted", "none", CONTEXT_TOKENS, facts))
+        said = 0.0
+        while True:
+            pause = STEP_SECONDS if self.answers else SIGN_SECONDS
+            if select.select([self.connection], [], [], pause)[0]:
+                self.take(self.read())
+            self.step()
+            is_idle = not (self.requests or self.at_work)
+            if time.monotonic() - said > SIGN_SECONDS and not (is_idle and self.is_told_idle):
+                self.send(self.stats())
+                said, self.is_told_idle = time.monotonic(), is_idle
+            if self.is_draining and not self.requests:
+                os._exit(0)
+
+    def take(self, command: object) -> None:
+        match command:
+            case Submit():
+                self.requests.add(command.request_id)
+                words = script_of(command).split()
+                if not WORDS.intersection(words[:1]):
+                    self.begin(command)
+                    return
+                for word in words:
+                    self.do(word, command.request_id)
+            case Abort(request_id) if request_id in self.requests:
+                self.end(request_id, Usage(1, 1), is_aborted=True)
+            case Drain():
+                self.is_draining = True
+
+    def do(self, word: str, name: str) -> None:
+        match word:
+            case "accept":
+                self.send(Accepted(name))
+            case "encode":
+                self.send(Working((name,), (name,)))
+            case "prefill":
+                self.send(Working((name,)))
+            case "token":
+                self.send(Tokens((Delta(name, TEXT),)))
+            case "finish":
+                self.send(Tokens((Delta(name, "", finish_reason="stop"),)))
+                self.end(name, Usage(1, 1))
+            case "die":
+                os.kill(os.getpid(), signal.SIGABRT)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "hang" | "deaf":
+                time.sleep(1000)
+            case "cut":
+                self.connection.shutdown(socket.SHUT_RDWR)
+                time.sleep(1000)
+            case "hang-encoder":
+                self.at_work[ENCODER] = 1
+            case "hang-preparer":
+                self.at_work[PREPARERS] = 1
+
+    def begin(self, command: Submit) -> None:
+        name, sampling = command.request_id, command.sampling
+        token = TokenText(TEXT, -1.0)
+        entry = TokenLogprob(token, (token,) * (sampling.logprobs or 0))
+        limit = min(sampling.max_tokens or CONTEXT_TOKENS, CONTEXT_TOKENS)
+        entries = () if sampling.logprobs is None else (entry,)
+        self.answers[name] = Answer(sampling.n, limit, entries)
+        self.send(Accepted(name))
+        self.send(Working((name,)))
+
+    def step(self) -> None:
+        """A token for each choice of each answer."""
+        if not self.answers:
+            return
+        deltas = []
+        ended = []
+        for name, answer in self.answers.items():
+            answer.done += 1
+            is_last = answer.done == answer.limit
+            deltas += [
+                Delta(name, TEXT, answer.logprobs, choice, "length" if is_last else None)
+                for choice in range(answer.num_choices)
+            ]
+            if is_last:
+                ended.append((name, Usage(1, answer.num_choices * answer.done)))
+        self.num_tokens += len(deltas)
+        self.send(Tokens(tuple(deltas)))
+        for name, usage in ended:
+            self.end(name, usage)
+
+    def end(self, name: str, usage: Usage, *, is_aborted: bool = False) -> None:
+        self.requests.discard(name)
+        self.answers.pop(name, None)
+        self.send(Working(()))
+        self.send(Finished(name, usage, is_aborted))
+
+    def stats(self) -> Stats:
+        states = {"decode": len(self.answers)}
+        tracked = {"scheduler": len(self.requests)}
+        return Stats(
+            states, len(self.requests), tracked, MEMORY, self.num_tokens, at_work=self.at_work
+        )
+
+    def send(self, event: Event) -> None:
+        self.connection.sendall(encode_message(event))
+
+    def read(self) -> object:
+        (length,) = MESSAGE_HEADER.unpack(self.exactly(MESSAGE_HEADER.size))
+        return decode_command(self.exactly(length))
+
+    def exactly(self, size: int) -> bytearray:
+        data = bytearray(size)
+        filled = 0
+        with memoryview(data) as view:
+            while filled < size:
+                count = self.connection.recv_into(view[filled:])
+                if not count:
+                    os._exit(0)
+                filled += count
+        return data
+
+
+def script_of(command: Submit) -> str:
+    """The prompt, or the last text of the first message; empty if there is none."""
+    if isinstance(command.prompt, str):
+        return command.prompt
+    parts = command.messages[0].content if command.messages else ()
+    return next((part.text for part in reversed(parts) if isinstance(part, TextPart)), "")
+
+
+if __name__ == "__main__":
+    faulthandler.register(STACKS_SIGNAL)
+    heap.share_one_heap()  # as the real engine does
+    Worker(socket.socket(fileno=int(sys.argv[1]))).run()
