@@ -20,12 +20,14 @@ from mlx_vlm.prompt_utils import apply_chat_template
 from mlx_vlm.utils import prepare_inputs, should_add_special_tokens
 from PIL import Image
 
-from tests.tiny_models import FAMILIES, LARGE, ONE_IMAGE, build
+from tests.tiny_models import FAMILIES, LARGE, ONE_IMAGE, make
 from tests.tiny_models.fastvlm import SPARE_ROWS
 from tests.tiny_models.fixtures import TinyModel, tiny_model
 from tests.tiny_models.pictures import picture
 from vlm_server.runner.model import families
 from vlm_server.runner.model.checkpoint.files import image_settings
+
+pytestmark = pytest.mark.families()
 
 __all__ = ["tiny_model"]
 
@@ -106,8 +108,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_one_seed_gives_the_same_bytes(family: str, tiny_model: TinyModel, tmp_path: Path):
     first = contents(tiny_model(family))
-    assert contents(build(family, tmp_path / "again")) == first
-    other = contents(build(family, tmp_path / "other", seed=1))
+    assert contents(make(family, tmp_path / "again")) == first
+    other = contents(make(family, tmp_path / "other", seed=1))
     assert other.pop("model.safetensors") != first["model.safetensors"]
     assert other.items() <= first.items()
 

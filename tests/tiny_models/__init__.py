@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -26,7 +29,7 @@ from tests.tiny_models import (
     paddle,
     qwen,
 )
-from tests.tiny_models.checkpoint import Family, write
+from tests.tiny_models.checkpoint import Family, definition_key, write
 
 _SHAPES: dict[str, dict[str, Family]] = {
     "tiny": {
@@ -67,11 +70,12 @@ LARGE = ("gemma3n", "granite4_vision", "paddleocr_vl")
 """Families of which a width stands in mlx-vlm's code."""
 GROUP_SIZE = 32
 """The smallest that MLX has: the vision towers are 32 wide."""
+CACHE = Path(__file__).parents[2] / ".cache" / "tiny_models"
 SHAPES: tuple[str, ...] = tuple(_SHAPES)
 FAMILIES: tuple[str, ...] = tuple(_SHAPES["tiny"])
 
 
-def build(
+def make(
     family: str, folder: Path, seed: int = 0, shape: str = "tiny", bits: int | None = None
 ) -> Path:
     """Write a checkpoint of `family` into `folder` and return it; KeyError for a stranger.
@@ -84,3 +88,22 @@ def build(
         write(_SHAPES[shape][family], Path(whole), seed)
         convert(whole, str(folder), quantize=True, q_bits=bits, q_group_size=GROUP_SIZE)
     return Path(folder)
+
+
+@cache
+def cached(family: str, shape: str = "tiny", bits: int | None = None) -> Path:
+    """A checkpoint that all runs in this clone share: made once, and read only."""
+    key = definition_key(_SHAPES[shape][family], bits, GROUP_SIZE)
+    kept = CACHE / f"{family}-{key}"
+    if not kept.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=CACHE) as parent:
+            made = make(family, Path(parent, "model"), shape=shape, bits=bits)
+            with contextlib.suppress(OSError):  # another process was first
+                made.rename(kept)
+    return kept
+
+
+def build(family: str, folder: Path, shape: str = "tiny", bits: int | None = None) -> Path:
+    """Copy the cached checkpoint into `folder`, to be changed there; returns it."""
+    return Path(shutil.copytree(cached(family, shape, bits), folder, dirs_exist_ok=True))

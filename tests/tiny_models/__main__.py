@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tests.tiny_models import FAMILIES, SHAPES, build
+from tests.tiny_models import FAMILIES, SHAPES, make
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
     if wanted.family is None or wanted.out is None:
         parser.error("a family and a folder are needed (or --list)")
     try:
-        print(build(wanted.family, wanted.out, wanted.seed, wanted.shape, wanted.bits))
+        print(make(wanted.family, wanted.out, wanted.seed, wanted.shape, wanted.bits))
     except KeyError:
         parser.error(f"{wanted.family} has no shape {wanted.shape}")
 

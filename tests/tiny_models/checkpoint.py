@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,19 @@ class Family:
     specials: tuple[str, ...]
     describe: Callable[[Vocabulary], Checkpoint]
     bos: str | None = None
+
+
+MAKERS = ("checkpoint.py", "vocabulary.py", "weights.py")
+"""Modules here that turn a definition into files."""
+
+
+def definition_key(family: Family, *options: object) -> str:
+    """A hash of all that decides what `write` makes of `family`; `options` are what follows it."""
+    vocabulary = Vocabulary(family.specials, family.bos)
+    sources = [(Path(__file__).parent / name).read_text() for name in MAKERS]
+    versions = [version(name) for name in ("mlx", "mlx-vlm", "numpy")]
+    parts = [family.specials, family.bos, family.describe(vocabulary), versions, sources, options]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def write(family: Family, folder: Path, seed: int) -> Path:

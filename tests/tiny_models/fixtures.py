@@ -1,4 +1,4 @@
-"""`tiny_model("qwen3_vl")` → a checkpoint's folder, built once per session.
+"""`tiny_model("qwen3_vl")` → a checkpoint's folder, built once for this clone.
 
 A test module gets the fixture by importing it, or a conftest by naming this module in
 `pytest_plugins`.
@@ -7,22 +7,16 @@ A test module gets the fixture by importing it, or a conftest by naming this mod
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.tiny_models import build
+from tests.tiny_models import cached
 
 TinyModel = Callable[[str], Path]
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
-    """A function from a family's name to a folder that `mlx_vlm.load` reads."""
-
-    @cache
-    def built(family: str) -> Path:
-        return build(family, tmp_path_factory.mktemp(family))
-
-    return built
+def tiny_model() -> TinyModel:
+    """A function from a family's name to a folder that `mlx_vlm.load` reads, and nobody writes."""
+    return cached
