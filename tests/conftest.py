@@ -1,8 +1,7 @@
-"""Marks every test by the folder it lies in: tests/unit is `unit`, and so on.
+"""What holds for all tests: their markers, which of them run, in which worker, and in what order.
 
-Tests of one module that start daemons run in one worker: it starts what they share once.
-
-What is marked `alone` measures: nothing else runs meanwhile.
+Every test is marked by the folder it lies in: tests/unit is `unit`, and so on. What is marked
+`alone` measures: nothing else runs meanwhile.
 
 Properties are tried without a time limit: a machine with much else to do would break it.
 """
@@ -10,20 +9,17 @@ Properties are tried without a time limit: a machine with much else to do would 
 import gc
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 
 import hypothesis
 import pytest
 
+from tests import selection
 from tests.turns import turn
 
-FOLDERS = frozenset(
-    {"unit", "integration", "e2e", "docs", "browser", "clients", "attack", "scale", "soak", "bench"}
-)
-
-STARTING = frozenset({"e2e", "browser", "clients", "attack"})
-"""Folders whose modules start daemons."""
+pytest_plugins = ["tests.daemons"]
 
 hypothesis.settings.register_profile(
     "no clock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
@@ -33,21 +29,88 @@ hypothesis.settings.load_profile("no clock")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
+        "--all",
+        action="store_true",
+        help="all families, the documents' commands, browser, clients, measured tests, ...",
+    )
+    parser.addoption(
+        "--part",
+        metavar="PART",
+        help="only this part of --all: K/6, or one of " + ", ".join(selection.PARTS),
+    )
+    parser.addoption(
         "--require-browser",
         action="store_true",
         help="fail tests/browser where there is no Chromium, instead of skipping it",
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
+def pytest_report_header(config: pytest.Config) -> str:
+    if is_whole(config):
+        return f"tests: {wanted_part(config) or 'all'}"
+    rotating = selection.rotating(selection.head())
+    return f"tests: without --all; core families and {rotating}, which rotates by commit"
+
+
+def is_whole(config: pytest.Config) -> bool:
+    """Whether all tests run that were collected: by --all, or because one was named."""
+    named_one = config.args_source is pytest.Config.ArgsSource.ARGS and any(
+        "::" in argument for argument in config.args
+    )
+    return bool(config.getoption("all") or config.getoption("part") or named_one)
+
+
+def wanted_part(config: pytest.Config) -> str | None:
+    """The part that --part asks for."""
+    wanted: str | None = config.getoption("part")
+    if wanted is None or wanted in selection.PARTS:
+        return wanted
+    numbers = {f"{n}/{len(selection.PARTS)}": part for n, part in enumerate(selection.PARTS, 1)}
+    if wanted not in numbers:
+        raise pytest.UsageError(f"--part {wanted}: there are {', '.join(numbers)}, or names")
+    return numbers[wanted]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Before the workers, which go by the groups, and before -m, which goes by the folders."""
     for item in items:
-        path = item.path.relative_to(here)
-        folder = path.parts[0]
-        if folder in FOLDERS:
+        folder = selection.folder_of(item)
+        if folder in selection.FOLDERS or folder == "soak":
             item.add_marker(folder)
-        if folder in STARTING:
-            item.add_marker(pytest.mark.xdist_group(str(path.with_suffix(""))))
+        item.add_marker(pytest.mark.xdist_group(selection.group_of(item)))
+        item.user_properties.append(("part", selection.part_of(item)))
+    if not is_whole(config):
+        named = {folder for folder in selection.WHOLE_FOLDERS if _is_named(config, folder)}
+        chosen, others = selection.split(items, named)
+    elif part := wanted_part(config):
+        chosen = [item for item in items if selection.part_of(item) == part]
+        others = [item for item in items if selection.part_of(item) != part]
+    else:
+        chosen, others = items[:], []
+    config.hook.pytest_deselected(items=others)
+    order = {folder: place for place, folder in enumerate(selection.FOLDERS)}
+    items[:] = sorted(chosen, key=lambda item: order.get(selection.folder_of(item), len(order)))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was run of each part, so that parts which ran apart can be added up."""
+    outcomes: dict[str, Counter[str]] = {part: Counter() for part in selection.PARTS}
+    for outcome in ("passed", "failed", "error", "skipped"):
+        for report in terminalreporter.getreports(outcome):
+            if part := dict(report.user_properties).get("part"):
+                outcomes[str(part)][outcome] += 1
+    terminalreporter.section("parts")
+    for part, counts in outcomes.items():
+        if counts:
+            terminalreporter.line(
+                f"{part}: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+            )
+
+
+def _is_named(config: pytest.Config, folder: str) -> bool:
+    inside = selection.ROOT / "tests" / folder
+    return any(Path(argument).resolve().is_relative_to(inside) for argument in config.args)
 
 
 @pytest.hookimpl(wrapper=True)

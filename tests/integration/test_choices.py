@@ -19,6 +19,8 @@ from vlm_server.protocol import Failed, Finished, SamplingParams
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.sampling.sampler import choice_params
 
+pytestmark = pytest.mark.families("caches")
+
 Served = tuple[LoadedModel, MultimodalPreparer]
 
 

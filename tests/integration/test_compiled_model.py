@@ -43,6 +43,8 @@ from vlm_server.runner.text.text_model import TextModel
 from vlm_server.runner.vision.grids import Grid
 from vlm_server.runner.vision.towers import FrameTower
 
+pytestmark = pytest.mark.families("rope")
+
 Served = tuple[LoadedModel, MultimodalPreparer]
 Load = Callable[[str], Served]
 Model = TypeVar("Model", bound=CompiledModel)
@@ -101,7 +103,7 @@ def run_all(engine: Engine, params: SamplingParams, stagger: int) -> Mapping[str
     return engine.tokens
 
 
-@pytest.mark.parametrize("stagger", [0, 4])
+@pytest.mark.parametrize("stagger", [pytest.param(0, marks=pytest.mark.whole), 4])
 def test_answers_are_those_without(served: Served, answered: Engine, stagger: int):
     engine, model = compiled(served)
     assert run_all(engine, LONGER, stagger) == answered.tokens
@@ -135,7 +137,7 @@ def decoding(served: Served) -> tuple[Engine, Compiled]:
     return engine, model
 
 
-@pytest.mark.parametrize("tokens_per_pass", [24, 256])
+@pytest.mark.parametrize("tokens_per_pass", [24, pytest.param(256, marks=pytest.mark.whole)])
 def test_prompts_are_read_beside_decode_steps(
     served: Served, answered: Engine, tokens_per_pass: int
 ):
@@ -157,7 +159,9 @@ def some(request: pytest.FixtureRequest, load_tiny: Load) -> Served:
 
 
 @pytest.mark.parametrize("tokens_per_pass", [0, 24])
-@pytest.mark.parametrize("rate", [0.0, 0.5], ids=["right", "mixed"])
+@pytest.mark.parametrize(
+    "rate", [pytest.param(0.0, marks=pytest.mark.whole, id="right"), pytest.param(0.5, id="mixed")]
+)
 def test_drafts_are_verified(
     some: Served, monkeypatch: pytest.MonkeyPatch, rate: float, tokens_per_pass: int
 ):
@@ -256,7 +260,7 @@ def check_alike(found: mx.array, wanted: mx.array) -> None:
     assert distance <= tolerance * mx.abs(wanted.astype(mx.float32)).max()
 
 
-@pytest.mark.parametrize("count", [129, 700, 1280])
+@pytest.mark.parametrize("count", [129, 700, pytest.param(1280, marks=pytest.mark.whole)])
 def test_a_long_chunk_gives_what_the_model_does(
     typed: LoadedModel, tiny_model: TinyModel, count: int
 ):

@@ -19,6 +19,8 @@ from vlm_server.prompt.media.picture_sizes import fit
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.model.load import LoadedModel
 
+pytestmark = pytest.mark.families("tiling")
+
 Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 DOCS = (Path(__file__).parents[2] / "docs" / "agents.md").read_text(encoding="utf-8")
 SCREEN = (640, 362)

@@ -15,6 +15,8 @@ from tests.integration.test_padded_chunks import Served
 from vlm_server.runner.text import attention
 from vlm_server.runner.text.attention import ModelAttention
 
+pytestmark = pytest.mark.families("caches")
+
 MASKED_THEMSELVES = frozenset({"paddleocr_vl"})
 """Families that hand their attention a mask of their own, so that it stays mlx-vlm's."""
 

@@ -17,6 +17,8 @@ from vlm_server.runner.device import device
 from vlm_server.runner.device.device import DeviceKind
 from vlm_server.runner.text.attention import ModelAttention
 
+pytestmark = pytest.mark.families("rope")
+
 
 @pytest.fixture
 def as_on_cuda(served: Served, monkeypatch: pytest.MonkeyPatch) -> Served:

@@ -37,6 +37,8 @@ from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.vision.encoder import ImageFeatures
 from vlm_server.settings import Cache
 
+pytestmark = pytest.mark.families("caches", "deepstack")
+
 Served = tuple[LoadedModel, MultimodalPreparer]
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)

@@ -15,6 +15,8 @@ from vlm_server.runner.device.device import Device
 from vlm_server.runner.vision import towers
 from vlm_server.runner.vision.encoder import ImageEncoder, ImageEncoding, new_encoder
 
+pytestmark = pytest.mark.families("tower", "tiling")
+
 
 @pytest.fixture(autouse=True)
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

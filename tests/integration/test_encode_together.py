@@ -27,6 +27,8 @@ from vlm_server.runner.model.families import FAMILIES as ROWS
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.vision.encoder import ImageEncoder, ImageFeatures
 
+pytestmark = pytest.mark.families("tower", "batches")
+
 Served = tuple[LoadedModel, MultimodalPreparer]
 
 TAKES_SEVERAL = [name for name in FAMILIES if ROWS[name].takes_several]

@@ -123,7 +123,9 @@ def answers(engine: Engine, request_id: str) -> list[list[Call]]:
 
 
 @pytest.mark.timeout(600)
-def test_two_hundred_forced_answers_are_valid(load_tiny: Load):
+@pytest.mark.parametrize("count", [8, pytest.param(50, marks=pytest.mark.whole)])
+def test_forced_answers_are_valid(load_tiny: Load, count: int):
+    """Four choices each."""
     engine = Engine(*load_tiny("qwen3_vl"))
     kinds = [
         tools("wait"),
@@ -135,7 +137,7 @@ def test_two_hundred_forced_answers_are_valid(load_tiny: Load):
         tools(allowed=("click", "wait"), parallel=False),
         tools("type-text", "count", "click", parallel=False),
     ]
-    asked = {f"{i}": kinds[i % len(kinds)] for i in range(50)}
+    asked = {f"{i}": kinds[i % len(kinds)] for i in range(count)}
     for name, offered in asked.items():
         parts = [picture(int(name) % 5), "what?"] if int(name) % 3 == 0 else ["what?"]
         submit = ask(name, *parts, sampling=sampling(int(name), n=4))
@@ -148,7 +150,7 @@ def test_two_hundred_forced_answers_are_valid(load_tiny: Load):
         for calls in answers(engine, name)
         for tool, _ in check_calls(calls, offered)
     ]
-    assert len(engine.seq_texts) == 200
+    assert len(engine.seq_texts) == 4 * count
     assert set(called) == set(TOOLS)
 
 

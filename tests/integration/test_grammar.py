@@ -28,6 +28,8 @@ from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished, SamplingParams
 from vlm_server.runner.model.load import LoadedModel
 
+pytestmark = pytest.mark.families()
+
 Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 
 SHAPE = {

@@ -20,6 +20,8 @@ from tests.tiny_models.pictures import picture
 from vlm_server.errors import ModelLoadError
 from vlm_server.runner.model.facts import model_facts
 
+pytestmark = pytest.mark.families()
+
 Json = dict[str, Any]
 
 NOT_IN_TRANSFORMERS = ("internvl_chat", "kimi_vl", "dots_ocr", "fastvlm")

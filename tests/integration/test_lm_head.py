@@ -12,6 +12,8 @@ from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.text.lm_head import use_last_token_head
 
+pytestmark = pytest.mark.families()
+
 FAMILIES = ("qwen2_5_vl", "qwen3_5", "gemma3", "idefics3", "mistral3", "internvl", "glm4v", "llava")
 
 

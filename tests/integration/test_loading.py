@@ -18,6 +18,8 @@ from vlm_server.errors import ModelLoadError
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.model.load import LoadedModel
 
+pytestmark = pytest.mark.families()
+
 EVIL = "evil.Evil"
 
 

@@ -24,6 +24,8 @@ from vlm_server.runner.model_runner import LaunchedStep
 from vlm_server.worker.process_memory import SystemProcessMemory
 from vlm_server.worker.start import build_engine
 
+pytestmark = pytest.mark.families("caches", "turns")
+
 
 @dataclass
 class Served:

@@ -27,6 +27,8 @@ from vlm_server.runner.vision import encoder
 from vlm_server.settings import Memory
 from vlm_server.worker.process_memory import SystemProcessMemory
 
+pytestmark = pytest.mark.families("caches")
+
 Served = tuple[LoadedModel, MultimodalPreparer]
 MIB = 1 << 20
 LONG = "word " * 120

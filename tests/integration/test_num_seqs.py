@@ -17,6 +17,8 @@ from vlm_server.runner.device.memory import MlxMemory
 from vlm_server.runner.kv.planned import planned_state_size
 from vlm_server.runner.model.load import LoadedModel
 
+pytestmark = pytest.mark.families("caches")
+
 
 def test_a_sequence_takes_what_was_planned_and_planning_changes_no_answer(
     served: tuple[LoadedModel, MultimodalPreparer],

@@ -21,6 +21,8 @@ from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.text import prefill
 from vlm_server.runner.text.padded_chunk import PaddedChunk, PaddedChunkCache
 
+pytestmark = pytest.mark.families("deepstack", "caches")
+
 Served = tuple[LoadedModel, MultimodalPreparer]
 
 

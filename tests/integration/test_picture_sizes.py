@@ -19,6 +19,8 @@ from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Finished, Image, ImageUse, Submit
 from vlm_server.runner.model.load import LoadedModel
 
+pytestmark = pytest.mark.families("tiling")
+
 Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 
 SHOT = encoded(picture(1, 320, 200))

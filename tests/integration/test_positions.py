@@ -17,6 +17,8 @@ from vlm_server.runner.model.families import FAMILIES
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.model.probe import ask_positions, media_start
 
+pytestmark = pytest.mark.families("rope")
+
 Served = tuple[LoadedModel, MultimodalPreparer]
 Grid = tuple[int, int, int]
 

@@ -24,6 +24,8 @@ from vlm_server.runner.sampling.logprobs import LazyLogprobs
 from vlm_server.runner.text.decode_batches import DecodeBatches
 from vlm_server.runner.text.prefill_together import can_prefill_together
 
+pytestmark = pytest.mark.families("rope", "deepstack", "caches")
+
 __all__ = ["as_on_cuda"]
 
 Served = tuple[LoadedModel, MultimodalPreparer]

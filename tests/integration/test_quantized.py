@@ -13,6 +13,8 @@ from tests.tiny_models import FAMILIES, GROUP_SIZE, build
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.model.load import LoadedModel
 
+pytestmark = pytest.mark.families("parts")
+
 Served = tuple[LoadedModel, MultimodalPreparer]
 
 

@@ -22,6 +22,10 @@ FAMILIES = (*sorted(PLAIN_FAMILIES), *OF_MLX_VLM)
 SECONDS = 240.0
 
 
+# One fixture loads all families into both ranks.
+pytestmark = [pytest.mark.whole, pytest.mark.xdist_group("sharding")]
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[float, float]]:
     """By family: the largest difference, and the largest score."""

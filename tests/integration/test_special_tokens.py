@@ -28,6 +28,8 @@ from vlm_server.errors import InvalidRequest
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.model.load import LoadedModel
 
+pytestmark = pytest.mark.families("template")
+
 Served = tuple[LoadedModel, MultimodalPreparer]
 
 PRIVATE_USE = "\ue0ff\ue0fe\ue0fd"

@@ -25,6 +25,8 @@ from vlm_server.runner.text import decode_batch
 from vlm_server.runner.text.speculation.build import speculation_of
 from vlm_server.runner.text.speculation.speculation import Speculation
 
+pytestmark = pytest.mark.families("caches", "rope")
+
 Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 Served = tuple[LoadedModel, MultimodalPreparer]
 Answers = dict[SeqId, list[int]]

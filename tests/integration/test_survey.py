@@ -21,6 +21,8 @@ from vlm_server.runner.model.evaluate import arrays_of
 from vlm_server.runner.model.survey import survey
 from vlm_server.settings import Memory, Model
 
+pytestmark = pytest.mark.families()
+
 GIB = 1 << 30
 
 

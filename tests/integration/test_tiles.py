@@ -31,6 +31,8 @@ from vlm_server.runner.vision.tile_encoder import TileCache
 from vlm_server.runner.vision.tiles import tile_key
 from vlm_server.settings import Cache
 
+pytestmark = pytest.mark.families("tiling")
+
 TILED = sorted({family.name for family in FAMILIES.values() if family.tiling is not None})
 LOTS = 1 << 20
 SIZES = ((200, 140), (500, 170), (170, 500), (300, 300))

@@ -32,6 +32,8 @@ from vlm_server.runner.vision.towers import (
     fill_up,
 )
 
+pytestmark = pytest.mark.families("tower")
+
 LoadTiny = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 LoadMlxVlms = Callable[[str], LoadedModel]
 Rows = list[mx.array]

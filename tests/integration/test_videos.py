@@ -39,6 +39,8 @@ from vlm_server.runner.model.load import LoadedModel
 from vlm_server.settings import Video as Limits
 from vlm_server.video import clip
 
+pytestmark = pytest.mark.families("media", "rope", "tower")
+
 Served = tuple[LoadedModel, MultimodalPreparer]
 
 NATIVE = tuple(sorted(name for name, family in FAMILIES.items() if family.takes_videos))

@@ -1,0 +1,65 @@
+"""The families that tests run for by default have every mechanism that any family has."""
+
+from __future__ import annotations
+
+import mlx.nn as nn
+import pytest
+from mlx_vlm.models.cache import RotatingKVCache, make_prompt_cache
+from mlx_vlm.models.switch_layers import SwitchGLU, SwitchLinear
+
+from tests.integration.harness import load_model
+from tests.mechanisms import ATOMIC, COLUMNS, EXPERTS, STATES, WINDOWS, mechanisms_of
+from tests.selection import CORE, MIN_FAMILIES, choose, cover, rotating
+from tests.tiny_models import FAMILIES
+from tests.tiny_models.fixtures import TinyModel
+from vlm_server.host_model import ChunkPolicy
+from vlm_server.runner.kv.segments import needs_snapshots
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_every_mechanism_has_a_core_family(column: str):
+    """A family whose row has something new in a column becomes a core family."""
+    for name in FAMILIES:
+        missing = mechanisms_of(name, [column]) - {
+            value for core in CORE for value in mechanisms_of(core, [column])
+        }
+        assert not missing, f"{name} has {missing}, and no family of tests.selection.CORE has"
+
+
+def test_no_core_family_is_spare():
+    """Each has a mechanism that the others lack, so that the default run stays short."""
+    for name in CORE:
+        others = {value for core in CORE if core != name for value in mechanisms_of(core)}
+        assert mechanisms_of(name) - others, f"{name} has nothing of its own"
+
+
+def test_a_cover_has_what_all_have():
+    for columns in (["rope", "caches"], ["tiling"], COLUMNS):
+        wanted = {value for name in FAMILIES for value in mechanisms_of(name, columns)}
+        found = {v for name in cover(FAMILIES, columns) for v in mechanisms_of(name, columns)}
+        assert found == wanted
+
+
+def test_a_test_that_names_no_column_runs_for_two_families():
+    assert len(choose(FAMILIES, [])) == MIN_FAMILIES
+    assert choose(["pixtral", "llava"], None) >= {"pixtral"}, "none of them is core"
+
+
+def test_every_other_family_has_its_turn():
+    found = {rotating(f"{number:040x}") for number in range(1000)}
+    assert found == set(FAMILIES) - set(CORE)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_lists_of_mechanisms_are_true(name: str, tiny_model: TinyModel):
+    """What the table of families does not say, loaded models do."""
+    loaded = load_model(tiny_model(name))
+    language: nn.Module = loaded.language_model
+    layers = make_prompt_cache(language)
+    has_windows = any(isinstance(layer, RotatingKVCache) for layer in layers)
+    assert has_windows == (name in WINDOWS)
+    assert (needs_snapshots(language) and not has_windows) == (name in STATES)
+    assert (loaded.host.chunk_policy is not ChunkPolicy.ANYWHERE) == (name in ATOMIC)
+    modules = [module for _, module in language.named_modules()]
+    assert any(isinstance(m, (SwitchGLU, SwitchLinear)) for m in modules) == (name in EXPERTS)

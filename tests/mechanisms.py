@@ -1,0 +1,77 @@
+"""What each tiny checkpoint's family has of the mechanisms that serving it takes, by column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+
+from vlm_server.runner.model.families import FAMILIES, Deepstack, Family
+from vlm_server.runner.vision.towers import DeepstackTower, FrameTower
+
+WINDOWS = frozenset({"aya_vision", "gemma3", "gemma3n", "gemma4"})
+"""Families with layers that keep the last tokens only."""
+STATES = frozenset({"lfm2_vl", "qwen3_5", "qwen3_5_moe"})
+"""Families with layers whose state can't be cut."""
+ATOMIC = frozenset({"gemma4"})
+"""Families whose prompts are prefilled at once up to the last image's end."""
+EXPERTS = frozenset({"glm4v_moe", "kimi_vl", "qwen3_5_moe", "qwen3_omni_moe", "qwen3_vl_moe"})
+"""Families with mixtures of experts."""
+COLUMNS = (
+    "rope",
+    "tower",
+    "tiling",
+    "deepstack",
+    "caches",
+    "prompts",
+    "fix",
+    "template",
+    "media",
+    "turns",
+    "batches",
+    "parts",
+)
+
+
+@cache
+def mechanisms(family: str) -> dict[str, frozenset[str]]:
+    """Column to the values that a family has in it."""
+    row = FAMILIES[family]
+    caches = {"windows": family in WINDOWS, "states": family in STATES}
+    return {
+        "rope": frozenset({row.mrope.name if row.mrope else "one position"}),
+        "tower": _towers(row),
+        "tiling": frozenset({type(row.tiling).__name__}) if row.tiling else NONE,
+        "deepstack": frozenset({_deepstack(row)}),
+        "caches": frozenset(name for name, has in caches.items() if has) or frozenset({"cut"}),
+        "prompts": frozenset({"atomic" if family in ATOMIC else "chunked"}),
+        "fix": frozenset({"mended" if row.fix else "as it is"}),
+        "template": frozenset({"an id of ours" if row.image_text else "its own id"}),
+        "media": frozenset({"videos" if row.takes_videos else "frames"}),
+        "turns": frozenset({"by turns" if row.position_state and not row.tower else "at once"}),
+        "batches": frozenset({"even rows" if row.needs_even_rows else "any rows"})
+        | frozenset({"stacked images"} if row.stacks_images else ()),
+        "parts": frozenset({row.part or "whole"})
+        | frozenset({"experts"} if family in EXPERTS else ()),
+    }
+
+
+NONE = frozenset({"none"})
+
+
+def mechanisms_of(family: str, columns: Iterable[str] = COLUMNS) -> frozenset[str]:
+    """What a family has in these columns, as `column: value`; KeyError for another column."""
+    found = mechanisms(family)
+    return frozenset(f"{column}: {value}" for column in columns for value in found[column])
+
+
+def _towers(row: Family) -> frozenset[str]:
+    if row.tower is None:
+        return NONE
+    return frozenset(c.__name__ for c in row.tower.__mro__ if issubclass(c, FrameTower))
+
+
+def _deepstack(row: Family) -> str:
+    if row.deepstack is not Deepstack.VISUAL_ROWS:
+        return row.deepstack.name
+    has_one = row.tower is not None and issubclass(row.tower, DeepstackTower)
+    return row.deepstack.name if has_one else "none"

@@ -1,0 +1,165 @@
+"""Which tests run: `scripts/test` takes every kind of invariant, `scripts/test --all` all of them.
+
+A test over the families of models runs for the core families: between them they have every
+mechanism of the table of families. One more family rotates by commit. A test whose subject touches
+few columns of that table names them (`@pytest.mark.families("caches", "rope")`), and runs for core
+families that have each value of these; one that names none runs for two.
+
+What is marked `whole` or `alone`, and the folders in WHOLE_FOLDERS, is for `--all`, for paths that
+name such a folder, and for a single test that is named.
+
+Tests that share something costly (a loaded family, a daemon, a module's fixtures) are one group:
+they run in one worker. Groups start in the order of FOLDERS, so that short ones fill the end.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zlib
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+CORE = (
+    "qwen3_vl",
+    "gemma4",
+    "lfm2_vl",
+    "qwen2_5_vl",
+    "glm4v",
+    "glm_ocr",
+    "smolvlm",
+    "llava_onevision",
+    "granite4_vision",
+    "qwen3_omni_moe",
+    "fastvlm",
+)
+"""They have every mechanism (tests/integration/test_core_families.py); cheap ones first."""
+
+MIN_FAMILIES = 2
+WHOLE_FOLDERS = frozenset({"docs", "browser", "clients", "scale"})
+WHOLE_MARKERS = ("whole", "alone")
+
+FOLDERS = ("attack", "e2e", "browser", "docs", "clients", "scale", "integration", "unit")
+"""In the order in which their tests start."""
+
+PART_OF_FOLDER = {
+    "unit": "unit",
+    "integration": "engine",
+    "e2e": "daemons",
+    "attack": "clients",
+    "browser": "clients",
+    "clients": "clients",
+    "docs": "clients",
+    "scale": "clients",
+}
+PARTS = ("unit", "engine", "families-1", "families-2", "daemons", "clients")
+"""Of the whole run; each can run apart."""
+
+
+def folder_of(item: pytest.Item) -> str:
+    """The folder in tests/ that a test lies in."""
+    return item.path.relative_to(ROOT / "tests").parts[0]
+
+
+def part_of(item: pytest.Item) -> str:
+    """The part of the whole run (PARTS) that a test belongs to."""
+    folder = folder_of(item)
+    if folder == "integration" and (family := family_of(item)):
+        return "families-1" if family in CORE else "families-2"
+    return PART_OF_FOLDER.get(folder, "unit")
+
+
+def group_of(item: pytest.Item) -> str:
+    """The tests that a test shares a worker with."""
+    folder = folder_of(item)
+    if own := item.get_closest_marker("xdist_group"):
+        return str(own.args[0])
+    if folder == "integration" and (family := family_of(item)):
+        return f"family {family}"
+    from tests.daemons import kind_of  # as late as pytest, which rewrites its asserts
+
+    if kind := kind_of(item):
+        return f"daemon {kind}"
+    return str(item.path.relative_to(ROOT / "tests"))
+
+
+def split(
+    items: Sequence[pytest.Item], named: Collection[str] = ()
+) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """Tests that run by default, and the others, each in their order.
+
+    named: folders of WHOLE_FOLDERS whose tests run nevertheless.
+    """
+    others = {
+        item
+        for item in items
+        if folder_of(item) in WHOLE_FOLDERS.difference(named)
+        or any(map(item.get_closest_marker, WHOLE_MARKERS))
+    }
+    of_functions: dict[object, list[tuple[str, pytest.Item]]] = defaultdict(list)
+    for item in items:
+        if item not in others and (family := family_of(item)):
+            of_functions[getattr(item, "function", item)].append((family, item))
+    for tried in of_functions.values():
+        names = list(dict.fromkeys(family for family, _ in tried))
+        marker = tried[0][1].get_closest_marker("families")
+        chosen = choose(names, marker.args if marker else None)
+        others.update(item for family, item in tried if family not in chosen)
+    return [i for i in items if i not in others], [i for i in items if i in others]
+
+
+def family_of(item: pytest.Item) -> str | None:
+    """The family of models that a test is about, if its parameters name one."""
+    callspec = getattr(item, "callspec", None)
+    if callspec is None or (models := sys.modules.get("tests.tiny_models")) is None:
+        return None  # nobody has asked for a tiny model
+    names = set(models.FAMILIES)
+    values = (value for value in callspec.params.values() if isinstance(value, str))
+    return next((value for value in values if value in names), None)
+
+
+def choose(names: Sequence[str], columns: Iterable[str] | None) -> set[str]:
+    """Of the families `names`, those that a test runs for: by the columns that it names, if any."""
+    core = [name for name in CORE if name in names] or list(names[:1])
+    if columns is None:
+        return {*core, rotating(head())}
+    chosen = cover(core, columns)
+    spare = [name for name in core if name not in chosen]
+    return {*chosen, *spare[: max(0, MIN_FAMILIES - len(chosen))]}
+
+
+def cover(names: Sequence[str], columns: Iterable[str]) -> list[str]:
+    """The first few of `names` that have every value which any of them has in these columns."""
+    from tests.mechanisms import mechanisms_of
+
+    found: list[str] = []
+    missing = {value for name in names for value in mechanisms_of(name, columns)}
+    while missing:
+        best = max(names, key=lambda name: len(missing & mechanisms_of(name, columns)))
+        found.append(best)
+        missing -= mechanisms_of(best, columns)
+    return found
+
+
+def rotating(commit: str) -> str:
+    """The family that runs beside the core families at this commit."""
+    from tests.tiny_models import FAMILIES
+
+    rest = [name for name in FAMILIES if name not in CORE]
+    return rest[zlib.crc32(commit.encode()) % len(rest)]
+
+
+@cache
+def head() -> str:
+    """The commit that is checked out; empty where there is no repository."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
