@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from mlx_vlm.utils import should_add_special_tokens
 from msgspec import structs
 from PIL import Image as PillowImage
 
+from tests.unit.prompt.media.pictures import encoded
 from vlm_server import settings
 from vlm_server.cache.caches import Caches
 from vlm_server.child.cancellation import Cancellation
@@ -72,17 +72,6 @@ from vlm_server.runner.vision.encoder import new_encoder
 
 Part = str | PillowImage.Image | Image | Video
 GREEDY = SamplingParams(max_tokens=10, temperature=0.0)
-
-
-def encoded(picture: PillowImage.Image, name: str = "PNG", **options: object) -> Image:
-    """A picture as the front would hand it over."""
-    buffer = io.BytesIO()
-    picture.save(buffer, name, **options)
-    return image_of(buffer.getvalue(), name, *picture.size)
-
-
-def image_of(data: bytes, name: str, width: int, height: int) -> Image:
-    return Image(data, hashlib.sha256(data).hexdigest(), name, width, height, "messages[0]")
 
 
 def video_of(data: bytes, name: str = "MP4") -> Video:

@@ -22,13 +22,13 @@ from tests.integration.harness import (
     Part,
     ask,
     encoded,
-    image_of,
     new_preparer,
     prepare,
     video_of,
 )
 from tests.integration.test_caches import Served, cached_tokens, caches_of
 from tests.tiny_models.pictures import picture
+from tests.unit.prompt.media.pictures import image_of
 from vlm_server.cache.caches import EncodedImage
 from vlm_server.ports import EncodeWork, Prepared
 from vlm_server.prompt.media import processing

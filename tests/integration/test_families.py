@@ -24,11 +24,11 @@ from tests.integration.harness import (
     encode_works,
     encoded,
     for_mlx_vlm,
-    image_of,
     prepare,
 )
 from tests.integration.prompts import LONGER, PROMPTS, asked
 from tests.tiny_models.pictures import picture
+from tests.unit.prompt.media.pictures import image_of
 from vlm_server.cache.caches import Caches
 from vlm_server.cache.lru import LruCache
 from vlm_server.engine.request.states import State

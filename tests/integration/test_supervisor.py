@@ -19,9 +19,10 @@ import pytest_asyncio
 from msgspec.structs import replace
 
 from tests.integration import harness
-from tests.integration.harness import encoded, image_of
+from tests.integration.harness import encoded
 from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
+from tests.unit.prompt.media.pictures import image_of
 from vlm_server.errors import EngineUnavailable, ModelLoadError, RequestTooCostly
 from vlm_server.protocol import (
     MESSAGE_HEADER,

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.integration.harness import ask, image_of
+from tests.integration.harness import ask
 from tests.integration.test_loop import Served
+from tests.unit.prompt.media.pictures import image_of
 from vlm_server import settings
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.loop import EngineLoop

@@ -2,7 +2,7 @@
 
 Deterministic. `VLM_MUTATIONS` multiplies the numbers for a longer run by hand:
 
-    VLM_MUTATIONS=20 scripts/test tests/integration/test_mutated_media.py
+    VLM_MUTATIONS=20 scripts/test tests/unit/prompt/media/test_mutated_media.py
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 from PIL import Image as PillowImage
 
 from tests import clips
-from tests.tiny_models.pictures import picture
+from tests.unit.prompt.media.pictures import blocks
 from vlm_server import settings
 from vlm_server.child.cancellation import Cancellation
 from vlm_server.errors import InvalidImage, InvalidRequest, InvalidVideo, PayloadTooLarge
@@ -60,8 +60,8 @@ def originals(kind: str) -> tuple[bytes, ...]:
 
 
 def _encoded(kind: str, seed: int) -> bytes:
-    shown, buffer = picture(seed, *SIZE), io.BytesIO()
-    more = {"save_all": True, "append_images": [picture(seed + 2, *SIZE)]}
+    shown, buffer = blocks(seed, *SIZE), io.BytesIO()
+    more = {"save_all": True, "append_images": [blocks(seed + 2, *SIZE)]}
     match kind:
         case "APNG":
             shown.save(buffer, "PNG", **more)

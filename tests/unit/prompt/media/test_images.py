@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image as PillowImage
 
-from tests.integration.harness import encoded, image_of
-from tests.tiny_models.pictures import picture
+from tests.unit.prompt.media.pictures import blocks, encoded, image_of
 from vlm_server.errors import InvalidImage
 from vlm_server.prompt.media import png as png_rows
 from vlm_server.prompt.media.images import decode_rgb
@@ -32,7 +31,7 @@ def pixels(image: Image) -> np.ndarray:
 
 
 def rgb(mode: str = "RGB") -> PillowImage.Image:
-    return picture(5, WIDTH, HEIGHT).convert(mode)
+    return blocks(5, WIDTH, HEIGHT).convert(mode)
 
 
 def distance(a: np.ndarray, b: PillowImage.Image) -> float:
