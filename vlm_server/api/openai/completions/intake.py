@@ -148,6 +148,6 @@ def _prompt(given: str | list[Any], context: Context) -> str | tuple[int, ...]:
         return given
     try:
         return tuple(msgspec.convert(given, TokenIds))
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeEncodeError):  # the latter at a lone surrogate
         message = "`prompt` must be a text, a list of token ids, or a list with one of either."
         raise InvalidRequest(message, "prompt") from None
