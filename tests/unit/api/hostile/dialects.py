@@ -1,0 +1,440 @@
+"""What tests of hostile requests need of each dialect: requests, and what may stand in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from hypothesis import strategies as st
+
+from tests.unit.api import requests as openai
+from tests.unit.api.anthropic import steps as anthropic
+from tests.unit.api.responses import requests as responses
+from vlm_server.api.anthropic import errors as anthropic_errors
+from vlm_server.api.anthropic.intake import read_message
+from vlm_server.api.anthropic.intake import read_text as read_message_text
+from vlm_server.api.anthropic.schema import MessagesRequest
+from vlm_server.api.http import openai_errors
+from vlm_server.api.http.intake.calls import Body, Context, ParsedRequest, Read
+from vlm_server.api.ollama import errors as ollama_errors
+from vlm_server.api.ollama.intake import (
+    read_chat,
+    read_chat_text,
+    read_generate,
+    read_generate_text,
+)
+from vlm_server.api.ollama.schema import (
+    ChatMessage,
+    ModelOptions,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+)
+from vlm_server.api.openai import schema as openai_schema
+from vlm_server.api.openai.completions.intake import CompletionRequest
+from vlm_server.api.openai.completions.intake import read as read_completion
+from vlm_server.api.openai.intake import read_chat as read_openai
+from vlm_server.api.openai.intake import read_text as read_openai_text
+from vlm_server.api.responses import items
+from vlm_server.api.responses import schema as responses_schema
+from vlm_server.api.responses.intake import read_response
+from vlm_server.api.responses.intake import read_text as read_response_text
+from vlm_server.errors import RequestError
+
+Json = dict[str, Any]
+Strategy = st.SearchStrategy[Any]
+
+SCHEMA: Json = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+LONG_NAME = "x" * 900
+
+
+@dataclass(frozen=True, repr=False)
+class Hostile:
+    """A dialect, as a client meets it that sends nonsense.
+
+    whole: a request with most of what there is. plain: one without media, and pictured: one with.
+    fields: the names of what stands beside the conversation. requests: those that are nearly right.
+    anything: any JSON, of the dialect's words. longest: characters that a message may have.
+    """
+
+    name: str
+    route: str
+    read: Read
+    read_text: Callable[[Body, Context], ParsedRequest | None] | None
+    encode_error: Callable[[RequestError], bytes]
+    whole: Json
+    plain: Json
+    pictured: Json
+    fields: tuple[str, ...]
+    requests: Strategy
+    anything: Strategy
+    longest: int = 300
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def anything_of(*words: str, names: tuple[str, ...] = ()) -> Strategy:
+    """Any JSON, with these words among its texts, and these names among those of its fields."""
+    word = st.text(max_size=12) | st.sampled_from(["user", "\ud800", "`", openai.PNG_URL, *words])
+    name = st.sampled_from(names) | word if names else word
+    scalar = (
+        st.none()
+        | st.booleans()
+        | st.integers(-(2**70), 2**70)
+        | st.floats(allow_nan=False)
+        | word
+        | st.just("s" * 5000)
+    )
+    return st.recursive(
+        scalar,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(name, inner, max_size=4),
+        max_leaves=8,
+    )
+
+
+def with_some(body: Strategy, fields: tuple[str, ...], anything: Strategy) -> Strategy:
+    """`body` with anything in a few of the fields; where most were wrong, one alone would tell."""
+    few = st.dictionaries(st.sampled_from((*fields, "more")), anything, max_size=4)
+    return st.builds(lambda asked, more: asked | more, body, few)
+
+
+def names_of(struct: type[msgspec.Struct], *but: str) -> tuple[str, ...]:
+    fields = (field.encode_name for field in msgspec.structs.fields(struct))
+    return tuple(name for name in fields if name not in but)
+
+
+WORD = st.text(max_size=12) | st.sampled_from(["user", "text", "\ud800", "`", openai.PNG_URL])
+MODEL = st.just("demo") | WORD
+
+
+# ---- OpenAI's chat completions, and completions ----------------------------------------
+
+
+def _chat() -> Hostile:
+    anything = anything_of("text", "image_url")
+    part = st.sampled_from([openai.text(), openai.picture(), {"type": "text"}])
+    part |= st.fixed_dictionaries(
+        {"type": WORD | st.just("image_url")},
+        optional=dict.fromkeys(("text", "image_url", "video_url"), anything),
+    )
+    call = st.fixed_dictionaries(
+        {"id": st.just("1"), "type": st.just("function")},
+        optional={"function": st.fixed_dictionaries({"name": WORD, "arguments": anything})},
+    )
+    message = st.fixed_dictionaries(
+        {
+            "role": st.sampled_from(["user", "system", "assistant", "tool", "robot"]),
+            "content": st.lists(part, max_size=3) | anything,
+        },
+        optional={
+            "name": anything,
+            "tool_calls": st.lists(call, max_size=3) | anything,
+            "tool_call_id": st.just("1") | anything,
+            LONG_NAME: anything,
+        },
+    )
+    known = names_of(openai_schema.ChatRequest, "model", "messages")
+    fields = (*known, *sorted(openai_schema.HARMLESS), *openai_schema.NEUTRAL)
+    return Hostile(
+        "chat",
+        openai.ROUTE,
+        read_openai,
+        read_openai_text,
+        openai_errors.encode,
+        whole=openai.chat(
+            {"role": "system", "content": "Be brief."},
+            openai.user(openai.text(), openai.picture()),
+            openai.assistant(openai.called("1", arguments='{"x": 1}'), reasoning_content="Hm."),
+            openai.result("1", openai.text(), openai.picture()),
+            tools=[openai.tool(description="Looks.", parameters=SCHEMA, strict=True)],
+            tool_choice={"type": "function", "function": {"name": "f"}},
+            response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}},
+            stop=["x"],
+            logit_bias={"5": 1},
+            logprobs=True,
+            top_logprobs=2,
+            n=1,
+            seed=1,
+            temperature=1,
+            stream=False,
+            mm_processor_kwargs={"max_pixels": 10_000},
+            chat_template_kwargs={"enable_thinking": True},
+        ),
+        plain=openai.chat(openai.user(openai.text())),
+        pictured=openai.chat(openai.user(openai.text(), openai.picture())),
+        fields=fields,
+        requests=with_some(
+            st.fixed_dictionaries(
+                {"model": MODEL, "messages": st.lists(message, max_size=3) | anything}
+            ),
+            fields,
+            anything,
+        ),
+        anything=anything,
+    )
+
+
+def _completions() -> Hostile:
+    anything = anything_of()
+    fields = names_of(CompletionRequest, "model", "prompt")
+    return Hostile(
+        "completions",
+        "/v1/completions",
+        read_completion,
+        None,
+        openai_errors.encode,
+        whole={
+            "model": "demo",
+            "prompt": [5, 6],
+            "max_tokens": 5,
+            "stop": ["x"],
+            "logprobs": 1,
+            "n": 1,
+            "seed": 1,
+            "temperature": 1,
+            "stream": False,
+            "response_format": {"type": "json_object"},
+        },
+        plain={"model": "demo", "prompt": "hi"},
+        pictured={},
+        fields=fields,
+        requests=with_some(
+            st.fixed_dictionaries({"model": MODEL, "prompt": WORD | anything}), fields, anything
+        ),
+        anything=anything,
+    )
+
+
+# ---- OpenAI's responses ------------------------------------------------------------------
+
+_ITEM_NAMES = (
+    *("type", "role", "content", "output", "call_id", "name", "arguments", "id", "status"),
+    *("text", "image_url", "summary", "format", "schema", "mode", "tools", "effort", "phase"),
+)
+_ITEM_TYPES = (
+    *("message", "function_call", "function_call_output", "reasoning", "input_text", "refusal"),
+    *("input_image", "output_text", "reasoning_text", "function", "allowed_tools", "json_schema"),
+    *sorted(items.UNSUPPORTED_ITEMS | items.UNSUPPORTED_PARTS),
+)
+
+
+def _responses() -> Hostile:
+    anything = anything_of("{}", *_ITEM_TYPES, names=_ITEM_NAMES)
+    part = st.fixed_dictionaries(
+        {"type": st.sampled_from(_ITEM_TYPES)},
+        optional=dict.fromkeys(("text", "refusal", "image_url", "detail", "annotations"), anything),
+    )
+    content = st.lists(part, max_size=3) | anything
+    word = WORD | st.sampled_from(["{}", *_ITEM_TYPES])
+    item = st.fixed_dictionaries(
+        {},
+        optional={
+            "type": st.sampled_from(_ITEM_TYPES) | anything,
+            "role": st.sampled_from(["user", "assistant", "developer"]) | anything,
+            "content": content,
+            "output": content,
+            "call_id": word,
+            "name": word,
+            "arguments": word,
+            "id": anything,
+            LONG_NAME: anything,
+        },
+    )
+    between = st.lists(item, min_size=1, max_size=3).map(
+        lambda odd: [responses.user("U"), *odd, responses.user("U")]
+    )
+    known = names_of(responses_schema.ResponsesRequest, "model", "input")
+    fields = (*known, *sorted(responses_schema.HARMLESS), *responses_schema.NEUTRAL)
+    picture = {"type": "input_image", "image_url": openai.PNG_URL}
+    call = {"type": "function_call", "call_id": "1", "name": "a", "arguments": '{"x": 1}'}
+    result = {"type": "function_call_output", "call_id": "1", "output": [picture]}
+    thought = {"type": "reasoning", "id": "r", "summary": [], "content": []}
+    return Hostile(
+        "responses",
+        responses.ROUTE,
+        read_response,
+        read_response_text,
+        openai_errors.encode,
+        whole=responses.asking(
+            [
+                responses.user({"type": "input_text", "text": "U"}, picture),
+                {**thought, "content": [{"type": "reasoning_text", "text": "Hm."}]},
+                {"role": "assistant", "content": [{"type": "output_text", "text": "A"}]},
+                call,
+                result,
+            ],
+            instructions="Be brief.",
+            tools=[responses.tool("a", description="Looks.", strict=True)],
+            tool_choice={"type": "function", "name": "a"},
+            text={"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}},
+            reasoning={"effort": "low"},
+            metadata={"a": "b"},
+            max_output_tokens=9,
+            temperature=1,
+            store=False,
+            stream=False,
+        ),
+        plain=responses.asking([responses.user("U")]),
+        pictured=responses.asking([responses.user(picture)], tools=[responses.tool("a")]),
+        fields=fields,
+        requests=st.one_of(
+            with_some(
+                st.fixed_dictionaries(
+                    {"model": st.just("demo"), "input": st.lists(item, max_size=4) | anything}
+                ),
+                fields,
+                anything,
+            ),
+            between.map(responses.asking),
+        ),
+        anything=anything,
+    )
+
+
+# ---- Anthropic's messages ----------------------------------------------------------------
+
+
+def _messages() -> Hostile:
+    types = ("text", "image", "tool_use", "tool_result", "thinking", "redacted_thinking")
+    names = ("type", "text", "source", "data", "media_type", "id", "name", "input", "content")
+    anything = anything_of(*types, names=(*names, "tool_use_id", "thinking", "signature"))
+    block = st.sampled_from([anthropic.text(), anthropic.PICTURE, anthropic.call()])
+    block |= st.fixed_dictionaries(
+        {"type": st.sampled_from(types)}, optional=dict.fromkeys((*names[1:], LONG_NAME), anything)
+    )
+    message = st.fixed_dictionaries(
+        {
+            "role": st.sampled_from(["user", "assistant", "system", "robot"]),
+            "content": st.lists(block, max_size=3) | anything,
+        },
+        optional={LONG_NAME: anything},
+    )
+    fields = (*names_of(MessagesRequest, "model", "messages"), "thread", "metadata")
+    computer = {"type": "computer_20251124", "name": "c"}
+    return Hostile(
+        "messages",
+        anthropic.ROUTE,
+        read_message,
+        read_message_text,
+        anthropic_errors.encode,
+        whole=anthropic.request(
+            anthropic.user(anthropic.text(), anthropic.PICTURE),
+            anthropic.assistant(
+                {"type": "thinking", "thinking": "Hm.", "signature": "x"},
+                anthropic.text(),
+                anthropic.call(screen=1),
+            ),
+            anthropic.user(anthropic.result(anthropic.text(), anthropic.PICTURE)),
+            system=[anthropic.text("Be brief.")],
+            tools=[anthropic.LOOK, {**computer, "display_width_px": 9, "display_height_px": 9}],
+            tool_choice={"type": "tool", "name": "look"},
+            thinking={"type": "enabled", "budget_tokens": 9},
+            output_config={"format": {"type": "json_schema", "schema": {"type": "object"}}},
+            stop_sequences=["x"],
+            temperature=1,
+            stream=False,
+        ),
+        plain=anthropic.request(),
+        pictured=anthropic.request(anthropic.user(anthropic.PICTURE)),
+        fields=fields,
+        requests=with_some(
+            st.fixed_dictionaries(
+                {"model": MODEL, "messages": st.lists(message, max_size=3) | anything}
+            ),
+            fields,
+            anything,
+        ),
+        anything=anything,
+    )
+
+
+# ---- Ollama's ----------------------------------------------------------------------------
+
+_FUNCTION: Json = {"name": "f", "description": "Looks.", "parameters": SCHEMA}
+_OPTIONS: Json = {"temperature": 1, "seed": 1, "num_predict": 9, "stop": ["x"], "num_ctx": 4096}
+
+
+def _ollama(*, is_chat: bool) -> Hostile:
+    anything = anything_of("json", "low", anthropic.PNG)
+    word = WORD | st.sampled_from(["json", "low", anthropic.PNG])
+    odd_call = st.fixed_dictionaries(
+        {
+            "function": st.fixed_dictionaries(
+                {"name": word}, optional={"arguments": anything, "x": anything}
+            )
+        },
+        optional={"id": word},
+    )
+    message = st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "system", "assistant", "tool"])},
+        optional={
+            **dict.fromkeys(names_of(ChatMessage, "role", "content"), anything),
+            "content": word,
+            "images": st.lists(word, max_size=2),
+            "tool_calls": st.lists(odd_call, max_size=2),
+            LONG_NAME: anything,
+        },
+    )
+    options = st.fixed_dictionaries(
+        {}, optional=dict.fromkeys((*names_of(ModelOptions), "num_ctx"), anything)
+    )
+    struct = OllamaChatRequest if is_chat else OllamaGenerateRequest
+    fields = names_of(struct, "model", "messages" if is_chat else "prompt")
+    given: Json = {"messages": st.lists(message, max_size=3) | anything}
+    said = {"role": "user", "content": "hi"}
+    call: Json = {"function": {"name": "f", "arguments": {"x": 1}}}
+    history = [
+        {"role": "system", "content": "Be brief."},
+        {**said, "images": [anthropic.PNG]},
+        {"role": "assistant", "content": "", "thinking": "Hm.", "tool_calls": [call]},
+        {"role": "tool", "content": "x", "tool_name": "f"},
+    ]
+    tools = [{"type": "function", "function": _FUNCTION}]
+    question: Json = {"prompt": "hi", "system": "Be brief."}
+    asked: Json = {"messages": history, "tools": tools} if is_chat else question
+    pictures = {"images": [anthropic.PNG]}
+    return Hostile(
+        "ollama chat" if is_chat else "ollama generate",
+        "/api/chat" if is_chat else "/api/generate",
+        read_chat if is_chat else read_generate,
+        read_chat_text if is_chat else read_generate_text,
+        ollama_errors.encode,
+        whole={
+            "model": "demo",
+            **asked,
+            **({} if is_chat else pictures),
+            "format": SCHEMA,
+            "think": "low",
+            "keep_alive": "5m",
+            "options": _OPTIONS,
+            "stream": False,
+        },
+        plain={"model": "demo", **({"messages": [said]} if is_chat else {"prompt": "hi"})},
+        pictured={
+            "model": "demo",
+            **({"messages": [{**said, **pictures}]} if is_chat else {"prompt": "hi", **pictures}),
+        },
+        fields=fields,
+        requests=with_some(
+            st.fixed_dictionaries(
+                {"model": MODEL, **(given if is_chat else {"prompt": word})},
+                optional={"options": options},
+            ),
+            fields,
+            anything,
+        ),
+        anything=anything,
+        longest=600,
+    )
+
+
+DIALECTS = (
+    _chat(),
+    _completions(),
+    _responses(),
+    _messages(),
+    _ollama(is_chat=True),
+    _ollama(is_chat=False),
+)

@@ -1,0 +1,239 @@
+"""Whatever stands in a request, it is taken, or refused by a short message of its dialect."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.api.hostile.dialects import DIALECTS, Hostile, Json
+from tests.unit.api.responses.requests import asking, user
+from vlm_server.api.http.intake.calls import (
+    Context,
+    KnownModel,
+    ParsedRequest,
+    call_of,
+    decode_outcome,
+    encode_outcome,
+)
+from vlm_server.api.http.intake.history import HistoryNeeded
+from vlm_server.api.responses.options import decode_options
+from vlm_server.errors import RequestError
+from vlm_server.media.external import BytesNeeded
+from vlm_server.protocol import MESSAGE_HEADER, decode_command, encode_message
+from vlm_server.settings import Limits
+
+CONTEXT = Context((KnownModel("demo"),), "id-1", "salt", "", Limits())
+ODD: list[Any] = [
+    None, True, -1, 0, 10**400, 1e300, "", "\ud800", "data:", [], [[]], [None], {},
+    {"type": "text"}, {"type": []}, {"": {}},
+]  # fmt: skip
+LONG = ["s" * 100_000, "`" * 5000, " - at `$.messages[0]`" * 500, "\ud800" * 500]
+NAMES = {"model", "tool_choice"}
+"""Where there is a name that nothing has, which the message repeats as far as it is short."""
+Path = tuple[str | int, ...]
+Outcome = ParsedRequest | RequestError | None
+
+by_dialect = pytest.mark.parametrize("dialect", DIALECTS, ids=str)
+
+
+# ---- what is checked of each ---------------------------------------------------------
+
+
+def check(dialect: Hostile, body: bytes, context: Context = CONTEXT) -> Outcome:
+    """What `body` is read as; None if more is to be known of it."""
+    try:
+        parsed = dialect.read(body, context)
+    except (BytesNeeded, HistoryNeeded) as needed:
+        encode_outcome(needed)
+        return None
+    except RequestError as error:
+        return refused(dialect, error)
+    return taken(dialect, parsed)
+
+
+def taken(dialect: Hostile, parsed: ParsedRequest) -> ParsedRequest:
+    """Both ways to the front must agree on it."""
+    assert isinstance(parsed, ParsedRequest)
+    at_once, by_process = call_of(parsed), decode_outcome(encode_outcome(parsed))
+    assert at_once.summary == by_process.summary
+    for call in (at_once, by_process):
+        frame = encode_message(call.request.submit)
+        assert decode_command(frame[MESSAGE_HEADER.size :]) == parsed.submit
+    assert all(name.isascii() and name.isprintable() for name in parsed.ignored)
+    if dialect.name == "responses":
+        check_what_may_be_stored(dialect, parsed)
+    return parsed
+
+
+def check_what_may_be_stored(dialect: Hostile, parsed: ParsedRequest) -> None:
+    """It is JSON, and a later turn can go on from it."""
+    options = decode_options(parsed.options)
+    json.loads(options.echo)
+    if options.items:
+        more = asking([user("U")], previous_response_id="r", instructions=None)
+        context = msgspec.structs.replace(CONTEXT, previous=(options.items,))
+        dialect.read(json.dumps(more).encode(), context)
+
+
+def refused(dialect: Hostile, error: RequestError) -> RequestError:
+    assert error.status in (400, 404, 413)
+    shown = json.loads(dialect.encode_error(error))["error"]
+    texts = [shown] if isinstance(shown, str) else [shown["message"], shown["param"] or ""]
+    for text in texts:
+        assert len(text) < dialect.longest
+        assert "\ud800" not in text
+    with pytest.raises(type(error)) as caught:
+        decode_outcome(encode_outcome(error))
+    assert (caught.value.message, caught.value.param) == (error.message, error.param)
+    return error
+
+
+# ---- one place at a time -------------------------------------------------------------
+
+
+def paths(value: Any, path: Path = ()) -> Iterator[Path]:
+    if path:
+        yield path
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from paths(inner, (*path, key))
+
+
+def changed(body: Json, path: Path, value: Any) -> bytes:
+    body = copy.deepcopy(body)
+    *way, last = path
+    place: Any = body
+    for key in way:
+        place = place[key]
+    place[last] = value
+    return json.dumps(body).encode()
+
+
+@by_dialect
+async def test_one_odd_value_anywhere(client: httpx.AsyncClient, dialect: Hostile) -> None:
+    """What is taken is answered as well."""
+    assert isinstance(check(dialect, json.dumps(dialect.whole).encode()), ParsedRequest)
+    for path in paths(dialect.whole):
+        for odd in ODD:
+            body = changed(dialect.whole, path, odd)
+            with at(path, odd):
+                outcome = check(dialect, body)
+                if isinstance(outcome, ParsedRequest) and not outcome.stream:
+                    answer = await client.post(dialect.route, content=body, headers=JSON)
+                    assert answer.status_code == 200, answer.text
+
+
+JSON = {"content-type": "application/json"}
+
+
+@contextlib.contextmanager
+def at(path: Path, value: Any) -> Iterator[None]:
+    """Names what failed."""
+    try:
+        yield
+    except Exception as error:
+        raise AssertionError(f"{value!r:.40} at {path}") from error
+
+
+@by_dialect
+def test_no_message_repeats_a_value(dialect: Hostile) -> None:
+    for path in paths(dialect.whole):
+        for value in LONG:
+            with at(path, value):
+                outcome = check(dialect, changed(dialect.whole, path, value))
+                if isinstance(outcome, RequestError) and path[0] not in NAMES:
+                    assert value[:50] not in outcome.message
+
+
+# ---- drawn ---------------------------------------------------------------------------
+
+
+@by_dialect
+@settings(max_examples=200, derandomize=True)
+@given(data=st.data())
+def test_nearly_right_requests_are_taken_or_refused(dialect: Hostile, data: st.DataObject) -> None:
+    check(dialect, json.dumps(data.draw(dialect.requests)).encode())
+
+
+@by_dialect
+@settings(max_examples=100, derandomize=True)
+@given(data=st.data())
+def test_one_odd_field_is_taken_or_refused(dialect: Hostile, data: st.DataObject) -> None:
+    field = data.draw(st.sampled_from(dialect.fields))
+    check(dialect, json.dumps(dialect.plain | {field: data.draw(dialect.anything)}).encode())
+
+
+@by_dialect
+@settings(max_examples=25, derandomize=True)
+@given(data=st.data())
+def test_unknown_fields_that_are_ignored_do_no_harm(dialect: Hostile, data: st.DataObject) -> None:
+    context = msgspec.structs.replace(CONTEXT, unknown_fields="ignore")
+    check(dialect, json.dumps(data.draw(dialect.requests)).encode(), context)
+
+
+@by_dialect
+@settings(max_examples=100, derandomize=True)
+@given(data=st.data())
+def test_a_request_with_bytes_changed_is_taken_or_refused(
+    dialect: Hostile, data: st.DataObject
+) -> None:
+    body = bytearray(json.dumps(dialect.pictured or dialect.plain).encode())
+    places = st.integers(0, len(body) - 1)
+    for place in data.draw(st.lists(places, min_size=1, max_size=4)):
+        body[place] = data.draw(st.integers(0, 255))
+    check(dialect, bytes(body))
+
+
+# ---- where it is read ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dialect", [each for each in DIALECTS if each.read_text], ids=str)
+def test_text_is_told_from_pictures(dialect: Hostile) -> None:
+    assert dialect.read_text is not None
+    text, pictured = (json.dumps(each).encode() for each in (dialect.plain, dialect.pictured))
+    assert dialect.read_text(text, CONTEXT) == dialect.read(text, CONTEXT)
+    assert dialect.read_text(pictured, CONTEXT) is None
+
+
+PROGRAM = """
+import json, sys, threading
+from importlib import import_module
+from vlm_server.api.http.intake.calls import Context, KnownModel
+from vlm_server.settings import Limits
+
+sys.setswitchinterval(1e-6)
+context = Context((KnownModel("demo"),), "id-1", "salt", "", Limits())
+
+def read(dialect, body, go):
+    go.wait()
+    dialect(body, context)
+
+for module, name, body in json.loads(sys.argv[1]):
+    go, dialect = threading.Barrier(4), getattr(import_module(module), name)
+    threads = [threading.Thread(target=read, args=(dialect, body.encode(), go)) for _ in range(4)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+print("all read")
+"""
+
+
+def test_the_first_requests_at_once_do_not_crash_the_front() -> None:
+    asked = [
+        (each.read.__module__, each.read.__qualname__, json.dumps(each.plain)) for each in DIALECTS
+    ]
+    command = [sys.executable, "-c", PROGRAM, json.dumps(asked)]
+    for _ in range(3):
+        ended = subprocess.run(command, capture_output=True, timeout=60)
+        assert (ended.returncode, ended.stdout) == (0, b"all read\n"), ended.stderr
+        assert not ended.stderr, "nothing failed in a thread"
