@@ -27,18 +27,17 @@ OPERATIONS = (FOLDER / "operations.md").read_text(encoding="utf-8")
 OBEYED = {field.name for field in msgspec.structs.fields(ChatRequest)}
 
 
-@pytest.mark.parametrize("name", sorted(OBEYED | HARMLESS | NEUTRAL.keys()))
-def test_every_field_is_documented(name: str) -> None:
-    assert f"`{name}`" in DOCS or f"`{name}." in DOCS
+def test_every_field_is_documented() -> None:
+    names = OBEYED | HARMLESS | NEUTRAL.keys()
+    assert [name for name in names if f"`{name}`" not in DOCS and f"`{name}." not in DOCS] == []
 
 
 def error_codes(error: type[RequestError]) -> set[str]:
     return {error.code}.union(*map(error_codes, error.__subclasses__()))
 
 
-@pytest.mark.parametrize("code", sorted(error_codes(RequestError)))
-def test_every_error_code_is_documented(code: str) -> None:
-    assert f"`{code}`" in DOCS
+def test_every_error_code_is_documented() -> None:
+    assert [code for code in error_codes(RequestError) if f"`{code}`" not in DOCS] == []
 
 
 def test_every_route_is_documented() -> None:
@@ -55,9 +54,8 @@ READINGS = [
 ]
 
 
-@pytest.mark.parametrize("name", READINGS)
-def test_every_reading_is_documented(name: str) -> None:
-    assert f"`{name}`" in DOCS
+def test_every_reading_is_documented() -> None:
+    assert [name for name in READINGS if f"`{name}`" not in DOCS] == []
 
 
 ROW = re.compile(r"^\| `(?P<name>\w+)(\{(?P<labels>[\w,]+)\})?` \| (?P<type>\w+) \|", re.MULTILINE)

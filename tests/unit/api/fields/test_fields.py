@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -25,14 +26,8 @@ from tests.unit.api.fields.structs import paths_of
 from tests.unit.api.scripted_engine import ScriptedEngine, ended, finished
 
 TWO_ANSWERS = (ended(), ended(choice=1), finished())
-CASES = [(dialect, field) for dialect in DIALECTS for field in dialect.fields]
-
-
-def cases(reading: Reading) -> Any:
-    """One for each field that is read so."""
-    chosen = [each for each in CASES if each[1].reading is reading]
-    ids = [f"{dialect}-{field.path}" for dialect, field in chosen]
-    return pytest.mark.parametrize(("dialect", "field"), chosen, ids=ids)
+Check = Callable[["Trial", Field], Awaitable[None]]
+by_dialect = pytest.mark.parametrize("dialect", DIALECTS, ids=str)
 
 
 class Trial:
@@ -78,15 +73,10 @@ def alike(outcome: Outcome) -> tuple[Any, ...]:
     return outcome.status, outcome.submitted, outcome.told
 
 
-@pytest.fixture
-def trial(
-    client: httpx.AsyncClient, engine: ScriptedEngine, dialect: Dialect, field: Field
-) -> Trial:
-    return Trial(client, engine, dialect, field)
+# ---- what is declared ------------------------------------------------------------------
 
 
-@cases(Reading.WORKS)
-async def test_a_field_that_works_changes_something(trial: Trial, field: Field) -> None:
+async def works(trial: Trial, field: Field) -> None:
     with_value, without = await trial.with_and_without()
     assert with_value.status == (field.fails or 200), with_value.text
     assert field.name not in with_value.ignored
@@ -97,8 +87,7 @@ async def test_a_field_that_works_changes_something(trial: Trial, field: Field) 
         assert with_value.submitted != without.submitted
 
 
-@cases(Reading.IGNORED)
-async def test_a_field_without_effect_is_named(trial: Trial, field: Field) -> None:
+async def has_no_effect(trial: Trial, field: Field) -> None:
     with_value, without = await trial.with_and_without()
     assert with_value.status == 200, with_value.text
     assert field.name in with_value.ignored
@@ -108,8 +97,7 @@ async def test_a_field_without_effect_is_named(trial: Trial, field: Field) -> No
         assert (outcome.status, field.name in outcome.ignored) == (200, False), outcome.text
 
 
-@cases(Reading.REFUSED)
-async def test_a_field_that_is_refused_is_named(trial: Trial, field: Field) -> None:
+async def is_refused(trial: Trial, field: Field) -> None:
     with_value, without = await trial.with_and_without()
     assert (with_value.status, with_value.submitted) == (400, ())
     error = re.sub(r"\[\d+\]", "[]", with_value.text)
@@ -118,25 +106,70 @@ async def test_a_field_that_is_refused_is_named(trial: Trial, field: Field) -> N
         assert alike(await trial.given(value)) == alike(without), value
 
 
-OPTIONAL = [
-    (dialect, field)
-    for dialect in DIALECTS
-    for field in {each.declared: each for each in dialect.fields}.values()
-    for place in [paths_of(*dialect.structs).get(field.declared)]
-    if place is not None and not place.is_required
-]
-
-
-@pytest.mark.parametrize(
-    ("dialect", "field"), OPTIONAL, ids=[f"{dialect}-{field.path}" for dialect, field in OPTIONAL]
-)
-async def test_null_is_as_good_as_nothing(trial: Trial, field: Field) -> None:
+async def may_be_null(trial: Trial, field: Field) -> None:
     with_null, without = await trial.given(None), await trial.without()
     assert alike(with_null) == alike(without)
     assert with_null.ignored == without.ignored
 
 
-@pytest.mark.parametrize("dialect", DIALECTS, ids=str)
+# ---- of every field --------------------------------------------------------------------
+
+
+async def check_all(
+    client: httpx.AsyncClient,
+    engine: ScriptedEngine,
+    dialect: Dialect,
+    fields: Iterable[Field],
+    check: Check,
+) -> None:
+    """Names the fields of which it is not true, and why not."""
+    wrong = {}
+    for field in fields:
+        try:
+            await check(Trial(client, engine, dialect, field), field)
+        except AssertionError as error:
+            wrong[field.path] = str(error)
+    assert wrong == {}
+
+
+def read_as(dialect: Dialect, reading: Reading) -> list[Field]:
+    return [field for field in dialect.fields if field.reading is reading]
+
+
+@by_dialect
+async def test_a_field_that_works_changes_something(
+    client: httpx.AsyncClient, engine: ScriptedEngine, dialect: Dialect
+) -> None:
+    await check_all(client, engine, dialect, read_as(dialect, Reading.WORKS), works)
+
+
+@by_dialect
+async def test_a_field_without_effect_is_named(
+    client: httpx.AsyncClient, engine: ScriptedEngine, dialect: Dialect
+) -> None:
+    await check_all(client, engine, dialect, read_as(dialect, Reading.IGNORED), has_no_effect)
+
+
+@by_dialect
+async def test_a_field_that_is_refused_is_named(
+    client: httpx.AsyncClient, engine: ScriptedEngine, dialect: Dialect
+) -> None:
+    await check_all(client, engine, dialect, read_as(dialect, Reading.REFUSED), is_refused)
+
+
+@by_dialect
+async def test_null_is_as_good_as_nothing(
+    client: httpx.AsyncClient, engine: ScriptedEngine, dialect: Dialect
+) -> None:
+    places = paths_of(*dialect.structs)
+    declared = {field.declared: field for field in dialect.fields}
+    optional = [
+        field for path, field in declared.items() if path in places and not places[path].is_required
+    ]
+    await check_all(client, engine, dialect, optional, may_be_null)
+
+
+@by_dialect
 def test_every_field_of_a_request_is_declared(dialect: Dialect) -> None:
     paths = paths_of(*dialect.structs)
     declared = {field.declared: field for field in dialect.fields}
@@ -159,7 +192,7 @@ def is_declared(path: str, dialect: Dialect) -> bool:
     )
 
 
-@pytest.mark.parametrize("dialect", DIALECTS, ids=str)
+@by_dialect
 def test_every_field_is_about_something_that_is_listed(dialect: Dialect) -> None:
     assert {field.concept for field in dialect.fields} - CONCEPTS == set()
 
@@ -167,17 +200,17 @@ def test_every_field_is_about_something_that_is_listed(dialect: Dialect) -> None
 @pytest.mark.parametrize(
     ("path", "reading", "check"),
     [
-        ("user", Reading.WORKS, test_a_field_that_works_changes_something),
-        ("temperature", Reading.IGNORED, test_a_field_without_effect_is_named),
-        ("temperature", Reading.REFUSED, test_a_field_that_is_refused_is_named),
-        ("store", Reading.IGNORED, test_a_field_without_effect_is_named),
+        ("user", Reading.WORKS, works),
+        ("temperature", Reading.IGNORED, has_no_effect),
+        ("temperature", Reading.REFUSED, is_refused),
+        ("store", Reading.IGNORED, has_no_effect),
     ],
 )
 async def test_a_wrong_declaration_is_noticed(
-    client: httpx.AsyncClient, engine: ScriptedEngine, path: str, reading: Reading, check: Any
+    client: httpx.AsyncClient, engine: ScriptedEngine, path: str, reading: Reading, check: Check
 ) -> None:
     dialect = DIALECTS[0]
     (right,) = (field for field in dialect.fields if field.path == path)
     wrong = replace(right, reading=reading, neutral=())
     with pytest.raises(AssertionError):
-        await check(Trial(client, engine, dialect, wrong), wrong)
+        await check_all(client, engine, dialect, [wrong], check)

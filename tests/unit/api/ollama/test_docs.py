@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-import pytest
 from starlette.routing import Route
 
 from tests.unit.api.ollama.test_fields import IGNORED_OPTIONS
@@ -40,14 +39,13 @@ UNTOLD = {"modelfile"}
 FIELDS = {name for struct in STRUCTS for name in struct.__struct_fields__} - UNTOLD
 
 
-@pytest.mark.parametrize("name", sorted(FIELDS | IGNORED_OPTIONS.keys()))
-def test_every_field_is_documented(name: str) -> None:
-    assert f"`{name}`" in DOCS
+def test_every_field_is_documented() -> None:
+    names = FIELDS | IGNORED_OPTIONS.keys()
+    assert [name for name in names if f"`{name}`" not in DOCS] == []
 
 
-@pytest.mark.parametrize("name", Function.__struct_fields__)
-def test_every_field_of_a_tool_is_documented(name: str) -> None:
-    assert f'"{name}"' in DOCS
+def test_every_field_of_a_tool_is_documented() -> None:
+    assert [name for name in Function.__struct_fields__ if f'"{name}"' not in DOCS] == []
 
 
 def test_every_route_is_documented() -> None:

@@ -212,19 +212,14 @@ async def test_a_limit_on_stop_strings_is_obeyed(connect: Connect) -> None:
     "literal",
     ["NaN", "Infinity", "-Infinity", "1e309", "-1e309", "1e999999999", "9" * 5000, '"NaN"', "+1"],
 )
-@pytest.mark.parametrize(
-    "field",
-    [
+async def test_numbers_beyond_json_are_refused(client: httpx.AsyncClient, literal: str) -> None:
+    for field in (
         *("temperature", "top_p", "seed", "max_tokens", "n", "presence_penalty", "min_p", "top_k"),
         *("frequency_penalty", "repetition_penalty", "top_logprobs", "min_tokens", "logit_bias"),
-    ],
-)
-async def test_numbers_beyond_json_are_refused(
-    client: httpx.AsyncClient, field: str, literal: str
-) -> None:
-    value = f'{{"5": {literal}}}' if field == "logit_bias" else literal
-    body = json.dumps(chat(logprobs=True))[:-1] + f', "{field}": {value}}}'
-    await refusal(client, body.encode())
+    ):
+        value = f'{{"5": {literal}}}' if field == "logit_bias" else literal
+        body = json.dumps(chat(logprobs=True))[:-1] + f', "{field}": {value}}}'
+        await refusal(client, body.encode())
 
 
 @pytest.mark.parametrize("field", sorted(NEUTRAL))

@@ -6,7 +6,6 @@ import typing
 from pathlib import Path
 
 import msgspec
-import pytest
 from starlette.routing import Route
 
 from tests.unit.api.responses.test_openai_client import EVENTS
@@ -27,11 +26,9 @@ TAGS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", sorted({*FIELDS, *schema.HARMLESS, *schema.NEUTRAL, *TAGS, *EVENTS})
-)
-def test_every_name_is_documented(name: str) -> None:
-    assert f"`{name}`" in DOCS or f'"{name}"' in DOCS
+def test_every_name_is_documented() -> None:
+    names = {*FIELDS, *schema.HARMLESS, *schema.NEUTRAL, *TAGS, *EVENTS}
+    assert [name for name in names if f"`{name}`" not in DOCS and f'"{name}"' not in DOCS] == []
 
 
 def test_every_route_is_documented() -> None:

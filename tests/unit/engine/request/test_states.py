@@ -26,13 +26,13 @@ LEGAL = {
 }
 
 
-@pytest.mark.parametrize(("old", "new"), list(itertools.product(State, State)))
-def test_every_pair_is_legal_or_raises(old: State, new: State):
-    if (old, new) in LEGAL:
-        check_transition(old, new)
-    else:
-        with pytest.raises(IllegalTransition, match=f"{old.name} -> {new.name}"):
+def test_every_pair_is_legal_or_raises():
+    for old, new in itertools.product(State, State):
+        if (old, new) in LEGAL:
             check_transition(old, new)
+        else:
+            with pytest.raises(IllegalTransition, match=f"{old.name} -> {new.name}"):
+                check_transition(old, new)
 
 
 def test_a_state_is_finished_when_nothing_follows():
