@@ -11,6 +11,8 @@ from types import MappingProxyType
 
 import pytest
 
+pytestmark = pytest.mark.alone
+
 MAIN_THREAD = """
 import os
 from pathlib import Path

@@ -71,6 +71,7 @@ def is_proportional(name: str, *pieces: tuple[str, int]) -> bool:
     return seconds(name, whole) < SECONDS or seconds(name, whole) < SLOWER * seconds(name, part)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", TOKENS)
 def test_a_long_text_takes_time_in_proportion(name: str):
     for token in [*TOKENS[name], " ", "\n", "a"]:
@@ -80,6 +81,7 @@ def test_a_long_text_takes_time_in_proportion(name: str):
             assert is_proportional(name, (before, 1), many, (after, 1)), (before, token, after)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", TOKENS)
 def test_texts_of_two_tokens_take_time_in_proportion(name: str):
     for first, second in permutations([*TOKENS[name], " "], 2):
