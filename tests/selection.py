@@ -42,7 +42,7 @@ CORE = (
 """They have every mechanism (tests/integration/test_core_families.py); cheap ones first."""
 
 MIN_FAMILIES = 2
-WHOLE_FOLDERS = frozenset({"docs", "browser", "clients", "scale"})
+WHOLE_FOLDERS = frozenset({"browser", "clients", "scale"})
 WHOLE_MARKERS = ("whole", "alone")
 
 FOLDERS = ("attack", "e2e", "browser", "docs", "clients", "scale", "integration", "unit")

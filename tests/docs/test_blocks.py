@@ -14,6 +14,7 @@ MOST_NOT_RUN = 24
 """Blocks that need what is not here: a GPU, an hour, a login. Think twice before raising it."""
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("page", WITH_BLOCKS, ids=lambda page: page.name)
 @pytest.mark.timeout(600)
 def test_a_page_can_be_followed(page: Page, sandbox: Sandbox) -> None:
