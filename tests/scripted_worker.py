@@ -9,6 +9,8 @@ becomes of it.
 
 A text that begins with none of these is a question: all choices of its answer get a token in each
 step, up to their limit.
+
+A model whose name is `slow` is loaded for ever.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ MEMORY = MemoryStats(0, 0, 0, 0, 0, 0, 0, {}, 0.0)
 SIGN_SECONDS = 0.05
 STEP_SECONDS = 0.002
 CONTEXT_TOKENS = 100_000
-TEXT = "text "
+TEXT, SLOW = "text ", "slow"
 _EVENTS = ("accept", "encode", "prefill", "token", "finish")
 _DEEDS = ("wait", "die", "stop", "hang", "cut", "hang-encoder", "hang-preparer", "deaf")
 WORDS = frozenset((*_EVENTS, *_DEEDS))
@@ -85,6 +87,8 @@ class Worker:
         start = self.read()
         assert isinstance(start, Start)
         self.send(Loading("loading the weights", 0.1))
+        if start.model.name == SLOW:
+            self.read()
         facts = ModelFacts(family="scripted", context_tokens=CONTEXT_TOKENS)
         self.send(Ready("scripted", "none", CONTEXT_TOKENS, facts))
         said = 0.0
@@ -146,8 +150,8 @@ class Worker:
         name, sampling = command.request_id, command.sampling
         token = TokenText(TEXT, -1.0)
         entry = TokenLogprob(token, (token,) * (sampling.logprobs or 0))
-        limit = min(sampling.max_tokens or CONTEXT_TOKENS, CONTEXT_TOKENS)
         entries = () if sampling.logprobs is None else (entry,)
+        limit = sampling.max_tokens or CONTEXT_TOKENS
         self.answers[name] = Answer(sampling.n, limit, entries)
         self.send(Accepted(name))
         self.send(Working((name,)))

@@ -106,7 +106,7 @@ async def running_front(limits: Limits | None = None, **engine: float) -> AsyncI
             **{  # type: ignore[arg-type]
                 "openblas": "off",
                 "restart_backoff_seconds": 0.05,
-                "silence_timeout_seconds": 1.0,
+                "silence_timeout_seconds": 0.6,
                 **engine,
             }
         ),

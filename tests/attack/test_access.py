@@ -18,17 +18,28 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.daemons import Daemon, running_daemon, wait_until
+from tests.daemons import ADMIN_KEY as ADMIN
+from tests.daemons import (
+    KEYS,
+    SCRIPTED,
+    Daemon,
+    running_daemon,
+    wait_until,
+    with_settings,
+    write_keys,
+)
+from tests.daemons import USER_KEY as USER
 from tests.unit.media.pictures import encoded
 
-USER, ADMIN = "key-of-a-user", "key-of-the-admin"
-KEYS = f'[user]\nkey = "{USER}"\n[operator]\nkey = "{ADMIN}"\nadmin = true\n'
 CHAT = "/v1/chat/completions"
 
 
 @dataclass
 class Site:
-    """A daemon with keys, a folder that clients may read, and a secret next to it."""
+    """A daemon with keys, a folder that clients may read, and a secret next to it.
+
+    Its engine is scripted.
+    """
 
     daemon: Daemon
     keys: Path
@@ -57,14 +68,6 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def write_keys(path: Path, text: str) -> None:
-    """As an editor does: a new file takes the place of the old one."""
-    draft = path.with_name("draft")
-    draft.touch(mode=0o600)
-    draft.write_text(text)
-    draft.replace(path)
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
@@ -81,18 +84,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         f'urls.file_roots=["{root}"]',
         'urls.https_hosts=["*"]',
         "urls.timeout_seconds=3",
+        "engine.openblas=off",
     )
-    arguments = [word for setting in settings for word in ("--set", setting)]
     with (
-        running_daemon(folder, *arguments) as daemon,
+        running_daemon(folder, *with_settings(*settings), program=SCRIPTED) as daemon,
         httpx.Client(trust_env=False, timeout=60) as http,
     ):
         yield Site(daemon, folder / "keys.toml", root, http)
 
 
 def test_nobody_gets_in_without_a_key(site: Site) -> None:
-    guesses = [None, "", "user", "operator", USER[:-1], USER + "x", USER.upper(), f"{USER} {ADMIN}",
-               "\x00", "Bearer", "key-of-a-user,key-of-the-admin", "x" * 60_000]  # fmt: skip
+    guesses = [None, "", "laptop", "operator", USER[:-1], USER + "x", USER.upper(),
+               f"{USER} {ADMIN}", "\x00", "Bearer", f"{USER},{ADMIN}", "x" * 60_000]  # fmt: skip
     for path in ("/v1/models", "/v1/status", "/metrics", "/", "/nowhere"):
         for guess in guesses:
             with suppress(httpx.LocalProtocolError):
@@ -140,7 +143,7 @@ def test_the_log_has_names_and_no_keys(site: Site) -> None:
     site.status_of("/v1/models", USER)
     site.status_of("/v1/models", "a-wrong-key-that-nobody-has")
     site.post("https://user:swordfish@example.org/", "file:///etc/swordfish")
-    wait_until(lambda: "key=user" in site.daemon.log.read_text(), 10, site.daemon.log)
+    wait_until(lambda: "key=laptop" in site.daemon.log.read_text(), 10, site.daemon.log)
     log = site.daemon.log.read_text()
     for secret in (USER, ADMIN, "a-wrong-key", "swordfish"):
         assert secret not in log

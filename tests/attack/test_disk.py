@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemons import Daemon, running_daemon, wait_until
+from tests.daemons import Daemon, checkpoint, running_daemon, wait_until
 from tests.e2e.pictures import noise, user
 from tests.e2e.test_disk import ask, disk, on_disk, wait_written
-from tests.tiny_models import build
 
 NO_BLAS = ("--set", "engine.openblas=off")
 WARNINGS = ("the disk of the cache is full", "a cache file can't be written")
@@ -57,8 +56,8 @@ def limited(daemon: Daemon, kind: int, limit: int) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(build("qwen3_vl", tmp_path_factory.mktemp("model") / "model"))
+def model() -> str:
+    return str(checkpoint("qwen3_vl"))
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +74,7 @@ def daemon(model: str, folder: Path) -> Iterator[Daemon]:
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of a running process")
 
 
+@pytest.mark.whole
 def test_an_engine_without_descriptors_reads_nothing_and_deletes_nothing(
     daemon: Daemon, folder: Path
 ) -> None:
@@ -93,6 +93,7 @@ def test_an_engine_without_descriptors_reads_nothing_and_deletes_nothing(
     assert ask(daemon, question(0))[1] > 20, "the files are as good as before"
 
 
+@pytest.mark.whole
 def test_a_folder_that_is_removed_is_made_again(daemon: Daemon, folder: Path) -> None:
     shutil.rmtree(folder)
     ask(daemon, question(6))

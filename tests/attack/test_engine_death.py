@@ -40,8 +40,13 @@ async def front() -> AsyncIterator[Front]:
         yield made
 
 
-@pytest.mark.parametrize("death", ["die", "stop"])
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize(
+    ("state", "death"),
+    [
+        *((state, "die") for state in STATES),
+        *(pytest.param(state, "stop", marks=pytest.mark.whole) for state in STATES),
+    ],
+)
 async def test_everyone_is_told_one_end_whatever_the_engine_was_at(
     front: Front, state: str, death: str
 ) -> None:
@@ -97,7 +102,9 @@ async def test_of_one_that_is_stopped_the_log_says_so(
     await front.check_clean()
 
 
-@pytest.mark.parametrize("kind", ["hang-encoder", "hang-preparer"])
+@pytest.mark.parametrize(
+    "kind", ["hang-encoder", pytest.param("hang-preparer", marks=pytest.mark.whole)]
+)
 async def test_threads_beside_the_inference_have_clocks_of_their_own(
     front: Front, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -139,7 +146,7 @@ async def test_requests_that_keep_coming_do_not_keep_a_hung_engine(front: Front)
 
 async def test_clients_that_leave_a_stopped_engine_take_their_places_with_them() -> None:
     """They were as many as there are places, with large bodies that it does not read."""
-    async with running_front(Limits(max_requests=6), silence_timeout_seconds=4.0) as front:
+    async with running_front(Limits(max_requests=6), silence_timeout_seconds=2.0) as front:
         pid = front.supervisor.status.pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
@@ -165,7 +172,7 @@ async def test_clients_that_leave_a_stopped_engine_take_their_places_with_them()
 
 
 async def test_who_comes_when_the_engine_is_overdue_is_told_when_to_come_again() -> None:
-    async with running_front(silence_timeout_seconds=4.0) as front:
+    async with running_front(silence_timeout_seconds=2.0) as front:
         waiting = front.begin("accept stop")
         while await front.is_ready():  # noqa: ASYNC110  it is asked over HTTP
             await asyncio.sleep(0.05)

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests import clips
-from tests.daemons import Daemon, is_alive, running_daemon, wait_until
+from tests.daemons import Daemon, copied, is_alive, running_daemon, wait_until
 from tests.e2e.pictures import image_part, noise
-from tests.tiny_models import build
 
 MODULES = ("queue", "msgspec", "numpy", "logging", "ctypes", "av")
 OURS = ("vlm_server", "sitecustomize", "runpy")
@@ -61,19 +60,19 @@ def trap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trap]:
     marks, shared, caches = (folder / name for name in names)
     for made in (marks, shared, caches):
         made.mkdir()
-    checkpoint = build("qwen3_vl", folder / "model")
-    plant(checkpoint, marks, MODULES)
+    model = copied("qwen3_vl", folder / "model")
+    plant(model, marks, MODULES)
     with running_daemon(
         folder,
         *("--model", "."),
-        cwd=checkpoint,
+        cwd=model,
         environment={
             "TMPDIR": str(shared),
             "XDG_CACHE_HOME": str(caches),
             "PYTHONPATH": str(Path(__file__).parents[2]),
         },
     ) as daemon:
-        yield Trap(daemon, checkpoint, marks, shared, caches / "vlm-server-private")
+        yield Trap(daemon, model, marks, shared, caches / "vlm-server-private")
 
 
 def ask_everything(daemon: Daemon) -> None:
@@ -105,6 +104,7 @@ def test_what_is_compiled_lies_where_only_this_user_can_write(trap: Trap) -> Non
     assert stat.S_IMODE(trap.private.stat().st_mode) == 0o700
 
 
+@pytest.mark.whole
 def test_an_engine_comes_back_when_its_folder_is_gone_and_another_one_in_its_place(
     trap: Trap,
 ) -> None:
@@ -120,7 +120,7 @@ def test_an_engine_comes_back_when_its_folder_is_gone_and_another_one_in_its_pla
 
 
 def test_no_module_of_the_working_folder_was_imported_by_any_process(trap: Trap) -> None:
-    """After all of the above: front, two engines, the trials of OpenBLAS and schemas, videos."""
+    """After all of the above: front, engines, the trials of OpenBLAS and schemas, videos."""
     assert not sorted(path.name for path in trap.marks.iterdir())
 
 

@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import cache
 from itertools import count
@@ -17,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.daemons import Daemon, running_daemon, wait_until
+from tests.daemons import Daemon, wait_until
 from tests.e2e.pictures import one_shape, user
 from tests.pictures import large_png, other_jpeg, other_png, slow_jpeg
 
@@ -26,12 +25,6 @@ pytestmark = pytest.mark.attack
 FAST_SECONDS = 30.0
 """A small picture takes 0.2 s on an idle machine. It waited for 75 s behind two that had left."""
 NUMBERS = count()
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with running_daemon(tmp_path_factory.mktemp("daemon")) as running:
-        yield running
 
 
 def body(*pictures: bytes, kind: str = "png") -> bytes:
@@ -117,6 +110,7 @@ def test_a_small_picture_passes_requests_of_many_pixels(daemon: Daemon) -> None:
     wait_quiet(daemon)
 
 
+@pytest.mark.whole
 def test_what_was_abandoned_holds_up_nobody(daemon: Daemon) -> None:
     for _ in range(2):
         with ExitStack() as clients:

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.daemons import Daemon, running_daemon, wait_until
-from tests.tiny_models import build
+from tests.daemons import SCRIPTED, Daemon, copied, running_daemon, wait_until, with_settings
 from tests.unit.runner.model.test_weights import GIB, sparse
 
 END_SECONDS = 60.0
@@ -27,13 +26,8 @@ def end_of(daemon: Daemon) -> tuple[int, str]:
     return status, daemon.log.read_text().strip().splitlines()[-1]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build("qwen3_vl", tmp_path_factory.mktemp("startup") / "model")
-
-
 def test_weights_far_above_the_machine_are_refused_by_their_headers(tmp_path: Path) -> None:
-    folder = build("qwen3_vl", tmp_path / "model")
+    folder = copied("qwen3_vl", tmp_path / "model")
     sparse(folder / "model-2.safetensors", more=("BF16", [8192 * GIB // 2], 8192 * GIB))
     started = time.monotonic()
     with running_daemon(tmp_path, "--model", str(folder), wait=False) as daemon:
@@ -47,7 +41,10 @@ def test_weights_far_above_the_machine_are_refused_by_their_headers(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("limit_bytes", "reason"),
-    [(1 << 20, "the weights do not fit"), (31 << 20, "leaves no room for requests")],
+    [
+        pytest.param(1 << 20, "the weights do not fit", marks=pytest.mark.whole),
+        (31 << 20, "leaves no room for requests"),
+    ],
 )
 def test_a_model_that_could_answer_nobody_is_not_ready(
     tmp_path: Path, limit_bytes: int, reason: str
@@ -63,11 +60,12 @@ def test_a_model_that_could_answer_nobody_is_not_ready(
 
 
 def test_engines_that_are_killed_while_they_load_are_not_tried_for_ever(
-    model: Path, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    fast = ("--set", "engine.restart_backoff_seconds=0.1")
+    """One that is scripted, and loads for as long as anyone waits."""
+    fast = with_settings("engine.restart_backoff_seconds=0.05", "model.name=slow")
     killed = list[int]()
-    with running_daemon(tmp_path, "--model", str(model), *fast, wait=False) as daemon:
+    with running_daemon(tmp_path, *fast, wait=False, program=SCRIPTED) as daemon:
         deadline = time.monotonic() + END_SECONDS
         while daemon.process.poll() is None and time.monotonic() < deadline:
             pid = engine_of(daemon)
@@ -104,11 +102,11 @@ def test_a_port_that_is_taken_may_be_free_later(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has it")
-def test_when_memory_runs_out_the_kernel_takes_the_engine(model: Path, tmp_path: Path) -> None:
+def test_when_memory_runs_out_the_kernel_takes_the_engine(tmp_path: Path) -> None:
     def score(pid: int) -> int:
         return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 
-    with running_daemon(tmp_path, "--model", str(model), wait=False) as daemon:
+    with running_daemon(tmp_path, wait=False) as daemon:
         wait_until(lambda: engine_of(daemon) is not None, END_SECONDS, daemon.log)
         pid = engine_of(daemon)
         assert pid is not None

@@ -1,4 +1,7 @@
-"""The engine may die, the front may die, the client may leave: each at awkward moments."""
+"""The engine may die, the front may die, the client may leave: each at awkward moments.
+
+Engines are scripted where it is the front that has to notice.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,16 @@ import httpx
 import openai
 import pytest
 
-from tests.daemons import Daemon, is_alive, running_daemon, wait_until
+from tests.daemons import (
+    SCRIPTED,
+    Daemon,
+    checkpoint,
+    is_alive,
+    running_daemon,
+    wait_until,
+    with_settings,
+)
 from tests.e2e.pictures import noise, user
-from tests.tiny_models import build
 
 pytestmark = pytest.mark.e2e
 
@@ -27,10 +37,13 @@ LONG = 6000
 @pytest.fixture
 def mortal(tmp_path: Path) -> Iterator[Daemon]:
     """A daemon of this test's own, with answers as long as anyone likes."""
-    model = build("qwen3_vl", tmp_path / "model")
-    with running_daemon(
-        tmp_path, "--model", str(model), "--set", "server.drain_seconds=3"
-    ) as daemon:
+    settings = with_settings(
+        "server.drain_seconds=1",
+        "engine.restart_backoff_seconds=0.5",
+        "engine.openblas=off",
+        "log.level=debug",
+    )
+    with running_daemon(tmp_path, *settings, program=SCRIPTED) as daemon:
         yield daemon
 
 
@@ -95,7 +108,8 @@ def test_engine_killed_before_the_first_token_is_an_http_error(mortal: Daemon) -
                 model="default", messages=[user("Hello")], stream=True, max_tokens=4
             )
         )
-        await asyncio.sleep(0.5)
+        while not mortal.status()["requests"]["in_flight"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
         os.kill(mortal.engine_pid(), signal.SIGKILL)
         return await request
 
@@ -106,54 +120,78 @@ def test_engine_killed_before_the_first_token_is_an_http_error(mortal: Daemon) -
     assert_answers(mortal)
 
 
-def test_what_killed_two_engines_and_then_one_alone_is_refused(tmp_path: Path) -> None:
+def test_what_killed_two_engines_and_then_one_alone_is_refused(mortal: Daemon) -> None:
     """Killed while it encodes, as by the system when memory is short."""
-    model = build("qwen3_vl", tmp_path / "model")
-    options = ("--set", "engine.openblas=off", "--set", "log.level=debug")
-    with running_daemon(tmp_path, "--model", str(model), *options) as daemon:
 
-        async def ask_until_it_dies() -> Any:
-            """It takes seconds to encode; the front says in its log that it has begun."""
-            begun = daemon.log.read_text().count("the device works on")
-            pid = daemon.engine_pid()
-            request = asyncio.create_task(large(daemon.async_client()))
-            while daemon.log.read_text().count("the device works on") == begun:
-                assert not request.done()
-                await asyncio.sleep(0.02)
-            os.kill(pid, signal.SIGKILL)
-            return await request
+    async def ask_until_it_dies() -> Any:
+        """The front says in its log that the device has begun."""
+        begun = mortal.log.read_text().count("the device works on")
+        pid = mortal.engine_pid()
+        request = asyncio.create_task(large(mortal.async_client()))
+        while mortal.log.read_text().count("the device works on") == begun:
+            assert not request.done()
+            await asyncio.sleep(0.02)
+        os.kill(pid, signal.SIGKILL)
+        return await request
 
-        def large(client: Any) -> Any:
-            picture = user(noise(1, (1200, 1200)), "What?")
-            return client.chat.completions.create(model="default", messages=[picture], max_tokens=4)
+    def large(client: Any) -> Any:
+        picture = user(noise(1, (1200, 1200)), "accept encode")
+        return client.chat.completions.create(model="default", messages=[picture], max_tokens=4)
 
-        for _ in range(3):
-            with pytest.raises(openai.InternalServerError) as died:
-                asyncio.run(ask_until_it_dies())
-            assert died.value.status_code == 502
-            daemon.wait_ready()
-        with pytest.raises(openai.APIStatusError) as refused:
-            large(daemon.client())
-        assert (refused.value.status_code, refused.value.code) == (413, "request_too_costly")
-        assert 500 < int(refused.value.response.headers["retry-after"]) <= 600
-        assert_answers(daemon)
-        engine = daemon.status()["engine"]
-        assert (engine["restarts"], engine["quarantine"]) == (3, {"shapes": 1, "refusals": 1})
+    for _ in range(3):
+        with pytest.raises(openai.InternalServerError) as died:
+            asyncio.run(ask_until_it_dies())
+        assert died.value.status_code == 502
+        mortal.wait_ready()
+    with pytest.raises(openai.APIStatusError) as refused:
+        large(mortal.client())
+    assert (refused.value.status_code, refused.value.code) == (413, "request_too_costly")
+    assert 500 < int(refused.value.response.headers["retry-after"]) <= 600
+    assert_answers(mortal)
+    engine = mortal.status()["engine"]
+    assert (engine["restarts"], engine["quarantine"]) == (3, {"shapes": 1, "refusals": 1})
 
 
-def test_front_killed_leaves_no_orphan(mortal: Daemon) -> None:
-    stream = long_stream(mortal)
-    next(stream)
-    engine = mortal.engine_pid()
-    assert is_alive(engine)
-    mortal.process.kill()
-    mortal.process.wait()
-    wait_until(lambda: not is_alive(engine), 5, mortal.log)
+def test_a_front_that_was_stopped_does_not_blame_the_engine(tmp_path: Path) -> None:
+    """`docker pause`, or a debugger: the engine works on and nobody hears it."""
+    silence_seconds = 0.6
+    settings = with_settings(
+        f"engine.silence_timeout_seconds={silence_seconds}", "engine.openblas=off"
+    )
+    with running_daemon(tmp_path, *settings, program=SCRIPTED) as daemon:
+        pid = daemon.engine_pid()
+        stream = daemon.client().chat.completions.create(
+            model="default",
+            messages=[{"role": "user", "content": "Go on"}],
+            max_tokens=6000,
+            stream=True,
+        )
+        next(stream)
+        daemon.process.send_signal(signal.SIGSTOP)
+        time.sleep(silence_seconds + 0.5)
+        daemon.process.send_signal(signal.SIGCONT)
+        time.sleep(silence_seconds)  # more than one look of the watchdog
+        next(stream)
+        stream.close()
+        assert daemon.engine_pid() == pid
+        daemon.wait_idle()
+
+
+@pytest.mark.whole  # tests/integration/test_supervisor.py does it to the real engine, too
+def test_front_killed_leaves_no_orphan(tmp_path: Path) -> None:
+    model = ("--model", str(checkpoint("qwen3_vl")))
+    with running_daemon(tmp_path, *model) as daemon:
+        stream = long_stream(daemon)
+        next(stream)
+        engine = daemon.engine_pid()
+        assert is_alive(engine)
+        daemon.process.kill()
+        daemon.process.wait()
+        wait_until(lambda: not is_alive(engine), 5, daemon.log)
 
 
 def test_front_killed_while_the_engine_loads_leaves_no_orphan(tmp_path: Path) -> None:
-    model = build("qwen3_vl", tmp_path / "model")
-    with running_daemon(tmp_path, "--model", str(model), wait=False) as daemon:
+    with running_daemon(tmp_path, wait=False) as daemon:
         pids: list[int] = []
 
         def engine_is_there() -> bool:
