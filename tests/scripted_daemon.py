@@ -2,14 +2,17 @@
 
 It is the real program, ready in under a second, for tests in which no model answers: what its
 engines do is said by the requests (`tests.scripted_worker`).
+
+It looks at its files more often than the program does, so that tests need not wait for it.
 """
 
 from __future__ import annotations
 
 import sys
 
+from vlm_server.api.http.access import keys
 from vlm_server.cli.entry import main
-from vlm_server.cli.serving import front
+from vlm_server.cli.serving import front, reload
 from vlm_server.settings import Settings
 from vlm_server.supervisor.models.model_pool import ModelPool
 from vlm_server.supervisor.process import EngineProcess
@@ -30,6 +33,9 @@ class ScriptedModels(ModelPool):
         super().__init__(settings, on_progress, make_engine=ScriptedSupervisor)
 
 
+LOOK_SECONDS = 0.2
+
 if __name__ == "__main__":
     front.ModelPool = ScriptedModels  # type: ignore[misc]  # where the program makes it
+    front._LOOK_SECONDS = keys.CHECK_SECONDS = reload._QUIET_SECONDS = LOOK_SECONDS
     sys.exit(main())

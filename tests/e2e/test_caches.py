@@ -14,6 +14,7 @@ pytestmark = pytest.mark.e2e
 
 SHAPES = {"circle": "red", "star": "blue"}
 PICTURES = {shape: one_shape(shape, color) for shape, color in SHAPES.items()}
+NUM_ROUNDS = 3
 QUESTIONS = {"What shape is this?": 0, "What colour is it?": 1}
 
 
@@ -35,8 +36,8 @@ async def test_each_picture_keeps_its_answer(daemon: Daemon) -> None:
     cases = [(shape, question) for question in QUESTIONS for shape in SHAPES]
     for case in cases * 2:
         assert is_right(await ask(daemon, *case), *case), case
-    answers = await asyncio.gather(*(ask(daemon, *case) for case in cases * 6))
-    for case, answer in zip(cases * 6, answers, strict=True):
+    answers = await asyncio.gather(*(ask(daemon, *case) for case in cases * NUM_ROUNDS))
+    for case, answer in zip(cases * NUM_ROUNDS, answers, strict=True):
         assert is_right(answer, *case), case
 
 

@@ -10,11 +10,10 @@ from typing import Any
 import openai
 import pytest
 
-from tests.daemons import Daemon, running_daemon
-from tests.e2e.pictures import noise, one_shape, user
+from tests.daemons import Daemon, checkpoint, running_daemon
+from tests.e2e.pictures import noise, user
 from tests.e2e.test_chat_api import complete, text_of
 from tests.e2e.test_sampling_fields import entries, figures
-from tests.tiny_models import build
 
 pytestmark = pytest.mark.e2e
 
@@ -129,8 +128,9 @@ def test_no_other_number_is_taken(tiny_daemon: Daemon, n: int) -> None:
     assert (caught.value.code, caught.value.param) == ("invalid_value", "n")
 
 
+@pytest.mark.whole
 def test_more_choices_than_the_engine_has_rows_are_refused(tmp_path: Path) -> None:
-    model = str(build("qwen3_vl", tmp_path / "model"))
+    model = str(checkpoint("qwen3_vl"))
     limit = ("--set", "scheduler.max_num_seqs=2")
     with running_daemon(tmp_path, "--model", model, *limit) as small:
         with pytest.raises(openai.BadRequestError) as caught:
@@ -139,10 +139,3 @@ def test_more_choices_than_the_engine_has_rows_are_refused(tmp_path: Path) -> No
         assert "2" in caught.value.message
         assert len(complete(small, n=2).choices) == 2
         small.wait_idle()
-
-
-def test_the_embedded_model_says_the_same_twice(daemon: Daemon) -> None:
-    messages = [user(one_shape("circle", "red"), "What colour is the shape?")]
-    answer = complete(daemon, messages=messages, n=2)
-    assert [("red" in text.lower()) for text in texts(answer)] == [True, True]
-    assert {choice.finish_reason for choice in answer.choices} == {"stop"}

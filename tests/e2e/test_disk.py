@@ -99,6 +99,15 @@ def test_a_stopped_daemon_finds_the_conversation_again(
         assert answer == second
         assert known > 50, "the picture is in it"
         wait_until(lambda: disk(daemon)["hits"] > 0, 5, daemon.log)
+
+
+@pytest.mark.whole
+def test_files_that_are_damaged_are_not_used(wanted: tuple[str, str], tmp_path: Path) -> None:
+    first, second = wanted
+    options = on_disk(tmp_path / "cache")
+    with running_daemon(tmp_path, *options) as daemon:
+        ask(daemon, FIRST)
+        wait_written(daemon, tmp_path / "cache", 3)
     with running_daemon(tmp_path, *options) as daemon:
         for path in (tmp_path / "cache").rglob("*.safetensors"):
             path.write_bytes(path.read_bytes()[:-1])
@@ -106,6 +115,7 @@ def test_a_stopped_daemon_finds_the_conversation_again(
         wait_until(lambda: disk(daemon)["damaged"] > 0, 5, daemon.log)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("moment", ["just idle", "still answering"])
 def test_a_stop_waits_for_what_is_not_written_yet(
     wanted: tuple[str, str], tmp_path: Path, moment: str
@@ -123,6 +133,7 @@ def test_a_stop_waits_for_what_is_not_written_yet(
         assert ask(daemon, then(first)) == (second, usage.total_tokens)
 
 
+@pytest.mark.whole
 def test_a_stop_does_not_wait_for_ever_for_a_disk_that_hangs(tmp_path: Path) -> None:
     options = on_disk(tmp_path / "cache")
     with running_daemon(tmp_path, *options) as daemon:
@@ -141,6 +152,7 @@ def test_a_stop_does_not_wait_for_ever_for_a_disk_that_hangs(tmp_path: Path) -> 
         assert not is_alive(engine)
 
 
+@pytest.mark.whole
 def test_a_killed_engine_finds_the_conversation_again(
     wanted: tuple[str, str], tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ from tests.e2e.test_disk import FIRST, ask, disk, on_disk, then, wait_written, w
 
 __all__ = ["wanted"]
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.whole]  # two engines: tests/integration
 
 
 def test_a_conversation_moves_to_another_daemon_and_back(

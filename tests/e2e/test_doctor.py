@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 
-from tests.daemons import Daemon, free_port, running_daemon
+from tests.daemons import SCRIPTED, Daemon, free_port, running_daemon, with_settings
 from vlm_server import __version__
 
 ROOT = Path(__file__).parents[2]
-KEY = "a-key-that-nobody-may-see"
 PROGRAM = [sys.executable, "-m", "vlm_server.cli", "doctor"]
 
 
@@ -69,17 +68,17 @@ def test_the_text_for_people(port: str) -> None:
     assert len(advised) == sum(line.startswith(("warning", "PROBLEM")) for line in lines)
 
 
-def test_a_running_daemon_is_asked_and_its_state_is_in_the_report(tmp_path: Path) -> None:
+def test_a_running_daemon_is_asked_and_its_state_is_in_the_report(
+    keyed_daemon: Daemon, tmp_path: Path
+) -> None:
     config = tmp_path / "my.toml"
-    config.write_text(f'[server]\napi_keys = ["{KEY}"]\n')
+    config.write_text(f'[server]\napi_keys = ["{keyed_daemon.api_key}"]\n')
     config.chmod(0o600)
     report = tmp_path / "report.json"
-    with running_daemon(tmp_path, "--config", str(config), api_key=KEY) as daemon:
-        port = f"server.port={daemon.port}"
-        code, found = doctor(
-            *("--config", str(config), "--set", port),
-            *("--report", str(report), "--log", str(daemon.log)),
-        )
+    code, found = doctor(
+        *("--config", str(config), "--set", f"server.port={keyed_daemon.port}"),
+        *("--report", str(report), "--log", str(keyed_daemon.log)),
+    )
     assert (code, found["port"]["level"], found["daemon"]["text"]) == (
         0,
         "ok",
@@ -88,7 +87,7 @@ def test_a_running_daemon_is_asked_and_its_state_is_in_the_report(tmp_path: Path
     assert found["daemon version"]["text"] == __version__
     assert found["self-test"]["text"].startswith("the running daemon answered 'circle'")
     text = report.read_text()
-    assert KEY not in text
+    assert keyed_daemon.api_key not in text
     said = json.loads(text)
     assert said["daemon"]["/v1/status"]["engine"]["state"] == "ready"
     assert any("request_success_total" in line for line in said["daemon"]["/metrics"])
@@ -100,6 +99,7 @@ def test_without_the_keys_of_the_running_daemon(tmp_path: Path, daemon: Daemon) 
     assert (code, found["daemon"]["level"]) == (0, "ok")
 
 
+@pytest.mark.whole
 def test_settings_that_are_broken_do_not_hide_the_rest(tmp_path: Path) -> None:
     config = tmp_path / "my.toml"
     config.write_text("[server]\nprot = 8001\n")
@@ -134,8 +134,10 @@ def test_mlx_that_cannot_be_imported(tmp_path: Path, port: str) -> None:
     assert found["disk for models"]["level"] in ("ok", "warning")
 
 
+@pytest.mark.whole
 def test_a_daemon_that_hangs(tmp_path: Path) -> None:
-    with running_daemon(tmp_path) as daemon:
+    openblas = with_settings("engine.openblas=off")
+    with running_daemon(tmp_path, *openblas, program=SCRIPTED) as daemon:
         os.kill(daemon.process.pid, signal.SIGSTOP)
         try:
             began = time.monotonic()
@@ -148,6 +150,7 @@ def test_a_daemon_that_hangs(tmp_path: Path) -> None:
     assert seconds < 60
 
 
+@pytest.mark.whole
 def test_another_program_on_the_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         number = other.getsockname()[1]
@@ -166,6 +169,7 @@ def stranger() -> tuple[str, ...]:
     return words
 
 
+@pytest.mark.whole
 def test_another_user_whose_home_cannot_be_written_to(
     tmp_path: Path, stranger: tuple[str, ...], port: str
 ) -> None:

@@ -12,27 +12,29 @@ from typing import Any
 import pytest
 
 from tests import clips
-from tests.daemons import Daemon, running_daemon
+from tests.daemons import Daemon, checkpoint, running_daemon
 from tests.e2e.pictures import noise, user
-from tests.tiny_models import FAMILIES, build
+from tests.tiny_models import FAMILIES
+from tests.whole import few_of
 
 SHRUNK = frozenset({"gemma3n", "fastvlm"})
 """Their towers have one size in mlx-vlm's code, which the tiny models change in this process alone:
 the real daemon would want the large one."""
 SERVED = [family for family in FAMILIES if family not in SHRUNK]
+FEW = ("gemma3",)
+"""Without M-RoPE. Most other tests ask a model of Qwen's."""
 MAX_TOKENS = 8
 TEXT = user("What is the capital of France?")
 IMAGE = user(noise(1, (96, 64)), "What is this?")
 OTHER_IMAGE = user(noise(2, (64, 96)), "What is this?")
 
 
-@pytest.fixture(scope="module", params=SERVED)
+@pytest.fixture(scope="module", params=few_of(SERVED, FEW))
 def family_daemon(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Daemon]:
     folder = tmp_path_factory.mktemp(request.param)
-    checkpoint = build(request.param, folder / "model")
-    with running_daemon(folder, "--model", str(checkpoint)) as running:
+    with running_daemon(folder, "--model", str(checkpoint(request.param))) as running:
         yield running
 
 

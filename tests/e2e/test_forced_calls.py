@@ -13,10 +13,12 @@ import pytest
 
 from tests.daemons import Daemon
 from tests.e2e.pictures import noise, user
+from tests.whole import few_of
 
 pytestmark = pytest.mark.e2e
 
-NUM_REQUESTS, CONCURRENCY = 500, 16
+NUM_FEW, NUM_REQUESTS, CONCURRENCY = 32, 500, 16
+ALL = (range(NUM_FEW), range(NUM_FEW, NUM_REQUESTS))
 POINT = {"type": "integer", "minimum": 0, "maximum": 1000}
 SCHEMAS: dict[str, dict[str, Any]] = {
     "click": {
@@ -98,7 +100,8 @@ async def streamed(client: openai.AsyncOpenAI, body: dict[str, Any]) -> tuple[st
     return reason, [tuple(calls[index]) for index in sorted(calls)]
 
 
-async def test_every_forced_call_is_valid(tiny_daemon: Daemon) -> None:
+@pytest.mark.parametrize("numbers", few_of(ALL, ALL[:1]), ids=["few", "many"])
+async def test_every_forced_call_is_valid(tiny_daemon: Daemon, numbers: range) -> None:
     client = tiny_daemon.async_client(timeout=300)
     places = asyncio.Semaphore(CONCURRENCY)
     invalid = list[Any]()
@@ -118,6 +121,6 @@ async def test_every_forced_call_is_valid(tiny_daemon: Daemon) -> None:
         except (AssertionError, ValueError, jsonschema.ValidationError) as error:
             invalid.append((number, reason, calls, error))
 
-    await asyncio.gather(*(ask(number) for number in range(NUM_REQUESTS)))
-    assert not invalid, f"{len(invalid)} of {NUM_REQUESTS}: {invalid[:3]}"
+    await asyncio.gather(*(ask(number) for number in numbers))
+    assert not invalid, f"{len(invalid)} of {len(numbers)}: {invalid[:3]}"
     tiny_daemon.wait_idle()

@@ -12,6 +12,7 @@ from tests.e2e.idle import family_of, measure
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.alone,
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]
 

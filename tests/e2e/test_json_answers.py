@@ -70,12 +70,6 @@ def test_every_choice_conforms(tiny_daemon: Daemon) -> None:
         jsonschema.validate(json.loads(choice.message.content), SCHEMA)
 
 
-def test_the_embedded_model_answers_in_json(daemon: Daemon) -> None:
-    (choice,) = complete(daemon, response_format=STRICT, max_tokens=200).choices
-    assert choice.finish_reason == "stop"
-    jsonschema.validate(json.loads(choice.message.content), SCHEMA)
-
-
 def test_json_object_is_an_object(tiny_daemon: Daemon) -> None:
     """A random model opens an object and writes a name without end, unless it is helped."""
     text = text_of(tiny_daemon, response_format={"type": "json_object"})
@@ -96,6 +90,7 @@ def test_the_clients_own_classes_are_parsed(tiny_daemon: Daemon) -> None:
     assert final.choices[0].message.parsed == answer.choices[0].message.parsed
 
 
+@pytest.mark.whole
 async def test_free_rows_notice_nothing_of_those_beside_them(tiny_daemon: Daemon) -> None:
     client = tiny_daemon.async_client()
 

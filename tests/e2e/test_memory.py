@@ -21,6 +21,8 @@ SIZE = (1024, 768)
 LARGEST = (8000, 6250)
 """`limits.max_image_pixels`."""
 NUM_PICTURES = 16
+MANY = 8
+"""More than the small daemon answers at once."""
 
 
 def picture(seed: int, size: tuple[int, int] = SIZE) -> dict[str, Any]:
@@ -100,8 +102,8 @@ def small(
 
 def test_many_of_the_largest_pictures_are_all_answered(small: tuple[Daemon, int]):
     daemon, limit = small
-    with ThreadPoolExecutor(NUM_PICTURES) as threads:
-        answers = list(threads.map(lambda seed: ask(daemon, seed), range(NUM_PICTURES)))
+    with ThreadPoolExecutor(MANY) as threads:
+        answers = list(threads.map(lambda seed: ask(daemon, seed), range(MANY)))
     assert all(answer.choices[0].message.content is not None for answer in answers)
     status = daemon.status()["engine"]
     assert status["restarts"] == 0
@@ -109,6 +111,7 @@ def test_many_of_the_largest_pictures_are_all_answered(small: tuple[Daemon, int]
     assert status["stats"]["memory"]["peak_bytes"] <= limit * 1.05
 
 
+@pytest.mark.whole
 def test_sixteen_of_the_largest_allowed_are_answered_in_order_where_three_fit(tmp_path: Path):
     """They come one after the other, and faster than they are answered."""
     (tmp_path / "one").mkdir()
@@ -145,6 +148,7 @@ def test_what_could_never_fit_is_refused_with_the_figures(small: tuple[Daemon, i
     assert ask(daemon, 101).choices
 
 
+@pytest.mark.alone
 def test_after_a_burst_memory_is_given_back_within_two_seconds(small: tuple[Daemon, int]):
     daemon, _ = small
     with ThreadPoolExecutor(8) as threads:
@@ -159,6 +163,7 @@ def test_after_a_burst_memory_is_given_back_within_two_seconds(small: tuple[Daem
     assert set(daemon.status()["engine"]["stats"]["tracked_by"].values()) == {0}
 
 
+@pytest.mark.whole
 def test_an_idle_daemon_clears_once(tmp_path: Path):
     with running_daemon(tmp_path, "--set", "memory.idle_clear_seconds=1") as daemon:
         for seed in range(300, 303):
@@ -172,6 +177,7 @@ def test_an_idle_daemon_clears_once(tmp_path: Path):
         assert memory(daemon)["pool_bytes"] < 32 << 20
 
 
+@pytest.mark.whole
 def test_nothing_is_cleared_between_requests_while_memory_is_ample(tmp_path: Path):
     with running_daemon(tmp_path) as daemon:
         with ThreadPoolExecutor(4) as threads:

@@ -117,6 +117,7 @@ def test_a_model_that_does_not_fit_is_refused_before_its_weights_come(hub: Hub) 
     assert set(hub.sent_bytes) <= {"config.json"}
 
 
+@pytest.mark.whole
 def test_a_family_that_is_refused_is_so_before_its_weights_come(hub: Hub) -> None:
     add(hub, NAME, model(model_type="no_such_family"))
     done = run("pull", NAME)
@@ -125,6 +126,7 @@ def test_a_family_that_is_refused_is_so_before_its_weights_come(hub: Hub) -> Non
     assert set(hub.sent_bytes) <= {"config.json"}
 
 
+@pytest.mark.whole
 def test_pull_list_check_and_rm(hub: Hub, tmp_path: Path) -> None:
     commit = add(hub, NAME, demo_files())
     looked = run("models", "check", NAME)
@@ -161,9 +163,11 @@ def test_pull_list_check_and_rm(hub: Hub, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("limit_bytes", "code", "words"),
     [
-        (20_000_000, 3, "the weights do not fit: they take 29 MiB"),
+        pytest.param(
+            *(20_000_000, 3, "the weights do not fit: they take 29 MiB"), marks=pytest.mark.whole
+        ),
         (32_000_000, 3, "leaves no room for requests: beside its weights 1 MiB"),
-        (40_000_000, 0, " of 8192 tokens fit"),
+        pytest.param(40_000_000, 0, " of 8192 tokens fit", marks=pytest.mark.whole),
     ],
 )
 def test_a_machine_that_is_too_small_is_told_so_with_figures(

@@ -12,7 +12,7 @@ import ollama
 import pytest
 
 from tests.daemons import Daemon
-from tests.e2e.pictures import encoded, noise, one_shape, user
+from tests.e2e.pictures import encoded, noise, user
 from tests.e2e.test_chat_api import complete
 from tests.e2e.test_json_answers import SCHEMA
 
@@ -76,14 +76,3 @@ def test_the_format_is_enforced(tiny_daemon: Daemon) -> None:
     room = {**GREEDY, "num_predict": 400}
     answer = ask(tiny_daemon, options=room, format=SCHEMA)
     jsonschema.validate(json.loads(answer.message.content), SCHEMA)
-
-
-def test_the_embedded_model_answers(daemon: Daemon) -> None:
-    client = ollama.Client(daemon.url)
-    name = client.list().models[0].model
-    assert name is not None
-    assert "vision" in (client.show(name).capabilities or [])
-    assert [model.model for model in client.ps().models] == [name]
-    answer = ask(daemon, "What shape is this?", one_shape("star", "red"))
-    assert "star" in answer.message.content.lower()
-    assert answer.done_reason == "stop"

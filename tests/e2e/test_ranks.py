@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.daemons import Daemon, command_of, is_alive, running_daemon, wait_until
+from tests.daemons import Daemon, checkpoint, command_of, is_alive, running_daemon, wait_until
 from tests.e2e.pictures import noise, user
 from tests.ports import free_ports
-from tests.tiny_models import build
+from tests.whole import few_of
 from vlm_server.child import launch
 from vlm_server.settings import Log
 from vlm_server.supervisor.ranks.hostfile import Host, Hostfile, ranks_of
@@ -56,13 +56,13 @@ def follower_of(daemon: Daemon) -> int:
     return follower
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=few_of(FAMILIES, ("qwen3_vl",)))
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Daemon, Daemon]]:
     """A daemon with all of a model, and one with two ranks of it."""
     folder = tmp_path_factory.mktemp("ranks")
-    model = ["--model", str(build(request.param, folder / "model"))]
+    model = ["--model", str(checkpoint(request.param))]
     (folder / "one").mkdir()
     (folder / "two").mkdir()
     with (
@@ -107,12 +107,13 @@ WORK: dict[str, Callable[[Daemon], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", WORK)
+@pytest.mark.parametrize("name", few_of(WORK, ("picture",)))
 def test_two_ranks_answer_as_one(pair: tuple[Daemon, Daemon], name: str) -> None:
     one, two = pair
     assert WORK[name](two) == WORK[name](one)
 
 
+@pytest.mark.whole
 def test_side_by_side_as_alone(pair: tuple[Daemon, Daemon]) -> None:
     one, two = pair
     expected = {name: work(one) for name, work in WORK.items()}
@@ -122,6 +123,7 @@ def test_side_by_side_as_alone(pair: tuple[Daemon, Daemon]) -> None:
     two.wait_idle()
 
 
+@pytest.mark.whole
 def test_a_conversation_goes_on_from_what_is_cached(pair: tuple[Daemon, Daemon]) -> None:
     """Its beginning is stored, split where two of them part, and continued, on both ranks."""
     said: dict[int, list[str | None]] = {}
@@ -162,7 +164,7 @@ def test_a_client_that_leaves(pair: tuple[Daemon, Daemon]) -> None:
 
 @pytest.fixture
 def mortal(tmp_path: Path) -> Iterator[Daemon]:
-    model = build("qwen3_vl_moe", tmp_path / "model")
+    model = checkpoint("qwen3_vl_moe")
     options = ["--set", "engine.restart_backoff_seconds=0.1", "--set", "server.drain_seconds=2"]
     with running_daemon(tmp_path, "--model", str(model), *two_hosts(tmp_path), *options) as daemon:
         yield daemon
@@ -180,7 +182,7 @@ def stream_of(daemon: Daemon) -> Any:
     )
 
 
-@pytest.mark.parametrize("victim", ["follower", "first"])
+@pytest.mark.parametrize("victim", few_of(("follower", "first"), ("follower",)))
 def test_a_rank_that_dies_ends_what_runs_and_all_come_back(mortal: Daemon, victim: str) -> None:
     expected = WORK["picture"](mortal)
     stream = stream_of(mortal)
@@ -198,8 +200,9 @@ def test_a_rank_that_dies_ends_what_runs_and_all_come_back(mortal: Daemon, victi
     assert WORK["picture"](mortal) == expected
 
 
+@pytest.mark.whole
 def test_a_rank_that_hangs_is_ended(tmp_path: Path) -> None:
-    model = build("qwen3_vl_moe", tmp_path / "model")
+    model = checkpoint("qwen3_vl_moe")
     options = ["--set", "engine.silence_timeout_seconds=3"]
     with running_daemon(tmp_path, "--model", str(model), *two_hosts(tmp_path), *options) as daemon:
         first = daemon.engine_pid()
@@ -216,6 +219,7 @@ def test_a_rank_that_hangs_is_ended(tmp_path: Path) -> None:
 # ---- ranks that wait for others ---------------------------------------------------------------
 
 
+@pytest.mark.whole
 def test_a_rank_that_waits_for_others_ends_with_its_input(tmp_path: Path) -> None:
     hosts = (Host("127.0.0.1", ("127.0.0.1",)),) * 3
     rank = ranks_of(Hostfile(hosts, "ring"), free_ports(4), Log())[1]
@@ -236,6 +240,7 @@ def test_a_rank_that_waits_for_others_ends_with_its_input(tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.whole
 def test_an_engine_that_waits_for_ranks_ends_with_the_service(tmp_path: Path) -> None:
     """Even if the service is killed; its `ssh` here is one that never gets through."""
     ssh = tmp_path / "ssh"
@@ -281,8 +286,9 @@ def test_a_rank_that_cannot_be_started_says_so_at_once(tmp_path: Path) -> None:
         assert "rank 1 has ended with status 255" in daemon.log.read_text()
 
 
+@pytest.mark.whole
 def test_a_family_that_cannot_be_parted_says_so(tmp_path: Path) -> None:
-    model = build("kimi_vl", tmp_path / "model")
+    model = checkpoint("kimi_vl")
     with running_daemon(
         tmp_path, "--model", str(model), *two_hosts(tmp_path), wait=False
     ) as daemon:

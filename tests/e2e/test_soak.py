@@ -26,6 +26,7 @@ async def test_what_is_malformed_is_refused_as_expected(daemon: Daemon):
             assert outcome.ending is Ending.REFUSED, outcome
 
 
+@pytest.mark.whole
 def test_short_soak(tmp_path: Path):
     arguments = ["--minutes", "0.25", "--seed", "1", "--users", "6", "--out", str(tmp_path)]
     ended = subprocess.run(

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemons import Daemon
+from tests.daemons import PROGRAM, SCRIPTED, Daemon, with_settings
 from tests.e2e.pictures import one_shape
 from tests.hub.fixtures import hub
 from tests.hub.server import Hub, add
@@ -39,13 +39,15 @@ pytestmark = pytest.mark.e2e
 class Session:
     """A command at a terminal of `COLUMNS`. `shown` is all that it has written to it."""
 
-    def __init__(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, words: Sequence[str], environment: Mapping[str, str], program: str = PROGRAM
+    ) -> None:
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
         dropped = ("COLUMNS", "NO_COLOR", "TMUX", "KITTY_WINDOW_ID", "TERM_PROGRAM", "CI")
         inherited = {name: value for name, value in os.environ.items() if name not in dropped}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "vlm_server.cli", *words],
+            [sys.executable, "-m", program, *words],
             env={**inherited, "TERM": "xterm-256color", **environment},
             stdin=theirs,
             stdout=theirs,
@@ -102,9 +104,9 @@ def _own_terminal() -> None:
 
 
 @contextmanager
-def session(*words: str, **environment: str) -> Iterator[Session]:
+def session(*words: str, program: str = PROGRAM, **environment: str) -> Iterator[Session]:
     """`vlm-server` with these arguments."""
-    opened = Session(words, environment)
+    opened = Session(words, environment, program)
     try:
         yield opened
     finally:
@@ -112,7 +114,7 @@ def session(*words: str, **environment: str) -> Iterator[Session]:
 
 
 def test_serve_prints_little_and_stops_at_ctrl_c() -> None:
-    with session("serve", "--port", "0") as serve:
+    with session("serve", "--port", "0", program=SCRIPTED) as serve:
         serve.wait_for("page")
         assert "demo" in serve.plain
         serve.wait_for("Ctrl-C stops the daemon.")
@@ -128,8 +130,9 @@ def test_serve_prints_little_and_stops_at_ctrl_c() -> None:
 
 
 def test_serve_is_stopped_while_it_loads() -> None:
-    with session("serve", "--port", "0", NO_COLOR="1") as serve:
-        serve.wait_for("page")
+    slow = with_settings("model.name=slow")
+    with session("serve", "--port", "0", *slow, program=SCRIPTED, NO_COLOR="1") as serve:
+        serve.wait_for("loading the weights")
         serve.type("\x03")
         assert serve.ended() == 0
         assert "Traceback" not in serve.shown

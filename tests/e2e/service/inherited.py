@@ -1,4 +1,7 @@
-"""A daemon whose socket is kept open by somebody else, as systemd does it."""
+"""A daemon whose socket is kept open by somebody else, as systemd does it.
+
+Its engine is scripted.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.daemons import Daemon
+from tests.daemons import LOOK_SECONDS, SCRIPTED, Daemon
 
 _ACTIVATE = """
 import os, sys
 os.dup2(int(sys.argv[1]), 3, inheritable=True)
 os.environ |= {"LISTEN_FDS": "1", "LISTEN_PID": str(os.getpid())}
-os.execv(sys.executable, [sys.executable, "-m", "vlm_server.cli", "serve", *sys.argv[2:]])
+os.execv(sys.executable, [sys.executable, "-m", sys.argv[2], "serve", *sys.argv[3:]])
 """
 
 
@@ -33,7 +36,7 @@ class Keeper:
     def start(self, *arguments: str, port: int | None = 0) -> Daemon:
         """Start a daemon; its settings name `port`: the socket's if that is 0."""
         descriptor = self.socket.fileno()
-        words = [sys.executable, "-c", _ACTIVATE, str(descriptor), *arguments]
+        words = [sys.executable, "-c", _ACTIVATE, str(descriptor), SCRIPTED, *arguments]
         if port is not None:
             words += ["--port", str(port or self.port)]
         return self._start(words, descriptor)
@@ -61,7 +64,7 @@ class Keeper:
     @contextmanager
     def activated(self, tool: str) -> Iterator[Daemon]:
         """A daemon for which `tool` listens, and that it starts once somebody connects."""
-        serve = [sys.executable, "-m", "vlm_server.cli", "serve", "--port", str(self.port)]
+        serve = [sys.executable, "-m", SCRIPTED, "serve", "--port", str(self.port)]
         daemon = self._start([tool, "-l", f"127.0.0.1:{self.port}", *_passed_on(), *serve])
         try:
             wait_for(daemon, "Listening on")
@@ -105,4 +108,4 @@ def wait_for(daemon: Daemon, text: str, times: int = 1, seconds: float = 120.0) 
     while (log := daemon.log.read_text()).count(text) < times:
         assert daemon.process.poll() is None, log
         assert time.monotonic() < deadline, log
-        time.sleep(0.1)
+        time.sleep(LOOK_SECONDS)

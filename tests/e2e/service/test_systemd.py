@@ -67,6 +67,7 @@ def test_it_is_installed_restarted_and_removed(home: SystemdHome) -> None:
         socket.create_connection(("127.0.0.1", port))
 
 
+@pytest.mark.whole
 def test_what_does_not_answer_is_not_installed(home: SystemdHome) -> None:
     port, other = free_port(), free_port()
     broken = home.home / "broken"
@@ -97,6 +98,7 @@ def test_what_does_not_answer_is_not_installed(home: SystemdHome) -> None:
         socket.create_connection(("127.0.0.1", other))
 
 
+@pytest.mark.whole
 def test_one_change_at_a_time_and_crashes_are_mended(home: SystemdHome) -> None:
     port = free_port()
     words = (*home.program, "service", "install", "--set", f"server.port={port}")
