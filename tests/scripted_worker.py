@@ -3,6 +3,7 @@ becomes of it.
 
     accept encode prefill token finish      events, in this order
     wait                                    nothing
+    encode-on                               as encode, and it goes on when nobody waits for it
     die stop hang cut                       SIGABRT, SIGSTOP, silence, an end of the socket alone
     hang-encoder hang-preparer              a piece of work without an end; the rest goes on
     deaf                                    reads no more
@@ -10,7 +11,8 @@ becomes of it.
 A text that begins with none of these is a question: all choices of its answer get a token in each
 step, up to their limit.
 
-A model whose name is `slow` is loaded for ever.
+A model whose name is `slow` is loaded for ever. One in whose folder the file `unloadable` says
+something can't be loaded.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import socket
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from vlm_server import heap
 from vlm_server.protocol import (
@@ -47,6 +50,7 @@ from vlm_server.protocol import (
     TokenLogprob,
     Tokens,
     TokenText,
+    Unloadable,
     Usage,
     Working,
     decode_command,
@@ -57,10 +61,12 @@ MEMORY = MemoryStats(0, 0, 0, 0, 0, 0, 0, {}, 0.0)
 SIGN_SECONDS = 0.05
 STEP_SECONDS = 0.002
 CONTEXT_TOKENS = 100_000
-TEXT, SLOW = "text ", "slow"
+TEXT = "text "
+SLOW, UNLOADABLE = "slow", "unloadable"
 _EVENTS = ("accept", "encode", "prefill", "token", "finish")
-_DEEDS = ("wait", "die", "stop", "hang", "cut", "hang-encoder", "hang-preparer", "deaf")
-WORDS = frozenset((*_EVENTS, *_DEEDS))
+_DEEDS = ("wait", "encode-on", "die", "stop", "hang", "cut", "deaf")
+_HANGS = ("hang-encoder", "hang-preparer")
+WORDS = frozenset((*_EVENTS, *_DEEDS, *_HANGS))
 
 
 @dataclass
@@ -79,6 +85,7 @@ class Worker:
         self.at_work: dict[str, int] = {}
         self.requests: set[str] = set()
         self.answers: dict[str, Answer] = {}
+        self.encoding: set[str] = set()
         self.num_tokens = 0
         self.is_draining = False
         self.is_told_idle = False
@@ -89,6 +96,10 @@ class Worker:
         self.send(Loading("loading the weights", 0.1))
         if start.model.name == SLOW:
             self.read()
+        told = Path(start.model.path, UNLOADABLE)
+        if told.exists() and (reason := told.read_text()):
+            self.send(Unloadable(reason))
+            return
         facts = ModelFacts(family="scripted", context_tokens=CONTEXT_TOKENS)
         self.send(Ready("scripted", "none", CONTEXT_TOKENS, facts))
         said = 0.0
@@ -125,6 +136,9 @@ class Worker:
                 self.send(Accepted(name))
             case "encode":
                 self.send(Working((name,), (name,)))
+            case "encode-on":
+                self.send(Working((name,), (name,)))
+                self.encoding.add(name)
             case "prefill":
                 self.send(Working((name,)))
             case "token":
@@ -154,6 +168,8 @@ class Worker:
         limit = sampling.max_tokens or CONTEXT_TOKENS
         self.answers[name] = Answer(sampling.n, limit, entries)
         self.send(Accepted(name))
+        if command.images:
+            self.send(Working((name,), (name,)))
         self.send(Working((name,)))
 
     def step(self) -> None:
@@ -179,7 +195,8 @@ class Worker:
     def end(self, name: str, usage: Usage, *, is_aborted: bool = False) -> None:
         self.requests.discard(name)
         self.answers.pop(name, None)
-        self.send(Working(()))
+        if name not in self.encoding:
+            self.send(Working(()))
         self.send(Finished(name, usage, is_aborted))
 
     def stats(self) -> Stats:
