@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from tests.unit.prompt.test_grammars import New, byte_host, new
+from tests.unit.prompt.test_grammars import New, byte_host, grammars, new
 from vlm_server.child.cancellation import Cancellation
 from vlm_server.errors import InvalidRequest
 from vlm_server.host_model import ToolFormat
@@ -24,7 +24,7 @@ from vlm_server.prompt.grammar.grammars import Grammars
 from vlm_server.prompt.grammar.lark import MAX_CALLS, arguments_schema
 from vlm_server.protocol import SamplingParams, Submit, Tools
 
-__all__ = ["new"]
+__all__ = ["grammars", "new"]
 
 POINT = {
     "type": "object",
@@ -99,8 +99,8 @@ def refusal(grammars: Grammars, made: Constraint | None) -> str:
 # ---- forced calls --------------------------------------------------------------------
 
 
-def test_a_forced_answer_is_calls_of_the_tools_and_nothing_else(new: New):
-    grammar = compiled(new(), constraint(tools(point=POINT, tree=TREE)))
+def test_a_forced_answer_is_calls_of_the_tools_and_nothing_else(grammars: Grammars):
+    grammar = compiled(grammars, constraint(tools(point=POINT, tree=TREE)))
     for answer in (
         [call("point", x=1, y=-2)],
         [call("tree", tree=[[], [[]]]), call("point", x=0, y=0)],
@@ -123,21 +123,21 @@ def test_a_forced_answer_is_calls_of_the_tools_and_nothing_else(new: New):
         assert not takes(grammar, json.dumps(wrong)), wrong
 
 
-def test_without_parallel_there_is_one_call(new: New):
-    grammar = compiled(new(), constraint(tools(parallel=False, tree=TREE)))
+def test_without_parallel_there_is_one_call(grammars: Grammars):
+    grammar = compiled(grammars, constraint(tools(parallel=False, tree=TREE)))
     assert takes(grammar, json.dumps([call("tree", tree=[])]))
     assert not takes(grammar, json.dumps([call("tree", tree=[])] * 2))
 
 
-def test_only_those_allowed_are_called(new: New):
-    grammar = compiled(new(), constraint(tools(allowed=("tree",), point=POINT, tree=TREE)))
+def test_only_those_allowed_are_called(grammars: Grammars):
+    grammar = compiled(grammars, constraint(tools(allowed=("tree",), point=POINT, tree=TREE)))
     assert takes(grammar, json.dumps([call("tree", tree=[])]))
     assert not takes(grammar, json.dumps([call("point", x=1, y=1)]))
 
 
 @pytest.mark.parametrize("parameters", [None, {}, {"type": "object", "properties": {}}])
-def test_a_tool_without_parameters_takes_no_arguments(new: New, parameters: Any):
-    grammar = compiled(new(), constraint(tools(now=parameters)))
+def test_a_tool_without_parameters_takes_no_arguments(grammars: Grammars, parameters: Any):
+    grammar = compiled(grammars, constraint(tools(now=parameters)))
     assert takes(grammar, '[{"name": "now", "arguments": {}}]')
     assert not takes(grammar, '[{"name": "now", "arguments": {"a": 1}}]')
 
@@ -162,15 +162,15 @@ def test_a_tool_without_parameters_takes_no_arguments(new: New, parameters: Any)
         ({"description": 'a "b"\\\n/é', "properties": {'"\n\\/é': {}}}, {'"\n\\/é': 1}, True),
     ],
 )
-def test_schemas_of_all_kinds(new: New, parameters: Any, arguments: Any, is_taken: bool):
-    grammar = compiled(new(), constraint(tools(f=parameters)))
+def test_schemas_of_all_kinds(grammars: Grammars, parameters: Any, arguments: Any, is_taken: bool):
+    grammar = compiled(grammars, constraint(tools(f=parameters)))
     text = json.dumps([{"name": "f", "arguments": arguments}], ensure_ascii=False)
     assert takes(grammar, text) == is_taken
 
 
-def test_arguments_come_in_the_schemas_order_and_without_more_blanks(new: New):
+def test_arguments_come_in_the_schemas_order_and_without_more_blanks(grammars: Grammars):
     schema = {**POINT, "properties": {"y": {}, "x": {}}, "x-guidance": {"lenient": True}}
-    grammar = compiled(new(), constraint(tools(f=schema)))
+    grammar = compiled(grammars, constraint(tools(f=schema)))
     assert takes(grammar, json.dumps([call("f", y=1, x=1)]))
     assert not takes(grammar, json.dumps([call("f", x=1, y=1)]))
     assert not takes(grammar, json.dumps([call("f", y=1, x=1)], indent=1))
@@ -188,8 +188,7 @@ def test_arguments_come_in_the_schemas_order_and_without_more_blanks(new: New):
         (False, "not the schema of an object"),
     ],
 )
-def test_a_wrong_schema_is_named_by_its_tool(new: New, parameters: Any, reason: str):
-    grammars = new()
+def test_a_wrong_schema_is_named_by_its_tool(grammars: Grammars, parameters: Any, reason: str):
     for _ in range(2):
         message = refusal(grammars, constraint(tools(right=POINT, wrong=parameters)))
         assert "`wrong`" in message
@@ -244,9 +243,9 @@ def pointer(name: str) -> str:
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(listed=st.lists(referring(), min_size=1, max_size=3), seed=st.integers(0, 2**32))
-def test_references_point_into_their_own_tool(new: New, listed: list[Any], seed: int):
+def test_references_point_into_their_own_tool(grammars: Grammars, listed: list[Any], seed: int):
     offered = tools(**{f"t{i}": schema for i, schema in enumerate(listed)})
-    text = random_answer(compiled(new(), constraint(offered)), np.random.default_rng(seed))
+    text = random_answer(compiled(grammars, constraint(offered)), np.random.default_rng(seed))
     for each in json.loads(text):
         parameters = listed[int(each["name"][1:])]
         jsonschema.validate(each["arguments"], arguments_schema(parameters))
@@ -284,9 +283,9 @@ def random_answer(grammar: Grammar, rng: np.random.Generator) -> str:
         ("A <tool_call> is what I write.", False),
     ],
 )
-def test_arguments_of_strict_tools_conform(new: New, answer: str, is_taken: bool):
+def test_arguments_of_strict_tools_conform(grammars: Grammars, answer: str, is_taken: bool):
     offered = tools("auto", strict=("point",), point=POINT, any={"properties": {}})
-    assert takes(compiled(new(), constraint(offered)), answer) == is_taken
+    assert takes(compiled(grammars, constraint(offered)), answer) == is_taken
 
 
 def test_text_around_calls_has_no_control_tokens(new: New):
@@ -300,9 +299,9 @@ def test_text_around_calls_has_no_control_tokens(new: New):
     assert not matcher.allowed()[257]
 
 
-def test_strict_calls_without_parallel_are_one(new: New):
+def test_strict_calls_without_parallel_are_one(grammars: Grammars):
     offered = tools("auto", strict=("now",), parallel=False, now={})
-    grammar = compiled(new(), constraint(offered))
+    grammar = compiled(grammars, constraint(offered))
     one = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     assert takes(grammar, f"Well, {one} then")
     assert not takes(grammar, one + one)
@@ -338,25 +337,27 @@ def test_marks_may_be_control_tokens(new: New, is_special: bool):
         ("<tool_call>\n", False),
     ],
 )
-def test_an_answer_with_a_schema_is_that_or_calls(new: New, answer: str, is_taken: bool):
+def test_an_answer_with_a_schema_is_that_or_calls(grammars: Grammars, answer: str, is_taken: bool):
     schema = {"properties": {"a": {"type": "integer"}}, "required": ["a"]}
     schema |= {"type": "object", "additionalProperties": False}
-    grammar = compiled(new(), constraint(tools("auto", now={}), HERMES, schema))
+    grammar = compiled(grammars, constraint(tools("auto", now={}), HERMES, schema))
     assert takes(grammar, answer) == is_taken
 
 
 @pytest.mark.parametrize(("end", "more"), [("</tool_call>", "x"), ("", None)])
-def test_a_schema_leaves_calls_of_other_syntaxes_free(new: New, end: str, more: str | None):
+def test_a_schema_leaves_calls_of_other_syntaxes_free(
+    grammars: Grammars, end: str, more: str | None
+):
     made = constraint(tools("auto", now={}), replace(XML, end=end), {"type": "integer"})
-    grammar = compiled(new(), made)
+    grammar = compiled(grammars, made)
     assert takes(grammar, "5")
     assert takes(grammar, "<tool_call>\n<function=now>\n</function>\n" + end)
     assert more is None or not takes(grammar, "<tool_call><function=now>" + end + more)
 
 
-def test_a_schema_at_fault_beside_tools_is_said(new: New):
+def test_a_schema_at_fault_beside_tools_is_said(grammars: Grammars):
     made = constraint(tools("auto", now={}), HERMES, {"type": "text"})
-    assert "Invalid type" in refusal(new(), made)
+    assert "Invalid type" in refusal(grammars, made)
 
 
 # ---- which requests are held to what -------------------------------------------------

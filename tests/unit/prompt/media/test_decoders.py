@@ -97,6 +97,7 @@ def test_a_large_picture_comes_whole(decoders: Decoders):
     assert decoders.image(SMALL, budget()).shape == (64, 64, 3)
 
 
+@pytest.mark.alone
 def test_the_largest_picture_with_transparency_fits_into_the_memory_of_its_process(
     decoders: Decoders,
 ):
