@@ -119,6 +119,7 @@ async def test_what_an_agent_prefills_again():
     assert figures["TTFT, mean from turn 5 on"].unit is Unit.MILLISECONDS
 
 
+@pytest.mark.alone
 async def test_stall_finds_the_silence():
     def script(request: dict[str, Any]) -> list[tuple[float, bytes]]:
         if pictures(request):
@@ -136,18 +137,27 @@ async def test_stall_says_nothing_of_a_text_that_ended_before_the_pictures():
     assert runs[-1].figures[0].value is None
 
 
-async def test_conc_counts_the_clears_and_compares_the_gaps():
+async def test_conc_counts_the_clears():
     """Of what a governor decides, clears alone count, and none of before."""
 
     def script(request: dict[str, Any]) -> list[tuple[float, bytes]]:
         for kind in ("clear_decode", "evict"):
             app.decisions[kind] = app.decisions.get(kind, 0) + 1
-        pieces = [(0.02, text(str(number))) for number in range(10)]
-        return [*pieces, (0.4, text("at last")), (0.0, ending(11))]
+        return echo(request)
 
     app = ScriptedServer(script, decisions={"clear_idle": 3})
     figures = {figure.name: figure.value for figure in (await run(app, "conc"))[-1].figures}
     assert figures["clears of freed memory"] == 16
+
+
+@pytest.mark.alone
+async def test_conc_compares_the_gaps():
+    def script(_: dict[str, Any]) -> list[tuple[float, bytes]]:
+        pieces = [(0.02, text(str(number))) for number in range(10)]
+        return [*pieces, (0.4, text("at last")), (0.0, ending(11))]
+
+    runs = await run(ScriptedServer(script), "conc")
+    figures = {figure.name: figure.value for figure in runs[-1].figures}
     middle, most = figures["between tokens, median"], figures["between tokens, p99"]
     assert middle is not None
     assert most is not None
