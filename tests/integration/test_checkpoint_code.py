@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import io
 import json
 import pickle
@@ -14,12 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import transformers
 
 from tests.integration.harness import load_model, new_preparer
 from tests.tiny_models import build
 from vlm_server.errors import ModelLoadError
-from vlm_server.runner.model.checkpoint.code_guard import no_code_of
 
 EVIL = "evil.Evil"
 
@@ -201,33 +197,3 @@ def test_a_chat_template_that_is_no_text(checkpoint: Path, name: str):
     for file in checkpoint.glob("chat_template*"):
         file.unlink()
     load_anyhow(checkpoint)
-
-
-# ---- what gets past all flags --------------------------------------------------------
-
-
-def test_a_class_that_trusts_whatever_it_is_told_runs_nothing(checkpoint: Path, mark: Path):
-    """As some of mlx-vlm's processors do."""
-    edit(checkpoint / "tokenizer_config.json", auto_map={"AutoTokenizer": [EVIL, EVIL]})
-    edit(checkpoint / "tokenizer_config.json", tokenizer_class="Evil")
-    with no_code_of(checkpoint), contextlib.suppress(Exception):
-        transformers.AutoTokenizer.from_pretrained(str(checkpoint), trust_remote_code=True)
-    assert not mark.exists()
-
-
-def test_a_module_of_the_checkpoint_is_not_imported(checkpoint: Path, mark: Path):
-    with no_code_of(checkpoint):
-        pass
-    spec = importlib.util.spec_from_file_location("evil", checkpoint / "evil.py")
-    assert spec is not None
-    assert spec.loader is not None
-    with pytest.raises(ModelLoadError, match=r"evil\.py is code"):
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
-    assert not mark.exists()
-
-
-def test_nothing_is_unpickled_while_a_checkpoint_loads(checkpoint: Path, mark: Path):
-    with no_code_of(checkpoint), pytest.raises(ModelLoadError, match="pickle"):
-        pickle.loads(pickle.dumps(Planted(mark)))
-    assert not mark.exists()
-    assert pickle.loads(pickle.dumps(Path("later"))) == Path("later")
