@@ -94,6 +94,7 @@ def test_a_running_daemon_is_asked_and_its_state_is_in_the_report(
     assert any("POST /v1/chat/completions" in line for line in said["log"])
 
 
+@pytest.mark.whole
 def test_without_the_keys_of_the_running_daemon(tmp_path: Path, daemon: Daemon) -> None:
     code, found = doctor("--set", f"server.port={daemon.port}", "--no-self-test")
     assert (code, found["daemon"]["level"]) == (0, "ok")

@@ -44,7 +44,7 @@ def program(name: str) -> str:
 
 
 @pytest.fixture(params=["gateway", "nginx", "haproxy"])
-def fleet(request: pytest.FixtureRequest) -> Fleet:
+def fleet(request: pytest.FixtureRequest, daemons: Daemons) -> Fleet:
     """The daemons behind each of those that may stand before them."""
     fleet: Fleet = request.getfixturevalue(request.param)
     fleet.wait_for_workers()
