@@ -43,6 +43,7 @@ from vlm_server.protocol import (
     MemoryStats,
     ModelFacts,
     Ready,
+    SetMemoryLimit,
     Start,
     Stats,
     Submit,
@@ -57,7 +58,6 @@ from vlm_server.protocol import (
     encode_message,
 )
 
-MEMORY = MemoryStats(0, 0, 0, 0, 0, 0, 0, {}, 0.0)
 SIGN_SECONDS = 0.05
 STEP_SECONDS = 0.002
 CONTEXT_TOKENS = 100_000
@@ -87,12 +87,14 @@ class Worker:
         self.answers: dict[str, Answer] = {}
         self.encoding: set[str] = set()
         self.num_tokens = 0
+        self.limit_bytes = 0
         self.is_draining = False
         self.is_told_idle = False
 
     def run(self) -> None:
         start = self.read()
         assert isinstance(start, Start)
+        self.limit_bytes = start.memory.limit_bytes
         self.send(Loading("loading the weights", 0.1))
         if start.model.name == SLOW:
             self.read()
@@ -127,6 +129,8 @@ class Worker:
                     self.do(word, command.request_id)
             case Abort(request_id) if request_id in self.requests:
                 self.end(request_id, Usage(1, 1), is_aborted=True)
+            case SetMemoryLimit(limit_bytes):
+                self.limit_bytes, self.is_told_idle = limit_bytes, False
             case Drain():
                 self.is_draining = True
 
@@ -202,8 +206,9 @@ class Worker:
     def stats(self) -> Stats:
         states = {"decode": len(self.answers)}
         tracked = {"scheduler": len(self.requests)}
+        memory = MemoryStats(0, 0, 0, self.limit_bytes, 0, 0, 0, {}, 0.0)
         return Stats(
-            states, len(self.requests), tracked, MEMORY, self.num_tokens, at_work=self.at_work
+            states, len(self.requests), tracked, memory, self.num_tokens, at_work=self.at_work
         )
 
     def send(self, event: Event) -> None:

@@ -101,6 +101,7 @@ def test_what_can_not_be_had_ends_the_daemon_with_the_reason(hub: Hub) -> None:
     assert "has no model org/none" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.whole
 def test_a_hub_that_is_not_up_may_be_later(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     done = run("serve", "--port", "0", "--model", NAME)

@@ -56,7 +56,7 @@ def follower_of(daemon: Daemon) -> int:
     return follower
 
 
-@pytest.fixture(scope="module", params=few_of(FAMILIES, ("qwen3_vl",)))
+@pytest.fixture(scope="module", params=FAMILIES)
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Daemon, Daemon]]:
@@ -107,7 +107,8 @@ WORK: dict[str, Callable[[Daemon], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", few_of(WORK, ("picture",)))
+@pytest.mark.whole
+@pytest.mark.parametrize("name", WORK)
 def test_two_ranks_answer_as_one(pair: tuple[Daemon, Daemon], name: str) -> None:
     one, two = pair
     assert WORK[name](two) == WORK[name](one)
@@ -143,6 +144,7 @@ def test_a_conversation_goes_on_from_what_is_cached(pair: tuple[Daemon, Daemon])
     assert next(cache for cache in caches if cache["name"] == "prefix")["hits"] >= 4
 
 
+@pytest.mark.whole
 def test_a_client_that_leaves(pair: tuple[Daemon, Daemon]) -> None:
     one, two = pair
     stream = two.client().chat.completions.create(
@@ -164,7 +166,7 @@ def test_a_client_that_leaves(pair: tuple[Daemon, Daemon]) -> None:
 
 @pytest.fixture
 def mortal(tmp_path: Path) -> Iterator[Daemon]:
-    model = checkpoint("qwen3_vl_moe")
+    model = checkpoint("qwen3_vl")
     options = ["--set", "engine.restart_backoff_seconds=0.1", "--set", "server.drain_seconds=2"]
     with running_daemon(tmp_path, "--model", str(model), *two_hosts(tmp_path), *options) as daemon:
         yield daemon
@@ -183,8 +185,11 @@ def stream_of(daemon: Daemon) -> Any:
 
 
 @pytest.mark.parametrize("victim", few_of(("follower", "first"), ("follower",)))
-def test_a_rank_that_dies_ends_what_runs_and_all_come_back(mortal: Daemon, victim: str) -> None:
-    expected = WORK["picture"](mortal)
+def test_a_rank_that_dies_ends_what_runs_and_all_come_back(
+    mortal: Daemon, tiny_daemon: Daemon, victim: str
+) -> None:
+    expected = WORK["picture"](tiny_daemon)
+    assert WORK["picture"](mortal) == expected
     stream = stream_of(mortal)
     for _ in range(5):
         next(stream)
