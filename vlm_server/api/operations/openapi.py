@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -37,7 +38,11 @@ class Body:
 
 
 class OpenApi:
-    """The endpoint. `routes` and `bodies` (by path) are those of the application."""
+    """The endpoint. `routes` and `bodies` (by path) are those of the application.
+
+    The document is written when it is first asked for: it takes as long as all else that an
+    application is made of.
+    """
 
     def __init__(
         self,
@@ -46,7 +51,11 @@ class OpenApi:
         error: type[msgspec.Struct],
     ) -> None:
         """`error`: the body of errors."""
-        self._document = msgspec.json.encode(document(list(routes), bodies, error))
+        self._routes, self._bodies, self._error = list(routes), bodies, error
+
+    @cached_property
+    def _document(self) -> bytes:
+        return msgspec.json.encode(document(self._routes, self._bodies, self._error))
 
     async def show(self, _: Request) -> Response:
         return Response(self._document, media_type="application/json")
