@@ -108,6 +108,13 @@ class Engine:
             time.sleep(0.001)
         raise AssertionError(f"no {kind.__name__} of {request_id} in {self.events}")
 
+    def wait_for_preparation(self) -> None:
+        """Until a thread has begun with one."""
+        deadline = time.monotonic() + 10
+        while not self.preparer.num_running:
+            assert time.monotonic() < deadline, "nothing is prepared"
+            time.sleep(0.001)
+
     def drain(self) -> None:
         self.inbox.put(Drain())
         self.thread.join(10)
@@ -219,6 +226,7 @@ def test_an_abort_while_preparing_is_answered_at_once_and_its_outcome_dropped():
     engine.preparer.gate.clear()
     engine.inbox.put(submit("a"))
     engine.wait_for(Accepted, "a")
+    engine.wait_for_preparation()
     engine.inbox.put(Abort("a"))
     finished = engine.wait_for(Finished, "a")
     assert isinstance(finished, Finished)
