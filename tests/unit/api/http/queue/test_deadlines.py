@@ -121,7 +121,7 @@ async def test_an_engine_that_does_not_react_is_not_waited_for(
     stream: bool,
 ) -> None:
     engine.script = (*script, never())
-    client = connect(within(**{setting: 0.1}))
+    client = connect(within(**{setting: 0.3}))
     answer = await asyncio.wait_for(client.post(ROUTE, json=chat(stream=stream)), 5)
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, code)
     assert engine.aborted == [engine.submitted[0].request_id]
