@@ -91,6 +91,7 @@ def ask(daemon: Daemon, model: str, **fields: Any) -> Any:
     return answer, shape
 
 
+@pytest.mark.whole
 def test_each_answers_for_itself(roomy: Daemon) -> None:
     assert set(states(roomy).values()) == {"unloaded"}
     for name in ("one", "nonsense-b"):

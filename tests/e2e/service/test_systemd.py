@@ -16,7 +16,10 @@ from tests.daemons import free_port, wait_until
 from tests.e2e.service.clients import asking
 from tests.e2e.service.systemd_home import SystemdHome, missing, systemd_home
 
-pytestmark = [pytest.mark.e2e, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
+pytestmark = [
+    pytest.mark.whole,
+    pytest.mark.skipif(missing() is not None, reason=str(missing())),
+]
 
 
 @pytest.fixture
@@ -67,7 +70,6 @@ def test_it_is_installed_restarted_and_removed(home: SystemdHome) -> None:
         socket.create_connection(("127.0.0.1", port))
 
 
-@pytest.mark.whole
 def test_what_does_not_answer_is_not_installed(home: SystemdHome) -> None:
     port, other = free_port(), free_port()
     broken = home.home / "broken"
@@ -98,7 +100,6 @@ def test_what_does_not_answer_is_not_installed(home: SystemdHome) -> None:
         socket.create_connection(("127.0.0.1", other))
 
 
-@pytest.mark.whole
 def test_one_change_at_a_time_and_crashes_are_mended(home: SystemdHome) -> None:
     port = free_port()
     words = (*home.program, "service", "install", "--set", f"server.port={port}")

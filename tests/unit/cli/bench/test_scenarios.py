@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.unit.cli.scripted_server import ScriptedServer, echo, ending, listening, text
+from tests.whole import few_of
 from vlm_server.cli.bench.client import Client, Target
 from vlm_server.cli.bench.figures import Unit
 from vlm_server.cli.bench.measure import Plan, Run, measure
@@ -44,7 +45,10 @@ EXPECTED = {  # requests, different pictures, most pictures in one request, toke
 }
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+LONG = ("streams", "longagent", "agents4", "agent-window", "agent-drops")
+
+
+@pytest.mark.parametrize("scenario", few_of(SCENARIOS, [n for n in SCENARIOS if n not in LONG]))
 async def test_what_is_asked(scenario: str):
     app = ScriptedServer()
     await run(app, scenario)
@@ -58,6 +62,7 @@ async def test_what_is_asked(scenario: str):
     )
 
 
+@pytest.mark.whole
 async def test_every_figure_has_a_value_when_all_goes_well():
     runs = await run(ScriptedServer(), *(name for name in SCENARIOS if name != "stall"))
     figures = [figure for run in runs for figure in run.figures]
