@@ -142,3 +142,13 @@ def test_texts_with_a_schema_take_no_more_threads_than_there_are():
     assert made.start() == ["a", "b", "text"]
     made.end("a")
     assert made.start() == ["c"]
+
+
+def test_a_picture_counts_as_cheaper_than_any_video():
+    """Of a video only the size of its frames is known, and not how long it takes to decode."""
+    made = Queue(2)
+    made.add("oldest")
+    made.add("video", num_pixels=100)
+    made.requests["video"].has_video = True
+    made.add("picture", num_pixels=10_000)
+    assert made.start() == ["oldest", "picture"]
