@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from tests.integration.harness import Engine, ask, conversation
+from tests.integration.harness import Engine, ask, conversation, load_model, new_preparer
+from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
 from vlm_server.cache.block_hash import BlockHashChain, block_after
 from vlm_server.cache.disk.files import default_folder
@@ -136,6 +137,19 @@ def test_a_picture_is_known_in_another_prompt_after_a_restart(served: Served, tm
     other = ask("second", "Something else", picture(1), "and what?", sampling=GREEDY)
     with engine_on(served, tmp_path) as engine:
         assert engine.answer(other) == plain.answer(other)
+        assert engine.preparers.num_read["second"] == 0
+
+
+def test_features_of_the_disk_are_all_that_another_process_needs(
+    served: Served, tiny_model: TinyModel, tmp_path: Path
+):
+    """A model that has encoded nothing yet may lack what encoding sets on it."""
+    submit = ask("second", "Something else", picture(1), "and what?", sampling=GREEDY)
+    with engine_on(served, tmp_path) as engine:
+        engine.answer(ask("first", picture(1), QUESTION, sampling=GREEDY))
+    loaded = load_model(tiny_model(served[0].family.name))
+    with engine_on((loaded, new_preparer(loaded)), tmp_path) as engine:
+        assert engine.answer(submit) == Engine(*served).answer(submit)
         assert engine.preparers.num_read["second"] == 0
 
 
