@@ -98,7 +98,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     outcomes: dict[str, Counter[str]] = {part: Counter() for part in selection.PARTS}
     for outcome in ("passed", "failed", "error", "skipped"):
         for report in terminalreporter.getreports(outcome):
-            if part := dict(report.user_properties).get("part"):
+            if part := dict(getattr(report, "user_properties", ())).get("part"):
                 outcomes[str(part)][outcome] += 1
     terminalreporter.section("parts")
     for part, counts in outcomes.items():
