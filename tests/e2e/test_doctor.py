@@ -43,6 +43,7 @@ def port() -> str:
     return f"server.port={free_port()}"
 
 
+@pytest.mark.whole
 def test_a_machine_that_is_well(port: str) -> None:
     code, found = doctor("--set", port)
     assert (code, [each for each in found.values() if each["level"] == "problem"]) == (0, [])

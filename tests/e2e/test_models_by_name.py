@@ -48,6 +48,7 @@ def ready(daemon: Daemon) -> tuple[int, dict[str, Any]]:
     return daemon.get("/health/ready")
 
 
+@pytest.mark.whole
 def test_the_front_is_up_while_the_model_comes_and_then_answers(
     daemon: Daemon, hub: Hub, tmp_path: Path
 ) -> None:

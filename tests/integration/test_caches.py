@@ -16,6 +16,8 @@ from vlm_server.protocol import SamplingParams, Submit
 from vlm_server.runner.kv.segments import SequenceState, needs_snapshots
 from vlm_server.runner.model.load import LoadedModel
 
+pytestmark = pytest.mark.families("caches", "deepstack", "prompts", "turns", "tiling")
+
 Served = tuple[LoadedModel, MultimodalPreparer]
 Turns = tuple[tuple[str, tuple[Part, ...]], ...]
 

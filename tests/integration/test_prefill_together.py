@@ -24,7 +24,7 @@ from vlm_server.runner.sampling.logprobs import LazyLogprobs
 from vlm_server.runner.text.decode_batches import DecodeBatches
 from vlm_server.runner.text.prefill_together import can_prefill_together
 
-pytestmark = pytest.mark.families("rope", "deepstack", "caches")
+pytestmark = pytest.mark.families("rope", "deepstack")
 
 __all__ = ["as_on_cuda"]
 

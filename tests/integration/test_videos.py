@@ -39,7 +39,7 @@ from vlm_server.runner.model.load import LoadedModel
 from vlm_server.settings import Video as Limits
 from vlm_server.video import clip
 
-pytestmark = pytest.mark.families("media", "rope", "tower")
+pytestmark = pytest.mark.families("media", "rope")
 
 Served = tuple[LoadedModel, MultimodalPreparer]
 
