@@ -108,9 +108,25 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             )
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out folders whose libraries are not there, unless they are wanted."""
+    for folder in selection.WHOLE_FOLDERS:
+        is_inside = collection_path.is_relative_to(selection.ROOT / "tests" / folder)
+        if is_inside and not (is_whole(config) or _is_named(config, folder)):
+            return True
+    return None
+
+
 def _is_named(config: pytest.Config, folder: str) -> bool:
     inside = selection.ROOT / "tests" / folder
     return any(Path(argument).resolve().is_relative_to(inside) for argument in config.args)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Fails if the workers would not keep groups together, as with pytest 9.2 and xdist 3.8."""
+    is_grouped = getattr(session.config.option, "loadgroup", False)
+    if is_grouped and not all("@" in item.nodeid for item in session.items):
+        raise pytest.UsageError("pytest-xdist does not know the groups of tests")
 
 
 @pytest.hookimpl(wrapper=True)
