@@ -18,7 +18,7 @@ import subprocess
 import sys
 import zlib
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -124,27 +124,41 @@ def family_of(item: pytest.Item) -> str | None:
     return next((value for value in values if value in names), None)
 
 
-def choose(names: Sequence[str], columns: Iterable[str] | None) -> set[str]:
-    """Of the families `names`, those that a test runs for: by the columns that it names, if any."""
-    core = [name for name in CORE if name in names] or list(names[:1])
+def choose(names: Sequence[str], columns: Collection[str] | None) -> set[str]:
+    """Of the families `names`, those that a test runs for: by the columns that it names, if any.
+
+    A test with a list of its own keeps every mechanism that its families have.
+    """
+    core = [name for name in CORE if name in names]
     if columns is None:
-        return {*core, rotating(head())}
-    chosen = cover(core, columns)
-    spare = [name for name in core if name not in chosen]
+        from tests.mechanisms import COLUMNS
+
+        return {*core, *cover(names, COLUMNS, core), rotating(head())}
+    chosen = cover(names, columns, cover(core, columns))
+    spare = [name for name in [*core, *names] if name not in chosen]
     return {*chosen, *spare[: max(0, MIN_FAMILIES - len(chosen))]}
 
 
-def cover(names: Sequence[str], columns: Iterable[str]) -> list[str]:
-    """The first few of `names` that have every value which any of them has in these columns."""
-    from tests.mechanisms import mechanisms_of
-
-    found: list[str] = []
+def cover(
+    names: Sequence[str], columns: Collection[str], chosen: Collection[str] = ()
+) -> list[str]:
+    """`chosen`, and the first few of `names` that have with them every value which any of `names`
+    has in these columns."""
+    found = list(chosen)
     missing = {value for name in names for value in mechanisms_of(name, columns)}
+    missing -= {value for name in found for value in mechanisms_of(name, columns)}
     while missing:
         best = max(names, key=lambda name: len(missing & mechanisms_of(name, columns)))
         found.append(best)
         missing -= mechanisms_of(best, columns)
     return found
+
+
+def mechanisms_of(name: str, columns: Collection[str]) -> frozenset[str]:
+    """See `tests.mechanisms`, which only tests of models can import in time."""
+    from tests import mechanisms
+
+    return mechanisms.mechanisms_of(name, columns)
 
 
 def rotating(commit: str) -> str:

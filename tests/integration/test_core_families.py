@@ -42,7 +42,11 @@ def test_a_cover_has_what_all_have():
 
 def test_a_test_that_names_no_column_runs_for_two_families():
     assert len(choose(FAMILIES, [])) == MIN_FAMILIES
-    assert choose(["pixtral", "llava"], None) >= {"pixtral"}, "none of them is core"
+
+
+def test_a_list_of_a_test_keeps_its_mechanisms():
+    assert choose(["pixtral", "llava"], None) >= {"pixtral", "llava"}, "none of them is core"
+    assert choose(["qwen2_5_vl", "llava", "qwen3_vl_moe"], ["batches"]) >= {"qwen3_vl_moe"}
 
 
 def test_every_other_family_has_its_turn():

@@ -25,7 +25,7 @@ from vlm_server.runner.text import decode_batch
 from vlm_server.runner.text.speculation.build import speculation_of
 from vlm_server.runner.text.speculation.speculation import Speculation
 
-pytestmark = pytest.mark.families("caches", "rope")
+pytestmark = pytest.mark.families("caches", "rope", "batches")
 
 Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 Served = tuple[LoadedModel, MultimodalPreparer]
