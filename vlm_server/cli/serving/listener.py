@@ -179,15 +179,33 @@ def _adopt(descriptor: int) -> socket.socket:
         os.set_inheritable(descriptor, False)
         with socket.socket(fileno=os.dup(descriptor)) as probe:
             family, kind = probe.family, probe.type
-            is_listening = probe.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            is_listening = _is_listening(probe)
     except OSError:
-        is_listening, family, kind = 0, socket.AF_UNSPEC, socket.SOCK_STREAM
+        is_listening, family, kind = False, socket.AF_UNSPEC, socket.SOCK_STREAM
     is_tcp = family in (socket.AF_INET, socket.AF_INET6) and kind == socket.SOCK_STREAM
     if not (is_tcp and is_listening):
         raise ConfigError(f"the inherited descriptor {descriptor} is no listening TCP socket")
     adopted = socket.socket(family, kind, socket.IPPROTO_TCP, fileno=descriptor)
     _set_for_connections(adopted)
     return adopted
+
+
+def _is_listening(probe: socket.socket) -> bool:
+    """Whether a TCP socket accepts connections. Raises OSError for what is no socket.
+
+    macOS does not answer that question (XNU knows no SO_ACCEPTCONN), and an accept would take a
+    client's connection: there, a socket with an address and without a peer is taken for one.
+    """
+    try:
+        return bool(probe.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    except OSError as error:
+        if error.errno != errno.ENOPROTOOPT:
+            raise
+    try:
+        probe.getpeername()
+    except OSError as error:
+        return error.errno == errno.ENOTCONN and _address(probe)[1] != 0
+    return False
 
 
 def _address(listener: socket.socket) -> tuple[str, int]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from vlm_server.cli.serving import listener as listener_module
 from vlm_server.cli.serving.listener import (
     Listener,
     check_exposure,
@@ -19,6 +23,7 @@ from vlm_server.settings import Server
 
 pytestmark = pytest.mark.unit
 
+Adopt = Callable[[socket.socket], socket.socket]
 KEY = "a-key-that-is-long-enough"
 
 
@@ -41,6 +46,51 @@ def test_a_number_of_sockets_that_makes_no_sense_is_refused(count: str) -> None:
     environment = {"LISTEN_FDS": count, "LISTEN_PID": str(os.getpid())}
     with pytest.raises(ConfigError, match="LISTEN_FDS"):
         listen(Server(port=0), environment, None)
+
+
+class OfXnu(socket.socket):
+    """A socket of macOS, whose kernel does not tell whether it listens."""
+
+    def getsockopt(self, level: int, option: int, *size: int) -> Any:
+        if (level, option) == (socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            raise OSError(errno.ENOPROTOOPT, os.strerror(errno.ENOPROTOOPT))
+        return super().getsockopt(level, option, *size)
+
+
+@pytest.fixture(params=[socket.socket, OfXnu], ids=["linux", "macos"])
+def adopt(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Adopt:
+    """Takes a copy of a socket over, as if it had been handed to this process."""
+
+    def adopted(given: socket.socket) -> socket.socket:
+        monkeypatch.setattr(listener_module.socket, "socket", request.param)
+        try:
+            return listener_module._adopt(os.dup(given.fileno()))
+        finally:
+            monkeypatch.undo()
+
+    return adopted
+
+
+def test_a_listening_socket_is_taken_over_with_who_waits_at_it(adopt: Adopt) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        with socket.create_connection(listening.getsockname()) as waiting:
+            taken = adopt(listening)
+            connection, address = taken.accept()
+            assert address == waiting.getsockname()
+        connection.close()
+        taken.close()
+
+
+def test_a_socket_that_does_not_listen_is_refused(adopt: Adopt) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        socket.create_connection(listening.getsockname()) as connected,
+        socket.socket() as fresh,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams,
+    ):
+        for other in (connected, fresh, datagrams):
+            with pytest.raises(ConfigError, match="no listening TCP socket"):
+                adopt(other)
 
 
 def test_what_others_can_reach_needs_a_key() -> None:
