@@ -14,7 +14,6 @@ import ipaddress
 import logging
 import os
 import socket
-import sys
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +28,7 @@ logger = logging.getLogger(__name__)
 BACKLOG = 2048
 _SEND_BUFFER_BYTES = 256 * 1024
 """Of the system, per connection. What a client leaves unread is bounded beyond it."""
+_PROBE_SECONDS = 1.0
 _FIRST = 3
 """The first descriptor that is handed over."""
 _MOST = 16
@@ -140,6 +140,7 @@ def bind(server: Server) -> socket.socket:
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
+        _check_nobody_answers(family, server)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         _set_for_connections(listener)
         listener.bind((server.host, server.port))
@@ -154,13 +155,20 @@ def bind(server: Server) -> socket.socket:
     return listener
 
 
+def _check_nobody_answers(family: socket.AddressFamily, server: Server) -> None:
+    """Raises OSError, EADDRINUSE, if another program answers at the address.
+
+    With SO_REUSEADDR, macOS binds 127.0.0.1:8000 beside another program's *:8000 without a word.
+    """
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PROBE_SECONDS)
+        if server.port and probe.connect_ex((server.host, server.port)) == 0:
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+
 def _set_for_connections(listener: socket.socket) -> None:
-    """Options that its connections inherit: who vanishes without a word is noticed in minutes."""
+    """Options that its connections inherit on every system."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    idle = "TCP_KEEPALIVE" if sys.platform == "darwin" else "TCP_KEEPIDLE"
-    for name, value in ((idle, 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4)):
-        listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _descriptors(environment: MutableMapping[str, str]) -> list[int]:

@@ -18,7 +18,7 @@ from vlm_server.cli.serving.listener import (
     listen,
     where_it_listens,
 )
-from vlm_server.errors import ConfigError
+from vlm_server.errors import ConfigError, NotAvailable
 from vlm_server.settings import Server
 
 pytestmark = pytest.mark.unit
@@ -108,6 +108,20 @@ def test_the_address_is_the_sockets() -> None:
     assert where_it_listens(same, listener) is same
     moved = where_it_listens(Server(host="0.0.0.0", port=1, api_keys=(KEY,)), listener)
     assert (moved.host, moved.port) == ("127.0.0.1", port)
+
+
+def test_an_address_that_somebody_answers_at_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the kernel would let us listen beside that program."""
+
+    class Lenient(socket.socket):
+        def bind(self, address: Any) -> None:
+            pass
+
+    with socket.create_server(("", 0)) as other:
+        server = Server(host="127.0.0.1", port=other.getsockname()[1])
+        monkeypatch.setattr(listener_module.socket, "socket", Lenient)
+        with pytest.raises(NotAvailable, match=r"127\.0\.0\.1.*in use"):
+            listener_module.bind(server)
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "my..host", "x" * 64])

@@ -73,6 +73,23 @@ async def response(reader: asyncio.StreamReader) -> bytes:
         return await reader.readuntil(b"answered")
 
 
+async def test_a_client_whose_machine_is_gone_is_noticed_in_minutes(
+    listener: socket.socket,
+) -> None:
+    async with running(listener) as run:
+        reader, writer = await run.connect()
+        writer.write(GET)
+        run.application.may_answer.set()
+        await response(reader)
+        (connection,) = run.server.server_state.connections
+        ours = connection._transport.get_extra_info("socket")  # type: ignore[union-attr]
+        assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        silence = getattr(socket, "TCP_KEEPIDLE", getattr(socket, "TCP_KEEPALIVE", None))
+        times = [silence, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT]
+        assert [ours.getsockopt(socket.IPPROTO_TCP, each) for each in times] == [60, 15, 4]
+        writer.close()
+
+
 async def test_a_response_has_the_date_without_a_timer(listener: socket.socket) -> None:
     async with running(listener) as run:
         run.application.may_answer.set()
