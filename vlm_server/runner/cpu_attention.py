@@ -14,6 +14,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from vlm_server.runner.device.arrays import share
+
 _MAX_SCORES = 1 << 21
 """Scores that are computed at once: 8 MiB of them.
 
@@ -39,7 +41,6 @@ def attention_on_cpu(
         seen = num_keys - num_queries + end if is_causal else num_keys
         block = (queries[:, :, start:end] * scale).reshape(rows, groups, -1, size)
         scores = (block @ transposed[..., :seen]).astype(mx.float32)
-        mx.eval(scores)
         sums = _softmax_in_place(scores, end - start if is_causal else 0)
         output = (scores @ values[:, :, :seen]) / mx.array(sums)
         outputs.append(output.reshape(rows, heads, end - start, -1))
@@ -53,7 +54,7 @@ def _softmax_in_place(scores: mx.array, num_causal: int) -> NDArray[np.float32]:
     Returns their sums, (rows, groups, queries, 1). Of every `num_causal` queries in a row the
     first is at the column as many before the end, and does not see those after it; 0: all do.
     """
-    numbers = np.array(scores, copy=False)
+    numbers = share(scores)
     if num_causal > 1:
         *outer, _, columns = numbers.shape
         own = numbers.reshape(*outer, -1, num_causal, columns)[..., columns - num_causal :]

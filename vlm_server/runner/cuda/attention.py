@@ -21,12 +21,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
-import numpy as np
 
 from vlm_server.runner.cuda.attention_kernels import (
     append_and_attend,
     append_and_attend_beside,
 )
+from vlm_server.runner.device.arrays import read
 from vlm_server.runner.device.device import CUDA_BLOCK_TOKENS as BLOCK_TOKENS
 from vlm_server.runner.kv.bounded_layer import BoundedLayer, LayerBeside
 
@@ -326,7 +326,7 @@ def _is_sound(heads: _Heads) -> bool:
         found = causal_attention(*inputs, scale, [BLOCK_TOKENS] * 2)
         mx.eval(found)
         seconds.append(time.perf_counter() - started)
-        distance = float(np.array(mx.abs(found - expected).max().astype(mx.float32)))
+        distance = float(read(mx.abs(found - expected).max().astype(mx.float32)))
     if distance > _TOLERANCE or seconds[1] > seconds[0] / 3:
         logger.warning(
             "attention is not planned ahead: blocks take %.1f and %.1f ms and are %.2g off",

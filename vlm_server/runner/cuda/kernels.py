@@ -12,6 +12,7 @@ import numpy as np
 
 from vlm_server.runner.cuda.segment_attention import attend_to_segments, blocks_of
 from vlm_server.runner.cuda.source import WARP, kernel
+from vlm_server.runner.device.arrays import read
 from vlm_server.runner.device.device import current_device
 
 logger = logging.getLogger(__name__)
@@ -178,7 +179,7 @@ def _distance_of_segments() -> float:
 
 
 def _distance(found: mx.array, expected: mx.array) -> float:
-    return float(np.array(mx.abs(found - expected).max().astype(mx.float32)))
+    return float(read(mx.abs(found - expected).max().astype(mx.float32)))
 
 
 @cache

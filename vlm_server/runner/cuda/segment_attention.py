@@ -52,7 +52,7 @@ def blocks_of(segments: Iterable[tuple[int, int]]) -> NDArray[np.int32]:
             step = QUERIES_OF_A_WARP * MOST_WARPS
             blocks += [(query, start, end) for query in range(start, end, step)]
             start = end
-    return np.array(blocks, dtype=np.int32)
+    return np.array(blocks, dtype=np.int32)  # noqa: TID251  a list
 
 
 @cache

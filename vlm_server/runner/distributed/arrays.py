@@ -9,6 +9,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from vlm_server.runner.device.arrays import read
+
 _PREFIX = "mlx.core."
 _DTYPES = {
     str(each).removeprefix(_PREFIX): each
@@ -38,7 +40,7 @@ def to_numpy(array: Array) -> NDArray[Any]:
 def of_mlx(array: mx.array) -> Array:
     """A copy; waits for the device."""
     name = str(array.dtype).removeprefix(_PREFIX)
-    raw = np.array(mx.contiguous(array).reshape(-1).view(mx.uint8))  # numpy has no bfloat16
+    raw = read(mx.contiguous(array).reshape(-1).view(mx.uint8))  # numpy has no bfloat16
     return Array(name, tuple(array.shape), raw.tobytes())
 
 

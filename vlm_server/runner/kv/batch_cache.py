@@ -12,9 +12,9 @@ import copy
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 from mlx_vlm.models.cache import BatchKVCache, KVCache
 
+from vlm_server.runner.device.arrays import read
 from vlm_server.runner.kv.rows import Run, arranged
 
 
@@ -238,7 +238,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
 
     def filter(self, batch_indices: mx.array) -> None:
         """`keep`, as mlx-vlm's caches name it."""
-        self.keep(np.array(batch_indices).tolist())
+        self.keep(read(batch_indices).tolist())
 
     def keep(self, rows: list[int]) -> None:
         """Keep `rows`, in that order, and drop padding that all of them have.

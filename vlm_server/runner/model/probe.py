@@ -15,6 +15,7 @@ from mlx_vlm.models.llava.processing_llava import LlavaProcessor
 from numpy.typing import NDArray
 
 from vlm_server.host_model import AskPositions, ChunkPolicy
+from vlm_server.runner.device.arrays import read
 from vlm_server.runner.model.families import (
     FAMILIES,
     POSITION_STATE,
@@ -65,7 +66,7 @@ def ask_positions(language_model: Any) -> AskPositions:
         arrays = {name: mx.array(rows) for name, rows in grids.items()}
         ids = mx.array(np.concatenate([begin, token_ids]).astype(np.int32))[None]
         found, _ = language_model.get_rope_index(ids, **arrays)
-        three = np.array(found, dtype=np.int32).reshape(-1, len(token_ids) + 1)
+        three = read(found).astype(np.int32).reshape(-1, len(token_ids) + 1)
         return np.broadcast_to(three[:, 1:] - 1, (3, len(token_ids)))
 
     return positions

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
 from vlm_server.host_model import PixelRule, ProcessedMedia, StandIn
+from vlm_server.runner.device.arrays import read
 from vlm_server.runner.vision.patches import PatchProcessor
 
 PillowImage.core.set_blocks_max(1)  # type: ignore[attr-defined]  # Pillow's, but not typed
@@ -122,12 +123,12 @@ class HostProcessor:
             self._processor, prompts=placeholder, image_token_index=self._image_token_id, **media
         )
         inputs = {
-            name: np.array(array)
+            name: read(array)
             for name, array in made.items()
             if isinstance(array, mx.array) and name not in _NOT_FOR_THE_TOWER
         }
         _check_not_cut(inputs)
-        ids = np.array(made["input_ids"], dtype=np.int32).reshape(-1)
+        ids = read(mx.array(made["input_ids"])).astype(np.int32).reshape(-1)
         return ProcessedMedia(self._with_stand_in(ids), inputs)
 
     def _with_stand_in(self, ids: NDArray[np.int32]) -> NDArray[np.int32]:

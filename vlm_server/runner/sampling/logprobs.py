@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
-import numpy as np
 
 from vlm_server.ports import SeqId, TokenLogprobs
+from vlm_server.runner.device.arrays import read
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class LazyLogprobs:
 
     def read(self) -> Iterator[tuple[SeqId, TokenLogprobs]]:
         """Each row's, on the host: waits for the device."""
-        chosen, ids, logprobs = map(np.array, self.arrays)
+        chosen, ids, logprobs = map(read, self.arrays)
         for row, (row_id, count) in enumerate(zip(self.seq_ids, self.num_top, strict=True)):
             top = zip(ids[row, :count].tolist(), logprobs[row, :count].tolist(), strict=True)
             yield row_id, TokenLogprobs(float(chosen[row, 0]), tuple(top))

@@ -24,6 +24,7 @@ import numpy as np
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.errors import RequestError
 from vlm_server.ports import PreparedPrompt, SeqId
+from vlm_server.runner.device.arrays import read
 from vlm_server.runner.kv.batch_cache import (
     even_out,
     filtered,
@@ -111,7 +112,7 @@ class DecodeBatch:
         sampled = Sampled(logprobs=by_sequence(logprobs))
         self._cache, self._tokens = cache, tokens
         self._seqs += seqs
-        for seq, token in zip(seqs, np.array(first).tolist(), strict=True):
+        for seq, token in zip(seqs, read(first).tolist(), strict=True):
             seq.tell([token])
             sampled.tokens[seq.id] = [token]
         return sampled
@@ -236,7 +237,7 @@ class DecodeBatch:
         if self._unread is None:
             return sampled
         unread, self._unread = self._unread, None
-        for seq, token in zip(unread.seqs, np.array(unread.tokens).tolist(), strict=True):
+        for seq, token in zip(unread.seqs, read(unread.tokens).tolist(), strict=True):
             seq.token_ids.append(token)
             if not seq.is_known:
                 seq.tell([token])
@@ -256,7 +257,7 @@ class DecodeBatch:
         if self._speculation is None or not self._speculation.may_be_worth_it(self._seqs):
             return None
         assert self._tokens is not None
-        tokens = np.array(self._tokens).tolist()
+        tokens = read(self._tokens).tolist()
         for seq, token in zip(self._seqs, tokens, strict=True):
             if not seq.is_known:
                 seq.tell([token])
@@ -312,7 +313,7 @@ class DecodeBatch:
         return [seq for seq in self._seqs if seq.sampler.matcher is not None]
 
     def _state_of(self, i: int, seq: DecodingSequence) -> tuple[PromptKey, SequenceState]:
-        answer = np.array(seq.token_ids, dtype=np.int32)
+        answer = np.fromiter(seq.token_ids, dtype=np.int32)
         token_ids = np.concatenate([seq.prompt.token_ids, answer])
         now = snapshot(self._cache, i if len(self._seqs) > 1 else None)
         state = SequenceState(self._cache, {len(token_ids): now}, i)
@@ -349,7 +350,7 @@ class DecodeBatch:
         if not self._guided():
             return
         mx.async_eval(logits)  # type: ignore[no-untyped-call]
-        for seq, token in zip(self._seqs, np.array(tokens).tolist(), strict=True):
+        for seq, token in zip(self._seqs, read(tokens).tolist(), strict=True):
             if not seq.is_known:
                 seq.tell([token])
 

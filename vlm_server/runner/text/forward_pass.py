@@ -10,6 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from vlm_server.runner.device.arrays import read
 from vlm_server.runner.kv.bounded_layer import BoundedLayer, LayerBeside
 from vlm_server.runner.text.attention import ModelAttention
 from vlm_server.runner.text.lm_head import logits_at, logits_of_last, logits_of_rows
@@ -111,7 +112,7 @@ def plain_embedding(model: Any) -> Embed | None:
     try:
         embed: Embed = getattr(language_model, "model", language_model).embed_tokens
         made = model.get_input_embeddings(token_ids, None, mask=mx.ones_like(token_ids))
-        is_plain = mx.array_equal(embed(token_ids), made.inputs_embeds).item()
+        is_plain = read(mx.array_equal(embed(token_ids), made.inputs_embeds)).item()
     except Exception:
         logger.debug("prompts are not read beside decode steps", exc_info=True)
         return None

@@ -10,6 +10,7 @@ from mlx_vlm.models.cache import KVCache, make_prompt_cache
 from numpy.typing import NDArray
 
 from vlm_server.ports import Grammar, NewRequest, PreparedPrompt
+from vlm_server.runner.device.arrays import read
 from vlm_server.runner.kv.bounded_layer import forget_columns
 from vlm_server.runner.kv.segments import (
     LayerStates,
@@ -239,5 +240,5 @@ def _visual_mask(
     mask = np.zeros(num_tokens, dtype=np.bool_)
     for (start, end), image in zip(spans, features, strict=True):
         if image.visual_mask is not None:
-            mask[start:end] = np.array(image.visual_mask)
+            mask[start:end] = read(image.visual_mask)
     return mask if mask.any() else None

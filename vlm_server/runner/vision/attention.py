@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from vlm_server.runner.cpu_attention import attention_on_cpu
 from vlm_server.runner.cuda.kernels import takes_segments
 from vlm_server.runner.cuda.segment_attention import attend_to_segments, blocks_of
+from vlm_server.runner.device.arrays import share
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.rope import Rope
 
@@ -105,8 +106,7 @@ def exp_in_place(x: mx.array) -> mx.array:
     So `x` must be nobody else's. Copies of 8 MB each would be most of an image's cost.
     """
     x = x.astype(mx.float32)
-    mx.eval(x)
-    numbers = np.array(x, copy=False)
+    numbers = share(x)
     with np.errstate(over="ignore"):
         np.exp(numbers, out=numbers)
     return x

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from vlm_server.errors import InternalError, OutOfMemory
 from vlm_server.ports import EncodeWork, MediaInputs
+from vlm_server.runner.device.arrays import read
 from vlm_server.runner.device.memory import NO_MEMORY, is_out_of_memory
 from vlm_server.runner.model.families import Deepstack
 from vlm_server.runner.model.load import LoadedModel
@@ -112,7 +113,7 @@ class ImageEncoding:
         """
         with _memory_errors():
             mx.eval(self._left, self._are_finite, [each.arrays for each in self._features])
-        if not self._are_finite.item():
+        if not read(self._are_finite):
             raise InternalError("The features of an image are not finite.")
         return self._features
 
@@ -229,7 +230,7 @@ def _by_family(
     """
     stand_in = loaded.host.stand_in
     if stand_in is not None:
-        token_ids = np.array([stand_in.model_id, 0], dtype=np.int32)  # and a text's token
+        token_ids = np.fromiter([stand_in.model_id, 0], dtype=np.int32)  # and a text's token
     ids = mx.array(token_ids)[None]
     arrays = {key: mx.array(value) for key, value in inputs.items()}
     pixel_values = arrays.pop("pixel_values", None)  # a video's have another name
@@ -240,7 +241,7 @@ def _by_family(
         loaded.forget_positions()
     deepstack = made.deepstack_visual_embeds
     if loaded.family.deepstack is Deepstack.ALL_ROWS and deepstack is not None:
-        is_visual = np.flatnonzero(np.array(made.visual_pos_masks[0]))
+        is_visual = np.flatnonzero(read(made.visual_pos_masks[0]))
         deepstack = deepstack[0, mx.array(is_visual)].transpose(1, 0, 2)
     return ImageFeatures(
         rows=made.inputs_embeds[0] if stand_in is None else made.inputs_embeds[0, :-1],

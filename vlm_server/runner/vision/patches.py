@@ -32,7 +32,7 @@ class PatchProcessor(Qwen3VLImageProcessor):  # type: ignore[misc]  # mlx_vlm is
     def of_image(self, pixels: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
         """What a call gives for an image of (height, width, 3) RGB."""
         patches, grid = self._process_one(pixels.transpose(2, 0, 1))
-        return {PIXEL_BYTES: patches, "image_grid_thw": np.array([grid], dtype=np.int64)}
+        return {PIXEL_BYTES: patches, "image_grid_thw": np.fromiter(grid, dtype=np.int64)[None]}
 
     def num_tokens(self, grid: NDArray[np.int64]) -> int:
         """How many tokens stand for an image of such a grid."""
@@ -49,7 +49,7 @@ class PatchProcessor(Qwen3VLImageProcessor):  # type: ignore[misc]  # mlx_vlm is
             resized = PillowImage.fromarray(pixels).resize(
                 (width, height), PillowImage.Resampling.BICUBIC
             )
-            pixels = np.asarray(resized)
+            pixels = np.asarray(resized)  # noqa: TID251  a Pillow image
         return self._in_patches(pixels), [1, height // self.patch_size, width // self.patch_size]
 
     def _in_patches(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -66,8 +66,8 @@ class PixelValues:
     def __init__(self, processor: Qwen3VLImageProcessor) -> None:
         self._frames = int(processor.temporal_patch_size)
         self._scale = float(processor.rescale_factor)
-        self._mean = np.array(processor.image_mean, dtype=np.float32)[:, None]
-        self._std = np.array(processor.image_std, dtype=np.float32)[:, None]
+        self._mean = np.fromiter(processor.image_mean, dtype=np.float32)[:, None]
+        self._std = np.fromiter(processor.image_std, dtype=np.float32)[:, None]
 
     def __call__(self, pixel_bytes: NDArray[np.uint8]) -> mx.array:
         """(patches, 3 * pixels of a patch) to (patches, 3 * frames * pixels), float32."""

@@ -10,6 +10,7 @@ import numpy as np
 from vlm_server.cache.lru import Lease, LruCache
 from vlm_server.errors import InternalError
 from vlm_server.ports import EncodeWork, MediaInputs
+from vlm_server.runner.device.arrays import read
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.vision.tiles import Tiling, tile_key
 
@@ -71,6 +72,6 @@ class TileEncoder:
         rows = self._tiling.encode(loaded.model, tile, loaded.host.image_token_id, num_tokens)
         is_finite = mx.all(mx.isfinite(rows))
         mx.eval(rows, is_finite)
-        if not is_finite.item():
+        if not read(is_finite):
             raise InternalError("The features of an image are not finite.")
         return rows

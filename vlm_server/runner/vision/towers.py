@@ -29,6 +29,7 @@ from mlx_vlm.models import (
 )
 from numpy.typing import NDArray
 
+from vlm_server.runner.device.arrays import read
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.rope import Rope
 from vlm_server.runner.vision.attention import (
@@ -113,7 +114,7 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         self, pixel_values: mx.array, grid_thw: mx.array, output_hidden_states: bool | None = None
     ) -> Any:
         """As mlx-vlm calls its own: patches (patches, pixels) of grids (images, 3)."""
-        return self.encode(pixel_values, np.array(grid_thw)).rows
+        return self.encode(pixel_values, read(grid_thw)).rows
 
     def encode_inputs(self, inputs: Mapping[str, NDArray[Any]]) -> TowerRows:
         """The rows of an image or video, lazy, from what its processor made of it."""
@@ -229,7 +230,7 @@ class DeepstackTower(FrameTower):
     def __call__(
         self, pixel_values: mx.array, grid_thw: mx.array, output_hidden_states: bool | None = None
     ) -> Any:
-        made = self.encode(pixel_values, np.array(grid_thw))
+        made = self.encode(pixel_values, read(grid_thw))
         return made.rows, made.deepstack
 
     def _embed(self, pixel_values: mx.array, grid: Grid, positions: NDArray[np.int32]) -> mx.array:

@@ -49,7 +49,7 @@ class Drafter:
 
     def __init__(self, prompt_ids: NDArray[np.int32], prediction_ids: Sequence[int] = ()) -> None:
         """`prediction_ids`: what the answer may begin with, or be like."""
-        known = np.concatenate([np.asarray(prediction_ids, dtype=np.int32), prompt_ids])
+        known = np.concatenate([np.fromiter(prediction_ids, dtype=np.int32), prompt_ids])
         self._length = len(known)
         self._tokens = np.empty(max(2 * self._length, 256), dtype=np.int32)
         self._tokens[: self._length] = known

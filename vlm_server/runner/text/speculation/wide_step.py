@@ -15,6 +15,7 @@ import numpy as np
 from mlx_vlm.models.cache import KVCache
 
 from vlm_server.ports import DraftCounts, SeqId, TokenLogprobs
+from vlm_server.runner.device.arrays import read
 from vlm_server.runner.sampling.logprobs import LazyLogprobs, compute_logprobs
 from vlm_server.runner.sampling.sampler import SequenceSampler, draw
 from vlm_server.runner.text.sequence import DecodingSequence
@@ -78,7 +79,8 @@ class WideStep:
 
         The last token of each is not in `cache` yet, which keeps those before it alone.
         """
-        drawn = iter(np.array(self._drawn).tolist())
+        assert self._drawn is not None
+        drawn = iter(read(self._drawn).tolist())
         logprobs = dict[SeqId, list[TokenLogprobs]]()
         for seq_id, entry in (entry for each in self._logprobs for entry in each.read()):
             logprobs.setdefault(seq_id, []).append(entry)
