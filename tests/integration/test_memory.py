@@ -287,6 +287,26 @@ def alone_tokens(served: Served) -> list[int]:
         (NO_MEMORY, True),
         ("[metal::malloc] Attempting to allocate 9 bytes which is greater than the maximum", True),
         ("cudaMallocAsync(&ptr) failed: out of memory", True),
+        (
+            "[METAL] Command buffer execution failed: Insufficient Memory "
+            "(00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)",
+            True,
+        ),
+        (
+            "[METAL] Command buffer execution failed: Caused GPU Timeout Error "
+            "(00000002:kIOGPUCommandBufferCallbackErrorTimeout)",
+            False,
+        ),
+        (
+            "[METAL] Command buffer execution failed: Impacting Interactivity "
+            "(0000000e:kIOGPUCommandBufferCallbackErrorImpactingInteractivity)",
+            False,
+        ),
+        (
+            "[METAL] Command buffer execution failed: Discarded (victim of GPU error/recovery) "
+            "(00000005:kIOGPUCommandBufferCallbackErrorInnocentVictim)",
+            False,
+        ),
         ("[matmul] Last dimension of first input must match", False),
     ],
 )

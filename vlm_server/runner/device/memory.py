@@ -9,7 +9,15 @@ from vlm_server.runner.device.device import Device
 from vlm_server.settings import Memory
 
 NO_MEMORY = "The device ran out of memory; please try again."
-_ALLOCATIONS = ("malloc]", "out of memory", "unable to allocate", "cudamalloc")
+_ALLOCATIONS = (
+    "malloc]",
+    "out of memory",
+    "unable to allocate",
+    "cudamalloc",
+    "insufficient memory",  # Metal's, of a command buffer that had begun
+    "callbackerroroutofmemory",
+)
+"""Parts of what MLX says of them, in small letters."""
 
 
 def is_out_of_memory(error: Exception) -> bool:
