@@ -6,7 +6,6 @@ import io
 import json
 import pickle
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +13,11 @@ import numpy as np
 import pytest
 
 from tests.integration.harness import load_model, new_preparer
+from tests.planted import Planted
 from tests.tiny_models import build
 from vlm_server.errors import ModelLoadError
 
 EVIL = "evil.Evil"
-
-
-class Planted:
-    """Leaves a mark when it is unpickled."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return (open, (str(self.mark), "w"))
 
 
 @pytest.fixture

@@ -162,7 +162,8 @@ def _check_nobody_answers(family: socket.AddressFamily, server: Server) -> None:
     """
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.settimeout(_PROBE_SECONDS)
-        if server.port and probe.connect_ex((server.host, server.port)) == 0:
+        is_open = server.port and probe.connect_ex((server.host, server.port)) == 0
+        if is_open and probe.getsockname() != probe.getpeername():  # else it has met itself
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 

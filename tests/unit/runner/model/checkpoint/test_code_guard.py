@@ -6,27 +6,16 @@ import contextlib
 import importlib.util
 import json
 import pickle
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import transformers
 
+from tests.planted import Planted
 from vlm_server.errors import ModelLoadError
 from vlm_server.runner.model.checkpoint.code_guard import no_code_of
 
 EVIL = "evil.Evil"
-
-
-class Planted:
-    """Leaves a mark when it is unpickled."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return (open, (str(self.mark), "w"))
 
 
 @pytest.fixture
