@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from tests.integration.harness import Engine, ask, encode_works
 from tests.integration.prompts import LONGER, asked
 from tests.integration.test_compiled_model import Load, Served, run_all
 from tests.tiny_models.pictures import picture
+from vlm_server.cache.lru import LruCache
 from vlm_server.engine.encoding import EncoderInTurns
 from vlm_server.ports import Encoder, EncodeWork
 from vlm_server.protocol import Finished
 from vlm_server.runner.device.device import Device
-from vlm_server.runner.vision import towers
+from vlm_server.runner.vision import encoder
 from vlm_server.runner.vision.encoder import ImageEncoder, ImageEncoding, new_encoder
 
 pytestmark = pytest.mark.families("tower", "tiling")
@@ -20,9 +23,9 @@ pytestmark = pytest.mark.families("tower", "tiling")
 
 @pytest.fixture(autouse=True)
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a device that encodes in turns, and parts of a few patches."""
+    """As on a device that encodes in turns, and takes long for each layer."""
     monkeypatch.setattr(Device, "encodes_in_turns", True)
-    monkeypatch.setattr(towers, "_PATCHES_OF_A_PART", 16)
+    monkeypatch.setattr(encoder, "_TURN_SECONDS", 0.0)
 
 
 class Counting:
@@ -59,8 +62,8 @@ def test_answers_are_those_of_media_that_are_encoded_at_once(
 ):
     engine, counting = in_turns(served)
     assert run_all(engine, LONGER, stagger) == answered.tokens
-    has_parts = served[0].family.tower is not None
-    assert all(number > 1 if has_parts else number == 1 for number in counting.num_parts)
+    assert counting.num_parts
+    assert all(number > 1 for number in counting.num_parts)
     assert engine.num_tracked == 0
 
 
@@ -78,17 +81,20 @@ def test_sequences_decode_between_the_parts(load_tiny: Load, family: str):
     assert isinstance(engine.ends["picture"], Finished)
 
 
-def test_there_are_as_many_parts_as_layers_at_most(load_tiny: Load):
+def test_there_is_a_part_for_each_layer_and_one_for_the_rest(load_tiny: Load):
     loaded, preparer = load_tiny("qwen2_5_vl")
     (work,) = encode_works(preparer, ask("a", picture(1, 600, 600), "what?"))
     encoding, number = ImageEncoder(loaded).begin([work]), 1
     while encoding.advance():
         number += 1
-    assert number == len(loaded.model.vision_tower.blocks)
+    assert number == len(loaded.model.vision_tower.blocks) + 1
 
 
-def test_small_pictures_have_one_part(load_tiny: Load, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(towers, "_PATCHES_OF_A_PART", 1024)
-    loaded, preparer = load_tiny("qwen2_5_vl")
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "smolvlm"])
+def test_what_takes_no_time_is_one_part(
+    load_tiny: Load, monkeypatch: pytest.MonkeyPatch, family: str
+):
+    monkeypatch.setattr(encoder, "_TURN_SECONDS", math.inf)
+    loaded, preparer = load_tiny(family)
     (work,) = encode_works(preparer, ask("a", picture(1, 200, 140), "what?"))
-    assert not ImageEncoder(loaded).begin([work]).advance()
+    assert not new_encoder(loaded, LruCache("tile", 0)).begin([work]).advance()

@@ -23,7 +23,7 @@ from vlm_server.runner.kv.segments import StateSize, room_for
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.text.decode_batch import DecodeBatch
 from vlm_server.runner.text.prefill import Prefill
-from vlm_server.runner.vision import encoder
+from vlm_server.runner.vision.encoder import ImageEncoding
 from vlm_server.settings import Memory
 from vlm_server.worker.process_memory import SystemProcessMemory
 
@@ -225,7 +225,7 @@ def test_an_encode_is_tried_once_more(
 ):
     engine, baseline = busy
     engine.add(ask("a", "what?", picture(1)))
-    patch(monkeypatch, encoder, "begin_encode")
+    patch(monkeypatch, ImageEncoding, "_next_part")
     engine.run()
     assert engine.tokens["a"] == alone_tokens
     assert comes_back_to(baseline)
@@ -234,7 +234,7 @@ def test_an_encode_is_tried_once_more(
 @pytest.mark.parametrize(
     ("owner", "name", "times"),
     [
-        (encoder, "begin_encode", 2),
+        (ImageEncoding, "_next_part", 2),
         (Prefill, "launch", 1),
         (DecodeBatch, "join", 1),
     ],

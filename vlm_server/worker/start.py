@@ -194,15 +194,9 @@ def build_engine(
 
 
 def _encoder(loaded: LoadedModel, caches: Caches, inbox: Inbox) -> EncodeExecutor:
-    """In turns only by a tower of ours: others can't be encoded in parts, and wait for values.
-
-    Nor with several ranks, which would all wait.
-    """
     encoder = new_encoder(loaded, caches.tiles)
-    has_turns = loaded.device.encodes_in_turns and loaded.ranks is None
-    if has_turns and loaded.family.tower is not None:
-        return EncoderInTurns(encoder, inbox)
-    return EncoderThread(encoder, inbox)
+    in_turns = loaded.device.encodes_in_turns
+    return EncoderInTurns(encoder, inbox) if in_turns else EncoderThread(encoder, inbox)
 
 
 def _suitable_num_seqs(loaded: LoadedModel, governor: Governor) -> int:

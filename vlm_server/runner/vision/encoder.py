@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,8 +17,12 @@ from vlm_server.runner.device.arrays import read
 from vlm_server.runner.device.memory import NO_MEMORY, is_out_of_memory
 from vlm_server.runner.model.families import Deepstack
 from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.vision.layers import by_layers
 from vlm_server.runner.vision.tile_encoder import TileCache, TiledRows, TileEncoder
 from vlm_server.runner.vision.towers import TowerRows
+
+_TURN_SECONDS = 0.01
+"""That an encode may add to a decode step: about as long as that takes by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,57 +70,88 @@ class ImageEncoder:
     def encode(self, works: Sequence[EncodeWork]) -> Sequence[ImageFeatures]:
         """The features of spans of one size, in order; the arrays are evaluated.
 
-        Raises what `begin` and `ImageEncoding.result` do.
+        Raises what `ImageEncoding.result` does.
         """
         return self.begin(works).result()
 
     def begin(self, works: Sequence[EncodeWork]) -> ImageEncoding:
-        """What is to be computed of spans of one size; nothing of it is launched.
+        """What is to be computed of spans of one size; nothing of it has begun."""
+        return begin_encode(self._loaded, works, self._tiles)
 
-        But what the host computes, and tiles. Raises OutOfMemory, and InternalError if the rows are
-        not as many as the tokens.
-        """
-        with _memory_errors():
-            return begin_encode(self._loaded, works, self._tiles)
+
+Parts = Generator[list[mx.array], None, Sequence[ImageFeatures]]
+"""Computes features: yields what is to be evaluated on the way to them, in order, all lazy."""
 
 
 class ImageEncoding:
     """The `Encoding` of spans of one size."""
 
-    def __init__(self, features: Sequence[ImageFeatures], parts: Sequence[mx.array] = ()) -> None:
-        """`parts`: what is computed one after the other on the way to `features`, all lazy."""
-        self._features = features
-        made = [
-            array for each in features for array in (each.rows, each.deepstack) if array is not None
-        ]
-        self._are_finite = mx.all(mx.stack([mx.all(mx.isfinite(array)) for array in made]))
-        last = [self._are_finite, *(array for each in features for array in each.arrays)]
-        self._left = [*([part] for part in parts), last]
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
         self._launched: list[mx.array] = []
-        """The last part that was."""
+        """The arrays that `advance` launched last."""
+        self._parts_in_a_turn: float | None = None
+        """As measured; None before the first part."""
+        self._features: Sequence[ImageFeatures] | None = None
+        """None before the last part."""
+        self._are_finite = mx.array(True)
 
     def advance(self) -> bool:
-        """Launch the next part, and wait for the one before: the device has work meanwhile.
+        """Launch parts of about `_TURN_SECONDS`, and wait for those that were launched before.
 
-        False if nothing is left. Raises OutOfMemory.
+        The first part is waited for, and tells how long the others take. False if nothing is left.
+        Raises OutOfMemory, and InternalError if the rows are not as many as the tokens.
         """
-        before, self._launched = self._launched, self._left.pop(0)
+        before = self._launched
         with _memory_errors():
+            self._launched = self._next_parts(self._parts_in_a_turn or self._measure())
             mx.async_eval(self._launched)  # type: ignore[no-untyped-call]
             mx.eval(before)
-        return bool(self._left)
+        return self._features is None
 
     def result(self) -> Sequence[ImageFeatures]:
         """Wait for the features, in order; the arrays are evaluated.
 
-        Raises OutOfMemory, and InternalError if they are not finite: such features would be cached
-        for everybody who shows this image.
+        Raises what `advance` does, and InternalError if they are not finite: such features would
+        be cached for everybody who shows this image.
         """
+        while self._features is None:
+            self.advance()
         with _memory_errors():
-            mx.eval(self._left, self._are_finite, [each.arrays for each in self._features])
-        if not read(self._are_finite):
+            mx.eval(self._launched)
+            is_finite = bool(read(self._are_finite))
+        if not is_finite:
             raise InternalError("The features of an image are not finite.")
         return self._features
+
+    def _measure(self) -> float:
+        """Run the first part; how many more of them fit into this turn, and all into the next."""
+        first = self._next_part()
+        started = time.perf_counter()
+        mx.eval(first)
+        seconds = time.perf_counter() - started
+        self._parts_in_a_turn = max(1.0, _TURN_SECONDS / seconds)
+        return self._parts_in_a_turn - 1
+
+    def _next_parts(self, count: float) -> list[mx.array]:
+        """The arrays of so many parts, or of those that are left."""
+        arrays = []
+        while count > 0 and self._features is None:
+            arrays += self._next_part()
+            count -= 1
+        return arrays
+
+    def _next_part(self) -> list[mx.array]:
+        """Its arrays; the features, and whether they are finite, are the last ones."""
+        try:
+            return next(self._parts)
+        except StopIteration as end:
+            made: Sequence[ImageFeatures] = end.value
+            arrays = [array for each in made for array in each.arrays]
+            numbers = [array for array in arrays if array.dtype != mx.bool_]
+            self._are_finite = mx.all(mx.stack([mx.all(mx.isfinite(each)) for each in numbers]))
+            self._features = made
+            return [self._are_finite, *arrays]
 
 
 @contextmanager
@@ -138,55 +174,40 @@ def encode_image(
 def begin_encode(
     loaded: LoadedModel, works: Sequence[EncodeWork], tiles: TileEncoder | None = None
 ) -> ImageEncoding:
-    """One call of the vision tower on the media of spans of one size, lazy.
+    """One call of the vision tower on the media of spans of one size, or tile by tile.
 
-    Raises InternalError if there are not as many rows as tokens. Several only for a family that
-    `takes_several`.
+    Several only for a family that `takes_several`.
     """
-    if len(works) == 1:
-        return _begin_one(loaded, works[0], tiles)
-    inputs = {
-        name: np.concatenate([work.inputs[name] for work in works]) for name in works[0].inputs
-    }
+    return ImageEncoding(_parts(loaded, works, tiles))
+
+
+def _parts(loaded: LoadedModel, works: Sequence[EncodeWork], tiles: TileEncoder | None) -> Parts:
+    features: Sequence[ImageFeatures]
     token_ids = [_token_ids(work) for work in works]
-    if loaded.family.tower is None:
-        made = _by_family(loaded, np.concatenate(token_ids), inputs)
-        rows, rest = divmod(made.rows.shape[0], len(works))
-        assert made.deepstack is None
-        assert not rest
-        parts = [made.rows[start * rows : (start + 1) * rows] for start in range(len(works))]
-        features = [ImageFeatures(mx.contiguous(part), None, None) for part in parts]
-        return _encoding(features, token_ids)
-    tower = loaded.model.vision_tower.encode_inputs(inputs)
-    each = zip(token_ids, tower.split(len(works)), strict=True)
-    features = [_with_texts(loaded, ids, rows) for ids, rows in each]
-    return _encoding(features, token_ids, tower.parts)
-
-
-def _begin_one(loaded: LoadedModel, work: EncodeWork, tiles: TileEncoder | None) -> ImageEncoding:
-    token_ids = _token_ids(work)
-    tiled = None if tiles is None else tiles.encode(work)
+    tiled = None if tiles is None or len(works) > 1 else tiles.encode(works[0])
     if tiled is not None:
-        return _encoding([_by_tiles(loaded, token_ids, tiled)], [token_ids])
-    if loaded.family.tower is None:
-        return _encoding([_by_family(loaded, token_ids, work.inputs)], [token_ids])
-    tower = loaded.model.vision_tower.encode_inputs(work.inputs)
-    return _encoding([_with_texts(loaded, token_ids, tower)], [token_ids], tower.parts)
+        features = [_by_tiles(loaded, token_ids[0], (yield from tiled))]
+    elif loaded.family.tower is None:
+        features = yield from _by_family(loaded, token_ids, _joined(works))
+    else:
+        tower = loaded.model.vision_tower.encode_inputs(_joined(works))
+        while tower.parts:
+            yield [tower.parts.pop(0)]
+        each = zip(token_ids, tower.split(len(works)), strict=True)
+        features = [_with_texts(loaded, ids, rows) for ids, rows in each]
+    for one, ids in zip(features, token_ids, strict=True):
+        _check_count(one.rows.shape[0], len(ids))
+    return features
+
+
+def _joined(works: Sequence[EncodeWork]) -> MediaInputs:
+    if len(works) == 1:
+        return works[0].inputs
+    return {name: np.concatenate([work.inputs[name] for work in works]) for name in works[0].inputs}
 
 
 def _token_ids(work: EncodeWork) -> NDArray[np.int32]:
     return work.prompt.token_ids[work.span.start : work.span.end]
-
-
-def _encoding(
-    features: Sequence[ImageFeatures],
-    token_ids: Sequence[NDArray[np.int32]],
-    parts: Sequence[mx.array] = (),
-) -> ImageEncoding:
-    """Raises InternalError if there are not as many rows as tokens."""
-    for each, ids in zip(features, token_ids, strict=True):
-        _check_count(each.rows.shape[0], len(ids))
-    return ImageEncoding(features, parts)
 
 
 def _with_texts(
@@ -221,17 +242,29 @@ def _by_tiles(loaded: LoadedModel, token_ids: NDArray[np.int32], tiled: TiledRow
 
 
 def _by_family(
-    loaded: LoadedModel, token_ids: NDArray[np.int32], inputs: MediaInputs
-) -> ImageFeatures:
-    """By `get_input_embeddings` on the span's own tokens.
+    loaded: LoadedModel, token_ids: Sequence[NDArray[np.int32]], inputs: MediaInputs
+) -> Parts:
+    """By `get_input_embeddings` on the spans' own tokens.
 
     The one call that every family of mlx-vlm has, whatever it does to an image's features before
     they enter the text.
     """
+    made = yield from by_layers(loaded, lambda: _embeddings(loaded, token_ids, inputs))
+    if len(token_ids) == 1:
+        return [made]
+    assert made.deepstack is None
+    rows = made.rows.reshape(len(token_ids), -1, made.rows.shape[-1])
+    return [ImageFeatures(mx.contiguous(part), None, None) for part in rows]
+
+
+def _embeddings(
+    loaded: LoadedModel, token_ids: Sequence[NDArray[np.int32]], inputs: MediaInputs
+) -> ImageFeatures:
     stand_in = loaded.host.stand_in
+    shown = np.concatenate(token_ids)
     if stand_in is not None:
-        token_ids = np.fromiter([stand_in.model_id, 0], dtype=np.int32)  # and a text's token
-    ids = mx.array(token_ids)[None]
+        shown = np.fromiter([stand_in.model_id, 0], dtype=np.int32)  # and a text's token
+    ids = mx.array(shown)[None]
     arrays = {key: mx.array(value) for key, value in inputs.items()}
     pixel_values = arrays.pop("pixel_values", None)  # a video's have another name
     with loaded.position_lock:

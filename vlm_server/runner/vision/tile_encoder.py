@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 
-from vlm_server.cache.lru import Lease, LruCache
+from vlm_server.cache.lru import LruCache
 from vlm_server.errors import InternalError
 from vlm_server.ports import EncodeWork, MediaInputs
 from vlm_server.runner.device.arrays import read
 from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.vision.layers import by_layers
 from vlm_server.runner.vision.tiles import Tiling, tile_key
 
 TileCache = LruCache[mx.array]
@@ -29,6 +31,9 @@ class TiledRows:
     tokens_at_once: int
 
 
+Parts = Generator[list[mx.array], None, TiledRows]
+
+
 class TileEncoder:
     """For a family with tiles. All calls come from one thread."""
 
@@ -37,41 +42,40 @@ class TileEncoder:
         self._tiling = tiling
         self._cache = cache
 
-    def encode(self, work: EncodeWork) -> TiledRows | None:
-        """A picture's rows; None if it is not cut into tiles.
+    def encode(self, work: EncodeWork) -> Parts | None:
+        """Computes a picture's rows; None if it is not cut into tiles.
 
-        Raises InternalError for features that are not finite, which are not stored.
+        Yields what is to be evaluated on the way. Raises InternalError for features that are not
+        finite, which are not stored.
         """
         tiles = self._tiling.split(work.inputs)
-        if len(tiles) < 2:
-            return None
+        return None if len(tiles) < 2 else self._encode(work, tiles)
+
+    def _encode(self, work: EncodeWork, tiles: list[MediaInputs]) -> Parts:
         keys = [tile_key(tile, work.prompt.cache_salt) for tile in tiles]
         token_ids = work.prompt.token_ids[work.span.start : work.span.end]
         num_tokens = int(np.isin(token_ids, self._loaded.host.media_token_ids).sum())
-        at_once = 0
-        leases = self._stored(keys)  # first of all, so that no new tile displaces them
-        try:
-            for key, tile in zip(keys, tiles, strict=True):
-                if key not in leases:
-                    rows = self._encode_one(tile, num_tokens // len(tiles))
-                    leases[key] = self._cache.put(key, rows, rows.nbytes)
-                    at_once = max(at_once, rows.shape[-2])
-            rows_of_tiles = [leases[key].value for key in keys]
-            joined = self._tiling.join(self._loaded.model, rows_of_tiles, work.inputs)
-            return TiledRows(joined, at_once)
-        finally:
-            for lease in leases.values():
-                lease.release()
+        rows = self._stored(keys)  # first of all, so that no new tile displaces them
+        are_finite = dict[str, mx.array]()
+        for key, tile in zip(keys, tiles, strict=True):
+            if key not in rows:
+                rows[key] = yield from self._encode_one(tile, num_tokens // len(tiles))
+                are_finite[key] = mx.all(mx.isfinite(rows[key]))
+                yield [rows[key], are_finite[key]]
+        joined = self._tiling.join(self._loaded.model, [rows[key] for key in keys], work.inputs)
+        for key, is_finite in are_finite.items():
+            if not read(is_finite):
+                raise InternalError("The features of an image are not finite.")
+            self._cache.put(key, rows[key], rows[key].nbytes).release()
+        return TiledRows(joined, max((rows[key].shape[-2] for key in are_finite), default=0))
 
-    def _stored(self, keys: list[str]) -> dict[str, Lease[mx.array]]:
-        found = {key: self._cache.lease(key) for key in dict.fromkeys(keys)}
-        return {key: lease for key, lease in found.items() if lease is not None}
+    def _stored(self, keys: list[str]) -> dict[str, mx.array]:
+        found = {key: self._cache.get(key) for key in dict.fromkeys(keys)}
+        return {key: rows for key, rows in found.items() if rows is not None}
 
-    def _encode_one(self, tile: MediaInputs, num_tokens: int) -> mx.array:
-        loaded = self._loaded
-        rows = self._tiling.encode(loaded.model, tile, loaded.host.image_token_id, num_tokens)
-        is_finite = mx.all(mx.isfinite(rows))
-        mx.eval(rows, is_finite)
-        if not read(is_finite):
-            raise InternalError("The features of an image are not finite.")
-        return rows
+    def _encode_one(
+        self, tile: MediaInputs, num_tokens: int
+    ) -> Generator[list[mx.array], None, mx.array]:
+        loaded, tiling = self._loaded, self._tiling
+        token_id = loaded.host.image_token_id
+        return by_layers(loaded, lambda: tiling.encode(loaded.model, tile, token_id, num_tokens))

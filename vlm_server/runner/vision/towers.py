@@ -52,9 +52,6 @@ PIXEL_BYTES = "pixel_bytes"
 
 _ALIGNED = 64
 _MOST_GRAPHS = 16
-_PATCHES_OF_A_PART = 1536
-"""Of a picture that is encoded in parts: a part of its layers takes as long as so many patches in
-all layers."""
 
 
 def use_fast_tower(model: Any, tower: type[FrameTower], device: Device) -> None:
@@ -71,7 +68,7 @@ def fast_tower_of(tower: Any) -> type[FrameTower] | None:
 class TowerRows:
     """rows: (tokens, hidden); deepstack: as many of (tokens, hidden) as layers give some.
 
-    parts: what some of the layers give, in their order, if they are to be computed by turns.
+    parts: what the layers give, in their order, if they are to be computed in turns.
     """
 
     rows: mx.array
@@ -142,14 +139,8 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
                 mx.concatenate(list(layer))
                 for layer in zip(*(part.deepstack for part in parts), strict=True)
             ],
-            self._turns(parts),
+            [each for part in parts for each in part.parts],
         )
-
-    def _turns(self, grids: list[TowerRows]) -> list[mx.array]:
-        """The parts of all grids, each of which ends with its rows; but for the last rows."""
-        if not self.device.encodes_in_turns:
-            return []
-        return [each for made in grids for each in (*made.parts, made.rows)][:-1]
 
     def _graph_of(self, grid: Grid) -> _Graph:
         """What makes rows and deepstack of the patches of such a grid: compiled where that pays.
@@ -173,20 +164,12 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         positions = patch_positions(grid.height, grid.width, self.spatial_merge_size)
         x = self._embed(pixel_values, grid, positions)
         rope, segments = self._rope(positions), Segments(((1, grid.frame_patches),))
-        deepstack, parts, ends = [], [], self._ends_of_parts(grid)
+        deepstack, parts = [], []
         for number, block in enumerate(self.blocks):
             x = self._layer(block, x, rope, segments)
             deepstack += self._deepstack(number, x)
-            parts += [x] if number in ends else []
+            parts += [x] if self.device.encodes_in_turns else []
         return TowerRows(self._merge(_flat(x)), deepstack, parts)
-
-    def _ends_of_parts(self, grid: Grid) -> set[int]:
-        """The layers after which a turn ends."""
-        if not self.device.encodes_in_turns:
-            return set()
-        num_layers = len(self.blocks)
-        num_parts = min(-(-grid.patches // _PATCHES_OF_A_PART), num_layers)
-        return {num_layers * part // num_parts - 1 for part in range(1, num_parts)}
 
     def _embed(self, pixel_values: mx.array, grid: Grid, positions: NDArray[np.int32]) -> mx.array:
         """What enters the first layer: (frames, patches, hidden)."""
@@ -267,11 +250,11 @@ class WindowTower(FrameTower):
         rope, frame = self._rope(positions), Segments(((1, grid.frame_patches),))
         runs = tuple((count, tokens * unit) for count, tokens in layout.windows)
         windows = many_segments(runs, self.blocks[0].attn.head_dim, x.dtype)
-        parts, ends = [], self._ends_of_parts(grid)
+        parts = []
         for number, block in enumerate(self.blocks):
             segments = frame if number in self._frame_layers else windows
             x = self._layer(block, x, rope, segments)
-            parts += [x] if number in ends else []
+            parts += [x] if self.device.encodes_in_turns else []
         rows = self.merger(_flat(x)).reshape(grid.frames, len(layout.order), -1)
         return TowerRows(_flat(rows[:, mx.array(np.argsort(layout.order))]), [], parts)
 
