@@ -153,7 +153,7 @@ class ModelRunner:
         try:
             if self._loaded.text.plan_next():
                 return True
-            return attention is not None and attention.plan_next()
+            return attention.plan_next()
         except Exception:
             logger.exception("planning ahead failed")
             return True  # what failed is noted, and the next is tried

@@ -23,6 +23,10 @@ from vlm_server.runner.kv.bounded_layer import BoundedLayer, LayerBeside
 
 _NAME = "scaled_dot_product_attention"
 _MLX_VLM = base.scaled_dot_product_attention
+_FUSED_HEAD_SIZES = frozenset({64, 72, 80, 96, 128})
+"""Those at which MLX fuses attention of many queries on Metal."""
+_MOST_SCORE_BYTES = 128 << 20
+"""Of a block of queries: more would save no time."""
 
 Mask = mx.array | str | None
 """`causal`, or what may be attended to: (rows or 1, 1, queries, keys) bool; None for all."""
@@ -70,19 +74,10 @@ class Attention(Protocol):
         ...
 
 
-class CpuAttention:
-    """Plain causal attention in float32: see `cpu_attention`."""
+class MlxAttention:
+    """MLX's own, for layers of which a step that is compiled knows the bounds alone."""
 
     appends_in_place = False
-
-    def takes(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:
-        is_causal = isinstance(mask, str) and mask == "causal"
-        return is_causal and queries.dtype == keys.dtype == mx.float32
-
-    def __call__(
-        self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Mask
-    ) -> mx.array:
-        return attention_on_cpu(queries, keys, values, scale, is_causal=True)
 
     def within(self, queries: mx.array, layer: BoundedLayer, scale: float) -> mx.array:
         """By MLX's own attention, with a mask."""
@@ -112,30 +107,84 @@ class CpuAttention:
         return False
 
 
-def attention_on(device: Device, context_tokens: int) -> Attention | None:
-    """Ours; None where MLX's own is as good. `context_tokens`: the most of prompt and answer."""
+class CpuAttention(MlxAttention):
+    """Plain causal attention in float32: see `cpu_attention`."""
+
+    def takes(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:
+        is_causal = isinstance(mask, str) and mask == "causal"
+        return is_causal and queries.dtype == keys.dtype == mx.float32
+
+    def __call__(
+        self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Mask
+    ) -> mx.array:
+        return attention_on_cpu(queries, keys, values, scale, is_causal=True)
+
+
+class MetalAttention(MlxAttention):
+    """MLX's attention by blocks of queries, where it would hold all scores at once.
+
+    On Metal that is for more than 8 queries of other head sizes than `_FUSED_HEAD_SIZES`; MLX has
+    fused kernels for 192 and 256, too, but prefers the other way for speed.
+    """
+
+    def takes(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:
+        size = queries.shape[-1]
+        return size not in _FUSED_HEAD_SIZES and _queries_at_once(queries, keys) < queries.shape[2]
+
+    def __call__(
+        self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Mask
+    ) -> mx.array:
+        num_queries, num_keys = queries.shape[2], keys.shape[2]
+        is_causal = isinstance(mask, str)
+        step, blocks = _queries_at_once(queries, keys), []
+        for start in range(0, num_queries, step):
+            end = min(start + step, num_queries)
+            most = num_keys - num_queries + end if is_causal else num_keys
+            part = mask
+            if isinstance(mask, mx.array) and mask.shape[-2] > 1:
+                part = mask[..., start:end, :]
+            blocks.append(
+                mx.fast.scaled_dot_product_attention(
+                    queries[:, :, start:end],
+                    keys[:, :, :most],
+                    values[:, :, :most],
+                    scale=scale,
+                    mask=part,
+                )
+            )
+        return mx.concatenate(blocks, axis=2)
+
+
+def _queries_at_once(queries: mx.array, keys: mx.array) -> int:
+    """So many that their scores, in float32, take `_MOST_SCORE_BYTES`; at least 16."""
+    rows, heads = queries.shape[:2]
+    return max(16, _MOST_SCORE_BYTES // (4 * rows * heads * keys.shape[2]))
+
+
+def attention_on(device: Device, context_tokens: int) -> Attention:
+    """Ours for a device. `context_tokens`: the most of prompt and answer."""
     if device.is_cpu:
         return CpuAttention()
-    if device.kind is not DeviceKind.CUDA:
-        return None
+    if device.kind is DeviceKind.METAL:
+        return MetalAttention()
     return CudaAttention(context_tokens, kept_plans())
 
 
 class ModelAttention:
     """Our attention in the place of mlx-vlm's, in the modules of one model's layers."""
 
-    def __init__(self, language_model: Any, attention: Attention | None) -> None:
+    def __init__(self, language_model: Any, attention: Attention) -> None:
         self.attention = attention
-        self._modules = _attending_modules(language_model) if attention else ()
+        self._modules = _attending_modules(language_model)
 
     @property
     def appends_in_place(self) -> bool:
         """See `Attention`."""
-        return self.attention is not None and self.attention.appends_in_place
+        return self.attention.appends_in_place
 
     def is_planned(self, num_queries: int, num_keys: int) -> bool:
         """See `Attention`."""
-        return self.attention is None or self.attention.is_planned(num_queries, num_keys)
+        return self.attention.is_planned(num_queries, num_keys)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -163,12 +212,11 @@ class ModelAttention:
         if isinstance(cache, (BoundedLayer, LayerBeside)):
             if not is_plain or mask is not None:
                 raise NotImplementedError("this model attends in a way of its own")
-            assert self.attention is not None
             cache.is_read = True
             if isinstance(cache, LayerBeside):
                 return self.attention.beside(queries, cache, scale)
             return self.attention.within(queries, cache, scale)
-        if is_plain and self.attention and self.attention.takes(queries, keys, mask):
+        if is_plain and self.attention.takes(queries, keys, mask):
             return self.attention(queries, keys, values, scale, mask)
         output: mx.array = _MLX_VLM(
             queries, keys, values, cache, scale=scale, mask=mask, sinks=sinks

@@ -8,10 +8,17 @@ import mlx.core as mx
 import pytest
 from mlx_vlm.models import base, llava, qwen2_vl
 
+from tests.active_memory import active_bytes
 from tests.unit.runner.test_cpu_attention import SCALE, drawn, theirs
 from vlm_server.runner.cuda.attention import CudaAttention
 from vlm_server.runner.device.device import Device, DeviceKind
-from vlm_server.runner.text.attention import CpuAttention, ModelAttention, attention_on
+from vlm_server.runner.text import attention
+from vlm_server.runner.text.attention import (
+    CpuAttention,
+    MetalAttention,
+    ModelAttention,
+    attention_on,
+)
 
 
 def layer_of(module: ModuleType) -> object:
@@ -39,12 +46,6 @@ def test_layers_call_it_for_a_while():
     assert module.scaled_dot_product_attention is base.scaled_dot_product_attention
     assert len(calls) == 1
     assert mx.allclose(found, theirs(q, k, v, "causal"), atol=1e-5)
-
-
-def test_without_one_nothing_is_exchanged():
-    with ModelAttention(LANGUAGE_MODEL, None).in_place():
-        now = qwen2_vl.language.scaled_dot_product_attention
-        assert now is base.scaled_dot_product_attention
 
 
 @pytest.mark.parametrize("mask", [None, mx.tril(mx.ones((5, 9), dtype=mx.bool_), 4)])
@@ -79,4 +80,43 @@ def test_each_device_has_its_own():
 
     assert on(DeviceKind.CPU) is CpuAttention
     assert on(DeviceKind.CUDA) is CudaAttention
-    assert on(DeviceKind.METAL) is type(None)
+    assert on(DeviceKind.METAL) is MetalAttention
+
+
+@pytest.mark.parametrize("head_size", [48, 192, 256, 512])
+@pytest.mark.parametrize("mask", ["causal", None, "array", "row"])
+def test_blocks_of_queries_attend_as_all_do(
+    monkeypatch: pytest.MonkeyPatch, head_size: int, mask: str | None
+):
+    monkeypatch.setattr(attention, "_MOST_SCORE_BYTES", 1)
+    q, k, v = (
+        mx.random.normal((2, heads, n, head_size)) for heads, n in ((4, 50), (2, 70), (2, 70))
+    )
+    given: attention.Mask = mask
+    if mask == "array":
+        given = mx.random.uniform(shape=(2, 1, 50, 70)) > 0.3
+    elif mask == "row":
+        given = mx.random.uniform(shape=(1, 1, 1, 70)) > 0.3
+    blocks = MetalAttention()
+    assert blocks.takes(q, k, given)
+    found = blocks(q, k, v, 0.1, given)
+    assert mx.allclose(found, theirs(q * (0.1 / SCALE), k, v, given), atol=1e-5)
+
+
+def test_metal_fuses_the_usual_head_sizes_and_few_queries():
+    many, few, keys = mx.zeros((1, 8, 2048, 256)), mx.zeros((1, 8, 8, 256)), (1, 2, 1 << 17)
+    assert MetalAttention().takes(many, mx.zeros((*keys, 256)), "causal")
+    assert not MetalAttention().takes(few, mx.zeros((*keys, 256)), "causal")
+    fused = mx.zeros((1, 8, 2048, 128))
+    assert not MetalAttention().takes(fused, mx.zeros((*keys, 128)), "causal")
+
+
+def test_scores_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch):
+    """All at once they would take 256 MiB."""
+    monkeypatch.setattr(attention, "_MOST_SCORE_BYTES", 4 << 20)
+    q, k = mx.zeros((1, 8, 1024, 256)), mx.zeros((1, 1, 8192, 256))
+    mx.eval(q, k)
+    before = active_bytes()
+    mx.reset_peak_memory()
+    mx.eval(MetalAttention()(q, k, k, 0.1, "causal"))
+    assert mx.get_peak_memory() - before < 128 << 20
