@@ -118,7 +118,7 @@ class Planner:
             return
         works = [work for work in plan.prefills if work.request_id in self._requests]
         if len(works) == 1 and works[0].request_id not in result.failures:
-            self._chunk_sizer.note(works[0].num_tokens, seconds)
+            self._chunk_sizer.note(works[0].num_tokens, seconds, works[0].start)
         if plan.new and works and works[0].is_last:
             self._prefill_batcher.note(
                 [self._requests[work.request_id] for work in works],
@@ -244,7 +244,7 @@ class Planner:
         beside = self._tokens_beside(prompt, num_decoding) if num_decoding else 0
         size = min(beside, self._max_chunk_tokens)
         if not size:
-            size = self._chunk_sizer.chunk_tokens(left, others_decode=num_decoding > 0)
+            size = self._chunk_sizer.chunk_tokens(left, start, others_decode=num_decoding > 0)
         end = start + min(left, size)
         points = prompt.snapshot_points[bisect_right(prompt.snapshot_points, start) :]
         end = max(prompt.atomic_prefill_tokens, min([end, *points[:1]]))

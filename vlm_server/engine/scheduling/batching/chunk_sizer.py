@@ -19,10 +19,19 @@ _WORTH_HALVING = 0.75
 """A chunk is halved only if half of it takes less than this share of its time."""
 _WITH_ITS_REST = 1.25
 """A chunk may be this much larger if that leaves nothing for another one."""
+_ALONE_SECONDS = 1.0
+"""Of a chunk while nobody decodes: a request that comes meanwhile waits for it, and Metal ends
+what keeps the screen waiting."""
+_DOUBLING_TOKENS = 32768
+"""A chunk after so many tokens takes about twice as long as a prompt's first, with models of two to
+eight billion parameters."""
 
 
 class ChunkSizer:
-    """Sizes prefill chunks so that decoding sequences wait no longer than a step may take."""
+    """Sizes prefill chunks so that decoding sequences wait no longer than a step may take.
+
+    Times are kept as those of a prompt's first tokens.
+    """
 
     def __init__(self, max_step_seconds: float, max_chunk_tokens: int) -> None:
         self._max_step_seconds = max_step_seconds
@@ -32,30 +41,35 @@ class ChunkSizer:
         self._seconds: dict[int, list[float]] = {}
         """Those seconds, by size."""
 
-    def note(self, num_tokens: int, seconds: float) -> None:
-        """A chunk of `num_tokens` took `seconds`; larger ones than allowed, atomic, are ignored."""
+    def note(self, num_tokens: int, seconds: float, num_before: int = 0) -> None:
+        """A chunk of `num_tokens` after `num_before` others of its prompt took `seconds`.
+
+        Larger ones than allowed, atomic, are ignored.
+        """
         if num_tokens > self._max_chunk_tokens:
             return
-        self._last.append((_size_of(num_tokens), seconds))
+        self._last.append((_size_of(num_tokens), seconds / _growth(num_before)))
         by_size: dict[int, list[float]] = {}
         for size, each in self._last:
             by_size[size] = [*by_size.get(size, []), each][-_LAST_OF_A_SIZE:]
         self._seconds = by_size
 
-    def chunk_tokens(self, num_left: int, *, others_decode: bool) -> int:
+    def chunk_tokens(self, num_left: int, num_before: int = 0, *, others_decode: bool) -> int:
         """Tokens of the next chunk of a prompt that has `num_left`; at least one."""
-        size = self._fitting() if others_decode else self._max_chunk_tokens
+        most_seconds = self._max_step_seconds if others_decode else _ALONE_SECONDS
+        if self._seconds:
+            size = self._fitting(most_seconds / _growth(num_before))
+        else:
+            size = min(_FIRST_TOKENS, self._max_chunk_tokens)
         if num_left <= min(_WITH_ITS_REST * size, self._max_chunk_tokens):
             return num_left
         return size
 
-    def _fitting(self) -> int:
+    def _fitting(self, most_seconds: float) -> int:
         """The largest size that fits, or one below which chunks would not take much less."""
-        if not self._seconds:
-            return min(_FIRST_TOKENS, self._max_chunk_tokens)
         size = _power_of_two(self._max_chunk_tokens + 1) // 2
         least = max(_LEAST_TOKENS, min(self._seconds) // 2)
-        while size > least and self._expected(size) > self._max_step_seconds:
+        while size > least and self._expected(size) > most_seconds:
             if size // 2 in self._seconds and self._saves_little(size):
                 break
             size //= 2
@@ -83,6 +97,11 @@ class ChunkSizer:
         large, slow = smaller[-1]
         small, fast = smaller[0] if len(smaller) == 2 else (0, slow / 2)
         return slow + max(0.0, slow - fast) / (large - small) * (size - large)
+
+
+def _growth(num_before: int) -> float:
+    """How much longer a chunk takes after so many tokens: it attends to all of them."""
+    return 1 + num_before / _DOUBLING_TOKENS
 
 
 def _size_of(num_tokens: int) -> int:

@@ -87,10 +87,37 @@ def test_takes_a_small_rest_along():
     assert pace.chunk_tokens(5, others_decode=True) == 5
 
 
-def test_takes_the_largest_while_nobody_waits():
+def test_takes_a_second_while_nobody_waits():
+    """Who comes meanwhile waits for it."""
     pace = ChunkSizer(0.05, 2048)
-    pace.note(16, 9.0)
-    assert pace.chunk_tokens(10**6, others_decode=False) == 2048
+    assert pace.chunk_tokens(10**6, others_decode=False) == 128, "nothing is measured"
+    for _ in range(8):
+        size = pace.chunk_tokens(10**6, others_decode=False)
+        pace.note(size, size * 1.5e-3)
+    assert size == 512
+    for _ in range(40):
+        size = pace.chunk_tokens(10**6, others_decode=False)
+        pace.note(size, size * 1e-4)
+    assert size == 2048
+
+
+@pytest.mark.parametrize("others_decode", [True, False])
+def test_chunks_are_shorter_late_in_a_prompt(others_decode: bool):
+    """The first one already, as when a long beginning is cached."""
+    pace = ChunkSizer(1.0, 2048)
+
+    def made(num_before: int, count: int) -> list[int]:
+        sizes = []
+        for _ in range(count):
+            sizes.append(pace.chunk_tokens(10**6, num_before, others_decode=others_decode))
+            pace.note(sizes[-1], sizes[-1] * 6e-4 * (1 + num_before / 30_000), num_before)
+        return sizes
+
+    assert made(0, 10)[-1] == 1024
+    late = made(100_000, 10)
+    assert late[0] <= 512
+    assert late[-1] == 256
+    assert made(0, 10)[-1] == 1024
 
 
 def test_learns_from_prompts_that_a_chunk_takes_with_its_rest():
