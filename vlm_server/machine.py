@@ -7,11 +7,14 @@ all enclosing groups apply; those above the root of a container can't be seen fr
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+NO_PRESSURE = 1
+_PRESSURE = b"kern.memorystatus_vm_pressure_level"
 _ROOT = Path("/")
 _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RAYON_NUM_THREADS")
 
@@ -25,6 +28,21 @@ def memory_bytes(root: Path = _ROOT) -> int:
     names = ("memory.max", "memory.high", "memory.limit_in_bytes")
     found = [_number(group / name) for group in _groups("memory", root) for name in names]
     return min([physical, *(limit for limit in found if limit is not None and limit > 0)])
+
+
+def memory_pressure() -> int:
+    """How short of memory macOS says that the machine is; `NO_PRESSURE`, or more: 2 or 4.
+
+    `NO_PRESSURE` where nothing can be read.
+    """
+    level = ctypes.c_int(NO_PRESSURE)
+    size = ctypes.c_size_t(ctypes.sizeof(level))
+    try:
+        sysctl = ctypes.CDLL(None).sysctlbyname
+    except AttributeError:  # not on macOS
+        return NO_PRESSURE
+    failed = sysctl(_PRESSURE, ctypes.byref(level), ctypes.byref(size), None, ctypes.c_size_t(0))
+    return NO_PRESSURE if failed else level.value
 
 
 def num_cpus(root: Path = _ROOT) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import mlx_vlm
 import pytest
+from mlx_vlm.models import rope_utils
 from mlx_vlm.models.rope_utils import MRoPERotaryEmbedding
 
 from tests.integration.harness import load_model
@@ -30,6 +31,17 @@ def test_all_layers_share_one(tiny_model: TinyModel, family: str):
     assert loaded.decode_positions is DecodePositions.ONE
     attentions = [getattr(layer, "self_attn", None) for layer in loaded.language_model.layers]
     assert len({id(each.rotary_emb) for each in attentions if each is not None}) == 1
+
+
+def test_metals_own_kernel_is_replaced_as_well(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+):
+    """It is compiled for each shape, too."""
+    monkeypatch.setattr(rope_utils, "_HAS_METAL", True)
+    model, _ = mlx_vlm.load(str(tiny_model("qwen2_5_vl")))
+    assert model.language_model.layers[0].self_attn.rotary_emb.fused_apply
+    assert use_shared_mrope(model.language_model)
+    assert decode_positions(model.language_model, has_mrope=True) is DecodePositions.ONE
 
 
 def test_other_families_keep_their_own(tiny_model: TinyModel):

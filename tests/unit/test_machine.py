@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -98,3 +100,19 @@ def test_processors_of_version_2(tmp_path: Path, quota: str, cpus: int) -> None:
     root = system(tmp_path, "0::/a\n", V2_MOUNT.format(root="/"), a__cpu_DOT_max=quota)
     assert machine.num_cpus(root) == cpus
     assert machine.thread_environment(root)["OPENBLAS_NUM_THREADS"] == str(cpus)
+
+
+def test_where_no_pressure_can_be_read_there_is_none() -> None:
+    assert machine.memory_pressure() == machine.NO_PRESSURE
+
+
+def test_pressure_is_what_the_system_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sysctlbyname(name: bytes, level: Any, size: Any, new: None, new_size: Any) -> int:
+        assert name == b"kern.memorystatus_vm_pressure_level"
+        assert (size._obj.value, new, new_size.value) == (4, None, 0)
+        level._obj.value = 4
+        return 0
+
+    library = SimpleNamespace(sysctlbyname=sysctlbyname)
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda _: library)
+    assert machine.memory_pressure() == 4

@@ -245,8 +245,9 @@ class EngineLoop:
             return min(_STATS_SECONDS, self._scheduler.seconds_to_deadline())
         left = self._governor.idle_seconds_left()
         until_clear = None if left is None else min(left, _STATS_SECONDS)
-        waits = [each for each in (until_clear, self._seconds_to_plan()) if each is not None]
-        return min(waits, default=None)
+        until_look = self._governor.seconds_to_look()
+        waits = (until_clear, until_look, self._seconds_to_plan())
+        return min((each for each in waits if each is not None), default=None)
 
     def _handle(self, message: Message) -> list[Event]:
         match message:
@@ -298,8 +299,10 @@ class EngineLoop:
     def _clear_if_idle(self, plan: SchedulerOutput) -> None:
         if plan.has_requests:
             self._governor.note_work()
-        elif not plan.has_runner_work and self._governor.idle_seconds_left() == 0:
-            self._governor.idle()
+        elif not plan.has_runner_work:
+            self._governor.yield_to_others()
+            if self._governor.idle_seconds_left() == 0:
+                self._governor.idle()
 
     # ---- what goes out -------------------------------------------------------------
 

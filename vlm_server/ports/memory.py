@@ -19,8 +19,8 @@ class DeviceMemory(Protocol):
     """The device's allocator. All calls come from the runner's thread."""
 
     @property
-    def device_bytes(self) -> int:
-        """All that the device has."""
+    def is_shared(self) -> bool:
+        """Whether it is the machine's own, which all programs need, even while this one idles."""
         ...
 
     @property
@@ -44,6 +44,10 @@ class DeviceMemory(Protocol):
 
     def clear(self) -> None:
         """Give what is kept for reuse back to the system, once what is under way is done."""
+        ...
+
+    def is_short(self) -> bool:
+        """Whether other programs need some of it. Asks the driver or the system: takes time."""
         ...
 
     def device_used_bytes(self) -> int:

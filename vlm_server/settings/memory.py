@@ -81,8 +81,8 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         int,
         Meta(
             ge=0,
-            description="Maximum device memory; 0 is automatic: what the system recommends on "
-            "Metal, 90% of a CUDA device's memory, half of the machine's on a CPU.",
+            description="Maximum device memory; 0 is automatic: on a Mac what leaves room for the "
+            "system, 90% of a CUDA device's memory, half of the machine's on a CPU.",
         ),
     ] = 0
     model_room_bytes: Annotated[

@@ -456,7 +456,6 @@ class FakeMemory:
     active_bytes: int = 1
     pool_bytes: int = 2
     limit_bytes: int = 1 << 40
-    device_bytes: int = 1 << 40
     peak_bytes: int = 3
     num_clears: int = 0
     trims_own_pool: bool = False
@@ -465,6 +464,8 @@ class FakeMemory:
     used_bytes: int = 5
     """Of the device, as the driver says."""
     num_driver_calls: int = 0
+    others_need_some: bool = False
+    is_shared: bool = False
 
     def read(self) -> MemoryReading:
         return MemoryReading(self.active_bytes, self.pool_bytes, self.limit_bytes)
@@ -483,6 +484,9 @@ class FakeMemory:
     def clear(self) -> None:
         self.pool_bytes = 0
         self.num_clears += 1
+
+    def is_short(self) -> bool:
+        return self.others_need_some
 
     def device_used_bytes(self) -> int:
         self.num_driver_calls += 1

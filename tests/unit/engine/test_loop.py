@@ -77,7 +77,9 @@ class Engine:
         self.encoder = encoder or FakeEncoder()
         self.runner = runner or FakeRunner(limits.max_num_seqs, limits.prefill_chunk_tokens)
         caches, self.inbox, self.events = Caches.of(), Inbox(), list[Event]()
-        governor = self.governor = Governor(memory or Memory(), FakeMemory(), FakeProcess(), caches)
+        self.memory = FakeMemory()
+        settings = memory or Memory()
+        governor = self.governor = Governor(settings, self.memory, FakeProcess(), caches)
         admission = Admission(governor, self.runner.kv_bytes, limits.prefill_chunk_tokens)
         self.scheduler = Scheduler(
             limits, ByteDecoder(), caches, admission, header_pixels, self.runner.tokens_beside
@@ -649,3 +651,20 @@ def test_idle_comes_after_the_last_sequence_has_left(monkeypatch: pytest.MonkeyP
     engine.loop.step()
     assert held
     assert set(held) == {0}
+
+
+def test_an_idle_engine_gives_others_what_they_need(monkeypatch: pytest.MonkeyPatch):
+    """Though nobody asks it for anything, where memory is the machine's."""
+    monkeypatch.setattr("vlm_server.engine.memory.governor._DRIVER_SECONDS", 0.02)
+    engine = Engine(memory=Memory(idle_clear_seconds=3600))
+    engine.memory.is_shared, engine.memory.pool_bytes = True, 1 << 30
+    engine.thread.start()
+    engine.inbox.put(submit("a"))
+    engine.wait_for(Finished, "a")
+    assert engine.memory.num_clears == 0
+    engine.memory.others_need_some = True
+    deadline = time.monotonic() + 10
+    while not engine.memory.num_clears and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert engine.memory.num_clears == 1
+    engine.drain()

@@ -29,10 +29,8 @@ _DECODED_TOKENS = 2048
 """Between two looks at the pool while answers run: the more sequences, the fewer steps."""
 _NEAR_SHARE = 16
 """Memory is near its limit if less than this part (one in so many) of it is left."""
-_FULL_SHARE = 32
-"""If less than this part of a device is free, another program may need some."""
 _DRIVER_SECONDS = 5.0
-"""How old the driver's figure may be: asking for it takes time between two steps."""
+"""How old what the driver or the system says may be: asking takes time between two steps."""
 _SETTLE_CALLS = 8
 """Calls of `make_room_for_reserved` after which a settling that helped nothing is tried again."""
 
@@ -67,8 +65,8 @@ class Governor:
         self._device_used_bytes = 0
         """As the driver said last."""
         self._driver_due = -math.inf
-        self._is_device_full = False
-        """As the driver said, and nothing was done about it since."""
+        self._is_short = False
+        """Whether other programs needed memory then, and nothing was done about it since."""
 
     def reset_stats(self) -> None:
         """Take what is held now as held without any request; count decisions from zero."""
@@ -221,14 +219,32 @@ class Governor:
 
         To be called after every step, whether or not anything was decoded.
         """
-        if self._is_device_full:
-            self._is_device_full = False
-            self._carry_out(self._others_rule(self._memory.read()))
+        self.yield_to_others()
         self._decoded_tokens += num_seqs
         if self._decoded_tokens < _DECODED_TOKENS or somebody_waits:
             return
         self._decoded_tokens = 0
         self._carry_out(self._decode_rule(self._memory.read()))
+
+    def yield_to_others(self) -> None:
+        """If other programs needed memory when the driver was asked last, give some back.
+
+        The pool first; half of the caches if it is empty.
+        """
+        if self._is_short:
+            self._is_short = False
+            self._carry_out(self._others_rule(self._memory.read()))
+
+    def seconds_to_look(self) -> float | None:
+        """When `read` and `yield_to_others` want to be called though nothing else happens.
+
+        None if there is nothing that others could need, or if they can't need it.
+        """
+        pool_bytes = self._memory.read().pool_bytes
+        has_some = pool_bytes > _SMALL_POOL_BYTES or self._caches.evictable_bytes > 0
+        if not (self._memory.is_shared and has_some):
+            return None
+        return 0.0 if self._is_short else max(0.0, self._driver_due - self._clock())
 
     def relieve(self) -> None:
         """An allocation failed: free whatever nobody uses."""
@@ -250,7 +266,9 @@ class Governor:
         return Clear("decode") if is_near else Keep()
 
     def _others_rule(self, reading: MemoryReading) -> Decision:
-        return Clear("others") if reading.pool_bytes > _SMALL_POOL_BYTES else Keep()
+        if reading.pool_bytes > _SMALL_POOL_BYTES:
+            return Clear("others")
+        return Evict(-(-self._caches.evictable_bytes // 2))
 
     def _must_clear(self, reading: MemoryReading, needed_bytes: int) -> bool:
         """Whether the pool would be in the way, and the allocator does not trim it by itself."""
@@ -294,9 +312,8 @@ class Governor:
         if now < self._driver_due:
             return
         self._driver_due = now + _DRIVER_SECONDS
-        size, used = self._memory.device_bytes, self._memory.device_used_bytes()
-        self._device_used_bytes = used
-        self._is_device_full = used > 0 and size - used < size // _FULL_SHARE
+        self._device_used_bytes = self._memory.device_used_bytes()
+        self._is_short = self._memory.is_short()
 
     def _carry_out(self, decision: Decision) -> None:
         match decision:

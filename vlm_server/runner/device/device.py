@@ -13,6 +13,10 @@ CUDA_BLOCK_TOKENS = 256
 """More than `KVCache.step` would not fit into a cache's room."""
 
 
+_FULL_SHARE = 32
+"""If less than this part of a device (one in so many) is free, another program may need some."""
+_SYSTEM_BYTES = 6 << 30
+"""What a Mac's system and other programs need, of the memory that a GPU shares with them."""
 _LEAST_CAPABILITY = 8
 """CUDA's compute capability that our kernels need: Ampere's."""
 
@@ -88,18 +92,35 @@ class Device:
     def encodes_in_turns(self) -> bool:
         """Whether media are encoded by the thread that decodes, in parts between its steps.
 
-        Where a tower of ours does it. Else another thread encodes them meanwhile, and the device
-        does both at once, as a CPU does. On CUDA, a decode step would take as long as the encode.
+        Else another thread encodes them meanwhile: a CPU does both at once. On a GPU, a decode step
+        would take as long as the encode.
         """
-        return self.kind is DeviceKind.CUDA
+        return not self.is_cpu
 
     @property
     def draft_widths(self) -> tuple[int, ...]:
         """How many tokens of a sequence a step may take that verifies drafts.
 
-        On CUDA, 16 take as long as two: launching the kernels takes most of a step.
+        On CUDA, 16 take as long as two: launching the kernels takes most of a step. Metal's
+        attention of few queries takes up to 8.
         """
-        return (16,) if self.kind is DeviceKind.CUDA else (2, 3, 4, 6, 8, 12, 16)
+        match self.kind:
+            case DeviceKind.CPU:
+                return (2, 3, 4, 6, 8, 12, 16)
+            case DeviceKind.METAL:
+                return (2, 4, 8)
+            case DeviceKind.CUDA:
+                return (16,)
+
+    def is_short_of_memory(self) -> bool:
+        """Whether other programs need memory: little of the device is free, or the system says so.
+
+        Takes time. Never for a CPU, whose system takes back what is not used.
+        """
+        if self.kind is DeviceKind.METAL:
+            return machine.memory_pressure() > machine.NO_PRESSURE
+        used = self.used_bytes()
+        return used > 0 and self.memory_bytes - used < self.memory_bytes // _FULL_SHARE
 
     def used_bytes(self) -> int:
         """What all programs use of a CUDA device, as its driver says.
@@ -125,5 +146,10 @@ def current_device() -> Device:
         runs_our_kernels = int(info.get("compute_capability_major", 0)) >= _LEAST_CAPABILITY
         return Device(DeviceKind.CUDA, name, total, 9 * total // 10, runs_our_kernels)
     total = int(info.get("memory_size", machine_bytes))
-    recommended = int(info.get("max_recommended_working_set_size", 0))
-    return Device(DeviceKind.METAL, name, total, recommended or 9 * total // 10)
+    recommended = int(info.get("max_recommended_working_set_size", total))
+    return Device(DeviceKind.METAL, name, total, _suitable_bytes(total, recommended))
+
+
+def _suitable_bytes(total: int, recommended: int) -> int:
+    """Of a Mac's memory: commands fail if all buffers take more than Metal recommends."""
+    return min(85 * recommended // 100, max(total - _SYSTEM_BYTES, total // 2))

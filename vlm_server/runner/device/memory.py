@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from vlm_server.ports import MemoryReading
-from vlm_server.runner.device.device import Device
+from vlm_server.runner.device.device import Device, DeviceKind
 from vlm_server.settings import Memory
 
 NO_MEMORY = "The device ran out of memory; please try again."
@@ -61,8 +61,8 @@ class MlxMemory:
         return self._pool_limit_bytes
 
     @property
-    def device_bytes(self) -> int:
-        return self._device.memory_bytes
+    def is_shared(self) -> bool:
+        return self._device.kind is DeviceKind.METAL
 
     @property
     def trims_own_pool(self) -> bool:
@@ -84,6 +84,10 @@ class MlxMemory:
         """Waits for this thread's stream. What an encode holds meanwhile is not in the pool."""
         self.settle()
         mx.clear_cache()
+
+    def is_short(self) -> bool:
+        """See `DeviceMemory`."""
+        return self._device.is_short_of_memory()
 
     def device_used_bytes(self) -> int:
         """Of a CUDA device. A CPU's and Metal's memory is the machine's: see `ProcessMemory`."""

@@ -4,8 +4,7 @@ mlx-vlm compiles its M-RoPE for each input shape, and MLX keeps every compilatio
 prompt length that ever occurred. Here the angles of a call are computed once for all layers, and
 RoPE is applied by code that is compiled once for all shapes.
 
-A text token has one position three times, whatever the family: there M-RoPE is plain RoPE. Metal is
-left out: mlx-vlm has an M-RoPE kernel for it.
+A text token has one position three times, whatever the family: there M-RoPE is plain RoPE.
 """
 
 from __future__ import annotations
@@ -88,7 +87,6 @@ def _is_known(embedding: Any) -> bool:
         isinstance(embedding, MRoPERotaryEmbedding)
         and embedding.style in _STYLES
         and embedding.attention_scaling == 1.0
-        and not embedding.fused_apply
     )
 
 

@@ -24,7 +24,7 @@ from vlm_server.runner.device.device import Device
 from vlm_server.runner.rope import Rope
 
 _THETA = 10000.0
-_FUSED_HEAD_SIZES = (64, 80, 128)
+_FUSED_HEAD_SIZES = (64, 72, 80, 96, 128)
 """What MLX's fused attention takes on Metal; other head sizes are padded with zeros."""
 
 

@@ -27,7 +27,7 @@ class Ground:
     """A device of 1000 MiB, of which weights hold 100; a cache, and a clock. Sizes in MiB."""
 
     def __init__(self, **settings: object) -> None:
-        self.memory = FakeMemory(WEIGHTS * MIB, 0, 1000 * MIB, 1024 * MIB, peak_bytes=0)
+        self.memory = FakeMemory(WEIGHTS * MIB, 0, 1000 * MIB, peak_bytes=0)
         self.process = FakeProcess()
         self.caches = Caches.of(encoder_bytes=500 * MIB)
         self.seconds = 0.0
@@ -246,7 +246,7 @@ def gpu(**settings: object) -> Ground:
     ground = Ground(**settings)
     memory = ground.memory
     memory.trims_own_pool = True
-    memory.device_bytes, memory.limit_bytes = 139 * GIB * MIB, 125 * GIB * MIB
+    memory.limit_bytes = 125 * GIB * MIB
     memory.used_bytes = 40 * GIB * MIB
     ground.hold(active=10 * GIB, pool=12 * GIB)
     return ground
@@ -286,22 +286,10 @@ def test_the_driver_is_asked_every_five_seconds_at_most():
     assert 20 <= ground.memory.num_driver_calls <= 21
 
 
-def test_another_program_gets_the_pool_when_the_device_is_full():
-    """By what the driver says; a thirty-second part of the device is to be free."""
-    ground = gpu()
-    size = ground.memory.device_bytes
-    ground.memory.used_bytes = size - size // 32
-    serve(ground, 10)
-    assert ground.decisions == {}
-    ground.memory.used_bytes += 1
-    serve(ground, 5)
-    assert ground.decisions == {"clear_others": 1}
-
-
 def test_what_another_program_needs_is_given_once_by_what_the_driver_said():
     """In any step, be there answers or a prompt alone; until it says so again."""
     ground = gpu()
-    ground.memory.used_bytes = ground.memory.device_bytes
+    ground.memory.others_need_some = True
     ground.governor.read()
     for _ in range(3):
         ground.hold(active=10 * GIB, pool=GIB)
@@ -313,14 +301,47 @@ def test_what_another_program_needs_is_given_once_by_what_the_driver_said():
     assert ground.decisions == {"clear_others": 2}
 
 
-@pytest.mark.parametrize(("used", "pool"), [(0, 12 * GIB), (139 * GIB, 32)])
-def test_nothing_is_given_to_nobody_and_no_small_pool(used: int, pool: int):
-    """A driver that says nothing, as where device memory is the machine's, says 0."""
+@pytest.mark.parametrize(("needed", "pool"), [(False, 12 * GIB), (True, 32)])
+def test_nothing_is_given_to_nobody_and_no_small_pool(needed: bool, pool: int):
     ground = gpu()
-    ground.memory.used_bytes = used * MIB
+    ground.memory.others_need_some = needed
     ground.hold(active=10 * GIB, pool=pool)
     serve(ground, 20)
     assert ground.decisions == {}
+
+
+def test_caches_yield_by_halves_once_the_pool_is_empty():
+    """As long as the system is short of memory, every five seconds."""
+    ground = gpu()
+    ground.hold(active=10 * GIB, pool=0)
+    for number in range(16):
+        ground.cache(f"{number}", 1)
+    ground.memory.others_need_some = True
+    for left in (8, 4):
+        ground.seconds += 5.0
+        ground.governor.read()
+        ground.governor.yield_to_others()
+        assert ground.cached == left
+        ground.governor.yield_to_others()
+        assert ground.cached == left, "it was not asked again"
+
+
+def test_memory_that_is_the_machines_is_looked_at_while_nothing_happens():
+    """If there is anything to give."""
+    ground = gpu()
+    ground.seconds += 5.0
+    ground.governor.read()
+    assert ground.governor.seconds_to_look() is None, "other programs have memory of their own"
+    ground.memory.is_shared = True
+    assert ground.governor.seconds_to_look() == 5.0
+    ground.seconds += 4.0
+    assert ground.governor.seconds_to_look() == 1.0
+    ground.seconds += 1.0
+    ground.memory.others_need_some = True
+    ground.governor.read()
+    assert ground.governor.seconds_to_look() == 0.0
+    ground.governor.yield_to_others()
+    assert ground.governor.seconds_to_look() is None, "the pool was all"
 
 
 def test_an_allocator_that_does_not_trim_its_pool_is_cleared_near_its_limit_alone(ground: Ground):

@@ -11,6 +11,7 @@ import pytest
 from vlm_server.runner.device.device import Device, DeviceKind, current_device
 
 MACHINE_BYTES = 1 << 12
+GIB = 1 << 30
 CASES = {
     "cpu": ({}, DeviceKind.CPU, "cpu", MACHINE_BYTES, MACHINE_BYTES // 2),
     "cuda": (
@@ -25,12 +26,17 @@ CASES = {
         {"device_name": "T4", "total_memory": 1000, "compute_capability_major": 7},
         DeviceKind.CUDA, "T4", 1000, 900,
     ),
-    "metal": (
-        {"device_name": "M4", "memory_size": 2000, "max_recommended_working_set_size": 1500},
-        DeviceKind.METAL, "M4", 2000, 1500,
+    "a Mac of 8 GB": (
+        {"device_name": "M1", "memory_size": 8 * GIB, "max_recommended_working_set_size": 5 * GIB},
+        DeviceKind.METAL, "M1", 8 * GIB, 4 * GIB,
+    ),
+    "a Mac of 64 GB": (
+        {"device_name": "M4", "memory_size": 64 * GIB, "max_recommended_working_set_size": 3 << 34},
+        DeviceKind.METAL, "M4", 64 * GIB, 48 * GIB * 85 // 100,
     ),
     "metal that recommends nothing": (
-        {"device_name": "M4", "memory_size": 2000}, DeviceKind.METAL, "M4", 2000, 1800,
+        {"device_name": "M4", "memory_size": 64 * GIB}, DeviceKind.METAL, "M4", 64 * GIB,
+        64 * GIB * 85 // 100,
     ),
 }  # fmt: skip
 
@@ -62,3 +68,21 @@ def test_what_follows_from_the_kind(
     assert device.trims_own_pool == trims_own_pool
     assert device.compiles_towers == compiles
     assert device.prefill_padding_tokens == padding_tokens
+
+
+@pytest.mark.parametrize(("used", "is_short"), [(0, False), (3100, False), (3101, True)])
+def test_a_gpu_is_short_of_memory_if_little_is_free(
+    monkeypatch: pytest.MonkeyPatch, used: int, is_short: bool
+):
+    """A driver that says nothing says 0."""
+    monkeypatch.setattr(Device, "used_bytes", lambda _: used)
+    assert Device(DeviceKind.CUDA, "H200", 3200, 1).is_short_of_memory() == is_short
+
+
+@pytest.mark.parametrize(("level", "is_short"), [(1, False), (2, True), (4, True)])
+def test_a_mac_is_short_of_memory_if_the_system_says_so(
+    monkeypatch: pytest.MonkeyPatch, level: int, is_short: bool
+):
+    monkeypatch.setattr("vlm_server.machine.memory_pressure", lambda: level)
+    assert Device(DeviceKind.METAL, "M4", 1, 1).is_short_of_memory() == is_short
+    assert not Device(DeviceKind.CPU, "cpu", 1, 1).is_short_of_memory()

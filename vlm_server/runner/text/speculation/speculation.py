@@ -143,8 +143,8 @@ class StepTimes:
     def __init__(self) -> None:
         self._plain = dict[int, float]()
         """Seconds of a plain step, by rows."""
-        self._slopes = dict[int, float]()
-        """What each further token of a row adds, in plain steps, by rows."""
+        self._slopes = dict[int, dict[int, float]]()
+        """What each further token of a row adds, in plain steps, by rows and width."""
 
     def note(self, rows: int, width: int, seconds: float) -> None:
         """A step of `width` tokens for each of `rows` took so long."""
@@ -154,12 +154,20 @@ class StepTimes:
                 self._plain[rows] = _mixed(known, seconds)
         elif rows in self._plain:
             slope = max(seconds / self._plain[rows] - 1, 0.0) / (width - 1)
-            known = self._slopes.get(rows, _PRIOR_SLOPE)
-            self._slopes[rows] = _mixed(known, min(slope, _OUTLIER * max(known, _PRIOR_SLOPE)))
+            known = self._slope(rows, width)
+            most = _OUTLIER * max(known, _PRIOR_SLOPE)
+            self._slopes.setdefault(rows, {})[width] = _mixed(known, min(slope, most))
 
     def cost(self, rows: int, width: int) -> float:
         """The time of a step in plain steps."""
-        return 1.0 + self._slopes.get(rows, _PRIOR_SLOPE) * (width - 1)
+        return 1.0 + self._slope(rows, width) * (width - 1)
+
+    def _slope(self, rows: int, width: int) -> float:
+        """That of the nearest width that was measured: kernels change at some widths."""
+        measured = self._slopes.get(rows, {})
+        if not measured:
+            return _PRIOR_SLOPE
+        return measured[min(measured, key=lambda one: abs(one - width))]
 
 
 def _mixed(known: float | None, new: float) -> float:

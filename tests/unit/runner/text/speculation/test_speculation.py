@@ -31,6 +31,18 @@ def test_costs_are_learned():
     assert times.cost(2, 8) == StepTimes().cost(2, 8)
 
 
+def test_each_width_has_its_own_costs():
+    """Kernels change at some widths."""
+    times = StepTimes()
+    for _ in range(50):
+        times.note(1, 1, 0.01)
+        times.note(1, 4, 0.011)
+        times.note(1, 8, 0.03)
+    assert times.cost(1, 4) == pytest.approx(1.1, rel=0.05)
+    assert times.cost(1, 8) == pytest.approx(3.0, rel=0.05)
+    assert best_width((2, 4, 8), [[0.95] * 7], times) == 4
+
+
 def test_a_time_of_something_else_is_forgotten():
     times = measured(0.1)
     times.note(1, 1, 1.0)
