@@ -33,6 +33,7 @@
         ├── NotSupported          501  not_supported
         ├── EngineDied            502  engine_died
         ├── OutOfMemory           503  out_of_memory
+        ├── StepTooLong           503  step_too_long
         ├── EngineUnavailable     503  engine_unavailable
         ├── ModelDoesNotFit       503  model_does_not_fit
         ├── QueueTimeout          504  queue_timeout
@@ -235,6 +236,12 @@ class OutOfMemory(RequestError):
     """Device memory ran out while this request ran; another try may succeed."""
 
     status, code, type = 503, "out_of_memory", "server_error"
+
+
+class StepTooLong(RequestError):
+    """The device ended what held it too long; smaller steps may be let through."""
+
+    status, code = 503, "step_too_long"
 
 
 class EngineUnavailable(RequestError):

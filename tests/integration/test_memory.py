@@ -18,7 +18,7 @@ from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished
 from vlm_server.runner import model_runner
 from vlm_server.runner.device.device import Device, DeviceKind, current_device
-from vlm_server.runner.device.memory import MlxMemory, is_out_of_memory
+from vlm_server.runner.device.memory import MlxMemory
 from vlm_server.runner.kv.segments import StateSize, room_for
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.text.decode_batch import DecodeBatch
@@ -218,38 +218,39 @@ def busy(served: Served, monkeypatch: pytest.MonkeyPatch) -> tuple[Engine, int]:
     return engine, baseline
 
 
-def test_an_encode_is_tried_once_more(
+WORK = pytest.mark.parametrize(
+    ("owner", "name"),
+    [(ImageEncoding, "_next_part"), (Prefill, "launch"), (DecodeBatch, "join")],
+    ids=["encode", "prefill", "merge"],
+)
+
+
+@WORK
+def test_what_a_request_waits_for_is_tried_once_more(
     busy: tuple[Engine, int],
     monkeypatch: pytest.MonkeyPatch,
     alone_tokens: list[int],
+    owner: Any,
+    name: str,
 ):
     engine, baseline = busy
     engine.add(ask("a", "what?", picture(1)))
-    patch(monkeypatch, ImageEncoding, "_next_part")
+    patch(monkeypatch, owner, name)
     engine.run()
     assert engine.tokens["a"] == alone_tokens
     assert comes_back_to(baseline)
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "times"),
-    [
-        (ImageEncoding, "_next_part", 2),
-        (Prefill, "launch", 1),
-        (DecodeBatch, "join", 1),
-    ],
-    ids=["encode", "prefill", "merge"],
-)
+@WORK
 def test_who_runs_out_of_memory_fails_alone(
     busy: tuple[Engine, int],
     monkeypatch: pytest.MonkeyPatch,
     alone_tokens: list[int],
     owner: Any,
     name: str,
-    times: int,
 ):
     engine, baseline = busy
-    patch(monkeypatch, owner, name, times)
+    patch(monkeypatch, owner, name, times=2)
     engine.add(ask("a", "what?", picture(1)))
     engine.run()
     end = engine.ends["a"]
@@ -279,36 +280,3 @@ def test_rows_that_run_out_of_memory_end_and_others_come(
 @pytest.fixture
 def alone_tokens(served: Served) -> list[int]:
     return Engine(*served).answer(ask("a", "what?", picture(1)))
-
-
-@pytest.mark.parametrize(
-    ("message", "is_one"),
-    [
-        (NO_MEMORY, True),
-        ("[metal::malloc] Attempting to allocate 9 bytes which is greater than the maximum", True),
-        ("cudaMallocAsync(&ptr) failed: out of memory", True),
-        (
-            "[METAL] Command buffer execution failed: Insufficient Memory "
-            "(00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)",
-            True,
-        ),
-        (
-            "[METAL] Command buffer execution failed: Caused GPU Timeout Error "
-            "(00000002:kIOGPUCommandBufferCallbackErrorTimeout)",
-            False,
-        ),
-        (
-            "[METAL] Command buffer execution failed: Impacting Interactivity "
-            "(0000000e:kIOGPUCommandBufferCallbackErrorImpactingInteractivity)",
-            False,
-        ),
-        (
-            "[METAL] Command buffer execution failed: Discarded (victim of GPU error/recovery) "
-            "(00000005:kIOGPUCommandBufferCallbackErrorInnocentVictim)",
-            False,
-        ),
-        ("[matmul] Last dimension of first input must match", False),
-    ],
-)
-def test_failed_allocations_are_told_by_what_mlx_says(message: str, is_one: bool):
-    assert is_out_of_memory(RuntimeError(message)) == is_one

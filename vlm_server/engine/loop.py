@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from queue import Empty
 
 from vlm_server.engine.at_work import AtWork
 from vlm_server.engine.inbox import EncodeDone, Inbox, LoadDone, Message, PrepareDone
 from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.scheduling.scheduler import Scheduler
-from vlm_server.errors import EngineBroken, OutOfMemory, RequestError
+from vlm_server.errors import EngineBroken, OutOfMemory, RequestError, StepTooLong
 from vlm_server.ports import (
     EncodeExecutor,
     EncodeWork,
@@ -126,6 +126,8 @@ class EngineLoop:
         result = self._execute(plan) if plan.has_runner_work else StepResult()
         self._send_all(self._scheduler.update(plan, result))
         is_long = bool(plan.decode and plan.prefill)
+        if self._encoder.needs_turns:
+            self._runner.settle()
         self._encoder.take_turn(is_alone=not plan.has_runner_work, is_long=is_long)
         if plan.has_runner_work:
             self._account(plan, result)
@@ -185,20 +187,29 @@ class EngineLoop:
                 plan.num_prefill_tokens, is_last=chunk.is_last, has_merged=has_merged
             )
         self._governor.after_decode(len(plan.decode), somebody_waits=plan.waits_for_first_token)
-        if any(isinstance(error, OutOfMemory) for error in result.failures.values()):
-            self._governor.relieve()
+        self._relieve(result.failures.values())
         self._count_failures(plan, result)
+
+    def _relieve(self, errors: Collection[object]) -> None:
+        """If one is of the device's limits, count it; if of its memory, free what nobody uses."""
+        for error in errors:
+            if isinstance(error, OutOfMemory | StepTooLong):
+                self._governor.note_failure(error.code)
+        if any(isinstance(error, OutOfMemory) for error in errors):
+            self._governor.relieve()
 
     def _count_failures(self, plan: SchedulerOutput, result: StepResult) -> None:
         """Count steps that failed with no token since: a token shows that the model works.
 
-        A lone prompt that runs out of memory does not count: it says nothing about the device.
+        A lone prompt that is too much for it does not count: it says nothing about the device.
         """
         failures = result.failures.values()
-        only_out_of_memory = failures and all(isinstance(one, OutOfMemory) for one in failures)
+        only_too_much = failures and all(
+            isinstance(one, OutOfMemory | StepTooLong) for one in failures
+        )
         if result.tokens:
             self._num_failed_steps = 0
-        elif result.error is not None and (plan.decode or not only_out_of_memory):
+        elif result.error is not None and (plan.decode or not only_too_much):
             self._num_failed_steps += 1
         if self._num_failed_steps >= self._max_failed_steps:
             raise EngineBroken(
@@ -292,8 +303,7 @@ class EngineLoop:
             sum(one.size_bytes for one in made),
             num_tokens if at_once is None else at_once,
         )
-        if any(isinstance(one, OutOfMemory) for one in done.outcomes):
-            self._governor.relieve()
+        self._relieve(done.outcomes)
         return self._scheduler.encoded(done.works, done.outcomes, done.seconds)
 
     def _clear_if_idle(self, plan: SchedulerOutput) -> None:

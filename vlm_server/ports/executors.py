@@ -69,6 +69,13 @@ class Runner(Protocol):
         """Begin the runner's part of `plan`; returns as soon as the device has its work."""
         ...
 
+    def settle(self) -> None:
+        """Wait for all that sequences compute, where a device tells errors late.
+
+        So that what comes next is not blamed for them, or they for it.
+        """
+        ...
+
     def kv_bytes(self, num_tokens: int) -> int:
         """Device memory of the KV of one sequence of `num_tokens`; 0 before the first prompt."""
         ...

@@ -18,7 +18,7 @@ import mlx.core as mx
 
 from vlm_server.cache.prefix import Source
 from vlm_server.cache.prompt_key import PromptKey
-from vlm_server.errors import EngineBroken, InternalError, OutOfMemory, RequestError
+from vlm_server.errors import EngineBroken, InternalError, RequestError
 from vlm_server.ports import (
     PrefillWork,
     PreparedPrompt,
@@ -26,7 +26,7 @@ from vlm_server.ports import (
     SeqId,
     StepResult,
 )
-from vlm_server.runner.device.memory import NO_MEMORY, is_out_of_memory
+from vlm_server.runner.device.faults import Faults
 from vlm_server.runner.kv.segments import StateSize
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.sampling.sampler import NO_TOKEN
@@ -44,13 +44,14 @@ logger = logging.getLogger(__name__)
 class _Failures:
     """What went wrong in one step."""
 
+    faults: Faults
     requests: dict[str, RequestError] = field(default_factory=dict)
     error: str | None = None
 
     def add(self, error: Exception, request_ids: tuple[str, ...], message: str) -> None:
         """`error` was raised, and ends these requests with `message`."""
         self.error = f"{type(error).__name__}: {error}"
-        failure = OutOfMemory(NO_MEMORY) if is_out_of_memory(error) else InternalError(message)
+        failure = self.faults.request_error(error, message)
         self.requests.update(dict.fromkeys(request_ids, failure))
 
 
@@ -74,17 +75,6 @@ class LaunchedStep:
     def result(self) -> StepResult:
         """Never raises for a request's fault: see `StepResult.failures`."""
         return self.runner.finish(self)
-
-
-@contextmanager
-def _log_store_errors() -> Iterator[None]:
-    """Storing is optional: what can't be stored, as when memory is short, is computed again."""
-    try:
-        yield
-    except EngineBroken:
-        raise
-    except Exception:
-        logger.exception("the state of a prompt can't be stored")
 
 
 class PrefixStore(Protocol):
@@ -114,6 +104,11 @@ class ModelRunner:
         """Prompts that are not stored in the prefix cache yet."""
         self._state_size: StateSize | None = None
         self._batches = DecodeBatches(loaded, speculation_of(loaded, num_draft_tokens))
+        self._faults = loaded.faults
+        self._num_late = 0
+        """Of those, how many are not the sequences' own."""
+        self._decode_error: Exception | None = None
+        """Why nothing that the sequences computed since the last step can be trusted."""
 
     @property
     def num_tracked(self) -> int:
@@ -132,12 +127,15 @@ class ModelRunner:
 
     def launch(self, plan: SchedulerOutput) -> LaunchedStep:
         """Begin one decode step and one chunk. Never raises for a request's fault."""
+        self._spare_sequences()
         self._forget(plan.finished_seqs)
-        failures = _Failures()
+        failures = _Failures(self._faults)
         with self._loaded.position_lock:
             chunk = self._chunk_beside(plan, failures)
             self._launch_decode(plan, chunk, failures)
             self._store_prompts()
+            if plan.prefill is not None:
+                self.settle()
             started = time.perf_counter()
             together = dict[str, Prefilled]()
             if plan.prefill_with:
@@ -146,6 +144,15 @@ class ModelRunner:
                 logits = self._launch_prefill(plan, chunk, failures)
         is_beside = chunk is not None and chunk.logits is not None
         return LaunchedStep(self, plan, together, logits, started, failures, is_beside)
+
+    def settle(self) -> None:
+        """See `Runner`."""
+        if self._faults.come_late and self._decode_error is None:
+            try:
+                self._batches.settle()
+            except Exception as error:
+                logger.exception("a decode step failed")
+                self._decode_error = error
 
     def plan_ahead(self) -> bool:
         """See `Runner`."""
@@ -193,11 +200,20 @@ class ModelRunner:
     def _read_decode(self, plan: SchedulerOutput, failures: _Failures) -> Sampled:
         try:
             sampled = self._batches.result()
+            self._check_decode()
         except Exception as error:
             logger.exception("a decode step of %d sequences failed", len(plan.decode))
             self._fail_decode(plan, error, failures)
             return Sampled()
         return self._sound(sampled, failures)
+
+    def _check_decode(self) -> None:
+        """Raises what makes everything worthless that the sequences have computed."""
+        error, self._decode_error = self._decode_error, None
+        if error is None and self._faults.num_late > self._num_late:
+            error = self._faults.last_late
+        if error is not None:
+            raise error
 
     def _fail_decode(self, plan: SchedulerOutput, error: Exception, failures: _Failures) -> None:
         request_ids = tuple(seq.request_id for seq in plan.decode)
@@ -292,6 +308,7 @@ class ModelRunner:
         except Exception as error:
             logger.exception("prefilling %d prompts together failed", len(plan.new))
             failures.add(error, (), "")
+            self._spare_sequences()
             return {}, None
 
     def _finish_together(self, step: LaunchedStep, failures: _Failures) -> Sampled:
@@ -303,6 +320,7 @@ class ModelRunner:
         except Exception as error:
             logger.exception("prefilling %d prompts together failed", len(step.together))
             failures.add(error, (), "")
+            self._spare_sequences()
             return self._one_by_one(step.plan, failures)
         sound = self._sound(sampled, failures)
         self._joined += [
@@ -328,6 +346,7 @@ class ModelRunner:
         """A chunk failed: its request ends, alone."""
         self._prefills.pop(work.request_id, None)
         failures.add(error, (work.request_id,), "The model failed while reading the prompt.")
+        self._spare_sequences()
 
     # ---- the prefix cache ----------------------------------------------------------
 
@@ -343,17 +362,38 @@ class ModelRunner:
         """Let others reuse the prompts that have joined; not while their first token waits."""
         for prefill in self._joined:
             prompt = prefill.prompt
-            if prompt.is_atomic:
+            if prompt.is_atomic or not self._may_store():
                 continue
             state = prefill.state(are_free=not self._batches.runs_on(prefill.cache))
-            with _log_store_errors():
+            with self._log_store_errors():
                 self._prefixes.store_prefix(prompt.key, state, prompt.cache_salt)
         self._joined.clear()
 
     def _store_answer(self, seq: SeqId) -> None:
         """Let the conversation go on from the end of a sequence that leaves."""
-        if not self._prefixes.stores_prefixes:
+        if not (self._prefixes.stores_prefixes and self._may_store()):
             return
-        with _log_store_errors():
+        with self._log_store_errors():
             if (found := self._batches.state_of(seq)) is not None:
                 self._prefixes.store_prefix(*found)
+
+    @contextmanager
+    def _log_store_errors(self) -> Iterator[None]:
+        """Storing is optional: what can't be stored, as when memory is short, is computed again."""
+        try:
+            yield
+        except EngineBroken:
+            raise
+        except Exception as error:
+            self._faults.request_error(error, "")
+            self._spare_sequences()
+            logger.exception("the state of a prompt can't be stored")
+
+    def _spare_sequences(self) -> None:
+        """What errors were told until now came of others: `settle` was called before."""
+        self._num_late = self._faults.num_late
+
+    def _may_store(self) -> bool:
+        """Whether nothing that sequences have computed is known to be worthless."""
+        self.settle()
+        return self._decode_error is None and self._faults.num_late == self._num_late

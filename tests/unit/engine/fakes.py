@@ -198,6 +198,8 @@ class FakeRunner:
     chunk_tokens: int
     failing_prefills: set[str] = field(default_factory=set)
     """Requests whose next chunk fails."""
+    chunk_errors: dict[str, list[RequestError]] = field(default_factory=dict)
+    """By request, what its next chunks fail with, one after the other."""
     failures: dict[str, RequestError] = field(default_factory=dict)
     """Requests whose sequences fail in the next step."""
     prefill_seconds: Callable[[SchedulerOutput], float] = lambda plan: 0.0
@@ -223,6 +225,9 @@ class FakeRunner:
     @property
     def num_tracked(self) -> int:
         return len(self.prefills) + len(self.seqs)
+
+    def settle(self) -> None:
+        """All that it launched is done."""
 
     def plan_ahead(self) -> bool:
         assert not self.num_tracked, "somebody waits"
@@ -288,6 +293,9 @@ class FakeRunner:
         if work.request_id in self.failing_prefills:
             self.failing_prefills.discard(work.request_id)
             failures[work.request_id] = InternalError("the chunk failed")
+            return
+        if errors := self.chunk_errors.get(work.request_id):
+            failures[work.request_id] = errors.pop(0)
             return
         prefill = self.prefills[work.request_id]
         made = prefill.request.prompt

@@ -177,6 +177,10 @@ class Governor:
         """Whether so much more fits beside what arrays hold."""
         return self._missing(num_bytes) <= 0
 
+    def note_failure(self, kind: str) -> None:
+        """Work has failed since it was too much for the device."""
+        self._counts[f"failure_{kind}"] += 1
+
     def note_wait(self) -> None:
         """A request has begun to wait for memory."""
         self._counts["wait"] += 1

@@ -5,6 +5,7 @@ Only `Scheduler` and its `Planner` change it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from vlm_server.cache.caches import EncodedImage
@@ -41,7 +42,7 @@ class Request:
         self.count_only = submit.count_only
         self.state = State.WAITING
         self.submit: Submit | None = submit
-        """Dropped once nothing has to be prepared any more."""
+        """Dropped once its prompt is read: until then it may have to be prepared again."""
         self.may_use_disk = True
         self.load: DiskLoad | None = None
         """What is to be read from disk, until it is."""
@@ -63,8 +64,8 @@ class Request:
         self.has_left_queue = False
         """Whether the device has begun with it, if only with its first encode."""
         self.is_known_to_runner = False
-        self.has_run_out_of_memory = False
-        """Whether an encode failed for want of memory."""
+        self.num_retries = Counter[str]()
+        """How often its encodes and its prefill began again, by the error's code."""
         self.choices = tuple(Choice(sampling, decoder) for _ in range(sampling.n))
         self.seqs = [SeqId(submit.request_id, number) for number in range(sampling.n)]
         """One for each choice that has not ended."""
@@ -164,7 +165,7 @@ class Request:
     def set_prepared(
         self, prepared: Prepared, max_tokens: int, formats: Formats = NO_FORMATS
     ) -> None:
-        """The prompt is ready; `submit` is needed only if what the disk has can't be read.
+        """The prompt is ready.
 
         `formats`: how the model writes what is not content.
         """
@@ -179,7 +180,6 @@ class Request:
             )
         self._inputs = dict(prepared.inputs)
         self.load, self.max_tokens = prepared.load, max_tokens
-        self.submit = None if self.load is None else self.submit
         self.num_prefilled = self.num_cached_tokens = prepared.holds.num_cached_tokens
         self.move_to(State.WAITING_FOR_MEMORY)
 
@@ -204,16 +204,26 @@ class Request:
         if any(index not in self._inputs for index in self._holds.missing()):
             self.prepare_again()
             return
-        self.load = self.submit = None
+        self.load = None
         self.num_prefilled = self.num_cached_tokens = self._holds.num_cached_tokens
         self.move_to(State.ENCODING if self.spans_to_encode else State.PREFILL)
 
     def prepare_again(self) -> None:
         """Go back to WAITING, to be prepared without the disk."""
+        self.may_use_disk = False
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """Go back to WAITING; the runner has dropped what it had of it."""
         self.release_holds()
-        self.load, self.may_use_disk, self.transient_bytes = None, False, 0
+        self.load, self.transient_bytes, self.is_known_to_runner = None, 0, False
         self.num_prefilled = self.num_cached_tokens = 0
         self.move_to(State.WAITING)
+
+    def begin_answer(self) -> None:
+        """Its prompt is read."""
+        self.submit = None
+        self.move_to(State.DECODE)
 
     def leave_queue(self) -> None:
         """Note that the device begins with it: it waits no more."""

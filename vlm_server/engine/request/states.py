@@ -53,7 +53,7 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     | {State.WAITING, State.LOADING, State.ENCODING, State.PREFILL},
     State.LOADING: _ENDS_EARLY | {State.WAITING, State.ENCODING, State.PREFILL},
     State.ENCODING: _ENDS_EARLY | {State.PREFILL},
-    State.PREFILL: _ENDS_EARLY | {State.DECODE},
+    State.PREFILL: _ENDS_EARLY | {State.WAITING, State.DECODE},
     State.DECODE: _ENDS_EARLY | {State.FINISHED_ANSWERED},
     State.FINISHED_ANSWERED: frozenset(),
     State.FINISHED_ABORTED: frozenset(),

@@ -20,7 +20,7 @@ from vlm_server.engine.scheduling.disk_queue import DiskQueue
 from vlm_server.engine.scheduling.limits import SchedulerConfig
 from vlm_server.engine.scheduling.preparer_queue import PreparerQueue
 from vlm_server.engine.scheduling.requests import Requests
-from vlm_server.errors import RequestError
+from vlm_server.errors import OutOfMemory, RequestError, StepTooLong
 from vlm_server.ports import (
     EncodeWork,
     LoadWork,
@@ -113,6 +113,9 @@ class Planner:
 
     def note(self, plan: SchedulerOutput, result: StepResult) -> None:
         """Let the next chunks be chosen by what these took."""
+        for work in plan.prefills:
+            if isinstance(result.failures.get(work.request_id), OutOfMemory | StepTooLong):
+                self._chunk_sizer.note_failure(work.num_tokens)
         seconds = result.prefill_seconds
         if seconds is None:
             return

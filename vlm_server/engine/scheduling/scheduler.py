@@ -35,6 +35,7 @@ from vlm_server.errors import (
     EngineUnavailable,
     OutOfMemory,
     RequestError,
+    StepTooLong,
 )
 from vlm_server.ports import (
     EncodeWork,
@@ -53,6 +54,9 @@ from vlm_server.protocol import (
     Submit,
     Tokens,
 )
+
+_MOST_RETRIES = {OutOfMemory.code: 1, StepTooLong.code: 3}
+"""Of an encode or a prefill, by the error's code."""
 
 
 class Scheduler:
@@ -154,12 +158,12 @@ class Scheduler:
         """The encoder is done with `works`; see `EncodeDone`."""
         self._planner.end_encode(works, seconds)
         made = list(zip(works, outcomes, strict=True))
-        short = {work.request_id for work, outcome in made if isinstance(outcome, OutOfMemory)}
-        retried = set(filter(self._may_retry, short))
+        failed = {work.request_id: outcome for work, outcome in made if _is_too_much(outcome)}
+        retried = {name for name, error in failed.items() if self._may_retry(name, error)}
         return [
             event
             for work, outcome in made
-            if not (isinstance(outcome, OutOfMemory) and work.request_id in retried)
+            if not (_is_too_much(outcome) and work.request_id in retried)
             for event in self._take_features(work, outcome)
         ]
 
@@ -216,7 +220,7 @@ class Scheduler:
             )
         for request_id, error in [*plan.refused.items(), *result.failures.items()]:
             if request := self._requests.get(request_id):
-                events += self._fail(request, error)
+                events += self._fail_or_retry(request, error)
         return events
 
     # ---- what it knows -------------------------------------------------------------
@@ -260,7 +264,7 @@ class Scheduler:
                 continue
             request.num_prefilled = chunk.end
             if chunk.is_last:
-                request.move_to(State.DECODE)
+                request.begin_answer()
 
     def _take_tokens(self, request: Request, seq: SeqId, result: StepResult) -> list[Delta]:
         """What a sequence's tokens bring; a choice that ends releases its sequence."""
@@ -269,12 +273,22 @@ class Scheduler:
             self._finished_seqs.append(seq)
         return deltas
 
-    def _may_retry(self, request_id: str) -> bool:
-        """Once for each request: memory that was missing may have been freed since."""
+    def _fail_or_retry(self, request: Request, error: RequestError) -> list[Event]:
+        """A prompt that was too much for the device is read again, in smaller chunks."""
+        is_read = request.state is not State.PREFILL
+        if is_read or not _is_too_much(error) or not self._may_retry(request.request_id, error):
+            return self._fail(request, error)
+        self._finished_seqs += request.seqs  # of its prompt, whoever still has it
+        request.begin_again()
+        return []
+
+    def _may_retry(self, request_id: str, error: object) -> bool:
+        """A few times for each request: memory may have been freed since, chunks are smaller."""
         request = self._requests.get(request_id)
-        if request is None or request.has_run_out_of_memory:
+        assert isinstance(error, RequestError)
+        if request is None or request.num_retries[error.code] >= _MOST_RETRIES[error.code]:
             return False
-        request.has_run_out_of_memory = True
+        request.num_retries[error.code] += 1
         return True
 
     # ---- requests ------------------------------------------------------------------
@@ -308,6 +322,11 @@ class Scheduler:
         self._counts.note_ended(request)
         if request.is_known_to_runner:
             self._finished_seqs += request.seqs  # even if only its prompt was begun
+
+
+def _is_too_much(outcome: object) -> bool:
+    """Whether it is an error of the device's limits, which another try may not meet."""
+    return isinstance(outcome, OutOfMemory | StepTooLong)
 
 
 def _failed(request_id: str, error: RequestError) -> Failed:

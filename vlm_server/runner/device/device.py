@@ -98,6 +98,11 @@ class Device:
         return not self.is_cpu
 
     @property
+    def tells_errors_late(self) -> bool:
+        """Whether a computation can fail after it was launched; see `faults`."""
+        return self.kind is DeviceKind.METAL
+
+    @property
     def draft_widths(self) -> tuple[int, ...]:
         """How many tokens of a sequence a step may take that verifies drafts.
 

@@ -8,23 +8,6 @@ from vlm_server.ports import MemoryReading
 from vlm_server.runner.device.device import Device, DeviceKind
 from vlm_server.settings import Memory
 
-NO_MEMORY = "The device ran out of memory; please try again."
-_ALLOCATIONS = (
-    "malloc]",
-    "out of memory",
-    "unable to allocate",
-    "cudamalloc",
-    "insufficient memory",  # Metal's, of a command buffer that had begun
-    "callbackerroroutofmemory",
-)
-"""Parts of what MLX says of them, in small letters."""
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether MLX says that an allocation failed; its errors have no types of their own."""
-    text = str(error).lower()
-    return isinstance(error, MemoryError) or any(words in text for words in _ALLOCATIONS)
-
 
 def limit_bytes(settings: Memory, device: Device) -> int:
     """`memory.limit_bytes`, or what suits the device."""

@@ -165,6 +165,10 @@ class LeadingRunner:
         """See `Runner`."""
         return self._runner.tokens_beside(prompt, num_seqs)
 
+    def settle(self) -> None:
+        """See `Runner`."""
+        self._runner.settle()
+
     def plan_ahead(self) -> bool:
         """See `Runner`."""
         has_planned = self._runner.plan_ahead()

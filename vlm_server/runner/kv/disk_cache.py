@@ -22,7 +22,7 @@ from vlm_server.cache.disk.tier import DiskTier, NoDisk, StoredPrefixSizes
 from vlm_server.cache.prefix import Source
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.errors import OutOfMemory
-from vlm_server.runner.device.memory import NO_MEMORY, is_out_of_memory
+from vlm_server.runner.device.faults import is_out_of_memory
 from vlm_server.runner.kv.disk_writer import DiskWriter, Job
 from vlm_server.runner.kv.records import (
     UNREADABLE,
@@ -184,7 +184,7 @@ class DiskCache:
             return Record.read(data)
         except (MemoryError, *UNREADABLE) as error:
             if is_out_of_memory(error):
-                raise OutOfMemory(NO_MEMORY) from error
+                raise OutOfMemory(str(error)) from error
             logger.debug("a cache file can't be parsed", exc_info=True)
             return None
 

@@ -44,6 +44,7 @@ class KVSegment:
         """The first `at` tokens, and the rest; both are copies."""
         first = _copied([array[:, :, :at] for array in self.arrays])
         rest = _copied([array[:, :, at:] for array in self.arrays])
+        mx.eval(first, rest)
         return type(self)(first), type(self)(rest)
 
 
@@ -64,7 +65,7 @@ class SequenceState:
 
     `snapshots` are those that were taken on the way, by the number of tokens before them. If no
     sequence runs on the layers any more (`are_free`), their buffers are stored without a copy where
-    most of a buffer is worth it.
+    most of a buffer is worth it. What is taken is computed then if `waits`, else it is launched.
     """
 
     def __init__(
@@ -74,11 +75,19 @@ class SequenceState:
         row: int = 0,
         *,
         are_free: bool = False,
+        waits: bool = False,
     ) -> None:
         self._layers = [layer for layer in layers if _can_be_cut(layer)]
         self._row = row
         self._are_free = are_free
-        self.snapshots = snapshots
+        self._waits = waits
+        self._snapshots = snapshots
+
+    @property
+    def snapshots(self) -> Mapping[int, LayerStates]:
+        if self._waits:
+            mx.eval([snapshot.arrays for snapshot in self._snapshots.values()])
+        return self._snapshots
 
     def size_bytes(self, start: int, end: int) -> int:
         return self._buffer_bytes(start, end) or self._num_bytes(end - start)
@@ -90,7 +99,7 @@ class SequenceState:
                 for layer in self._layers
                 for side in (layer.keys, layer.values)
             )
-            mx.async_eval(parts)  # type: ignore[no-untyped-call]
+            self._compute(parts)
             return KVSegment(parts, buffer_bytes)
         sides = []
         for layer in self._layers:
@@ -98,7 +107,15 @@ class SequenceState:
             columns = slice(padding + start, padding + end)
             both = (layer.keys, layer.values)
             sides += [side[self._row : self._row + 1, :, columns] for side in both]
-        return KVSegment(_copied(sides))
+        copies = _copied(sides)
+        self._compute(copies)
+        return KVSegment(copies)
+
+    def _compute(self, arrays: tuple[mx.array, ...]) -> None:
+        if self._waits:
+            mx.eval(arrays)
+        else:
+            mx.async_eval(arrays)  # type: ignore[no-untyped-call]
 
     def _num_bytes(self, num_tokens: int) -> int:
         sides = (side for layer in self._layers for side in (layer.keys, layer.values))
@@ -232,9 +249,7 @@ def _put_state(layer: Any, arrays: Sequence[mx.array | None], counters: Sequence
 
 
 def _copied(arrays: list[mx.array]) -> tuple[mx.array, ...]:
-    copies = tuple(map(_copy, arrays))
-    mx.async_eval(copies)  # type: ignore[no-untyped-call]
-    return copies
+    return tuple(map(_copy, arrays))
 
 
 def _copy(array: mx.array) -> mx.array:

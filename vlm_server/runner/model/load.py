@@ -18,6 +18,7 @@ from vlm_server.host_model import HostModel
 from vlm_server.runner.cuda import kernels
 from vlm_server.runner.cuda.few_rows import use_few_rows_kernels
 from vlm_server.runner.device.device import Device
+from vlm_server.runner.device.faults import Faults
 from vlm_server.runner.distributed.ranks import Ranks
 from vlm_server.runner.model.checkpoint.code_guard import no_code_of
 from vlm_server.runner.model.checkpoint.config import normalised
@@ -70,6 +71,7 @@ class LoadedModel:
     position_lock: whoever calls the model holds it. A lock for families whose encode writes
     positions on the language model, which another thread may be launching; a null context for
     others.
+    faults: the errors of its device.
     ranks: the processes that have the other parts of it, if this one has not all.
     """
 
@@ -85,6 +87,7 @@ class LoadedModel:
     default_temperature: float
     default_top_p: float
     position_lock: AbstractContextManager[Any]
+    faults: Faults
     ranks: Ranks | None = None
 
     @property
@@ -143,6 +146,7 @@ def load(
         default_temperature=_default_temperature(generation),
         default_top_p=float(generation.get("top_p") or 1.0),
         position_lock=_position_lock(family),
+        faults=Faults(device),
         ranks=ranks,
     )
 

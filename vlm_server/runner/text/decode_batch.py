@@ -73,6 +73,12 @@ class DecodeBatch:
         return tuple(seq.id for seq in self._seqs)
 
     @property
+    def launched(self) -> list[Any]:
+        """Arrays that are computed last of all that was launched."""
+        last = [array for array in (self._tokens, self._logits) if array is not None]
+        return [*last, [layer.state for layer in self._cache]]
+
+    @property
     def num_guided(self) -> int:
         """Sequences that follow a grammar."""
         return len(self._guided())
@@ -316,7 +322,8 @@ class DecodeBatch:
         answer = np.fromiter(seq.token_ids, dtype=np.int32)
         token_ids = np.concatenate([seq.prompt.token_ids, answer])
         now = snapshot(self._cache, i if len(self._seqs) > 1 else None)
-        state = SequenceState(self._cache, {len(token_ids): now}, i)
+        waits = self._loaded.faults.come_late
+        state = SequenceState(self._cache, {len(token_ids): now}, i, waits=waits)
         return PromptKey(token_ids, seq.prompt.spans), state
 
     def _new_seqs(

@@ -106,6 +106,10 @@ class DecodeBatches:
         if apart:  # not those that left just now: they have begun this step
             self._step_one(apart)
 
+    def settle(self) -> None:
+        """Wait for all that was launched. Raises what made it fail."""
+        mx.eval([array for batch in self._batches() for array in batch.launched])
+
     def result(self) -> Sampled:
         """What the steps that were launched bring; see `DecodeBatch.result`."""
         sampled = Sampled()

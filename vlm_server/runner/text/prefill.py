@@ -34,7 +34,10 @@ class Prefilled:
     `snapshots` are taken at the prompt's snapshot points, by the number of tokens they follow.
     """
 
-    def __init__(self, request: NewRequest, cache: list[Any], row: int | None = None) -> None:
+    def __init__(
+        self, loaded: LoadedModel, request: NewRequest, cache: list[Any], row: int | None = None
+    ) -> None:
+        self._loaded = loaded
         self.prompt = request.prompt
         self.sampling = request.sampling
         self.cache = cache
@@ -48,17 +51,17 @@ class Prefilled:
 
     def state(self, *, are_free: bool) -> SequenceState:
         """What the prefix cache may store. `are_free`: see `SequenceState`."""
+        waits = self._loaded.faults.come_late
         if self.row is None:
-            return SequenceState(self.cache, self.snapshots, are_free=are_free)
-        return SequenceState(self.cache, self.snapshots, self.row)
+            return SequenceState(self.cache, self.snapshots, are_free=are_free, waits=waits)
+        return SequenceState(self.cache, self.snapshots, self.row, waits=waits)
 
 
 class Prefill(Prefilled):
     """A request from the first prompt token that was not cached to its last."""
 
     def __init__(self, loaded: LoadedModel, request: NewRequest) -> None:
-        super().__init__(request, make_prompt_cache(loaded.language_model))
-        self._loaded = loaded
+        super().__init__(loaded, request, make_prompt_cache(loaded.language_model))
         for layer in self.cache:
             if type(layer) is KVCache:  # made once for all chunks, which then do not grow it
                 layer.step = room_for(request.prompt.num_tokens)

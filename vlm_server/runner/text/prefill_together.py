@@ -47,7 +47,7 @@ def launch_together(
     logits: mx.array = output.logits[:, -1]
     shared = [RowsKVCache(each.keys, each.values, [0] * len(ends), ends) for each in cache]
     mx.async_eval(logits, [layer.state for layer in shared])  # type: ignore[no-untyped-call]
-    read = [Prefilled(request, shared, row) for row, request in enumerate(requests)]
+    read = [Prefilled(loaded, request, shared, row) for row, request in enumerate(requests)]
     return dict(zip((request.request_id for request in requests), read, strict=True)), logits
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,16 +12,19 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from vlm_server.errors import InternalError, OutOfMemory
+from vlm_server.errors import InternalError, RequestError
 from vlm_server.ports import EncodeWork, MediaInputs
 from vlm_server.runner.device.arrays import read
-from vlm_server.runner.device.memory import NO_MEMORY, is_out_of_memory
+from vlm_server.runner.device.faults import Faults
 from vlm_server.runner.model.families import Deepstack
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.vision.layers import by_layers
 from vlm_server.runner.vision.tile_encoder import TileCache, TiledRows, TileEncoder
 from vlm_server.runner.vision.towers import TowerRows
 
+logger = logging.getLogger(__name__)
+
+_FAILED = "The model failed while encoding a picture."
 _TURN_SECONDS = 0.01
 """That an encode may add to a decode step: about as long as that takes by itself."""
 
@@ -86,7 +90,8 @@ Parts = Generator[list[mx.array], None, Sequence[ImageFeatures]]
 class ImageEncoding:
     """The `Encoding` of spans of one size."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, faults: Faults, parts: Parts) -> None:
+        self._faults = faults
         self._parts = parts
         self._launched: list[mx.array] = []
         """The arrays that `advance` launched last."""
@@ -99,14 +104,15 @@ class ImageEncoding:
     def advance(self) -> bool:
         """Launch parts of about `_TURN_SECONDS`, and wait for those that were launched before.
 
-        The first part is waited for, and tells how long the others take. False if nothing is left.
-        Raises OutOfMemory, and InternalError if the rows are not as many as the tokens.
+        Or for themselves, where errors come late. The first part is waited for, and tells how long
+        the others take. False if nothing is left. Raises OutOfMemory, StepTooLong, and
+        InternalError for other failures.
         """
         before = self._launched
-        with _memory_errors():
+        with self._request_errors():
             self._launched = self._next_parts(self._parts_in_a_turn or self._measure())
             mx.async_eval(self._launched)  # type: ignore[no-untyped-call]
-            mx.eval(before)
+            mx.eval(self._launched if self._faults.come_late else before)
         return self._features is None
 
     def result(self) -> Sequence[ImageFeatures]:
@@ -117,12 +123,22 @@ class ImageEncoding:
         """
         while self._features is None:
             self.advance()
-        with _memory_errors():
+        with self._request_errors():
             mx.eval(self._launched)
             is_finite = bool(read(self._are_finite))
         if not is_finite:
             raise InternalError("The features of an image are not finite.")
         return self._features
+
+    @contextmanager
+    def _request_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except RequestError:
+            raise
+        except Exception as error:
+            logger.exception("encoding a picture failed")
+            raise self._faults.request_error(error, _FAILED) from error
 
     def _measure(self) -> float:
         """Run the first part; how many more of them fit into this turn, and all into the next."""
@@ -154,16 +170,6 @@ class ImageEncoding:
             return [self._are_finite, *arrays]
 
 
-@contextmanager
-def _memory_errors() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise OutOfMemory(NO_MEMORY) from error
-        raise
-
-
 def encode_image(
     loaded: LoadedModel, work: EncodeWork, tiles: TileEncoder | None = None
 ) -> ImageFeatures:
@@ -178,7 +184,7 @@ def begin_encode(
 
     Several only for a family that `takes_several`.
     """
-    return ImageEncoding(_parts(loaded, works, tiles))
+    return ImageEncoding(loaded.faults, _parts(loaded, works, tiles))
 
 
 def _parts(loaded: LoadedModel, works: Sequence[EncodeWork], tiles: TileEncoder | None) -> Parts:

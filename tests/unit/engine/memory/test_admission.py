@@ -207,11 +207,11 @@ def test_an_idle_engine_clears_once_and_then_waits_for_requests():
 
 def test_a_step_that_ran_out_of_memory_frees_what_nobody_uses():
     engine = Engine(room=1000)
-    engine.runner.failures["a"] = OutOfMemory("none")
+    engine.runner.chunk_errors["a"] = [OutOfMemory("none")]
     engine.ask("a", max_tokens=5)
     assert engine.decisions["clear_failure"] == 1
     engine.ask("b", max_tokens=50)
-    assert engine.answered == ["b"]
+    assert engine.answered == ["a", "b"]
 
 
 def test_a_prompt_that_finds_no_memory_does_not_end_the_engine():

@@ -32,7 +32,8 @@ def in_decode(request: Request, max_tokens: int) -> Request:
     request.move_to(State.PREPARING)
     request.set_prepared(prepared(prompt()), max_tokens)
     request.admit(transient_bytes=0)
-    request.move_to(State.DECODE)
+    assert request.submit is not None, "the device may have to read it again"
+    request.begin_answer()
     return request
 
 
@@ -116,7 +117,7 @@ def test_a_control_token_has_no_text_but_counts():
     assert request.usage.completion_tokens == 3
 
 
-def test_its_encoded_pictures_are_dropped_once_it_is_prepared():
+def test_its_encoded_pictures_are_dropped_once_its_prompt_is_read():
     assert decoding().submit is None
 
 

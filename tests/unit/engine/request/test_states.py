@@ -20,6 +20,7 @@ LEGAL = {
     (State.LOADING, State.ENCODING),
     (State.LOADING, State.PREFILL),
     (State.ENCODING, State.PREFILL),
+    (State.PREFILL, State.WAITING),
     (State.PREFILL, State.DECODE),
     (State.DECODE, State.FINISHED_ANSWERED),
     *itertools.product(LIVE, (ABORTED, FAILED)),

@@ -36,6 +36,10 @@ class ChunkSizer:
     def __init__(self, max_step_seconds: float, max_chunk_tokens: int) -> None:
         self._max_step_seconds = max_step_seconds
         self._max_chunk_tokens = max_chunk_tokens
+        self._most_tokens = max_chunk_tokens
+        """As long as larger chunks are too much for the device."""
+        self._num_since_failure = 0
+        """Chunks."""
         self._last: deque[tuple[int, float]] = deque(maxlen=_LAST_CHUNKS)
         """(size, seconds) of the last chunks, by the size that `chunk_tokens` chose."""
         self._seconds: dict[int, list[float]] = {}
@@ -48,20 +52,30 @@ class ChunkSizer:
         """
         if num_tokens > self._max_chunk_tokens:
             return
+        self._num_since_failure += 1
+        if self._num_since_failure % _LAST_CHUNKS == 0:
+            self._most_tokens = min(2 * self._most_tokens, self._max_chunk_tokens)
         self._last.append((_size_of(num_tokens), seconds / _growth(num_before)))
         by_size: dict[int, list[float]] = {}
         for size, each in self._last:
             by_size[size] = [*by_size.get(size, []), each][-_LAST_OF_A_SIZE:]
         self._seconds = by_size
 
+    def note_failure(self, num_tokens: int) -> None:
+        """A chunk was too much for the device: halve it, and try larger ones again much later."""
+        self._most_tokens = max(1, min(self._most_tokens, _power_of_two(num_tokens) // 2))
+        self._num_since_failure = 0
+
     def chunk_tokens(self, num_left: int, num_before: int = 0, *, others_decode: bool) -> int:
         """Tokens of the next chunk of a prompt that has `num_left`; at least one."""
         most_seconds = self._max_step_seconds if others_decode else _ALONE_SECONDS
+        size = _FIRST_TOKENS
         if self._seconds:
             size = self._fitting(most_seconds / _growth(num_before))
-        else:
-            size = min(_FIRST_TOKENS, self._max_chunk_tokens)
-        if num_left <= min(_WITH_ITS_REST * size, self._max_chunk_tokens):
+        if not others_decode and 2 * size > self._max_chunk_tokens:
+            size = self._max_chunk_tokens
+        size = min(size, self._most_tokens)
+        if num_left <= min(_WITH_ITS_REST * size, self._most_tokens):
             return num_left
         return size
 

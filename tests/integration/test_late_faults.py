@@ -1,0 +1,184 @@
+"""Errors that come after the call that caused them, as all of Metal's do, never become tokens.
+
+Operations of LAPACK on a CPU fail like that, too: whatever is launched next meets the error, and
+nobody after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from tests.integration.harness import Engine, ask
+from tests.integration.test_caches import caches_of
+from tests.integration.test_compiled_model import Load, Served
+from tests.tiny_models.pictures import picture
+from vlm_server.engine.encoding import EncoderInTurns
+from vlm_server.errors import OutOfMemory, StepTooLong
+from vlm_server.protocol import Failed, Finished, Submit
+from vlm_server.runner.device import faults
+from vlm_server.runner.device.device import Device
+from vlm_server.runner.kv import segments
+from vlm_server.runner.text import decode_batch
+from vlm_server.runner.text.prefill import Prefill
+from vlm_server.runner.vision import encoder
+from vlm_server.runner.vision.encoder import ImageEncoding, new_encoder
+
+WORDS = "lu factorization failed"
+"""Of LAPACK's error; each test takes it for one of Metal's."""
+LOTS = 1 << 24
+
+
+@pytest.fixture(params=["qwen2_5_vl", "qwen3_5"])
+def served(
+    request: pytest.FixtureRequest, load_tiny: Load, monkeypatch: pytest.MonkeyPatch
+) -> Served:
+    """A model on a device that tells errors late, and encodes in turns."""
+    loaded, preparer = load_tiny(request.param)
+    monkeypatch.setattr(Device, "encodes_in_turns", True)
+    monkeypatch.setattr(encoder, "_TURN_SECONDS", 0.0)
+    monkeypatch.setattr(loaded.faults, "come_late", True)
+    monkeypatch.setattr(faults, "_LATE", WORDS)
+    return loaded, preparer
+
+
+@pytest.fixture(params=[OutOfMemory, StepTooLong])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What the error is taken for."""
+    name = "_ALLOCATIONS" if request.param is OutOfMemory else "_TIME_OUTS"
+    monkeypatch.setattr(faults, name, (WORDS,))
+    return request.param
+
+
+def failing() -> mx.array:
+    """A zero that is never computed."""
+    return 0 * mx.linalg.inv(mx.zeros((2, 2)), stream=mx.cpu)[0, 0]  # type: ignore[arg-type]
+
+
+def spoil(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, spoiled: Callable[[Any], Any]
+) -> list[int]:
+    """Let the next call return something that fails; how often that is left."""
+    real, left = getattr(owner, name), [1]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = real(*args, **kwargs)
+        if not left[0]:
+            return result
+        left[0] -= 1
+        return spoiled(result)
+
+    monkeypatch.setattr(owner, name, call)
+    return left
+
+
+def add(result: Any) -> Any:
+    return result + failing().astype(result.dtype)
+
+
+def in_turns(served: Served) -> Engine:
+    engine = Engine(*served, caches=caches_of(served, prefix_bytes=LOTS, encoder_bytes=LOTS))
+    in_parts = new_encoder(served[0], engine.caches.tiles)
+    engine.loop._encoder = EncoderInTurns(in_parts, engine.inbox)
+    return engine
+
+
+def first(name: str = "first") -> Submit:
+    return ask(name, "tell me about", picture(1))
+
+
+def second(name: str = "second") -> Submit:
+    return ask(name, picture(2), "and what is this?")
+
+
+@pytest.fixture
+def alone(served: Served) -> dict[str, list[int]]:
+    return {each.request_id: Engine(*served).answer(each) for each in (first(), second())}
+
+
+def check(engine: Engine, alone: dict[str, list[int]]) -> None:
+    """Whatever was told is right, nothing is left, and the caches have nothing wrong."""
+    for name, tokens in alone.items():
+        if name not in engine.ends:
+            continue
+        told = engine.tokens.get(name, [])
+        assert told == tokens[: len(told)], name
+        assert len(told) == len(tokens) or isinstance(engine.ends[name], Failed)
+    assert engine.num_tracked == 0
+    engine.caches.check_integrity()
+    assert engine.caches.num_holds == 0
+    assert engine.answer(first("again")) == alone["first"], "something wrong was stored"
+    assert engine.answer(second("both again")) == alone["second"], "something wrong was stored"
+
+
+def run(engine: Engine) -> None:
+    """The second comes while the first one's answer is written."""
+    engine.add(first())
+    engine.step_until(lambda: len(engine.tokens.get("first", ())) >= 3)
+    engine.add(second())
+    engine.run()
+
+
+@pytest.mark.parametrize("at", [1, 4, 7])
+def test_a_decode_step_fails_those_that_shared_it(
+    served: Served, alone: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, kind: Any, at: int
+):
+    engine = in_turns(served)
+    engine.add(first())
+    engine.step_until(lambda: len(engine.tokens.get("first", ())) >= at)
+    left = spoil(monkeypatch, decode_batch, "draw_next", lambda made: (add(made[0]), made[1]))
+    engine.run()
+    assert left == [0]
+    end = engine.ends["first"]
+    assert isinstance(end, Failed)
+    assert end.code == kind.code
+    check(engine, alone)
+
+
+def test_a_prompt_is_read_again_and_the_others_go_on(
+    served: Served, alone: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, kind: Any
+):
+    engine = in_turns(served)
+    engine.add(first())
+    engine.step_until(lambda: len(engine.tokens.get("first", ())) >= 3)
+    left = spoil(monkeypatch, Prefill, "_read", add)
+    engine.add(second())
+    engine.run()
+    assert left == [0]
+    assert all(isinstance(engine.ends[name], Finished) for name in ("first", "second"))
+    check(engine, alone)
+
+
+@pytest.mark.parametrize("part", [1, 2])
+def test_an_encode_is_done_again_and_the_others_go_on(
+    served: Served,
+    alone: dict[str, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: Any,
+    part: int,
+):
+    engine = in_turns(served)
+    engine.add(first())
+    engine.step_until(lambda: len(engine.tokens.get("first", ())) >= 3)
+    engine.add(second())
+    engine.step_until(lambda: engine.loop._encoder.needs_turns)
+    for _ in range(part - 1):
+        engine.step()
+    left = spoil(monkeypatch, ImageEncoding, "_next_part", lambda made: [*made, failing()])
+    engine.run()
+    assert left == [0]
+    assert all(isinstance(engine.ends[name], Finished) for name in ("first", "second"))
+    check(engine, alone)
+
+
+def test_what_could_not_be_copied_is_not_stored(
+    served: Served, alone: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, kind: Any
+):
+    engine = in_turns(served)
+    left = spoil(monkeypatch, segments, "_copy", add)
+    run(engine)
+    assert left == [0]
+    check(engine, alone)

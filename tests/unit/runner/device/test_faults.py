@@ -1,0 +1,77 @@
+"""What MLX's errors become for requests, by their words."""
+
+from __future__ import annotations
+
+import pytest
+
+from vlm_server.errors import InternalError, InvalidRequest, OutOfMemory, RequestError, StepTooLong
+from vlm_server.runner.device.device import Device, DeviceKind
+from vlm_server.runner.device.faults import Faults
+
+METAL = "[METAL] Command buffer execution failed: "
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "is_late"),
+    [
+        ("[malloc] Unable to allocate 123456789 bytes.", OutOfMemory, False),
+        ("[metal::malloc] Attempting to allocate 9 bytes, the maximum is 8", OutOfMemory, False),
+        ("cudaMallocAsync(&ptr) failed: out of memory", OutOfMemory, False),
+        (
+            METAL + "Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)",
+            OutOfMemory,
+            True,
+        ),
+        (
+            METAL + "Caused GPU Timeout Error (00000002:kIOGPUCommandBufferCallbackErrorTimeout)",
+            StepTooLong,
+            True,
+        ),
+        (
+            METAL + "Caused GPU Hang Error (00000003:kIOGPUCommandBufferCallbackErrorHang)",
+            StepTooLong,
+            True,
+        ),
+        (
+            METAL + "Impacting Interactivity "
+            "(0000000e:kIOGPUCommandBufferCallbackErrorImpactingInteractivity)",
+            StepTooLong,
+            True,
+        ),
+        (
+            METAL + "Discarded (victim of GPU error/recovery) "
+            "(00000005:kIOGPUCommandBufferCallbackErrorInnocentVictim)",
+            StepTooLong,
+            True,
+        ),
+        (
+            METAL + "Ignored (for causing prior/excessive GPU errors) "
+            "(00000004:kIOGPUCommandBufferCallbackErrorSubmissionsIgnored)",
+            InternalError,
+            True,
+        ),
+        ("[matmul] Last dimension of first input must match", InternalError, False),
+    ],
+)
+def test_words_tell(message: str, kind: type[RequestError], is_late: bool):
+    faults = Faults(Device(DeviceKind.METAL, "M1", 1, 1))
+    made = faults.request_error(RuntimeError(message), "It failed.")
+    assert type(made) is kind
+    assert faults.num_late == is_late
+    assert (faults.last_late is made) == is_late
+    assert "kIOGPU" not in made.message
+
+
+def test_pythons_own_lack_of_memory_is_one():
+    faults = Faults(Device(DeviceKind.CPU, "cpu", 1, 1))
+    assert type(faults.request_error(MemoryError(), "")) is OutOfMemory
+
+
+def test_a_request_error_is_told_as_it_is():
+    error = InvalidRequest("a wrong picture")
+    assert Faults(Device(DeviceKind.CPU, "cpu", 1, 1)).request_error(error, "") is error
+
+
+@pytest.mark.parametrize("kind", DeviceKind)
+def test_only_metal_tells_late(kind: DeviceKind):
+    assert Faults(Device(kind, "it", 1, 1)).come_late == (kind is DeviceKind.METAL)
