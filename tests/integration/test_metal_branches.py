@@ -1,0 +1,90 @@
+"""Metal's branches hold every invariant, for all core families.
+
+On whatever device MLX has: a CPU, or a CUDA GPU without our kernels.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.harness import Engine, ask, new_preparer
+from tests.integration.prompts import LONGER, PROMPTS, asked
+from tests.integration.test_caches import caches_of
+from tests.integration.test_compiled_model import Served
+from tests.selection import CORE
+from tests.tiny_models.fixtures import TinyModel
+from vlm_server import settings
+from vlm_server.engine.encoding import EncoderInTurns
+from vlm_server.runner.device.device import Device, DeviceKind
+from vlm_server.runner.model.load import load
+from vlm_server.runner.text.attention import MetalAttention
+from vlm_server.runner.vision import encoder
+from vlm_server.runner.vision.encoder import new_encoder
+
+pytestmark = pytest.mark.families("tiling", "caches")
+
+METAL = Device(DeviceKind.METAL, "Apple M1 (stand-in)", 16 << 30, 9 << 30)
+
+
+@pytest.fixture(params=CORE, scope="module")
+def served(request: pytest.FixtureRequest, tiny_model: TinyModel) -> Served:
+    folder = str(tiny_model(request.param))
+    loaded = load(settings.Model(path=folder, dtype="float32"), METAL, METAL.memory_bytes)
+    return loaded, new_preparer(loaded)
+
+
+@pytest.fixture(autouse=True)
+def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder, "_TURN_SECONDS", 0.0)
+
+
+def in_turns(engine: Engine) -> Engine:
+    """As the program does where `Device.encodes_in_turns`."""
+    in_parts = new_encoder(engine.loaded, engine.caches.tiles)
+    engine.loop._encoder = EncoderInTurns(in_parts, engine.inbox)
+    return engine
+
+
+@pytest.fixture(scope="module")
+def alone(served: Served) -> dict[str, list[int]]:
+    return {name: Engine(*served).answer(asked(name, LONGER)) for name in PROMPTS}
+
+
+def test_it_has_metals_branches(served: Served):
+    loaded = served[0]
+    assert isinstance(loaded.attention.attention, MetalAttention)
+    assert loaded.tiling is loaded.family.tiling
+    assert loaded.faults.come_late
+
+
+@pytest.mark.parametrize("chunk_tokens", [512, 21])
+@pytest.mark.parametrize("stagger", [0, 3])
+def test_together_and_in_chunks_as_alone(
+    served: Served, alone: dict[str, list[int]], chunk_tokens: int, stagger: int
+):
+    engine = in_turns(Engine(*served, chunk_tokens=chunk_tokens))
+    for name in PROMPTS:
+        engine.add(asked(name, LONGER))
+        engine.step(stagger)
+    engine.run()
+    assert engine.tokens == alone
+    assert engine.num_tracked == 0
+
+
+def test_from_caches_as_without(served: Served, alone: dict[str, list[int]]):
+    engine = in_turns(Engine(*served, caches=caches_of(served)))
+    for name in PROMPTS:
+        assert engine.answer(asked(name, LONGER)) == alone[name]
+    for name in PROMPTS:
+        again = ask(f"{name} again", *PROMPTS[name], sampling=LONGER)
+        assert engine.answer(again) == alone[name]
+    engine.caches.check_integrity()
+    assert engine.caches.num_holds == 0
+
+
+def test_drafts_change_nothing(served: Served, alone: dict[str, list[int]]):
+    engine = in_turns(Engine(*served, num_draft_tokens=7))
+    for name in PROMPTS:
+        engine.add(asked(name, LONGER))
+    engine.run()
+    assert engine.tokens == alone
