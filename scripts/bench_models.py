@@ -18,7 +18,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_vlm.utils import get_model_and_args, update_module_configs
 
-from tests.tiny_models import build, vocabulary
+from tests.tiny_models import make, vocabulary
 from tests.tiny_models.qwen import SPECIALS
 from tests.tiny_models.vocabulary import Vocabulary
 from tests.tiny_models.weights import ATTENTION_GAIN, HEAD_GAIN
@@ -82,7 +82,7 @@ def main() -> None:
     if wanted.words:
         _use_words()
     if wanted.shape == "mid":
-        build(FAMILY, wanted.out, wanted.seed, "mid")
+        make(FAMILY, wanted.out, wanted.seed, "mid")
     elif wanted.shape == "3b":
         write(wanted.out, wanted.seed, TEXT_3B, VISION_3B)
     elif wanted.shape == "1b":
@@ -101,7 +101,7 @@ def _use_words() -> None:
 
 def write(folder: Path, seed: int, text: dict[str, Any], vision: dict[str, Any]) -> None:
     """Write the checkpoint; the same seed gives the same weights on the same kind of device."""
-    build(FAMILY, folder, seed)
+    make(FAMILY, folder, seed)
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     config = config | text | {"vision_config": config["vision_config"] | vision}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
