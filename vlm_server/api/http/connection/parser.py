@@ -77,7 +77,7 @@ class RequestParser:
         if not isinstance(request, h11.Request):
             raise InvalidRequest(_NOT_HTTP)
         self.request = request
-        self._declared_bytes = _content_length(request)
+        self._declared_bytes = _declared_bytes(request)
 
     @property
     def remaining_bytes(self) -> int | None:
@@ -146,8 +146,15 @@ def _explain(error: h11.RemoteProtocolError) -> RequestError:
     return InvalidRequest(_NOT_HTTP)
 
 
-def _content_length(request: h11.Request) -> int | None:
+def _declared_bytes(request: h11.Request) -> int | None:
+    """How long the body is; None if it is chunked. Raises InvalidRequest for two lengths, and for
+    chunks in HTTP/1.0: a proxy in front may see another request in such bytes (RFC 9112, 6.1).
+    """
     headers = dict(request.headers)
-    if b"transfer-encoding" in headers:
-        return None
-    return int(headers.get(b"content-length", b"0"))
+    if b"transfer-encoding" not in headers:
+        return int(headers.get(b"content-length", b"0"))
+    if b"content-length" in headers:
+        raise InvalidRequest("A request has Content-Length or Transfer-Encoding, not both.")
+    if request.http_version < b"1.1":
+        raise InvalidRequest("HTTP/1.0 has no Transfer-Encoding; send Content-Length.")
+    return None

@@ -120,6 +120,9 @@ def test_what_clients_send_is_taken(size: int, count: int) -> None:
         HEAD + b"Content-Length: " + b"1" * 5000 + b"\r\n\r\n",
         HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n",
         HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n",
+        HEAD + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n",
+        HEAD + b"content-length: 5\r\ntransfer-encoding: Chunked\r\n\r\n",
+        CHUNKED.replace(b"HTTP/1.1", b"HTTP/1.0"),
         HEAD + b"secret header\r\n\r\n",
     ],
 )
