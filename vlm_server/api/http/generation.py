@@ -143,6 +143,7 @@ class Endpoint:
             cache_salt=cache_salt.of(scope),
             client=client_id.of(scope),
             owner=keys.owner_of(scope),
+            is_admin=keys.is_admin(scope),
             limits=shared.limits,
             unknown_fields=shared.server.unknown_fields,
         )

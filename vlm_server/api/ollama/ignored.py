@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vlm_server.api.http.intake.calls import KnownModel
+from vlm_server.api.http.intake.calls import Context, KnownModel
 from vlm_server.api.http.intake.leniency import IgnoredFields
 from vlm_server.api.ollama.schema import ChatMessage, OllamaChatRequest, Request
 
@@ -18,11 +18,13 @@ _OF_ROLE = {
 """Fields that messages of one role have."""
 
 
-def ignored_fields(fields: dict[str, Any], request: Request, model: KnownModel) -> IgnoredFields:
+def ignored_fields(
+    fields: dict[str, Any], request: Request, model: KnownModel, context: Context
+) -> IgnoredFields:
     """The paths of fields without effect, such as `options.num_ctx`; `request` is what became of
     `fields`."""
     ignored = IgnoredFields()
-    if model.stays_loaded:
+    if model.stays_loaded or not context.is_admin:
         ignored.add("keep_alive", request.keep_alive)
     if not request.logprobs:
         ignored.add("top_logprobs", request.top_logprobs or None)

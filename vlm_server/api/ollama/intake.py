@@ -19,7 +19,7 @@ from vlm_server.api.ollama.models import keep_alive, model_name
 from vlm_server.api.ollama.options import AnswerOptions, encode_options
 from vlm_server.api.ollama.sampling import read_sampling, read_schema
 from vlm_server.api.ollama.schema import OllamaChatRequest, OllamaGenerateRequest, Request, Tool
-from vlm_server.errors import UnsupportedField
+from vlm_server.errors import Forbidden, UnsupportedField
 from vlm_server.protocol import (
     Message,
     SamplingParams,
@@ -66,7 +66,7 @@ def _read(
     fields = json_body.parse_object(body)
     request = schema.convert(fields, kind)
     model = model_name.model_wanted(request.model, context.models)
-    return request, model, ignored_fields(fields, request, model)
+    return request, model, ignored_fields(fields, request, model, context)
 
 
 def _chat(
@@ -129,17 +129,20 @@ def _parsed_request(
         request.stream is not False,
         options,
         ignored.names,
-        keep_alive_seconds=keep_alive.seconds_of(request.keep_alive),
+        keep_alive_seconds=_keep_alive(request, context),
     )
 
 
 def _nothing_asked(
     request: Request, model: KnownModel, ignored: IgnoredFields, context: Context
 ) -> ParsedRequest:
-    """For clients that load a model before they ask it, or unload it. A pinned one stays."""
+    """For clients that load a model before they ask it, or unload it. A pinned one stays.
+
+    Raises Forbidden if the client may not unload it.
+    """
     for name in sorted(_OF_QUESTIONS & set(request.__struct_fields__)):
         ignored.add(name, getattr(request, name))
-    seconds = keep_alive.seconds_of(request.keep_alive)
+    seconds = _keep_alive(request, context, unloads=True)
     options = encode_options(AnswerOptions(request.model, "load" if seconds != 0 else "unload"))
     submit = Submit(context.request_id, (), (), SamplingParams(), client=context.client)
     return ParsedRequest(
@@ -151,6 +154,19 @@ def _nothing_asked(
         generates=False,
         keep_alive_seconds=seconds,
     )
+
+
+def _keep_alive(request: Request, context: Context, *, unloads: bool = False) -> float | None:
+    """How long the model stays loaded, for all who use it: only an admin key may say so.
+
+    For other keys None, or Forbidden if the request only `unloads` the model.
+    """
+    seconds = keep_alive.seconds_of(request.keep_alive)
+    if context.is_admin:
+        return seconds
+    if unloads and seconds == 0:
+        raise Forbidden("Unloading a model needs a key with `admin = true`.", "keep_alive")
+    return None
 
 
 def _tools(tools: list[Tool], conversation: Conversation) -> Tools | None:

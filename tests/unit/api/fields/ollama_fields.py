@@ -61,7 +61,8 @@ def shared(usual: dict[str, Any]) -> tuple[Field, ...]:
         works("effort", "think", "low", on={**usual, "think": True}),
         works("log probabilities", "logprobs", True),
         works("likeliest tokens", "top_logprobs", 5, on=scored),
-        ignored("staying loaded", "keep_alive", "5m", where="for a pinned model"),
+        ignored("staying loaded", "keep_alive", "5m",
+                where="for a pinned model, or without an admin key"),
         *(ignored(_concept(name), f"options.{name}", value)
           for name, value in IGNORED_OPTIONS.items()),
         ignored("at the top", "colour", "red", title="any"),

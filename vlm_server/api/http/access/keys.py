@@ -89,6 +89,12 @@ def of(scope: Scope) -> ApiKey | None:
     return key
 
 
+def is_admin(scope: Scope) -> bool:
+    """Whether the request may do what takes an admin key: everybody may if no key is needed."""
+    key = of(scope)
+    return key is None or key.is_admin
+
+
 def owner_of(scope: Scope) -> str:
     """Whose what the request leaves on the server is: its key's, whatever that is called.
 

@@ -36,9 +36,10 @@ class Context(msgspec.Struct, frozen=True):
     """What is known of a request besides its body.
 
     models: those that are served, the default one first. client: whose request it is. owner: whose
-    stored turns it may go on from, see `keys.owner_of`. given: the bytes of the `https:` and
-    `file:` URLs that were read for it. unknown_fields: the setting of the server. previous: the
-    earlier turns that it goes on from, see `History`; None until they are asked for.
+    stored turns it may go on from, see `keys.owner_of`. is_admin: see `keys.is_admin`. given: the
+    bytes of the `https:` and `file:` URLs that were read for it. unknown_fields: the setting of the
+    server. previous: the earlier turns that it goes on from, see `History`; None until they are
+    asked for.
     """
 
     models: tuple[KnownModel, ...]
@@ -50,6 +51,7 @@ class Context(msgspec.Struct, frozen=True):
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
     previous: tuple[bytes, ...] | None = None
     owner: str = ""
+    is_admin: bool = True
 
     @property
     def num_bytes(self) -> int:

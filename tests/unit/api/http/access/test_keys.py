@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import FunctionType, ModuleType
 
+import httpx
 import pytest
 
-from tests.unit.api.conftest import Connect
+from tests.unit.api.conftest import Connect, intake_pool
 from tests.unit.api.requests import ROUTE, chat
-from tests.unit.api.scripted_engine import HELLO, ScriptedEngine
+from tests.unit.api.scripted_engine import HELLO, OneModel, ScriptedEngine
+from vlm_server.api.app import create_app
 from vlm_server.api.http.access import keys
 from vlm_server.api.http.access.keys import CHECK_SECONDS, KeyRing
 from vlm_server.errors import ConfigError
 from vlm_server.settings import Server, Settings
+from vlm_server.supervisor.client import EngineClient
 
 USER, ADMIN, OWN = "key-of-a-user", "key-of-the-admin", "key-in-the-settings"
 KEYS = f'[user]\nkey = "{USER}"\nmax_requests = 2\n[boss]\nkey = "{ADMIN}"\nadmin = true\n'
@@ -187,3 +192,52 @@ def test_a_file_that_can_not_be_used_stops_the_start(path: Path) -> None:
     with pytest.raises(ConfigError, match="chmod 600"):
         keys.check_settings(server(path))
     keys.check_settings(Server())
+
+
+class Unpinned(OneModel):
+    """Its model is loaded and unloaded as requests say: `kept` is for how long."""
+
+    def __init__(self, engine: ScriptedEngine) -> None:
+        super().__init__(engine)
+        self.kept = list[float | None]()
+
+    def is_pinned(self, name: str) -> bool:
+        return False
+
+    @asynccontextmanager
+    async def lease(
+        self, name: str, request_id: str, keep_alive_seconds: float | None = None
+    ) -> AsyncIterator[EngineClient]:
+        self.kept.append(keep_alive_seconds)
+        async with super().lease(name, request_id, keep_alive_seconds) as engine:
+            yield engine
+
+    async def touch(
+        self, name: str, request_id: str, keep_alive_seconds: float | None = None
+    ) -> None:
+        self.kept.append(keep_alive_seconds)
+
+
+@pytest.mark.parametrize("wanted", [0, -1, "1ms", "24h"])
+async def test_only_admins_say_how_long_a_model_stays_loaded(
+    engine: ScriptedEngine, path: Path, wanted: float | str
+) -> None:
+    models = Unpinned(engine)
+    app = create_app(Settings(server=server(path)), models, intake_pool())
+    asked = {"model": "demo", "keep_alive": wanted, "stream": False}
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8000"
+    ) as client:
+        for body in ({**asked, "prompt": "Hi"}, {**asked, "messages": chat()["messages"]}, asked):
+            route = "/api/chat" if "messages" in body else "/api/generate"
+            for key in (USER, ADMIN):
+                models.kept.clear()
+                answer = await client.post(route, json=body, headers=bearer(key))
+                if key == ADMIN:
+                    assert (answer.status_code, models.kept[0] is not None) == (200, True)
+                    assert "x-vlm-ignored" not in answer.headers
+                elif body is asked and wanted == 0:
+                    assert (answer.status_code, models.kept) == (403, [])
+                else:
+                    assert (answer.status_code, models.kept) == (200, [None])
+                    assert answer.headers["x-vlm-ignored"] == "keep_alive"
