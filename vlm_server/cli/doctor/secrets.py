@@ -12,6 +12,7 @@ from typing import Any
 from huggingface_hub import constants
 
 from vlm_server.api.http.access import key_file
+from vlm_server.api.http.telemetry.tracing import ENDPOINT_VARIABLES
 from vlm_server.cli.doctor.situation import Situation
 from vlm_server.errors import ConfigError
 from vlm_server.settings.paths import expanded
@@ -20,6 +21,8 @@ MASK = "***"
 _MIN_CHARS = 6
 _MAX_BYTES = 1 << 20
 _SECRET_NAME = re.compile(r"key|token|secret|passw|auth|credential|header|cookie", re.IGNORECASE)
+_IS_COLLECTOR = re.compile(r"(^|\.)endpoint$")
+_URL_PATH = re.compile(r"(?:\w*:?//)?[^/?#]*/+([^?#]*)")
 _QUOTED = re.compile(r"\"([^\"\n]*)\"|'([^'\n]*)'")
 _WORDS = re.compile(r"[a-z0-9]{1,16}([_-]+[a-z0-9]{1,16})+")
 _MAX_DIGITS = 3
@@ -71,8 +74,13 @@ class Redactor:
 
 
 def known_secrets(situation: Situation, environment: Mapping[str, str] = os.environ) -> set[str]:
-    """API keys of the settings, even of broken ones; of the key file; of the environment."""
+    """API keys of the settings, even of broken ones; of the key file; of the environment.
+
+    So are paths of collectors' URLs: some collectors take a token there.
+    """
     found = set(situation.settings.server.api_keys)
+    found.add(_path(situation.settings.tracing.endpoint))
+    found |= {_path(environment.get(name, "")) for name in ENDPOINT_VARIABLES}
     found |= {value for name, value in environment.items() if _SECRET_NAME.search(name)}
     for text in (*situation.arguments.set, _read(situation.arguments.config)):
         found |= set(_in_settings(text))
@@ -92,13 +100,22 @@ def _in_settings(text: str) -> Iterator[str]:
         pass
     is_secret = False
     for line in text.splitlines():
-        name, equals, _ = line.partition("=")
+        name, equals, value = line.partition("=")
+        quoted = [first or second for first, second in _QUOTED.findall(line)]
+        if _IS_COLLECTOR.search(name.strip()):
+            yield from map(_path, quoted or [value.strip()])
         if equals:
             is_secret = _SECRET_NAME.search(name) is not None and "file" not in name
         if is_secret:  # a list may go on over several lines
-            yield from (first or second for first, second in _QUOTED.findall(line))
-            if equals and not _QUOTED.search(line):
-                yield line.partition("=")[2].strip(" []")
+            yield from quoted
+            if equals and not quoted:
+                yield value.strip(" []")
+
+
+def _path(url: str) -> str:
+    """What stands behind the host in a URL, which need not be a valid one."""
+    found = _URL_PATH.match(url)
+    return found[1].strip("/") if found else ""
 
 
 def _in_key_file(path: Path) -> Iterator[str]:

@@ -24,7 +24,8 @@ TOKEN = "hf_abcDEFghiJKLmnop"
 PASSWORD = "swordfish99"
 PROMPT = "Which of these patients has the broken left arm?"
 PICTURE = base64.b64encode(random.Random(0).randbytes(3000)).decode()
-SECRETS = (KEY, FILE_KEY, TOKEN, PASSWORD, PROMPT, PICTURE[100:160], "u5er-in-url", "q-in-url")
+SECRETS = (KEY, FILE_KEY, TOKEN, PASSWORD, PROMPT, PICTURE[100:160])
+SECRETS += ("u5er-in-url", "q-in-url", "p4th")
 
 TRACE = f'Traceback\n  File "a.py", line 1, in f\n    {PROMPT}\nKeyError: {KEY}'
 JSON_LINE = json.dumps(
@@ -44,6 +45,7 @@ Traceback (most recent call last):
 ValueError: {PROMPT}
 {PROMPT}
 vlm-server: the settings file is not there
+2026-11-22 18:00:05,000 front ERROR http://otel.test/p4th/of-2/v1/traces, /p4th-of-env: no
 {{"time": "t", "process": "front", "level": "info", "logger": "l", "message": "request", "id": "77",
 "x": 1}}
 {JSON_LINE}
@@ -57,6 +59,7 @@ def situation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Situation:
     (home / ".cache/huggingface").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("MY_SERVICE_PASSWORD", PASSWORD)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://otel.test/p4th-of-env")
     monkeypatch.setenv("HF_ENDPOINT", f"https://u5er-in-url:{PASSWORD}@hub.test/?sig=q-in-url")
     keys = home / "keys.toml"
     keys.write_text(f'[laptop]\nkey = "{FILE_KEY}"\n')
@@ -64,7 +67,7 @@ def situation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Situation:
     config = home / "my.toml"
     config.write_text(
         f'[server]\nport = 0\napi_keys = [\n  "{KEY}",\n]\napi_key_file = "{keys}"\n'
-        f'[tracing]\nendpoint = "http://u5er-in-url:{PASSWORD}@otel.test/?sig=q-in-url"\n'
+        f'[tracing]\nendpoint = "http://u5er-in-url:{PASSWORD}@otel.test/p4th/of-2/?sig=q-in-url"\n'
     )
     (home / "daemon.log").write_text(LOG)
     return examine(argparse.Namespace(config=config, set=[]))
@@ -88,7 +91,7 @@ def test_a_report_says_what_helps(situation: Situation) -> None:
     found = json.loads(written(situation))
     assert found["settings"]["changed"]["server.api_keys"] == "(1 not shown)"
     assert found["settings"]["changed"]["server.port"] == 0
-    assert found["settings"]["changed"]["tracing.endpoint"] == "http://***@otel.test/?***"
+    assert found["settings"]["changed"]["tracing.endpoint"] == "http://***@otel.test/***/?***"
     assert found["packages"]["msgspec"]
     assert found["environment"]["HOME"] == "~"
     lines = "\n".join(found["log"])
@@ -114,6 +117,19 @@ def test_keys_of_settings_that_are_broken_are_secrets_too(
     broken = examine(argparse.Namespace(config=path, set=[f'server.api_keys=["{FILE_KEY}"]', "x"]))
     assert broken.fault
     assert {KEY, FILE_KEY} <= known_secrets(broken)
+
+
+@pytest.mark.parametrize("url", ["htp://otel.test/p4th-in-url", "otel.test/p4th-in-url/"])
+@pytest.mark.parametrize("is_in_file", [False, True])
+def test_paths_of_collectors_that_are_refused_are_secrets_too(
+    situation: Situation, tmp_path: Path, url: str, is_in_file: bool
+) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_text(f'[tracing]\nendpoint="{url}"\n' if is_in_file else "")
+    words = [] if is_in_file else [f"tracing.endpoint={url}"]
+    broken = examine(argparse.Namespace(config=path, set=words))
+    assert "p4th" in broken.fault
+    assert "p4th" not in Redactor(known_secrets(broken), Path("/")).text(broken.fault)
 
 
 def test_keys_of_a_key_file_that_is_refused_are_secrets_too(situation: Situation) -> None:
