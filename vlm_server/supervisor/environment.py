@@ -6,7 +6,7 @@ import os
 
 from vlm_server.settings import Engine
 from vlm_server.supervisor import mimalloc, openblas
-from vlm_server.supervisor.private_folder import PrivateFolder
+from vlm_server.supervisor.private_folder import LIBRARIES, PrivateFolder
 
 _FOR_MLX = {
     "MLX_CUDA_SDPA_CACHE_SIZE": "1024",
@@ -24,7 +24,7 @@ def for_any_server(private: PrivateFolder, *, with_openblas: bool) -> dict[str, 
 
     Takes a while. Raises OSError if there is no room for a private folder.
     """
-    preload = openblas.find_preload(private.path() / "fortran") if with_openblas else {}
+    preload = openblas.find_preload(private.path() / LIBRARIES) if with_openblas else {}
     return {**private.environment(), **preload}
 
 

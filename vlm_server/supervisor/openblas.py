@@ -71,7 +71,7 @@ def _link_fortran(packages: Path, links: Path) -> Path | None:
     if not bundled:
         return None
     try:
-        links.mkdir(exist_ok=True)
+        links.mkdir(mode=0o700, exist_ok=True)
         for library in bundled:
             name = library.name.partition("-")[0] + ".so." + library.name.partition(".so.")[2][:1]
             for link in (links / library.name, links / name):

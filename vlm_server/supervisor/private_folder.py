@@ -15,11 +15,18 @@ import stat
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
 _NAME = "vlm-server-private"
+LIBRARIES = "libraries"
+"""In it: links to libraries that engines load."""
+_TEMPORARY = "tmp"
+"""In it: engines' `$TMPDIR`."""
+_KERNELS = "mlx"
+"""In `$TMPDIR`, as MLX names it: compiled kernels."""
 _LEFT_SECONDS = 86400.0
 """No load takes longer."""
 _NOEXEC = getattr(os, "ST_NOEXEC", 0)
@@ -51,7 +58,7 @@ class PrivateFolder:
             self._fresh = tempfile.TemporaryDirectory(prefix="vlm-server-")
             self._lock = os.open(self._fresh.name, os.O_RDONLY | os.O_DIRECTORY)
             fcntl.flock(self._lock, fcntl.LOCK_SH)
-        return Path(self._fresh.name).resolve()
+        return _made(Path(self._fresh.name).resolve())
 
     def environment(self) -> dict[str, str]:
         """Makes MLX keep its kernels here, for CPUs and for CUDA. Raises OSError."""
@@ -59,8 +66,8 @@ class PrivateFolder:
         if self._owns and Path(self._owns[-1].name).parent == folder:
             temporary = Path(self._owns[-1].name)
         else:
-            temporary = folder / "tmp"
-        temporary.mkdir(mode=0o700, exist_ok=True)
+            temporary = folder / _TEMPORARY
+        _make(temporary)
         _sweep(temporary)
         return {"TMPDIR": str(temporary)}
 
@@ -103,12 +110,30 @@ def of_this_user() -> Path:
     """
     caches = _caches()
     caches.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder = caches.resolve() / _NAME
+    return _made(caches.resolve() / _NAME)
+
+
+def _made(folder: Path) -> Path:
+    """`folder`; it exists, as do those in it that code is executed from. Raises OSError."""
+    for each in (folder, folder / LIBRARIES, folder / _TEMPORARY):
+        _make(each)
+    return folder
+
+
+def _make(folder: Path) -> None:
+    """Make it if it is not there. Raises OSError if nothing in it may be executed."""
     folder.mkdir(mode=0o700, exist_ok=True)
     flaw = _flaw(folder)
     if flaw is not None:
         raise OSError(f"{folder} {flaw}")
-    return folder
+    if link := next(filter(Path.is_symlink, _tree(folder / _KERNELS)), None):
+        raise OSError(f"{link} is a link")
+
+
+def _tree(folder: Path) -> Iterator[Path]:
+    yield folder
+    for above, folders, files in os.walk(folder):
+        yield from (Path(above, name) for name in (*folders, *files))
 
 
 def _caches() -> Path:

@@ -50,6 +50,10 @@ def plant_link(folder: Path) -> None:
     folder.symlink_to(folder.parent / "elsewhere")
 
 
+def plant_dangling(path: Path) -> None:
+    path.symlink_to(path.parent / "not-yet")
+
+
 def plant_open(folder: Path) -> None:
     folder.mkdir()
     folder.chmod(0o755)
@@ -84,6 +88,35 @@ def test_what_is_planted_is_not_used(
     assert private.path().is_dir()
     private.close()
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("inner", "plant"),
+    [
+        *(
+            (inner, plant)
+            for inner in ("tmp", "libraries")
+            for plant in (plant_link, plant_open, plant_foreign, plant_file)
+        ),
+        ("tmp/mlx", plant_link),
+        ("tmp/mlx", plant_dangling),
+        ("tmp/mlx/0.32/cpu", plant_link),
+    ],
+)
+def test_what_is_planted_in_it_is_not_used(
+    private: PrivateFolder, inner: str, plant: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is executed lies there: MLX's kernels, and libraries that are preloaded."""
+    first = private.path()
+    planted = first / inner
+    shutil.rmtree(planted, ignore_errors=True)
+    planted.parent.mkdir(parents=True, exist_ok=True)
+    plant(planted)  # type: ignore[operator]
+    with caplog.at_level(logging.WARNING):
+        temporary = Path(private.environment()["TMPDIR"])
+    assert not temporary.is_relative_to(first)
+    assert temporary.parent == private.path()
+    assert str(planted) in caplog.text
 
 
 def test_a_folder_that_others_could_replace_is_not_used(
