@@ -9,10 +9,20 @@ from pathlib import Path
 
 import pytest
 
+import vlm_server
 from vlm_server.runner.model.checkpoint import fingerprint
-from vlm_server.runner.model.checkpoint.fingerprint import Checkpoint, KeptHashes
+from vlm_server.runner.model.checkpoint.fingerprint import (
+    Checkpoint,
+    KeptHashes,
+    program_digest,
+    sources,
+    state_fingerprint,
+)
 
 MIB = 1 << 20
+PACKAGE = Path(vlm_server.__file__).parent
+COMPUTING = ("cache", "engine", "ports", "prompt", "protocol", "runner", "video", "worker")
+"""The packages of the engine process."""
 
 
 @pytest.fixture
@@ -162,3 +172,31 @@ def test_a_glance_sees_changes_and_reads_no_weights(weights: Path, read: list[st
     second = checkpoint.digest()
     weights.write_bytes(b"\x01" + bytes(5 * MIB - 1))
     assert len({first, second, checkpoint.digest()}) == 3
+
+
+def test_all_that_computes_is_named():
+    """A new kind of source must not be forgotten."""
+    found = {
+        path
+        for folder in COMPUTING
+        for path in (PACKAGE / folder).rglob("*")
+        if path.is_file() and path.parent.name != "__pycache__"
+    }
+    assert {path.suffix for path in found} >= {".py", ".cu", ".cuh"}
+    assert found <= set(sources(PACKAGE))
+
+
+@pytest.mark.parametrize("kind", ["*.py", "*.cu", "*.cuh"])
+def test_another_source_is_another_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+):
+    copy = tmp_path / "vlm_server"
+    shutil.copytree(PACKAGE / "runner" / "cuda", copy)
+    monkeypatch.setattr(vlm_server, "__path__", [str(copy)])
+    before = program_digest(), state_fingerprint("a", "b")
+    (copy / "notes.txt").write_text("of no account")
+    assert (program_digest(), state_fingerprint("a", "b")) == before
+    changed = next(copy.glob(kind))
+    changed.write_bytes(changed.read_bytes() + b"\n")
+    after = program_digest(), state_fingerprint("a", "b")
+    assert all(new != old for new, old in zip(after, before, strict=True))

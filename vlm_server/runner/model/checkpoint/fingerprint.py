@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 _READERS = ("mlx", "mlx-vlm", "transformers", "tokenizers", "pillow", "av")
 """Packages of which another version may make other pixels, tokens or features of the same bytes."""
+_SOURCES = frozenset({".py", ".cu", ".cuh"})
 _WEIGHTS = ("*.safetensors",)
 _SMALL = ("*.json", "*.jinja", "*.model")
 _ENDS_BYTES = 1 << 20
@@ -160,9 +161,17 @@ def _add_readers(digest: hashlib._Hash) -> None:
         digest.update(f"{package} {version(package)}\0".encode())
 
 
+def sources(package: Path) -> list[Path]:
+    """All files of this program that computations depend on, in order: modules and kernels.
+
+    Named by their kind: what else lies in an installation, on one rank perhaps, plays no part.
+    """
+    return sorted(path for path in package.rglob("*") if path.suffix in _SOURCES)
+
+
 def _add_code(digest: hashlib._Hash) -> None:
     package = Path(vlm_server.__path__[0])
-    for path in sorted(package.rglob("*.py")):
+    for path in sources(package):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
         digest.update(f"{path.relative_to(package)} {content}\0".encode())
 
