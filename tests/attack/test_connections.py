@@ -22,6 +22,7 @@ import openai
 import pytest
 
 from tests.daemons import SCRIPTED, Daemon, running_daemon, wait_until, with_settings
+from vlm_server.api.http.connection.server import RESERVED_FILES
 
 MAX_REQUESTS = 4
 MAX_CONNECTIONS = 120
@@ -239,6 +240,25 @@ def test_short_descriptors_do_not_fill_the_log(
     finally:
         resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, before)
     assert daemon.log.stat().st_size - logged < 100_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit of another process is set")
+def test_a_lower_limit_on_open_files_closes_what_waits(
+    daemon: Daemon, clients: contextlib.ExitStack
+) -> None:
+    live = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    idle = [connect(daemon, clients, live) for _ in range(60)]
+    for client in idle:
+        until(client, b"live")
+    before = resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE)
+    lower = (RESERVED_FILES + 20, before[1])
+    resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, lower)
+    try:
+        assert hello(daemon)
+        for client in idle[:40]:
+            assert everything(client) == b""
+    finally:
+        resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, before)
 
 
 # ---- bodies ------------------------------------------------------------------------

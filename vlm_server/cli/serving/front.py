@@ -39,7 +39,7 @@ from vlm_server.supervisor.models.model_pool import ModelPool
 logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 10.0
-"""How often the heap, the log file and the settings file are looked at."""
+"""How often the heap, the limit on open files, the log file and the settings file are looked at."""
 _MOST_FREE_BYTES = 4 << 20
 """Of the heap: more goes back to the system, a little later."""
 _HOLD_SECONDS = 30.0
@@ -111,7 +111,7 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
     await models.start()
     announcement = asyncio.create_task(announce(models, progress, url, settings))
     announcement.add_done_callback(lambda task: stop.set() if _has_failed(task) else None)
-    looking = asyncio.create_task(look_after(process))
+    looking = asyncio.create_task(look_after(process, server))
     http = asyncio.create_task(serve_http(server, listener, models, stop))
     http.add_done_callback(lambda _: stop.set())
     await stop.wait()
@@ -145,10 +145,12 @@ async def serve_http(
         await server.serve(sockets=list(listener.sockets))
 
 
-async def look_after(process: _Process) -> None:
-    """Give back what bodies have left, keep the log small, see new settings: now and then."""
+async def look_after(process: _Process, server: HttpServer) -> None:
+    """Give back what bodies have left, keep the log small, see new limits and settings: now and
+    then."""
     while True:
         await asyncio.sleep(_LOOK_SECONDS)
+        server.look()
         if heap.free_bytes() > _MOST_FREE_BYTES:
             await asyncio.to_thread(heap.trim)
         if process.log_file is not None:

@@ -61,14 +61,21 @@ class _DatedState(ServerState):
         """uvicorn's own is not needed."""
 
 
+class HttpConfig(uvicorn.Config):
+    """uvicorn's, with the connections of its server."""
+
+    table: ConnectionTable
+
+
 class HttpServer(uvicorn.Server):
     """uvicorn's server without its signal handlers, as the engine must be stopped too, and without
     its ten looks a second at whether it should stop.
     """
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: HttpConfig) -> None:
         self._exit = asyncio.Event()
         super().__init__(config)
+        self._table = config.table
         self.server_state = _DatedState()
 
     @property
@@ -120,6 +127,10 @@ class HttpServer(uvicorn.Server):
             connection.take_one_more()
         return [connection.stage for connection in connections]
 
+    def look(self) -> None:
+        """Close connections if the limit on open files was lowered; call it now and then."""
+        self._table.make_room()
+
     def end_within(self, seconds: float) -> None:
         """Disconnect in `seconds` the clients that are still there; nothing is left to answer."""
         asyncio.get_running_loop().call_later(seconds, self._disconnect_all)
@@ -129,11 +140,11 @@ class HttpServer(uvicorn.Server):
             cast(HttpConnection, connection).fail()
 
 
-def http_config(app: ASGIApp, settings: Settings, encode: EncodeError) -> uvicorn.Config:
+def http_config(app: ASGIApp, settings: Settings, encode: EncodeError) -> HttpConfig:
     """The HTTP server's configuration; `encode` is for errors before the app is reached."""
-    limit = connection_limit(settings.server.max_connections)
-    shared = Shared(settings, encode, ConnectionTable(limit), ParseQueue())
-    return uvicorn.Config(
+    table = ConnectionTable(ConnectionLimit(settings.server.max_connections))
+    shared = Shared(settings, encode, table, ParseQueue())
+    config = HttpConfig(
         cast(Any, app),
         http=cast("type[asyncio.Protocol]", partial(HttpConnection, shared)),
         ws="none",
@@ -145,25 +156,40 @@ def http_config(app: ASGIApp, settings: Settings, encode: EncodeError) -> uvicor
         server_header=False,
         timeout_graceful_shutdown=math.ceil(settings.server.drain_seconds) + SLOW_READER_SECONDS,
     )
+    config.table = table
+    return config
 
 
-def connection_limit(wanted: int) -> int:
-    """`wanted` connections, or what the limit on open files leaves. Raises that limit first."""
-    files = _raise_file_limit()
-    limit = max(1, min(wanted, files - RESERVED_FILES))
-    if limit < wanted:
-        logger.warning("at most %d connections: only %d files may be open", limit, files)
-    return limit
+class ConnectionLimit:
+    """`wanted` connections, or what the limit on open files leaves now, which is raised first."""
+
+    def __init__(self, wanted: int) -> None:
+        self._wanted = wanted
+        self._told = wanted
+        _raise_file_limit()
+        self()
+
+    def __call__(self) -> int:
+        files = _file_limit()
+        limit = max(1, min(self._wanted, files - RESERVED_FILES))
+        if limit < self._told:
+            logger.warning("at most %d connections: only %d files may be open", limit, files)
+        self._told = limit
+        return limit
 
 
-def _raise_file_limit() -> int:
-    """How many files this process may open from now on: the hard limit, if that is to be had."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    soft = _MOST_FILES if soft == resource.RLIM_INFINITY else soft
+def _file_limit() -> int:
+    """How many files this process may open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST_FILES if soft == resource.RLIM_INFINITY else soft
+
+
+def _raise_file_limit() -> None:
+    """To the hard limit, if that is to be had."""
+    soft, hard = _file_limit(), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     for files in (wanted, 10240):  # macOS grants no more than OPEN_MAX
         if files > soft and (files <= hard or hard == resource.RLIM_INFINITY):
             with contextlib.suppress(OSError, ValueError):
                 resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-                return files
-    return soft
+                return

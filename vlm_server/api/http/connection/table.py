@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import heapq
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -35,12 +37,12 @@ class Tabled(Protocol):
 
 
 class ConnectionTable:
-    """At most `limit` connections. A new one takes the place of the one that is worth least:
-    the first by stage, then the one that has been in it longest.
+    """At most `limit()` connections, which may change. A new one takes the place of the one that
+    is worth least: the first by stage, then the one that has been in it longest.
     """
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+    def __init__(self, limit: Callable[[], int]) -> None:
+        self._limit = limit
         self._open: set[Tabled] = set()
 
     def __len__(self) -> int:
@@ -48,13 +50,19 @@ class ConnectionTable:
 
     def add(self, connection: Tabled) -> bool:
         """Whether there is a place for `connection`; if need be, another one is closed for it."""
-        if len(self._open) >= self.limit:
-            victim = min(self._open, key=_worth)
+        if not self.make_room(1):
+            return False
+        self._open.add(connection)
+        return True
+
+    def make_room(self, num: int = 0) -> bool:
+        """Close those that are too many if `num` more come; returns whether they may come."""
+        excess = len(self._open) + num - self._limit()
+        for victim in heapq.nsmallest(excess, self._open, key=_worth):
             if victim.stage is Stage.ANSWER:
                 return False
             self._open.discard(victim)
             victim.give_way()
-        self._open.add(connection)
         return True
 
     def discard(self, connection: Tabled) -> None:

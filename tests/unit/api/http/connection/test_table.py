@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import resource
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+
+import pytest
 
 from vlm_server.api.http.connection.deadline import Deadline
 from vlm_server.api.http.connection.parse_queue import ParseQueue
+from vlm_server.api.http.connection.server import RESERVED_FILES, ConnectionLimit
 from vlm_server.api.http.connection.table import ConnectionTable, Stage
 
 
@@ -30,7 +35,7 @@ def test_the_one_that_is_worth_least_gives_way() -> None:
         Connection(Stage.BODY, 1),
         Connection(Stage.BODY, 3),
     ]
-    table = ConnectionTable(len(order))
+    table = ConnectionTable(lambda: len(order))
     assert all(table.add(one) for one in reversed(order))
     for count in range(1, len(order) + 1):
         assert table.add(Connection(Stage.ANSWER))
@@ -40,6 +45,44 @@ def test_the_one_that_is_worth_least_gives_way() -> None:
     assert len(table) == len(order)
     table.discard(late)
     assert len(table) == len(order)
+
+
+def test_a_limit_that_falls_is_kept_and_answers_go_on() -> None:
+    limit = 6
+    table = ConnectionTable(lambda: limit)
+    answering = [Connection(Stage.ANSWER, since) for since in range(2)]
+    idle = [Connection(Stage.IDLE, since) for since in range(4)]
+    assert all(table.add(each) for each in (*answering, *idle))
+    limit = 4
+    assert table.make_room()
+    assert [each.is_gone for each in idle] == [True, True, False, False]
+    limit = 1
+    late = Connection(Stage.SILENT)
+    assert not table.add(late)
+    assert len(table) == len(answering)
+    limit = 3
+    assert table.add(late)
+    assert not any(each.is_gone for each in answering)
+
+
+@pytest.fixture
+def files() -> Iterator[Callable[[int], None]]:
+    """Sets the limit on open files until the end."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield lambda number: resource.setrlimit(resource.RLIMIT_NOFILE, (number, before[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_lower_limit_on_open_files_is_noticed(
+    files: Callable[[int], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    limit = ConnectionLimit(500)
+    assert (limit(), caplog.text) == (500, "")
+    files(RESERVED_FILES + 20)
+    assert [limit(), limit()] == [20, 20]
+    assert caplog.text.count("at most 20 connections") == 1
+    files(RESERVED_FILES + 1000)
+    assert limit() == 500
 
 
 async def test_a_deadline_may_be_moved_both_ways_and_cleared() -> None:
