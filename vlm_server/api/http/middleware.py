@@ -125,7 +125,7 @@ class Gate:
             return
         headers = Headers(scope=scope)
         gate.check_host(headers, self.server)
-        gate.check_origin(headers)
+        gate.check_origin(headers, scope["path"])
         if _is_open(scope["path"], headers):
             keys.attach(scope, None)
             await self.app(scope, receive, send)

@@ -1,7 +1,8 @@
 """Who may send requests: checks of the Host and Origin headers, and of those with API keys.
 
 The Host check stops DNS rebinding: a web page whose name resolves to this machine still sends
-its own name. The Origin check stops requests from other web pages in a browser.
+its own name. The checks of Origin and Sec-Fetch-Site stop requests from other web pages in a
+browser: it sends the first with what a page may read, and only the second with what it embeds.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from starlette.responses import Response
 
 from vlm_server.api.http.access import keys
 from vlm_server.api.http.access.keys import ApiKey, KeyRing
+from vlm_server.api.http.browsers import is_page
 from vlm_server.errors import Forbidden, Unauthorized
 from vlm_server.settings import Server, is_loopback
 
@@ -38,10 +40,15 @@ def check_host(headers: Headers, server: Server) -> None:
         )
 
 
-def check_origin(headers: Headers) -> None:
-    """Raises Forbidden for a request from a web page of another origin."""
+def check_origin(headers: Headers, path: str) -> None:
+    """Raises Forbidden for a request from a web page of another origin.
+
+    Such pages may link to our own page, which is the same for everybody.
+    """
     origin = headers.get("origin")
     if origin is None:
+        if headers.get("sec-fetch-site", "").lower() == "cross-site" and not is_page(path, headers):
+            raise Forbidden("Web pages of another origin may link to / alone.")
         return
     scheme, _, authority = origin.lower().partition("://")
     if scheme not in ("http", "https") or authority != headers["host"].lower():

@@ -85,6 +85,25 @@ async def test_a_foreign_origin_is_refused(
     assert engine.submitted == []
 
 
+@pytest.mark.parametrize("path", ["/v1/settings", "/v1/status", "/metrics", "/health"])
+async def test_what_other_pages_embed_or_link_to_is_refused(
+    client: httpx.AsyncClient, path: str
+) -> None:
+    """A browser sends no Origin for it."""
+    for html in ("text/html,*/*", "image/png,*/*"):
+        foreign = await client.get(path, headers={"sec-fetch-site": "cross-site", "accept": html})
+        assert (foreign.status_code, foreign.json()["error"]["code"]) == (403, "forbidden")
+    for site in ("same-origin", "same-site", "none"):
+        assert (await client.get(path, headers={"sec-fetch-site": site})).status_code == 200
+
+
+async def test_other_pages_may_link_to_ours(client: httpx.AsyncClient) -> None:
+    followed = {"sec-fetch-site": "cross-site", "accept": "text/html"}
+    assert (await client.get("/", headers=followed)).status_code == 200
+    assert (await client.get("/", headers=followed | {"accept": "image/*"})).status_code == 403
+    assert (await client.get("/page/main.js", headers=followed)).status_code == 200
+
+
 async def test_our_own_origin_is_let_in_and_no_cors_header_is_sent(
     client: httpx.AsyncClient,
 ) -> None:
