@@ -67,6 +67,15 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "during a long prefill.",
         ),
     ] = 5.0
+    keepalive: Annotated[
+        Literal["comment", "empty_chunk", "off"],
+        Meta(
+            description="That sign of life: `comment`; `empty_chunk` for clients that fail at "
+            "comments, an event of the dialect that adds nothing; or `off`. The header "
+            "`X-VLM-Keepalive` chooses for a request. In all but `off`, Anthropic's clients get a "
+            "`ping` and Ollama's an empty line."
+        ),
+    ] = "comment"
     model_aliases: Annotated[
         tuple[str, ...],
         Meta(

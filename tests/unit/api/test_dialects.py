@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -140,6 +141,59 @@ async def test_a_silent_stream_shows_signs_of_life(
     pause = before[before.index("One") :]
     assert sum(pause.count(sign) for sign in SIGNS_OF_LIFE) >= 3, pause
     assert after, "it goes on"
+
+
+@pytest.mark.parametrize("route", [CHAT, COMPLETIONS, MESSAGES, OLLAMA, GENERATE, RESPONSES])
+@pytest.mark.parametrize("is_set", [False, True])
+async def test_strict_readers_get_events_alone(
+    connect: Connect, engine: ScriptedEngine, route: str, is_set: bool
+) -> None:
+    """Some fail at a block without data: before the first token, between two, and at the end."""
+    mode = "empty_chunk" if is_set else "comment"
+    client = connect(Settings(server=Server(stream_keepalive_seconds=0.02, keepalive=mode)))
+    if not is_set:
+        client.headers["x-vlm-keepalive"] = "empty_chunk"
+    pauses = [asyncio.Event() for _ in range(3)]
+    engine.script = (pauses[0], says("One"), pauses[1], last(" two."), pauses[2], finished())
+    asking = asyncio.create_task(send(client, route, stream=True))
+    for pause in pauses:
+        await engine.waiting.wait()
+        engine.waiting.clear()
+        await asyncio.sleep(0.1)
+        pause.set()
+    answer = await asking
+    if route not in (OLLAMA, GENERATE):
+        blocks = answer.text.removesuffix("\n\n").split("\n\n")
+        assert all(re.fullmatch(r"(event: [\w.]+\n)?data: .+", block) for block in blocks)
+    events = [event for event in data(answer) if event.get("type") != "ping"]
+    numbers = [event["sequence_number"] for event in events if "sequence_number" in event]
+    assert numbers == sorted(set(numbers))
+    client.headers["x-vlm-keepalive"] = "off"
+    plain = await send(client, route, stream=True)
+    assert said(data(answer)) == said(data(plain)) == "One two."
+    assert len(data(answer)) > len(data(plain)), "there were signs of life"
+
+
+async def test_a_keepalive_that_is_none_is_refused(client: httpx.AsyncClient) -> None:
+    client.headers["x-vlm-keepalive"] = "chunk"
+    answer = await send(client, CHAT, stream=True)
+    assert "comment, empty_chunk, off" in error_of(answer)["message"]
+
+
+def said(events: list[dict[str, Any]]) -> str:
+    """The text that a reader of any dialect adds up."""
+    texts = []
+    for event in events:
+        choices = event.get("choices") or [{}]
+        delta = event.get("delta", {})
+        texts += [
+            choices[0].get("text"),
+            choices[0].get("delta", {}).get("content"),
+            delta if isinstance(delta, str) else delta.get("text"),
+            event.get("message", {}).get("content") if "done" in event else None,
+            event.get("response") if "done" in event else None,
+        ]
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 SIGNS_OF_LIFE = (

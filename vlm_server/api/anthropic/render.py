@@ -124,6 +124,9 @@ class MessageRenderer:
         """A `ping`."""
         return _PING
 
+    def empty_chunk(self) -> bytes:
+        return _PING
+
     def _begin(self) -> Sequence[Event]:
         """Nothing is counted yet when the message begins, so its usage is all 0."""
         if self._is_begun:

@@ -34,6 +34,10 @@ class Renderer(Protocol):
         """What a silent stream sends now and then: its readers skip it."""
         ...
 
+    def empty_chunk(self) -> bytes:
+        """The same as an event of the dialect's own that adds nothing to the answer."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class CountRenderer:
@@ -54,6 +58,9 @@ class CountRenderer:
         raise error
 
     def keep_alive(self) -> bytes:
+        return b""
+
+    def empty_chunk(self) -> bytes:
         return b""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
 
@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from vlm_server.api.http import body, routing_key, served_models, sse
+from vlm_server.api.http import body, keepalive, routing_key, served_models, sse
 from vlm_server.api.http.access import cache_salt, client_id, keys
 from vlm_server.api.http.answer import Answer, answer, as_request_error, whole
 from vlm_server.api.http.dialect import Dialect, Renderer
@@ -84,6 +84,7 @@ class Endpoint:
         access_log.of(scope).routing_key = routing_key.sent(headers)
         body.check_headers(headers, shared.limits, any_type=self._any_type)
         clock = RequestClock(headers, shared.deadlines)
+        keepalive.wanted(headers, shared.server)
         shared.models.check_ready()
         client = client_id.of(scope)
         shared.queue_slots.check(client, headers)
@@ -126,7 +127,7 @@ class Endpoint:
         with recorder:
             async with aclosing(answer(events, recorder)) as deltas:
                 if stream_wanted:
-                    await self._stream(deltas, render, send, entry, recorder)
+                    await self._stream(deltas, render, scope, send, recorder)
                 else:
                     content = render.whole(*await whole(deltas, num_choices, recorder))
                     await _whole(content, recorder)(scope, receive, send)
@@ -167,18 +168,24 @@ class Endpoint:
                     yield event
 
     async def _stream(
-        self, deltas: Answer, render: Renderer, send: Send, entry: Entry, recorder: AnswerRecorder
+        self, deltas: Answer, render: Renderer, scope: Scope, send: Send, recorder: AnswerRecorder
     ) -> None:
+        entry, shared = access_log.of(scope), self._shared
+        signs: dict[str, Callable[[], bytes] | None] = {
+            "comment": partial(self._comment, render, entry.model),
+            "empty_chunk": render.empty_chunk,
+            "off": None,
+        }
         stream = EventStream(
             send,
             self._dialect.content_type,
-            partial(self._sign_of_life, render, entry.model),
-            self._shared.keepalive_seconds,
+            signs[keepalive.wanted(Headers(scope=scope), shared.server)],
+            shared.keepalive_seconds,
         )
         async with stream.kept_alive():
             await _send_events(deltas, render, stream, entry, recorder)
 
-    def _sign_of_life(self, render: Renderer, model: str) -> bytes:
+    def _comment(self, render: Renderer, model: str) -> bytes:
         """What a silent stream sends; events may have a comment on why it is silent."""
         status = self._shared.models.status(model)
         if status.progress is None or self._dialect.content_type != sse.CONTENT_TYPE:

@@ -30,14 +30,14 @@ class EventStream:
     """A streaming response. Its status line goes out with the first events or sign of life.
 
     While it is `kept_alive`, what `keep_alive` gives is sent after each `keepalive_seconds` in
-    which nothing was.
+    which nothing was; nothing without it.
     """
 
     def __init__(
         self,
         send: Send,
         content_type: bytes,
-        keep_alive: Callable[[], bytes],
+        keep_alive: Callable[[], bytes] | None,
         keepalive_seconds: float,
     ) -> None:
         self._send = send
@@ -52,8 +52,11 @@ class EventStream:
     @asynccontextmanager
     async def kept_alive(self) -> AsyncIterator[None]:
         """Send signs of life while the `with` block is silent."""
+        if self._sign_of_life is None:
+            yield
+            return
         self._sent_at = asyncio.get_running_loop().time()
-        task = asyncio.create_task(self._keep_alive())
+        task = asyncio.create_task(self._keep_alive(self._sign_of_life))
         try:
             yield
         finally:
@@ -68,12 +71,12 @@ class EventStream:
         """Send the last `events` and end the response."""
         await self._body(events, more_body=False)
 
-    async def _keep_alive(self) -> None:
+    async def _keep_alive(self, sign_of_life: Callable[[], bytes]) -> None:
         clock = asyncio.get_running_loop().time
         while True:
             silence = clock() - self._sent_at
             if silence >= self._keepalive_seconds:
-                await self.write(self._sign_of_life())
+                await self.write(sign_of_life())
                 silence = 0.0
             await asyncio.sleep(self._keepalive_seconds - silence)
 

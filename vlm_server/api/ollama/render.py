@@ -133,6 +133,9 @@ class LineRenderer:
 
     def keep_alive(self) -> bytes:
         """A line that says nothing: readers of lines have no comments, but add up texts."""
+        return self.empty_chunk()
+
+    def empty_chunk(self) -> bytes:
         return self._line(Piece(), done=False) + b"\n"
 
     def _pieces(self, delta: protocol.Delta) -> list[Piece]:

@@ -174,6 +174,13 @@ class ChatRenderer:
         """A comment: every reader of events skips it."""
         return sse.KEEP_ALIVE
 
+    def empty_chunk(self) -> bytes:
+        """The role, if nothing else was sent, or a chunk with an empty delta."""
+        is_first = 0 not in self._begun
+        self._begun.add(0)
+        news = Delta(role="assistant", content="") if is_first else Delta()
+        return sse.event(self._chunk(ChunkChoice(news), None))
+
     def _chunk(self, choice: ChunkChoice, so_far: protocol.Usage | None) -> bytes:
         usage: Usage | UnsetType | None = None if self.options.include_usage else UNSET
         if self.options.continuous_usage and so_far is not None:

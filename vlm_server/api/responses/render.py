@@ -77,6 +77,13 @@ class ResponsesRenderer:
         """A comment: every reader of events skips it."""
         return sse.KEEP_ALIVE
 
+    def empty_chunk(self) -> bytes:
+        """That the response is in progress; nothing behind its end, whose events may wait."""
+        if self._output.finish_reason is not None:
+            return b""
+        response = {"response": self._response("in_progress")}
+        return self._begin() or self._event("response.in_progress", response)
+
     @property
     def _status(self) -> str:
         return "incomplete" if self._output.finish_reason == "length" else "completed"

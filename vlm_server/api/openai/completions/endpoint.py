@@ -107,6 +107,10 @@ class CompletionRenderer:
         """A comment: every reader of events skips it."""
         return sse.KEEP_ALIVE
 
+    def empty_chunk(self) -> bytes:
+        """A chunk with an empty text."""
+        return self.delta(protocol.Delta(self.id, ""))
+
     def _choice(self, deltas: Sequence[protocol.Delta]) -> Choice:
         """What `deltas` say of one choice."""
         last = deltas[-1]
