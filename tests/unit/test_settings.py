@@ -194,6 +194,23 @@ def test_hosts_and_roots_of_another_form_are_refused(override: str) -> None:
         load(None, (override,))
 
 
+@pytest.mark.parametrize(
+    "origin",
+    ["app.example", "https://app.example/", "https://*", "https://*.example", "https://u@h", "",
+     "*://*"],
+)  # fmt: skip
+def test_origins_of_another_form_are_refused(origin: str) -> None:
+    with pytest.raises(ConfigError, match="cors_origins"):
+        load(None, (f'server.cors_origins=["{origin}"]',))
+
+
+def test_not_every_origin_is_let_in_where_there_are_keys() -> None:
+    every = 'server.cors_origins=["*"]'
+    assert load(None, (every,)).server.cors_origins == ("*",)
+    with pytest.raises(ConfigError, match="name the origins"):
+        load(None, (every, 'server.api_keys=["correct-horse"]'))
+
+
 def test_settings_never_change() -> None:
     with pytest.raises(AttributeError):
         Settings().server.port = 1  # type: ignore[misc]

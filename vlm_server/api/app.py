@@ -12,6 +12,7 @@ from starlette.types import Scope
 from vlm_server.api.anthropic.errors import encode as encode_anthropic
 from vlm_server.api.anthropic.messages import PATH as MESSAGES
 from vlm_server.api.http import errors
+from vlm_server.api.http.access.cors import Cors
 from vlm_server.api.http.access.keys import KeyRing
 from vlm_server.api.http.errors import EncodeError
 from vlm_server.api.http.generation import Generation
@@ -53,6 +54,7 @@ def create_app(
         routes=all_routes(generation, settings, answered, sources or {}),
         middleware=[
             Middleware(RequestLog, answered=answered, tracer=tracer),
+            Middleware(Cors, origins=settings.server.cors_origins),
             Middleware(Errors, models=models, queue_slots=queue_slots, encode_for=_encode_for),
             Middleware(Gate, server=settings.server, cache=settings.cache, ring=ring),
         ],

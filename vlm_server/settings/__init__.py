@@ -16,13 +16,21 @@ from vlm_server.settings.memory import Cache, Memory
 from vlm_server.settings.model import Checkpoint, ListedModel, Model
 from vlm_server.settings.sources import Sources, described
 from vlm_server.settings.telemetry import Log, Metrics, Tracing
-from vlm_server.settings.tree import Settings, fault_of_key, is_loopback, load, load_with_sources
+from vlm_server.settings.tree import (
+    ORIGIN,
+    Settings,
+    fault_of_key,
+    is_loopback,
+    load,
+    load_with_sources,
+)
 
 __all__ = [
     "MAX_FLOAT",
     "MAX_INT",
     "MIB",
     "MIN_KEY_CHARS",
+    "ORIGIN",
     "Cache",
     "Checkpoint",
     "Deadlines",

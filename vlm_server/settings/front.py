@@ -39,6 +39,15 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "any name if keys are needed and `server.host` is all addresses. Stops DNS rebinding."
         ),
     ] = ()
+    cors_origins: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Web pages of other origins that may use the API in a browser: "
+            "`https://app.example`, `http://localhost:3000`, `null` (files, sandboxes), "
+            "`chrome-extension://*` or another scheme of extensions or apps; `*` is all, only "
+            "without API keys."
+        ),
+    ] = ()
     drain_seconds: Annotated[
         float, Meta(ge=0, description="Time for running requests to finish on shutdown.")
     ] = 20.0

@@ -25,6 +25,11 @@ from vlm_server.settings.paths import expanded
 from vlm_server.settings.telemetry import Log, Metrics, Tracing
 
 _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.IGNORECASE)
+ORIGIN = re.compile(
+    r"null|[a-z][a-z0-9+.-]{0,31}://(\[[0-9a-f:]{2,39}\]|[a-z0-9._-]{0,255})(:[0-9]{1,5})?"
+)
+"""What a browser sends for a web page, in lower case: scheme, host and port, or `null`."""
+_EXTENSIONS = re.compile(r"(?!https?:)[a-z][a-z0-9+.-]*://\*")
 
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(@\S+)?")
 
@@ -88,6 +93,7 @@ def load_with_sources(
         raise ConfigError(explained(str(error), Settings, path, sources)) from None
     _check_numbers(settings)
     _check_exposure(settings.server)
+    _check_origins(settings.server)
     _check_keys(settings.server)
     _check_urls(settings.urls)
     _check_absolute("cache.disk_path", settings.cache.disk_path)
@@ -224,6 +230,19 @@ def _check_urls(urls: Urls) -> None:
         if not root:
             raise ConfigError("urls.file_roots: a path is empty")
         _check_absolute("urls.file_roots", root)
+
+
+def _check_origins(server: Server) -> None:
+    for origin in server.cors_origins:
+        if origin == "*" and server.needs_key:
+            raise ConfigError("server.cors_origins: with API keys, name the origins in place of *")
+        if origin != "*" and not any(
+            pattern.fullmatch(origin.lower()) for pattern in (ORIGIN, _EXTENSIONS)
+        ):
+            raise ConfigError(
+                f"server.cors_origins: {origin!r} is not `https://host`, `http://host:port`, "
+                "`null`, `scheme://*` of extensions, or `*`"
+            )
 
 
 def _check_exposure(server: Server) -> None:

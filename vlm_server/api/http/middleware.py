@@ -1,4 +1,4 @@
-"""The layers around every route: access log, errors as JSON, access checks.
+"""The layers around every route: access log, errors as JSON, access checks (and `access.cors`).
 
 Each layer is plain ASGI, so that streams and disconnects pass through untouched.
 """
@@ -10,7 +10,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vlm_server.api.http import errors, routing_key
-from vlm_server.api.http.access import cache_salt, client_id, gate, keys
+from vlm_server.api.http.access import cache_salt, client_id, cors, gate, keys
 from vlm_server.api.http.access.key_slots import KeySlots
 from vlm_server.api.http.access.keys import ApiKey, KeyRing
 from vlm_server.api.http.browsers import is_page
@@ -125,7 +125,8 @@ class Gate:
             return
         headers = Headers(scope=scope)
         gate.check_host(headers, self.server)
-        gate.check_origin(headers, scope["path"])
+        if not cors.is_listed(scope):
+            gate.check_origin(headers, scope["path"])
         if _is_open(scope["path"], headers):
             keys.attach(scope, None)
             await self.app(scope, receive, send)

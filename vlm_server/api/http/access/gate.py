@@ -18,7 +18,7 @@ from vlm_server.api.http.access import keys
 from vlm_server.api.http.access.keys import ApiKey, KeyRing
 from vlm_server.api.http.browsers import is_page
 from vlm_server.errors import Forbidden, Unauthorized
-from vlm_server.settings import Server, is_loopback
+from vlm_server.settings import ORIGIN, Server, is_loopback
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -41,7 +41,7 @@ def check_host(headers: Headers, server: Server) -> None:
 
 
 def check_origin(headers: Headers, path: str) -> None:
-    """Raises Forbidden for a request from a web page of another origin.
+    """Raises Forbidden for a request from a web page of another origin that is not listed.
 
     Such pages may link to our own page, which is the same for everybody.
     """
@@ -52,7 +52,11 @@ def check_origin(headers: Headers, path: str) -> None:
         return
     scheme, _, authority = origin.lower().partition("://")
     if scheme not in ("http", "https") or authority != headers["host"].lower():
-        raise Forbidden("Requests from web pages of another origin are not allowed.")
+        shown = f" `{origin}`" if ORIGIN.fullmatch(origin.lower()) else ""
+        raise Forbidden(
+            f"Requests from web pages of another origin{shown} are not allowed; see the setting "
+            "server.cors_origins."
+        )
 
 
 def check_key(headers: Headers, ring: KeyRing) -> ApiKey | None:

@@ -119,6 +119,64 @@ async def test_a_preflight_gets_no_leave(client: httpx.AsyncClient) -> None:
     assert "access-control-allow-origin" not in answer.headers
 
 
+LISTED = ("https://App.example", "http://localhost:3000", "null", "chrome-extension://*")
+PREFLIGHT = {
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "authorization,content-type,x-stainless-os",
+    "access-control-request-private-network": "true",
+}
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://app.example", "http://localhost:3000", "null", "chrome-extension://abc"]
+)
+@pytest.mark.parametrize("key", ["", KEY])
+async def test_listed_origins_are_let_in_and_told(
+    connect: Connect, engine: ScriptedEngine, origin: str, key: str
+) -> None:
+    client = connect(settings(cors_origins=LISTED, api_keys=(key,) if key else ()))
+    page = {"origin": origin, "sec-fetch-site": "cross-site"}
+    preflight = await client.options(ROUTE, headers=page | PREFLIGHT)
+    assert preflight.status_code == 200
+    told = preflight.headers
+    assert "POST" in told["access-control-allow-methods"]
+    assert "authorization" in told["access-control-allow-headers"]
+    assert told["access-control-allow-private-network"] == "true"
+    refused = await client.post(ROUTE, json=chat(temperature=9), headers=page)
+    assert refused.status_code == (401 if key else 400)
+    bearer = {"authorization": f"Bearer {key}"} if key else {}
+    answer = await client.post(ROUTE, json=chat(), headers=page | bearer)
+    assert answer.status_code == 200
+    for each in (preflight, refused, answer):
+        assert each.headers["access-control-allow-origin"] == origin
+        assert "origin" in each.headers["vary"].lower()
+        assert "access-control-allow-credentials" not in each.headers
+    assert "x-request-id" in answer.headers["access-control-expose-headers"].lower()
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["https://app.example.evil.example", "http://app.example", "https://app.example:444",
+     "http://localhost:30001", "moz-extension://abc", "https://xapp.example"],
+)  # fmt: skip
+async def test_other_origins_than_those_listed_are_refused(connect: Connect, origin: str) -> None:
+    client = connect(settings(cors_origins=LISTED))
+    for answer in (
+        await client.options(ROUTE, headers={"origin": origin, **PREFLIGHT}),
+        await client.post(ROUTE, json=chat(), headers={"origin": origin}),
+    ):
+        assert answer.status_code == 403
+        assert f"`{origin}`" in answer.json()["error"]["message"]
+        assert "server.cors_origins" in answer.json()["error"]["message"]
+        assert "access-control-allow-origin" not in answer.headers
+
+
+async def test_every_origin_may_be_let_in(connect: Connect) -> None:
+    client = connect(settings(cors_origins=("*",)))
+    answer = await client.post(ROUTE, json=chat(), headers={"origin": "https://any.example"})
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "*")
+
+
 @pytest.mark.parametrize(
     "authorization", [f"Bearer {KEY}", f"bearer  {KEY}", "Bearer second-key-é"]
 )
