@@ -220,6 +220,19 @@ def test_terminated_front_finishes_what_runs(mortal: Daemon) -> None:
     assert not is_alive(engine)
 
 
+def test_terminated_front_tells_newcomers_to_come_back(tmp_path: Path) -> None:
+    settings = with_settings("server.drain_seconds=60", "engine.openblas=off")
+    with running_daemon(tmp_path, *settings, program=SCRIPTED) as daemon:
+        stream = long_stream(daemon)
+        next(stream)
+        daemon.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: daemon.get("/health/live")[0] == 503, 20, daemon.log)
+        assert daemon.get("/health/live")[1]["error"]["code"] == "engine_unavailable"
+        next(stream)
+        stream.close()
+        assert daemon.process.wait(20) == 0
+
+
 def test_terminated_front_lets_a_short_answer_end(mortal: Daemon) -> None:
     stream = mortal.client().chat.completions.create(
         model="default", messages=[user("Go on")], max_tokens=300, stream=True

@@ -117,10 +117,13 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
     await stop.wait()
     looking.cancel()
     announcement.cancel()
-    if listener.is_inherited:
+    if listener.is_inherited:  # who comes now is the next process's
         await server.last_call(lambda: models.num_in_flight)
-    server.should_exit = True  # no new connections; running requests finish or fail below
-    await models.stop()
+        server.should_exit = True
+    else:
+        server.drain()
+    await models.stop()  # running requests finish or fail
+    server.should_exit = True
     server.end_within(SLOW_READER_SECONDS)
     await http
     intake_pool.close()

@@ -37,6 +37,7 @@ once would reset the connection, and the client might never see the response."""
 MAX_LINGER_BYTES = 64 << 20
 """And at most so much of it."""
 
+_STOPPING = "The server is stopping."
 _TOO_MANY = "The server has too many connections (server.max_connections); try again in a moment."
 _HIGH_WATER_BYTES = 256 * 1024
 """Of a body, what is read ahead of the application."""
@@ -142,14 +143,18 @@ class HttpConnection(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """The server stops: whole requests are answered, nothing else holds it up."""
+        self.drain()
+        if self.stage not in (Stage.ANSWER, Stage.CLOSING):
+            self._close()
+
+    def drain(self) -> None:
+        """The server stops soon: whole requests are answered, others refused when they come."""
         self._is_stopping = True
         if self.stage is Stage.BODY:
-            self._refuse(EngineUnavailable("The server is stopping."))
+            self._refuse(EngineUnavailable(_STOPPING))
         elif self.stage is Stage.ANSWER:
             assert self._exchange is not None
             self._exchange.keep_alive = False
-        elif self.stage is not Stage.CLOSING:
-            self._close()
 
     def take_one_more(self) -> None:
         """The server stops soon: the next response, or this one, tells that it is the last."""
@@ -171,6 +176,8 @@ class HttpConnection(asyncio.Protocol):
                 self._wait_for_head()
                 return
             parser = RequestParser(head)
+            if not self._shared.table.takes_requests:
+                raise EngineUnavailable(_STOPPING)
         except RequestError as error:
             self._refuse(error)
             return

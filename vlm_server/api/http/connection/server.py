@@ -127,6 +127,12 @@ class HttpServer(uvicorn.Server):
             connection.take_one_more()
         return [connection.stage for connection in connections]
 
+    def drain(self) -> None:
+        """Answer whole requests that there are, and those that come from now on with 503."""
+        self._table.takes_requests = False
+        for connection in list(self.server_state.connections):
+            cast(HttpConnection, connection).drain()
+
     def look(self) -> None:
         """Close connections if the limit on open files was lowered; call it now and then."""
         self._table.make_room()

@@ -44,6 +44,8 @@ class ConnectionTable:
     def __init__(self, limit: Callable[[], int]) -> None:
         self._limit = limit
         self._open: set[Tabled] = set()
+        self.takes_requests = True
+        """Whether connections that come may ask anything; it is too late otherwise."""
 
     def __len__(self) -> int:
         return len(self._open)

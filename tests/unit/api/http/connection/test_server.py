@@ -161,6 +161,29 @@ async def test_it_lasts_until_the_engine_has_what_was_sent(listener: socket.sock
         writer.close()
 
 
+async def test_who_asks_while_it_drains_is_told_to_come_back(listener: socket.socket) -> None:
+    async with running(listener) as run:
+        asked, idle = await run.connect(), await run.connect()
+        asked[1].write(GET)
+        async with asyncio.timeout(5):
+            while not run.application.begun:  # noqa: ASYNC110  uvicorn offers nothing to wait for
+                await asyncio.sleep(0.005)
+        run.server.drain()
+        late, posting = await run.connect(), await run.connect()
+        post = GET.replace(b"GET", b"POST")[:-2] + b"Content-Length: 9\r\n\r\n{"
+        for (reader, writer), request in ((idle, GET), (late, GET), (posting, post)):
+            writer.write(request)
+            head, _, body = (await reader.read()).lower().partition(b"\r\n\r\n")
+            assert head.startswith(b"http/1.1 503 ")
+            assert b"\r\nretry-after: " in head
+            assert b"\r\nconnection: close" in head
+            assert b"engine_unavailable" in body
+            writer.close()
+        assert run.application.begun == 1
+        run.application.may_answer.set()
+        assert b"200 OK" in await response(asked[0])
+
+
 async def test_who_connects_afterwards_is_served_by_the_next(listener: socket.socket) -> None:
     async with running(listener) as first:
         await first.server.last_call(lambda: 0)
