@@ -47,7 +47,8 @@ class PreparedPrompt:
     int32, is then 1 for media tokens and 0 for text. The answer follows `grammar`, if there is one,
     and is read as `answer_format` says; without one, all of its text is content. prediction: token
     ids that the answer is expected to be like. images: those of the messages, as the model sees
-    them. text: what ids that were given read as, if they are to be counted only.
+    them. text: what ids that were given read as, if they are to be counted only. param: the field
+    that it was made of, for errors.
     """
 
     token_ids: NDArray[np.int32]
@@ -63,6 +64,7 @@ class PreparedPrompt:
     prediction: tuple[int, ...] = ()
     images: tuple[ImageUse, ...] = ()
     text: str = ""
+    param: str = "prompt"
 
     @property
     def num_tokens(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -22,6 +22,7 @@ _STRUCTURE = frozenset(
     | {"title", "strict", "return", "response", "$defs", "$ref", "minimum", "maximum"}
 )
 """Words of tool definitions that templates look for; they stay as they are."""
+_GAP = TextPart("\n\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,47 @@ def arguments_of(text: str) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         raise InvalidRequest("the arguments of a tool call must be a JSON object", "messages")
     return arguments
+
+
+def field_of(messages: Sequence[Message]) -> str:
+    """The field of the request that has `messages`, as its dialect calls it."""
+    param = messages[-1].param if messages else ""
+    return param.partition("[")[0] or "messages"
+
+
+def join_turns(messages: Iterable[Message]) -> tuple[Message, ...]:
+    """`messages` with adjacent turns of a role as one, since many templates refuse two.
+
+    Results of tools stay apart, and so does what the assistant says after a call.
+    """
+    joined = list[Message]()
+    for message in messages:
+        if joined and _are_one_turn(joined[-1], message):
+            joined[-1] = _one_turn(joined[-1], message)
+        else:
+            joined.append(message)
+    return tuple(joined)
+
+
+def _are_one_turn(first: Message, second: Message) -> bool:
+    is_later = bool(first.tool_calls and second.content)
+    return first.role == second.role != "tool" and not is_later
+
+
+def _one_turn(first: Message, second: Message) -> Message:
+    return msgspec.structs.replace(
+        first,
+        content=with_gap(first.content, second.content),
+        reasoning="\n\n".join(filter(None, (first.reasoning, second.reasoning))),
+        tool_calls=first.tool_calls + second.tool_calls,
+    )
+
+
+def with_gap(
+    first: tuple[ContentPart, ...], second: tuple[ContentPart, ...]
+) -> tuple[ContentPart, ...]:
+    """The contents of two turns as one."""
+    return (*first, _GAP, *second) if first and second else first + second
 
 
 def join_texts(messages: Sequence[Message]) -> tuple[Message, ...]:

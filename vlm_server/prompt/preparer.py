@@ -23,7 +23,7 @@ from vlm_server.errors import ContextLengthExceeded, InternalError, InvalidReque
 from vlm_server.host_model import HostModel
 from vlm_server.ports import AnswerFormat, Grammar, MediaInputs, Prepared, PreparedPrompt
 from vlm_server.prompt.atomic_prefill import atomic_prefill_tokens
-from vlm_server.prompt.chat import Chat, read_chat
+from vlm_server.prompt.chat import Chat, field_of, read_chat
 from vlm_server.prompt.grammar.constraints import Constraints
 from vlm_server.prompt.grammar.grammars import Grammars
 from vlm_server.prompt.media.decoders import DecodeBudget, Decoders
@@ -83,7 +83,8 @@ class MultimodalPreparer:
         if self._starts_in_thought(chat, token_ids):
             answer_format = replace(answer_format, starts_in_thought=True)
         prompt = self._build(_expand(token_ids, media), chat, submit.cache_salt)
-        prompt = replace(prompt, answer_format=answer_format, images=_images(media))
+        param = field_of(submit.messages)
+        prompt = replace(prompt, answer_format=answer_format, images=_images(media), param=param)
         if submit.count_only:
             return self._count(prompt)
         grammar = thinking(self._marks, grammar, submit, starts=answer_format.starts_in_thought)

@@ -54,6 +54,10 @@ class TemplateError(Exception):
     """A template that is wrong, refuses what it is given, or takes too much; says why."""
 
 
+class TemplateRefusal(TemplateError):
+    """A template refuses what it is given, in words of its own."""
+
+
 class SandboxedTemplate:
     """One chat template. Rendering is thread-safe."""
 
@@ -73,6 +77,8 @@ class SandboxedTemplate:
                 pieces.append(piece)
                 size += len(piece)
                 _check_size(size)
+        except _Refused as error:
+            raise TemplateRefusal(str(error)) from None
         except Exception as error:  # noqa: BLE001 - templates are programs of their own
             raise TemplateError(str(error) or type(error).__name__) from None
         finally:
@@ -264,8 +270,12 @@ def _replaced(text: str, old: str, new: str, count: int | None = None) -> str:
     return str(text).replace(old, new, -1 if count is None else count)
 
 
+class _Refused(jinja2.TemplateError):
+    """By `raise_exception`."""
+
+
 def _refuse(message: str) -> None:
-    raise jinja2.TemplateError(message)
+    raise _Refused(message)
 
 
 def _now(form: str) -> str:

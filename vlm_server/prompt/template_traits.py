@@ -57,7 +57,7 @@ class TemplateTraits:
     roles_with_parts: frozenset[str]
     takes_system: bool
     takes_late_system: bool
-    """Whether there may be one after the first message."""
+    """Whether there may be one after the first message, between any two turns."""
     takes_tools: bool
     calls: CallStyle | None
     takes_user_after_result: bool
@@ -94,7 +94,7 @@ class _Probe:
             video_placeholder=self._find_video_placeholder(video_token),
             roles_with_parts=frozenset(roles),
             takes_system=_RESULT in self._render([self._as("system", roles, _RESULT), self._user]),
-            takes_late_system=_RESULT in self._render(self._with_late_system(roles)),
+            takes_late_system=self._render(self._with_late_system(roles)).count(_RESULT) > 1,
             takes_tools=_TOOL in self._render([self._user], {"tools": _TOOLS}),
             calls=calls,
             takes_user_after_result=calls is not None
@@ -111,7 +111,8 @@ class _Probe:
 
     def _with_late_system(self, roles: set[str]) -> list[Mapping[str, Any]]:
         answer = self._as("assistant", roles, "answer")
-        return [self._user, answer, self._as("system", roles, _RESULT), self._user]
+        system = self._as("system", roles, _RESULT)
+        return [self._user, system, self._user, answer, system, self._user]
 
     def _find_calls(self) -> CallStyle | None:
         for as_text in (False, True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,11 +17,12 @@ import msgspec
 
 from vlm_server.errors import InvalidRequest, ModelLoadError
 from vlm_server.host_model import HostModel
-from vlm_server.prompt.chat import Chat, arguments_of, cleaned, join_texts
-from vlm_server.prompt.sandbox import SandboxedTemplate, TemplateError
+from vlm_server.prompt.chat import Chat, arguments_of, cleaned, field_of, join_texts, join_turns
+from vlm_server.prompt.sandbox import SandboxedTemplate, TemplateError, TemplateRefusal
 from vlm_server.prompt.system_turns import fold_system
 from vlm_server.prompt.template_traits import PROBE, PROBE_PARTS, Apply, CallStyle, probe
 from vlm_server.prompt.tool_turns import (
+    add_to_results,
     given_id,
     instruction,
     move_media_to_user,
@@ -109,8 +111,10 @@ class ChatTemplate:
         if any(message.role == "tool" or message.tool_calls for message in messages):
             messages = name_results(messages, traits.calls.make_id if traits.calls else given_id)
             if traits.calls is None:
-                messages = tuple(write_as_text(messages))
-            elif "tool" not in traits.roles_with_parts and traits.takes_user_after_result:
+                messages = join_turns(write_as_text(messages))
+            elif not traits.takes_user_after_result:
+                messages = tuple(add_to_results(messages))
+            elif "tool" not in traits.roles_with_parts:
                 messages = tuple(move_media_to_user(messages))
         if not chat.tools or traits.takes_tools:
             return replace(chat, messages=messages)
@@ -134,7 +138,7 @@ class ChatTemplate:
             variables["tools"] = cleaned(chat.tools, clean)
         if chat.continue_final:
             return self._render_open(chat, clean, variables)
-        return self._render([self._message(each, clean) for each in chat.messages], variables)
+        return self._render(chat.messages, clean, variables)
 
     def check(self) -> None:
         """Raises ModelLoadError for a template that can't even render one message."""
@@ -191,33 +195,48 @@ class ChatTemplate:
         """The prompt, cut off after the last message's text."""
         last = chat.messages[-1]
         if last.role != "assistant" or last.tool_calls:
-            raise InvalidRequest("only an assistant's text can be continued", "messages")
+            raise InvalidRequest("only an assistant's text can be continued", last.param)
         longest = max((len(run) for text in chat.texts() for run in _ENDS.findall(text)), default=0)
         end = _END * (longest + 1)
         opened = msgspec.structs.replace(last, content=(*last.content, TextPart(end)))
         messages = join_texts([*chat.messages[:-1], opened])
-        made = [self._message(message, clean) for message in messages]
-        before, found, _ = self._render(made, variables, False).rpartition(end)
+        before, found, _ = self._render(messages, clean, variables, False).rpartition(end)
         text = clean("".join(part.text for part in last.content if isinstance(part, TextPart)))
         if not found or not before.endswith(text[-_TAIL_CHARACTERS:].lstrip()):
             raise InvalidRequest(
-                "this model's chat template can't continue the last message", "messages"
+                "this model's chat template can't continue the last message", last.param
             )
         return before
 
     def _render(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Message],
+        clean: Clean,
         variables: Mapping[str, Any],
         add_generation_prompt: bool = True,
     ) -> str:
+        made = [self._message(message, clean) for message in messages]
         try:
-            return self._apply(messages, variables, add_generation_prompt=add_generation_prompt)
+            return self._apply(made, variables, add_generation_prompt=add_generation_prompt)
+        except TemplateRefusal as error:
+            refused = messages[self._num_taken(made, variables, str(error))].param
+            raise _refusal(f"`{refused}`", error, refused) from None
         except Exception as error:  # noqa: BLE001 - templates are programs of their own
-            reason = re.sub(r"\s+", " ", str(error))[:200]
-            raise InvalidRequest(
-                f"this model's chat template refuses the conversation: {reason}", "messages"
-            ) from None
+            raise _refusal("the conversation", error, field_of(messages)) from None
+
+    def _num_taken(
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], reason: str
+    ) -> int:
+        """How many messages the template takes before it refuses one for `reason`."""
+
+        def is_refused(num_messages: int) -> bool:
+            try:
+                self._apply(messages[:num_messages], variables)
+            except TemplateError as error:
+                return str(error) == reason
+            return False
+
+        return bisect_left(range(1, len(messages)), True, key=is_refused)
 
     def _apply(
         self,
@@ -230,6 +249,11 @@ class ChatTemplate:
         if not isinstance(prompt, str):
             raise ModelLoadError("the chat template does not render text")
         return prompt
+
+
+def _refusal(what: str, error: Exception, param: str) -> InvalidRequest:
+    reason = re.sub(r"\s+", " ", str(error))[:200]
+    return InvalidRequest(f"this model's chat template refuses {what}: {reason}", param)
 
 
 def _call(call: ToolCall, style: CallStyle, clean: Clean) -> dict[str, Any]:

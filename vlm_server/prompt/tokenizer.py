@@ -15,7 +15,7 @@ import tokenizers
 
 from vlm_server.errors import ContextLengthExceeded, InvalidRequest
 from vlm_server.host_model import HostModel
-from vlm_server.prompt.chat import Chat, join_texts
+from vlm_server.prompt.chat import Chat, field_of, join_texts
 from vlm_server.prompt.special_tokens import SpecialTokens
 from vlm_server.prompt.templates import ChatTemplate, template_of
 
@@ -94,15 +94,18 @@ class PromptTokenizer:
         for a text that could not fit whatever its tokens are.
         """
         chat = replace(chat, messages=join_texts(chat.messages))
+        param = field_of(chat.messages)
         user_text = "\n".join(chat.texts())
-        self._check_length(user_text, "messages")
+        self._check_length(user_text, param)
         mark: str | None = None
         if self._special.may_begin_in(user_text):
             mark = self._special.choose_mark(user_text)
             rendered = self._render(chat, mark) if mark else self._render_unmarked(chat)
         else:
             rendered = self._template.render(chat, str)
-        token_ids = self._encode(self._place_media(rendered, placeholders))
+        text = self._place_media(rendered, placeholders, param)
+        has_bos = self._bos is not None and text.startswith(self._bos)
+        token_ids = self._ids(text, param, adds_special=self._adds_special and not has_bos)
         return self._special.remove_marks(token_ids, mark) if mark else token_ids
 
     def tokenize_text(self, text: str) -> list[int]:
@@ -164,23 +167,20 @@ class PromptTokenizer:
         rendered = self._template.render(chat, str)
         harmless = self._template.render(chat, self._special.without_beginnings)
         if self._special.count(rendered) > self._special.count(harmless):
-            raise InvalidRequest("the text mixes control tokens and private-use marks", "messages")
+            message = "the text mixes control tokens and private-use marks"
+            raise InvalidRequest(message, field_of(chat.messages))
         return rendered
 
-    def _place_media(self, rendered: str, placeholders: Sequence[Placeholder]) -> str:
+    def _place_media(self, rendered: str, placeholders: Sequence[Placeholder], param: str) -> str:
         text, *parts = self._placeholders.split(rendered)
         if len(parts) != len(placeholders):
             raise InvalidRequest(
                 f"this model's chat template keeps {len(parts)} of {len(placeholders)} pictures",
-                "messages",
+                param,
             )
         for each, part in zip(placeholders, parts, strict=True):
             text += each.prefix + self._tokens[each.token_id] + each.suffix + part
         return text
-
-    def _encode(self, text: str) -> list[int]:
-        has_bos = self._bos is not None and text.startswith(self._bos)
-        return self._ids(text, "messages", adds_special=self._adds_special and not has_bos)
 
     def _ids(self, text: str, param: str, *, adds_special: bool) -> list[int]:
         """Raises InvalidRequest for a text with lone surrogates."""

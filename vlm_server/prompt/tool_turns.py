@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from vlm_server.prompt.chat import arguments_of
+from vlm_server.prompt.chat import arguments_of, with_gap
 from vlm_server.protocol import ContentPart, Message, TextPart, ToolCall, VideoPart
 
 MakeId = Callable[[ToolCall, int], str]
@@ -156,10 +156,29 @@ def _pointers(parts: Sequence[ContentPart], moved: list[ContentPart]) -> Iterato
         yield TextPart(f"[{kind} {len(moved)}, shown below]")
 
 
+def add_to_results(messages: Sequence[Message]) -> Iterator[Message]:
+    """What the user says after a tool's result becomes a part of it.
+
+    For templates in which the assistant speaks next.
+    """
+    result: Message | None = None
+    for message in messages:
+        if result is not None and message.role == "user":
+            result = replace(result, content=with_gap(result.content, message.content))
+            continue
+        if result is not None:
+            yield result
+        result = message if message.role == "tool" else None
+        if result is None:
+            yield message
+    if result is not None:
+        yield result
+
+
 def write_as_text(messages: Sequence[Message]) -> Iterator[Message]:
     """For templates that know no calls: they are JSON that the assistant wrote, as forced ones are.
 
-    The results of a turn's calls, and what the user says next, become one turn of the user's.
+    The results of a turn's calls become one turn of the user's.
     """
     results: list[ContentPart] = []
     for message in messages:
@@ -167,11 +186,9 @@ def write_as_text(messages: Sequence[Message]) -> Iterator[Message]:
             title = f"Result of {message.name or message.tool_call_id}:\n"
             results += [TextPart("\n" + title if results else title), *message.content]
             continue
-        if results and message.role == "user":
-            message = replace(message, content=(*results, TextPart("\n"), *message.content))
-        elif results:
+        if results:
             yield Message("user", tuple(results))
-        results.clear()
+            results.clear()
         if message.tool_calls:
             text = TextPart(("\n" if message.content else "") + _calls_text(message.tool_calls))
             message = replace(message, content=(*message.content, text), tool_calls=())

@@ -38,7 +38,8 @@ class Message(msgspec.Struct, frozen=True):
     """One turn. The result of a tool call has the role `tool` and may hold images, too.
 
     `reasoning` is what the assistant thought before `content`, and `tool_calls` what it called
-    after it. `tool_call_id` names the call that a result is of, and `name` its tool.
+    after it. `tool_call_id` names the call that a result is of, and `name` its tool. `param` names
+    the field that it came from, for errors.
     """
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -47,6 +48,7 @@ class Message(msgspec.Struct, frozen=True):
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     name: str = ""
+    param: str = ""
 
 
 class Tools(msgspec.Struct, frozen=True):

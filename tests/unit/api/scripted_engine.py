@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+from msgspec import structs
+
 from vlm_server.errors import (
     Conflict,
     EngineUnavailable,
@@ -89,6 +91,8 @@ class ScriptedEngine:
         self.script = script or HELLO
         self.status = EngineStatus(state="ready", model_name="demo")
         self.submitted: list[Submit] = []
+        self.params: list[tuple[str, ...]] = []
+        """Where the messages of each came from; they are submitted without."""
         self.aborted: list[str] = []
         self.loses_requests = False
         self.refusal: RequestError | None = None
@@ -114,7 +118,9 @@ class ScriptedEngine:
         if self.refusal:
             raise self.refusal
         submit = decoded(request)
-        self.submitted.append(submit)
+        self.params.append(tuple(message.param for message in submit.messages))
+        messages = tuple(structs.replace(message, param="") for message in submit.messages)
+        self.submitted.append(structs.replace(submit, messages=messages))
         is_over = False
         try:
             yield Accepted(submit.request_id)

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tests.unit.prompt import tool_templates as templates
 from vlm_server.errors import InvalidRequest
@@ -151,7 +152,7 @@ def test_a_template_without_calls_is_shown_them_as_text():
     assert text == (
         "<|user|>press it<|end|>\n"
         '<|assistant|>[{"name": "click", "arguments": {"at": "top"}}]<|end|>\n'
-        "<|user|>Result of click:\nclicked\nthanks<|end|>\n<|assistant|>"
+        "<|user|>Result of click:\nclicked\n\nthanks<|end|>\n<|assistant|>"
     )
     render(templates.NO_SYSTEM, ASK, CALL, RESULT, RESULT)
 
@@ -205,9 +206,10 @@ def test_the_last_message_is_continued(source: str):
 def test_what_can_t_be_continued_is_refused():
     begun = Message("assistant", (TextPart("The colour is"),))
     for messages in ((ASK,), (ASK, CALL)):
+        last = structs.replace(messages[-1], param="messages[9]")
         with pytest.raises(InvalidRequest, match="can be continued") as caught:
-            render(templates.HERMES, *messages, continue_final=True)
-        assert caught.value.param == "messages"
+            render(templates.HERMES, *messages[:-1], last, continue_final=True)
+        assert caught.value.param == "messages[9]"
     drops = "{% for m in messages if m.role == 'user' %}{{ m.content + '' }}{% endfor %}"
     changes = "{% for m in messages %}{{ (m.content + '').replace('is', 'was') }}{% endfor %}"
     for source in (drops, changes):

@@ -43,10 +43,11 @@ def read_messages(
         raise InvalidRequest("At least one message must have the role 'user'.", "messages")
     _counts(request).check(conversation.limits)
     if system := _system(request, conversation):
-        conversation.add(Message("system", system))
+        conversation.add(Message("system", system), "system")
     history = _History(conversation, ignored)
     for i, message in enumerate(request.messages):
-        history.read(message, f"messages[{i}].content")
+        for turn in history.turns(message, f"messages[{i}].content"):
+            conversation.add(turn, f"messages[{i}]")
     conversation.check_complete()
 
 
@@ -68,32 +69,22 @@ class _History:
         self._ignored = ignored
         self._tools: dict[str, str] = {}
 
-    def read(self, message: InputMessage, param: str) -> None:
-        """Add `message`, whose blocks are called `param`."""
+    def turns(self, message: InputMessage, param: str) -> Iterator[Message]:
+        """Those of `message`, whose blocks are called `param`."""
         content = message.content
         if isinstance(content, str):
-            self._add(Message(message.role, (self._conversation.text(content, param),)))
+            yield Message(message.role, (self._conversation.text(content, param),))
             return
         if not content:
             raise InvalidRequest(f"`{param}` is empty.", param)
         named = [(block, f"{param}[{i}]") for i, block in enumerate(content)]
         match message.role:
             case "assistant":
-                self._add(self._assistant(named))
+                yield self._assistant(named)
             case "user":
-                for turn in self._user(named):
-                    self._add(turn)
+                yield from self._user(named)
             case "system":
-                self._add(Message("system", tuple(self._part(*each) for each in named)))
-
-    def _add(self, message: Message) -> None:
-        """Anthropic joins turns of the same role, and many templates refuse them."""
-        messages = self._conversation.messages
-        previous = messages[-1] if messages else None
-        if previous and previous.role == message.role and message.role in ("user", "assistant"):
-            messages[-1] = _joined(previous, message)
-        else:
-            self._conversation.add(message)
+                yield Message("system", tuple(self._part(*each) for each in named))
 
     def _assistant(self, blocks: Sequence[tuple[ContentBlock, str]]) -> Message:
         content: list[ContentPart] = []
@@ -170,16 +161,6 @@ class _History:
 
     def _ignore(self, param: str, value: str | None) -> None:
         self._ignored.add(_INDEX.sub("[]", param), value)
-
-
-def _joined(first: Message, second: Message) -> Message:
-    gap = (TextPart("\n"),) if first.content and second.content else ()
-    return Message(
-        first.role,
-        (*first.content, *gap, *second.content),
-        "\n\n".join(filter(None, (first.reasoning, second.reasoning))),
-        first.tool_calls + second.tool_calls,
-    )
 
 
 def _system(request: MessagesRequest, conversation: Conversation) -> tuple[ContentPart, ...]:

@@ -134,7 +134,7 @@ def _continues(messages: Sequence[Message]) -> bool:
     if last.role != "assistant":
         return False
     if last.tool_calls:
-        raise InvalidRequest("The last message has a `tool_use` without its result.", "messages")
+        raise InvalidRequest("The last message has a `tool_use` without its result.", last.param)
     return True
 
 

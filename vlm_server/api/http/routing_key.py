@@ -45,7 +45,8 @@ def of(submit: Submit) -> str:
     """
     if submit.prompt is not None:
         return hashlib.sha256(_encode(submit.prompt[:_PROMPT_LENGTH])).hexdigest()
-    opening = tuple(takewhile(lambda message: message.role != "assistant", submit.messages))
+    said = takewhile(lambda message: message.role != "assistant", submit.messages)
+    opening = tuple(msgspec.structs.replace(message, param="") for message in said)
     media = _media(submit, opening)
     return (
         media[0].content_hash

@@ -93,9 +93,11 @@ def _generate(
     Counts(1, 2 + len(images), len(images), 0).check(context.limits, "images")
     conversation = Conversation(context.limits, context.given, text_param="prompt")
     if request.system:
-        conversation.add(Message("system", (conversation.text(request.system, "system"),)))
+        told = conversation.text(request.system, "system")
+        conversation.add(Message("system", (told,)), "system")
     text = conversation.text(request.prompt or "", "prompt")
-    conversation.add(Message("user", pictures_and_text(images, "images", text, conversation)))
+    asked = Message("user", pictures_and_text(images, "images", text, conversation))
+    conversation.add(asked, "prompt")
     conversation.check_complete()
     return _parsed_request(request, model, ignored, conversation, None, context)
 

@@ -22,7 +22,8 @@ def read_messages(messages: Sequence[ChatMessage], conversation: Conversation) -
     Counts(len(messages), num_parts, num_images, 0).check(conversation.limits)
     reader = _Reader(conversation)
     for i, message in enumerate(messages):
-        conversation.add(reader.message(message, f"messages[{i}]"))
+        param = f"messages[{i}]"
+        conversation.add(reader.message(message, param), param)
     conversation.check_complete()
 
 

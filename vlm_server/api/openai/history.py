@@ -32,7 +32,8 @@ def read_messages(
     _counts(messages).check(conversation.limits)
     reader = _Reader(conversation, ignored)
     for i, message in enumerate(messages):
-        conversation.add(reader.message(message, f"messages[{i}]"))
+        param = f"messages[{i}]"
+        conversation.add(reader.message(message, param), param)
     conversation.check_complete()
 
 

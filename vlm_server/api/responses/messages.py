@@ -20,7 +20,7 @@ from vlm_server.api.responses.items import (
     ToolPart,
 )
 from vlm_server.errors import InvalidRequest
-from vlm_server.protocol import ContentPart, Message, TextPart, ToolCall
+from vlm_server.protocol import ContentPart, Message, ToolCall
 
 
 @dataclass(slots=True)
@@ -30,6 +30,8 @@ class _Turn:
     reasoning: str = ""
     content: tuple[ContentPart, ...] | None = None
     calls: list[ToolCall] = field(default_factory=list)
+    param: str = ""
+    """The first item."""
 
     @property
     def is_empty(self) -> bool:
@@ -41,14 +43,14 @@ class MessageBuilder:
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
-        self._messages: list[Message] = []
         self._turn = _Turn()
         self._tools: dict[str, str] = {}
         """The names of the tools, by the ids of their calls."""
 
     def instruct(self, text: str) -> None:
         """Begin with `text` as a system message."""
-        self._messages.append(Message("system", (self._conversation.text(text, "instructions"),)))
+        told = self._conversation.text(text, "instructions")
+        self._conversation.add(Message("system", (told,)), "instructions")
 
     def add(self, items: Iterable[Item], param: str) -> None:
         """`items`, which are in the field `param`, are next."""
@@ -56,38 +58,35 @@ class MessageBuilder:
             self._add(item, f"{param}[{i}]")
 
     def messages(self) -> list[Message]:
-        """All of them. Instructions and a system message behind them are one."""
+        """All of them."""
         self._end_turn()
-        first, second = (*self._messages[:2], None, None)[:2]
-        if first and second and first.role == second.role == "system":
-            both = (*first.content, TextPart("\n\n"), *second.content)
-            return [Message("system", both), *self._messages[2:]]
-        return self._messages
+        return self._conversation.messages
 
     def _add(self, item: Item, param: str) -> None:
         match item:
             case Reasoning():
                 self._think(item, param)
             case FunctionCall():
-                self._turn.calls.append(self._call(item, param))
+                self._begin(param).calls.append(self._call(item, param))
             case MessageItem(role="assistant"):
                 if self._turn.content is not None or self._turn.calls:
                     self._end_turn()
-                self._turn.content = self._content(item.content, "assistant", f"{param}.content")
+                content = self._content(item.content, "assistant", f"{param}.content")
+                self._begin(param).content = content
             case MessageItem():
                 self._end_turn()
                 role: Literal["user", "system"] = "user" if item.role == "user" else "system"
                 content = self._content(item.content, role, f"{param}.content")
-                self._messages.append(Message(role, content))
+                self._conversation.add(Message(role, content), param)
             case FunctionCallOutput():
                 self._end_turn()
-                self._messages.append(self._result(item, param))
+                self._conversation.add(self._result(item, param), param)
 
     def _think(self, item: Reasoning, param: str) -> None:
         if self._turn.content is not None or self._turn.calls:
             self._end_turn()
         text = "".join(part.text for part in item.content or ())
-        self._turn.reasoning += self._conversation.count_text(text, f"{param}.content")
+        self._begin(param).reasoning += self._conversation.count_text(text, f"{param}.content")
 
     def _call(self, item: FunctionCall, param: str) -> ToolCall:
         for text, name in ((item.call_id, "call_id"), (item.name, "name")):
@@ -125,8 +124,14 @@ class MessageBuilder:
             case _:
                 return self._conversation.text(part.text, param)
 
+    def _begin(self, param: str) -> _Turn:
+        """The assistant's turn that the item `param` belongs to."""
+        self._turn.param = self._turn.param or param
+        return self._turn
+
     def _end_turn(self) -> None:
         turn, self._turn = self._turn, _Turn()
         if not turn.is_empty:
             calls = tuple(turn.calls)
-            self._messages.append(Message("assistant", turn.content or (), turn.reasoning, calls))
+            message = Message("assistant", turn.content or (), turn.reasoning, calls)
+            self._conversation.add(message, turn.param)

@@ -8,6 +8,7 @@ import msgspec
 
 from vlm_server.engine.request.output.build import NO_FORMATS, Formats
 from vlm_server.errors import ContextLengthExceeded, InvalidRequest, RequestError
+from vlm_server.ports import PreparedPrompt
 from vlm_server.protocol import SamplingParams
 
 TYPICAL_TOKENS = 4096
@@ -69,17 +70,17 @@ class SchedulerConfig:
             top_p=self.default_top_p if top_p is None else top_p,
         )
 
-    def room_for_answer(self, num_prompt_tokens: int, max_tokens: int | None) -> int:
+    def room_for_answer(self, prompt: PreparedPrompt, max_tokens: int | None) -> int:
         """Tokens that an answer may have: at most `max_tokens`, and what the context has room for.
 
         Raises ContextLengthExceeded if that is nothing.
         """
-        room = self.context_tokens - num_prompt_tokens
+        room = self.context_tokens - prompt.num_tokens
         if room < 1:
             raise ContextLengthExceeded.of(
                 self.context_tokens,
-                f"{num_prompt_tokens} tokens > {self.context_tokens - 1} maximum. Send fewer or "
+                f"{prompt.num_tokens} tokens > {self.context_tokens - 1} maximum. Send fewer or "
                 "shorter messages, or smaller images.",
-                "messages",
+                prompt.param,
             )
         return min(max_tokens or room, room)

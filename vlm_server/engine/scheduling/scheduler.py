@@ -133,7 +133,7 @@ class Scheduler:
             return self._count(request, outcome)
         try:
             wanted = request.sampling.max_tokens
-            max_tokens = self._config.room_for_answer(outcome.prompt.num_tokens, wanted)
+            max_tokens = self._config.room_for_answer(outcome.prompt, wanted)
         except ContextLengthExceeded as error:
             outcome.holds.release()
             return self._fail(request, error)

@@ -111,15 +111,6 @@ async def test_system_messages_stay_in_their_place(ask: Asker) -> None:
     assert submit.messages[4].content == (TextPart("More."),)
 
 
-async def test_turns_of_the_same_role_are_joined(ask: Asker) -> None:
-    submit = await ask.submit(
-        user("a"), user(text("b"), PICTURE), assistant("c"), assistant("d"), user("e")
-    )
-    first, second, _ = submit.messages
-    assert first.content == (TextPart("a"), TextPart("\n"), TextPart("b"), ImagePart(0))
-    assert second.content == (TextPart("c"), TextPart("\n"), TextPart("d"))
-
-
 async def test_thoughts_in_the_history(ask: Asker) -> None:
     thought = {"type": "thinking", "thinking": "Hm.", "signature": "any"}
     redacted = {"type": "redacted_thinking", "data": "c2VjcmV0"}
@@ -167,7 +158,7 @@ async def test_an_answer_that_was_begun_is_continued(ask: Asker) -> None:
     assert submit.template.continue_final
     assert not (await ask.submit(user("a"), assistant("b"), user("c"))).template.continue_final
     error = await ask.error(user("a"), assistant(call()))
-    assert error["param"] == "messages"
+    assert error["param"] == "messages[1]"
 
 
 # ---- tools -----------------------------------------------------------------------------

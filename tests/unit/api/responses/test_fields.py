@@ -269,13 +269,12 @@ async def test_items_become_messages(
     assert list(engine.submitted[0].messages) == [*expected, Message("user", texts("U"))]
 
 
-async def test_instructions_and_a_system_message_are_one(
+async def test_messages_say_which_item_they_came_from(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    items = [{"role": "developer", "content": "D"}, user("U")]
+    items = [user("U"), thought("T"), call("1"), result("1", "R"), user("V")]
     await send(client, asking(items, instructions="I"))
-    assert engine.submitted[0].messages[0] == Message("system", texts("I", "\n\n", "D"))
-    assert len(engine.submitted[0].messages) == 2
+    assert engine.params[0] == ("instructions", "input[0]", "input[1]", "input[3]", "input[4]")
 
 
 async def test_an_unfinished_answer_is_continued(

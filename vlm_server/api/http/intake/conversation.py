@@ -62,9 +62,9 @@ class Conversation:
     _needed: dict[str, ExternalUrl] = field(default_factory=dict)
     _num_text_bytes: int = 0
 
-    def add(self, message: Message) -> None:
-        """Append `message`."""
-        self.messages.append(message)
+    def add(self, message: Message, param: str) -> None:
+        """Append `message`, which the field `param` has."""
+        self.messages.append(msgspec.structs.replace(message, param=param))
 
     def check_complete(self) -> None:
         """Raises BytesNeeded for URLs whose bytes were not given."""
