@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import deque
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from msgspec.structs import replace
@@ -41,26 +42,39 @@ def name_results(messages: Sequence[Message], make_id: MakeId) -> tuple[Message,
     """`messages` where each call has an id, and each result the id and the name of its call.
 
     A result without an id is that of the oldest call, of that name if it says any, in the newest
-    turn that has one: earlier calls may have had no answer.
+    turn that has one: earlier calls may have had no answer. Results that follow each other are put
+    in the order of their calls, since many templates show neither ids nor names.
     """
     given = {call.id for message in messages for call in message.tool_calls}
     given |= {message.tool_call_id for message in messages}
     waiting = _WaitingCalls()
-    num_calls, named = 0, []
+    num_calls = 0
+    named: list[Message] = []
+    results: list[tuple[int, Message]] = []
     for message in messages:
         made = []
         for call in message.tool_calls:
-            made.append((call, make_id(_with_id(call, num_calls, given), num_calls)))
+            new_id = make_id(_with_id(call, num_calls, given), num_calls)
+            made.append(_WaitingCall(call, new_id, num_calls))
             num_calls += 1
         if made:
             waiting.add_turn(made)
-            calls = tuple(replace(call, id=new_id) for call, new_id in made)
+            calls = tuple(replace(each.call, id=each.new_id) for each in made)
             message = replace(message, tool_calls=calls)
         if message.role == "tool":
-            call, new_id = waiting.take(message) or _unknown(message, make_id, num_calls, given)
-            message = replace(message, tool_call_id=new_id, name=call.name)
+            found = waiting.take(message) or _unknown(message, make_id, num_calls, given)
+            result = replace(message, tool_call_id=found.new_id, name=found.call.name)
+            results.append((found.index, result))
+            continue
+        named += _in_order(results)
+        results.clear()
         named.append(message)
-    return tuple(named)
+    return (*named, *_in_order(results))
+
+
+def _in_order(results: Iterable[tuple[int, Message]]) -> Iterator[Message]:
+    """Results by the indices of their calls."""
+    return (result for _, result in sorted(results, key=itemgetter(0)))
 
 
 def _with_id(call: ToolCall, index: int, given: Container[str]) -> ToolCall:
@@ -78,17 +92,16 @@ class _WaitingCalls:
         self._turns: dict[tuple[str, str], list[deque[_WaitingCall]]] = {}
         """By id, by name, and all: those of each turn that has one, as they came."""
 
-    def add_turn(self, calls: Sequence[tuple[ToolCall, str]]) -> None:
-        """Add the calls of one message, each with the id that it gets."""
+    def add_turn(self, calls: Sequence[_WaitingCall]) -> None:
+        """Add the calls of one message."""
         turns: dict[tuple[str, str], deque[_WaitingCall]] = {}
-        for call, new_id in calls:
-            waiting = _WaitingCall(call, new_id)
-            for key in {("id", call.id), ("name", call.name), _ANY}:
+        for waiting in calls:
+            for key in {("id", waiting.call.id), ("name", waiting.call.name), _ANY}:
                 turns.setdefault(key, deque()).append(waiting)
         for key, turn in turns.items():
             self._turns.setdefault(key, []).append(turn)
 
-    def take(self, result: Message) -> tuple[ToolCall, str] | None:
+    def take(self, result: Message) -> _WaitingCall | None:
         """The call that `result` is of, which waits no longer; None if there is none."""
         turns = self._turns.get(_key_of(result), [])
         while turns:
@@ -96,15 +109,18 @@ class _WaitingCalls:
                 found = turns[-1].popleft()
                 if not found.is_taken:
                     found.is_taken = True
-                    return found.call, found.new_id
+                    return found
             turns.pop()
         return None
 
 
 @dataclass(slots=True)
 class _WaitingCall:
+    """A call, the id that it gets, and how many came before it in the conversation."""
+
     call: ToolCall
     new_id: str
+    index: int
     is_taken: bool = False
 
 
@@ -119,10 +135,10 @@ def _key_of(result: Message) -> tuple[str, str]:
 
 def _unknown(
     result: Message, make_id: MakeId, num_calls: int, given: Container[str]
-) -> tuple[ToolCall, str]:
+) -> _WaitingCall:
     """The call that `result` says it is of, which the conversation does not have."""
     call = _with_id(ToolCall(result.tool_call_id, result.name, "{}"), num_calls, given)
-    return call, make_id(call, num_calls)
+    return _WaitingCall(call, make_id(call, num_calls), num_calls)
 
 
 def move_media_to_user(messages: Sequence[Message]) -> Iterator[Message]:

@@ -46,7 +46,13 @@ def test_a_result_is_of_the_newest_turn_that_has_such_a_call(call_id: str):
 def test_calls_of_one_turn_are_answered_as_they_came():
     calls = called(("", "f"), ("", "g"), ("", "f"))
     results = (result(name="g"), result(name="f"), result())
-    assert answered(ASK, calls, *results) == [(1, "g"), (0, "f"), (2, "f")]
+    assert answered(ASK, calls, *results) == [(0, "f"), (1, "g"), (2, "f")]
+
+
+def test_results_are_in_the_order_of_their_calls():
+    calls = called(("a", "f"), ("b", "g"), ("c", "h"))
+    results = (result("c"), result("nobody's"), result("a"), ASK, result("b"))
+    assert answered(ASK, calls, *results) == [(0, "f"), (2, "h"), (-1, ""), (1, "g")]
 
 
 def test_a_late_result_finds_an_earlier_turn():
@@ -62,7 +68,7 @@ def test_ids_that_are_made_are_not_those_of_others(make_id: MakeId, given: str):
     ids = [call.id for message in named for call in message.tool_calls]
     assert len(set(ids)) == 3
     results = [message.tool_call_id for message in named if message.role == "tool"]
-    assert results == [ids[2], ids[1], ids[0]]
+    assert results == ids
 
 
 @pytest.mark.parametrize("call_id", ["", "nobody's"])
