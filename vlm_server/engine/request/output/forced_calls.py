@@ -35,8 +35,6 @@ class ForcedCalls:
         """What was understood since the last delta."""
         self._is_incomplete = True
         """Whether what was read so far ends before a call does."""
-        self._is_named = False
-        """Whether a call was begun that is not complete."""
         self._is_text = False
         self._pieces: list[Piece] = []
         self._reader = self._read_calls()
@@ -56,9 +54,9 @@ class ForcedCalls:
         return self._pieces
 
     def flush(self) -> list[Piece]:
-        """What is left, now that no more text comes: half a call is text, unless it was begun."""
+        """What is left, now that no more text comes: half a call is text, unless one was begun."""
         self._pieces = []
-        if self._is_named:
+        if self._calls.num_begun:
             self._unsent, self._held = [], ""
         has_begun = bool(self._unsent or self._held or self._calls.num_begun)
         if self._is_incomplete and has_begun and not self._is_text:
@@ -104,7 +102,7 @@ class ForcedCalls:
         yield from self._skip_blanks()
         yield from self._read_arguments()
         self._calls.num_valid += 1
-        self._is_incomplete = self._is_named = False
+        self._is_incomplete = False
         if not self._calls.is_full:
             yield from self._read("}")
 
@@ -131,7 +129,6 @@ class ForcedCalls:
             raise _Unexpected
         self._take(found.end())
         self._unsent.clear()
-        self._is_named = True
         self._pieces.append(self._calls.begin(name))
 
     def _read_arguments(self) -> _NeedsText:
