@@ -95,10 +95,19 @@ class Working(msgspec.Struct, frozen=True, tag="working"):
 
 
 class TokenText(msgspec.Struct, frozen=True):
-    """A token as text, and its log probability. Bytes of half a character read as U+FFFD."""
+    """A token as text, and its log probability. Bytes of half a character read as U+FFFD.
+
+    `partial`: the bytes of a token with such, where its vocabulary says them.
+    """
 
     text: str
     logprob: float
+    partial: bytes = b""
+
+    @property
+    def utf8(self) -> bytes:
+        """Its bytes."""
+        return self.partial or self.text.encode()
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):

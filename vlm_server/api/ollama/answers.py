@@ -34,7 +34,7 @@ class AnswerMessage(msgspec.Struct, frozen=True):
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
-    """`bytes` is `token` in UTF-8."""
+    """`bytes` is `token` in UTF-8, or the part of a character that it is."""
 
     token: str
     logprob: float
@@ -101,7 +101,7 @@ def _token(entry: protocol.TokenLogprob) -> TokenLogprob:
 
 
 def _shown(token: protocol.TokenText) -> tuple[str, float, tuple[int, ...]]:
-    return token.text, finite(token.logprob), tuple(token.text.encode("utf-8"))
+    return token.text, finite(token.logprob), tuple(token.utf8)
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -41,7 +41,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
-    """`bytes` is `token` in UTF-8."""
+    """`bytes` is `token` in UTF-8, or the part of a character that it is."""
 
     token: str
     logprob: float
@@ -258,7 +258,7 @@ def _logprobs(entries: Sequence[protocol.TokenLogprob]) -> Logprobs | None:
 
 def _shown(token: protocol.TokenText) -> tuple[str, float, tuple[int, ...]]:
     logprob = token.logprob if math.isfinite(token.logprob) else _IMPOSSIBLE
-    return token.text, logprob, tuple(token.text.encode("utf-8"))
+    return token.text, logprob, tuple(token.utf8)
 
 
 def usage_of(usage: protocol.Usage, images: tuple[protocol.ImageUse, ...] = ()) -> Usage:

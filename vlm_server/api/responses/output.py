@@ -166,4 +166,4 @@ def _logprob(entry: TokenLogprob) -> dict[str, Any]:
 
 def _shown(token: TokenText) -> dict[str, Any]:
     logprob = token.logprob if math.isfinite(token.logprob) else _IMPOSSIBLE
-    return {"token": token.text, "logprob": logprob, "bytes": list(token.text.encode("utf-8"))}
+    return {"token": token.text, "logprob": logprob, "bytes": list(token.utf8)}

@@ -115,13 +115,14 @@ async def test_log_probabilities_of_a_whole_answer(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     entry = token(" é", -0.25, (" é", -0.25), ("<|end|>", -math.inf))
-    engine.script = (scored(" é", entry), scored("", token("\ufffd", math.nan)))
+    partial = TokenLogprob(TokenText("\ufffd", math.nan, b"\xe6"), ())
+    engine.script = (scored(" é", entry), scored("", partial))
     engine.script += (ended(), finished())
     answer = (await client.post(ROUTE, json=chat(logprobs=True, top_logprobs=2))).json()
     assert answer["choices"][0]["logprobs"] == {
         "content": [
             {**shown(" é", -0.25), "top_logprobs": [shown(" é", -0.25), shown("<|end|>", -9999.0)]},
-            {**shown("\ufffd", -9999.0), "top_logprobs": []},
+            {**shown("\ufffd", -9999.0), "bytes": [0xE6], "top_logprobs": []},
         ],
         "refusal": None,
     }
