@@ -31,6 +31,7 @@ _READERS: dict[str, Read] = {
     ollama.CHAT: ollama.read_chat,
     ollama.GENERATE: ollama.read_generate,
     responses.DIALECT: responses.read_response,
+    responses.COUNT_DIALECT: responses.read_count,
 }
 
 logger = logging.getLogger(__name__)

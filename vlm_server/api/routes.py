@@ -33,7 +33,12 @@ from vlm_server.api.operations.openapi import Body, OpenApi
 from vlm_server.api.operations.settings_in_force import SettingsInForce
 from vlm_server.api.page import page
 from vlm_server.api.responses import schema as responses_schema
-from vlm_server.api.responses.responses import ResponsesEndpoint, StoredResponses
+from vlm_server.api.responses.responses import (
+    InputTokens,
+    ResponsesEndpoint,
+    StoredResponses,
+    refuse_conversation,
+)
 from vlm_server.api.responses.schema import ResponsesRequest
 from vlm_server.api.responses.store import ResponseStore
 from vlm_server.settings import Settings, Sources
@@ -42,6 +47,7 @@ _CHAT = Body((ChatRequest,), schema.HARMLESS, schema.NEUTRAL)
 _TOKENIZE = Body(
     (PromptRequest, ChatRequest), (tokenize_intake.ADDS_SPECIAL,), tokenize_intake.NEUTRAL
 )
+_RESPONSE = Body((ResponsesRequest,), responses_schema.HARMLESS, responses_schema.NEUTRAL)
 _MODEL = Body((ModelRequest,))
 _NAMED = Body((ModelNamed,))
 BODIES = {
@@ -52,7 +58,8 @@ BODIES = {
     "/tokenize": _TOKENIZE,
     "/v1/detokenize": Body((TokensRequest,)),
     "/detokenize": Body((TokensRequest,)),
-    "/v1/responses": Body((ResponsesRequest,), responses_schema.HARMLESS, responses_schema.NEUTRAL),
+    "/v1/responses": _RESPONSE,
+    "/v1/responses/input_tokens": _RESPONSE,
     MESSAGES: Body((MessagesRequest,)),
     f"{MESSAGES}/count_tokens": Body((MessagesRequest,)),
     "/api/chat": Body((OllamaChatRequest,)),
@@ -76,6 +83,7 @@ OPERATIONS = {
     "/api/generate": "text_completion",
 }
 """What routes that generate are called in traces."""
+_ANY_METHOD = ["GET", "POST", "DELETE"]
 _NO_OLLAMA = {
     "/api/copy": ["POST"],
     "/api/create": ["POST"],
@@ -123,14 +131,19 @@ def _openai(generation: Generation) -> list[Route]:
 
 
 def _responses(generation: Generation, store: ResponseStore) -> list[Route]:
-    stored = StoredResponses(store)
+    stored, count = StoredResponses(store), Endpoint(generation, InputTokens(), store)
     one = "/v1/responses/{response_id}"
     return [
         Route("/v1/responses", ResponsesEndpoint(generation, store), methods=["POST"]),
+        Route("/v1/responses/input_tokens", count, methods=["POST"]),
         Route(one, stored.retrieve, methods=["GET"]),
         Route(one, stored.delete, methods=["DELETE"]),
         Route(f"{one}/cancel", stored.cancel, methods=["POST"]),
         Route(f"{one}/input_items", stored.input_items),
+        *(
+            Route(path, refuse_conversation, methods=_ANY_METHOD, include_in_schema=False)
+            for path in ("/v1/conversations", "/v1/conversations/{rest:path}")
+        ),
     ]
 
 
@@ -204,9 +217,9 @@ def _operations(
         Route("/v1/status", gate.admin_only(health.status)),
         Route("/v1/requests/{request_id}/cancel", gate.admin_only(health.cancel), methods=["POST"]),
         Route("/metrics", gate.admin_only(metrics.scrape)),
-        Route("/health", health.ready),
+        *(Route(path, health.ready) for path in gate.READY),
+        Route("/version", models.version),
         Route("/health/live", health.live),
-        Route("/health/ready", health.ready),
     ]
 
 

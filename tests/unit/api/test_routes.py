@@ -11,6 +11,7 @@ import pytest
 from tests.unit.api.conftest import Connect
 from tests.unit.api.requests import ROUTE, chat, picture, text, user
 from tests.unit.api.scripted_engine import ScriptedEngine
+from vlm_server import __version__
 from vlm_server.protocol import CacheStats, MemoryStats, ModelFacts, Stats
 from vlm_server.settings import Image, Server, Settings
 
@@ -119,11 +120,14 @@ async def test_lm_studios_models(client: httpx.AsyncClient, engine: ScriptedEngi
     assert (await client.get("/api/v0/models/gpt-4o")).status_code == 404
 
 
-async def test_health_is_what_routers_probe(connect: Connect, engine: ScriptedEngine) -> None:
+@pytest.mark.parametrize("route", ["/health", "/healthz", "/ping"])
+async def test_health_is_what_routers_probe(
+    connect: Connect, engine: ScriptedEngine, route: str
+) -> None:
     client = connect(Settings(server=Server(api_keys=("a secret key",))))
-    assert (await client.get("/health")).status_code == 200, "without a key"
+    assert (await client.get(route)).status_code == 200, "without a key"
     engine.be("restarting")
-    assert (await client.get("/health")).status_code == 503
+    assert (await client.get(route)).status_code == 503
 
 
 async def test_another_model_is_404(client: httpx.AsyncClient) -> None:
@@ -137,6 +141,17 @@ async def test_ready_and_live(client: httpx.AsyncClient) -> None:
     assert (await client.get("/health/live")).json() == {"status": "live"}
     answer = await client.get("/health/ready")
     assert (answer.status_code, answer.json()) == (200, {"status": "ready", "progress": None})
+
+
+async def test_the_version(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/version")).json() == {"version": __version__}
+
+
+@pytest.mark.parametrize("path", ["", "/conv_1", "/conv_1/items"])
+async def test_conversations_are_refused_by_name(client: httpx.AsyncClient, path: str) -> None:
+    answer = await client.post(f"/v1/conversations{path}", json={})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (501, "not_supported")
+    assert "previous_response_id" in answer.json()["error"]["message"]
 
 
 async def test_what_people_should_know_of_the_model_is_told(

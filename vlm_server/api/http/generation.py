@@ -204,24 +204,25 @@ class Endpoint:
                     given = await shared.media_urls.read(needed.urls)
                     context = msgspec.structs.replace(context, given=given)
                 except HistoryNeeded as needed:
-                    previous = self._recall(context.owner, needed.response_id, len(data))
-                    context = msgspec.structs.replace(context, previous=previous)
+                    context = self._recall(context, needed, len(data))
                 slot.reserve(len(data) + context.num_bytes)
         finally:
             body.discard(data)  # the caller still holds it, and the answer may take minutes
 
-    def _recall(self, owner: str, response_id: str, body_bytes: int) -> tuple[bytes, ...]:
-        """The earlier turns, which together with the body may be as large as a body."""
-        assert self._history is not None
-        previous = self._history.recall(owner, response_id)
+    def _recall(self, context: Context, needed: HistoryNeeded, body_bytes: int) -> Context:
+        """With the earlier turns, which together with the body may be as large as a body."""
+        history, owner, response_id = self._history, context.owner, needed.response_id
+        assert history is not None
+        previous = () if response_id is None else history.recall(owner, response_id)
+        others = tuple(items for other in needed.others for items in history.turn(owner, other))
         limit = self._shared.limits.max_body_bytes
-        if body_bytes + sum(map(len, previous)) > limit:
+        if body_bytes + sum(map(len, previous + others)) > limit:
             raise PayloadTooLarge(
                 f"The request and the turns before it are larger than {limit} bytes "
                 "(`limits.max_body_bytes`).",
-                "previous_response_id",
+                "input" if response_id is None else "previous_response_id",
             )
-        return previous
+        return msgspec.structs.replace(context, previous=previous, others=others)
 
 
 def _begin(slot: QueueSlot, recorder: AnswerRecorder) -> None:

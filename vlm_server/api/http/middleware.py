@@ -146,7 +146,7 @@ class Gate:
 
 def _is_open(path: str, headers: Headers) -> bool:
     """Whether no key is needed."""
-    return path == "/health" or path.startswith("/health/") or is_page(path, headers)
+    return path in gate.READY or path.startswith("/health/") or is_page(path, headers)
 
 
 def _route(scope: Scope) -> str:

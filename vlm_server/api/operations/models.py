@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from vlm_server import __version__
 from vlm_server.api.http import served_models
 from vlm_server.errors import ModelNotFound
 from vlm_server.protocol import ModelFacts
@@ -36,6 +38,11 @@ Also: {url}/v1/models  {url}/v1/status  {url}/metrics  {url}/health/ready
 """
 
 
+def _is_anthropics(request: Request) -> bool:
+    """Whether its client knows Anthropic's API."""
+    return "anthropic-version" in request.headers
+
+
 class Models:
     """The endpoints about models."""
 
@@ -46,22 +53,38 @@ class Models:
         self._max_pixels = settings.image.max_pixels
         self._started = int(time.time())
 
-    async def list(self, _: Request) -> Response:
-        models = [self._model(status) for status in served_models.statuses(self._models)]
-        return JSONResponse({"object": "list", "data": models})
+    async def list(self, request: Request) -> Response:
+        statuses = served_models.statuses(self._models)
+        models = [self._shown(status, request) for status in statuses]
+        listed: dict[str, Any] = {"object": "list", "data": models}
+        if _is_anthropics(request):
+            ends = {"first_id": models[0]["id"], "last_id": models[-1]["id"]}
+            listed |= {"has_more": False, **ends}
+        return JSONResponse(listed)
 
     async def retrieve(self, request: Request) -> Response:
         known = served_models.known_models(self._models, self._server)
         model = served_models.model_of(request.path_params["model"], known)
         if model is None:
             raise ModelNotFound(served_models.listed(known), "model")
-        return JSONResponse(self._model(self._models.status(model.name)))
+        return JSONResponse(self._shown(self._models.status(model.name), request))
+
+    async def version(self, _: Request) -> Response:
+        return JSONResponse({"version": __version__})
 
     async def page(self, request: Request) -> Response:
         url = str(request.base_url).rstrip("/")
         statuses = served_models.statuses(self._models)
         lines = "\n".join(f"model     {one.model_name} ({one.state})" for one in statuses)
         return PlainTextResponse(_PAGE.format(models=lines, url=url))
+
+    def _shown(self, status: EngineStatus, request: Request) -> dict[str, Any]:
+        """With Anthropic's fields for its clients."""
+        model = self._model(status)
+        if not _is_anthropics(request):
+            return model
+        created = datetime.fromtimestamp(model["created"], UTC).isoformat()
+        return {**model, "type": "model", "display_name": model["id"], "created_at": created}
 
     def _model(self, status: EngineStatus) -> dict[str, Any]:
         """OpenAI's four fields, vLLM's `max_model_len`, and what agents look for.

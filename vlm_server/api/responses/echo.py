@@ -73,4 +73,6 @@ def _text(request: ResponsesRequest) -> dict[str, Any]:
 def _tool(tool: Any) -> dict[str, Any]:
     shown = {"type": "function", **msgspec.structs.asdict(tool)}
     shown["strict"] = bool(tool.strict)
+    if tool.namespace is None:
+        del shown["namespace"]
     return shown

@@ -30,6 +30,8 @@ from vlm_server.api.responses.items import (
     is_unfinished,
     normalize,
     parts_of,
+    request_hex_of,
+    resolve,
 )
 from vlm_server.api.responses.messages import MessageBuilder
 from vlm_server.api.responses.options import Options, encode_options
@@ -47,7 +49,7 @@ from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import Message, SamplingParams, Submit, Tools
 from vlm_server.settings import Limits
 
-DIALECT = "responses"
+DIALECT, COUNT_DIALECT = "responses", "responses-count"
 ID_PREFIX = "resp_"
 _BEFORE = "previous_response_id"
 
@@ -61,7 +63,7 @@ def read_response(body: Body, context: Context) -> ParsedRequest:
     `https:` or `file:` URLs whose bytes are not given: to be called again with them.
     """
     parsed = parse(body, refuses=context.unknown_fields == "refuse")
-    return _parsed_request(parsed, _previous(parsed.request, context), context)
+    return _parsed_request(*_with_history(parsed, context), context)
 
 
 def read_text(body: Body, context: Context) -> ParsedRequest | None:
@@ -70,23 +72,52 @@ def read_text(body: Body, context: Context) -> ParsedRequest | None:
     Raises RequestError and HistoryNeeded.
     """
     parsed = parse(body, refuses=context.unknown_fields == "refuse")
-    turns = context.previous or ()
+    turns = (*(context.previous or ()), *context.others)
     if sum(map(len, turns)) > json_body.SMALL_BYTES or not json_body.is_small(b"".join(turns)):
         return None
-    previous = _previous(parsed.request, context)
+    parsed, previous = _with_history(parsed, context)
     parts = parts_of([*previous, *parsed.request.items])
     if any(isinstance(part, InputImage | InputVideo) for part in parts):
         return None
     return _parsed_request(parsed, previous, context)
 
 
-def _previous(request: ResponsesRequest, context: Context) -> list[Item]:
-    if request.previous_response_id is None:
-        return []
-    if context.previous is None:
-        json_body.utf8_length(request.previous_response_id, _BEFORE)
-        raise HistoryNeeded(request.previous_response_id)
-    return [item for turn in context.previous for item in _items_decoder.decode(turn)]
+def read_count(body: Body, context: Context) -> ParsedRequest:
+    """The request in `body`, as one whose tokens are counted; otherwise as `read_response`."""
+    return _only_counted(read_response(body, context))
+
+
+def read_count_text(body: Body, context: Context) -> ParsedRequest | None:
+    """As `read_text`, for `read_count`."""
+    parsed = read_text(body, context)
+    return None if parsed is None else _only_counted(parsed)
+
+
+def _only_counted(parsed: ParsedRequest) -> ParsedRequest:
+    submit = msgspec.structs.replace(parsed.submit, count_only=True)
+    return msgspec.structs.replace(parsed, submit=submit, stream=False, options=b"")
+
+
+def _with_history(parsed: Parsed, context: Context) -> tuple[Parsed, list[Item]]:
+    """`parsed` with the items that it refers to, and the items before it.
+
+    Raises HistoryNeeded if `context` does not have them, and NotFound.
+    """
+    request = parsed.request
+    hexes = dict.fromkeys(filter(None, map(request_hex_of, request.references)))
+    before = request.previous_response_id
+    if context.previous is None and (hexes or before is not None):
+        json_body.utf8_length(before or "", _BEFORE)
+        raise HistoryNeeded(before, tuple(f"{ID_PREFIX}{each}" for each in hexes))
+    previous, others = _items_of(context.previous or ()), _items_of(context.others)
+    if not isinstance(request.input, str):
+        resolved = resolve(request.input, [*others, *previous])
+        request = msgspec.structs.replace(request, input=resolved)
+    return parsed._replace(request=request), previous
+
+
+def _items_of(turns: tuple[bytes, ...]) -> list[Item]:
+    return [item for turn in turns for item in _items_decoder.decode(turn)]
 
 
 def _parsed_request(parsed: Parsed, previous: list[Item], context: Context) -> ParsedRequest:
@@ -143,8 +174,9 @@ def _options(parsed: Parsed, context: Context) -> bytes:
     items = b""
     if request.store is not False:
         items = encode(normalize(request.items, context.request_id.removeprefix(ID_PREFIX)))
+    namespaces = {each.name: each.namespace for each in request.tools or () if each.namespace}
     return encode_options(
-        Options(context.owner, encode_echo(parsed), items, request.previous_response_id)
+        Options(context.owner, encode_echo(parsed), items, request.previous_response_id, namespaces)
     )
 
 

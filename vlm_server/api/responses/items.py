@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 from msgspec import Struct, field
 
-from vlm_server.errors import UnsupportedField
+from vlm_server.errors import NotFound, UnsupportedField
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -85,8 +86,14 @@ class Reasoning(Struct, tag_field="type", tag="reasoning", omit_defaults=True):
     summary: list[Any] | None = []
 
 
+class ItemReference(Struct, tag_field="type", tag="item_reference"):
+    """Stands for an item that is stored, of a response or of what it was made from."""
+
+    id: str
+
+
 Item = MessageItem | FunctionCall | FunctionCallOutput | Reasoning
-_ITEMS = {"message", "function_call", "function_call_output", "reasoning"}
+InputItem = Item | ItemReference
 _ID_PREFIXES = {MessageItem: "msg", FunctionCall: "fc", FunctionCallOutput: "fco", Reasoning: "rs"}
 _OF_INPUT = "i"
 """In ids: the items of the response count from 0, too."""
@@ -95,7 +102,7 @@ UNSUPPORTED_ITEMS = frozenset(
     {
         *("apply_patch_call", "apply_patch_call_output", "code_interpreter_call", "compaction"),
         *("computer_call", "computer_call_output", "custom_tool_call", "custom_tool_call_output"),
-        *("file_search_call", "image_generation_call", "item_reference", "local_shell_call"),
+        *("file_search_call", "image_generation_call", "local_shell_call"),
         *("local_shell_call_output", "mcp_approval_request", "mcp_approval_response", "mcp_call"),
         *("mcp_list_tools", "shell_call", "shell_call_output", "web_search_call"),
     }
@@ -103,6 +110,36 @@ UNSUPPORTED_ITEMS = frozenset(
 """OpenAI's items that are refused by name."""
 UNSUPPORTED_PARTS = frozenset({"input_audio", "input_file"})
 """The same for parts of content."""
+
+
+_ID = re.compile(r"(?:msg|fc|fco|rs)_(?P<request_hex>[0-9a-f]{32})i?[0-9a-f]{4,}")
+
+
+def request_hex_of(item_id: str) -> str | None:
+    """What is in the id of the response that an item belongs to; None for a client's own id."""
+    found = _ID.fullmatch(item_id)
+    return found and found["request_hex"]
+
+
+def resolve(given: Iterable[InputItem], stored: Iterable[Item]) -> list[Item]:
+    """The items of a request, where references are the items that they stand for: `stored` ones,
+    or some of the request's own. Raises NotFound.
+    """
+    items = list(given)
+    own = (item for item in items if not isinstance(item, ItemReference))
+    by_id = {item.id: item for item in (*stored, *own)}
+    resolved = list[Item]()
+    for i, item in enumerate(items):
+        found = by_id.get(item.id) if isinstance(item, ItemReference) else item
+        if found is None:
+            raise NotFound(
+                f"`input[{i}]`: there is no such item: it was not stored, or deleted, or dropped "
+                "since (`server.responses_store_seconds` and `server.responses_store_bytes`). Send "
+                "the item itself.",
+                f"input[{i}]",
+            )
+        resolved.append(found)
+    return resolved
 
 
 def parts_of(items: Iterable[Item]) -> Iterator[MessagePart]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -33,13 +34,14 @@ class _Open:
 class Output:
     """Makes items of the deltas of an answer: thoughts, messages and calls, one after the other.
 
-    `request_hex` makes their ids unique.
+    `request_hex` makes their ids unique. `namespaces` are those of tools, by the tools' names.
     """
 
-    def __init__(self, request_hex: str) -> None:
+    def __init__(self, request_hex: str, namespaces: Mapping[str, str]) -> None:
         self.items: list[dict[str, Any]] = []
         self.finish_reason: FinishReason | None = None
         self._hex = request_hex
+        self._namespaces = namespaces
         self._open: _Open | None = None
 
     def add(self, delta: Delta) -> list[Event]:
@@ -100,7 +102,7 @@ class Output:
         events = self._end("completed")
         index = len(self.items)
         item_id = f"{_PREFIXES[kind]}_{self._hex}{index:04x}"
-        item = {"id": item_id, "type": kind, "status": "in_progress", **_new(kind, call)}
+        item = {"id": item_id, "type": kind, "status": "in_progress", **self._new(kind, call)}
         place = {"item_id": item_id, "output_index": index}
         self.items.append(item)
         events.append(
@@ -112,6 +114,16 @@ class Output:
             events.append({"type": "response.content_part.added", **place, "part": part})
         self._open = _Open(kind, item, place, call.index if call else None)
         return events
+
+    def _new(self, kind: _Kind, call: ToolCallDelta | None) -> dict[str, Any]:
+        """What an item of this kind begins with."""
+        if call is not None:
+            name = call.name
+            within = {"namespace": self._namespaces[name]} if name in self._namespaces else {}
+            return {"call_id": call.id, "name": name, **within, "arguments": ""}
+        if kind == "message":
+            return {"role": "assistant", "content": []}
+        return {"summary": [], "content": []}
 
     def _end(self, status: str) -> list[Event]:
         """End the item that is open, if there is one."""
@@ -143,15 +155,6 @@ class Output:
         self.finish_reason = reason
         events = [] if self.items else self._begin("message")
         return events + self._end("incomplete" if reason == "length" else "completed")
-
-
-def _new(kind: _Kind, call: ToolCallDelta | None) -> dict[str, Any]:
-    """What an item of this kind begins with."""
-    if call is not None:
-        return {"call_id": call.id, "name": call.name, "arguments": ""}
-    if kind == "message":
-        return {"role": "assistant", "content": []}
-    return {"summary": [], "content": []}
 
 
 def _part(kind: _Kind, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:

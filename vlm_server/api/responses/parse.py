@@ -40,10 +40,44 @@ def parse(body: bytes | bytearray, *, refuses: bool = True) -> Parsed:
         ignored.add(name, fields[name])
     obeyed = known_fields(obeyed, ResponsesRequest, ignored, refuses=refuses)
     items.prepare(obeyed.get("input"))
-    _refuse_tools(obeyed)
+    _read_tools(obeyed, ignored)
     request = json_body.convert(obeyed, ResponsesRequest, RULES)
     _look_into(obeyed, request, ignored)
     return Parsed(request, {name: fields.get(name) for name in ECHOED}, ignored)
+
+
+def _functions(tool: Any, param: str, ignored: IgnoredFields) -> list[Any]:
+    kind = tool.get("type") if isinstance(tool, dict) else "function"
+    if kind is None:
+        raise InvalidRequest(f"`{param}.type` is missing.", f"{param}.type")
+    if kind == "function":
+        return [tool]
+    if kind == "namespace":
+        return _functions_of_namespace(tool, param, ignored)
+    if isinstance(kind, str) and kind.startswith("web_search"):
+        ignored.add("tools[].web_search")
+        return []
+    param += ".type"
+    raise UnsupportedField(
+        f"`{param}`: only tools of type `function`, or `namespace` with such, are supported.", param
+    )
+
+
+def _functions_of_namespace(
+    tool: dict[str, Any], param: str, ignored: IgnoredFields
+) -> list[dict[str, Any]]:
+    """The functions of a namespace, each with its name; the model is not told of that."""
+    name, inner = tool.get("name"), tool.get("tools")
+    if not isinstance(name, str):
+        raise InvalidRequest(f"`{param}.name` must be a string.", f"{param}.name")
+    if not isinstance(inner, list):
+        raise InvalidRequest(f"`{param}.tools` must be a list.", f"{param}.tools")
+    for i, each in enumerate(inner):
+        if not isinstance(each, dict) or each.get("type") != "function":
+            param = f"{param}.tools[{i}].type"
+            raise UnsupportedField(f"`{param}`: a namespace may have functions alone.", param)
+    ignored.add("tools[].namespace")
+    return [{**each, "namespace": name} for each in inner]
 
 
 def _look_into(fields: dict[str, Any], request: ResponsesRequest, ignored: IgnoredFields) -> None:
@@ -92,18 +126,16 @@ def _is_ignored(name: str, value: Any) -> bool:
     return True
 
 
-def _refuse_tools(fields: dict[str, Any]) -> None:
-    """Raises UnsupportedField for tools that OpenAI runs itself, or that are no functions."""
+def _read_tools(fields: dict[str, Any], ignored: IgnoredFields) -> None:
+    """Leave the functions in `tools`, those of namespaces too.
+
+    Raises UnsupportedField for tools that OpenAI runs itself, but for searching the web, which a
+    model does without.
+    """
     tools = fields.get("tools")
-    for i, tool in enumerate(tools if isinstance(tools, list) else ()):
-        kind = tool.get("type") if isinstance(tool, dict) else "function"
-        if kind is None:
-            raise InvalidRequest(f"`tools[{i}].type` is missing.", f"tools[{i}].type")
-        if kind != "function":
-            param = f"tools[{i}].type"
-            raise UnsupportedField(
-                f"`{param}`: only tools of type `function` are supported.", param
-            )
+    if isinstance(tools, list):
+        named = [(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
+        fields["tools"] = [each for tool in named for each in _functions(*tool, ignored)]
     choice = fields.get("tool_choice")
     kind = choice.get("type") if isinstance(choice, dict) else "function"
     if kind not in ("function", "allowed_tools"):

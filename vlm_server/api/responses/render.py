@@ -28,7 +28,7 @@ class ResponsesRenderer:
         self._created = int(time.time())
         self._store = store
         self._owner = options.owner
-        self._output = Output(request_id.removeprefix(ID_PREFIX))
+        self._output = Output(request_id.removeprefix(ID_PREFIX), options.namespaces)
         self._num_events = 0
         self._echo: dict[str, Any] = msgspec.json.decode(options.echo, type=dict[str, msgspec.Raw])
         self._echo["store"] = True

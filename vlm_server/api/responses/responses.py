@@ -14,14 +14,22 @@ from starlette.types import Receive, Scope, Send
 
 from vlm_server.api.http import sse
 from vlm_server.api.http.access import keys
+from vlm_server.api.http.dialect import CountRenderer
 from vlm_server.api.http.generation import Endpoint, Generation
 from vlm_server.api.http.intake.leniency import IgnoredFields
 from vlm_server.api.http.telemetry import access_log
-from vlm_server.api.responses.intake import DIALECT, ID_PREFIX, read_text
+from vlm_server.api.responses.intake import (
+    COUNT_DIALECT,
+    DIALECT,
+    ID_PREFIX,
+    read_count_text,
+    read_text,
+)
 from vlm_server.api.responses.options import decode_options
 from vlm_server.api.responses.render import ResponsesRenderer
 from vlm_server.api.responses.store import ResponseStore
-from vlm_server.errors import InvalidRequest
+from vlm_server.errors import InvalidRequest, NotSupported
+from vlm_server.protocol import Finished
 
 DEFAULT_ITEMS = 20
 MAX_ITEMS = 100
@@ -42,6 +50,32 @@ class Responses:
     def renderer(self, request_id: str, model: str, options: bytes) -> ResponsesRenderer:
         """See `Dialect.renderer`."""
         return ResponsesRenderer(request_id, model, decode_options(options), self._store)
+
+
+class InputTokens:
+    """The tokens of a response's prompt, as a `Dialect`: it generates and stores nothing."""
+
+    name = COUNT_DIALECT
+    id_prefix = "count_"
+    content_type = sse.CONTENT_TYPE
+    read_text = staticmethod(read_count_text)
+
+    def renderer(self, request_id: str, model: str, options: bytes) -> CountRenderer:
+        """See `Dialect.renderer`."""
+        return CountRenderer(_encode_count)
+
+
+def _encode_count(finished: Finished) -> bytes:
+    counted = {"object": "response.input_tokens", "input_tokens": finished.usage.prompt_tokens}
+    return msgspec.json.encode(counted)
+
+
+async def refuse_conversation(request: Request) -> Response:
+    """For OpenAI's conversations, which are kept by nobody here."""
+    raise NotSupported(
+        f"{request.method} /v1/conversations is not supported: go on from a response with "
+        "`previous_response_id`, or send all items"
+    )
 
 
 class ResponsesEndpoint:

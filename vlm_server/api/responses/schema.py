@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 from msgspec.json import Decoder
 
-from vlm_server.api.responses.items import Item, MessageItem
+from vlm_server.api.responses.items import InputItem, Item, ItemReference, MessageItem
 
 INT32_MAX = 2**31 - 1
 MAX_TOP_LOGPROBS = 20
@@ -69,10 +69,13 @@ Include = Literal[
 
 
 class FunctionTool(Struct, tag_field="type", tag="function"):
+    """Calls say the `namespace` of their tool, if it has one; the model is not told of it."""
+
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    namespace: str | None = None
 
 
 class NamedFunction(Struct, tag_field="type", tag="function"):
@@ -147,7 +150,7 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True):
     """`ignore_eos` is vLLM's."""
 
     model: str
-    input: str | Annotated[list[Item], Meta(min_length=1)]
+    input: str | Annotated[list[InputItem], Meta(min_length=1)]
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
@@ -171,10 +174,16 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True):
 
     @property
     def items(self) -> list[Item]:
-        """`input` as items."""
+        """`input` as items, without references to others."""
         if isinstance(self.input, str):
             return [MessageItem("user", self.input)]
-        return self.input
+        return [item for item in self.input if not isinstance(item, ItemReference)]
+
+    @property
+    def references(self) -> list[str]:
+        """The ids of the items that `input` refers to."""
+        given = () if isinstance(self.input, str) else self.input
+        return [item.id for item in given if isinstance(item, ItemReference)]
 
 
 Decoder(ResponsesRequest)

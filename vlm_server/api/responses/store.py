@@ -172,6 +172,14 @@ class ResponseStore:
             if items
         )
 
+    def turn(self, owner: str, response_id: str) -> tuple[bytes, ...]:
+        """The items of that response and of its request, as JSON lists; empty if there is none."""
+        self.drop_expired()
+        entry = self._get(owner, response_id)
+        if entry is None or entry.is_pending:
+            return ()
+        return tuple(filter(None, (entry.turn.items, entry.turn.output)))
+
     def response(self, owner: str, response_id: str) -> bytes:
         """Its JSON. Raises NotFound."""
         return self._find(owner, response_id).response

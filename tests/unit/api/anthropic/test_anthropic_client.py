@@ -118,6 +118,15 @@ async def test_the_stop_sequence_is_named(client: AsyncAnthropic, engine: Script
     assert (delta.stop_reason, delta.stop_sequence) == ("stop_sequence", "END")
 
 
+async def test_models_are_in_its_shape(client: AsyncAnthropic) -> None:
+    model = await client.models.retrieve("default")
+    assert (model.id, model.type, model.display_name) == ("demo", "model", "demo")
+    assert model.created_at.year > 2000
+    page = await client.models.list()
+    assert page.data == [model]
+    assert (page.has_more, page.first_id, page.last_id) == (False, "demo", "demo")
+
+
 async def test_counting_tokens(client: AsyncAnthropic, engine: ScriptedEngine) -> None:
     engine.script = (finished(Usage(123, 0, 100)),)
     counted = await client.messages.count_tokens(

@@ -99,8 +99,10 @@ ITEMS: tuple[Field, ...] = (
     works("continuation", "input[]{message}.status", "completed", on=CUT_OFF, fails=400),
     refused("other parts", "input[]{message}.content", [{"type": "input_file", "file_id": "f"}],
             on=SAID, named="input[].content[]", title="`input_file`, `input_audio` and others"),
-    refused("other parts", "input", [{"type": "item_reference", "id": "m"}], named="input[]",
-            title="`item_reference`, items of OpenAI's own tools"),
+    refused("other parts", "input", [{"type": "mcp_call", "id": "m"}], named="input[]",
+            title="items of OpenAI's own tools"),
+    works("earlier turns", "input[]{item_reference}.id", "m", fails=404,
+          on=asking([{**user("Hi"), "id": "n"}, {"type": "item_reference", "id": "n"}])),
     works("call", "input[]{function_call}.call_id", "2", on=CALLED),
     works("call", "input[]{function_call}.name", "g", on=CALLED),
     works("call", "input[]{function_call}.arguments", "{}", on=CALLED),
@@ -122,6 +124,7 @@ ITEMS: tuple[Field, ...] = (
 
 TOOLS: tuple[Field, ...] = (
     works("tools", "tools", [tool("f")]),
+    answers("tools", f"{LAST_TOOL}.namespace", "mcp", on=WITH_TOOLS),
     works("name", f"{LAST_TOOL}.name", "h", on=WITH_TOOLS),
     works("description", f"{LAST_TOOL}.description", "G.", on=WITH_TOOLS),
     works("parameters", f"{LAST_TOOL}.parameters", SCHEMA, on=WITH_TOOLS),

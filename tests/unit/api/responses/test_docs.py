@@ -35,5 +35,5 @@ def test_every_route_is_documented() -> None:
     routes = create_app(Settings(), OneModel(ScriptedEngine())).routes
     paths = {route.path for route in routes if isinstance(route, Route)}
     ours = {path for path in paths if path.startswith("/v1/responses")}
-    assert len(ours) == 4
+    assert len(ours) == 5
     assert [path for path in sorted(ours) if f" {path}`" not in DOCS] == []

@@ -14,7 +14,7 @@ from tests import clips
 from tests.unit.api.conftest import Connect
 from tests.unit.api.requests import PNG_URL
 from tests.unit.api.responses.requests import ROUTE, asking, tool, user
-from tests.unit.api.scripted_engine import ScriptedEngine, ended, finished, scored
+from tests.unit.api.scripted_engine import ScriptedEngine, calls, ended, finished, scored
 from vlm_server.api.responses.schema import HARMLESS, NEUTRAL, ResponsesRequest
 from vlm_server.protocol import (
     ImagePart,
@@ -300,10 +300,42 @@ async def test_detail(client: httpx.AsyncClient, engine: ScriptedEngine) -> None
     assert engine.submitted[0].messages[0].content == (ImagePart(0),)
 
 
+async def test_what_codex_sends_as_tools(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+    engine.script = (calls(0, "{}", id="call_a", name="look"), ended("tool_calls"), finished())
+    namespace = {"type": "namespace", "name": "mcp__eyes", "tools": [tool("look"), tool("blink")]}
+    tools = [tool("shell"), namespace, {"type": "web_search", "external_web_access": True}]
+    answer = await client.post(ROUTE, json=asking(tools=tools))
+    assert answer.status_code == 200, answer.text
+    given = engine.submitted[0].tools
+    assert given is not None
+    told = [each["function"] for each in json.loads(given.definitions)]
+    assert [each["name"] for each in told] == ["shell", "look", "blink"]
+    assert all("namespace" not in each for each in told)
+    assert answer.headers["x-vlm-ignored"] == "tools[].namespace, tools[].web_search"
+    (made,) = answer.json()["output"]
+    assert (made["name"], made["namespace"]) == ("look", "mcp__eyes")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"tools": []}, "tools[0].name"),
+        ({"name": "n"}, "tools[0].tools"),
+        ({"name": "n", "tools": [{"type": "custom"}]}, "tools[0].tools[0].type"),
+        ({"name": "n", "tools": [tool("a"), "b"]}, "tools[0].tools[1].type"),
+    ],
+)
+async def test_a_wrong_namespace_is_named(
+    client: httpx.AsyncClient, wrong: dict[str, Any], param: str
+) -> None:
+    answer = await client.post(ROUTE, json=asking(tools=[{"type": "namespace", **wrong}]))
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
 # ---- what is refused, and what is ignored ----------------------------------------------
 
 FILE = {"type": "input_file", "file_id": "f"}
-HOSTED = {"type": "web_search"}
+HOSTED = {"type": "file_search"}
 
 
 @pytest.mark.parametrize(
@@ -316,8 +348,8 @@ HOSTED = {"type": "web_search"}
         (asking(context_management=[{}]), "context_management", "unsupported_parameter"),
         (asking([user(FILE)]), "input[0].content[0]", "unsupported_parameter"),
         (asking([user("U"), result("1", [FILE])]), "input[1].output[0]", "unsupported_parameter"),
-        (asking([{"type": "item_reference", "id": "i"}]), "input[0]", "unsupported_parameter"),
-        (asking([{"id": "i"}]), "input[0]", "unsupported_parameter"),
+        (asking([{"type": "mcp_call", "id": "i"}]), "input[0]", "unsupported_parameter"),
+        (asking([{"type": "item_reference"}]), "input[0].id", "invalid_value"),
         (asking([{"type": "made_up"}]), "input[0].type", "invalid_value"),
         (asking([user({"type": "made_up"})]), "input[0].content[0].type", "invalid_value"),
         (asking(tools=[HOSTED]), "tools[0].type", "unsupported_parameter"),

@@ -272,6 +272,47 @@ async def test_the_next_turn_goes_on_from_the_same_messages(
     assert engine.submitted[2].images[0].content_hash == after.images[0].content_hash
 
 
+async def test_input_tokens(client: AsyncOpenAI, engine: ScriptedEngine) -> None:
+    first = await client.responses.create(model="demo", input="One")
+    engine.script = (finished(Usage(9, 0, 3)),)
+    counted = await client.responses.input_tokens.count(
+        model="demo", input="Two", previous_response_id=first.id
+    )
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", 9)
+    hello = Message("assistant", (TextPart("Hello world"),))
+    assert engine.submitted[1].messages == (said("One"), hello, said("Two"))
+    assert engine.submitted[1].count_only
+
+
+async def test_items_that_are_stored_may_be_referred_to(
+    client: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
+    """As the AI SDK does in every turn but the first."""
+    engine.script = AGENT
+    asked: Any = {"role": "user", "content": "Click"}
+    first = await client.responses.create(model="demo", input=[asked], tools=[TOOL])
+    results: Any = [
+        {"type": "function_call_output", "call_id": call_id, "output": "done"}
+        for call_id in ("call_a", "call_b")
+    ]
+    echoed: Any = [item.model_dump() for item in first.output]
+    await client.responses.create(model="demo", input=[asked, *echoed, *results])
+    referred: Any = [{"type": "item_reference", "id": item.id} for item in first.output]
+    second = await client.responses.create(model="demo", input=[asked, *referred, *results])
+    assert engine.submitted[2].messages == engine.submitted[1].messages
+    listed = await client.responses.input_items.list(second.id, order="asc")
+    assert [item.type for item in listed.data[1:-2]] == [item.type for item in first.output]
+
+    await client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError) as caught:
+        await client.responses.create(model="demo", input=[asked, *referred])
+    assert caught.value.param == "input[1]"
+    (theirs,) = [item for item in listed.data if item.type == "message" and item.role == "user"]
+    again: Any = [{"type": "item_reference", "id": theirs.id}, {"role": "user", "content": "?"}]
+    await client.responses.create(model="demo", input=again)
+    assert engine.submitted[-1].messages == (said("Click"), said("?"))
+
+
 async def test_instructions_are_not_carried_over(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:

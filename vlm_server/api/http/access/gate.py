@@ -22,6 +22,8 @@ from vlm_server.settings import ORIGIN, Server, is_loopback
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
+READY = ("/health", "/health/ready", "/healthz", "/ping")
+"""Where probes of different kinds ask whether the server is ready."""
 _EVERY_ADDRESS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104  compared, not listened on
 _MAX_SHOWN_CHARS = 100
 _HOST = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]{1,5})?")

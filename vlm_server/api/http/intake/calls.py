@@ -39,7 +39,7 @@ class Context(msgspec.Struct, frozen=True):
     stored turns it may go on from, see `keys.owner_of`. is_admin: see `keys.is_admin`. given: the
     bytes of the `https:` and `file:` URLs that were read for it. unknown_fields: the setting of the
     server. previous: the earlier turns that it goes on from, see `History`; None until they are
-    asked for.
+    asked for. others: turns that it refers to items of.
     """
 
     models: tuple[KnownModel, ...]
@@ -50,13 +50,14 @@ class Context(msgspec.Struct, frozen=True):
     given: dict[str, bytes] = {}
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
     previous: tuple[bytes, ...] | None = None
+    others: tuple[bytes, ...] = ()
     owner: str = ""
     is_admin: bool = True
 
     @property
     def num_bytes(self) -> int:
         """Of what was read for the request."""
-        return sum(map(len, self.given.values())) + sum(map(len, self.previous or ()))
+        return sum(map(len, (*self.given.values(), *(self.previous or ()), *self.others)))
 
 
 class ParsedRequest(msgspec.Struct, frozen=True):
@@ -120,7 +121,8 @@ class Needed(msgspec.Struct, frozen=True, tag=True):
 class NeededHistory(msgspec.Struct, frozen=True, tag=True):
     """`HistoryNeeded` on its way to the front."""
 
-    response_id: str
+    response_id: str | None
+    others: tuple[str, ...]
 
 
 class Call(NamedTuple):
@@ -164,7 +166,7 @@ def decode_outcome(encoded: bytearray) -> Call:
     if isinstance(head, Needed):
         raise BytesNeeded(head.urls)
     if isinstance(head, NeededHistory):
-        raise HistoryNeeded(head.response_id)
+        raise HistoryNeeded(head.response_id, head.others)
     return Call(EngineRequest(decode_encoded_submit(view[end:]), head.shape), head)
 
 
@@ -175,7 +177,7 @@ def _head(outcome: Outcome) -> _Head:
         case BytesNeeded():
             return Needed(outcome.urls)
         case HistoryNeeded():
-            return NeededHistory(outcome.response_id)
+            return NeededHistory(outcome.response_id, outcome.others)
         case ParsedRequest():
             return _summary(outcome)
 

@@ -6,11 +6,15 @@ from typing import Protocol
 
 
 class HistoryNeeded(Exception):
-    """A request can't be read without the turns up to `response_id`. Not an error of the client."""
+    """A request can't be read without earlier turns. Not an error of the client.
 
-    def __init__(self, response_id: str) -> None:
+    It goes on from `response_id`, if there is one, and refers to items of `others`.
+    """
+
+    def __init__(self, response_id: str | None, others: tuple[str, ...] = ()) -> None:
         super().__init__("earlier turns")
         self.response_id = response_id
+        self.others = others
 
 
 class History(Protocol):
@@ -21,4 +25,8 @@ class History(Protocol):
 
         Raises RequestError if `owner` has no such response.
         """
+        ...
+
+    def turn(self, owner: str, response_id: str) -> tuple[bytes, ...]:
+        """The turn of that response alone; empty if `owner` has no such response."""
         ...

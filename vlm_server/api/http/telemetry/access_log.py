@@ -23,7 +23,7 @@ AnsweredRequests = Counter[tuple[str, int]]
 
 CLIENT_GONE = 499
 _SCOPE_KEY = "vlm_server.access_log"
-_PROBED = ("/health", "/metrics", "/v1/status", "/page/")
+_PROBED = ("/health", "/ping", "/metrics", "/v1/status", "/page/")
 
 
 @dataclass(slots=True)
