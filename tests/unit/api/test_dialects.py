@@ -15,13 +15,13 @@ from starlette.types import Receive, Scope, Send
 
 from tests.unit.api.conftest import Connect
 from tests.unit.api.requests import assistant, called, chat, result, tool, user
-from tests.unit.api.scripted_engine import ScriptedEngine, Step, failed, finished, thinks
+from tests.unit.api.scripted_engine import ScriptedEngine, Step, ended, failed, finished, thinks
 from tests.unit.api.scripted_engine import text as says
 from vlm_server.api.http.intake.leniency import MAX_NAMES
 from vlm_server.api.http.middleware import RequestLog
 from vlm_server.api.http.telemetry import access_log
 from vlm_server.api.http.telemetry.access_log import AnsweredRequests
-from vlm_server.protocol import Delta, ModelFacts, Submit, Tokens
+from vlm_server.protocol import Delta, Finished, ImageUse, ModelFacts, Submit, Tokens, Usage
 from vlm_server.settings import Server, Settings
 
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
@@ -54,6 +54,37 @@ def error_of(answer: httpx.Response) -> Any:
     """In Ollama's dialect it is a text."""
     assert answer.status_code == 400, answer.text
     return answer.json()["error"]
+
+
+# ---- sizes of pictures -----------------------------------------------------------------
+
+
+def usage_in(route: str, said: str, *, stream: bool) -> Any:
+    """The usage in an answer, or in the event of a stream that has all of it."""
+    if not stream:
+        return json.loads(said)["usage"]
+    lines = [line.removeprefix("data: ") for line in said.splitlines()]
+    events = [json.loads(line) for line in lines if line.startswith("{")]
+    whole = [event.get("response", {}) if route == RESPONSES else event for event in events]
+    told = [event.get("usage") for event in whole if "usage" in event]
+    return [usage for usage in told if usage][-1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("route", [CHAT, MESSAGES, RESPONSES, OLLAMA, GENERATE])
+async def test_the_sizes_of_pictures_are_told(
+    client: httpx.AsyncClient, engine: ScriptedEngine, route: str, stream: bool
+) -> None:
+    seen = ImageUse(308, 196, 77)
+    engine.script = (
+        *(says("A cat."), ended()),
+        lambda request_id: Finished(request_id, Usage(99, 2), images=(seen,)),
+    )
+    fields: dict[str, Any] = {"stream_options": {"include_usage": True}} if route == CHAT else {}
+    answer = await send(client, route, stream=stream, **(fields if stream else {}))
+    assert answer.status_code == 200, answer.text
+    usage = usage_in(route, answer.text, stream=stream)
+    assert usage["images"] == [{"width": 308, "height": 196, "tokens": 77}]
 
 
 # ---- lone surrogates -------------------------------------------------------------------

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from vlm_server import protocol
 from vlm_server.api.anthropic import errors
@@ -28,12 +28,16 @@ _STOP_REASONS: dict[protocol.FinishReason, StopReason] = {
 
 
 class Usage(Struct, frozen=True):
-    """The prompt's tokens are `input_tokens` and `cache_read_input_tokens` together."""
+    """The prompt's tokens are `input_tokens` and `cache_read_input_tokens` together.
+
+    `images` is ours: the size at which the model saw each picture, and its tokens.
+    """
 
     input_tokens: int = 0
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int = 0
     output_tokens: int = 0
+    images: tuple[protocol.ImageUse, ...] | UnsetType = UNSET
 
 
 class Message(Struct, frozen=True, tag_field="type", tag="message"):
@@ -99,7 +103,7 @@ class MessageRenderer:
                 content,
                 ending.stop_reason,
                 ending.stop_sequence,
-                _usage(finished.usage),
+                _usage(finished),
             )
         )
 
@@ -114,7 +118,7 @@ class MessageRenderer:
     def end(self, finished: protocol.Finished) -> bytes:
         """Why the message ended, its true usage, and the last event."""
         assert self._ending is not None
-        return _event(MessageDelta(self._ending, _usage(finished.usage))) + _event(MessageStop())
+        return _event(MessageDelta(self._ending, _usage(finished))) + _event(MessageStop())
 
     def error(self, error: RequestError) -> bytes:
         """An event with the error, and no `message_stop`."""
@@ -158,9 +162,11 @@ def _ending(delta: protocol.Delta) -> Ending:
     return Ending(_STOP_REASONS[delta.finish_reason], None)
 
 
-def _usage(usage: protocol.Usage) -> Usage:
+def _usage(finished: protocol.Finished) -> Usage:
+    usage = finished.usage
     return Usage(
         input_tokens=usage.prompt_tokens - usage.cached_tokens,
         cache_read_input_tokens=usage.cached_tokens,
         output_tokens=usage.completion_tokens,
+        images=finished.images or UNSET,
     )

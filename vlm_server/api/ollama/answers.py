@@ -45,6 +45,12 @@ class TokenLogprob(TopLogprob, frozen=True):
     top_logprobs: tuple[TopLogprob, ...] | UnsetType = UNSET
 
 
+class Usage(msgspec.Struct, frozen=True):
+    """Ours: the size at which the model saw each picture, and its tokens."""
+
+    images: tuple[protocol.ImageUse, ...]
+
+
 class Line(msgspec.Struct, frozen=True, kw_only=True):
     """`message` is `/api/chat`'s, `response` and `thinking` `/api/generate`'s. What follows `done`
     is the last line's; durations are in nanoseconds."""
@@ -64,6 +70,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     prompt_eval_duration: int | UnsetType = UNSET
     eval_count: int | UnsetType = UNSET
     eval_duration: int | UnsetType = UNSET
+    usage: Usage | UnsetType = UNSET
 
 
 def time_text(seconds: float) -> str:
@@ -86,6 +93,11 @@ def measures(finished: protocol.Finished) -> dict[str, int]:
         "eval_count": usage.completion_tokens,
         "eval_duration": _nanoseconds(times.total_seconds - times.first_text_seconds),
     }
+
+
+def usage_of(finished: protocol.Finished) -> Usage | UnsetType:
+    """Nothing without pictures."""
+    return Usage(finished.images) if finished.images else UNSET
 
 
 def scored(

@@ -20,6 +20,7 @@ from vlm_server.api.ollama.answers import (
     measures,
     scored,
     time_text,
+    usage_of,
 )
 from vlm_server.api.ollama.options import AnswerOptions
 from vlm_server.errors import RequestError
@@ -158,7 +159,13 @@ class LineRenderer:
     def _last(self, piece: Piece, finished: protocol.Finished) -> bytes:
         if self.options.done_reason:
             return self._line(piece, done=True, done_reason=self.options.done_reason)
-        return self._line(piece, done=True, done_reason=self._done_reason, **measures(finished))
+        return self._line(
+            piece,
+            done=True,
+            done_reason=self._done_reason,
+            usage=usage_of(finished),
+            **measures(finished),
+        )
 
     def _line(self, piece: Piece, **fields: Any) -> bytes:
         line = Line(

@@ -14,7 +14,7 @@ from vlm_server.api.responses.options import Options
 from vlm_server.api.responses.output import Event, Output
 from vlm_server.api.responses.store import ResponseStore
 from vlm_server.errors import RequestError
-from vlm_server.protocol import Delta, Finished, Usage
+from vlm_server.protocol import Delta, Finished
 
 _encode = msgspec.json.Encoder().encode
 
@@ -44,7 +44,7 @@ class ResponsesRenderer:
         """The whole response."""
         for delta in choices[0]:
             self._output.add(delta)
-        return self._end(finished.usage)
+        return self._end(finished)
 
     def delta(self, delta: Delta) -> bytes:
         """The events of a delta; before the first those that begin the stream."""
@@ -52,7 +52,7 @@ class ResponsesRenderer:
 
     def end(self, finished: Finished) -> bytes:
         """The event with the whole response, and `[DONE]`."""
-        response = msgspec.Raw(self._end(finished.usage))
+        response = msgspec.Raw(self._end(finished))
         return self._event(f"response.{self._status}", {"response": response}) + sse.DONE
 
     def error(self, error: RequestError) -> bytes:
@@ -96,10 +96,10 @@ class ResponsesRenderer:
             "response.in_progress", response
         )
 
-    def _end(self, usage: Usage) -> bytes:
+    def _end(self, finished: Finished) -> bytes:
         """The whole response, which is stored if there is room for it, and says so."""
         items = self._output.items
-        response = self._response(self._status) | {"output": items, "usage": _usage(usage)}
+        response = self._response(self._status) | {"output": items, "usage": _usage(finished)}
         encoded = _encode(response)
         if self._echo["store"] and not self._store.finish(
             self._owner, self._id, encoded, _encode(items)
@@ -132,7 +132,9 @@ class ResponsesRenderer:
         return sse.event(_encode(numbered), name)
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(finished: Finished) -> dict[str, Any]:
+    usage = finished.usage
+    seen = {"images": finished.images} if finished.images else {}
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {
@@ -142,4 +144,5 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        **seen,
     }
