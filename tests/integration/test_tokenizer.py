@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from msgspec import structs
 
+from tests.integration.harness import ask, encoded, prompt_of
+from tests.tiny_models.pictures import picture
 from vlm_server.errors import InvalidRequest
 from vlm_server.prompt.chat import Chat
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.prompt.tokenizer import PromptTokenizer
-from vlm_server.protocol import Message, TextPart
+from vlm_server.protocol import Message, SamplingParams, Submit, TextPart
 from vlm_server.runner.model.load import LoadedModel
 
 Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
@@ -25,3 +28,12 @@ def test_a_lone_surrogate_is_refused_by_name(load_tiny: Load):
     with pytest.raises(InvalidRequest) as refused:
         prompts.tokenize_text("\udfff")
     assert refused.value.param == "prompt"
+
+
+def test_ids_that_stand_for_pictures_can_be_read_but_not_run(load_tiny: Load):
+    loaded, preparer = load_tiny("qwen3_vl")
+    ids = tuple(prompt_of(preparer, ask("one", encoded(picture(1)))).token_ids.tolist())
+    submit = Submit("r", (), (), SamplingParams(), prompt=ids, count_only=True)
+    assert prompt_of(preparer, submit).text == PromptTokenizer(loaded.host).text_of(ids)
+    with pytest.raises(InvalidRequest, match="stand for images"):
+        prompt_of(preparer, structs.replace(submit, count_only=False))

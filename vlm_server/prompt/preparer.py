@@ -104,7 +104,7 @@ class MultimodalPreparer:
         if isinstance(given, str):
             token_ids = self._prompts.tokenize_text(given)
         else:
-            token_ids = self._prompts.check_ids(given)
+            token_ids = self._prompts.check_ids(given, allows_media=submit.count_only)
         if not token_ids:
             raise InvalidRequest("The prompt has no tokens.", "prompt")
         if submit.count_only:

@@ -124,11 +124,12 @@ class PromptTokenizer:
         self._check_length(text, "prediction")
         return tuple(self._ids(text, "prediction", adds_special=False))
 
-    def check_ids(self, token_ids: Sequence[int]) -> list[int]:
+    def check_ids(self, token_ids: Sequence[int], *, allows_media: bool = False) -> list[int]:
         """The ids of a prompt that was given as such. Raises InvalidRequest."""
         if not all(map(self._is_known, set(token_ids))):
             raise InvalidRequest("This model's tokenizer does not have one of the ids.", "prompt")
-        self._check_no_media(token_ids)
+        if not allows_media:
+            self._check_no_media(token_ids)
         return list(token_ids)
 
     def text_of(self, token_ids: Sequence[int]) -> str:

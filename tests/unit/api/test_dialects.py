@@ -17,12 +17,16 @@ from tests.unit.api.conftest import Connect
 from tests.unit.api.requests import assistant, called, chat, result, tool, user
 from tests.unit.api.scripted_engine import ScriptedEngine, Step, ended, failed, finished, thinks
 from tests.unit.api.scripted_engine import text as says
+from vlm_server.api.http.intake.calls import Context, KnownModel
+from vlm_server.api.http.intake.common_fields import model_wanted
 from vlm_server.api.http.intake.leniency import MAX_NAMES
 from vlm_server.api.http.middleware import RequestLog
 from vlm_server.api.http.telemetry import access_log
 from vlm_server.api.http.telemetry.access_log import AnsweredRequests
+from vlm_server.api.ollama.models import model_name
+from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import Delta, Finished, ImageUse, ModelFacts, Submit, Tokens, Usage
-from vlm_server.settings import Server, Settings
+from vlm_server.settings import Limits, Server, Settings
 
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 OLLAMA, GENERATE, RESPONSES = "/api/chat", "/api/generate", "/v1/responses"
@@ -85,6 +89,50 @@ async def test_the_sizes_of_pictures_are_told(
     assert answer.status_code == 200, answer.text
     usage = usage_in(route, answer.text, stream=stream)
     assert usage["images"] == [{"width": 308, "height": 196, "tokens": 77}]
+
+
+# ---- the model -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [None, ""])
+@pytest.mark.parametrize("route", [CHAT, COMPLETIONS, MESSAGES, RESPONSES, OLLAMA, GENERATE])
+async def test_the_only_model_need_not_be_named(
+    client: httpx.AsyncClient, route: str, name: str | None
+) -> None:
+    unnamed = {key: value for key, value in body(route).items() if key != "model"}
+    for asked in (unnamed, {**unnamed, "model": name}):
+        answer = await client.post(route, json=asked)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["model"] == "demo"
+
+
+@pytest.mark.parametrize("name", [None, ""])
+def test_of_several_models_one_must_be_named(name: str | None) -> None:
+    known = (KnownModel("one"), KnownModel("two"))
+    for wanted in (
+        lambda: model_wanted(name, Context(known, "r", "", "", Limits())),
+        lambda: model_name.model_wanted(name, known),
+    ):
+        with pytest.raises(InvalidRequest, match=r"`model` is missing.*`one`, `two`") as caught:
+            wanted()
+        assert caught.value.param == "model"
+
+
+# ---- no content ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ["user", "system", "assistant"])
+@pytest.mark.parametrize("route", [CHAT, MESSAGES, RESPONSES])
+async def test_a_list_of_no_parts_is_content_of_the_assistant_alone(
+    client: httpx.AsyncClient, route: str, role: str
+) -> None:
+    field = "input" if route == RESPONSES else "messages"
+    given = [user("a"), {"role": role, "content": []}, user("b")]
+    answer = await client.post(route, json=body(route) | {field: given})
+    if role == "assistant":
+        assert answer.status_code == 200, answer.text
+    else:
+        assert error_of(answer)["param"] == f"{field}[1].content"
 
 
 # ---- lone surrogates -------------------------------------------------------------------

@@ -75,8 +75,7 @@ class _History:
         if isinstance(content, str):
             yield Message(message.role, (self._conversation.text(content, param),))
             return
-        if not content:
-            raise InvalidRequest(f"`{param}` is empty.", param)
+        self._conversation.check_content(message.role, content, param)
         named = [(block, f"{param}[{i}]") for i, block in enumerate(content)]
         match message.role:
             case "assistant":

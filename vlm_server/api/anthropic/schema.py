@@ -158,8 +158,8 @@ class OutputConfig(Struct):
 
 
 class MessagesRequest(Struct):
-    model: str
     messages: Annotated[list[InputMessage], Meta(min_length=1)]
+    model: str | None = None
     system: str | list[TextBlock] | None = None
     max_tokens: Annotated[int, Meta(ge=1, le=INT32_MAX)] | None = None
     stream: bool | None = None

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from vlm_server.api.http.intake.calls import KnownModel
+from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import ModelFacts
 from vlm_server.settings import Server
 from vlm_server.supervisor.client import EngineStatus, ModelClient
@@ -34,6 +35,13 @@ def model_of(names: str | Sequence[str], known: Iterable[KnownModel]) -> KnownMo
     short = [name for name in wanted if len(name) <= _MAX_NAME_CHARS]
     matching = (m for m, alias in aliases if any(fnmatchcase(name, alias) for name in short))
     return next(matching, None)
+
+
+def assumed(known: Sequence[KnownModel]) -> KnownModel:
+    """The model of a request that names none: the only one. Raises InvalidRequest for several."""
+    if len(known) > 1:
+        raise InvalidRequest(f"`model` is missing. {listed(known)}", "model")
+    return known[0]
 
 
 def listed(known: Sequence[KnownModel]) -> str:

@@ -124,7 +124,7 @@ def _parsed_request(
         tools=tools,
         template=_template(request, continues=continues),
     )
-    options = encode_options(AnswerOptions(request.model))
+    options = encode_options(AnswerOptions(request.model or model.name))
     return ParsedRequest(
         model.name,
         submit,
@@ -145,7 +145,9 @@ def _nothing_asked(
     for name in sorted(_OF_QUESTIONS & set(request.__struct_fields__)):
         ignored.add(name, getattr(request, name))
     seconds = _keep_alive(request, context, unloads=True)
-    options = encode_options(AnswerOptions(request.model, "load" if seconds != 0 else "unload"))
+    options = encode_options(
+        AnswerOptions(request.model or model.name, "load" if seconds != 0 else "unload")
+    )
     submit = Submit(context.request_id, (), (), SamplingParams(), client=context.client)
     return ParsedRequest(
         model.name,

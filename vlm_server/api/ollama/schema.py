@@ -83,7 +83,7 @@ class ModelOptions(Struct):
 class Request(Struct, kw_only=True):
     """What both routes have in common. `keep_alive`: see the module of that name."""
 
-    model: str
+    model: str | None = None
     stream: bool | None = None
     format: Literal["", "json"] | dict[str, Any] | None = None
     options: ModelOptions | None = None

@@ -75,10 +75,11 @@ class _Reader:
             case role:
                 pass
         self._ignore(message, "name", "refusal", *_OF_ASSISTANTS, "tool_call_id")
-        if not message.content and message.content != "":
-            what = "empty" if message.content is not None else "missing"
-            raise InvalidRequest(f"`{param}.content` is {what}.", f"{param}.content")
-        return Message("user" if role == "user" else "system", self._content(message, param))
+        if message.content is None:
+            raise InvalidRequest(f"`{param}.content` is missing.", f"{param}.content")
+        content = self._content(message, param)
+        self.conversation.check_content(role, content, f"{param}.content")
+        return Message("user" if role == "user" else "system", content)
 
     def _assistant(self, message: ChatMessage, param: str) -> Message:
         self._ignore(message, "name", "tool_call_id")

@@ -103,8 +103,8 @@ class Prediction(Struct, forbid_unknown_fields=True):
 
 
 class ChatRequest(Struct, forbid_unknown_fields=True):
-    model: str
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: MaxTokens | None = None

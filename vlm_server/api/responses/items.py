@@ -108,6 +108,9 @@ UNSUPPORTED_ITEMS = frozenset(
     }
 )
 """OpenAI's items that are refused by name."""
+PART_TYPES = (
+    "'input_text', 'input_image' or 'input_video'; the assistant's 'output_text' or 'refusal'"
+)
 UNSUPPORTED_PARTS = frozenset({"input_audio", "input_file"})
 """The same for parts of content."""
 
@@ -177,17 +180,18 @@ def prepare(given: Any) -> None:
             continue
         if item.get("type") is None:
             item["type"] = "message" if "role" in item else "item_reference"
-        _refuse(item, UNSUPPORTED_ITEMS, f"input[{i}]")
+        _refuse(item, UNSUPPORTED_ITEMS, f"input[{i}]", "is not supported")
         for name in ("content", "output"):
             parts = item.get(name)
             for k, part in enumerate(parts if isinstance(parts, list) else ()):
-                _refuse(part, UNSUPPORTED_PARTS, f"input[{i}].{name}[{k}]")
+                why = f"is not supported: the type must be {PART_TYPES}"
+                _refuse(part, UNSUPPORTED_PARTS, f"input[{i}].{name}[{k}]", why)
 
 
-def _refuse(value: Any, names: frozenset[str], param: str) -> None:
+def _refuse(value: Any, names: frozenset[str], param: str, why: str) -> None:
     kind = value.get("type") if isinstance(value, dict) else None
     if isinstance(kind, str) and kind in names:
-        raise UnsupportedField(f"`{param}`: `{kind}` is not supported.", param)
+        raise UnsupportedField(f"`{param}`: `{kind}` {why}.", param)
 
 
 def normalize(items: Iterable[Item], request_hex: str) -> list[Item]:

@@ -77,6 +77,7 @@ class MessageBuilder:
                 self._end_turn()
                 role: Literal["user", "system"] = "user" if item.role == "user" else "system"
                 content = self._content(item.content, role, f"{param}.content")
+                self._conversation.check_content(role, content, f"{param}.content")
                 self._conversation.add(Message(role, content), param)
             case FunctionCallOutput():
                 self._end_turn()

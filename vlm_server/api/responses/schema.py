@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 from msgspec.json import Decoder
 
+from vlm_server.api.responses import items
 from vlm_server.api.responses.items import InputItem, Item, ItemReference, MessageItem
 
 INT32_MAX = 2**31 - 1
@@ -51,6 +52,10 @@ RULES = {
     "text.format.type": "must be 'text', 'json_object' or 'json_schema'",
     "thinking.type": "must be 'enabled', 'disabled', 'auto' or 'adaptive'",
     "include": "has something that this server does not know",
+    "input[].type": "must be 'message', 'function_call', 'function_call_output', 'reasoning' or "
+    "'item_reference'",
+    "input[].content[].type": f"must be {items.PART_TYPES}",
+    "input[].output[].type": "must be 'input_text' or 'input_image'",
     "type": "is a type that this server does not know",
 }
 """What a field must be, by its path or name; completes the message of an error."""
@@ -149,8 +154,8 @@ MetadataValue = Annotated[str, Meta(max_length=512)]
 class ResponsesRequest(Struct, forbid_unknown_fields=True):
     """`ignore_eos` is vLLM's."""
 
-    model: str
     input: str | Annotated[list[InputItem], Meta(min_length=1)]
+    model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None

@@ -300,6 +300,16 @@ async def test_detail(client: httpx.AsyncClient, engine: ScriptedEngine) -> None
     assert engine.submitted[0].messages[0].content == (ImagePart(0),)
 
 
+@pytest.mark.parametrize("kind", ["input_file", "made_up"])
+async def test_a_part_that_there_is_not_is_told_of_those_that_there_are(
+    client: httpx.AsyncClient, kind: str
+) -> None:
+    answer = await client.post(ROUTE, json=asking([user({"type": kind})]))
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert all(f"'{each}'" in message for each in ("input_text", "input_image", "input_video"))
+
+
 async def test_what_codex_sends_as_tools(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
     engine.script = (calls(0, "{}", id="call_a", name="look"), ended("tool_calls"), finished())
     namespace = {"type": "namespace", "name": "mcp__eyes", "tools": [tool("look"), tool("blink")]}

@@ -16,11 +16,14 @@ from vlm_server.settings import Limits
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
-def model_wanted(name: str, context: Context) -> KnownModel:
-    """The model that `name` means. Raises ModelNotFound if it means none.
+def model_wanted(name: str | None, context: Context) -> KnownModel:
+    """The model that `name` means, or the only one. Raises ModelNotFound if it means none.
 
-    Raises InvalidRequest for a lone surrogate, which answers could not repeat.
+    Raises InvalidRequest for no name where there are several models, and for a lone surrogate,
+    which answers could not repeat.
     """
+    if not name:
+        return served_models.assumed(context.models)
     json_body.utf8_length(name, "model")
     model = served_models.model_of(name, context.models)
     if model is None:

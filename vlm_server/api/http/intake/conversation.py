@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -70,6 +71,11 @@ class Conversation:
         """Raises BytesNeeded for URLs whose bytes were not given."""
         if self._needed:
             raise BytesNeeded(list(self._needed.values()))
+
+    def check_content(self, role: str, parts: Sequence[Any], param: str) -> None:
+        """Raises InvalidRequest for no `parts` in a message of the users' or the system's."""
+        if not parts and role in ("user", "system"):
+            raise InvalidRequest(f"`{param}` is empty.", param)
 
     # ---- parts of a message ------------------------------------------------------------
 

@@ -17,12 +17,14 @@ def tagged(name: str) -> str:
     return name if ":" in name else f"{name}{_LATEST}"
 
 
-def model_wanted(name: str, known: Sequence[KnownModel]) -> KnownModel:
-    """The model that `name` means, with or without a tag `latest`.
+def model_wanted(name: str | None, known: Sequence[KnownModel]) -> KnownModel:
+    """The model that `name` means, with or without a tag `latest`, or the only one.
 
-    Raises ModelNotFound if it means none, InvalidRequest for a lone surrogate, which answers could
-    not repeat.
+    Raises ModelNotFound if it means none, InvalidRequest for no name where there are several
+    models, and for a lone surrogate, which answers could not repeat.
     """
+    if not name:
+        return served_models.assumed(known)
     json_body.utf8_length(name, "model")
     names = (name, name.removesuffix(_LATEST), tagged(name))
     model = served_models.model_of(names, known)

@@ -51,8 +51,8 @@ TokenIds = Annotated[list[Annotated[int, Meta(ge=0, le=INT32_MAX)]], Meta(min_le
 class CompletionRequest(Struct, forbid_unknown_fields=True):
     """`prompt` is one: a text, token ids, or a list with one of either."""
 
-    model: str
     prompt: str | list[Any]
+    model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: MaxTokens | None = None
@@ -124,7 +124,6 @@ def _as_chat(request: CompletionRequest) -> ChatRequest:
     shared = {name: getattr(request, name) for name in _SAMPLING}
     default = max(DEFAULT_MAX_TOKENS, request.min_tokens or 0)
     return ChatRequest(
-        request.model,
         [],
         max_tokens=request.max_tokens or default,
         stream_options=request.stream_options,
