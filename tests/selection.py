@@ -45,13 +45,14 @@ MIN_FAMILIES = 2
 WHOLE_FOLDERS = frozenset({"browser", "clients", "scale"})
 WHOLE_MARKERS = ("whole", "alone")
 
-FOLDERS = ("attack", "e2e", "browser", "docs", "clients", "scale", "integration", "unit")
+FOLDERS = ("attack", "e2e", "as_mac", "browser", "docs", "clients", "scale", "integration", "unit")
 """In the order in which their tests start."""
 
 PART_OF_FOLDER = {
     "unit": "unit",
     "integration": "engine",
     "e2e": "daemons",
+    "as_mac": "daemons",
     "attack": "clients",
     "browser": "clients",
     "clients": "clients",

@@ -6,13 +6,14 @@ import contextlib
 import os
 import select
 import signal
-import socket
 import time
 import weakref
 
 from vlm_server.child import messages
+from vlm_server.child.passing import ACKNOWLEDGEMENT, PassedSocket
 from vlm_server.prompt.grammar.wire import BEGIN, PID
 
+_GREETING_BYTES = len(ACKNOWLEDGEMENT) + PID.size
 _HUNG_UP = select.POLLHUP | select.POLLERR | select.POLLNVAL
 _START_SECONDS = 60.0
 _GRACE_SECONDS = 2.0
@@ -23,12 +24,14 @@ _LONG_NICENESS = 5
 
 
 class Peer:
-    """A forked process at the other end of a socket. It begins by sending its number."""
+    """A forked process at the other end of a socket. After the acknowledgement of whoever forked
+    it, it begins by sending its number."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._socket = connection
-        connection.setblocking(False)
-        weakref.finalize(self, connection.close)
+    def __init__(self, passed: PassedSocket) -> None:
+        self._passed = passed
+        self._socket = passed.connection
+        self._socket.setblocking(False)
+        weakref.finalize(self, passed.close)
         self._received = bytearray()
         self._pid = 0
         self._niceness = 0
@@ -56,11 +59,15 @@ class Peer:
             try:
                 rest = rest[self._socket.send(rest) :]
             except BlockingIOError:
-                if not self._wait(select.POLLOUT, _GRACE_SECONDS):
+                if not self._passed.wait(select.POLLOUT, _GRACE_SECONDS):
                     raise TimeoutError from None
 
-    def begin(self, count: int, connection: socket.socket) -> None:
-        socket.send_fds(self._socket, [BEGIN.pack(count)], [connection.fileno()])
+    def begin(self, count: int, passed: PassedSocket) -> None:
+        """Let a process of its own follow so many answers at the other end of `passed`.
+
+        Raises OSError.
+        """
+        passed.send(self._socket, BEGIN.pack(count))
 
     def receive(self, seconds: float) -> tuple[bytes, bool]:
         """One message and its flag. Raises TimeoutError, OSError or EOFError."""
@@ -107,11 +114,11 @@ class Peer:
                 os.kill(self._pid, signal.SIGKILL)
 
     def close(self) -> None:
-        self._socket.close()
+        self._passed.close()
 
     def _read(self, seconds: float) -> bool:
         """Take what is there, or comes within this time. Raises OSError or EOFError."""
-        if not self._wait(select.POLLIN, seconds):
+        if not self._passed.wait(select.POLLIN, seconds):
             return False
         size = len(self._received)
         with contextlib.suppress(BlockingIOError):
@@ -119,12 +126,9 @@ class Peer:
                 self._received += chunk
             if len(self._received) == size:  # else the end is met by the next call
                 raise EOFError
-        if not self._pid and len(self._received) >= PID.size:
-            (self._pid,) = PID.unpack_from(self._received)
-            del self._received[: PID.size]
+        if self._received and not self._pid:
+            self._passed.settle()
+        if not self._pid and len(self._received) >= _GREETING_BYTES:
+            (self._pid,) = PID.unpack_from(self._received, len(ACKNOWLEDGEMENT))
+            del self._received[:_GREETING_BYTES]
         return True
-
-    def _wait(self, events: int, seconds: float) -> bool:
-        poll = select.poll()
-        poll.register(self._socket, events)
-        return bool(poll.poll(1000 * seconds))

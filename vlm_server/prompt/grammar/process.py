@@ -27,7 +27,7 @@ from typing import BinaryIO, NoReturn
 
 from llguidance import LLMatcher, LLTokenizer
 
-from vlm_server.child import messages
+from vlm_server.child import messages, passing
 from vlm_server.prompt.grammar import constraint
 from vlm_server.prompt.grammar.schema import compile_constraint
 from vlm_server.prompt.grammar.wire import (
@@ -68,7 +68,7 @@ def main() -> None:
     def serve_grammar(connection: socket.socket) -> None:
         _Grammar(tokenizer, connection, *limits).serve()
 
-    for _, connection in _connections(control, 1):
+    for _, connection in passing.received(control, 1):
         _fork(serve_grammar, connection, control)
 
 
@@ -98,7 +98,7 @@ class _Grammar:
         _answer(connection, COMPILED.pack(_private_bytes(), len(mask)) + mask, flag=True)
 
     def serve(self) -> None:
-        for request, connection in _connections(self._connection, BEGIN.size):
+        for request, connection in passing.received(self._connection, BEGIN.size):
             (count,) = BEGIN.unpack(request)
             _fork(partial(self._follow, count=count), connection, self._connection)
 
@@ -152,17 +152,6 @@ def _filled(forced: list[int]) -> list[int]:
 
 def _token_id(reader: BinaryIO) -> int:
     return int.from_bytes(_exactly(reader, 4), "little")
-
-
-def _connections(listener: socket.socket, size: int) -> Iterator[tuple[bytes, socket.socket]]:
-    """Messages of `size` bytes, each with the socket that came with it, to the end."""
-    while True:
-        request, descriptors, _, _ = socket.recv_fds(listener, size, 1)
-        if not request:
-            return
-        for descriptor in descriptors:
-            with socket.socket(fileno=descriptor) as connection:
-                yield request, connection
 
 
 def _fork(

@@ -19,6 +19,7 @@ from typing import Any
 
 from vlm_server.child import launch, messages
 from vlm_server.child.cancellation import Cancellation
+from vlm_server.child.passing import PassedSocket
 from vlm_server.errors import InternalError
 from vlm_server.prompt.grammar.answers import AnswerMatcher, Answers, unpacked
 from vlm_server.prompt.grammar.constraint import Constraint, encode
@@ -114,19 +115,18 @@ class GrammarServer:
         size_bytes, mask_bytes = COMPILED.unpack_from(answer)
         return size_bytes, answer[COMPILED.size : COMPILED.size + mask_bytes]
 
-    def _connect(self) -> socket.socket:
+    def _connect(self) -> PassedSocket:
         """A socket whose other end the server has, or will have."""
         for _ in range(2):  # it may have been killed since it was asked last
             control = self._running()
-            ours, theirs = socket.socketpair()
-            with theirs:
-                try:
-                    socket.send_fds(control, [b"\0"], [theirs.fileno()])
-                except OSError:
-                    ours.close()
-                    self._forget(control)
-                else:
-                    return ours
+            passed = PassedSocket()
+            try:
+                passed.send(control, b"\0")
+            except OSError:
+                passed.close()
+                self._forget(control)
+            else:
+                return passed
         raise InternalError("Schemas can't be compiled.")
 
     def _forget(self, control: socket.socket) -> None:
@@ -206,10 +206,10 @@ class Grammar:
 
     def begin(self, count: int) -> list[AnswerMatcher]:
         """Matchers at the beginning of so many answers, which one process follows."""
-        ours, theirs = socket.socketpair()
-        with theirs, contextlib.suppress(OSError):  # the first token meets a closed socket
-            self._process.begin(count, theirs)
-        answers = Answers(Peer(ours), self._mask_bytes, self._limits.follow_seconds, count)
+        passed = PassedSocket()
+        with contextlib.suppress(OSError):  # the first token meets a closed socket
+            self._process.begin(count, passed)
+        answers = Answers(Peer(passed), self._mask_bytes, self._limits.follow_seconds, count)
         return [
             AnswerMatcher(answers, choice, self._constraint, self._first, self._vocabulary_size)
             for choice in range(count)

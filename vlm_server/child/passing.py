@@ -1,0 +1,72 @@
+"""Sockets that are passed to another process over a Unix socket. The receiver acknowledges each.
+
+Until then the sender keeps its own descriptor: macOS takes a socket to which only messages refer
+for garbage (`unp_gc` in XNU), and whoever receives it reads an end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+from collections.abc import Iterator
+
+ACKNOWLEDGEMENT = b"\0"
+"""What the receiver sends first through the socket that it got."""
+
+
+class PassedSocket:
+    """A pair of sockets: `connection` stays here, the other end is passed once."""
+
+    def __init__(self) -> None:
+        self.connection, self._passed = socket.socketpair()
+        self._channel: socket.socket | None = None
+        """Where it is on its way, as long as it is."""
+
+    def send(self, channel: socket.socket, message: bytes) -> None:
+        """Pass the other end with `message` over `channel`. Raises OSError: it is closed then."""
+        try:
+            socket.send_fds(channel, [message], [self._passed.fileno()])
+        except OSError:
+            self._passed.close()
+            raise
+        self._channel = channel
+
+    def wait(self, events: int, seconds: float) -> bool:
+        """Whether `connection` may be ready for `events` within this time.
+
+        Also true when the receiver ends without having taken the other end: nobody has it then.
+        """
+        poll = select.poll()
+        poll.register(self.connection, events)
+        if self._channel is not None:
+            try:
+                poll.register(self._channel, select.POLLIN)  # it says nothing: this is its end
+            except ValueError:  # closed here
+                self.settle()
+        ready = poll.poll(1000 * seconds)
+        if any(descriptor != self.connection.fileno() for descriptor, _ in ready):
+            self.settle()
+        return bool(ready)
+
+    def settle(self) -> None:
+        """It was acknowledged, or will never be."""
+        self._channel = None
+        self._passed.close()
+
+    def close(self) -> None:
+        self.settle()
+        self.connection.close()
+
+
+def received(channel: socket.socket, size: int) -> Iterator[tuple[bytes, socket.socket]]:
+    """Messages of `size` bytes, each with the socket that came with it, until `channel` ends."""
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(channel, size, 1)
+        if not message:
+            return
+        for descriptor in descriptors:
+            with socket.socket(fileno=descriptor) as connection:
+                with contextlib.suppress(OSError):  # nobody waits for it any more
+                    connection.sendall(ACKNOWLEDGEMENT)
+                yield message, connection
