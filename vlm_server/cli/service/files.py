@@ -58,8 +58,10 @@ class ServiceCommand:
         return math.ceil(self.drain_seconds) + _STOP_MARGIN_SECONDS
 
 
-def launchd_plist(command: ServiceCommand, log: Path) -> bytes:
+def launchd_plist(command: ServiceCommand, log: Path, *, has_screen: bool = True) -> bytes:
     """A LaunchAgent: started at login, restarted after a crash but not after `exit 0`.
+
+    Unless whoever installs it `has_screen`, a login by SSH starts it, too.
 
     launchd tells no other statuses apart, so the daemon gives up with that. It listens for the
     daemon, also while that restarts. What is written before the daemon takes the log over goes
@@ -87,6 +89,7 @@ def launchd_plist(command: ServiceCommand, log: Path) -> bytes:
             "StandardErrorPath": str(log),
             "Umask": 0o077,
             "SoftResourceLimits": {"NumberOfFiles": _MAX_FILES},
+            **({} if has_screen else {"LimitLoadToSessionType": ["Aqua", "Background"]}),
         }
     )
 

@@ -18,6 +18,8 @@ from vlm_server.settings import Settings
 
 _LOOK_SECONDS = 0.3
 _TIMEOUT_SECONDS = 5.0
+_GRACE_SECONDS = 15.0
+"""launchd starts a service at most every 10 seconds."""
 _ANSWER_SECONDS = 120.0
 _MAX_TOKENS = 16
 _BUSY = (429, 503)
@@ -47,9 +49,10 @@ class FirstAnswer:
         """
         seconds = self._settings.engine.start_timeout_seconds
         deadline = time.monotonic() + seconds
+        latest = time.monotonic() + _GRACE_SECONDS
         with self._http:
             while True:
-                self._check_that_it_runs()
+                self._check_that_it_runs(latest)
                 state = self._readiness()
                 if state == "ready" and (answer := self._ask()) is not None:
                     return answer
@@ -61,8 +64,11 @@ class FirstAnswer:
                     raise CommandFailed(f"no answer within {seconds:.0f} seconds")
                 time.sleep(_LOOK_SECONDS)
 
-    def _check_that_it_runs(self) -> None:
+    def _check_that_it_runs(self, latest: float) -> None:
+        """Raises CommandFailed if it does not, or has not begun to by `latest`."""
         found = self._manager.state()
+        if found.state == "starting" and time.monotonic() < latest:
+            return
         if found.state != "running":
             exit_text = f": it ended with {found.last_exit}" if found.last_exit else ""
             raise CommandFailed(f"the service is not running{exit_text}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,15 +11,28 @@ from pathlib import Path
 
 from vlm_server.cli.service import files
 from vlm_server.cli.service.files import LABEL, ServiceCommand
-from vlm_server.cli.service.manager import Files, Run, ServiceState, check, exit_text, run_command
+from vlm_server.cli.service.manager import (
+    Files,
+    Run,
+    ServiceState,
+    State,
+    check,
+    exit_text,
+    run_command,
+)
 
 _TRIES = 20
 _PAUSE_SECONDS = 0.5
 _DRAIN_SECONDS = 60.0
 """How long a service is thought to take to end if launchd does not say."""
 _EXIT_TIMEOUT = re.compile(r"exit timeout = (\d+)")
+_DOMAINS = ("gui", "user")
+"""Of a user who has logged in at the screen, and of one who has by SSH alone."""
+_NO_DOMAIN = 125
+_NOT_INSTALLED = 127
 _PID = re.compile(r"^\s*pid = (\d+)$", re.MULTILINE)
 _LAST_EXIT = re.compile(r"last exit code = (\d+)")
+_LAST_SIGNAL = re.compile(r"last terminating signal = (.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +56,8 @@ class Launchd:
         return str(self._log)
 
     def render(self, command: ServiceCommand) -> Files:
-        return {self.path: files.launchd_plist(command, self._log)}
+        has_screen = self._domain.startswith("gui")
+        return {self.path: files.launchd_plist(command, self._log, has_screen=has_screen)}
 
     def read_words(self) -> list[str]:
         return files.words_of_plist(self.path.read_bytes())
@@ -62,14 +75,15 @@ class Launchd:
         self._bootstrap()
 
     def unload(self) -> None:
-        self.run(("launchctl", "bootout", self._target))
+        if job := self._look():
+            self.run(("launchctl", "bootout", job.target))
 
     def forget(self) -> None:
         """Nothing to do: launchd has forgotten the service at `bootout`."""
 
     def start(self) -> None:
-        if self._print().returncode == 0:
-            self._try("launchctl", "kickstart", self._target)
+        if job := self._look():
+            self._try("launchctl", "kickstart", job.target)
         else:
             self._bootstrap()
 
@@ -79,28 +93,27 @@ class Launchd:
 
     def restart(self) -> None:
         """launchd listens meanwhile."""
-        if self.is_running():
-            command = ("launchctl", "kill", "SIGTERM", self._target)
+        job = self._look()
+        if job and job.is_running:
+            command = ("launchctl", "kill", "SIGTERM", job.target)
             check(self.run(command), command)
-            self._wait_until_gone(_pid_of(self._print().stdout))
+            self._wait_until_gone(job.pid)
         self.start()
 
     def is_running(self) -> bool:
-        result = self._print()
-        return result.returncode == 0 and "state = running" in result.stdout
+        job = self._look()
+        return job is not None and job.is_running
 
     def is_listening(self) -> bool:
-        return self._print().returncode == 0
+        return self._look() is not None
 
     def state(self) -> ServiceState:
-        result = self._print()
-        if result.returncode:
+        job = self._look()
+        if job is None:
             return ServiceState("stopped")
-        pid, found = _pid_of(result.stdout), _LAST_EXIT.search(result.stdout)
-        code = int(found[1]) if found else None
-        last_exit = exit_text(code) if code is not None else None
+        last_exit, pid = job.last_exit, job.pid
         if pid is None:
-            return ServiceState("restarting" if code else "stopped", last_exit=last_exit)
+            return ServiceState(job.state, last_exit=last_exit)
         since, memory_bytes = self._since(pid), self._memory_bytes(pid)
         return ServiceState("running", pid, since, memory_bytes, last_exit)
 
@@ -113,23 +126,30 @@ class Launchd:
 
     @property
     def _domain(self) -> str:
-        return f"gui/{os.getuid()}"
+        """Where services are loaded now: without a login at the screen, there is no `gui`."""
+        first, other = (f"{name}/{os.getuid()}" for name in _DOMAINS)
+        return first if self.run(("launchctl", "print", first)).returncode == 0 else other
 
-    @property
-    def _target(self) -> str:
-        return f"{self._domain}/{LABEL}"
-
-    def _print(self) -> subprocess.CompletedProcess[str]:
-        return self.run(("launchctl", "print", self._target))
+    def _look(self) -> _Job | None:
+        """The service where launchd knows it; None if it does not."""
+        for name in _DOMAINS:
+            target = f"{name}/{os.getuid()}/{LABEL}"
+            result = self.run(("launchctl", "print", target))
+            if result.returncode == 0:
+                return _Job(target, result.stdout)
+        return None
 
     def _bootstrap(self) -> None:
-        self._try("launchctl", "bootstrap", self._domain, str(self.path))
+        domain = self._domain
+        # Who has switched it off among the login items gets no more than "5: Input/output error".
+        self.run(("launchctl", "enable", f"{domain}/{LABEL}"))
+        self._try("launchctl", "bootstrap", domain, str(self.path))
 
     def _try(self, *command: str) -> None:
         """Run a command that may have to wait for launchd's own clean-up."""
         for _ in range(_TRIES):
             result = self.run(command)
-            if result.returncode in (0, 127):
+            if result.returncode in (0, _NO_DOMAIN, _NOT_INSTALLED):
                 break
             self.sleep(_PAUSE_SECONDS)
         check(result, command)
@@ -142,10 +162,10 @@ class Launchd:
         """
         waited, most = 0.0, _DRAIN_SECONDS
         while waited < most:
-            result = self._print()
-            if result.returncode or (pid is not None and _pid_of(result.stdout) != pid):
+            job = self._look()
+            if job is None or (pid is not None and job.pid != pid):
                 return
-            if told := _EXIT_TIMEOUT.search(result.stdout):
+            if told := _EXIT_TIMEOUT.search(job.text):
                 most = float(told[1]) + _DRAIN_SECONDS
             self.sleep(_PAUSE_SECONDS)
             waited += _PAUSE_SECONDS
@@ -164,6 +184,39 @@ class Launchd:
         return sum(row[2] << 10 for row in table if row[0] in own)
 
 
-def _pid_of(text: str) -> int | None:
-    found = _PID.search(text)
-    return int(found[1]) if found else None
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A service that launchd knows as `target`, and the text of `launchctl print`."""
+
+    target: str
+    text: str
+
+    @property
+    def pid(self) -> int | None:
+        return self._number(_PID)
+
+    @property
+    def last_exit(self) -> str | None:
+        """How its last process ended; None before that."""
+        if found := _LAST_SIGNAL.search(self.text):
+            return found[1]
+        code = self._number(_LAST_EXIT)
+        return None if code is None else exit_text(code)
+
+    @property
+    def is_running(self) -> bool:
+        return "state = running" in self.text
+
+    @property
+    def state(self) -> State:
+        """That of a service without a process."""
+        if self.last_exit is None:
+            return "starting"
+        if self._number(_LAST_EXIT) != 0:
+            return "restarting"
+        # launchd lets some seconds pass between two starts
+        return "starting" if "state = spawn scheduled" in self.text else "stopped"
+
+    def _number(self, pattern: re.Pattern[str]) -> int | None:
+        found = pattern.search(self.text)
+        return int(found[1]) if found else None

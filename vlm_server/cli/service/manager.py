@@ -18,7 +18,7 @@ from vlm_server.cli.failure import CommandFailed
 from vlm_server.cli.service.files import ServiceCommand
 
 Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
-State = Literal["running", "restarting", "stopping", "stopped", "failed"]
+State = Literal["starting", "running", "restarting", "stopping", "stopped", "failed"]
 Files = dict[Path, bytes]
 """The service's files and what is in them, the main one first."""
 
@@ -35,8 +35,9 @@ _MEANINGS = {
 class ServiceState:
     """What a manager says of the service; None is what it does not say.
 
-    `restarting` is between a crash and the next try, `failed` after the last one. `since` is a date
-    as the manager writes it, `memory_bytes` that of all processes.
+    `starting` is before the first process, `restarting` between a crash and the next try, `failed`
+    after the last one. `since` is a date as the manager writes it, `memory_bytes` that of all
+    processes.
     """
 
     state: State

@@ -1,0 +1,165 @@
+"""The service where launchd has no screen for it, has it switched off, or makes it wait."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.as_mac.launchd import SOFT_FILES, Launchd, launchd
+from tests.daemons import LOOK_SECONDS, free_port
+from vlm_server.cli.failure import CommandFailed
+from vlm_server.cli.service import first_answer
+from vlm_server.cli.service.files import LABEL, ServiceCommand
+from vlm_server.cli.service.first_answer import FirstAnswer
+from vlm_server.cli.service.launchd import Launchd as Service
+from vlm_server.cli.service.manager import State
+from vlm_server.settings import Engine, Server, Settings
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="macOS has a real one")
+
+GUI, USER = f"gui/{os.getuid()}/{LABEL}", f"user/{os.getuid()}/{LABEL}"
+WAITS = "trap 'kill $!; exit 0' TERM; sleep 1000 & touch up; wait"
+"""Ends with 0, as the daemon does."""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody answers here, and nobody waits long for that."""
+    monkeypatch.setattr(first_answer, "_TIMEOUT_SECONDS", 0.2)
+
+
+class Installed:
+    """A service whose program is a shell script, in a launchd."""
+
+    def __init__(self, system: Launchd, home: Path, script: str, pause: float = 0.02) -> None:
+        self.launchd = system
+        self.manager = Service(home, system.run, lambda _: time.sleep(pause))
+        program = home / "program"
+        program.write_text(f"#!/bin/sh\ncd '{home}'\n{script}\n")
+        self._up = home / "up"
+        program.chmod(0o755)
+        self.port = free_port()
+        command = ServiceCommand(program, [], "127.0.0.1", self.port, 0.0)
+        self.manager.path.parent.mkdir(parents=True)
+        self.manager.path.write_bytes(self.manager.render(command)[self.manager.path])
+
+    def wait_for(self, state: State) -> None:
+        deadline = time.monotonic() + 20
+        while (found := self.manager.state()).state != state:
+            assert time.monotonic() < deadline, found
+            time.sleep(LOOK_SECONDS)
+
+    def wait_until_up(self) -> None:
+        """Until the program knows how to end."""
+        deadline = time.monotonic() + 20
+        while not self._up.exists():
+            assert time.monotonic() < deadline
+            time.sleep(LOOK_SECONDS)
+
+    def targets(self, verb: str) -> list[str]:
+        return [words[1] for words in self.launchd.asked if words[0] == verb]
+
+
+@contextmanager
+def installed(home: Path, script: str = WAITS, **options: bool | float) -> Iterator[Installed]:
+    with tempfile.TemporaryDirectory() as folder, launchd(Path(folder), {}, **options) as system:
+        yield Installed(system, home, script)
+
+
+@pytest.mark.parametrize(("has_screen", "target"), [(True, GUI), (False, USER)])
+def test_it_is_loaded_where_there_is_a_domain(has_screen: bool, target: str, tmp_path: Path):
+    with installed(tmp_path, has_screen=has_screen) as service:
+        service.manager.load(is_moved=True)
+        service.wait_until_up()
+        assert service.manager.is_listening()
+        first = service.launchd.pid()
+        service.manager.restart()
+        service.wait_for("running")
+        assert service.launchd.pid() != first
+        assert service.targets("bootstrap") == [target.rpartition("/")[0]]
+        service.manager.stop()
+        assert service.targets("bootout") == [target]
+        assert not service.manager.is_listening()
+
+
+def test_it_is_found_where_it_was_loaded_before_a_login(tmp_path: Path):
+    with installed(tmp_path, has_screen=False) as service:
+        service.manager.load(is_moved=True)
+        service.wait_for("running")
+        service.launchd.domains.add(GUI.rpartition("/")[0])
+        assert service.manager.is_running()
+        service.manager.stop()
+        assert not service.manager.is_running()
+        assert service.targets("bootout") == [USER]
+
+
+def test_what_was_switched_off_is_switched_on(tmp_path: Path):
+    """Among the login items of the settings, by hand: installing it says that it is wanted."""
+    with installed(tmp_path) as service:
+        service.launchd.disabled.add(GUI)
+        service.manager.load(is_moved=True)
+        service.wait_for("running")
+
+
+def test_without_any_domain_it_says_so_at_once(tmp_path: Path):
+    with installed(tmp_path) as service:
+        service.launchd.domains.clear()
+        with pytest.raises(CommandFailed, match="125: Domain does not support"):
+            service.manager.load(is_moved=True)
+        assert len(service.targets("bootstrap")) == 1
+
+
+def test_a_start_that_launchd_puts_off_is_waited_for(tmp_path: Path):
+    """Between two starts, launchd lets ten seconds pass: `spawn scheduled`."""
+    with installed(tmp_path, throttle=300.0) as service:
+        service.manager.load(is_moved=True)
+        service.wait_until_up()
+        service.manager.restart()
+        assert service.manager.state().state == "starting"
+        waiting = FirstAnswer(service.manager, settings(service.port, 0.1), print)
+        with pytest.raises(CommandFailed, match="no answer within"):
+            waiting.wait()
+
+
+def test_a_start_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(first_answer, "_GRACE_SECONDS", 0.5)
+    with installed(tmp_path, throttle=300.0) as service:
+        service.manager.load(is_moved=True)
+        service.wait_until_up()
+        service.manager.restart()
+        waiting = FirstAnswer(service.manager, settings(service.port, 60.0), print)
+        with pytest.raises(CommandFailed, match="the service is not running"):
+            waiting.wait()
+
+
+@pytest.mark.parametrize(("script", "said"), [("exit 1", "1 (it crashed)"), ("kill -9 $$", "9")])
+def test_one_that_crashed_is_not_waited_for(script: str, said: str, tmp_path: Path):
+    with installed(tmp_path, script, throttle=300.0) as service:
+        service.manager.load(is_moved=True)
+        service.wait_for("restarting")
+        assert said in str(service.manager.state().last_exit)
+        waiting = FirstAnswer(service.manager, settings(service.port, 60.0), print)
+        with pytest.raises(CommandFailed, match="the service is not running: it ended with"):
+            waiting.wait()
+
+
+def test_it_gets_more_files_than_launchd_gives(tmp_path: Path):
+    with installed(tmp_path, f"sleep 0.2; ulimit -Sn > files; {WAITS}") as service:
+        service.manager.load(is_moved=True)
+        service.wait_for("running")
+        path, deadline = tmp_path / "files", time.monotonic() + 10
+        while not (path.exists() and path.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(LOOK_SECONDS)
+        assert int(path.read_text()) > SOFT_FILES
+
+
+def settings(port: int, seconds: float) -> Settings:
+    return Settings(server=Server(port=port), engine=Engine(start_timeout_seconds=seconds))
