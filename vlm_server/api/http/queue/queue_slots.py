@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from vlm_server import machine
+from vlm_server.api.http.queue.awake import Awake
 from vlm_server.api.http.queue.fair_share import FairShare
 from vlm_server.api.http.queue.service_rate import MIN_SECONDS, ServiceRate
 from vlm_server.errors import QueueFull
@@ -35,6 +36,7 @@ class QueueSlots:
         self._slots = FairShare(limits.max_requests)
         self._bytes = FairShare(_limit_bytes(limits))
         self._rate = ServiceRate()
+        self._awake = Awake()
         self._clock = clock
 
     @property
@@ -79,6 +81,7 @@ class QueueSlots:
         slot.reserve(num_bytes)
         if not self.taken:
             self._rate.begin(now)
+            self._awake.hold()
         self._slots.take(client, 1)
         try:
             yield slot
@@ -86,6 +89,8 @@ class QueueSlots:
             slot.release_body()
             self._slots.give_back(client, 1)
             self._rate.end(self._clock())
+            if not self.taken:
+                self._awake.release()
 
     def retry_after_seconds(self) -> float:
         """When another try may succeed: once part of what is there now has been served.

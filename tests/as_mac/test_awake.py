@@ -1,0 +1,73 @@
+"""A Mac stays awake while requests are in flight, and no longer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.daemons import LOOK_SECONDS, is_alive
+from vlm_server.api.http.queue import awake
+from vlm_server.api.http.queue.queue_slots import QueueSlots
+from vlm_server.settings import Limits
+
+
+@pytest.fixture
+def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
+    """The processes that keep, or kept, the system awake."""
+    log = tmp_path / "log"
+    log.touch()
+    program = tmp_path / "caffeinate"
+    program.write_text(f'#!/bin/sh\n[ "$1" = -i ] && echo $$ >> {log}\nshift\nexec "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(awake, "_CAFFEINATE", str(program))
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(awake, "_LINGER_SECONDS", 0.3)
+    return lambda: [int(word) for word in log.read_text().split()]
+
+
+async def comes_true(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110  it happens in other processes
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+async def test_it_is_held_while_any_request_is_in_flight(held: Callable[[], list[int]]):
+    slots = QueueSlots(Limits())
+    with slots.take("me", 1):
+        with slots.take("me", 1):
+            await comes_true(lambda: len(held()) == 1)
+        await asyncio.sleep(0.5)
+        assert is_alive(held()[0])
+    with slots.take("me", 1):  # the next one comes soon
+        await asyncio.sleep(0.5)
+        assert is_alive(held()[0])
+    await comes_true(lambda: not is_alive(held()[0]))
+    with slots.take("me", 1):
+        await comes_true(lambda: len(held()) == 2)
+    await comes_true(lambda: not is_alive(held()[1]))
+
+
+async def test_nobody_else_holds_its_pipe(held: Callable[[], list[int]]):
+    """It ends when the front does, whatever else lives on."""
+    holding = awake.Awake()
+    holding.hold()
+    await comes_true(lambda: len(held()) == 1)
+    assert holding._holder is not None
+    assert holding._holder.stdin is not None
+    assert not os.get_inheritable(holding._holder.stdin.fileno())
+    holding._holder.stdin.close()
+    await comes_true(lambda: holding._holder is not None and holding._holder.poll() is not None)
+
+
+async def test_without_the_program_requests_are_served(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(awake, "_CAFFEINATE", "/nowhere/caffeinate")
+    slots = QueueSlots(Limits())
+    with slots.take("me", 1):
+        assert slots.taken == 1
+    assert slots.taken == 0
