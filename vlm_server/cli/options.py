@@ -148,6 +148,7 @@ def check_model(path: Path) -> None:
     """Raises ConfigError, or NotAvailable, unless `path` may be the folder of a checkpoint."""
     from vlm_server.checkpoints.find import every
     from vlm_server.checkpoints.foreign import fault_of, lack_of
+    from vlm_server.settings.paths import why_unreadable
 
     try:
         str(path).encode()
@@ -157,12 +158,14 @@ def check_model(path: Path) -> None:
         raise ConfigError(f"model.path: {fault}")
     try:
         if (path / "config.json").is_file():
+            (path / "config.json").open("rb").close()
             return
         names = [each.name for each in path.iterdir()]
     except FileNotFoundError:
         names = []
     except OSError as error:
-        raise ConfigError(f"model.path: can't read {path}: {error.strerror}") from None
+        reason = why_unreadable(path, error)
+        raise ConfigError(f"model.path: can't read {path}: {reason}") from None
     if not names:
         close = did_you_mean(path.name, [one.name for one in every()])
         raise NotAvailable(

@@ -21,7 +21,7 @@ from vlm_server.settings.front import Deadlines, Limits, Server, Urls
 from vlm_server.settings.media import Image, Video
 from vlm_server.settings.memory import Cache, Memory
 from vlm_server.settings.model import ListedModel, Model
-from vlm_server.settings.paths import expanded
+from vlm_server.settings.paths import expanded, why_unreadable
 from vlm_server.settings.telemetry import Log, Metrics, Tracing
 
 _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.IGNORECASE)
@@ -144,7 +144,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         is_gone = isinstance(error, FileNotFoundError)
         kind = NotAvailable if is_gone else ConfigError
-        raise kind(f"can't read {path}: {error.strerror}") from None
+        raise kind(f"can't read {path}: {why_unreadable(path, error)}") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     folder, listed = path.absolute().parent, table.get(MODELS)

@@ -12,8 +12,8 @@ from vlm_server.api.http.access import keys
 from vlm_server.cli.doctor.finding import Finding, ok, problem, warning
 from vlm_server.cli.doctor.situation import Situation
 from vlm_server.errors import ConfigError
-from vlm_server.settings import Server
-from vlm_server.settings.paths import expanded
+from vlm_server.settings import Server, Settings
+from vlm_server.settings.paths import allow_or_move, expanded, guarded_folder
 from vlm_server.supervisor.private_folder import of_this_user
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -25,12 +25,35 @@ def look(situation: Situation) -> list[Finding]:
     if (path := situation.arguments.config) is not None:
         has_keys = bool(situation.settings.server.api_keys)
         findings.append(settings_file(path, has_keys=has_keys))
+    findings += guarded(situation)
     if situation.settings.server.api_key_file:
         findings.append(key_file(situation.settings.server))
     token = expanded(constants.HF_TOKEN_PATH)
     if os.path.lexists(token):
         findings.append(secret_file("hub token", token))
     return findings
+
+
+def guarded(situation: Situation) -> list[Finding]:
+    """What the installed service reads from folders for which macOS asks its user first.
+
+    It asks for each program: that the doctor may read them says nothing about the service.
+    """
+    if not situation.service.path.exists():
+        return []
+    named = [situation.arguments.config, *map(expanded, paths_of_models(situation.settings))]
+    paths = [path for path in named if path is not None and guarded_folder(path)]
+    text = "macOS may not let the service read what is in {}"
+    return [
+        warning("guarded folder", text.format(guarded_folder(path)), f"{path}: {allow_or_move()}")
+        for path in paths
+    ]
+
+
+def paths_of_models(settings: Settings) -> list[str]:
+    """Folders of models, and folders in which they are looked for."""
+    models = [settings.model, *settings.models.values()]
+    return [*(model.path for model in models if model.path), *settings.model.search_paths]
 
 
 def state_folder() -> Finding:

@@ -1,0 +1,96 @@
+"""macOS lets a program into some folders only if its user has allowed that: EPERM, else."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vlm_server.cli import options
+from vlm_server.cli.doctor.checks import permissions
+from vlm_server.cli.doctor.situation import Situation
+from vlm_server.cli.service.launchd import Launchd
+from vlm_server.errors import ConfigError
+from vlm_server.settings import Model, Settings, load
+
+_guarded: list[Path] = []
+
+
+def _guard(event: str, arguments: tuple[Any, ...]) -> None:
+    """A hook stays for ever: nothing is guarded but during these tests."""
+    if event in ("open", "os.listdir", "os.scandir") and _guarded:
+        path = arguments[0]
+        if isinstance(path, str | Path) and any(
+            Path(path).is_relative_to(each) for each in _guarded
+        ):
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hook() -> None:
+    sys.addaudithook(_guard)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "platform", "darwin")
+    for name in ("Documents/model", "Models/model"):
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+    (tmp_path / "Documents/my.toml").touch()
+    yield tmp_path
+    _guarded.clear()
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        options.check_model(path)
+    return str(caught.value)
+
+
+def test_a_model_that_may_not_be_read_names_the_guard(home: Path):
+    options.check_model(home / "Documents/model")
+    _guarded.append(home / "Documents")
+    said = refusal(home / "Documents/model")
+    assert f"macOS guards {home}/Documents" in said
+    assert "Full Disk Access" in said
+    assert str(Path(sys.executable).resolve()) in said
+
+
+def test_another_refusal_is_no_guards(home: Path, monkeypatch: pytest.MonkeyPatch):
+    _guarded.append(home / "Models")
+    assert "macOS" not in refusal(home / "Models/model"), "another folder"
+    _guarded.append(home / "Documents")
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert "macOS" not in refusal(home / "Documents/model"), "another system"
+
+
+def test_settings_that_may_not_be_read_name_the_guard(home: Path):
+    _guarded.append(home / "Documents")
+    with pytest.raises(ConfigError, match="macOS guards"):
+        load(home / "Documents/my.toml")
+
+
+def test_the_doctor_warns_of_what_the_service_may_not_read(home: Path):
+    service = Launchd(home)
+    settings = Settings(
+        model=Model(path=str(home / "Models/model"), search_paths=("/Volumes/SSD", "/opt/models"))
+    )
+    seen = Situation(
+        argparse.Namespace(config=home / "Documents/my.toml"), "", home, service, settings
+    )
+    assert permissions.guarded(seen) == [], "nothing is installed: the terminal's leave is enough"
+    service.path.parent.mkdir(parents=True)
+    service.path.touch()
+    found = permissions.guarded(seen)
+    assert [each.level for each in found] == ["warning"] * 2
+    assert f"{home}/Documents" in found[0].text
+    assert "/Volumes/SSD" in found[1].advice
