@@ -17,6 +17,7 @@ from typing import Any
 
 from vlm_server.child import launch, messages
 from vlm_server.child.cancellation import Cancellation, Cancelled
+from vlm_server.child.footprint import POLL_SECONDS, MemoryBound
 
 _IDLE_SECONDS = 30.0
 _PIPE_BYTES = 1 << 20
@@ -44,8 +45,12 @@ class ChildPool:
     `module` calls `child.serve.serve`. One idle process is kept; others end after a while.
     """
 
-    def __init__(self, module: str, size: int, *arguments: str) -> None:
+    def __init__(
+        self, module: str, size: int, *arguments: str, memory_bytes: int | None = None
+    ) -> None:
+        """memory_bytes: what each may take; it limits itself where the system obeys that."""
         self._command = launch.command(module, *arguments)
+        self._memory_bytes = memory_bytes
         self._size = size
         self._changed = threading.Condition()
         self._idle: list[tuple[float, _Child]] = []
@@ -72,7 +77,7 @@ class ChildPool:
         with self._changed:
             if self._idle or self._num_busy or self._is_closed:
                 return
-        child = _Child(self._command)
+        child = _Child(self._command, self._memory_bytes)
         with self._changed:
             if not (self._idle or self._is_closed):
                 self._idle.append((time.monotonic(), child))
@@ -143,7 +148,7 @@ class ChildPool:
             with self._changed:
                 idle = self._idle.pop()[1] if self._idle else None
             if idle is None:
-                return _Child(self._command)
+                return _Child(self._command, self._memory_bytes)
             if idle.is_alive:
                 return idle
             idle.end()
@@ -181,7 +186,7 @@ class ChildPool:
 class _Child:
     """One process. Raises ChildNotStarted."""
 
-    def __init__(self, command: list[str]) -> None:
+    def __init__(self, command: list[str], memory_bytes: int | None) -> None:
         try:
             self._process = subprocess.Popen(
                 command,
@@ -194,6 +199,7 @@ class _Child:
         except OSError as error:
             raise ChildNotStarted(f"can't be started: {error.strerror}") from None
         _widen(self._process.stdin, self._process.stdout)
+        self._bound = MemoryBound(self._process.pid, memory_bytes) if memory_bytes else None
 
     @property
     def is_alive(self) -> bool:
@@ -203,15 +209,7 @@ class _Child:
         self, job: messages.Body, seconds: float, cancellation: Cancellation
     ) -> tuple[bytearray, bool]:
         """Its answer, and whether the process ends after it."""
-        is_late = threading.Event()
-
-        def end_late() -> None:
-            is_late.set()
-            self._process.kill()
-
-        timer = threading.Timer(seconds, end_late)
-        timer.daemon = True
-        timer.start()
+        watch = _Watch(self._process, seconds, self._bound)
         cancellation.on_cancel(self._process.kill)
         stdin: Any = self._process.stdin
         stdout: Any = self._process.stdout
@@ -221,15 +219,16 @@ class _Child:
         except (OSError, EOFError):
             if cancellation.is_cancelled:
                 raise ChildCancelled from None
-            if is_late.is_set():
+            if watch.is_late:
                 raise ChildTimeout from None
+            if watch.is_too_large:
+                raise ChildFailed("took more memory than it may") from None
             raise ChildFailed(f"ended with status {self._process.wait()}") from None
         finally:
-            timer.cancel()
-            timer.join()
+            watch.end()
             cancellation.on_cancel(None)
         # It may have been killed right after its answer.
-        return answer, is_retiring or is_late.is_set() or cancellation.is_cancelled
+        return answer, is_retiring or watch.has_killed or cancellation.is_cancelled
 
     def end(self) -> None:
         """Kill it, and leave nothing behind."""
@@ -238,6 +237,42 @@ class _Child:
             with contextlib.suppress(OSError):  # the rest of a job can't be written any more
                 pipe.close()  # type: ignore[union-attr]
         self._process.wait()
+
+
+class _Watch:
+    """Kills a process that works for more than `seconds`, or outgrows its bound, until `end`."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], seconds: float, bound: MemoryBound | None
+    ) -> None:
+        self.is_late = False
+        self.is_too_large = False
+        self._process = process
+        self._bound = bound if bound and bound.is_needed else None
+        self._deadline = time.monotonic() + seconds
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    @property
+    def has_killed(self) -> bool:
+        return self.is_late or self.is_too_large
+
+    def end(self) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        longest = POLL_SECONDS if self._bound else threading.TIMEOUT_MAX
+        while (left := self._deadline - time.monotonic()) > 0:
+            if self._is_over.wait(min(left, longest)):
+                return
+            if self._bound and self._bound.is_exceeded():
+                self.is_too_large = True
+                self._process.kill()
+                return
+        self.is_late = True
+        self._process.kill()
 
 
 def _widen(*pipes: Any) -> None:

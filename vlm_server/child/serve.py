@@ -26,7 +26,8 @@ _OOM_SCORE = 900
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one process may take: bytes of address space (Linux only) and CPU seconds for a job.
+    """What one process may take: bytes of address space (elsewhere its pool sees to them) and CPU
+    seconds for a job.
 
     One that ever held more than `retire_bytes` is replaced after its answer.
     """

@@ -137,6 +137,6 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=64 * MIB,
             description="Memory that a JSON schema may take, and the answers of each request that "
-            "follow it; each has a process of its own (Linux only).",
+            "follow it; each has a process of its own.",
         ),
     ] = 256 * MIB

@@ -49,7 +49,7 @@ class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         int,
         Meta(
             ge=512 * MIB,
-            description="Address space limit of a process that decodes images (Linux only); one "
+            description="Memory of a process that decodes images (on Linux, address space); one "
             "of `limits.max_image_pixels` needs up to 24 bytes a pixel.",
         ),
     ] = 2048 * MIB
@@ -81,6 +81,6 @@ class Video(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         int,
         Meta(
             ge=512 * MIB,
-            description="Address space limit of the process that decodes a video (Linux only).",
+            description="Memory of the process that decodes a video (on Linux, address space).",
         ),
     ] = 2048 * MIB

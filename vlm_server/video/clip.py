@@ -40,7 +40,8 @@ class Clip:
 def decoder_pool(limits: Limits, size: int) -> ChildPool:
     """Processes that decode videos, at most `size` at once."""
     job_seconds = 2 * limits.decode_timeout_seconds + 2  # several threads decode
-    return ChildPool(_MODULE, size, str(limits.decode_memory_bytes), str(job_seconds))
+    memory = limits.decode_memory_bytes
+    return ChildPool(_MODULE, size, str(memory), str(job_seconds), memory_bytes=memory)
 
 
 def decode(pool: ChildPool, video: Video, limits: Limits, cancellation: Cancellation) -> Clip:

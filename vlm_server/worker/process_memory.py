@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from vlm_server import heap
-from vlm_server.worker import footprint
+from vlm_server.child import footprint
 
 logger = logging.getLogger(__name__)
 

@@ -17,6 +17,10 @@ def answer(job: bytearray) -> bytes:
             os._exit(int(status))
         case ["allocate", size]:
             return bytes(b"x" * int(size))[:1]
+        case ["hold", size]:
+            held = b"x" * int(size)
+            time.sleep(60)
+            return held[:1]
         case ["print", text]:
             print(text, flush=True)
         case ["path", _]:

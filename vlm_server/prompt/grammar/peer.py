@@ -10,6 +10,7 @@ import time
 import weakref
 
 from vlm_server.child import messages
+from vlm_server.child.footprint import POLL_SECONDS, MemoryBound
 from vlm_server.child.passing import ACKNOWLEDGEMENT, PassedSocket
 from vlm_server.prompt.grammar.wire import BEGIN, PID
 
@@ -27,8 +28,11 @@ class Peer:
     """A forked process at the other end of a socket. After the acknowledgement of whoever forked
     it, it begins by sending its number."""
 
-    def __init__(self, passed: PassedSocket) -> None:
+    def __init__(self, passed: PassedSocket, memory_bytes: int) -> None:
+        """memory_bytes: what it may take beside what it begins with."""
         self._passed = passed
+        self._memory_bytes = memory_bytes
+        self._bound: MemoryBound | None = None
         self._socket = passed.connection
         self._socket.setblocking(False)
         weakref.finalize(self, passed.close)
@@ -80,7 +84,7 @@ class Peer:
             left = seconds + _GRACE_SECONDS - elapsed
             if left <= 0:
                 raise TimeoutError
-            self._read(left if is_long else min(left, _PROMPT_SECONDS))
+            self._read(min(left, POLL_SECONDS if is_long else _PROMPT_SECONDS))
         body, flag, size = parsed
         del self._received[:size]
         return body, flag
@@ -117,7 +121,12 @@ class Peer:
         self._passed.close()
 
     def _read(self, seconds: float) -> bool:
-        """Take what is there, or comes within this time. Raises OSError or EOFError."""
+        """Take what is there, or comes within this time. Raises OSError or EOFError.
+
+        To be called often: it kills a process that has outgrown its bound.
+        """
+        if self._bound is not None and self._bound.is_exceeded():
+            self.kill()
         if not self._passed.wait(select.POLLIN, seconds):
             return False
         size = len(self._received)
@@ -131,4 +140,5 @@ class Peer:
         if not self._pid and len(self._received) >= _GREETING_BYTES:
             (self._pid,) = PID.unpack_from(self._received, len(ACKNOWLEDGEMENT))
             del self._received[:_GREETING_BYTES]
+            self._bound = MemoryBound(self._pid, self._memory_bytes, beyond_now=True)
         return True

@@ -28,6 +28,7 @@ from typing import BinaryIO, NoReturn
 from llguidance import LLMatcher, LLTokenizer
 
 from vlm_server.child import messages, passing
+from vlm_server.child.footprint import footprint_bytes
 from vlm_server.prompt.grammar import constraint
 from vlm_server.prompt.grammar.schema import compile_constraint
 from vlm_server.prompt.grammar.wire import (
@@ -182,7 +183,7 @@ def _alarm(seconds: float) -> Iterator[None]:
 
 
 def _limit_memory(more_bytes: int) -> None:
-    """Allow the process so much more than it has. Linux alone knows such a limit."""
+    """Allow the process so much more than it has. Elsewhere the engine sees to that (`Peer`)."""
     if sys.platform == "linux":
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * mmap.PAGESIZE + more_bytes
@@ -191,6 +192,8 @@ def _limit_memory(more_bytes: int) -> None:
 
 def _private_bytes() -> int:
     """What this process holds that it does not share with the one that forked it."""
+    if sys.platform == "darwin":  # a page that it has only read may count as its own
+        return footprint_bytes() or _UNKNOWN_BYTES
     try:
         lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     except OSError:

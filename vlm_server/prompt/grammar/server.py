@@ -40,7 +40,7 @@ class GrammarLimits:
     """What a schema may take.
 
     compile_seconds: to compile it, or to compute one mask. memory_bytes: of a schema's process, and
-    of each request's (Linux only). follow_seconds: CPU time for the masks of one request, beside 5
+    of each request's. follow_seconds: CPU time for the masks of one request, beside 5
     ms for each.
     """
 
@@ -73,7 +73,7 @@ class GrammarServer:
 
     def compile(self, constraint: Constraint, cancellation: Cancellation) -> Grammar:
         """Raises SchemaError, GrammarsUnavailable, and InternalError, also when cancelled."""
-        process = Peer(self._connect())
+        process = Peer(self._connect(), self._limits.memory_bytes)
         try:
             size_bytes, mask = self._compile(process, encode(constraint), cancellation)
         except BaseException:
@@ -209,7 +209,8 @@ class Grammar:
         passed = PassedSocket()
         with contextlib.suppress(OSError):  # the first token meets a closed socket
             self._process.begin(count, passed)
-        answers = Answers(Peer(passed), self._mask_bytes, self._limits.follow_seconds, count)
+        process = Peer(passed, self._limits.memory_bytes)
+        answers = Answers(process, self._mask_bytes, self._limits.follow_seconds, count)
         return [
             AnswerMatcher(answers, choice, self._constraint, self._first, self._vocabulary_size)
             for choice in range(count)

@@ -82,7 +82,9 @@ class Decoders:
         self.image_limits = image_limits
         self.video_limits = video_limits
         memory, seconds = image_limits.decode_memory_bytes, image_limits.decode_seconds
-        self._images = ChildPool(_IMAGE_MODULE, num_processes, str(memory), str(seconds))
+        self._images = ChildPool(
+            _IMAGE_MODULE, num_processes, str(memory), str(seconds), memory_bytes=memory
+        )
         self._videos = clip.decoder_pool(video_limits, num_processes)
 
     @property

@@ -40,7 +40,8 @@ def start_pool(limits: Limits) -> ChildPool:
     # A body and its text with four bytes for each character, twice; an image's canvas, twice.
     memory_bytes = 512 * MIB + 10 * limits.max_body_bytes + 12 * limits.max_image_pixels
     seconds = limits.intake_timeout_seconds
-    return ChildPool(MODULE, limits.intake_processes, str(memory_bytes), str(seconds))
+    size = limits.intake_processes
+    return ChildPool(MODULE, size, str(memory_bytes), str(seconds), memory_bytes=memory_bytes)
 
 
 class Intake:

@@ -36,7 +36,9 @@ class MediaUrls:
         self._turns = anyio.CapacityLimiter(NUM_READERS)
         memory_bytes = _CODE_BYTES + 4 * limits.max_body_bytes
         module, *arguments = child or (_CHILD,)
-        self._pool = ChildPool(module, NUM_READERS, str(memory_bytes), *arguments)
+        self._pool = ChildPool(
+            module, NUM_READERS, str(memory_bytes), *arguments, memory_bytes=memory_bytes
+        )
 
     async def read(self, urls: Sequence[ExternalUrl]) -> dict[str, bytes]:
         """The bytes of each URL. Raises RequestError for the first that can't be read.

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from vlm_server.worker import footprint
+from vlm_server.child import footprint
 
 
 @pytest.fixture
@@ -47,10 +47,11 @@ def test_what_macos_does_not_tell_is_none(on_macos: SimpleNamespace):
 
 
 def test_linux_counts_resident_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    statm = tmp_path / "statm"
+    statm = tmp_path / "7/statm"
+    statm.parent.mkdir()
     statm.write_text("900 25 3 4 0 5 0\n")
-    monkeypatch.setattr(footprint, "_STATM", statm)
+    monkeypatch.setattr(footprint, "_PROC", tmp_path)
     monkeypatch.setattr(footprint.sys, "platform", "linux")
-    assert footprint.footprint_bytes() == 25 * os.sysconf("SC_PAGE_SIZE")
+    assert footprint.footprint_bytes(7) == 25 * os.sysconf("SC_PAGE_SIZE")
     statm.unlink()
-    assert footprint.footprint_bytes() == 0
+    assert footprint.footprint_bytes(7) == 0
