@@ -128,6 +128,25 @@ def test_a_server_that_ends_before_it_takes_the_socket_is_replaced(
     assert compiled(grammars, 1).is_alive
 
 
+@pytest.mark.parametrize("end", [0, 1])
+def test_both_ends_have_room(end: int, monkeypatch: pytest.MonkeyPatch):
+    """For what is on its way while the other side has no core: a mask, a picture."""
+    real = socket.socketpair
+
+    def small() -> tuple[socket.socket, socket.socket]:
+        pair = real()
+        for each in pair:
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 << 10)
+        return pair
+
+    monkeypatch.setattr(socket, "socketpair", small)
+    pair = passing.socket_pair(64 << 10)
+    pair[end].setblocking(False)
+    assert pair[end].send(bytes(48 << 10)) == 48 << 10
+    for each in pair:
+        each.close()
+
+
 @pytest.mark.parametrize("end", [PassedSocket.close, PassedSocket.settle])
 def test_nothing_is_left_open(end: Callable[[PassedSocket], None]):
     here, there = socket.socketpair()

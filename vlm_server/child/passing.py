@@ -13,13 +13,27 @@ from collections.abc import Iterator
 
 ACKNOWLEDGEMENT = b"\0"
 """What the receiver sends first through the socket that it got."""
+_HELD_BYTES = 256 << 10
+
+
+def socket_pair(held_bytes: int) -> tuple[socket.socket, socket.socket]:
+    """Two ends, with room for what is on its way to each: at most what the system allows.
+
+    macOS's default is 8 KiB, less than a mask of a large vocabulary.
+    """
+    pair = socket.socketpair()
+    for each in pair:
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            with contextlib.suppress(OSError):
+                each.setsockopt(socket.SOL_SOCKET, option, held_bytes)
+    return pair
 
 
 class PassedSocket:
     """A pair of sockets: `connection` stays here, the other end is passed once."""
 
     def __init__(self) -> None:
-        self.connection, self._passed = socket.socketpair()
+        self.connection, self._passed = socket_pair(_HELD_BYTES)
         self._channel: socket.socket | None = None
         """Where it is on its way, as long as it is."""
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import platform
 import signal
-import socket
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from vlm_server import machine
 from vlm_server.child import launch
+from vlm_server.child.passing import socket_pair
 from vlm_server.protocol import (
     MAX_MESSAGE_BYTES,
     MESSAGE_HEADER,
@@ -61,8 +60,7 @@ class EngineProcess:
         `environment` is added to ours. Raises OSError if there are too few descriptors, or no
         memory for a process.
         """
-        ours, theirs = socket.socketpair()
-        _widen(ours)
+        ours, theirs = socket_pair(_SOCKET_BYTES)
         try:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
@@ -177,12 +175,6 @@ class EngineProcess:
             logger.debug("can't send: the engine process has ended")
         finally:
             self._sending = None
-
-
-def _widen(ours: socket.socket) -> None:
-    """Let more than the system's default be on its way; at most what the system allows."""
-    with contextlib.suppress(OSError):
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
 
 
 def _submits(command: Command | EncodedSubmit, request_id: str) -> bool:
