@@ -59,3 +59,14 @@ def test_an_old_macos_and_an_old_python() -> None:
     assert machine.system("Darwin", "13.6").level == "problem"
     assert machine.python((3, 10, 1), sys.maxsize).level == "problem"
     assert machine.python((3, 12, 0), 2**31 - 1).level == "problem"
+
+
+@pytest.mark.parametrize(("told", "version"), [("26.1\n", "26.1"), (None, "16.0")])
+def test_macos_says_its_own_version(
+    monkeypatch: pytest.MonkeyPatch, told: str | None, version: str
+) -> None:
+    """A Python that was built for an older one takes macOS 26 for 16."""
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(platform, "mac_ver", lambda: ("16.0", ("", "", ""), "arm64"))
+    monkeypatch.setattr(machine, "output_of", lambda words: told if words[0] == "sw_vers" else None)
+    assert f"macOS {version}" in {each.check: each.text for each in machine.look(None)}["system"]

@@ -25,7 +25,7 @@ def look(_: Situation) -> list[Finding]:
     return [
         chip(platform.system(), platform.machine()),
         memory(_physical_bytes(), machine.memory_bytes(), available),
-        system(platform.system(), platform.mac_ver()[0]),
+        system(platform.system(), macos_version()),
         python(sys.version_info[:3], sys.maxsize),
     ]
 
@@ -108,9 +108,17 @@ def _chip_name(name: str) -> str:
     return found[1].strip() if found else ""
 
 
+def macos_version() -> str:
+    """Empty elsewhere. To a Python that was built for an older one, macOS 26 says that it is 16."""
+    if platform.system() != "Darwin":
+        return ""
+    told = (output_of(("sw_vers", "-productVersion")) or "").strip()
+    return told or platform.mac_ver()[0]
+
+
 def _system_name(name: str) -> str:
     if name == "Darwin":
-        return f"macOS {platform.mac_ver()[0]}"
+        return f"macOS {macos_version()}"
     try:
         return platform.freedesktop_os_release()["PRETTY_NAME"]
     except (OSError, KeyError):
