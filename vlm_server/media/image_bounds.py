@@ -43,7 +43,7 @@ _FILL_RUN = b"\xff" * MAX_FILL_RUN_BYTES
 _RAW_PROFILE = b"Raw profile type exif\0"
 _NO_LENGTH = frozenset({0x01, *range(0xD0, 0xDA), *range(0xF0, 0xFE)})
 """JPEG markers after which Pillow expects no length."""
-_APP1, _APP13, _SOS, _EOI = 0xE1, 0xED, 0xDA, 0xD9
+_APP1, _APP13, _SOI, _SOS, _EOI = 0xE1, 0xED, 0xD8, 0xDA, 0xD9
 _EXIF_TYPE_BYTES = (0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8, 8, 8)
 
 
@@ -126,19 +126,21 @@ def _check_jpeg(data: bytes) -> None:
 
 
 def _check_scans(data: bytes, position: int) -> None:
-    """From behind the first marker of a scan to the end of the image."""
-    if data.find(_FILL_RUN, position) >= 0:
-        raise TooMuch("fill bytes")
+    """From behind the first marker of a scan to the end of the image; what follows is not read."""
+    run = data.find(_FILL_RUN, position)
+    limit = len(data) if run < 0 else run + 2
     counts = Counter(scans=1)
-    while found := _SCAN_MARKER.search(data, position):
+    while found := _SCAN_MARKER.search(data, position, limit):
         marker, position = data[found.end() - 1], found.end()
-        if marker == _EOI:
+        if marker in (_SOI, _EOI):
             return
         _count(counts, "segments", MAX_SEGMENTS)
         if marker == _SOS:
             _count(counts, "scans", MAX_SCANS)
         elif marker not in _NO_LENGTH:
             position += int.from_bytes(data[position : position + 2])
+    if run >= 0:
+        raise TooMuch("fill bytes")
 
 
 def _check_webp(data: bytes) -> None:

@@ -155,6 +155,7 @@ def long_film() -> bytes:
         long_film(),
         *(animated(name) for name in ("PNG", "GIF", "WEBP")),
         inserted(JPEG, len(JPEG), bytes(1), 1),
+        *(inserted(data, len(data), b"\xff", 1) for data in (JPEG, progressive())),
         JPEG[:2] + b"\xff" * 100 + JPEG[2:],
         JPEG[:2] + segment(0xE1, b"Exif\0\0" + b"\xff" * 60_000) + JPEG[2:],
         inserted(PNG, len(PNG), png_chunk(b"abCd", b""), 1),

@@ -1,39 +1,163 @@
 """Checks that a JPEG has all its pixels.
 
-Where the compressed data end early, but properly, libjpeg goes on with blocks of middle grey, and
-with coarse ones where a progressive image had finer scans to come: Pillow does not tell. What is
-left over before the end is skipped. So bytes that are put there change an image that lacks some.
+Where the compressed data of a scan end early, but properly, libjpeg goes on with blocks of middle
+grey, or with what coarser scans said of them, and where a scan is missing it does without: Pillow
+does not tell. So the markers are walked, up to where this image ends, whatever stands behind it:
+they say which coefficients and restart intervals came. What a scan has left over is skipped: bytes
+that are put there change an image that lacks some.
 """
 
 from __future__ import annotations
 
 import io
+import re
+from dataclasses import dataclass, field
 
 from PIL.JpegImagePlugin import JpegImageFile
 
-_END = b"\xff\xd9"
+_MARKER = re.compile(rb"\xff[^\x00\xff]")
+_SCAN_END = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
+_RESTART = re.compile(rb"\xff[\xd0-\xd7]")
+_SOI, _EOI, _SOS, _DRI = 0xD8, 0xD9, 0xDA, 0xDD
+_SEQUENTIAL = frozenset({0xC0, 0xC1, 0xC9})
+_PROGRESSIVE = frozenset({0xC2, 0xCA})
+_NO_LENGTH = frozenset({0x01, *range(0xD0, 0xD8)})
+_BLOCK = 8
+_COEFFICIENTS = 64
 _MORE = b"\xa5" * 64
-_GREY = frozenset({127, 128})
-"""127 is how CMYK, which is inverted, has it."""
+_GREY_LUMA = 126.0, 129.5
+"""Around 128; 127 is how CMYK, which is inverted, has it."""
 _ROWS = 256
 """Of a band: what is compared at once, so that there are no copies of all pixels."""
 
 
 def has_all_blocks(data: bytes, loaded: JpegImageFile) -> bool:
-    """Whether the compressed data of a JPEG reach its last block; what that lacks may go unseen.
+    """Whether a JPEG has all scans, and they reach their last block; what that lacks may go unseen.
 
-    `loaded`: what Pillow has read of it. Most images show by their last pixel that they are whole;
-    only others, and progressive ones, are decoded a second time.
+    `loaded`: what Pillow has read of it. Most images of one scan show by their last pixel that they
+    are whole; only others are decoded a second time.
+    """
+    walk = _Walk()
+    walk.run(data)
+    if not walk.has_all_coefficients:
+        return False
+    return (len(walk.scan_ends) == 1 and not _ends_grey(loaded)) or _uses_no_more(
+        _lengthened(data, walk.scan_ends), loaded
+    )
+
+
+@dataclass(slots=True)
+class _Component:
+    """`missing_bits`: of each coefficient, the lower bits that no scan has had; None: all."""
+
+    horizontal: int
+    vertical: int
+    missing_bits: list[int | None] = field(default_factory=lambda: [None] * _COEFFICIENTS)
+
+
+class _Walk:
+    """What the markers of a JPEG say, from its start to its own end."""
+
+    def __init__(self) -> None:
+        self.scan_ends: list[int] = []
+        """Where the compressed data of each scan end."""
+        self._components: dict[int, _Component] = {}
+        self._size = 0, 0
+        self._is_progressive = False
+        self._restart_interval = 0
+        self._lacks_restarts = False
+
+    @property
+    def has_all_coefficients(self) -> bool:
+        """Whether scans were there for every bit of them; not whether all their data were."""
+        bits = [bit for each in self._components.values() for bit in each.missing_bits]
+        return not self._lacks_restarts and all(bit == 0 for bit in bits)
+
+    def run(self, data: bytes) -> None:
+        position = 2
+        while found := _MARKER.search(data, position):
+            marker, position = data[found.end() - 1], found.end()
+            if marker in (_EOI, _SOI):
+                return
+            if marker in _NO_LENGTH:
+                continue
+            length = int.from_bytes(data[position : position + 2])
+            content = data[position + 2 : position + length]
+            position += max(length, 2)
+            if marker in _SEQUENTIAL or marker in _PROGRESSIVE:
+                self._begin_frame(content, is_progressive=marker in _PROGRESSIVE)
+            elif marker == _DRI:
+                self._restart_interval = int.from_bytes(content[:2])
+            elif marker == _SOS:
+                position = self._take_scan(content, data, position)
+
+    def _begin_frame(self, content: bytes, *, is_progressive: bool) -> None:
+        """Of the bytes of a frame's header: depth, height, width, then three for a component."""
+        self._size = int.from_bytes(content[3:5]), int.from_bytes(content[1:3])
+        self._is_progressive = is_progressive
+        self._components = {
+            content[start]: _Component(content[start + 1] >> 4, content[start + 1] & 15)
+            for start in range(6, len(content) - 2, 3)
+        }
+
+    def _take_scan(self, content: bytes, data: bytes, start: int) -> int:
+        """Of the bytes of a scan's header; returns where its data, from `start` on, end."""
+        count = content[0] if content else 0
+        ids = content[1 : 1 + 2 * count : 2]
+        scanned = [self._components[each] for each in ids if each in self._components]
+        first, last, bits = 0, _COEFFICIENTS - 1, 0
+        if self._is_progressive and len(content) >= 4:
+            first, last, bits = content[-3], content[-2], content[-1] & 15
+        for component in scanned:
+            for number in range(first, min(last + 1, _COEFFICIENTS)):
+                component.missing_bits[number] = bits
+        # Without an interval, libjpeg takes a restart for the end.
+        ending = (_SCAN_END if self._restart_interval else _MARKER).search(data, start)
+        end = ending.start() if ending else len(data)
+        self.scan_ends.append(start + len(data[start:end].rstrip(b"\xff")))  # those fill
+        if self._restart_interval and scanned:
+            expected = -(-self._num_units(scanned) // self._restart_interval) - 1
+            came = len(_RESTART.findall(data, start, end))
+            self._lacks_restarts = self._lacks_restarts or came < expected
+        return end
+
+    def _num_units(self, scanned: list[_Component]) -> int:
+        """How many units (MCUs) a scan has: blocks of its only component, or of all together."""
+        across = max(each.horizontal for each in self._components.values())
+        down = max(each.vertical for each in self._components.values())
+        width, height = self._size
+        if len(scanned) == 1:
+            width = -(-width * scanned[0].horizontal // across)
+            height = -(-height * scanned[0].vertical // down)
+            across = down = 1
+        return -(-width // (_BLOCK * across)) * -(-height // (_BLOCK * down))
+
+
+def _ends_grey(loaded: JpegImageFile) -> bool:
+    """Whether the last pixel may be of a block that is missing.
+
+    By its brightness alone: its colours may be mixed with those of pixels above.
     """
     width, height = loaded.size
-    last = loaded.getpixel((width - 1, height - 1))
-    is_grey = _GREY.issuperset(last if isinstance(last, tuple) else (last,))
-    end = data.rfind(_END)
-    if end < 0 or not (is_grey or loaded.info.get("progressive")):
-        return True
+    last = loaded.crop((width - 1, height - 1, width, height)).tobytes()
+    red, green, blue = (3 * last)[:3]  # grey has one byte
+    least, most = _GREY_LUMA
+    return least <= 0.299 * red + 0.587 * green + 0.114 * blue <= most
+
+
+def _lengthened(data: bytes, scan_ends: list[int]) -> bytes:
+    """`data` up to the last scan's end, with more at the end of each."""
+    starts = [0, *scan_ends]
+    parts = [data[start:end] + _MORE for start, end in zip(starts, scan_ends, strict=False)]
+    return b"".join(parts) + bytes((0xFF, _EOI))
+
+
+def _uses_no_more(longer: bytes, loaded: JpegImageFile) -> bool:
+    """Whether an image with more data is `loaded`."""
+    width, height = loaded.size
     bands = [(0, top, width, min(top + _ROWS, height)) for top in range(0, height, _ROWS)]
     try:
-        with JpegImageFile(io.BytesIO(data[:end] + _MORE + data[end:])) as longer:
-            return all(longer.crop(band).tobytes() == loaded.crop(band).tobytes() for band in bands)
+        with JpegImageFile(io.BytesIO(longer)) as image:
+            return all(image.crop(band).tobytes() == loaded.crop(band).tobytes() for band in bands)
     except OSError:
         return True  # which says nothing about the image without them

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
+import re
 import struct
 import zlib
 
@@ -15,6 +17,7 @@ from PIL import Image as PillowImage
 
 from tests.unit.prompt.media.pictures import blocks, encoded, image_of
 from vlm_server.errors import InvalidImage
+from vlm_server.media import image_bounds
 from vlm_server.prompt.media import png as png_rows
 from vlm_server.prompt.media.images import decode_rgb
 from vlm_server.protocol import Image
@@ -283,6 +286,115 @@ def test_a_jpeg_that_ends_early_but_properly_is_refused(kind: str, mode: str):
         length = headers + int(share * (len(whole) - headers))
         with pytest.raises(InvalidImage, match=r"last block|decoded"):
             decode_rgb(image_of(whole[:length] + b"\xff\xd9", "JPEG", 120, 90))
+
+
+def scan_ends(jpeg: bytes) -> list[int]:
+    """Where the compressed data of each scan end."""
+    ends = []
+    for scan in re.finditer(rb"\xff\xda", jpeg):
+        ending = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]").search(jpeg, scan.end())
+        assert ending is not None
+        ends.append(ending.start())
+    return ends
+
+
+def scan_for_each_component(picture: PillowImage.Image, **options: object) -> bytes:
+    """A baseline JPEG whose Y, Cb and Cr come one after the other."""
+    planes = [encoded(band, "JPEG", **options).data for band in picture.convert("YCbCr").split()]
+    frame = planes[0].index(b"\xff\xc0")
+    head = planes[0][planes[0].index(b"\xff\xdb") : frame]  # no JFIF
+    frame_header = planes[0][frame + 4 : frame + 9] + bytes((3, 1, 0x11, 0, 2, 0x11, 0, 3, 0x11, 0))
+    parts = [b"\xff\xd8", head, b"\xff\xc0", struct.pack(">H", 17), frame_header]
+    parts.append(planes[0][frame + 13 : planes[0].index(b"\xff\xda")])
+    for number, plane in enumerate(planes, 1):
+        scan_header = struct.pack(">HBBBBBB", 8, 1, number, 0, 0, 63, 0)
+        parts += [b"\xff\xda", scan_header, plane[plane.index(b"\xff\xda") + 10 : -2]]
+    return b"".join(parts) + b"\xff\xd9"
+
+
+SCANS = {
+    "progressive": lambda: encoded(noise(), "JPEG", progressive=True).data,
+    "a scan for each component": lambda: scan_for_each_component(noise()),
+}
+
+
+@pytest.mark.parametrize("kind", SCANS)
+def test_a_jpeg_without_its_last_scans_is_refused(kind: str):
+    whole = SCANS[kind]()
+    *ends, _ = scan_ends(whole)
+    assert len(ends) >= 2
+    assert distance(pixels(image_of(whole, "JPEG", 120, 90)), noise()) < 60
+    for end in ends:
+        with pytest.raises(InvalidImage, match="last block"):
+            decode_rgb(image_of(whole[:end] + b"\xff\xd9", "JPEG", 120, 90))
+
+
+@pytest.mark.parametrize("kind", SCANS)
+def test_a_jpeg_with_half_a_scan_is_refused_whatever_comes_after(kind: str):
+    whole = SCANS[kind]()
+    for start, end in itertools.pairwise((whole.index(b"\xff\xda"), *scan_ends(whole))):
+        cut = whole[: (start + end) // 2].rstrip(b"\xff")
+        for rest in (whole[end:], b"\xff\xd9"):
+            with pytest.raises(InvalidImage, match="last block"):
+                decode_rgb(image_of(cut + rest, "JPEG", 120, 90))
+
+
+BEHIND = {
+    "an end": b"more\xff\xd9",
+    "a picture": encoded(blocks(1, 40, 30), "JPEG").data,
+    "a progressive picture": encoded(blocks(1, 40, 30), "JPEG", progressive=True).data,
+    "fill": b"\xff" * (64 << 10),
+}
+CUT = {
+    "no end": b"",
+    "its end": b"\xff\xd9",
+}
+
+
+@pytest.mark.parametrize("behind", BEHIND)
+@pytest.mark.parametrize("kind", [*JPEGS, "a scan for each component"])
+def test_what_stands_behind_a_jpeg_says_nothing_about_it(kind: str, behind: str):
+    """As the second picture of an MPO or Ultra HDR file does."""
+    scans = scan_for_each_component(noise())
+    whole = encoded(noise(), "JPEG", **JPEGS[kind]).data if kind in JPEGS else scans
+    image_bounds.check(whole + BEHIND[behind])
+    shown = decode_rgb(image_of(whole + BEHIND[behind], "JPEG", 120, 90))
+    assert shown.tobytes() == decode_rgb(image_of(whole, "JPEG", 120, 90)).tobytes()
+    headers = whole.index(b"\xff\xda") + 14
+    for share, end in itertools.product((0.3, 0.6, 0.9), CUT.values()):
+        cut = whole[: headers + int(share * (len(whole) - headers))].rstrip(b"\xff")
+        with pytest.raises(InvalidImage, match=r"last block|decoded"):
+            decode_rgb(image_of(cut + end + BEHIND[behind], "JPEG", 120, 90))
+
+
+def test_an_mpo_whose_first_picture_is_cut_is_refused():
+    whole = encoded(noise(), "MPO", save_all=True, append_images=[noise()]).data
+    second = whole.index(b"\xff\xd9\xff\xd8") + 2
+    assert pixels(image_of(whole, "JPEG", 120, 90)).shape == (90, 120, 3)
+    for end in CUT.values():
+        with pytest.raises(InvalidImage, match=r"last block|decoded"):
+            decode_rgb(image_of(whole[: second // 2] + end + whole[second:], "JPEG", 120, 90))
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_jpeg_that_ends_at_a_restart_is_refused(progressive: bool):
+    whole = encoded(noise(), "JPEG", restart_marker_rows=1, progressive=progressive).data
+    restarts = [found.start() for found in re.finditer(rb"\xff[\xd0-\xd7]", whole)]
+    assert len(restarts) >= 5
+    for restart in restarts:
+        with pytest.raises(InvalidImage, match="last block"):
+            decode_rgb(image_of(whole[:restart] + b"\xff\xd9", "JPEG", 120, 90))
+
+
+@pytest.mark.parametrize("colour", ["red", (200, 30, 90), "white"])
+def test_a_jpeg_whose_last_row_is_mixed_with_the_one_above_is_refused(colour: object):
+    """Only a row of its last blocks is seen, and colours are stored at half the size."""
+    whole = encoded(PillowImage.new("RGB", (160, 65), colour), "JPEG").data
+    assert pixels(image_of(whole, "JPEG", 160, 65)).shape == (65, 160, 3)
+    for missing in range(12, 80, 4):
+        cut = whole[:-missing].rstrip(b"\xff")
+        with pytest.raises(InvalidImage, match="last block"):
+            decode_rgb(image_of(cut + b"\xff\xd9", "JPEG", 160, 65))
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
