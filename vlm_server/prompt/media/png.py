@@ -7,10 +7,13 @@ row that they are whole; only of others is all data inflated a second time, to c
 
 from __future__ import annotations
 
+import io
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from PIL import Image as PillowImage
+from PIL import ImageChops
 from PIL.PngImagePlugin import PngImageFile
 
 _SIGNATURE_BYTES = 8
@@ -30,6 +33,7 @@ _STEP_BYTES = 1 << 20
 _DEPTH = 24
 """Where the header has the bits of a channel."""
 _DEEP = 16
+_LOWER_BYTES = "RGB;16L"
 
 
 def is_covered(opened: PngImageFile) -> bool:
@@ -40,14 +44,40 @@ def is_covered(opened: PngImageFile) -> bool:
 def match_depth(data: bytes, loaded: PngImageFile) -> None:
     """Give the one transparent colour that a PNG may name the depth that its pixels have now.
 
-    Pillow leaves it as the file has it. Of 16-bit RGB it keeps the upper bytes; 16-bit grey stays.
+    Pillow leaves it as the file has it. Of 16-bit RGB it keeps the upper bytes, so that the image
+    gets a channel for what is transparent instead; 16-bit grey stays.
     """
     depth, color = data[_DEPTH], loaded.info.get("transparency")
     if isinstance(color, tuple) and depth == _DEEP:
-        loaded.info["transparency"] = tuple(value >> 8 for value in color)
+        loaded.putalpha(_opacity(data, loaded, color))
+        del loaded.info["transparency"]
     elif isinstance(color, int) and loaded.mode == "L":
         largest = (1 << depth) - 1
         loaded.info["transparency"] = (color & largest) * 255 // largest
+
+
+def _opacity(data: bytes, upper: PngImageFile, transparent: tuple[int, ...]) -> PillowImage.Image:
+    """255 for each pixel of a 16-bit RGB image, but 0 for those of the colour `transparent`.
+
+    `upper`: the image as Pillow has it, with the upper bytes. If it takes the file's byte order for
+    the other one, it reads the lower ones.
+    """
+    others = _differing(upper, [value >> 8 for value in transparent])
+    if others.getextrema() != (255, 255):
+        with PngImageFile(io.BytesIO(data)) as lower:
+            lower.tile = [tile._replace(args=_LOWER_BYTES) for tile in lower.tile]
+            lower.load()
+            others = ImageChops.lighter(
+                others, _differing(lower, [value & 0xFF for value in transparent])
+            )
+    return others
+
+
+def _differing(image: PillowImage.Image, color: Sequence[int]) -> PillowImage.Image:
+    """255 where an RGB image has another colour, and 0 elsewhere."""
+    table = [0 if level == value else 255 for value in color for level in range(256)]
+    red, green, blue = image.point(table).split()
+    return ImageChops.lighter(ImageChops.lighter(red, green), blue)
 
 
 def has_all_rows(data: bytes, loaded: PngImageFile) -> bool:

@@ -135,13 +135,22 @@ def test_grey_with_trns(depth: int):
         assert np.abs(found - shades * 255 / (count - 1))[others].max() <= 0.5
 
 
-def test_16_bit_colour_with_trns():
-    """As far as the upper bytes tell, which are what Pillow keeps of a pixel."""
-    colors = [(40000, 1000, 9), (40000, 2000, 9), (16384, 59392, 2304)]
-    raw = b"\0" + b"".join(struct.pack(">3H", *color) for color in colors)
-    data = png(3, 1, 16, 2, raw, (b"tRNS", struct.pack(">3H", *colors[0])))
-    found = pixels(image_of(data, "PNG", 3, 1))
-    assert found[0].tolist() == [[255, 255, 255], [156, 7, 0], [64, 232, 9]]
+@pytest.mark.parametrize("interlaced", [False, True])
+@pytest.mark.parametrize(("width", "transparent"), [(4, 0), (3, 0), (3, 3)])
+def test_16_bit_colour_with_trns(width: int, transparent: int, interlaced: bool):
+    """One colour is transparent, and none that differs from it in lower or upper bytes alone."""
+    colors = [(40000, 1000, 9), (40000, 1001, 9), (16384, 59392, 2304), (40001, 1000, 8)]
+    shown, key = colors[:width], (b"tRNS", struct.pack(">3H", *colors[transparent]))
+    rows = [struct.pack(">3H", *color) for color in shown]
+    # Of the passes over a row of up to four pixels, these are the ones that have any.
+    passes = [rows[0:1], rows[2:3], rows[1::2]] if interlaced else [rows]
+    raw = b"".join(b"\0" + b"".join(row) for row in passes)
+    data = png(width, 1, 16, 2, raw, key, interlaced=interlaced)
+    expected = [[value >> 8 for value in color] for color in shown]
+    if transparent < width:
+        expected[transparent] = [255, 255, 255]
+    found = pixels(image_of(data, "PNG", width, 1))
+    assert found[0].tolist() == expected
 
 
 def test_a_gif_with_transparency_is_white_there():
@@ -472,10 +481,16 @@ def test_a_bomb_in_a_text_chunk_is_refused_or_ignored(chunk: str):
 
 
 def png(
-    width: int, height: int, bits: int, colour: int, raw: bytes, *chunks: tuple[bytes, bytes]
+    width: int,
+    height: int,
+    bits: int,
+    colour: int,
+    raw: bytes,
+    *chunks: tuple[bytes, bytes],
+    interlaced: bool = False,
 ) -> bytes:
     """A PNG file of filtered rows, with further chunks before its data."""
-    header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, interlaced)
     return _png_of((b"IHDR", header), *chunks, (b"IDAT", zlib.compress(raw)), (b"IEND", b""))
 
 
