@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from PIL import Image as PillowImage
 
 from tests.integration.harness import Engine, ask, encoded, new_preparer, prepare, prompt_of
 from tests.tiny_models import FAMILIES
 from tests.tiny_models.pictures import picture
 from vlm_server import settings
 from vlm_server.cache.caches import Caches
-from vlm_server.errors import InvalidRequest
+from vlm_server.errors import InvalidImage, InvalidRequest, InvalidVideo
+from vlm_server.host_model import ProcessedMedia
 from vlm_server.prompt.media.decoders import Decoders
+from vlm_server.prompt.media.processing import process_image, process_video
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Finished, Image, ImageUse, Submit
 from vlm_server.runner.model.load import LoadedModel
+from vlm_server.video.clip import Clip
 
 pytestmark = pytest.mark.families("tiling")
 
@@ -200,3 +205,37 @@ def test_a_raw_prompt_has_no_pictures(load_tiny: Load):
     raw = replace(ask("a"), messages=(), prompt=(5, loaded.host.image_token_id))
     with pytest.raises(InvalidRequest, match="stand for images"):
         prompt_of(preparer, raw)
+
+
+@pytest.mark.parametrize("size", [(1000, 4), (4, 1000)], ids=["wide", "tall"])
+def test_a_refusal_says_why(load_tiny: Load, size: tuple[int, int]):
+    with pytest.raises(InvalidImage, match=r"x.* pixels: .*aspect ratio must be smaller than 200"):
+        uses(load_tiny("qwen2_5_vl")[1], encoded(PillowImage.new("RGB", size)))
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("height:8 or width:9\n must be larger than 32"), ": height:8 or width:9 must"),
+        (RuntimeError("/home/me/model: no such file"), ""),
+        (ValueError(), ""),
+    ],
+)
+def test_a_refusal_says_no_more_than_processors_say_of_pictures(
+    load_tiny: Load, error: Exception, told: str
+):
+    def fail(*_: object) -> ProcessedMedia:
+        raise error
+
+    host = dataclasses.replace(
+        load_tiny("qwen2_5_vl")[0].host, process_image=fail, process_video=fail
+    )
+    frames = np.zeros((2, 8, 9, 3), np.uint8)
+    with pytest.raises(InvalidImage) as picture_refusal:
+        process_image(host, "", frames[0], "part")
+    with pytest.raises(InvalidVideo) as clip_refusal:
+        process_video(host, 1, "", Clip(frames, (0.0, 1.0)), "part")
+    for refusal in (picture_refusal.value, clip_refusal.value):
+        assert refusal.message.partition("9x8 pixels")[2][: len(told) or None] == told
+        assert len(refusal.message) < 300
+        assert "/home" not in refusal.message

@@ -22,6 +22,12 @@ _BYTES_LITERAL = re.compile("b['\"]")
 _IS_BYTES_LITERAL = (
     "The base64 is written as Python's bytes (b'...'): decode it to text first, with `.decode()`."
 )
+_FRAME_LIST = re.compile(r"data:\s*video/jpe?g\s*[;,]", re.IGNORECASE)
+"""vLLM's way to send the frames of a video: JPEG pictures, with commas between them."""
+_IS_FRAME_LIST = (
+    "A list of frames (`data:video/jpeg`) is no video: send the frames as images, in their order "
+    "and with a text before each that says its time, or the video itself as MP4, WebM or GIF."
+)
 _BASE64 = re.compile(r"[A-Za-z0-9+/=\s]{40,}")
 _ALPHABET = re.compile(r"[A-Za-z0-9+/=]*")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{1,9}):")
@@ -90,6 +96,8 @@ class _TooLarge(Exception):
 def _payload(url: str, kind: MediaKind) -> str:
     if url[:5].lower() != "data:":
         raise _NotDecodable(_not_a_data_url(url, kind))
+    if kind is VIDEO and _FRAME_LIST.match(url):
+        raise _NotDecodable(_IS_FRAME_LIST)
     comma = url.find(",", 0, MAX_HEADER_CHARS)
     if comma < 0:
         raise _NotDecodable("The data URL has no comma before its data.")

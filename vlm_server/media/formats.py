@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 _BOXES = {
     b"heic": "HEIC",
     b"heix": "HEIC",
@@ -12,13 +14,16 @@ _BOXES = {
     b"avis": "AVIF",
 }
 """By the brand of an ISO file."""
+_RIFFS = {b"WEBP": "WebP", b"WAVE": "WAV", b"AVI ": "AVI"}
+_EBML = b"\x1a\x45\xdf\xa3"
+_EBMLS = {b"webm": "WebM", b"matroska": "Matroska"}
+_EBML_BYTES = 64
 _TWICE = "base64 again: it was encoded twice"
 _BEGINNINGS = {
     b"%PDF": "PDF",
     b"\x89PNG": "PNG",
     b"\xff\xd8\xff": "JPEG",
     b"GIF8": "GIF",
-    b"RIFF": "RIFF (WebP, WAV or AVI)",
     b"BM": "BMP",
     b"II*\0": "TIFF",
     b"MM\0*": "TIFF",
@@ -27,7 +32,6 @@ _BEGINNINGS = {
     b"\xff\x0a": "JPEG XL",
     b"\0\0\0\x0cJXL ": "JPEG XL",
     b"\0\0\0\x0cjP  ": "JPEG 2000",
-    b"\x1a\x45\xdf\xa3": "WebM or Matroska",
     b"PK\3\4": "ZIP",
     b"\x1f\x8b": "gzip",
     b"data:": "another data URL",
@@ -49,12 +53,20 @@ def looks_like(data: bytes) -> str | None:
     """The name of the format that `data` begins like; None for one that is not known here."""
     if data[4:8] == b"ftyp":
         return _BOXES.get(data[8:12], "MP4 or MOV")
+    if data[:4] == b"RIFF":
+        return _RIFFS.get(data[8:12], "RIFF")
+    if data[:4] == _EBML:
+        start = data[:_EBML_BYTES]
+        return next((name for kind, name in _EBMLS.items() if kind in start), "EBML")
     beginning = data[:64].lstrip(b" \t\r\n")
     return next((name for start, name in _BEGINNINGS.items() if beginning.startswith(start)), None)
 
 
-def not_readable(noun: str, readable: str, data: bytes) -> str:
-    """An error about `data`, which is no `noun` in one of the `readable` formats."""
+def not_readable(noun: str, readable: Sequence[str], data: bytes) -> str:
+    """An error about `data`, which is no `noun` in one of the `readable` formats, or is damaged."""
     found = looks_like(data) if data else "nothing"
+    if found in readable:
+        return f"The {noun} begins like {found}, but is damaged or cut off: it has no valid header."
     guess = f" It looks like {found}." if found else ""
-    return f"The {noun} is not a readable {readable}.{guess}"
+    names = f"{', '.join(readable[:-1])} or {readable[-1]}"
+    return f"The {noun} is not a readable {names}.{guess}"

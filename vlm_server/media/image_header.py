@@ -20,6 +20,7 @@ _FORMATS = (
     WebPImagePlugin.WebPImageFile.format,
     GifImagePlugin.GifImageFile.format,
 )
+_READABLE = ("PNG", "JPEG", "WebP", "GIF")
 Image.MAX_IMAGE_PIXELS = None  # `limits.max_image_pixels` is checked below instead
 
 
@@ -57,5 +58,5 @@ def _open(data: bytes, param: str) -> ImageHeader:
             name = "JPEG" if image.format == "MPO" else str(image.format)
             return ImageHeader(name, image.width, image.height)
     except Exception:  # noqa: BLE001  Pillow's parsers raise almost anything on hostile bytes
-        message = not_readable("image", "PNG, JPEG, WebP or GIF", data)
+        message = not_readable("image", _READABLE, data)
         raise InvalidImage(message, param) from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from vlm_server.errors import InvalidVideo
 from vlm_server.media.formats import not_readable
 
+_READABLE = ("MP4", "MOV", "WebM", "Matroska", "GIF")
 _EBML = b"\x1a\x45\xdf\xa3"
 _SEGMENT = b"\x18\x53\x80\x67"
 _DOCUMENT_TYPES = (b"webm", b"matroska")
@@ -30,7 +31,7 @@ def read(data: bytes, param: str) -> str:
     elif data[:4] == _EBML and any(kind in data[:64] for kind in _DOCUMENT_TYPES):
         name, whole = "WEBM", _segment_fits(data)
     else:
-        message = not_readable("video", "MP4, MOV, WebM, Matroska or GIF", data)
+        message = not_readable("video", _READABLE, data)
         raise InvalidVideo(message, param)
     if not whole:
         raise InvalidVideo(f"The {name} video is truncated.", param)

@@ -52,6 +52,7 @@ def test_a_video_is_keyed_by_its_bytes() -> None:
         ("file:///etc/passwd", Limits(), InvalidVideo, "The video must be a base64 data URL"),
         ("https://127.0.0.1/a.mp4", Limits(), InvalidVideo, "urls.https_hosts"),
         ("data:video/mp4;base64,AAAA", Limits(), InvalidVideo, "not a readable MP4"),
+        ("data:video/jpeg;base64,/9j/AAAA,/9j/AAAA", Limits(), InvalidVideo, "frames as images"),
         ("data:video/mp4;base64,AAAAAAAA", Limits(max_video_bytes=5), PayloadTooLarge, "The video"),
     ],
 )

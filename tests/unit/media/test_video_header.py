@@ -67,14 +67,16 @@ def test_a_box_may_be_long_or_run_to_the_end() -> None:
         b"concat:/etc/passwd|/etc/hosts",
         b"rtsp://127.0.0.1/",
         b"RIFF\x10\0\0\0AVI LIST",
+        b"RIFF\x10\0\0\0" + bytes(9),
         b"\x89PNG\r\n\x1a\n" + b"\0" * 99,
         b"\x1a\x45\xdf\xa3" + b"\x42\x82\x84mdoc" + b"\0" * 99,
         b"\x1a\x45\xdf\xa3",
     ],
-    ids=["empty", "playlist", "concat", "rtsp", "avi", "png", "other EBML", "bare EBML"],
+    ids=["empty", "playlist", "concat", "rtsp", "avi", "riff", "png", "other EBML", "bare EBML"],
 )
 def test_everything_else_is_refused_without_an_echo(data: bytes) -> None:
     message = refusal(data)
     readable, _, guess = message.partition(".")
     assert readable == "The video is not a readable MP4, MOV, WebM, Matroska or GIF"
     assert len(guess) < 50
+    assert not any(name in guess for name in ("MP4", "MOV", "WebM", "Matroska", "GIF"))

@@ -22,6 +22,8 @@ from vlm_server.video.clip import Clip
 _UNIT_TOKENS = 1024
 """Most tokens of a video that are encoded at once, unless two frames have more."""
 
+_MAX_REASON_CHARS = 200
+
 logger = logging.getLogger(__name__)
 
 
@@ -79,7 +81,7 @@ def process_image(
     except Exception as error:
         _note_failure("a picture", error)
         raise InvalidImage(
-            f"the model's processor can't take this picture of {size} pixels", param
+            f"the model's processor can't take this picture of {size} pixels{_why(error)}", param
         ) from error
     if whole is None:
         raise InvalidImage(
@@ -99,7 +101,8 @@ def process_video(
         _note_failure("a video", error)
         height, width = clip.frames.shape[1:3]
         raise InvalidVideo(
-            f"the model's processor can't take this video of {width}x{height} pixels", param
+            f"the model's processor can't take this video of {width}x{height} pixels{_why(error)}",
+            param,
         ) from error
     if whole is None:
         raise InvalidVideo("the model's processor returned nothing for this video", param)
@@ -108,8 +111,21 @@ def process_video(
 
 def _note_failure(what: str, error: Exception) -> None:
     """In one line: it may be the picture's fault, and anybody can send more of them."""
-    logger.info("the processor failed on %s: %s", what, str(error)[:200].replace("\n", " "))
+    logger.info("the processor failed on %s: %s", what, _in_one_line(error))
     logger.debug("the processor failed", exc_info=error)
+
+
+def _why(error: Exception) -> str:
+    """The end of a sentence for the client, if processors raise this for what was sent.
+
+    Its aspect ratio, say, its patches, or its few pixels. Others may speak of our own state.
+    """
+    reason = _in_one_line(error) if isinstance(error, ValueError) else ""
+    return f": {reason}" if reason else ""
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:_MAX_REASON_CHARS]
 
 
 def _whole(host: HostModel, made: ProcessedMedia, token_id: int) -> Processed | None:
