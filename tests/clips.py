@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import os
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
@@ -50,6 +51,18 @@ def encode(
             output.mux(stream.encode(frame))
         output.mux(stream.encode())
     return buffer.getvalue()
+
+
+def index_first(mp4: bytes) -> bytes:
+    """The same video with its index before its frames, as for players that stream."""
+    frames, index = (mp4.index(kind) - 4 for kind in (b"mdat", b"moov"))
+    moved = bytearray(mp4[index:])
+    table = moved.index(b"stco") + 8
+    (count,) = struct.unpack_from(">I", moved, table)
+    for place in range(table + 4, table + 4 + 4 * count, 4):
+        (offset,) = struct.unpack_from(">I", moved, place)
+        struct.pack_into(">I", moved, place, offset + len(moved))
+    return mp4[:frames] + bytes(moved) + mp4[frames:index]
 
 
 @contextmanager

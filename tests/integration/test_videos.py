@@ -14,6 +14,7 @@ import pytest
 from mlx_vlm import stream_generate
 from mlx_vlm.prompt_utils import get_chat_template
 from mlx_vlm.utils import VideoMetadata, prepare_inputs
+from msgspec import structs
 from PIL import Image as PillowImage
 
 from tests import clips
@@ -262,6 +263,21 @@ def test_frames_too_small_for_the_processor_are_refused(native: Served):
     assert isinstance(failed, Failed)
     assert failed.code == "invalid_video"
     assert re.search("16x16 pixels: .*(larger|small|least)", failed.message)
+
+
+def test_the_answer_says_how_many_frames_it_is_about(load_tiny: Callable[[str], Served]):
+    """With the media cached or not, and whether the model sees a video or its frames."""
+    data = clips.index_first(clips.encode(clips.noise(1, 7), fps=2))
+    cut = structs.replace(video_of(data[: len(data) * 2 // 3]), is_cut=True)
+    for family in ("qwen2_5_vl", "gemma3"):
+        preparer = load_tiny(family)[1]
+        for _ in range(2):
+            whole, part = prompt_of(preparer, ask("a", SEVEN, picture(1), cut, "what?")).videos
+            assert (whole.frames, whole.seconds, whole.truncated) == (6, 3.0, False)
+            assert part.truncated
+            assert part.frames < whole.frames
+            assert part.seconds < whole.seconds
+            assert 0 < part.tokens < whole.tokens
 
 
 # ---- families that are shown the frames as pictures ------------------------------------

@@ -39,16 +39,18 @@ def take_base64_image(base64: str, param: str, limits: Limits) -> Image:
 
 
 def take_video(url: str, param: str, limits: Limits, given: Given = _NONE) -> Video:
-    """The video at `url`, checked to be complete; `content_hash` is the SHA-256 of its bytes.
+    """The video at `url`, checked by its header; `content_hash` is the SHA-256 of its bytes.
 
     Raises InvalidVideo or PayloadTooLarge, both naming `param`.
     """
     data = _bytes_of(url, param, limits.max_video_bytes, data_url.VIDEO, given)
+    header = video_header.read(data, param)
     return Video(
         data=data,
         content_hash=hashlib.sha256(data).hexdigest(),
-        format=video_header.read(data, param),
+        format=header.format,
         param=param,
+        is_cut=header.is_cut,
     )
 
 

@@ -1,10 +1,12 @@
-"""Reads a video's container format and checks that the file is complete; decodes nothing.
+"""Reads a video's container format, and whether the file is complete; decodes nothing.
 
-A truncated file is refused here, by the sizes that its own boxes declare: decoders would show
-what is left of it as if it were the whole video.
+By the sizes that its own boxes declare: decoders would show what is left of a truncated file as if
+it were the whole video.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from vlm_server.errors import InvalidVideo
 from vlm_server.media.formats import not_readable
@@ -19,41 +21,46 @@ _HEADER_BYTES = 4096
 _MAX_BOXES = 100_000
 
 
-def read(data: bytes, param: str) -> str:
-    """MP4 (or MOV), WEBM (or Matroska) or GIF. `param` names the content part in errors.
+@dataclass(frozen=True, slots=True)
+class VideoHeader:
+    """`format` is MP4 (or MOV), WEBM (or Matroska) or GIF; `is_cut`: the file's end is missing."""
 
-    Raises InvalidVideo for another format and for a truncated file.
+    format: str
+    is_cut: bool
+
+
+def read(data: bytes, param: str) -> VideoHeader:
+    """The header of `data`. `param` names the content part in errors.
+
+    Raises InvalidVideo for another format, and for an MP4 without its index.
     """
     if data[:6] in _GIF_SIGNATURES:
-        name, whole = "GIF", data.rstrip(b"\0").endswith(_GIF_TRAILER)
-    elif data[4:8] == b"ftyp":
-        name, whole = "MP4", _boxes_fit(data)
-    elif data[:4] == _EBML and any(kind in data[:64] for kind in _DOCUMENT_TYPES):
-        name, whole = "WEBM", _segment_fits(data)
-    else:
-        message = not_readable("video", _READABLE, data)
-        raise InvalidVideo(message, param)
-    if not whole:
-        raise InvalidVideo(f"The {name} video is truncated.", param)
-    return name
+        return VideoHeader("GIF", not data.rstrip(b"\0").endswith(_GIF_TRAILER))
+    if data[4:8] == b"ftyp":
+        return VideoHeader("MP4", not _boxes_fit(data, param))
+    if data[:4] == _EBML and any(kind in data[:64] for kind in _DOCUMENT_TYPES):
+        return VideoHeader("WEBM", not _segment_fits(data))
+    raise InvalidVideo(not_readable("video", _READABLE, data), param)
 
 
-def _boxes_fit(data: bytes) -> bool:
-    """Whether each box of an MP4 file lies within it, and one of them is its index."""
-    position, has_index = 0, False
+def _boxes_fit(data: bytes, param: str) -> bool:
+    """Whether each box of an MP4 file lies within it. Raises InvalidVideo if none is its index."""
+    position, has_index, fit = 0, False, True
     for _ in range(_MAX_BOXES):
         if position + 8 > len(data):
             break
         size = int.from_bytes(data[position : position + 4])
-        has_index = has_index or data[position + 4 : position + 8] == b"moov"
         if size == 1:
             size = int.from_bytes(data[position + 8 : position + 16])
-        if size == 0:  # the last box, to the end of the file
-            return has_index
-        if size < 8:
-            return False
+        is_last = size == 0  # to the end of the file
+        fit = is_last or 8 <= size <= len(data) - position
+        has_index = has_index or (fit and data[position + 4 : position + 8] == b"moov")
+        if is_last or not fit:
+            break
         position += size
-    return has_index and position <= len(data)
+    if not has_index:
+        raise InvalidVideo("The MP4 video is truncated: it has no index (`moov`).", param)
+    return fit
 
 
 def _segment_fits(data: bytes) -> bool:

@@ -13,7 +13,7 @@ from vlm_server.cache.disk.load import DiskLoad
 from vlm_server.cache.holds import CacheHolds
 from vlm_server.cache.prompt_key import MediaSpan, PromptKey
 from vlm_server.ports.grammar import Grammar
-from vlm_server.protocol import ImageUse
+from vlm_server.protocol import ImageUse, VideoUse
 
 MediaInputs = Mapping[str, NDArray[Any]]
 """What the vision tower takes for one span: `pixel_values`, grids and the like."""
@@ -46,9 +46,9 @@ class PreparedPrompt:
     tokens attend to later ones, are prefilled in one chunk or all cached; token_types: (tokens,)
     int32, is then 1 for media tokens and 0 for text. The answer follows `grammar`, if there is one,
     and is read as `answer_format` says; without one, all of its text is content. prediction: token
-    ids that the answer is expected to be like. images: those of the messages, as the model sees
-    them. text: what ids that were given read as, if they are to be counted only. param: the field
-    that it was made of, for errors.
+    ids that the answer is expected to be like. images, videos: those of the messages, as the model
+    sees them. text: what ids that were given read as, if they are to be counted only. param: the
+    field that it was made of, for errors.
     """
 
     token_ids: NDArray[np.int32]
@@ -63,6 +63,7 @@ class PreparedPrompt:
     answer_format: AnswerFormat | None = AnswerFormat()
     prediction: tuple[int, ...] = ()
     images: tuple[ImageUse, ...] = ()
+    videos: tuple[VideoUse, ...] = ()
     text: str = ""
     param: str = "prompt"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 from msgspec import structs
@@ -41,6 +42,7 @@ from vlm_server.protocol import (
     Submit,
     TextPart,
     VideoPart,
+    VideoUse,
 )
 
 
@@ -83,8 +85,13 @@ class MultimodalPreparer:
         if self._starts_in_thought(chat, token_ids):
             answer_format = replace(answer_format, starts_in_thought=True)
         prompt = self._build(_expand(token_ids, media), chat, submit.cache_salt)
-        param = field_of(submit.messages)
-        prompt = replace(prompt, answer_format=answer_format, images=_images(media), param=param)
+        prompt = replace(
+            prompt,
+            answer_format=answer_format,
+            images=_images(media),
+            videos=_videos(media),
+            param=field_of(submit.messages),
+        )
         if submit.count_only:
             return self._count(prompt)
         grammar = thinking(self._marks, grammar, submit, starts=answer_format.starts_in_thought)
@@ -266,6 +273,17 @@ def _images(media: Sequence[MediaItem]) -> tuple[ImageUse, ...]:
         for item in media
         if item.is_image and item.layout.size is not None
     )
+
+
+def _videos(media: Sequence[MediaItem]) -> tuple[VideoUse, ...]:
+    """How the model sees the videos among `media`, each of which may be several items."""
+    uses = []
+    for (_, sampled), items in groupby(media, lambda item: (item.param, item.layout.sampled)):
+        if sampled is not None:
+            num_tokens = sum(len(item.layout.token_ids) for item in items)
+            frames, last = len(sampled.seconds), round(sampled.seconds[-1], 3)
+            uses.append(VideoUse(frames, last, num_tokens, sampled.is_cut))
+    return tuple(uses)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ from vlm_server.protocol.events import (
     ToolCallDelta,
     Unloadable,
     Usage,
+    VideoUse,
     Working,
 )
 from vlm_server.protocol.request import (
@@ -124,6 +125,7 @@ __all__ = [
     "Usage",
     "Video",
     "VideoPart",
+    "VideoUse",
     "Working",
     "decode_command",
     "decode_encoded_submit",

@@ -164,6 +164,18 @@ class ImageUse(msgspec.Struct, frozen=True):
     tokens: int
 
 
+class VideoUse(msgspec.Struct, frozen=True):
+    """A video as the model saw it: how many frames, the time of the last one, and its tokens.
+
+    `truncated`: the video's end is cut or broken, and the frames are from what is whole before.
+    """
+
+    frames: int
+    seconds: float
+    tokens: int
+    truncated: bool
+
+
 PhaseName = Literal["queue", "prepare", "load", "encode", "prefill", "decode"]
 
 
@@ -196,14 +208,15 @@ class Times(msgspec.Struct, frozen=True):
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
     """All choices have ended, or the request was aborted, or it was to be counted only.
 
-    `images` are those of the messages, in order. A prompt that was counted comes with its
-    `token_ids`, and with its `text` if it was given as ids. The front fills in `times`.
+    `images` and `videos` are those of the messages, in order. A prompt that was counted comes with
+    its `token_ids`, and with its `text` if it was given as ids. The front fills in `times`.
     """
 
     request_id: str
     usage: Usage
     is_aborted: bool = False
     images: tuple[ImageUse, ...] = ()
+    videos: tuple[VideoUse, ...] = ()
     token_ids: tuple[int, ...] = ()
     text: str = ""
     times: Times = Times()

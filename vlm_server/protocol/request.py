@@ -107,13 +107,15 @@ class Image(msgspec.Struct, frozen=True):
 class Video(msgspec.Struct, frozen=True):
     """One encoded video, as it came: `format` is MP4, WEBM or GIF.
 
-    `content_hash` is the SHA-256 of `data` in hex; `param` names the part it came from.
+    `content_hash` is the SHA-256 of `data` in hex; `param` names the part it came from. `is_cut`:
+    the file is shorter than it says.
     """
 
     data: bytes
     content_hash: str
     format: str
     param: str
+    is_cut: bool = False
 
 
 class SamplingParams(msgspec.Struct, frozen=True):

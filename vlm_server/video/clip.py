@@ -30,11 +30,12 @@ class Clip:
     """The frames of a video that the model sees.
 
     frames: (count, height, width, 3) uint8 RGB, upright. seconds: the time of each of them,
-    counted from the first.
+    counted from the first. is_cut: the video has more, which is not whole.
     """
 
     frames: NDArray[np.uint8]
     seconds: tuple[float, ...]
+    is_cut: bool = False
 
 
 def decoder_pool(limits: Limits, size: int) -> ChildPool:
@@ -45,11 +46,11 @@ def decoder_pool(limits: Limits, size: int) -> ChildPool:
 
 
 def decode(pool: ChildPool, video: Video, limits: Limits, cancellation: Cancellation) -> Clip:
-    """The frames of `video` at the rate and size of `limits`.
+    """The frames of `video` at the rate and size of `limits`, of those that are whole.
 
     Raises InvalidVideo if it can't be decoded, is over a limit or takes too long, and Cancelled.
     """
-    job = pack_job(Job(video.data, video.format, limits))
+    job = pack_job(Job(video.data, video.format, limits, video.is_cut))
     try:
         answer = pool.run(job, limits.decode_timeout_seconds, cancellation)
         frames, pixels = unpack(answer)
@@ -63,7 +64,7 @@ def decode(pool: ChildPool, video: Video, limits: Limits, cancellation: Cancella
     if isinstance(frames, Refused):
         raise InvalidVideo(frames.reason, video.param)
     try:
-        return Clip(_upright(frames, pixels), frames.seconds)
+        return Clip(_upright(frames, pixels), frames.seconds, frames.is_cut)
     except ValueError:
         raise InvalidVideo("The video's frames differ in size.", video.param) from None
 

@@ -2,7 +2,8 @@
 
 All packets are read first, which decodes nothing: their timestamps say when each frame is shown,
 whatever rate and length the header claims. Then only the packets between a key frame and a
-sampled frame are decoded.
+sampled frame are decoded. Of a video whose last packet is cut or broken, what is whole before it
+is the video.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ _DEMUXERS = {"MP4": "mov", "WEBM": "matroska", "GIF": "gif"}
 CODECS = frozenset({"h264", "hevc", "av1", "mpeg4", "vp8", "vp9", "gif"})
 _OPTIONS = {"protocol_whitelist": "none", "enable_drefs": "0"}
 """A file must not make the demuxer open another one."""
+_UNSIZED = "GIF"
+"""Its frames don't say how long they are: the last one of a file that is cut may be cut, too."""
 _THREADS = 2
 
 
@@ -48,8 +51,16 @@ class Frame:
     rgb: bytes
 
 
-def decode(job: Job) -> Iterator[Frame]:
-    """The sampled frames of `job` in order of time.
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The sampled frames of a video in order of time. `is_cut`: there was more, not whole."""
+
+    frames: tuple[Frame, ...]
+    is_cut: bool
+
+
+def decode(job: Job) -> Decoded:
+    """The sampled frames of `job`, of those that are whole.
 
     Raises Unreadable, and what PyAV raises for broken data.
     """
@@ -61,13 +72,48 @@ def decode(job: Job) -> Iterator[Frame]:
         stream.codec_context.thread_count = _THREADS
         stream.codec_context.thread_type = "AUTO"
         stream.codec_context.options = {"max_pixels": str(job.limits.max_pixels)}
-        timeline = _read_timeline(container, stream)
+        packets, is_cut = _read_packets(container, stream)
+        if job.is_cut and job.format == _UNSIZED:
+            packets.pop()
+        timeline = _timeline(packets, stream)
         if timeline.duration > job.limits.max_seconds:
             raise Unreadable(
                 f"The video is longer than {job.limits.max_seconds:g} seconds (video.max_seconds)."
             )
-        samples = sample(timeline.times, timeline.duration, job.limits.fps, job.limits.max_frames)
-        yield from _frames(stream, timeline, samples, job.limits)
+        try:
+            return Decoded(_sampled(stream, timeline, job.limits), is_cut or job.is_cut)
+        except (Unreadable, av.FFmpegError):
+            if len(packets) < 2:
+                raise
+            stream.codec_context.flush_buffers()
+            shorter = _timeline(packets[:-1], stream)
+            return Decoded(_sampled(stream, shorter, job.limits), is_cut=True)
+
+
+def _read_packets(
+    container: InputContainer, stream: VideoStream
+) -> tuple[list[Packet[VideoStream]], bool]:
+    """All packets in decoding order but the last, if it is cut, and whether it is.
+
+    Raises Unreadable if others follow one that is.
+    """
+    packets: list[Packet[VideoStream]] = []
+    is_cut = False
+    for packet in container.demux(stream):
+        if packet.is_corrupt:
+            is_cut = True
+        elif packet.size:
+            if is_cut:
+                raise Unreadable("The video is damaged.")
+            packets.append(packet)
+    if not packets:
+        raise Unreadable("The video has no frames.")
+    return packets, is_cut
+
+
+def _sampled(stream: VideoStream, timeline: _Timeline, limits: Limits) -> tuple[Frame, ...]:
+    samples = sample(timeline.times, timeline.duration, limits.fps, limits.max_frames)
+    return tuple(_frames(stream, timeline, samples, limits))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +158,7 @@ def _check_size(width: int, height: int, limits: Limits) -> None:
         raise Unreadable("The video's frames have no pixels.")
 
 
-def _read_timeline(container: InputContainer, stream: VideoStream) -> _Timeline:
-    packets = [packet for packet in container.demux(stream) if packet.size]
-    if any(packet.is_corrupt for packet in packets):
-        raise Unreadable("The video is damaged.")
+def _timeline(packets: list[Packet[VideoStream]], stream: VideoStream) -> _Timeline:
     seen = [packet for packet in packets if packet.pts is not None and not packet.is_discard]
     unit = stream.time_base
     if not seen or unit is None:

@@ -15,24 +15,29 @@ from vlm_server.child import messages
 
 
 class Job(msgspec.Struct, frozen=True, tag="job"):
-    """Decode `data`, which is in container `format`: MP4, WEBM or GIF."""
+    """Decode `data`, which is in container `format`: MP4, WEBM or GIF.
+
+    `is_cut`: the file is shorter than it says.
+    """
 
     data: bytes
     format: str
     limits: settings.Video
+    is_cut: bool = False
 
 
 class Frames(msgspec.Struct, frozen=True, tag="frames"):
     """What the pixels are: for each frame (height, width, 3) bytes of RGB, in order of time.
 
     A frame is shown `seconds` after the first one, and to be rotated counterclockwise by
-    `quarter_turns` times 90 degrees.
+    `quarter_turns` times 90 degrees. `is_cut`: there was more, which is not whole.
     """
 
     width: int
     height: int
     seconds: tuple[float, ...]
     quarter_turns: tuple[int, ...]
+    is_cut: bool
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

@@ -32,11 +32,12 @@ def _answer(packed: bytearray) -> Parts:
 
 
 def _decode(job: Job) -> Parts:
-    shown = list(decode(job))
+    decoded = decode(job)
+    shown = decoded.frames
     first = shown[0]
     seconds = tuple(frame.seconds for frame in shown)
     turns = tuple(frame.quarter_turns for frame in shown)
-    frames = Frames(first.width, first.height, seconds, turns)
+    frames = Frames(first.width, first.height, seconds, turns, decoded.is_cut)
     return pack(frames, [frame.rgb for frame in shown])
 
 

@@ -20,6 +20,7 @@ from tests import clips
 from vlm_server.child.cancellation import Cancellation, Cancelled
 from vlm_server.child.pool import ChildPool
 from vlm_server.errors import InvalidVideo
+from vlm_server.media import video_header
 from vlm_server.protocol import Video
 from vlm_server.settings import Video as Limits
 from vlm_server.video import clip
@@ -33,7 +34,7 @@ POOL = clip.decoder_pool(Limits(), 1)
 
 
 def decode(data: bytes, name: str = "MP4", **limits: object) -> Clip:
-    video = Video(data, "key", name, PARAM)
+    video = Video(data, "key", name, PARAM, is_cut=video_header.read(data, PARAM).is_cut)
     return clip.decode(POOL, video, replace(Limits(), **limits), Cancellation())
 
 
@@ -139,9 +140,58 @@ def test_no_part_of_a_video_ends_anything_but_its_request(container: str) -> Non
             decode(cut, FORMATS[container])
 
 
+STREAMED = {
+    "mp4": lambda frames: clips.index_first(clips.encode(frames, options={"bf": "0", "g": "99"})),
+    "webm": lambda frames: clips.encode(frames, "webm"),
+    "matroska": lambda frames: clips.encode(frames, "matroska", "mpeg4"),
+    "gif": lambda frames: clips.encode(frames, "gif"),
+}
+
+
+@pytest.mark.parametrize("container", STREAMED)
+@pytest.mark.parametrize("share", [1.0, 0.9])
+def test_of_a_video_that_is_cut_the_whole_frames_are_shown(container: str, share: float) -> None:
+    """With `share` of it left, or with the end of its last packet missing."""
+    whole = STREAMED[container](clips.moving("right", 30))
+    all_of_it = decode(whole, FORMATS[container])
+    assert not all_of_it.is_cut
+    size = whole.rindex(b"\x1c\x53\xbb\x6b") if FORMATS[container] == "WEBM" else len(whole)
+    shown = decode(whole[: int(size * share) - 9], FORMATS[container])
+    assert shown.is_cut
+    assert 4 <= len(shown.seconds) <= len(all_of_it.seconds)
+    assert shown.seconds[-1] < all_of_it.seconds[-1]
+    centers = [float((frame[..., 1] < 100).nonzero()[1].mean()) for frame in shown.frames]
+    expected = 36 + np.array(shown.seconds) / 2.9 * 248
+    assert centers == pytest.approx(expected, abs=12)
+
+
+@pytest.mark.parametrize("container", STREAMED)
+def test_of_a_video_whose_last_packet_is_broken_the_frames_before_are_shown(container: str) -> None:
+    whole = STREAMED[container](clips.noise(1, 12))
+    with av.open(io.BytesIO(whole)) as opened:
+        last = [bytes(packet) for packet in opened.demux(video=0) if packet.size][-1]
+    broken = whole.replace(last, bytes(len(last)))
+    assert broken != whole
+    all_of_it, shown = (decode(data, FORMATS[container]) for data in (whole, broken))
+    assert shown.is_cut
+    assert shown.seconds[-1] < all_of_it.seconds[-1]
+    assert np.array_equal(shown.frames[0], all_of_it.frames[0])
+
+
+@pytest.mark.parametrize("container", STREAMED)
+def test_a_video_without_a_whole_frame_is_refused(container: str) -> None:
+    whole = STREAMED[container](clips.noise(1, 12))
+    with av.open(io.BytesIO(whole)) as opened:
+        first = next(bytes(packet) for packet in opened.demux(video=0) if packet.size)
+    with pytest.raises(InvalidVideo):
+        decode(whole[: whole.index(first) + len(first) // 2], FORMATS[container])
+
+
 def test_bytes_of_another_kind_are_refused() -> None:
-    assert "can't be decoded" in refusal(b"#EXTM3U\nfile:///etc/passwd\n" * 9)
-    assert "can't be decoded" in refusal(b"concat:/etc/passwd|/etc/hosts", "WEBM")
+    playlist = b"#EXTM3U\nfile:///etc/passwd\n" * 9
+    for data, name in ((playlist, "MP4"), (b"concat:/etc/passwd|/etc/hosts", "WEBM")):
+        with pytest.raises(InvalidVideo, match="can't be decoded"):
+            clip.decode(POOL, Video(data, "key", name, PARAM), Limits(), Cancellation())
 
 
 def test_sound_alone_is_no_video() -> None:

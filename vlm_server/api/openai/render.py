@@ -30,7 +30,7 @@ class CompletionTokensDetails(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """`images` is ours: the size at which the model saw each picture, and its tokens."""
+    """`images` and `videos` are ours: what the model saw of each picture and video, in tokens."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -38,6 +38,7 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
     images: tuple[protocol.ImageUse, ...] | UnsetType = UNSET
+    videos: tuple[protocol.VideoUse, ...] | UnsetType = UNSET
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
@@ -140,7 +141,7 @@ class ChatRenderer:
     ) -> bytes:
         """The whole answer."""
         answers = tuple(_choice(index, deltas) for index, deltas in enumerate(choices))
-        usage = usage_of(finished.usage, finished.images)
+        usage = usage_of(finished.usage, finished.images, finished.videos)
         return _encode(Completion(self.id, self.created, self.model, answers, usage))
 
     def delta(self, delta: protocol.Delta) -> bytes:
@@ -161,9 +162,8 @@ class ChatRenderer:
         """The usage, if the client wants it, and `[DONE]`."""
         if not self.options.include_usage:
             return sse.DONE
-        chunk = Chunk(
-            self.id, self.created, self.model, (), usage_of(finished.usage, finished.images)
-        )
+        usage = usage_of(finished.usage, finished.images, finished.videos)
+        chunk = Chunk(self.id, self.created, self.model, (), usage)
         return sse.event(_encode(chunk)) + sse.DONE
 
     def error(self, error: RequestError) -> bytes:
@@ -261,7 +261,11 @@ def _shown(token: protocol.TokenText) -> tuple[str, float, tuple[int, ...]]:
     return token.text, logprob, tuple(token.utf8)
 
 
-def usage_of(usage: protocol.Usage, images: tuple[protocol.ImageUse, ...] = ()) -> Usage:
+def usage_of(
+    usage: protocol.Usage,
+    images: tuple[protocol.ImageUse, ...] = (),
+    videos: tuple[protocol.VideoUse, ...] = (),
+) -> Usage:
     """What an answer cost, or has cost so far."""
     return Usage(
         prompt_tokens=usage.prompt_tokens,
@@ -274,4 +278,5 @@ def usage_of(usage: protocol.Usage, images: tuple[protocol.ImageUse, ...] = ()) 
             usage.rejected_prediction_tokens,
         ),
         images=images or UNSET,
+        videos=videos or UNSET,
     )

@@ -214,9 +214,14 @@ class Scheduler:
             events.append(Tokens(tuple(deltas)))
         for request in finished:
             self._forget(request)
-            images, timeline = request.prompt.images, request.timeline
             events.append(
-                Finished(request.request_id, request.usage, images=images, timeline=timeline)
+                Finished(
+                    request.request_id,
+                    request.usage,
+                    images=request.prompt.images,
+                    videos=request.prompt.videos,
+                    timeline=request.timeline,
+                )
             )
         for request_id, error in [*plan.refused.items(), *result.failures.items()]:
             if request := self._requests.get(request_id):
@@ -304,6 +309,7 @@ class Scheduler:
                 request.request_id,
                 request.usage,
                 images=prompt.images,
+                videos=prompt.videos,
                 token_ids=token_ids,
                 text=prompt.text,
                 timeline=request.timeline,

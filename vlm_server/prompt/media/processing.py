@@ -32,13 +32,24 @@ Inputs = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
+class Sampled:
+    """The frames of a video that the model sees: the time of each, and whether there was more.
+
+    See `Clip`.
+    """
+
+    seconds: tuple[float, ...]
+    is_cut: bool
+
+
+@dataclass(frozen=True, slots=True)
 class TokenLayout:
     """How a media item stands in a prompt: all but its pixels.
 
     Its `token_ids` run from the first of `token_id` to the last; `prefix` and `suffix` are the
     text around them. `positions`, (3, tokens), are those of M-RoPE, counted from the first token.
     `units` are the tokens, start and end, that are encoded at once. `size` is that of an image as
-    the model sees it.
+    the model sees it. `sampled`: of the video that it is, or is a frame of.
     """
 
     token_id: int
@@ -48,6 +59,7 @@ class TokenLayout:
     positions: NDArray[np.int32] | None
     units: tuple[tuple[int, int], ...]
     size: tuple[int, int] | None = None
+    sampled: Sampled | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -106,7 +118,12 @@ def process_video(
         ) from error
     if whole is None:
         raise InvalidVideo("the model's processor returned nothing for this video", param)
-    return _in_units(whole)
+    video = _in_units(whole)
+    return replace(video, layout=replace(video.layout, sampled=sampled_of(clip)))
+
+
+def sampled_of(clip: Clip) -> Sampled:
+    return Sampled(clip.seconds, clip.is_cut)
 
 
 def _note_failure(what: str, error: Exception) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, partial
 
 import msgspec
@@ -25,9 +26,11 @@ from vlm_server.prompt.media.picture_sizes import PictureSizes
 from vlm_server.prompt.media.processing import (
     Inputs,
     Processed,
+    Sampled,
     TokenLayout,
     process_image,
     process_video,
+    sampled_of,
 )
 from vlm_server.prompt.tokenizer import PromptTokenizer
 from vlm_server.protocol import Image, Submit, Video
@@ -123,15 +126,16 @@ class MediaProcessor:
         limits = msgspec.structs.replace(self._decoders.video_limits, max_frames=max_frames)
         key = self._video_key(video, salt, limits)
         decoded = cache(lambda: self._decoders.video(video, limits, cancellation))
-        seconds: tuple[float, ...] | None = self._caches.token_layouts.get(key)
-        if seconds is None:
-            seconds = decoded().seconds
-            self._caches.token_layouts.put(key, seconds, 100 * len(seconds)).release()
+        sampled: Sampled | None = self._caches.token_layouts.get(key)
+        if sampled is None:
+            sampled = sampled_of(decoded())
+            self._caches.token_layouts.put(key, sampled, 100 * len(sampled.seconds)).release()
 
         def frame(number: int) -> Processed:
-            return self._image(decoded().frames[number], video.param, cancellation)
+            made = self._image(decoded().frames[number], video.param, cancellation)
+            return replace(made, layout=replace(made.layout, sampled=sampled))
 
-        for number, time in enumerate(seconds):
+        for number, time in enumerate(sampled.seconds):
             load = partial(frame, number)
             yield time, self._item(f"{key}/{number}", video.param, load, cancellation)
 

@@ -20,7 +20,15 @@ from tests.unit.api.scripted_engine import (
     text,
 )
 from vlm_server.errors import RequestTooCostly
-from vlm_server.protocol import Accepted, Finished, ImageUse, TokenLogprob, TokenText, Usage
+from vlm_server.protocol import (
+    Accepted,
+    Finished,
+    ImageUse,
+    TokenLogprob,
+    TokenText,
+    Usage,
+    VideoUse,
+)
 
 USAGE = {
     "prompt_tokens": 7,
@@ -83,6 +91,26 @@ async def test_usage_says_how_large_the_model_saw_each_picture(
     options = {"include_usage": True}
     stream = await client.post(ROUTE, json=chat(stream=True, stream_options=options))
     assert events(stream)[-2]["usage"] == {**USAGE, "images": told}
+
+
+async def test_usage_says_how_many_frames_of_each_video_the_model_saw(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    videos = (VideoUse(12, 5.5, 96, truncated=False), VideoUse(4, 1.5, 32, truncated=True))
+    engine.script = (
+        text("A cat"),
+        ended(),
+        lambda request_id: Finished(request_id, Usage(7, 2, 3), videos=videos),
+    )
+    told = [
+        {"frames": 12, "seconds": 5.5, "tokens": 96, "truncated": False},
+        {"frames": 4, "seconds": 1.5, "tokens": 32, "truncated": True},
+    ]
+    whole = (await client.post(ROUTE, json=chat())).json()
+    assert whole["usage"] == {**USAGE, "videos": told}
+    options = {"include_usage": True}
+    stream = await client.post(ROUTE, json=chat(stream=True, stream_options=options))
+    assert events(stream)[-2]["usage"] == {**USAGE, "videos": told}
 
 
 async def test_a_streams_chunks(client: httpx.AsyncClient) -> None:

@@ -31,7 +31,7 @@ from vlm_server.protocol import Image, Video
 TIMES = int(os.environ.get("VLM_MUTATIONS", "1"))
 PICTURES = {"PNG": 450, "APNG": 150, "JPEG": 450, "progressive": 150, "WEBP": 300, "GIF": 300}
 CLIPS = {"mp4": 80, "webm": 60, "gif": 60}
-SOME_CLIPS = 8
+SOME_CLIPS = 10
 """Of a kind, whenever it is tested: each takes a process of its own."""
 FORMATS = {"mp4": "MP4", "webm": "WEBM", "gif": "GIF"}
 JOB_SECONDS = 20.0
@@ -168,7 +168,8 @@ def read_clip(decoders: Decoders, kind: str, number: int) -> bool:
     data = mutated(kind, number)
     limits = decoders.video_limits
     try:
-        video = Video(data, "hash", video_header.read(data, "part"), "part")
+        header = video_header.read(data, "part")
+        video = Video(data, "hash", header.format, "part", header.is_cut)
         shown = decoders.video(video, limits, Cancellation())
     except InvalidVideo as error:
         return not_read(error)
