@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-_BOXES = {
-    b"heic": "HEIC",
-    b"heix": "HEIC",
-    b"hevc": "HEIC",
-    b"mif1": "HEIF",
-    b"msf1": "HEIF",
-    b"avif": "AVIF",
-    b"avis": "AVIF",
-}
-"""By the brand of an ISO file."""
+from vlm_server.media import heif_header
+
+_BOXES = {b"mif1": "HEIF", b"msf1": "HEIF"}
+"""By the brand of an ISO file that is neither HEIC nor AVIF."""
 _RIFFS = {b"WEBP": "WebP", b"WAVE": "WAV", b"AVI ": "AVI"}
 _EBML = b"\x1a\x45\xdf\xa3"
 _EBMLS = {b"webm": "WebM", b"matroska": "Matroska"}
@@ -27,6 +21,8 @@ _BEGINNINGS = {
     b"BM": "BMP",
     b"II*\0": "TIFF",
     b"MM\0*": "TIFF",
+    b"II+\0": "BigTIFF",
+    b"MM\0+": "BigTIFF",
     b"\0\0\1\0": "ICO",
     b"8BPS": "PSD",
     b"\xff\x0a": "JPEG XL",
@@ -52,7 +48,7 @@ _BEGINNINGS = {
 def looks_like(data: bytes) -> str | None:
     """The name of the format that `data` begins like; None for one that is not known here."""
     if data[4:8] == b"ftyp":
-        return _BOXES.get(data[8:12], "MP4 or MOV")
+        return heif_header.brand(data) or _BOXES.get(data[8:12], "MP4 or MOV")
     if data[:4] == b"RIFF":
         return _RIFFS.get(data[8:12], "RIFF")
     if data[:4] == _EBML:
@@ -63,10 +59,11 @@ def looks_like(data: bytes) -> str | None:
 
 
 def not_readable(noun: str, readable: Sequence[str], data: bytes) -> str:
-    """An error about `data`, which is no `noun` in one of the `readable` formats, or is damaged."""
+    """An error about `data`, which is no `noun` in one of the `readable` formats, or a bad one."""
     found = looks_like(data) if data else "nothing"
     if found in readable:
-        return f"The {noun} begins like {found}, but is damaged or cut off: it has no valid header."
+        why = "it is damaged, cut off or of a rare kind"
+        return f"The {noun} begins like {found}, but its header can't be read: {why}."
     guess = f" It looks like {found}." if found else ""
     names = f"{', '.join(readable[:-1])} or {readable[-1]}"
     return f"The {noun} is not a readable {names}.{guess}"

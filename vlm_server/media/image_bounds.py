@@ -8,6 +8,7 @@ time that grows with its bytes and pixels alone. Damaged files pass too: readers
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 import zlib
@@ -31,6 +32,8 @@ MAX_FILL_RUN_BYTES = 64 << 10
 """Between the pixels of a JPEG."""
 MAX_BLOCKS = 20_000
 """Of a GIF, before its first frame."""
+MAX_NUMBERS = 200_000
+"""In an entry of a TIFF: a strip of its pixels has one each for its place and its length."""
 MAX_EXIF_BYTES = 1 << 20
 MAX_EXIF_ENTRIES = 6_000
 """More than the 64 KiB of a JPEG's segment hold, which are read in 50 ms."""
@@ -52,7 +55,7 @@ class TooMuch(Exception):
 
 
 def check(data: bytes) -> None:
-    """Raises TooMuch for a PNG, JPEG, WebP or GIF; other files pass."""
+    """Raises TooMuch for a PNG, JPEG, WebP, GIF or TIFF; other files pass."""
     if data[:8] == b"\x89PNG\r\n\x1a\n":
         _check_png(data)
     elif data[:2] == b"\xff\xd8":
@@ -61,6 +64,8 @@ def check(data: bytes) -> None:
         _check_webp(data)
     elif data[:4] == b"GIF8":
         _check_gif(data)
+    elif data[:4] in (b"II*\0", b"MM\0*"):
+        _check_directory(data, len(data) + MAX_EXIF_VALUE_BYTES, MAX_NUMBERS)
 
 
 def _check_png(data: bytes) -> None:
@@ -177,7 +182,11 @@ def _check_exif(exif: memoryview) -> None:
     """Its first directory: the only one that is read."""
     if len(exif) > MAX_EXIF_BYTES:
         raise TooMuch("bytes or entries of EXIF")
-    tiff = bytes(exif).removeprefix(b"Exif\0\0")
+    _check_directory(bytes(exif).removeprefix(b"Exif\0\0"), MAX_EXIF_VALUE_BYTES)
+
+
+def _check_directory(tiff: bytes, most_bytes: int, most_numbers: float = math.inf) -> None:
+    """The first one of a TIFF: values of so many bytes together, of so many numbers each."""
     order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
     if order is None or len(tiff) < 8:
         return
@@ -190,8 +199,10 @@ def _check_exif(exif: memoryview) -> None:
         kind, count = struct.unpack_from(order + "xxHI", tiff, start + 2 + 12 * index)
         unit_bytes = _EXIF_TYPE_BYTES[kind] if kind < len(_EXIF_TYPE_BYTES) else 0
         num_bytes += min(unit_bytes * count, len(tiff))
-        if index >= MAX_EXIF_ENTRIES or num_bytes > MAX_EXIF_VALUE_BYTES:
+        if index >= MAX_EXIF_ENTRIES or num_bytes > most_bytes:
             raise TooMuch("bytes or entries of EXIF")
+        if unit_bytes > 1 and count > most_numbers:
+            raise TooMuch("strips or numbers")
 
 
 def _count(counts: Counter[str], what: str, most: int) -> None:

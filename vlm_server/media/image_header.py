@@ -7,11 +7,20 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
+from importlib.util import find_spec
 
-from PIL import GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+from PIL import (
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    JpegImagePlugin,
+    PngImagePlugin,
+    TiffImagePlugin,
+    WebPImagePlugin,
+)
 
 from vlm_server.errors import InvalidImage
-from vlm_server.media import image_bounds
+from vlm_server.media import heif_header, image_bounds
 from vlm_server.media.formats import not_readable
 
 _FORMATS = (
@@ -19,14 +28,26 @@ _FORMATS = (
     JpegImagePlugin.JpegImageFile.format,
     WebPImagePlugin.WebPImageFile.format,
     GifImagePlugin.GifImageFile.format,
+    BmpImagePlugin.BmpImageFile.format,
 )
-_READABLE = ("PNG", "JPEG", "WebP", "GIF")
+_TIFF = (TiffImagePlugin.TiffImageFile.format,)
+_TIFF_STARTS = (b"II*\0", b"MM\0*")
+"""Pillow takes others for TIFF, too, whose directories have another form."""
+_HAS_HEIC = find_spec("pillow_heif") is not None
+READABLE = ("PNG", "JPEG", "WebP", "GIF", "AVIF", "BMP", "TIFF", *(("HEIC",) if _HAS_HEIC else ()))
+_NO_HEIC = (
+    "The image is HEIC, which this server can't read: send it as JPEG, or install the extra `heic` "
+    "(pip install 'vlm-server[heic]')."
+)
 Image.MAX_IMAGE_PIXELS = None  # `limits.max_image_pixels` is checked below instead
 
 
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
-    """`format` is PNG, JPEG, WEBP or GIF; the size is in pixels as stored, before rotation."""
+    """`format` is PNG, JPEG, WEBP, GIF, BMP, TIFF, AVIF or HEIC; the size is in pixels.
+
+    Before rotation, but for TIFF. A HEIC or AVIF has no more pixels than that.
+    """
 
     format: str
     width: int
@@ -53,10 +74,16 @@ def read(data: bytes, param: str, max_pixels: int) -> ImageHeader:
 
 def _open(data: bytes, param: str) -> ImageHeader:
     try:
-        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+        if name := heif_header.brand(data):
+            if name == "HEIC" and not _HAS_HEIC:
+                raise InvalidImage(_NO_HEIC, param)
+            return ImageHeader(name, *heif_header.size(data))
+        formats = _TIFF if data.startswith(_TIFF_STARTS) else _FORMATS
+        with Image.open(io.BytesIO(data), formats=formats) as image:
             # Pillow calls a JPEG with a second image appended (many phones) an MPO.
             name = "JPEG" if image.format == "MPO" else str(image.format)
             return ImageHeader(name, image.width, image.height)
+    except InvalidImage:
+        raise
     except Exception:  # noqa: BLE001  Pillow's parsers raise almost anything on hostile bytes
-        message = not_readable("image", _READABLE, data)
-        raise InvalidImage(message, param) from None
+        raise InvalidImage(not_readable("image", READABLE, data), param) from None

@@ -73,7 +73,7 @@ async def test_a_models_facts(client: httpx.AsyncClient, engine: ScriptedEngine)
             "max_images": limits.max_images,
             "max_image_bytes": limits.max_image_bytes,
             "max_image_pixels": limits.max_image_pixels,
-            "formats": ["png", "jpeg", "webp", "gif"],
+            "formats": ["png", "jpeg", "webp", "gif", "avif", "bmp", "tiff", "heic"],
             "seen": {"min_pixels": 4096, "max_pixels": 1_000_000, "side_multiple": 32},
         },
     }

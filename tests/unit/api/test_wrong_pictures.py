@@ -62,7 +62,8 @@ Write = Callable[[str], tuple[str, dict[str, Any]]]
 OF_URLS: tuple[Write, ...] = (chat, tool_result, tokenize, responses, messages_url)
 OF_BASE64: tuple[Write, ...] = (messages, ollama_chat, generate)
 FILES = {
-    "It looks like HEIC.": b"\0\0\0\x18ftypheic" + bytes(64),
+    "It looks like JPEG XL.": b"\xff\x0a" + bytes(64),
+    "begins like TIFF": b"II*\0" + bytes(64),
     "It looks like PDF.": b"%PDF-1.7\n" + bytes(64),
     "It looks like SVG.": b"<svg xmlns='http://www.w3.org/2000/svg'></svg>",
     "It looks like MP4 or MOV.": b"\0\0\0\x18ftypmp42" + bytes(64),

@@ -278,6 +278,11 @@ def test_a_daemon_elsewhere_is_never_replaced_by_one_here(
         (b"\xff\xd8\xff\xe0", "image/jpeg"),
         (b"GIF89a", "image/gif"),
         (b"RIFF\0\0\0\0WEBPVP8 ", "image/webp"),
+        (b"BM\0\0", "image/bmp"),
+        (b"MM\0*\0\0", "image/tiff"),
+        (b"\0\0\0\x18ftypmif1\0\0\0\0mif1avif", "image/avif"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "image/heic"),
+        (b"\0\0\0\x18ftypisom\0\0\0\0isomavc1", "video/mp4"),
         (b"anything", "application/octet-stream"),
     ],
 )

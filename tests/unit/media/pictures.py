@@ -9,10 +9,14 @@ import zlib
 
 from PIL import Image
 
+from tests.pictures import heic
+
 
 def encoded(file_format: str, size: tuple[int, int] = (4, 3), mode: str = "RGB") -> bytes:
-    out = io.BytesIO()
-    Image.new(mode, size).save(out, file_format)
+    out, picture = io.BytesIO(), Image.new(mode, size)
+    if file_format == "HEIC":
+        return heic(picture)
+    picture.save(out, file_format)
     return out.getvalue()
 
 

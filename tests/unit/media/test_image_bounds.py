@@ -56,6 +56,16 @@ def many_scans() -> bytes:
     return inserted(data, len(data) - 2, scan, 1)
 
 
+def tiff_of_strips(count: int) -> bytes:
+    """A grey TIFF of one column, with a strip for each row."""
+    table, pixels = 10 + 6 * 12 + 4, 10 + 6 * 12 + 4 + 4 * count
+    entries = [(256, 3, 1, 1), (257, 4, 1, count), (258, 3, 1, 8), (262, 3, 1, 1)]
+    entries += [(273, 4, count, table), (278, 3, 1, 1)]
+    directory = b"".join(struct.pack("<HHII", *entry) for entry in entries)
+    places = struct.pack(f"<{count}I", *range(pixels, pixels + count))
+    return b"II*\0\x08\0\0\0\6\0" + directory + bytes(4) + places + bytes(count)
+
+
 def gif_start() -> int:
     """Where the blocks of `GIF` begin."""
     return 13 + (3 << ((GIF[10] & 7) + 1) if GIF[10] & 0x80 else 0)
@@ -97,6 +107,8 @@ BOMBS = {
     "GIF, a long comment": lambda: inserted(GIF, gif_start(), b"!\xfe" + b"\1c" * 999 + b"\0"),
     "GIF, empty extensions": lambda: inserted(GIF, gif_start(), b"!\xf9\0"),
     "GIF, zeros": lambda: inserted(GIF, gif_start(), b"\0"),
+    "TIFF, strips": lambda: tiff_of_strips(300_000),
+    "TIFF, entries": lambda: b"II*\0\x08\0\0\0\xff\xff" + b"\0\1\1\0\1\0\0\0\0\0\0\0" * 65_535,
     "WebP, empty chunks": lambda: inserted(WEBP, len(WEBP), b"abcd\0\0\0\0"),
 }
 
@@ -153,6 +165,8 @@ def long_film() -> bytes:
         with_much_else(),
         large_profile(),
         long_film(),
+        tiff_of_strips(10_000),
+        *(encoded(name, SIZE) for name in ("TIFF", "BMP", "AVIF", "HEIC")),
         *(animated(name) for name in ("PNG", "GIF", "WEBP")),
         inserted(JPEG, len(JPEG), bytes(1), 1),
         *(inserted(data, len(data), b"\xff", 1) for data in (JPEG, progressive())),
@@ -174,7 +188,9 @@ def test_a_mebibyte_takes_milliseconds() -> None:
     assert measured.seconds < 0.2
 
 
-@pytest.mark.parametrize("data", [PNG, JPEG, GIF, WEBP, with_much_else()[:2000]])
+@pytest.mark.parametrize(
+    "data", [PNG, JPEG, GIF, WEBP, encoded("TIFF", (8, 6)), with_much_else()[:2000]]
+)
 def test_a_file_cut_anywhere_is_walked_to_its_end(data: bytes) -> None:
     for end in range(len(data)):
         image_bounds.check(data[:end])

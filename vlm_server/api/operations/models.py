@@ -12,11 +12,11 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from vlm_server import __version__
 from vlm_server.api.http import served_models
 from vlm_server.errors import ModelNotFound
+from vlm_server.media import image_header
 from vlm_server.protocol import ModelFacts
 from vlm_server.settings import Settings
 from vlm_server.supervisor.client import EngineStatus, ModelClient
 
-_IMAGE_FORMATS = ("png", "jpeg", "webp", "gif")
 _PAGE = """\
 vlm_server: a vision-language model on this machine, served over OpenAI's API.
 
@@ -116,7 +116,7 @@ class Models:
                 "max_images": limits.max_images,
                 "max_image_bytes": limits.max_image_bytes,
                 "max_image_pixels": limits.max_image_pixels,
-                "formats": list(_IMAGE_FORMATS),
+                "formats": [name.lower() for name in image_header.READABLE],
                 "seen": self._seen(facts),
             },
         }

@@ -13,7 +13,7 @@ from typing import Any
 from vlm_server.cli.asking.words import STDIN
 from vlm_server.cli.failure import CommandFailed
 from vlm_server.errors import InvalidImage, InvalidVideo
-from vlm_server.media import image_header, video_header
+from vlm_server.media import heif_header, image_header, video_header
 from vlm_server.settings import Limits
 
 _SIGNATURES = (
@@ -21,11 +21,14 @@ _SIGNATURES = (
     (b"\xff\xd8\xff", "image/jpeg"),
     (b"GIF8", "image/gif"),
     (b"RIFF", "image/webp"),
+    (b"BM", "image/bmp"),
+    (b"II*\0", "image/tiff"),
+    (b"MM\0*", "image/tiff"),
     (b"\x1a\x45\xdf\xa3", "video/webm"),
 )
 _UNKNOWN = "application/octet-stream"
-_STILL_BRANDS = (b"heic", b"heix", b"hevc", b"mif1", b"avif", b"avis")
-"""Of pictures in a file of MP4's form: refused as what they are."""
+_STILL_BRANDS = (b"mif1", b"msf1")
+"""Of pictures in a file of MP4's form that is neither HEIC nor AVIF: refused as what they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,8 @@ def read(word: str, limits: Limits, stdin: Callable[[], bytes] | None = None) ->
 def kind_of(name: str, data: bytes) -> str:
     """The MIME type that the first bytes or else the name imply."""
     guess = mimetypes.guess_type(name)[0] or _UNKNOWN
+    if brand := heif_header.brand(data):
+        return f"image/{brand.lower()}"
     if data[4:8] == b"ftyp" and data[8:12] not in _STILL_BRANDS:
         return guess if guess.startswith("video/") else "video/mp4"
     return next((kind for start, kind in _SIGNATURES if data.startswith(start)), guess)

@@ -6,17 +6,23 @@ import io
 import struct
 import zlib
 
-from PIL import ExifTags, ImageMath
+from PIL import AvifImagePlugin, ExifTags, ImageMath
 from PIL import Image as PillowImage
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import PHOTOMETRIC_INTERPRETATION, TiffImageFile
 
 from vlm_server.errors import InvalidImage
 from vlm_server.prompt.media.jpeg import has_all_blocks
 from vlm_server.prompt.media.png import has_all_rows, is_covered, match_depth
 from vlm_server.protocol import Image
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+_HEIC = "HEIC"
+_TRANSFORMED = (_HEIC, "AVIF")
+"""They may be clipped and turned after their header has said how large they are."""
+_WHITE_IS_ZERO = 0
+_DECODER_THREADS = 2
+AvifImagePlugin.DEFAULT_MAX_THREADS = _DECODER_THREADS
 _UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, KeyError, zlib.error, struct.error)
 """What Pillow and zlib raise for bytes that are no image."""
 
@@ -40,11 +46,13 @@ def decode_rgb(image: Image) -> PillowImage.Image:
     Raises InvalidImage if any of it can't be read: an image is never silently left out.
     """
     try:
-        with PillowImage.open(io.BytesIO(image.data), formats=FORMATS) as opened:
-            if opened.size != (image.width, image.height):
+        with _open(image) as opened:
+            if not _has_size_of(opened, image):
                 raise InvalidImage("the picture's size is not what its header said", image.param)
             if isinstance(opened, PngImageFile) and not is_covered(opened):
                 raise InvalidImage("the PNG picture has pixels for a part of it", image.param)
+            if isinstance(opened, TiffImageFile) and not _has_known_range(opened):
+                raise InvalidImage("the TIFF picture's pixels are of a rare kind", image.param)
             opened.load()
             if isinstance(opened, PngImageFile):
                 if not has_all_rows(image.data, opened):
@@ -63,6 +71,25 @@ def decode_rgb(image: Image) -> PillowImage.Image:
     return decoded
 
 
+def _open(image: Image) -> PillowImage.Image:
+    """By the one reader that the header asks for."""
+    data = io.BytesIO(image.data)
+    if image.format != _HEIC:
+        return PillowImage.open(data, formats=(image.format,))
+    import pillow_heif  # of an extra
+
+    pillow_heif.options.DECODE_THREADS = _DECODER_THREADS
+    opened: PillowImage.Image = pillow_heif.HeifImageFile(data)
+    return opened
+
+
+def _has_size_of(opened: PillowImage.Image, image: Image) -> bool:
+    """Whether it is as large as its header said, which its decoding was planned by."""
+    if image.format in _TRANSFORMED:
+        return opened.width * opened.height <= image.width * image.height
+    return opened.size == (image.width, image.height)
+
+
 def _upright(image: PillowImage.Image) -> PillowImage.Image:
     """Not `ImageOps.exif_transpose`: it writes the EXIF block anew, and a damaged one fails."""
     try:
@@ -71,6 +98,13 @@ def _upright(image: PillowImage.Image) -> PillowImage.Image:
         return image
     transposition = _UPRIGHT.get(orientation) if isinstance(orientation, int) else None
     return image if transposition is None else image.transpose(transposition)
+
+
+def _has_known_range(opened: TiffImageFile) -> bool:
+    """Whether the pixels are 8 or 16 bits deep, with black at 0 where Pillow expects it."""
+    if opened.mode.startswith("I;16"):
+        return opened.tag_v2.get(PHOTOMETRIC_INTERPRETATION) != _WHITE_IS_ZERO
+    return opened.mode not in ("I", "F")
 
 
 def _flatten(image: PillowImage.Image) -> PillowImage.Image:
@@ -82,6 +116,8 @@ def _flatten(image: PillowImage.Image) -> PillowImage.Image:
         if isinstance(transparent, int):
             opaque = ImageMath.lambda_eval(lambda args: args["deep"] != transparent, deep=deep)
             image.putalpha(opaque.convert("L").point(lambda value: 255 * value))
+    if "a" in image.getbands():  # premultiplied
+        image = image.convert("RGBA" if image.mode == "RGBa" else "LA")
     if "A" in image.getbands() or "transparency" in image.info:
         rgba = image.convert("RGBA")
         white = PillowImage.new("RGBA", rgba.size, "white")

@@ -381,11 +381,11 @@ async def test_what_can_not_be_continued_is_refused(
 @pytest.mark.parametrize(
     ("data", "name"),
     [
-        (b"\0\0\0\x18ftypheic\0\0\0\0", "HEIC"),
-        (b"\0\0\0\x18ftypavif\0\0\0\0", "AVIF"),
+        (b"\0\0\0\x18ftypmif1\0\0\0\0", "HEIF"),
+        (b"\xff\x0axxxxxxxx", "JPEG XL"),
         (b"%PDF-1.7 xxxx", "PDF"),
         (b"<svg xmlns=''/>", "SVG"),
-        (b"II*\0xxxxxxxx", "TIFF"),
+        (b"II+\0xxxxxxxx", "BigTIFF"),
     ],
 )
 async def test_a_message_says_what_was_sent(

@@ -8,12 +8,15 @@ import random
 
 from PIL import Image as PillowImage
 
+from tests.pictures import heic
 from vlm_server.protocol import Image
 
 BLOCK_PIXELS = 20
 
 
 def encoded(picture: PillowImage.Image, name: str = "PNG", **options: object) -> Image:
+    if name == "HEIC":
+        return image_of(heic(picture, **options), name, *picture.size)
     buffer = io.BytesIO()
     picture.save(buffer, name, **options)
     return image_of(buffer.getvalue(), name, *picture.size)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 from PIL import Image as PillowImage
 
-from tests.pictures import slow_jpeg
+from tests.pictures import heic, slow_jpeg
 from vlm_server import settings
 from vlm_server.child import launch
 from vlm_server.child.cancellation import Cancellation, Cancelled
@@ -39,6 +39,8 @@ def image_of(data: bytes, size: tuple[int, int], name: str = "PNG", **fields: ob
 
 
 def encoded(picture: PillowImage.Image, name: str = "PNG", **options: object) -> Image:
+    if name == "HEIC":
+        return image_of(heic(picture), picture.size, name)
     buffer = io.BytesIO()
     picture.save(buffer, name, **options)
     return image_of(buffer.getvalue(), picture.size, name)
@@ -69,6 +71,10 @@ def gradient(mode: str, size: tuple[int, int] = (61, 47)) -> PillowImage.Image:
         *(("JPEG", mode) for mode in ("RGB", "L", "CMYK")),
         *(("WEBP", mode) for mode in ("RGB", "RGBA")),
         ("GIF", "P"),
+        *(("TIFF", mode) for mode in ("RGB", "1", "I;16")),
+        ("BMP", "RGB"),
+        ("AVIF", "RGBA"),
+        ("HEIC", "RGB"),
     ],
 )
 @pytest.mark.parametrize("orientation", [1, 6])
@@ -83,7 +89,8 @@ def test_pixels_are_those_of_decoding_here(
     if mode == "I;16":
         picture = picture.convert("I").point(lambda value: value * 255).convert("I;16")
     made = encoded(picture, name, **options)
-    image = image_of(made.data, picture.size, name, max_side_pixels=side)
+    size = picture.size[::-1] if name == "TIFF" and orientation == 6 else picture.size
+    image = image_of(made.data, size, name, max_side_pixels=side)
     here, there = decode_rgb(image), decoders.image(image, budget())
     assert there.shape == (here.height, here.width, 3)
     assert there.tobytes() == here.tobytes()

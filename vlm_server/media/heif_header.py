@@ -1,0 +1,75 @@
+"""Reads the size of a HEIC or AVIF picture from its boxes (ISO/IEC 14496-12, 23008-12).
+
+Its readers are for processes that can be killed: they set up a decoder for what they find. This
+walk looks at no more than the boxes' lengths and the properties of the picture.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+_AVIF = frozenset({b"avif", b"avis"})
+_HEIC = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx"})
+_MAX_BOXES = 20_000
+
+
+class NotRead(Exception):
+    """The boxes give no size."""
+
+
+def brand(data: bytes) -> str | None:
+    """AVIF or HEIC, if `data` begins with a box that says so."""
+    if data[4:8] != b"ftyp":
+        return None
+    end = min(int.from_bytes(data[:4]), 256)
+    brands = {data[8:12], *(data[at : at + 4] for at in range(16, end - 3, 4))}
+    return "AVIF" if brands & _AVIF else "HEIC" if brands & _HEIC else None
+
+
+def size(data: bytes) -> tuple[int, int]:
+    """Width and height of the largest picture that is described, before rotation and clipping.
+
+    The picture itself may be a grid of others; a thumbnail and a map of depths may be there, too.
+    No picture that is decoded has more pixels. Raises NotRead.
+    """
+    boxes = _Boxes(data)
+    try:
+        (meta,) = boxes.inside((0, len(data)), b"meta")
+        (properties,) = boxes.inside((meta[0] + 4, meta[1]), b"iprp")
+        (container,) = boxes.inside(properties, b"ipco")
+        sizes = [
+            struct.unpack_from(">II", data, start + 4)
+            for start, _ in boxes.inside(container, b"ispe")
+        ]
+    except (ValueError, struct.error):
+        raise NotRead from None
+    found = max(sizes, key=lambda each: each[0] * each[1], default=(0, 0))
+    if not all(found):
+        raise NotRead
+    return found[0], found[1]
+
+
+class _Boxes:
+    """Walks the boxes of a file, so many of them at most."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._left = _MAX_BOXES
+
+    def inside(self, span: tuple[int, int], name: bytes) -> Iterator[tuple[int, int]]:
+        """Start and end of the content of each box `name` right in `span`. Raises NotRead."""
+        position, end = span
+        while position + 8 <= end:
+            self._left -= 1
+            length, kind = struct.unpack_from(">I4s", self._data, position)
+            start = position + 8
+            if length == 1:
+                (length,) = struct.unpack_from(">Q", self._data, start)
+                start += 8
+            length = length or end - position  # 0: to the end
+            if length < start - position or position + length > end or not self._left:
+                raise NotRead
+            if kind == name:
+                yield start, position + length
+            position += length
