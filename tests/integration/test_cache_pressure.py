@@ -23,9 +23,14 @@ from tests.integration.test_cache_twins import settle
 from tests.integration.test_caches import Served, Turns, cached_tokens, caches_of
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import InvalidImage
-from vlm_server.ports import SeqId
-from vlm_server.protocol import Failed, SamplingParams, TokenLogprob
+from vlm_server.ports import SchedulerOutput, SeqId
+from vlm_server.protocol import Failed, SamplingParams, Submit, TokenLogprob
+from vlm_server.runner.distributed.messages import Stored
+from vlm_server.runner.distributed.plans import message_of, plan_of
+from vlm_server.runner.distributed.prefixes import Book, FollowingPrefixes, LeadingPrefixes
 from vlm_server.runner.kv.segments import needs_snapshots
+from vlm_server.runner.model_runner import LaunchedStep, ModelRunner
+from vlm_server.runner.text.prefill import Prefill
 
 FAMILIES = ("qwen3_vl", "qwen3_5", "gemma3")
 """One that appends its KV, one with recurrent states, one with windows of 64 tokens."""
@@ -203,6 +208,67 @@ def test_aborts_at_every_step_leave_nothing_wrong(served: Served):
     assert engine.answer(ask("whole", A, "and", B, "?")) == wanted
 
 
+def cancel_at(engine: Engine, submit: Submit, num_tokens: int) -> list[int]:
+    """Cancel a request once so much of its prompt is read; returns where its chunks ended."""
+    ends = [0]
+    engine.add(submit)
+    while ends[-1] < num_tokens:
+        engine.step()
+        ends += [each.done for each in engine.scheduler.read().progress]
+    engine.abort(submit.request_id)
+    settle(engine)
+    return ends
+
+
+def test_a_picture_whose_prefill_is_cancelled_is_not_cut(served: Served):
+    """What is before it is known, a state that can't be cut included."""
+    parts = "Look at the button, and then at this:", A, "what?"
+    plain = Engine(*served, chunk_tokens=4)
+    wanted = plain.answer(with_system("a", *parts))
+    prompt = plain.prompts["a"]
+    (span,) = prompt.spans
+    for num_tokens in (span.start - 3, span.start + 2, span.end - 3, span.end):
+        engine = Engine(*served, chunk_tokens=4, caches=caches_of(served))
+        ends = cancel_at(engine, with_system("late", *parts), num_tokens)
+        assert engine.answer(with_system("again", *parts)) == wanted
+        known = prompt.key.floor(ends[-1])
+        if needs_snapshots(served[0].language_model):
+            known = max(end for end in ends if end <= known)
+        assert cached_tokens(engine, "again") == known
+        settle(engine)
+
+
+def test_other_ranks_store_what_the_first_stores_of_a_cancelled_prefill(
+    load_tiny: Callable[[str], Served], monkeypatch: pytest.MonkeyPatch
+):
+    """A second runner does all plans, with no more than messages."""
+    served = load_tiny("qwen3_vl")
+    engine, book, sent = new_engine(served), Book(), list[Stored]()
+    leading = LeadingPrefixes(engine.caches, sent.append, book)
+    following = FollowingPrefixes(lambda: sent.pop(0), stores_prefixes=True)
+    follower, launch = ModelRunner(served[0], following), engine.runner.launch
+
+    def launch_both(plan: SchedulerOutput) -> LaunchedStep:
+        message = message_of(plan, book.take_dropped())
+        step = launch(plan)
+        following.drop(message.dropped)
+        assert follower.launch(plan_of(message, following)).result().error is None
+        assert not sent
+        return step
+
+    monkeypatch.setattr(engine.runner, "_prefixes", leading)
+    monkeypatch.setattr(engine.runner, "launch", launch_both)
+    parts = A, "Look at the second button, and read the number. " * 2
+    cancel_at(engine, with_system("late", *parts), 48)
+    num_stored = len(following)
+    assert num_stored == engine.caches.prefixes.read().entries > 0
+    assert engine.answer(with_system("again", *parts)) == Engine(*served).answer(
+        with_system("a", *parts)
+    )
+    assert cached_tokens(engine, "again") >= 48
+    assert len(following) > num_stored
+
+
 # ---- failures --------------------------------------------------------------------------
 
 
@@ -241,6 +307,41 @@ def test_a_prompt_whose_scores_are_no_numbers_is_not_stored(load_tiny: Callable[
     assert not engine.caches.prefixes.read().entries
     assert engine.answer(ask("well", A, "what?")) == Engine(*served).answer(ask("a", A, "what?"))
     settle(engine)
+
+
+def test_a_cancelled_prefill_whose_scores_are_no_numbers_is_not_stored(
+    load_tiny: Callable[[str], Served],
+):
+    served = load_tiny("qwen3_5")
+    engine = Engine(*served, chunk_tokens=16, caches=caches_of(served))
+    embedding = served[0].language_model.model.embed_tokens
+    whole = embedding.weight
+    embedding.weight = whole * mx.nan
+    try:
+        cancel_at(engine, with_system("sick", "what?"), 32)
+    finally:
+        embedding.weight = whole
+    assert not engine.caches.prefixes.read().entries
+
+
+def test_a_chunk_that_fails_leaves_nothing_of_its_prompt(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+):
+    engine = Engine(*served, chunk_tokens=16, caches=caches_of(served))
+    wait, num_waits = Prefill.wait, 0
+
+    def fail(prefill: Prefill) -> None:
+        nonlocal num_waits
+        num_waits += 1
+        if num_waits == 3:
+            raise RuntimeError("the device stopped")
+        wait(prefill)
+
+    monkeypatch.setattr(Prefill, "wait", fail)
+    engine.add(with_system("sick", "Look at the second button, and read the number."))
+    settle(engine)
+    assert isinstance(engine.ends["sick"], Failed)
+    assert not engine.caches.prefixes.read().entries
 
 
 # ---- how tokens are drawn ----------------------------------------------------------------

@@ -147,6 +147,36 @@ def test_an_agent_that_forgets_encodes_nothing_twice(served: Served, engine: Eng
         assert cached_tokens(engine, submit.request_id) >= wanted
 
 
+def prefilled_share(engine: Engine, request_id: str) -> float:
+    """How much of a prompt was read by now; 0 if it is not being read."""
+    by_id = {each.request_id: each for each in engine.scheduler.read().progress}
+    progress = by_id.get(request_id)
+    return progress.done / progress.total if progress and progress.total else 0.0
+
+
+CANCELLED: dict[str, tuple[Part, ...]] = {
+    "text": ("Look at the second button, and read the number. " * 12,),
+    "picture before": (A, "Look at the second button, and read the number. " * 12),
+    "picture after": ("Look at the second button, and read the number. " * 12, A, QUESTION),
+}
+
+
+@pytest.mark.parametrize("name", CANCELLED)
+def test_a_prefill_that_is_cancelled_is_not_lost(served: Served, engine: Engine, name: str):
+    """A client that times out after three quarters, and asks again, waits for the rest alone."""
+    engine = Engine(*served, chunk_tokens=16, caches=engine.caches)
+    wanted = Engine(*served, chunk_tokens=16).answer(ask("alone", *CANCELLED[name]))
+    engine.add(ask("late", *CANCELLED[name]))
+    engine.step_until(lambda: prefilled_share(engine, "late") >= 0.77)
+    engine.abort("late")
+    engine.run()
+    assert "late" not in engine.tokens
+    assert engine.answer(ask("again", *CANCELLED[name])) == wanted
+    usage = engine.ends["again"].usage
+    assert usage.prompt_tokens - usage.cached_tokens <= 0.3 * usage.prompt_tokens
+    assert engine.answer(ask("once more", *CANCELLED[name])) == wanted
+
+
 def test_what_can_not_be_stored_fails_nobody(
     engine: Engine, alone: Callable[[str], list[int]], monkeypatch: pytest.MonkeyPatch
 ):

@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import Any, TypeVar
 
 import mlx.core as mx
+import msgspec
 import numpy as np
 import pytest
 from mlx.nn import Linear
@@ -19,7 +20,7 @@ from tests.integration.harness import Engine, ask, conversation, load_model
 from tests.integration.oracle import Oracle
 from tests.integration.prompts import LONGER, PROMPTS, asked
 from tests.integration.segments import attend_everywhere, attend_to_segments
-from tests.integration.test_caches import caches_of
+from tests.integration.test_caches import cached_tokens, caches_of
 from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
 from vlm_server.prompt.preparer import MultimodalPreparer
@@ -35,6 +36,7 @@ from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.text import compiled_model, decode_batch
 from vlm_server.runner.text.attention import CpuAttention, ModelAttention
 from vlm_server.runner.text.compiled_model import CompiledModel
+from vlm_server.runner.text.drawn import Sampled
 from vlm_server.runner.text.forward_pass import plain_embedding
 from vlm_server.runner.text.mrope import next_position_ids
 from vlm_server.runner.text.prefill import Prefill
@@ -128,9 +130,9 @@ def learn(engine: Engine) -> None:
         engine.answer(ask(words, words))
 
 
-def decoding(served: Served) -> tuple[Engine, Compiled]:
+def decoding(served: Served, **limits: Any) -> tuple[Engine, Compiled]:
     """An engine that answers "long", and reads other prompts beside that."""
-    engine, model = compiled(served, 24)
+    engine, model = compiled(served, 24, **limits)
     learn(engine)
     engine.add(asked("long", LONGER))
     engine.step(4)
@@ -377,6 +379,41 @@ def test_an_aborted_prompt_leaves_nothing_in_those_it_was_read_beside(some: Serv
     assert engine.tokens["long"] == plain.answer(asked("long", LONGER))
     assert engine.tokens["text"] == plain.answer(asked("text", LONGER))
     assert engine.num_tracked == 0
+
+
+def test_a_prompt_that_is_cancelled_beside_others_is_not_lost(some: Served):
+    engine, model = decoding(some, caches=caches_of(some))
+    engine.add(asked("pictures", LONGER))
+    engine.step_until(lambda: bool(model.beside))
+    progress = {each.request_id: each.done for each in engine.scheduler.read().progress}
+    engine.abort("pictures")
+    engine.run()
+    again = msgspec.structs.replace(asked("pictures", LONGER), request_id="again")
+    assert engine.answer(again) == Engine(*some).answer(again)
+    key = engine.prompts["again"].key
+    assert cached_tokens(engine, "again") == key.floor(progress["pictures"])
+
+
+def test_a_decode_step_that_fails_ends_the_prompt_it_reads(
+    some: Served, monkeypatch: pytest.MonkeyPatch
+):
+    """Nobody knows what became of its chunk: no answer is made of it, and nothing is stored."""
+    engine, model = decoding(some, caches=caches_of(some))
+    known = engine.caches.prefixes.read().entries
+    read = decode_batch.DecodeBatch.result
+
+    def fail(batch: decode_batch.DecodeBatch) -> Sampled:
+        if not model.beside:
+            return read(batch)
+        monkeypatch.undo()
+        raise RuntimeError("the device stopped")
+
+    monkeypatch.setattr(decode_batch.DecodeBatch, "result", fail)
+    engine.add(asked("pictures", LONGER))
+    engine.run()
+    assert isinstance(engine.ends["long"], Failed)
+    assert isinstance(engine.ends["pictures"], Failed)
+    assert engine.caches.prefixes.read().entries == known
 
 
 def test_a_cached_prefix_is_continued_beside_others(some: Served):

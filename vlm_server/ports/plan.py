@@ -127,8 +127,8 @@ class SchedulerOutput:
     media now, in one call, and `encode_next` once the step is launched. For the runner: drop
     `finished_seqs`, add `new`, decode these sequences, and `prefill` a chunk of one prompt, which
     may be the new one. With it go the prompts `prefill_with`: all of them are new, begin after as
-    many cached tokens as the first, and end. A sequence may finish before it decoded: then its
-    prompt is dropped. `refused` requests never fit into device memory.
+    many cached tokens as the first, and end. A sequence may finish before it decoded: then what was
+    read of its prompt is stored. `refused` requests never fit into device memory.
 
     The rest is for the loop: whether there are requests at all, whether one waits for memory,
     whether one that does not waits for its first token. `is_drained`: no request is left, and none

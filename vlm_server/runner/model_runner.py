@@ -2,7 +2,7 @@
 
 A chunk that fails ends only its own request, and so does a sequence whose logits are not finite;
 prompts that fail together are prefilled again one by one. A decode step that fails ends the
-sequences that shared it.
+sequences that shared it, and the prompts whose chunks it read.
 """
 
 from __future__ import annotations
@@ -196,6 +196,8 @@ class ModelRunner:
         except Exception as error:
             logger.exception("a decode step of %d sequences failed", len(plan.decode))
             self._fail_decode(plan, error, failures)
+            if beside is not None and beside.logits is not None and plan.prefill is not None:
+                self._drop(plan.prefill.request_id, error, failures)
 
     def _read_decode(self, plan: SchedulerOutput, failures: _Failures) -> Sampled:
         try:
@@ -220,6 +222,9 @@ class ModelRunner:
         failures.add(error, request_ids, "The model failed while decoding.")
         self._batches.leave(plan.decode)
         self._joined.clear()
+        for request_id, prefill in list(self._prefills.items()):
+            if prefill.is_by_decode_step:
+                self._drop(request_id, error, failures)
 
     def _sound(self, sampled: Sampled, failures: _Failures) -> Sampled:
         """`sampled` without what could not be drawn; those sequences leave, not stored."""
@@ -251,7 +256,7 @@ class ModelRunner:
             return self._prefill_of(plan, work).chunk(work.start, work.end)
         except Exception as error:
             logger.exception("prefilling tokens %d to %d failed", work.start, work.end)
-            self._drop(work, error, failures)
+            self._drop(work.request_id, error, failures)
             return None
 
     def _launch_prefill(
@@ -265,7 +270,7 @@ class ModelRunner:
             return self._prefill_of(plan, work).launch(work.start, work.end, chunk)
         except Exception as error:
             logger.exception("prefilling tokens %d to %d failed", work.start, work.end)
-            self._drop(work, error, failures)
+            self._drop(work.request_id, error, failures)
             return None
 
     def _prefill_of(self, plan: SchedulerOutput, work: PrefillWork) -> Prefill:
@@ -279,7 +284,10 @@ class ModelRunner:
 
         A chunk that the decode step reads is waited for with that.
         """
-        prefill, failures = self._prefills[work.request_id], step.failures
+        failures = step.failures
+        if work.request_id in failures.requests:  # with the decode step that read its chunk
+            return Sampled()
+        prefill = self._prefills[work.request_id]
         try:
             if not work.is_last:
                 if not step.is_beside:
@@ -291,7 +299,7 @@ class ModelRunner:
             )
         except Exception as error:
             logger.exception("prefilling tokens %d to %d failed", work.start, work.end)
-            self._drop(work, error, failures)
+            self._drop(work.request_id, error, failures)
             return Sampled()
         del self._prefills[work.request_id]
         sound = self._sound(sampled, failures)
@@ -342,10 +350,10 @@ class ModelRunner:
                 sampled.add(self._finish_prefill(step, work, logits))
         return sampled
 
-    def _drop(self, work: PrefillWork, error: Exception, failures: _Failures) -> None:
-        """A chunk failed: its request ends, alone."""
-        self._prefills.pop(work.request_id, None)
-        failures.add(error, (work.request_id,), "The model failed while reading the prompt.")
+    def _drop(self, request_id: str, error: Exception, failures: _Failures) -> None:
+        """A chunk failed: its request ends, and nothing of its prompt is stored."""
+        self._prefills.pop(request_id, None)
+        failures.add(error, (request_id,), "The model failed while reading the prompt.")
         self._spare_sequences()
 
     # ---- the prefix cache ----------------------------------------------------------
@@ -354,7 +362,7 @@ class ModelRunner:
         if released:
             self._store_prompts()
         for seq in released:
-            self._prefills.pop(seq.request_id, None)
+            self._store_begun(seq)
             self._store_answer(seq)
         self._batches.leave(released)
 
@@ -368,6 +376,15 @@ class ModelRunner:
             with self._log_store_errors():
                 self._prefixes.store_prefix(prompt.key, state, prompt.cache_salt)
         self._joined.clear()
+
+    def _store_begun(self, seq: SeqId) -> None:
+        """Let the same prompt go on where its prefill was cancelled."""
+        prefill = self._prefills.pop(seq.request_id, None)
+        if prefill is None or not (self._prefixes.stores_prefixes and self._may_store()):
+            return
+        with self._log_store_errors():
+            if (found := prefill.end_early()) is not None:
+                self._prefixes.store_prefix(*found, prefill.prompt.cache_salt)
 
     def _store_answer(self, seq: SeqId) -> None:
         """Let the conversation go on from the end of a sequence that leaves."""

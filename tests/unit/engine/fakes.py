@@ -247,7 +247,7 @@ class FakeRunner:
         self.is_launched = True
         self.plans.append(plan)
         for seq in plan.finished_seqs:
-            self.prefills.pop(seq.request_id, None)
+            self._store_begun(seq)
             self._store_answer(seq)
             self.seqs.pop(seq, None)
         for seq in plan.finished_seqs:
@@ -292,6 +292,7 @@ class FakeRunner:
     def _prefill(self, work: PrefillWork, failures: dict[str, RequestError]) -> None:
         if work.request_id in self.failing_prefills:
             self.failing_prefills.discard(work.request_id)
+            self.prefills.pop(work.request_id, None)
             failures[work.request_id] = InternalError("the chunk failed")
             return
         if errors := self.chunk_errors.get(work.request_id):
@@ -327,6 +328,17 @@ class FakeRunner:
                 assert new.prefix.snapshot.parts == wanted, "another's state"
         self.num_cached_tokens[new.request_id] = length
         self.prefills[new.request_id] = _Prefill(new, length)
+
+    def _store_begun(self, seq_id: SeqId) -> None:
+        """What was read of a prompt that is not read to its end."""
+        prefill = self.prefills.pop(seq_id.request_id, None)
+        if prefill is None:
+            return
+        made = prefill.request.prompt
+        end = made.key.floor(prefill.num_prefilled)
+        key, snapshots = made.key.part(0, end), {p for p in prefill.snapshots if p <= end}
+        source = FakeSource(key, frozenset(snapshots | {end} & {prefill.num_prefilled}))
+        self.caches.prefixes.insert(key, source, made.cache_salt)
 
     def _store_answer(self, seq_id: SeqId) -> None:
         seq = self.seqs.get(seq_id)

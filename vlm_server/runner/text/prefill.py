@@ -9,6 +9,7 @@ import numpy as np
 from mlx_vlm.models.cache import KVCache, make_prompt_cache
 from numpy.typing import NDArray
 
+from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.ports import Grammar, NewRequest, PreparedPrompt
 from vlm_server.runner.device.arrays import read
 from vlm_server.runner.kv.bounded_layer import forget_columns
@@ -72,6 +73,12 @@ class Prefill(Prefilled):
         """The last chunk's."""
         self._is_by_graph = False
         """Whether that is all there is to wait for."""
+        self.is_by_decode_step = False
+        """Whether the last chunk is read by a decode step, and nobody has waited for it."""
+        self._num_read = 0
+        """Tokens of the prompt up to the end of the last chunk; 0 before the first one."""
+        self._before_media: dict[int, LayerStates] = {}
+        """The state at the start of a chunk that ended inside a media item."""
         if request.prefix.length:
             restore(self.cache, request.prefix, request.prompt.num_tokens)
         start, features = request.prefix.length, tuple[Any, ...](request.features)
@@ -87,6 +94,9 @@ class Prefill(Prefilled):
         Returns the last one's logits, (1, vocabulary), lazy.
         """
         is_last = end == self.prompt.num_tokens
+        self._keep_before_media(start, end)
+        self._num_read = end
+        self.is_by_decode_step = chunk is not None and chunk.logits is not None
         chunk = chunk or self._chunk(start, end)
         logits = chunk.logits
         if logits is None and self._can_be_padded:
@@ -110,6 +120,32 @@ class Prefill(Prefilled):
         """Wait for the chunk that was launched last."""
         launched = [self._logits] if self._is_by_graph else []
         mx.eval(launched, [layer.state for layer in self.cache])
+        self.is_by_decode_step = False
+
+    def end_early(self) -> tuple[PromptKey, SequenceState] | None:
+        """What the prefix cache may store of a prompt that will not be read to its end.
+
+        Waits for the last chunk, and raises what it raises. None if that has no sound logits, or if
+        nothing before a media item was read.
+        """
+        self._inputs = None
+        if self._logits is None or read(mx.isnan(self._logits).any()):
+            return None
+        self.wait()
+        key, snapshots = self.prompt.key, self._before_media | self.snapshots
+        end = key.floor(self._num_read)
+        if not end:
+            return None
+        if end == self._num_read:
+            snapshots[end] = snapshot(self.cache)
+        return key.part(0, end), SequenceState(self.cache, snapshots, are_free=True)
+
+    def _keep_before_media(self, start: int, end: int) -> None:
+        """Before tokens `start` to `end` are launched: what to go back to if they are the last."""
+        key = self.prompt.key
+        if self._num_read and key.floor(start) == start:
+            is_inside = key.floor(end) < end
+            self._before_media = {start: snapshot(self.cache)} if is_inside else {}
 
     def _chunk(self, start: int, end: int) -> PromptChunk:
         assert self._inputs is not None
