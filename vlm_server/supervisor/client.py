@@ -159,7 +159,7 @@ class ModelClient(Protocol):
         ...
 
     async def load(self, name: str) -> None:
-        """Load a model, if it is not. Raises what `lease` does."""
+        """Load a model, if it is not. Raises what `lease` does, and QueueTimeout."""
         ...
 
     async def unload(self, name: str) -> None:

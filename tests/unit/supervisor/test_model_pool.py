@@ -20,11 +20,12 @@ from vlm_server.errors import (
     ModelDoesNotFit,
     ModelLoadError,
     ModelNotFound,
+    QueueTimeout,
     RequestCancelled,
 )
 from vlm_server.models import EMBEDDED
 from vlm_server.protocol import MemoryStats, ModelFacts, Stats
-from vlm_server.settings import Cache, ListedModel, Memory, Model, Settings
+from vlm_server.settings import Cache, Deadlines, ListedModel, Memory, Model, Settings
 from vlm_server.supervisor.client import EngineStatus
 from vlm_server.supervisor.models.model_pool import ModelPool
 
@@ -133,9 +134,19 @@ class FakeEngine:
         return EngineStatus(self.state, self.name, stats=stats, model_facts=self.facts)
 
 
-def pool_of(world: World, listed: dict[str, ListedModel] | None = None, **model: Any) -> ModelPool:
+def pool_of(
+    world: World,
+    listed: dict[str, ListedModel] | None = None,
+    queue_seconds: float = 600.0,
+    **model: Any,
+) -> ModelPool:
     tables = listed if listed is not None else {name: table() for name in world.weights}
-    settings = Settings(model=Model(**model), models=tables, memory=Memory(model_room_bytes=GB))
+    settings = Settings(
+        model=Model(**model),
+        models=tables,
+        memory=Memory(model_room_bytes=GB),
+        deadlines=Deadlines(queue_seconds=queue_seconds),
+    )
     return ModelPool(settings, lambda _stage, _fraction: None, world.make_engine, world.survey)
 
 
@@ -413,6 +424,52 @@ async def test_a_request_says_for_how_long_the_model_stays() -> None:
     await pool.unload("a")
     await pool.touch("a", "4", 0.0)
     assert world.loads["a"] == 3
+    await pool.stop()
+
+
+async def test_who_lets_a_model_go_does_not_starve_others() -> None:
+    """A model that is shared stays as long as its load took; who uses it alone, gets rid of it."""
+    world = World(20 * GB, {"a": GB, "b": GB})
+    pool = pool_of(world)
+    async with pool.lease("a", "alone", keep_alive_seconds=0.0):
+        pool._models["a"].load_seconds = 60.0
+    await until(lambda: world.loaded() == set())
+    for _ in range(2):
+        await use(pool, "a")
+    pool._models["a"].load_seconds = 60.0
+    await pool.touch("a", "gone", 0.0)
+    expires_at = pool.status("a").expires_at
+    assert expires_at is not None
+    assert expires_at > time.time() + 30
+    await pool.unload("a")  # who operates the server need not wait
+    assert world.loaded() == set()
+    await pool.stop()
+
+
+async def test_a_load_that_waits_for_another_says_so_and_has_a_deadline() -> None:
+    world = World(10 * GB, {"a": 6 * GB, "b": 6 * GB, "c": GB})
+    world.load_seconds = 0.6
+    pool = pool_of(world, queue_seconds=0.2)
+    busy, done = asyncio.Event(), asyncio.Event()
+
+    async def stream() -> None:
+        async with pool.lease("a", "stream"):
+            busy.set()
+            await done.wait()
+
+    streaming = asyncio.create_task(stream())
+    await until(lambda: world.loaded() == {"a"})
+    with pytest.raises(QueueTimeout, match="it was waiting until `a` is loaded"):
+        await pool.load("c")
+    await busy.wait()
+    with pytest.raises(QueueTimeout, match="it was waiting until `a` makes room"):
+        await pool.load("b")
+    done.set()
+    await streaming
+    await until(lambda: pool.status("b").state == "unloaded")
+    assert world.loads == {"a": 1}, "nobody waits for others any more"
+    await pool.load("b")  # takes longer than its deadline, but has begun
+    assert world.loaded() == {"b"}
     await pool.stop()
 
 

@@ -35,6 +35,7 @@ from vlm_server.settings import Checkpoint, ListedModel, Model, Settings
 from vlm_server.supervisor.client import EngineStatus
 from vlm_server.supervisor.models.memory_shares import Look, MemoryShares
 from vlm_server.supervisor.models.served_model import MakeEngine, ServedModel
+from vlm_server.supervisor.models.turns import Turns
 from vlm_server.supervisor.private_folder import PrivateFolder
 from vlm_server.supervisor.supervisor import ProgressCallback, Supervisor
 
@@ -63,8 +64,7 @@ class ModelPool:
         self._on_progress = on_progress
         self._private = PrivateFolder()
         self._models: dict[str, ServedModel] = {}
-        self._turn = asyncio.Lock()
-        """Held while a model is loaded or unloaded."""
+        self._turns = Turns()
         self._shares = MemoryShares(settings.memory, self._models, look)
         self._tasks = set[asyncio.Task[None]]()
         self._first_loads: list[asyncio.Task[None]] = []
@@ -214,8 +214,8 @@ class ModelPool:
             raise EngineUnavailable(f"The engine is not ready: {model.status.state}.")
         if self._is_stopping:
             raise EngineUnavailable("The server is stopping.")
-        if seconds := model.pause_seconds:
-            raise _unloadable(model, seconds)
+        if model.pause_seconds:
+            raise model.unloadable()
         waiter = model.wait(request_id)
         self._begin_load(model)
         try:
@@ -239,9 +239,11 @@ class ModelPool:
 
     async def load(self, name: str) -> None:
         """See `ModelClient.load`."""
-        self._models[name].forget_failure()
-        async with self.lease(name, f"load-{uuid.uuid4()}"):
-            pass
+        model, request_id = self._models[name], f"load-{uuid.uuid4()}"
+        model.forget_failure()
+        with model.load_deadline(request_id, self._settings.deadlines.queue_seconds):
+            async with self.lease(name, request_id):
+                pass
 
     async def unload(self, name: str) -> None:
         """See `ModelClient.unload`."""
@@ -261,18 +263,19 @@ class ModelPool:
 
     def _begin_load(self, model: ServedModel) -> None:
         if model.loading is None and not model.is_closing:
-            model.note("starting" if model.is_pinned else "waiting", "waiting for its turn")
+            model.note_wait()
             model.loading = self._spawn(self._load(model))
 
     async def _load(self, model: ServedModel) -> None:
         """Load a model that requests are waiting for, then admit them. Raises what `start` does."""
         try:
             await model.fetch()
-            async with self._turn:
-                if not (model.is_pinned or model.is_wanted):
+            async with self._turns.to_load(model):
+                limit_bytes = await self._place(model) if model.is_wanted else 0
+                if not model.is_wanted:
+                    self._shares.share_out()
                     model.note("unloaded")
                     return
-                limit_bytes = await self._place(model)
                 await model.start(limit_bytes, self._private)
                 self._shares.share_out()
         except VlmServerError as error:
@@ -294,10 +297,7 @@ class ModelPool:
         if model.is_pinned:  # whoever waits until all is ready is told
             return
         logger.error("the model `%s` can't be loaded: %s", model.name, error)
-        if isinstance(error, RequestError):
-            model.refuse_waiters(error)
-        else:
-            model.refuse_waiters(_unloadable(model, model.pause_seconds))
+        model.refuse_waiters(error if isinstance(error, RequestError) else model.unloadable())
 
     async def _place(self, model: ServedModel) -> int:
         """Make room for a model. Returns its limit; 0 if it is the only one, and has all."""
@@ -305,9 +305,12 @@ class ModelPool:
             return 0
         model.note(model.status.state, "looking for room")
         await self._shares.check(model)
-        while self._shares.is_short(model):
-            await self._make_go_or_wait(self._victim())
-        return await self._shares.claim(model)
+        while model.is_wanted and self._shares.is_short(model):
+            victim = self._victim()
+            if not victim.is_idle:
+                model.note_wait(f"waiting until `{victim.name}` makes room")
+            await self._make_go_or_wait(victim)
+        return await self._shares.claim(model) if model.is_wanted else 0
 
     def _victim(self) -> ServedModel:
         """The model to unload next. `MemoryShares.check` has found that there is one."""
@@ -317,14 +320,13 @@ class ModelPool:
     async def _make_go_or_wait(self, model: ServedModel) -> None:
         """Unload a model for another one. One in use stays for as long as its load has taken: by
         then another one may be idle."""
-        seconds_left = model.loaded_at + model.load_seconds - time.monotonic()
-        if seconds_left > 0 and not model.is_idle:
-            await asyncio.sleep(seconds_left)
+        if model.stay_seconds and not model.is_idle:
+            await asyncio.sleep(model.stay_seconds)
         else:
             await self._unload(model)
 
     async def _unload_in_turn(self, model: ServedModel) -> None:
-        async with self._turn:
+        async with self._turns.to_unload(model):
             await self._unload(model)
 
     async def _unload(self, model: ServedModel) -> None:
@@ -346,10 +348,16 @@ class ModelPool:
     # ---- unused models -----------------------------------------------------------------
 
     def _note_idle(self, model: ServedModel) -> None:
-        """Unload it after its time, if nobody uses it now or asks for it until then."""
+        """Unload it after its time, if nobody uses it now or asks for it until then.
+
+        One that is shared does not go sooner than its load took, whoever wants it gone: others
+        would wait for loads alone.
+        """
         if model.is_pinned or self._is_stopping or not (model.is_loaded and model.is_idle):
             return
         seconds = model.keep_alive_seconds
+        if model.is_shared and seconds >= 0:
+            seconds = max(seconds, model.stay_seconds)
         self._set_expiry(model, seconds if seconds >= 0 else None)
 
     def _set_expiry(self, model: ServedModel, seconds: float | None) -> None:
@@ -366,7 +374,7 @@ class ModelPool:
         self._spawn(self._unload_if_idle(model))
 
     async def _unload_if_idle(self, model: ServedModel) -> None:
-        async with self._turn:
+        async with self._turns.to_unload(model):
             if model.is_idle and model.expiry is None and model.expires_at is not None:
                 await self._unload(model)
 
@@ -386,11 +394,3 @@ def _not_default(model: Model) -> list[str]:
     """The settings of `[model]` that were given, but for those that hold for all models."""
     fields = (field for field in msgspec.structs.fields(model) if field.name != "search_paths")
     return [f"model.{each.name}" for each in fields if getattr(model, each.name) != each.default]
-
-
-def _unloadable(model: ServedModel, seconds: float) -> EngineUnavailable:
-    return EngineUnavailable(
-        f"The model `{model.name}` can't be loaded at present; the server's log says why.",
-        "model",
-        max(1.0, seconds),
-    )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -14,8 +15,10 @@ from vlm_server.checkpoints.download import fetch
 from vlm_server.checkpoints.messages import Progress
 from vlm_server.checkpoints.names import served_name, to_download
 from vlm_server.errors import (
+    EngineUnavailable,
     ModelDoesNotFit,
     ModelLoadError,
+    QueueTimeout,
     RequestCancelled,
     RequestError,
     VlmServerError,
@@ -71,6 +74,8 @@ class ServedModel:
         self.is_closing = False
         """Whether it is unloaded once those that use it are done: others wait for the next load."""
         self.num_users = 0
+        self._num_uses = 0
+        """Since it was loaded."""
         self._waiters: dict[str, asyncio.Future[Supervisor]] = {}
         """By request, those that wait until it is loaded, the first one first."""
         self._left = asyncio.Event()
@@ -108,14 +113,24 @@ class ServedModel:
         return not self.num_users and not self._waiters
 
     @property
+    def is_shared(self) -> bool:
+        """Whether more than one request has used it since it was loaded."""
+        return self._num_uses > 1
+
+    @property
+    def stay_seconds(self) -> float:
+        """How long it still stays, that others may use it: as long as its load took in all."""
+        return max(0.0, self.loaded_at + self.load_seconds - time.monotonic())
+
+    @property
     def keep_alive_seconds(self) -> float:
         """After so long without a request it is unloaded; negative is never."""
         return self._keep_alive_seconds if self.wanted_seconds is None else self.wanted_seconds
 
     @property
     def is_wanted(self) -> bool:
-        """Whether somebody waits for it."""
-        return bool(self._waiters)
+        """Whether it is pinned, or somebody waits for it."""
+        return self.is_pinned or bool(self._waiters)
 
     def note(self, state: str, stage: str = "", fraction: float = 0.0) -> None:
         """What it is at before it has an engine."""
@@ -123,6 +138,10 @@ class ServedModel:
         self._status = dataclasses.replace(
             self._status, state=state, progress=progress, download=None, error=""
         )
+
+    def note_wait(self, stage: str = "") -> None:
+        """It is to be loaded, and waits for others: `stage` says for whom."""
+        self.note("starting" if self.is_pinned else "waiting", stage or "waiting for its turn")
 
     # ---- loading -----------------------------------------------------------------------
 
@@ -168,6 +187,7 @@ class ServedModel:
             raise
         self.loaded_at = self.last_used = time.monotonic()
         self.load_seconds = self.loaded_at - started
+        self._num_uses = 0
         stats = self.engine.status.stats
         self.weight_bytes = max(self.weight_bytes, stats.memory.baseline_bytes if stats else 0)
         self._num_failures = 0
@@ -193,6 +213,7 @@ class ServedModel:
         """Use it from now on, until `leave`."""
         assert self.engine is not None
         self.num_users += 1
+        self._num_uses += 1
         self.last_used = time.monotonic()
         return self.engine
 
@@ -208,13 +229,41 @@ class ServedModel:
 
     def cancel(self, request_id: str) -> bool:
         """End a request that waits. Returns whether there is such a one."""
+        message = "The request was cancelled by who operates this server."
+        return self.refuse(request_id, RequestCancelled(message))
+
+    def refuse(self, request_id: str, error: RequestError) -> bool:
+        """End a request that waits with `error`. Returns whether there is such a one."""
         waiter = self._waiters.pop(request_id, None)
         if waiter is None or waiter.done():
             return False
-        waiter.set_exception(
-            RequestCancelled("The request was cancelled by who operates this server.")
-        )
+        waiter.set_exception(error)
         return True
+
+    @contextmanager
+    def load_deadline(self, request_id: str, seconds: float) -> Iterator[None]:
+        """Within: end a request that waits if the load has not begun in time; 0 is no limit."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(seconds, self._miss_deadline, request_id) if seconds else None
+        try:
+            yield
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _miss_deadline(self, request_id: str) -> None:
+        """A load that is under way goes on, and so does a download."""
+        if self.is_closing:
+            stage = "waiting until it is unloaded"
+        elif self.engine is None and self._status.state == "waiting":
+            stage, _ = self._status.progress or ("waiting", 0.0)
+        else:
+            return
+        message = (
+            f"The model `{self.name}` could not be loaded before the deadline "
+            f"(deadlines.queue_seconds): it was {stage}."
+        )
+        self.refuse(request_id, QueueTimeout(message, "model"))
 
     def admit_waiters(self) -> None:
         """It is loaded: all that wait use it."""
@@ -257,6 +306,14 @@ class ServedModel:
     def pause_seconds(self) -> float:
         """Until another load may be tried after one that failed."""
         return max(0.0, self._failed_until - time.monotonic())
+
+    def unloadable(self) -> EngineUnavailable:
+        """For requests that come before another load may be tried."""
+        return EngineUnavailable(
+            f"The model `{self.name}` can't be loaded at present; the server's log says why.",
+            "model",
+            max(1.0, self.pause_seconds),
+        )
 
     def forget_failure(self) -> None:
         """Somebody who may have mended it wants it to be tried again."""
