@@ -51,6 +51,10 @@ class Request:
         self.num_pixels = 0
         """Of its images, to decode; those of a video are not counted."""
         self.has_schema = submit.has_schema
+        self.num_schema_chars = len(submit.sampling.json_schema or "")
+        """Of all schemas that its answer may have to follow."""
+        if submit.tools is not None:
+            self.num_schema_chars += len(submit.tools.definitions)
         self.max_tokens = sampling.max_tokens or 0
         """Of each choice; 0 while nobody knows how long the prompt is."""
         self.num_prefilled = 0

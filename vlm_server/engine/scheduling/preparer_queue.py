@@ -51,7 +51,7 @@ class PreparerQueue:
         self._most_undecoded = max_preparing + min(max_ready, _MOST_READY)
         self._preparing: dict[str, frozenset[_Kind]] = {}
         self._cancellations: dict[str, Cancellation] = {}
-        self._is_turn_of_oldest = True
+        self._is_turn_of_cheapest = {_Kind.MEDIA: False, _Kind.SCHEMA: False}
 
     @property
     def request_ids(self) -> frozenset[str]:
@@ -103,12 +103,14 @@ class PreparerQueue:
 
     def _choose(self, able: list[Request]) -> Request:
         oldest = able[0]
-        if not oldest.has_media:
+        kind = next((k for k in self._is_turn_of_cheapest if k in _kinds(oldest)), None)
+        if kind is None:
             return oldest
-        self._is_turn_of_oldest = not self._is_turn_of_oldest
-        if not self._is_turn_of_oldest:
+        is_turn_of_cheapest = self._is_turn_of_cheapest[kind]
+        self._is_turn_of_cheapest[kind] = not is_turn_of_cheapest
+        if not is_turn_of_cheapest:
             return oldest
-        return min((request for request in able if request.has_media), key=_cost)
+        return min((request for request in able if kind in _kinds(request)), key=_cost)
 
 
 def _able(waiting: list[Request], rooms: dict[_Kind, int]) -> list[Request]:
@@ -116,8 +118,8 @@ def _able(waiting: list[Request], rooms: dict[_Kind, int]) -> list[Request]:
     return [one for one in waiting if all(rooms[kind] > 0 for kind in _kinds(one))]
 
 
-def _cost(request: Request) -> tuple[bool, int]:
-    return request.has_video, request.num_pixels
+def _cost(request: Request) -> tuple[bool, int, int]:
+    return request.has_video, request.num_pixels, request.num_schema_chars
 
 
 def _count(kind: _Kind, each: list[frozenset[_Kind]]) -> int:

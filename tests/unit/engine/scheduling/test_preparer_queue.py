@@ -134,6 +134,23 @@ def test_a_text_with_a_schema_waits_for_no_picture_that_has_one(threads: int):
     assert made.start() == ["text"]
 
 
+def test_the_oldest_and_the_one_with_the_shortest_schema_take_turns():
+    """Tools that take seconds to compile do not keep a small schema waiting for all of them."""
+    made = Queue(1)
+    for number in range(8):
+        made.add(f"tools {number}", images=0, has_schema=True)
+        made.requests[f"tools {number}"].num_schema_chars = 100_000
+    assert made.start() == ["tools 0"]
+    made.add("small", images=0, has_schema=True)
+    made.requests["small"].num_schema_chars = 100
+    order = ["tools 0"]
+    while made.requests:
+        made.end(order[-1])
+        order += made.start()
+    assert order.index("small") == 1
+    assert [name for name in order if name != "small"] == [f"tools {n}" for n in range(8)]
+
+
 def test_texts_with_a_schema_take_no_more_threads_than_there_are():
     made = Queue(2)
     for name in "abc":
