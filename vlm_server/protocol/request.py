@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
+
+_CHARACTERS_OF_A_TOKEN = 4
+"""About so many in English text."""
 
 
 class TextPart(msgspec.Struct, frozen=True, tag="text"):
@@ -184,6 +188,28 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """What the answer is expected to be like: drafts are taken from it."""
     count_only: bool = False
     """Whether the prompt is only made and counted: it ends without an answer."""
+
+    def texts(self) -> Iterator[str]:
+        """All that is read of the request besides media and token ids, in no order of the prompt.
+
+        What is JSON in it stays so.
+        """
+        for message in self.messages:
+            yield from (part.text for part in message.content if isinstance(part, TextPart))
+            yield from (message.reasoning, message.name, message.tool_call_id)
+            for call in message.tool_calls:
+                yield from (call.id, call.name, call.arguments)
+        if self.tools is not None:
+            yield self.tools.definitions
+        if isinstance(self.prompt, str):
+            yield self.prompt
+        yield from (self.template.variables, self.sampling.json_schema or "", self.prediction)
+
+    @property
+    def num_characters(self) -> int:
+        """The request's size without media: of all texts, a token id counted as text that long."""
+        num_ids = len(self.prompt) if isinstance(self.prompt, tuple) else 0
+        return sum(map(len, self.texts())) + num_ids * _CHARACTERS_OF_A_TOKEN
 
     @property
     def has_media(self) -> bool:

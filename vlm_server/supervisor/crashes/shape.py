@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from vlm_server.protocol import Image, Submit, TextPart
+from vlm_server.protocol import Image, Submit
 
 _SMALL_TEXT_CHARACTERS = 16_384
 """Summed over all choices. Text up to this size, about 4,000 English tokens, does not crash an
@@ -81,8 +81,7 @@ def shape_of(submit: Submit) -> Shape:
     """The shape of a request; one that is counted only is no load."""
     if submit.count_only:
         return Shape()
-    texts = (p for m in submit.messages for p in m.content if isinstance(p, TextPart))
-    num_characters = sum(len(part.text) for part in texts) + len(submit.prompt or ())
+    num_characters = submit.num_characters
     is_small = num_characters * submit.sampling.n <= _SMALL_TEXT_CHARACTERS
     sides = [_sides(image) for image in submit.images]
     video_bytes = sum(len(video.data) for video in submit.videos)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
 from tests.unit.supervisor.requests import LONG, SCREENSHOT, ask
-from vlm_server.protocol import SamplingParams, Submit
+from vlm_server.protocol import Message, SamplingParams, Submit, TemplateOptions, ToolCall, Tools
 from vlm_server.supervisor.crashes.shape import Encoding, Prefilling, Shape, shape_of
 
 
@@ -26,9 +28,26 @@ def test_what_is_counted_only_is_no_load() -> None:
     assert shape_of(replace(ask("a", LONG, SCREENSHOT), count_only=True)) == Shape()
 
 
-def test_a_long_raw_prompt_is_a_load() -> None:
-    raw = Submit("a", (), (), SamplingParams(), prompt="x" * 100_000)
-    assert shape_of(raw).prefilling is not None
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"prompt": LONG},
+        {"prompt": (7,) * 12_500},
+        {"tools": Tools(LONG)},
+        {"sampling": SamplingParams(json_schema=LONG)},
+        {"template": TemplateOptions(variables=LONG)},
+        {"prediction": LONG},
+        {"messages": (Message("assistant", (), reasoning=LONG),)},
+        {"messages": (Message("assistant", (), tool_calls=(ToolCall("id", "a", LONG),)),)},
+        {"messages": (Message("assistant", (), tool_calls=(ToolCall("id", LONG, ""),)),)},
+        {"messages": (Message("tool", (), name=LONG),)},
+        {"messages": (Message("tool", (), tool_call_id=LONG),)},
+    ],
+    ids=lambda more: next(iter(more)),
+)
+def test_text_is_as_heavy_wherever_it_stands(more: dict[str, Any]) -> None:
+    request = Submit("a", (), (), SamplingParams())
+    assert shape_of(replace(request, **more)) == shape_of(ask("b", LONG)) != Shape()
 
 
 @pytest.mark.parametrize(
@@ -73,7 +92,7 @@ def test_the_encoder_sees_one_image_at_a_time_the_prompt_all() -> None:
 
 
 def test_small_text_has_no_load_and_a_small_picture_has_two() -> None:
-    assert shape_of(ask("a", "x" * 16_384)) == Shape()
+    assert shape_of(ask("a", "x" * 16_000)) == Shape()
     assert shape_of(ask("a", "x" * 2_000, n=8)) == Shape()
     assert shape_of(ask("a", "x" * 3_000, n=8)) != Shape()
     assert shape_of(ask("a", LONG)) == Shape(None, Prefilling(0, 0, 65536, 1))
