@@ -17,6 +17,7 @@ from vlm_server.settings import (
     load,
     load_with_sources,
 )
+from vlm_server.settings.paths import is_unmounted
 
 DEFAULT_TOML = Path(__file__).parents[2] / "configs" / "default.toml"
 KEY = "a-long-enough-key"
@@ -273,3 +274,25 @@ def test_a_wrong_table_of_a_model_is_refused(text: str, message: str, tmp_path: 
 def test_an_override_of_no_model_is_refused(override: str) -> None:
     with pytest.raises(ConfigError):
         load(None, (override,))
+
+
+def test_a_disk_is_not_mounted_if_its_place_says_so(tmp_path: Path) -> None:
+    """Where nothing is mounted, in a folder of disks or at a point that the system's table has."""
+    disks, point = tmp_path / "disks", tmp_path / "mount point"
+    for folder in (disks / "plain", point, tmp_path / "other"):
+        folder.mkdir(parents=True)
+    fstab = tmp_path / "fstab"
+    fstab.write_text(f"# a comment\n/dev/sda1 {tmp_path}/mount\\040point ext4 defaults 0 2\nnone\n")
+
+    def is_absent(path: Path) -> bool:
+        return is_unmounted(path, disks=[disks], fstab=fstab)
+
+    link = tmp_path / "link"
+    link.symlink_to(disks / "absent/model")
+    assert all(map(is_absent, (disks / "absent", disks / "plain/model", point / "a/b", link)))
+    assert not any(map(is_absent, (tmp_path / "absent", tmp_path / "other/model", fstab / "x")))
+    assert is_absent(Path("/nowhere/model")) is False
+    mounted = next(path for path in (Path("/proc"), Path("/dev")) if path.is_mount())
+    assert not is_unmounted(mounted / "absent", disks=[Path("/")], fstab=tmp_path / "absent")
+    fstab.write_text(f"dev {mounted} devfs\n")
+    assert not is_absent(mounted / "absent")

@@ -67,8 +67,8 @@ def load_settings(options: argparse.Namespace) -> Settings:
     A checkpoint that is named and on this machine is found: `model.path` is then its folder, and
     otherwise the name of what must be downloaded; `model.name` is what it is called in the API.
     Raises ConfigError, also if `model.path` is not the folder of a checkpoint, or if the file of
-    API keys can't be used; and NotAvailable if there is no such folder, or nothing in it: its disk
-    may not be mounted.
+    API keys can't be used; and NotAvailable if the disk of a folder is not mounted, or there is
+    nothing in it, as in a mount point.
     """
     return load_settings_with_sources(options)[0]
 
@@ -148,7 +148,7 @@ def check_model(path: Path) -> None:
     """Raises ConfigError, or NotAvailable, unless `path` may be the folder of a checkpoint."""
     from vlm_server.checkpoints.find import every
     from vlm_server.checkpoints.foreign import fault_of, lack_of
-    from vlm_server.settings.paths import why_unreadable
+    from vlm_server.settings.paths import missing, why_unreadable
 
     try:
         str(path).encode()
@@ -162,26 +162,23 @@ def check_model(path: Path) -> None:
             return
         names = [each.name for each in path.iterdir()]
     except FileNotFoundError:
-        names = []
+        close = did_you_mean(path.name, [one.name for one in every()])
+        text = f"model.path: {path} is not the folder of a checkpoint: it is not there{close}"
+        raise missing(path, text) from None
     except OSError as error:
         reason = why_unreadable(path, error)
         raise ConfigError(f"model.path: can't read {path}: {reason}") from None
     if not names:
-        close = did_you_mean(path.name, [one.name for one in every()])
-        raise NotAvailable(
-            f"model.path: {path} is not the folder of a checkpoint: it is not there, or empty (is "
-            f"its disk mounted?){close}"
-        )
+        raise NotAvailable(f"model.path: {path} is empty (is its disk mounted?)")
     raise ConfigError(f"model.path: {path} {lack_of(names)}")
 
 
 def _check_template(section: str, checkpoint: Checkpoint) -> None:
-    from vlm_server.settings.paths import expanded
+    from vlm_server.settings.paths import expanded, missing
 
     path = expanded(checkpoint.chat_template)
     if checkpoint.chat_template and not os.path.isfile(path):
-        text = f"{section}.chat_template: there is no file {path} (is its disk mounted?)"
-        raise NotAvailable(text)
+        raise missing(path, f"{section}.chat_template: there is no file {path}")
 
 
 def _portable(override: str) -> str:

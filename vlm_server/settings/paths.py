@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from vlm_server.errors import ConfigError, NotAvailable
 
 _GUARDED = ("Desktop", "Documents", "Downloads")
 _VOLUMES = Path("/Volumes")
+_FSTAB = Path("/etc/fstab")
+_DISKS = (_VOLUMES, *map(Path, ("/media", "/mnt", "/run/media")))
+"""Folders in which systems mount disks that come and go."""
+_ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
 def expanded(path: str | Path) -> Path:
@@ -38,3 +46,43 @@ def allow_or_move() -> str:
     """What to do about a guarded folder."""
     program = Path(sys.executable).resolve()
     return f"give {program} Full Disk Access in Privacy & Security of the settings, or move it"
+
+
+def missing(path: Path, text: str) -> ConfigError:
+    """The error that says `text` of a path in the settings where nothing is.
+
+    A restart does not mend a mistyped path, but it does if the path's disk is not mounted yet.
+    """
+    if is_unmounted(path):
+        return NotAvailable(f"{text} (is its disk mounted?)")
+    return ConfigError(text)
+
+
+def is_unmounted(path: Path, disks: Sequence[Path] = _DISKS, fstab: Path = _FSTAB) -> bool:
+    """Whether `path`, where nothing is, would be on a disk that is not mounted at present.
+
+    disks: the folders in which disks are mounted. fstab: the system's table of mount points.
+    """
+    parents = Path(os.path.realpath(path)).parents
+    if any(point in parents and not os.path.ismount(point) for point in _mount_points(fstab)):
+        return True
+    nearest = next(parent for parent in parents if os.path.exists(parent))
+    return any(
+        disk in parents and (disk not in (nearest, *nearest.parents) or _same_disk(disk, nearest))
+        for disk in disks
+    )
+
+
+def _same_disk(one: Path, other: Path) -> bool:
+    return one.stat().st_dev == other.stat().st_dev
+
+
+def _mount_points(fstab: Path) -> Iterator[Path]:
+    try:
+        lines = fstab.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        fields = line.split()
+        if len(fields) > 1 and not line.lstrip().startswith("#"):
+            yield Path(_ESCAPE.sub(lambda found: chr(int(found[1], 8)), fields[1]))

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from vlm_server.errors import ConfigError, NotAvailable
+from vlm_server.errors import ConfigError
 from vlm_server.settings.bounds import MAX_FLOAT, MAX_INT, MIN_KEY_CHARS
 from vlm_server.settings.distributed import Distributed
 from vlm_server.settings.engine import Engine, Scheduler
@@ -21,7 +21,7 @@ from vlm_server.settings.front import Deadlines, Limits, Server, Urls
 from vlm_server.settings.media import Image, Video
 from vlm_server.settings.memory import Cache, Memory
 from vlm_server.settings.model import ListedModel, Model
-from vlm_server.settings.paths import expanded, why_unreadable
+from vlm_server.settings.paths import expanded, missing, why_unreadable
 from vlm_server.settings.telemetry import Log, Metrics, Tracing
 
 _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.IGNORECASE)
@@ -73,8 +73,8 @@ def load(path: Path | None = None, overrides: tuple[str, ...] = ()) -> Settings:
 
     Raises ConfigError, naming the setting, if one is unknown, of the wrong type or out of
     bounds, if the address is not loopback and there is no API key, or if a path that has to be
-    absolute is relative; NotAvailable if there is no such file. `model.path` in a file starts at
-    its folder, unless there is no such folder and it may be a name of the hub.
+    absolute is relative; NotAvailable if the file's disk is not mounted. `model.path` in a file
+    starts at its folder, unless there is no such folder and it may be a name of the hub.
     """
     return load_with_sources(path, overrides)[0]
 
@@ -142,9 +142,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        is_gone = isinstance(error, FileNotFoundError)
-        kind = NotAvailable if is_gone else ConfigError
-        raise kind(f"can't read {path}: {why_unreadable(path, error)}") from None
+        text = f"can't read {path}: {why_unreadable(path, error)}"
+        is_missing = isinstance(error, FileNotFoundError)
+        raise missing(path, text) if is_missing else ConfigError(text) from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     folder, listed = path.absolute().parent, table.get(MODELS)

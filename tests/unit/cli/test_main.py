@@ -115,18 +115,28 @@ def test_a_disk_that_is_not_mounted_may_be_later(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An empty folder is what a mount point is without its disk."""
-    for path in (tmp_path, tmp_path / "absent"):
-        assert main([*command.split(), "--model", str(path)]) == 75
+    disk = "/media/vlm-server-absent"
+    for words in (["--model", str(tmp_path)], ["--model", disk], ["--config", f"{disk}/x.toml"]):
+        assert main([*command.split(), *words]) == 75
         assert "is its disk mounted?" in capsys.readouterr().err
-    assert main([*command.split(), "--config", str(tmp_path / "absent.toml")]) == 75
+
+
+@pytest.mark.parametrize("command", ["serve", "service install --dry-run", "check-config"])
+def test_a_mistyped_path_is_wrong_for_ever(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model").mkdir()
+    for option in ("--model", "--config", "--chat-template"):
+        assert main([*command.split(), option, str(tmp_path / "modle")]) == 2
+        assert "disk" not in capsys.readouterr().err
 
 
 def test_a_service_manager_may_want_another_status_for_what_a_restart_does_not_mend() -> None:
     wrong = ["serve", "--set", "server.prot=1"]
     assert main(wrong) == 2
     assert main([*wrong, "--give-up-status", "0"]) == 0
-    missing = ["serve", "--model", "/no/such/folder", "--give-up-status", "0"]
-    assert main(missing) == 75
+    unmounted = ["serve", "--model", "/media/vlm-server-absent", "--give-up-status", "0"]
+    assert main(unmounted) == 75
 
 
 def test_a_relative_model_is_the_one_that_was_meant(
