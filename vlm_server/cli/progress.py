@@ -35,7 +35,13 @@ class ProgressLine:
         self._kind = ""
 
     def show(self, stage: str, fraction: float | None) -> None:
-        """Show `stage`; `fraction` runs from 0 to 1, and is None if nobody knows."""
+        """Show `stage`; `fraction` runs from 0 to 1, and is None if nobody knows.
+
+        An empty `stage` is the end: the line goes.
+        """
+        if not stage:
+            self.clear()
+            return
         if self._is_terminal:
             self._bar = self._bar or _Bar(self._stream)
             if self._bar.can_move:
@@ -55,6 +61,7 @@ class ProgressLine:
 
     def clear(self) -> None:
         """Remove the line from the terminal."""
+        self._logged = -1.0
         if self._bar is not None:
             self._bar.clear()
 

@@ -70,7 +70,7 @@ _STOPPED = "stopped"
 class Supervisor:
     """The `EngineClient` of one model. Use from one event loop.
 
-    `on_progress(stage, fraction)` is called while the model loads.
+    `on_progress(stage, fraction)` is called while the model loads; an empty stage is the end.
     """
 
     def __init__(
@@ -201,8 +201,7 @@ class Supervisor:
     def _tell_limit(self) -> None:
         """One that starts is told when it is ready, if its `Start` said something else."""
         limit_bytes = self._start.memory.limit_bytes
-        is_news = limit_bytes != self._told_limit_bytes
-        if self._process is not None and self._was_ready and is_news:
+        if self._process is not None and self._was_ready and limit_bytes != self._told_limit_bytes:
             self._told_limit_bytes = limit_bytes
             self._process.send(SetMemoryLimit(limit_bytes))
 
@@ -352,7 +351,6 @@ class Supervisor:
                 self._set(stats=event)
             case Loading(stage, fraction):
                 self._set(progress=(stage, fraction))
-                self._on_progress(stage, fraction)
             case Ready():
                 self._take_ready(event)
             case Unloadable(reason):
@@ -394,7 +392,9 @@ class Supervisor:
             self._set(
                 state="restarting", stats=None, retry_after_seconds=max(1.0, self._start_seconds)
             )
-        self._set(pid=None)
+        self._set(pid=None, progress=None)
 
     def _set(self, **changes: object) -> None:
         self._status = dataclasses.replace(self._status, **changes)  # type: ignore[arg-type]
+        if "progress" in changes:
+            self._on_progress(*(self._status.progress or ("", 1.0)))

@@ -36,6 +36,15 @@ def test_a_terminal_gets_one_line_that_moves_and_goes(screen: Terminal) -> None:
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h")  # and the cursor is back
 
 
+def test_what_is_over_is_gone_and_may_begin_again(screen: Terminal) -> None:
+    progress = ProgressLine(screen)
+    for number in (1, 2):
+        progress.show("warming up", 0.5)
+        progress.show("", 1.0)
+        assert screen.getvalue().endswith("\x1b[1A\x1b[2K")
+        assert screen.getvalue().count("\x1b[?25h") == number
+
+
 def test_a_line_is_never_wider_than_the_terminal(
     screen: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,9 +7,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from vlm_server.protocol import Event, ModelFacts, Ready, SetMemoryLimit, Start
+import pytest
+
+from vlm_server.protocol import Event, Loading, ModelFacts, Ready, SetMemoryLimit, Start, Unloadable
 from vlm_server.settings import Engine, Memory, Settings
-from vlm_server.supervisor.supervisor import Supervisor
+from vlm_server.supervisor.supervisor import ProgressCallback, Supervisor
 
 SETTINGS = Settings(
     engine=Engine(openblas="off", restart_backoff_seconds=0.01), memory=Memory(limit_bytes=1000)
@@ -51,9 +53,13 @@ class FakeProcess:
         return 0
 
 
+def ignore_progress(_stage: str, _fraction: float) -> None:
+    """For tests about something else."""
+
+
 class FakeSupervisor(Supervisor):
-    def __init__(self) -> None:
-        super().__init__(SETTINGS, lambda _stage, _fraction: None)
+    def __init__(self, on_progress: ProgressCallback) -> None:
+        super().__init__(SETTINGS, on_progress)
         self.processes: list[FakeProcess] = []
 
     async def _start_process(self, environment: dict[str, str]) -> Any:
@@ -68,8 +74,10 @@ async def wait_until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-async def started() -> tuple[FakeSupervisor, FakeProcess]:
-    supervisor = FakeSupervisor()
+async def started(
+    on_progress: ProgressCallback = ignore_progress,
+) -> tuple[FakeSupervisor, FakeProcess]:
+    supervisor = FakeSupervisor(on_progress)
     await supervisor.start()
     await wait_until(lambda: any(one.sent for one in supervisor.processes))
     return supervisor, supervisor.processes[0]
@@ -111,3 +119,24 @@ async def test_an_engine_ends_also_if_its_end_is_asked_for_twice_and_not_waited_
     await supervisor.stop()
     assert process.has_ended
     assert supervisor.status.state == "stopped"
+
+
+@pytest.mark.parametrize("end", [READY, Unloadable("it is broken"), None])
+async def test_progress_ends_with_each_load(end: Event | None) -> None:
+    """Whether the engine gets ready, can't load the model any more, or dies before that."""
+    stages = list[str]()
+    supervisor, process = await started(lambda stage, _fraction: stages.append(stage))
+    for event in (READY, end):
+        process.say(Loading("warming up", 0.5))
+        process.say(event)
+        if event is READY:
+            await wait_until(lambda: supervisor.status.is_ready)
+            assert stages == ["starting", "warming up", ""]
+            assert supervisor.status.progress is None
+        process.say(None)
+        await wait_until(lambda: len(stages) > 3 and stages[-1] == "starting")
+        assert stages[:3] == ["starting", "warming up", ""]
+        del stages[: stages.index("starting", 1)]
+        process = supervisor.processes[-1]
+    await supervisor.stop()
+    assert stages == ["starting", ""]

@@ -99,8 +99,7 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
         stop_when_input_ends(end.stop)
     if process.reloader is not None:
         process.reloader.listen(end.start_again)
-    progress = ProgressLine(sys.stderr)
-    models = ModelPool(settings, on_progress=progress.show)
+    models = ModelPool(settings, on_progress=ProgressLine(sys.stderr).show)
     intake_pool = intake.start_pool(settings.limits)
     with contextlib.suppress(ChildFailed):  # it is started when it is needed
         await asyncio.to_thread(intake_pool.warm_up)
@@ -109,7 +108,7 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
     url = url_of(settings.server.host, listener.addresses[0][1])
     _say(terminal.first_words(url, models.names[0], sys.stdout))
     await models.start()
-    announcement = asyncio.create_task(announce(models, progress, url, settings))
+    announcement = asyncio.create_task(announce(models, url, settings))
     announcement.add_done_callback(lambda task: stop.set() if _has_failed(task) else None)
     looking = asyncio.create_task(look_after(process, server))
     http = asyncio.create_task(serve_http(server, listener, models, stop))
@@ -162,13 +161,10 @@ async def look_after(process: _Process, server: HttpServer) -> None:
             await process.reloader.look()
 
 
-async def announce(models: ModelPool, progress: ProgressLine, url: str, settings: Settings) -> None:
+async def announce(models: ModelPool, url: str, settings: Settings) -> None:
     """Print the address once models are ready. Raises ModelLoadError if one can't be loaded."""
     started = time.monotonic()
-    try:
-        await models.wait_ready()
-    finally:
-        progress.clear()
+    await models.wait_ready()
     terminal.has_started()
     if sys.stdout.isatty():
         seconds = time.monotonic() - started

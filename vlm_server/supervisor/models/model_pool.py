@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 class ModelPool:
     """The `ModelClient` of the models in the settings. Use from one event loop.
 
-    `on_progress(stage, fraction)` is called while models load.
+    `on_progress(stage, fraction)` is called while models load, see `Supervisor`.
     """
 
     def __init__(

@@ -155,9 +155,12 @@ class ServedModel:
             progress=("downloading", 0.0),
             retry_after_seconds=_DOWNLOAD_SECONDS,
         )
-        model = await fetch(
-            self._missing, self.settings.model, self.settings.memory, self._take_download
-        )
+        try:
+            model = await fetch(
+                self._missing, self.settings.model, self.settings.memory, self._take_download
+            )
+        finally:
+            self._on_progress("", 1.0)
         self._missing = None
         self.settings = msgspec.structs.replace(self.settings, model=model)
         self._status = dataclasses.replace(self._status, retry_after_seconds=1.0)
