@@ -76,19 +76,7 @@ def add_to(commands: Commands) -> None:
         type=Path,
         help="write the last picture there, with the answer's boxes and points (.png, .jpg, .webp)",
     )
-    daemon = parser.add_argument_group("daemon")
-    daemon.add_argument("--url", help="daemon to ask, such as http://127.0.0.1:8000/v1")
-    daemon.add_argument(
-        "--api-key",
-        metavar="KEY",
-        help="API key to send (default for a daemon on this machine: the first of the settings')",
-    )
-    daemon.add_argument(
-        "--api-key-file",
-        metavar="FILE",
-        type=Path,
-        help="file with the API key to send (other users can see a key on the command line)",
-    )
+    options.add_daemon_options(parser, "to ask")
     options.add_model_option(parser)
     options.add_config_options(parser)
     parser.set_defaults(run=run)

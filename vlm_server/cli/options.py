@@ -41,6 +41,23 @@ def add_model_option(parser: argparse.ArgumentParser) -> None:
     add_unchecked_option(group)
 
 
+def add_daemon_options(parser: argparse.ArgumentParser, purpose: str) -> None:
+    """`--url`, `--api-key` and `--api-key-file`: which daemon, `purpose` is to what end."""
+    group = parser.add_argument_group("daemon")
+    group.add_argument("--url", help=f"daemon {purpose}, such as http://127.0.0.1:8000/v1")
+    group.add_argument(
+        "--api-key",
+        metavar="KEY",
+        help="API key to send (default for a daemon on this machine: the first of the settings')",
+    )
+    group.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        type=Path,
+        help="file with the API key to send (other users can see a key on the command line)",
+    )
+
+
 def add_template_option(group: argparse._ActionsContainer) -> None:
     """`--chat-template`."""
     group.add_argument(

@@ -156,6 +156,13 @@ def test_a_model_that_still_loads_is_waited_for(url: str, script: Script, pictur
     assert script.not_ready_times == 0
 
 
+@pytest.mark.parametrize("form", ["{}", "{}/", "{}/v1", "http://{}", "http://{}/v1/"])
+def test_an_address_is_enough(form: str, url: str, script: Script, picture: Path) -> None:
+    address = url.removeprefix("http://").removesuffix("/v1")
+    assert main(["ask", str(picture), "What?", "--url", form.format(address)]) == 0
+    assert len(script.asked) == 1
+
+
 def test_a_key_is_sent(url: str, script: Script, picture: Path) -> None:
     main(["ask", str(picture), "What?", "--url", url, "--api-key", "a-secret-key"])
     assert script.keys == {"Bearer a-secret-key"}

@@ -105,7 +105,7 @@ MISTAKES = [
     (f"ask {NOBODY} - What?", FAILED, "standard input is empty"),
     (f"ask {NOBODY} - -", WRONG, "not both"),
     (f"ask {NOBODY} picture.png What?", FAILED, "no daemon answers at http://127.0.0.1:9/v1"),
-    ("ask --url nonsense picture.png What?", FAILED, "no daemon answers at nonsense"),
+    ("ask --url nonsense picture.png What?", FAILED, "no daemon answers at http://nonsense/v1"),
     ("ask --url http://[::1 picture.png What?", FAILED, "is no URL"),
     (f"ask {NOBODY} --max-tokens 0 picture.png What?", WRONG, "--max-tokens"),
     (f"ask {NOBODY} --save-boxes absent/x.png picture.png What?", FAILED, "absent"),

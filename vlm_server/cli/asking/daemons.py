@@ -11,12 +11,11 @@ from typing import Any
 from vlm_server.checkpoints import find
 from vlm_server.checkpoints.names import HubName
 from vlm_server.cli import options
+from vlm_server.cli.client.address import address_of
 from vlm_server.cli.client.daemon import Daemon, is_local
-from vlm_server.cli.client.keys import own_key, read_key
 from vlm_server.cli.failure import CommandFailed
 from vlm_server.cli.own_daemon import running_daemon
 from vlm_server.cli.progress import ProgressLine
-from vlm_server.cli.serve import url_of
 from vlm_server.cli.usage.nearest import did_you_mean
 from vlm_server.errors import ConfigError
 from vlm_server.settings import Settings
@@ -35,12 +34,7 @@ def ready_daemon(
     Raises CommandFailed if there is none, or not with this model; ConfigError for a model that
     nobody has.
     """
-    url = (
-        _api_of(arguments.url)
-        if arguments.url
-        else url_of(settings.server.host, settings.server.port)
-    )
-    api_key = _key(arguments, settings, url)
+    url, api_key = address_of(arguments, settings)
     with Daemon(url, api_key) as daemon:
         listed = daemon.listed() if daemon.is_there() else None
         if listed is not None and _chosen(listed, arguments.model, settings) is not None:
@@ -56,19 +50,6 @@ def ready_daemon(
         except CommandFailed as error:
             raise CommandFailed(f"the daemon started for this question: {error}") from None
         yield daemon, model
-
-
-def _api_of(url: str) -> str:
-    """`url` as people copy it from a browser, with the path of the API."""
-    has_host, has_path = "://" in url, "/" in url.partition("://")[2].rstrip("/")
-    return url if has_path or not has_host else f"{url.rstrip('/')}/v1"
-
-
-def _key(arguments: argparse.Namespace, settings: Settings, url: str) -> str | None:
-    if arguments.api_key_file is not None:
-        return read_key(arguments.api_key_file)
-    given: str | None = arguments.api_key
-    return given or (own_key(settings.server) if is_local(url) else None)
 
 
 def _wait_for(daemon: Daemon, arguments: argparse.Namespace, settings: Settings) -> Model:

@@ -18,6 +18,7 @@ import msgspec
 
 from vlm_server.child import launch
 from vlm_server.cli.bench.client import Target
+from vlm_server.cli.client.daemon import api_url
 from vlm_server.errors import ConfigError, VlmServerError
 
 _START_SECONDS = 900.0
@@ -62,10 +63,11 @@ KINDS = {
 def parse_url(text: str) -> Target:
     """`NAME=http://host:port/v1[,model]`; without a model, `Target.model` is empty."""
     name, equals, rest = text.partition("=")
-    url, _, model = rest.partition(",")
-    if not (name and equals and url.startswith(("http://", "https://"))):
+    typed, _, model = rest.partition(",")
+    url = api_url(typed.strip())
+    if not (name and equals and typed and url.startswith(("http://", "https://"))):
         raise ConfigError(f"expected NAME=http://host:port/v1[,model], not {text!r}")
-    return Target(name.strip(), url.strip().rstrip("/"), model.strip())
+    return Target(name.strip(), url, model.strip())
 
 
 async def find_model(target: Target) -> Target:

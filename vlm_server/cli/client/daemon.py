@@ -103,6 +103,13 @@ class Daemon:
             raise CommandFailed(f"no answer from {self.url}: {error}") from None
 
 
+def api_url(text: str) -> str:
+    """The URL of the API at `text`, as people copy or type it: without `http://`, or `/v1`."""
+    url = text if "://" in text else f"http://{text}"
+    has_path = "/" in url.partition("://")[2].rstrip("/")
+    return url.rstrip("/") if has_path else f"{url.rstrip('/')}/v1"
+
+
 def is_local(url: str) -> bool:
     """Whether `url` names this machine by a loopback address. Raises CommandFailed."""
     from vlm_server.settings import is_loopback

@@ -87,6 +87,7 @@ def test_server_that_is_not_there():
 def test_url():
     assert parse_url("a=http://h:1/v1/,org/model") == Target("a", "http://h:1/v1", "org/model")
     assert parse_url("a=http://h:1/v1") == Target("a", "http://h:1/v1", "")
+    assert parse_url("a=h:1,org/model") == Target("a", "http://h:1/v1", "org/model")
 
 
 async def test_model_is_asked_for_only_if_not_given():
