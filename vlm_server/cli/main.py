@@ -22,6 +22,7 @@ COMMANDS = {
     "serve": ("serve", "start the daemon"),
     "ask": ("ask", "ask about images and videos"),
     "pull": ("models.command", "download a model, if it can be served here"),
+    "ps": ("ps", "show what a daemon has loaded and is doing"),
     "models": ("models.command", "list, check, download and remove models"),
     "check-config": ("check_config", "validate the settings without starting"),
     "doctor": ("doctor.command", "find out what is wrong, and what to do about it"),

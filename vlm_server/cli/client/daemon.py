@@ -96,6 +96,15 @@ class Daemon:
         except (ValueError, LookupError, TypeError):
             raise CommandFailed(f"{self.url} lists no models: is it a URL of an API?") from None
 
+    def status(self) -> dict[str, Any]:
+        """What `/v1/status` says. Raises CommandFailed."""
+        response = self._get(f"{self.url}/status")
+        if not response.is_success:
+            raise CommandFailed(refusal(response.status_code, response.content))
+        if "models" not in (status := _object(response)):
+            raise CommandFailed(f"{self.url} tells no status: is it a daemon of vlm-server?")
+        return status
+
     def _get(self, url: str) -> httpx.Response:
         try:
             return self._http.get(url)

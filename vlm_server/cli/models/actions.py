@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import sys
+from typing import Any
 
 from vlm_server.checkpoints import find, layout
 from vlm_server.checkpoints.download import download
@@ -12,8 +14,11 @@ from vlm_server.checkpoints.messages import Plan, Progress, size_text
 from vlm_server.checkpoints.names import HubName
 from vlm_server.checkpoints.survey import check_plan
 from vlm_server.cli import options
+from vlm_server.cli.client.address import address_of
+from vlm_server.cli.client.daemon import Daemon
 from vlm_server.cli.failure import CommandFailed
 from vlm_server.cli.progress import ProgressLine
+from vlm_server.cli.table import print_table
 from vlm_server.cli.terminal import set_up_logging
 from vlm_server.cli.usage.nearest import did_you_mean
 from vlm_server.errors import ConfigError
@@ -48,44 +53,84 @@ def pull(arguments: argparse.Namespace) -> int:
 
 
 def list_models(arguments: argparse.Namespace) -> int:
-    """Print a table of what `serve --model` finds by name, or the names alone."""
+    """Print a table of what `serve --model` finds by name and of what a daemon serves, or names.
+
+    Raises CommandFailed if the daemon of `--url` does not answer.
+    """
     settings = options.load_settings(arguments)
+    found = find.every(settings.model.search_paths)
     if arguments.names:
-        print("\n".join(sorted({one.name for one in find.every(settings.model.search_paths)})))
+        print("\n".join(sorted({one.name for one in found})))
         return 0
-    shown = [one for one in find.every(settings.model.search_paths) if _sees(one)]
-    begun = [one for one in find.unfinished() if one.name not in {each.name for each in shown}]
-    rows = [*map(_row, shown), *map(_row_of_begun, begun)]
-    if not rows:
+    shown = [_listed(one) for one in found if _sees(one)]
+    names = {one["name"] for one in shown}
+    shown += [_begun(one) for one in find.unfinished() if one.name not in names]
+    states = _served(arguments, settings)
+    names = {one["name"] for one in shown}
+    shown += [_unknown(name) for name in states or () if name not in names]
+    for one in shown:
+        one["state"] = (states or {}).get(one["name"])
+    if arguments.json:
+        print(json.dumps(shown, indent=2))
+        return 0
+    if not shown:
         print("No models are here. Get one: vlm-server pull ORG/NAME")
         return 0
-    head = ("NAME", "SIZE", "FAMILY", "WEIGHTS", "WHERE")
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    for row in (head, *rows):
-        print("  ".join(map(str.ljust, row, widths)).rstrip())
+    served = ("SERVED",) if states else ()
+    head = ("NAME", "SIZE", "FAMILY", "WEIGHTS", *served, "WHERE")
+    print_table(head, [_row(one, with_state=bool(states)) for one in shown])
     return 0
+
+
+def _served(arguments: argparse.Namespace, settings: Settings) -> dict[str, str] | None:
+    """The state of each model that the daemon serves; None if none runs, or tells us nothing."""
+    with Daemon(*address_of(arguments, settings)) as daemon:
+        try:
+            if arguments.url or daemon.is_there():
+                return {str(one["name"]): str(one["state"]) for one in daemon.status()["models"]}
+        except CommandFailed:
+            if arguments.url:
+                raise
+    return None
 
 
 def _sees(found: find.Found) -> bool:
     return layout.sees(layout.read_object(found.folder / layout.CONFIG))
 
 
-def _row_of_begun(found: find.Found) -> tuple[str, ...]:
-    size = sum(path.stat().st_size for path in (found.folder / "blobs").iterdir())
-    return (found.name, size_text(size), "?", "?", _not_complete(found))
-
-
-def _not_complete(found: find.Found) -> str:
-    return f"{found.place} (not complete: vlm-server pull {found.name})"
-
-
-def _row(found: find.Found) -> tuple[str, ...]:
-    size = sum(path.stat().st_size for path in layout.weight_files(found.folder))
+def _listed(found: find.Found) -> dict[str, Any]:
     config = layout.read_object(found.folder / layout.CONFIG)
-    where = str(found.place if found.place == "hub cache" else found.folder)
-    where = where if found.is_complete else _not_complete(found)
-    kind = (layout.family(config) or "?", layout.quantization(config) or "?")
-    return (found.name, size_text(size), *kind, where)
+    return {
+        "name": found.name,
+        "bytes": sum(path.stat().st_size for path in layout.weight_files(found.folder)),
+        "family": layout.family(config) or None,
+        "weights": layout.quantization(config) or None,
+        "place": found.place,
+        "folder": str(found.folder),
+        "complete": found.is_complete,
+    }
+
+
+def _begun(found: find.Found) -> dict[str, Any]:
+    """A download that was not finished."""
+    size = sum(path.stat().st_size for path in (found.folder / "blobs").iterdir())
+    about = {"family": None, "weights": None, "place": found.place, "folder": str(found.folder)}
+    return {"name": found.name, "bytes": size, **about, "complete": False}
+
+
+def _unknown(name: str) -> dict[str, Any]:
+    """A model that a daemon serves, and that is not found here by its name."""
+    about = dict.fromkeys(("bytes", "family", "weights", "place", "folder"))
+    return {"name": name, **about, "complete": True}
+
+
+def _row(one: dict[str, Any], *, with_state: bool) -> tuple[str, ...]:
+    where = (one["place"] if one["place"] == "hub cache" else one["folder"]) or "the daemon"
+    if not one["complete"]:
+        where = f"{one['place']} (not complete: vlm-server pull {one['name']})"
+    size = "?" if one["bytes"] is None else size_text(one["bytes"])
+    state = (one["state"] or "",) if with_state else ()
+    return (one["name"], size, one["family"] or "?", one["weights"] or "?", *state, where)
 
 
 def remove(arguments: argparse.Namespace) -> int:

@@ -31,9 +31,11 @@ def add_to(commands: Commands) -> None:
     _add(commands, "pull", _PULL, _pull)
     models = commands.add_parser("models", help="list, check, download and remove models")
     actions = models.add_subparsers(metavar="ACTION", required=True, title="actions")
-    text = "the models on this machine, and where they are"
+    text = "the models on this machine, and those that a running daemon serves"
     listing = actions.add_parser("list", help=text, description=text.capitalize() + ".")
     listing.add_argument("--names", action="store_true", help="print only their names")
+    listing.add_argument("--json", action="store_true", help="print a list of objects")
+    options.add_daemon_options(listing, "whose models to list")
     options.add_config_options(listing)
     listing.set_defaults(run=_list)
     manual.add(listing, Manual(environment=manual.HUB, files=manual.HUB_FILES))

@@ -1,0 +1,85 @@
+"""`vlm-server ps`: what a running daemon has loaded, and what it is doing."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from vlm_server.cli import options
+from vlm_server.cli.usage import manual
+from vlm_server.cli.usage.parsing import Manual
+
+if TYPE_CHECKING:
+    from vlm_server.cli.options import Commands
+
+_MANUAL = Manual(
+    examples=(
+        ("The daemon on this machine", "vlm-server ps"),
+        ("What a program can read", "vlm-server ps --json | jq '.models[].state'"),
+    ),
+    files=manual.CONFIG_FILES,
+)
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser(
+        "ps",
+        help="show what a daemon has loaded and is doing",
+        description="Shows the models of a running daemon, the device memory that each holds of "
+        "its limit, when it is unloaded if nobody asks for it, and the requests in flight.",
+    )
+    parser.add_argument("--json", action="store_true", help="print one object: models, requests")
+    options.add_daemon_options(parser, "to look at")
+    options.add_config_options(parser)
+    parser.set_defaults(run=run)
+    manual.add(parser, _MANUAL)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what there is. Raises CommandFailed if no daemon answers."""
+    import json
+
+    from vlm_server.cli.client.address import address_of
+    from vlm_server.cli.client.daemon import Daemon
+    from vlm_server.cli.table import print_table
+
+    settings = options.load_settings(arguments)
+    with Daemon(*address_of(arguments, settings)) as daemon:
+        status = daemon.status()
+    requests: list[dict[str, Any]] = status["requests"]["list"]
+    if arguments.json:
+        print(json.dumps({"models": status["models"], "requests": requests}, indent=2))
+        return 0
+    models = [_model_row(model, requests, status["time"]) for model in status["models"]]
+    print_table(("MODEL", "STATE", "MEMORY", "REQUESTS", "UNLOADED"), models)
+    if requests:
+        print()
+        print_table(
+            ("REQUEST", "MODEL", "STATE", "TOKENS", "SECONDS"), list(map(_request_row, requests))
+        )
+    return 0
+
+
+def _request_row(one: dict[str, Any]) -> tuple[str, ...]:
+    tokens = f"{one['done']} of {one['total']}" if one["total"] else ""
+    return (one["id"], one["model"] or "", one["state"], tokens, f"{one['seconds']:.1f}")
+
+
+def _model_row(
+    model: dict[str, Any], requests: list[dict[str, Any]], now: float
+) -> tuple[str, ...]:
+    from vlm_server.checkpoints.messages import size_text
+
+    state, progress, expires_at = model["state"], model["progress"], model["expires_at"]
+    if progress:
+        state += f" ({progress['stage']}, {progress['fraction']:.0%})"
+    held, limit = size_text(model["memory_bytes"]), size_text(model["limit_bytes"])
+    leaves = "" if expires_at is None else f"in {max(0.0, expires_at - now):.0f} s"
+    return (
+        model["name"],
+        state,
+        f"{held} of {limit}" if model["limit_bytes"] else "",
+        str(sum(one["model"] == model["name"] for one in requests)),
+        "never" if model["pinned"] else leaves,
+    )
