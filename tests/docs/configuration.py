@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -127,7 +128,10 @@ def _allowed(hint: Any) -> str:
 
 
 def _kind(hint: Any) -> Any:
-    return get_args(hint)[0] if hasattr(hint, "__metadata__") else hint
+    """The type, without its description; the number's, if it may be a share as well."""
+    if get_origin(hint) in (Annotated, UnionType, Union):
+        return _kind(get_args(hint)[0])
+    return hint
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import pytest
 
 from vlm_server.cli.check_config import describe, render_defaults
 from vlm_server.errors import ConfigError
+from vlm_server.protocol import MESSAGE_HEADER, Start, decode_command, encode_message
 from vlm_server.settings import (
     ListedModel,
     Settings,
@@ -18,6 +19,7 @@ from vlm_server.settings import (
     load_with_sources,
 )
 from vlm_server.settings.paths import is_unmounted
+from vlm_server.supervisor.start_command import start_of
 
 DEFAULT_TOML = Path(__file__).parents[2] / "configs" / "default.toml"
 KEY = "a-long-enough-key"
@@ -296,3 +298,94 @@ def test_a_disk_is_not_mounted_if_its_place_says_so(tmp_path: Path) -> None:
     assert not is_unmounted(mounted / "absent", disks=[Path("/")], fstab=tmp_path / "absent")
     fstab.write_text(f"dev {mounted} devfs\n")
     assert not is_absent(mounted / "absent")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("30GiB", 30 << 30),
+        ("512MB", 512_000_000),
+        ("1.5 kib", 1536),
+        (".5kB", 500),
+        ("7B", 7),
+        ("2TB", 2 * 10**12),
+    ],
+)
+def test_sizes_have_units(text: str, size: int, tmp_path: Path) -> None:
+    assert load(None, (f"cache.disk_bytes={text}",)).cache.disk_bytes == size
+    path = write(tmp_path, f'[cache]\ndisk_bytes = "{text}"\n')
+    assert load(path).cache.disk_bytes == size
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90s", 90),
+        ("5m", 300),
+        ("1h30m", 5400),
+        ("1 h 30 min", 5400),
+        ("250ms", 0.25),
+        ("2d", 172800),
+    ],
+)
+def test_times_have_units(text: str, seconds: float, tmp_path: Path) -> None:
+    path = write(tmp_path, f'[models.x]\npath = "org/x"\nkeep_alive_seconds = "{text}"\n')
+    assert load(path).models["x"].keep_alive_seconds == seconds
+    assert load(None, (f"deadlines.total_seconds={text}",)).deadlines.total_seconds == seconds
+
+
+def test_every_size_and_time_takes_a_unit() -> None:
+    """Within its bounds; a number without one is what it was."""
+    for section, values in Settings().sections():
+        for name, value in msgspec.structs.asdict(values).items():
+            kind = type(value)
+            if kind in (int, float) and name.endswith(("_bytes", "_seconds")):
+                for text, wanted in (("1GiB", 1 << 30), ("2000000000", 2 * 10**9)):
+                    if name.endswith("_seconds"):
+                        text, wanted = ("2m", 120) if "G" in text else ("130", 130)
+                    settings = load(None, (f"{section}.{name}={text}",))
+                    assert getattr(getattr(settings, section), name) == wanted, name
+
+
+def test_the_memory_limit_may_be_a_share_of_the_device() -> None:
+    memory = load(None, ("memory.limit_bytes=75%",)).memory
+    assert memory.limit_on(1000) == 750
+    assert memory.known_limit_bytes == 0
+    assert load(None, ("memory.limit_bytes=8GB",)).memory.known_limit_bytes == 8 * 10**9
+    started = decode_command(
+        encode_message(start_of(Settings(memory=memory)))[MESSAGE_HEADER.size :]
+    )
+    assert isinstance(started, Start)
+    assert started.memory == memory
+    shown = described(Settings(memory=memory), {})
+    values = {each["name"]: each["value"] for one in shown for each in one["settings"]}
+    assert values["limit_bytes"] == "75%"
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("memory.limit_bytes=30G", "`memory.limit_bytes`: '30G' is no size, as 30GiB"),
+        ("memory.limit_bytes=-1GiB", "is no size"),
+        ("memory.limit_bytes=5m", "is no size"),
+        ("memory.limit_bytes=0%", "`memory.limit_bytes`: it has to be above 0%"),
+        ("memory.limit_bytes=175%", "at most 100%, not 175%"),
+        ("cache.disk_bytes=75%", "`cache.disk_bytes`: it has to be a size"),
+        ("server.drain_seconds=5x", "`server.drain_seconds`: '5x' is no time, as 90s"),
+        ("server.drain_seconds=5m oops", "is no time"),
+        ("server.drain_seconds=5MB", "is no time"),
+        ("limits.max_body_bytes=1kB", "`limits.max_body_bytes`: expected `int` >= 1024"),
+        ("server.port=80B", "`server.port`: expected `int`"),
+        ("models.a.keep_alive_seconds=x", "`models.a.keep_alive_seconds`: 'x' is no time"),
+    ],
+)
+def test_what_is_no_size_or_time_is_refused_with_examples(override: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(None, (override,))
+    assert said in str(refused.value)
+
+
+def test_a_wrong_size_in_a_file_is_told_with_its_line(tmp_path: Path) -> None:
+    path = write(tmp_path, '[memory]\nlimit_bytes = "30 gigs"\n')
+    with pytest.raises(ConfigError, match=r"line 2: `memory.limit_bytes`: '30 gigs' is no size"):
+        load(path)

@@ -66,6 +66,13 @@ def weight_files(folder: Path) -> list[Path]:
     return [path for path in names if not path.name.startswith(".") and path.is_file()]
 
 
+def stored_bytes(folder: Path) -> int:
+    """Of the files of weights that the loader reads: those that the index names, else all."""
+    named = shards(read_object(folder / INDEX))
+    files = [path for path in weight_files(folder) if is_read(path.name)]
+    return sum(path.stat().st_size for path in files if not named or path.name in named)
+
+
 def family(config: Mapping[str, Any]) -> str:
     """The `model_type`; empty if there is none."""
     return str(config.get("model_type") or "")

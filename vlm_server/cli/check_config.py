@@ -39,11 +39,12 @@ def add_to(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Raises ConfigError if the settings are invalid."""
+    """Raises ConfigError if the settings are invalid, ModelLoadError if a model can't be served."""
     if arguments.print_defaults:
         print(render_defaults(), end="")
         return 0
-    options.load_settings(arguments)
+    settings = options.load_settings(arguments)
+    options.check_memory_limit(settings)
     print("The settings are valid.")
     return 0
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
+_SURPLUS = 1.25
+"""Files may hold weights that the model does not use."""
+
 
 def add_config_options(parser: argparse.ArgumentParser) -> None:
     """`--config` and `--set`."""
@@ -188,6 +191,30 @@ def check_model(path: Path) -> None:
     if not names:
         raise NotAvailable(f"model.path: {path} is empty (is its disk mounted?)")
     raise ConfigError(f"model.path: {path} {lack_of(names)}")
+
+
+def check_memory_limit(settings: Settings) -> None:
+    """Raises ModelLoadError if `memory.limit_bytes` can't hold a model that is always loaded.
+
+    By the sizes of its files: the engine finds out the rest. What several hosts share is not
+    looked at, nor a limit that is a share of the device's memory.
+    """
+    from vlm_server.checkpoints import layout
+    from vlm_server.checkpoints.messages import size_text
+    from vlm_server.errors import ModelLoadError
+    from vlm_server.models import EMBEDDED
+
+    limit_bytes = settings.memory.known_limit_bytes
+    pinned = [settings.model, *(one for one in settings.models.values() if one.pinned)]
+    for model in pinned if limit_bytes and not settings.distributed.hosts else ():
+        stored = layout.stored_bytes(Path(model.path) if model.path else EMBEDDED)
+        least = stored / _SURPLUS / (2 if model.dtype in ("float16", "bfloat16") else 1)
+        if least > limit_bytes:
+            raise ModelLoadError(
+                f"the weights do not fit: those of {model.path or 'the embedded model'} take "
+                f"{size_text(stored)} in their files, and {size_text(limit_bytes)} are allowed: "
+                "raise memory.limit_bytes, or serve a smaller or a quantized checkpoint"
+            )
 
 
 def _check_template(section: str, checkpoint: Checkpoint) -> None:

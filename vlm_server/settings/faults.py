@@ -26,13 +26,13 @@ def explained(
         name, section = found[1], found[2] or ""
         full = f"{section}.{name}" if section else name
         known = tree if not section else _type_of(tree, section)
-        return f"{_where(path, full, sources)}there is no setting `{full}`{_close(full, known)}"
+        return f"{where(path, full, sources)}there is no setting `{full}`{_close(full, known)}"
     if (found := _WRONG.fullmatch(message)) is not None:
         full, fault = f"{found[2]}.{found[3]}", found[1]
         if fault.startswith(_CHOICE):
             hint = get_type_hints(_type_of(tree, found[2]))[found[3]]
             fault += f"; it may be {', '.join(map(str, get_args(hint)))}"
-        return f"{_where(path, full, sources)}`{full}`: {fault[0].lower()}{fault[1:]}"
+        return f"{where(path, full, sources)}`{full}`: {fault[0].lower()}{fault[1:]}"
     return message.replace("`$.", "`")
 
 
@@ -51,7 +51,7 @@ def _close(full: str, struct: Any) -> str:
     return f": did you mean `{section}{dot}{close[0]}`?" if close else ""
 
 
-def _where(path: Path | None, full: str, sources: Mapping[str, str]) -> str:
+def where(path: Path | None, full: str, sources: Mapping[str, str]) -> str:
     """The file and the line in which the setting or section stands; empty if it is in none."""
     section, _, key = full.rpartition(".")
     in_file = [each for each in sources if each == full or each.startswith(f"{full}.")]

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from vlm_server.settings.bounds import MIB
+from vlm_server.settings.quantities import Share
 
 
 class Cache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,11 +79,12 @@ class Cache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit_bytes: Annotated[
-        int,
+        Annotated[int, Meta(ge=0)] | Share,
         Meta(
-            ge=0,
-            description="Maximum device memory; 0 is automatic: on a Mac what leaves room for the "
-            "system, 90% of a CUDA device's memory, half of the machine's on a CPU.",
+            description="Maximum device memory, or a share of what the device has, as `75%` (on a "
+            "CPU, of what the process may use of the machine's); 0 is automatic: on a Mac what "
+            "leaves room for the system, 90% of a CUDA device's memory, half of the machine's on a "
+            "CPU.",
         ),
     ] = 0
     model_room_bytes: Annotated[
@@ -117,3 +119,13 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "it when the next chunk might not fit otherwise."
         ),
     ] = "auto"
+
+    @property
+    def known_limit_bytes(self) -> int:
+        """`limit_bytes` where that is known without the device; else 0."""
+        return 0 if isinstance(self.limit_bytes, Share) else self.limit_bytes
+
+    def limit_on(self, device_bytes: int) -> int:
+        """`limit_bytes` on a device that has `device_bytes`; 0 is automatic."""
+        share = self.limit_bytes
+        return share.of(device_bytes) if isinstance(share, Share) else share

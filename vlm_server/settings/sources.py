@@ -7,6 +7,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
+from vlm_server.settings.quantities import Share
 from vlm_server.settings.tree import Settings
 
 DEFAULT = "default"
@@ -35,6 +36,8 @@ def _section(section: str, values: msgspec.Struct, sources: Sources) -> list[dic
         value = getattr(values, field.name)
         if name in _SECRET:
             value = f"({len(value)} not shown)" if value else []
+        elif isinstance(value, Share):
+            value = str(value)
         shown.append(
             {
                 "name": field.name,

@@ -6,9 +6,9 @@ import ipaddress
 import os
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 
@@ -16,12 +16,13 @@ from vlm_server.errors import ConfigError
 from vlm_server.settings.bounds import MAX_FLOAT, MAX_INT, MIN_KEY_CHARS
 from vlm_server.settings.distributed import Distributed
 from vlm_server.settings.engine import Engine, Scheduler
-from vlm_server.settings.faults import explained
+from vlm_server.settings.faults import explained, where
 from vlm_server.settings.front import Deadlines, Limits, Server, Urls
 from vlm_server.settings.media import Image, Video
 from vlm_server.settings.memory import Cache, Memory
 from vlm_server.settings.model import ListedModel, Model
 from vlm_server.settings.paths import expanded, missing, why_unreadable
+from vlm_server.settings.quantities import value_of
 from vlm_server.settings.telemetry import Log, Metrics, Tracing
 
 _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.IGNORECASE)
@@ -87,6 +88,7 @@ def load_with_sources(
     sources = dict.fromkeys(_names(table), str(path))
     for override in overrides:
         sources[_apply_override(table, override)] = "command line"
+    _read_quantities(table, path, sources)
     try:
         settings = msgspec.convert(table, Settings)
     except msgspec.ValidationError as error:
@@ -103,6 +105,33 @@ def load_with_sources(
     _check_models(settings)
     _check_distributed(settings)
     return settings, sources
+
+
+def _read_quantities(table: dict[str, Any], path: Path | None, sources: Mapping[str, str]) -> None:
+    """Sizes and times of `table` that are given as text, as numbers. Raises ConfigError."""
+    for section, keys, kind in _tables(table):
+        hints = get_type_hints(kind)
+        for key, value in keys.items():
+            if key in hints and isinstance(value, str):
+                try:
+                    keys[key] = value_of(key, value, hints[key])
+                except ValueError as error:
+                    full = f"{section}.{key}"
+                    raise ConfigError(f"{where(path, full, sources)}`{full}`: {error}") from None
+
+
+def _tables(table: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], Any]]:
+    """Name, content and type of each section that is one, with those in `[models]`."""
+    kinds = get_type_hints(Settings)
+    for section, keys in table.items():
+        if not (section in kinds and isinstance(keys, dict)):
+            continue
+        if section != MODELS:
+            yield section, keys, kinds[section]
+            continue
+        for name, model in keys.items():
+            if isinstance(model, dict):
+                yield f"{MODELS}.{name}", model, ListedModel
 
 
 def fault_of_key(key: str) -> str | None:

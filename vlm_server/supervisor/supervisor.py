@@ -200,7 +200,7 @@ class Supervisor:
 
     def _tell_limit(self) -> None:
         """One that starts is told when it is ready, if its `Start` said something else."""
-        limit_bytes = self._start.memory.limit_bytes
+        limit_bytes = self._start.memory.known_limit_bytes
         if self._process is not None and self._was_ready and limit_bytes != self._told_limit_bytes:
             self._told_limit_bytes = limit_bytes
             self._process.send(SetMemoryLimit(limit_bytes))
@@ -295,7 +295,7 @@ class Supervisor:
             if self._status.state != "stopping":
                 self._set(pid=process.pid, progress=("starting", 0.0))
             process.send(msgspec.structs.replace(self._start, rank=rank))
-            self._told_limit_bytes = self._start.memory.limit_bytes
+            self._told_limit_bytes = self._start.memory.known_limit_bytes
             async for event in process.events():
                 self._watchdog.heard(event)
                 self._take(event)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 from huggingface_hub import constants
@@ -15,6 +16,7 @@ from huggingface_hub import constants
 from vlm_server.cli.main import build_parser, main
 from vlm_server.cli.options import load_settings, settings_arguments
 from vlm_server.errors import ConfigError
+from vlm_server.models import EMBEDDED
 
 
 def test_without_a_command_the_usage_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,6 +102,22 @@ def test_a_model_that_is_none_is_named_at_once(
     assert (
         f"model.path: {tmp_path} is no checkpoint: it has no config.json" in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize("command", ["serve", "check-config", "service install --dry-run"])
+def test_a_limit_that_can_not_hold_the_model_is_refused_with_the_figures(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The embedded model takes 15 MB. Nothing is started to find that out."""
+    assert main([*command.split(), "--set", "memory.limit_bytes=11MB"]) == 3
+    assert "take 15 MB in their files, and 11 MB are allowed" in capsys.readouterr().err
+    folder = copytree(EMBEDDED, tmp_path / "model")
+    settings = (
+        *("memory.limit_bytes=11MB", "model.dtype=float16"),
+        *(f"models.it.path={folder}", "models.it.pinned=true"),
+    )
+    assert main([*command.split(), *(word for each in settings for word in ("--set", each))]) == 3
+    assert f"those of {folder} take 15 MB" in capsys.readouterr().err
 
 
 def test_a_folder_of_another_format_says_which(

@@ -28,7 +28,7 @@ def free_for_more(models: ModelClient, settings: Settings) -> int | None:
         for name in models.names
         if (stats := models.status(name).stats) is not None
     }
-    limit = settings.memory.limit_bytes or sum(one.limit_bytes for one in memories.values())
+    limit = settings.memory.known_limit_bytes or sum(one.limit_bytes for one in memories.values())
     pinned = [name for name in models.names if models.is_pinned(name)]
     if not limit or not memories.keys() >= set(pinned):
         return None

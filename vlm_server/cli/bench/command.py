@@ -66,7 +66,11 @@ def add_to(commands: Commands) -> None:
         "--seed", type=int, help="of images and words (default: a new one, unknown to caches)"
     )
     work.add_argument(
-        "--timeout", type=float, default=600, metavar="S", help="per request (default: %(default)s)"
+        "--timeout",
+        type=_seconds,
+        default=600.0,
+        metavar="S",
+        help="per request, in seconds or as 5m (default: %(default)g)",
     )
     output = parser.add_argument_group("output")
     output.add_argument("--json", type=Path, metavar="FILE", help="write all measurements")
@@ -111,3 +115,12 @@ def run(args: argparse.Namespace) -> int:
         return asyncio.run(until_told_to_stop(args))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
+
+
+def _seconds(text: str) -> float:
+    from vlm_server.settings.quantities import seconds_or_number
+
+    try:
+        return seconds_or_number(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -25,8 +25,12 @@ _LAST_LINES = 20
 
 
 def install(arguments: argparse.Namespace, manager: ServiceManager) -> int:
-    """Install the service, or leave all as it was. Raises ConfigError or CommandFailed."""
+    """Install the service, or leave all as it was.
+
+    Raises ConfigError, ModelLoadError or CommandFailed.
+    """
     settings = options.load_settings(arguments)
+    options.check_memory_limit(settings)
     command = ServiceCommand(
         program=installed_program(),
         arguments=["serve", *options.settings_arguments(arguments), "--reload"],

@@ -63,6 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     log_file = LogFile(arguments.log_file) if arguments.log_file else None
     reloader = Reloader(arguments.config) if arguments.reload else None
     settings, sources = options.load_settings_with_sources(arguments)
+    options.check_memory_limit(settings)
     settings = terminal.for_a_person(settings, sources)
     backend.check()
     terminal.set_up_logging(settings.log)
@@ -79,8 +80,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _load_for(listener: Listener, arguments: argparse.Namespace) -> Settings:
-    """The settings as they are now. Raises ConfigError if they can't be served on `listener`."""
+    """The settings as they are now. Raises ConfigError if they can't be served on `listener`, and
+    ModelLoadError if their memory can't hold the model."""
     settings = options.load_settings(arguments)
+    options.check_memory_limit(settings)
     check_exposure(settings.server, listener)
     return settings
 

@@ -11,7 +11,7 @@ from vlm_server.settings import Memory
 
 def limit_bytes(settings: Memory, device: Device) -> int:
     """`memory.limit_bytes`, or what suits the device."""
-    return settings.limit_bytes or device.suitable_bytes
+    return settings.limit_on(device.memory_bytes) or device.suitable_bytes
 
 
 class MlxMemory:

@@ -67,7 +67,7 @@ class Leading:
         and the disk would have the KV of this rank's heads alone.
         """
         others = [hello.suitable_bytes for hello in self._followers.hellos]
-        limit = start.memory.limit_bytes or min(device.suitable_bytes, *others)
+        limit = start.memory.limit_on(device.memory_bytes) or min(device.suitable_bytes, *others)
         return msgspec.structs.replace(
             start,
             memory=msgspec.structs.replace(start.memory, limit_bytes=limit),

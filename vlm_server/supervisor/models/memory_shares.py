@@ -31,7 +31,7 @@ class MemoryShares:
     def __init__(self, memory: Memory, models: Mapping[str, ServedModel], look: Look) -> None:
         """`look`: see `checkpoints.survey`."""
         self._room_bytes = memory.model_room_bytes
-        self._limit_bytes = memory.limit_bytes
+        self._limit_bytes = memory.known_limit_bytes
         """0 as long as nobody knows."""
         self._models = models
         self._look = look

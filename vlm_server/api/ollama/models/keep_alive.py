@@ -10,9 +10,8 @@ import math
 import re
 
 from vlm_server.errors import InvalidRequest
+from vlm_server.settings import quantities
 
-_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|h)")
 _NUMBER = re.compile(r"[+-]?[0-9]+(?:\.[0-9]*)?")
 _MAX_CHARS = 64
 _FOR_EVER = -1.0
@@ -37,7 +36,8 @@ def _duration(text: str) -> float | None:
     if _NUMBER.fullmatch(text):
         return float(text)
     unsigned = text.removeprefix("-")
-    if not re.fullmatch(rf"(?:{_PART.pattern})+", unsigned):
+    try:
+        seconds = quantities.seconds(unsigned)
+    except ValueError:
         return None
-    seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(unsigned))
     return seconds if unsigned == text else -seconds

@@ -116,8 +116,9 @@ def wired_limit(said: str | None, memory: Memory, found: DeviceReport) -> Findin
     if limit_mb and found.memory_bytes and allowed > found.memory_bytes * 9 // 10:
         advice = "leave the system a tenth: sudo sysctl iogpu.wired_limit_mb=0 is its own choice"
         return warning("wired limit", text, advice)
-    if allowed and memory.limit_bytes > allowed:
-        needed = memory.limit_bytes >> 20
+    limit_bytes = memory.limit_on(found.memory_bytes)
+    if allowed and limit_bytes > allowed:
+        needed = limit_bytes >> 20
         advice = f"lower memory.limit_bytes, or: sudo sysctl iogpu.wired_limit_mb={needed}"
         return warning("wired limit", f"{text}, less than memory.limit_bytes", advice)
     return ok("wired limit", text)
