@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -179,3 +181,16 @@ def test_a_machine_that_is_too_small_is_told_so_with_figures(
     done = run("models", "check", str(EMBEDDED), "--no-load", "--set", limit)
     assert done.returncode == code
     assert words in done.stdout + done.stderr
+
+
+def test_check_config_finds_a_model_that_is_broken(tmp_path: Path) -> None:
+    """In `[model]`, and among the models that are loaded later."""
+    folder = shutil.copytree(EMBEDDED, tmp_path / "model")
+    whole = run("check-config", "--model", str(folder))
+    assert (whole.returncode, whole.stdout) == (0, "The settings are valid.\n"), whole.stderr
+    weights = next(folder.glob("*.safetensors"))
+    os.truncate(weights, weights.stat().st_size - 1)
+    for words in (("--model", str(folder)), ("--set", f"models.later.path={folder}")):
+        broken = run("check-config", *words)
+        assert (broken.returncode, broken.stdout) == (3, ""), broken
+        assert "is cut short" in broken.stderr

@@ -6,13 +6,17 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import os
 import textwrap
 from typing import TYPE_CHECKING, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from vlm_server.checkpoints.survey import SurveyRequest, survey
 from vlm_server.cli import options
+from vlm_server.errors import ModelLoadError
 from vlm_server.settings import ListedModel, Settings
 
 if TYPE_CHECKING:
@@ -45,8 +49,21 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     settings = options.load_settings(arguments)
     options.check_memory_limit(settings)
+    check_models(settings)
     print("The settings are valid.")
     return 0
+
+
+def check_models(settings: Settings) -> None:
+    """Raises ModelLoadError for a model on this machine that can't be served, by what its files and
+    the memory limit say. Loads nothing; what several hosts share is not looked at."""
+    search_paths = settings.model.search_paths
+    listed = [one.as_model(name, search_paths) for name, one in settings.models.items()]
+    here = [one for one in (settings.model, *listed) if os.path.isdir(one.path)]
+    for model in here if not settings.distributed.hosts else ():
+        found = asyncio.run(survey(SurveyRequest(model, settings.memory)))
+        if found.refusal:
+            raise ModelLoadError(f"{model.name}: {found.refusal}")
 
 
 def render_defaults() -> str:

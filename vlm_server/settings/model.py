@@ -96,3 +96,8 @@ class ListedModel(Checkpoint, frozen=True, forbid_unknown_fields=True):
             "another model needs its memory. Ollama's clients may set `keep_alive` in a request.",
         ),
     ] = 300.0
+
+    def as_model(self, name: str, search_paths: tuple[str, ...]) -> Model:
+        """What loading one model takes."""
+        own = {field: getattr(self, field) for field in Checkpoint.__struct_fields__}
+        return Model(**own, name=name, search_paths=search_paths)

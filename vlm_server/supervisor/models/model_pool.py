@@ -31,7 +31,7 @@ from vlm_server.errors import (
     RequestError,
     VlmServerError,
 )
-from vlm_server.settings import Checkpoint, ListedModel, Model, Settings
+from vlm_server.settings import ListedModel, Model, Settings
 from vlm_server.supervisor.client import EngineStatus
 from vlm_server.supervisor.models.memory_shares import Look, MemoryShares
 from vlm_server.supervisor.models.served_model import MakeEngine, ServedModel
@@ -116,8 +116,7 @@ class ModelPool:
         return found.name
 
     def _listed(self, name: str, listed: ListedModel) -> ServedModel:
-        own = {field: getattr(listed, field) for field in Checkpoint.__struct_fields__}
-        model = Model(**own, name=name, search_paths=self._settings.model.search_paths)
+        model = listed.as_model(name, self._settings.model.search_paths)
         cache = msgspec.structs.replace(self._settings.cache, disk_path=self._disk_path(name))
         settings = msgspec.structs.replace(self._settings, model=model, cache=cache)
         return ServedModel(settings, self._on_progress, self._make_engine, listed)
