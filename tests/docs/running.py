@@ -60,6 +60,8 @@ class PageRun:
 
     def _python(self, block: Block) -> str:
         printed = io.StringIO()
+        if re.match("(import|from) ", block.text):  # a program: it is copied alone
+            self.names = {"__name__": "__main__"}
         code = compile(self.sandbox.placed(block.text), f"line {block.line}", "exec")
         with contextlib.redirect_stdout(printed), contextlib.chdir(self.sandbox.folder):
             exec(code, self.names)

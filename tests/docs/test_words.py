@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 from urllib.parse import unquote
 
 import msgspec
@@ -11,6 +17,7 @@ import pytest
 
 from tests.docs.pages import ROOT, Page, all_pages
 from tests.docs.running import check_words
+from vlm_server.api.routes import _openai
 from vlm_server.cli.main import build_parser
 from vlm_server.protocol import MemoryStats
 from vlm_server.settings import Settings
@@ -71,6 +78,60 @@ def test_every_page_is_in_the_index() -> None:
     folder = ROOT / "docs"
     listed = {link.partition("#")[0] for link in Page(folder / "README.md").links()}
     assert {path.name for path in folder.glob("*.md")} - {"README.md"} - listed == set()
+
+
+def test_the_tree_of_the_readme_is_true() -> None:
+    """What it names is there, and it names all packages, and all modules at the root."""
+    named = set(_tree())
+    assert sorted(str(path) for path in named if not path.exists()) == []
+    root = ROOT / "vlm_server"
+    packages = [path.parent for depth in ("*", "*/*") for path in root.glob(f"{depth}/__init__.py")]
+    assert sorted(str(path) for path in {*packages, *root.glob("[!_]*.py")} - named) == []
+
+
+def test_the_handler_of_a_request_is_the_one_that_is_named() -> None:
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    named = re.search(
+        r"`(\w+)` in `([\w/]+)\.py` is the handler, for all dialects \(here that of `([\w/]+)\.py`",
+        text,
+    )
+    assert named is not None
+    no_models = cast("Any", SimpleNamespace(models=None))
+    route = next(each for each in _openai(no_models) if each.path == "/v1/chat/completions")
+    handler, dialect = type(route.endpoint), type(route.endpoint._dialect)
+    assert handler.__name__ == named[1]
+    modules = [f"vlm_server/{path}".replace("/", ".") for path in (named[2], named[3])]
+    assert [handler.__module__, dialect.__module__] == modules
+
+
+def _tree() -> Iterator[Path]:
+    """The paths in README.md's tree: of each line, and of the folders and modules in its text."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = text.partition("## The tree")[2].partition("```text\n")[2].partition("```")[0]
+    folders = [ROOT]
+    for line in block.splitlines():
+        name, _, about = line.strip().partition(" ")
+        del folders[(len(line) - len(line.lstrip())) // 2 + 1 :]
+        path = folders[-1] / name
+        yield path
+        if path.is_dir():
+            folders.append(path)
+        for other in re.findall(r"[\w-]+/(?=[,;:. ]|$)|\w+\.py\b", about):
+            yield folders[-1] / other
+
+
+@pytest.mark.parametrize("page", _CURRENT, **IDS)
+def test_programs_need_no_block_before_them(page: Page) -> None:
+    """One that imports something is copied alone: all its names are its own."""
+    for block in page.blocks:
+        if block.kind == "python" and re.match("(import|from) ", block.text):
+            checked = subprocess.run(
+                [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", "-"],
+                input=block.text,
+                capture_output=True,
+                text=True,
+            )
+            assert checked.returncode == 0, f"{page.name}:{block.line}: {checked.stdout}"
 
 
 @pytest.mark.parametrize("page", _CURRENT, **IDS)
