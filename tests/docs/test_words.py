@@ -19,6 +19,7 @@ from tests.docs.pages import ROOT, Page, all_pages
 from tests.docs.running import check_words
 from vlm_server.api.routes import _openai
 from vlm_server.cli.main import build_parser
+from vlm_server.cli.usage.parsing import every
 from vlm_server.protocol import MemoryStats
 from vlm_server.settings import Settings
 
@@ -102,6 +103,15 @@ def test_the_handler_of_a_request_is_the_one_that_is_named() -> None:
     assert handler.__name__ == named[1]
     modules = [f"vlm_server/{path}".replace("/", ".") for path in (named[2], named[3])]
     assert [handler.__module__, dialect.__module__] == modules
+
+
+def test_the_options_of_a_service_are_told() -> None:
+    """All that `service install` takes, and no other."""
+    text = (ROOT / "docs/service.md").read_text(encoding="utf-8")
+    paragraph = text.partition("\n`service install` takes")[2].partition("\n\n")[0]
+    install = next(each for each in every(build_parser()) if each.prog.endswith("service install"))
+    taken = {name for name in install._option_string_actions if name.startswith("--")}
+    assert set(re.findall(r"--[a-z-]+", paragraph)) == taken - {"--help", "--debug"}
 
 
 def _tree() -> Iterator[Path]:
