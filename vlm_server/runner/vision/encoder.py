@@ -104,7 +104,7 @@ class ImageEncoding:
     def advance(self) -> bool:
         """Launch parts of about `_TURN_SECONDS`, and wait for those that were launched before.
 
-        Or for themselves, where errors come late. The first part is waited for, and tells how long
+        Or for themselves, where errors come late. The first parts are waited for, and tell how long
         the others take. False if nothing is left. Raises OutOfMemory, StepTooLong, and
         InternalError for other failures.
         """
@@ -141,13 +141,17 @@ class ImageEncoding:
             raise self._faults.request_error(error, _FAILED) from error
 
     def _measure(self) -> float:
-        """Run the first part; how many more of them fit into this turn, and all into the next."""
-        first = self._next_part()
+        """Run the first parts; how many more of them fit into this turn, and all into the next.
+
+        The first one also takes the pixels to the device: the second is measured.
+        """
+        mx.eval(self._next_parts(1))
+        second = self._next_parts(1)
         started = time.perf_counter()
-        mx.eval(first)
+        mx.eval(second)
         seconds = time.perf_counter() - started
         self._parts_in_a_turn = max(1.0, _TURN_SECONDS / seconds)
-        return self._parts_in_a_turn - 1
+        return self._parts_in_a_turn - 2
 
     def _next_parts(self, count: float) -> list[mx.array]:
         """The arrays of so many parts, or of those that are left."""
