@@ -11,13 +11,14 @@ from typing import Any
 import openai
 import pytest
 
-from tests.as_mac.gpu.sitecustomize import POINTS
 from tests.daemons import Daemon, running_daemon, with_settings
 from tests.e2e.pictures import noise, user
 from tests.whole import few_of
 
 pytestmark = pytest.mark.e2e
 
+POINTS = ("decode", "prefill", "encode", "store")
+"""Those of `gpu/sitecustomize.py`, which changes whatever process imports it."""
 KINDS = ("out_of_memory", "step_too_long")
 GPU = Path(__file__).parent / "gpu"
 SCHEMA = {

@@ -2,8 +2,8 @@
 
 MLX's device stays what it is: a CPU, or a CUDA GPU without our kernels. What $AS_MAC_FAULT, a file,
 says happens once: `decode out_of_memory` lets a decode step fail as Metal lets it fail, after it
-was launched, to be met by whoever comes next. The points are those of `POINTS`, and the errors
-`out_of_memory`, `step_too_long` and `abort`, which ends the process.
+was launched, to be met by whoever comes next. The points are `decode`, `prefill`, `encode` and
+`store`, the errors `out_of_memory`, `step_too_long` and `abort`, which ends the process.
 """
 
 from __future__ import annotations
@@ -103,7 +103,6 @@ def _spoil_store(module: Any) -> None:
     module._copy = _at("store", module._copy, _failing)
 
 
-POINTS = ("decode", "prefill", "encode", "store")
 _AFTER = {
     "vlm_server.runner.device.device": _take_for_metal,
     "vlm_server.runner.text.decode_batch": _spoil_decode,

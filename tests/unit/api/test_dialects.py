@@ -25,7 +25,16 @@ from vlm_server.api.http.telemetry import access_log
 from vlm_server.api.http.telemetry.access_log import AnsweredRequests
 from vlm_server.api.ollama.models import model_name
 from vlm_server.errors import InvalidRequest
-from vlm_server.protocol import Delta, Finished, ImageUse, ModelFacts, Submit, Tokens, Usage
+from vlm_server.protocol import (
+    Delta,
+    Finished,
+    ImageUse,
+    ModelFacts,
+    Submit,
+    Tokens,
+    Usage,
+    VideoUse,
+)
 from vlm_server.settings import Limits, Server, Settings
 
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
@@ -89,6 +98,23 @@ async def test_the_sizes_of_pictures_are_told(
     assert answer.status_code == 200, answer.text
     usage = usage_in(route, answer.text, stream=stream)
     assert usage["images"] == [{"width": 308, "height": 196, "tokens": 77}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("route", [CHAT, RESPONSES])
+async def test_what_was_seen_of_videos_is_told_by_who_takes_them(
+    client: httpx.AsyncClient, engine: ScriptedEngine, route: str, stream: bool
+) -> None:
+    seen = VideoUse(12, 5.5, 900, truncated=True)
+    engine.script = (
+        *(says("A cat runs."), ended()),
+        lambda request_id: Finished(request_id, Usage(99, 2), videos=(seen,)),
+    )
+    fields: dict[str, Any] = {"stream_options": {"include_usage": True}} if route == CHAT else {}
+    answer = await send(client, route, stream=stream, **(fields if stream else {}))
+    assert usage_in(route, answer.text, stream=stream)["videos"] == [
+        {"frames": 12, "seconds": 5.5, "tokens": 900, "truncated": True}
+    ]
 
 
 # ---- the model -------------------------------------------------------------------------

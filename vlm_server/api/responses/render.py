@@ -134,7 +134,7 @@ class ResponsesRenderer:
 
 def _usage(finished: Finished) -> dict[str, Any]:
     usage = finished.usage
-    seen = {"images": finished.images} if finished.images else {}
+    media = {"images": finished.images, "videos": finished.videos}
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {
@@ -144,5 +144,5 @@ def _usage(finished: Finished) -> dict[str, Any]:
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        **seen,
+        **{name: uses for name, uses in media.items() if uses},
     }

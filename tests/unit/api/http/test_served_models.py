@@ -33,7 +33,7 @@ def test_a_name_as_ollamas_clients_write_it(name: str, model: str) -> None:
     assert model_wanted(name, MODELS).name == model
 
 
-@pytest.mark.parametrize("name", ["", "A", "[!x]", "*", "org", "org/c/", "../a", "\0", "x" * 10**6])
+@pytest.mark.parametrize("name", ["A", "[!x]", "*", "org", "org/c/", "../a", "\0", "x" * 10**6])
 def test_what_is_none(name: str) -> None:
     assert model_of(name, MODELS) is None
     with pytest.raises(ModelNotFound):

@@ -158,7 +158,17 @@ def test_every_route_that_generates_is_traced() -> None:
     paths = [route.path for route in create_app(Settings(), OneModel(ScriptedEngine())).routes
              if isinstance(route, Route)]  # fmt: skip
     assert set(OPERATIONS) <= set(paths)
-    others = ("tokenize", "count_tokens", "/show", "/pull", "/load", "/unload", "/clear", "/cancel")
+    others = (
+        "tokenize",
+        "count_tokens",
+        "input_tokens",
+        "/show",
+        "/pull",
+        "/load",
+        "/unload",
+        "/clear",
+        "/cancel",
+    )
     assert {path for path in BODIES if not path.endswith(others)} - set(OPERATIONS) == set()
 
 
