@@ -75,6 +75,7 @@ def test_texts_pictures_and_schemas_are_answered(metal: Daemon):
     assert restarts(metal) == 0
 
 
+@pytest.mark.whole
 def test_six_at_once_are_answered_as_each_alone(metal: Daemon):
     with ThreadPoolExecutor(6) as threads:
         together = list(threads.map(lambda number: answer(metal, number), range(10, 16)))
@@ -101,7 +102,8 @@ def test_a_late_error_is_told_or_made_good(metal: Daemon, folder: Path, point: s
     metal.wait_idle()
 
 
-@pytest.mark.parametrize("point", few_of(("decode", "prefill", "encode"), ("decode",)))
+@pytest.mark.whole
+@pytest.mark.parametrize("point", ["decode", "prefill", "encode"])
 def test_an_engine_that_aborts_is_started_again(metal: Daemon, folder: Path, point: str):
     before = restarts(metal)
     (folder / "fault").write_text(f"{point} abort")

@@ -119,6 +119,7 @@ def test_an_engine_comes_back_when_its_folder_is_gone_and_another_one_in_its_pla
     assert not list(planted.iterdir())
 
 
+@pytest.mark.whole
 def test_no_module_of_the_working_folder_was_imported_by_any_process(trap: Trap) -> None:
     """After all of the above: front, engines, the trials of OpenBLAS and schemas, videos."""
     assert not sorted(path.name for path in trap.marks.iterdir())

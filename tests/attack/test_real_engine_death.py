@@ -99,6 +99,7 @@ def known_answer(daemon: Daemon) -> str:
     return client.text
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "death", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.whole)]
 )

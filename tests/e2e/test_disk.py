@@ -86,6 +86,7 @@ def then(first: str) -> list[Any]:
     return [*FIRST, {"role": "assistant", "content": first}, user(NEXT)]
 
 
+@pytest.mark.whole
 def test_a_stopped_daemon_finds_the_conversation_again(
     wanted: tuple[str, str], tmp_path: Path
 ) -> None:

@@ -54,6 +54,7 @@ def test_a_machine_that_is_well(port: str) -> None:
     assert [name for name in found if f"`{name}`" not in page] == []
 
 
+@pytest.mark.whole
 def test_the_text_for_people(port: str) -> None:
     done = subprocess.run(
         [*PROGRAM, "--no-self-test", "--set", port, "--set", "engine.openblas=off"],
@@ -102,6 +103,7 @@ def test_without_the_keys_of_the_running_daemon(tmp_path: Path, daemon: Daemon) 
     assert (code, found["daemon"]["level"]) == (0, "ok")
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("tests_itself", few_of((False, True), (False,)))
 def test_settings_that_are_broken_do_not_hide_the_rest(tmp_path: Path, tests_itself: bool) -> None:
     config = tmp_path / "my.toml"

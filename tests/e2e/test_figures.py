@@ -141,6 +141,7 @@ def test_phases_add_up_to_what_the_client_waited(daemon: Daemon) -> None:
     assert 0 <= after["kv_cache_usage_perc"] <= 1
 
 
+@pytest.mark.whole
 def test_under_load_its_figures_are_those_of_its_clients(daemon: Daemon) -> None:
     """One is answered at a time, so the last waits for all others."""
     before = figures(daemon)

@@ -100,6 +100,7 @@ def small(
         yield running, limit
 
 
+@pytest.mark.whole
 def test_many_of_the_largest_pictures_are_all_answered(small: tuple[Daemon, int]):
     daemon, limit = small
     with ThreadPoolExecutor(MANY) as threads:

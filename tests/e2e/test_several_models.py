@@ -107,6 +107,7 @@ def test_each_answers_for_itself(roomy: Daemon) -> None:
     assert sum(limits) <= 3 * (ROOM + (40 << 20))
 
 
+@pytest.mark.whole
 def test_a_crash_takes_one_model_along(tmp_path: Path) -> None:
     """Their engines are scripted: who is answered meanwhile is the front's affair."""
     file = ("--config", str(settings(tmp_path, 3)))

@@ -124,6 +124,7 @@ def test_a_conversation_goes_on_after_its_answer(served: Served, engine: Engine)
         turns += (("assistant", (engine.texts[submit.request_id],)),)
 
 
+@pytest.mark.families("tiling")
 def test_an_agent_that_forgets_encodes_nothing_twice(served: Served, engine: Engine):
     """Each turn drops the oldest picture, so that all after it is another prompt."""
     plain, kept = Engine(*served), 2

@@ -110,6 +110,7 @@ def test_chunked_is_as_whole(new_engine: NewEngine, alone: Callable[[str], list[
     assert engine.tokens == {name: alone(name)[:10] for name in PROMPTS}
 
 
+@pytest.mark.families("caches")
 @pytest.mark.parametrize("state", ["encoding", "prefill", "decode", "first token"])
 def test_an_abort_leaves_the_others_as_they_were(
     new_engine: NewEngine, alone: Callable[[str], list[int]], state: str
@@ -392,6 +393,7 @@ def test_a_conversation_is_mlx_vlms(mlx_vlms: LoadedModel, new_engine: NewEngine
 # ---- nothing stays -------------------------------------------------------------------
 
 
+@pytest.mark.families("caches", "tower")
 def test_memory_returns_to_its_baseline(new_engine: NewEngine):
     engine = new_engine(chunk_tokens=32)
     burst = [*PROMPTS, "abort me"]

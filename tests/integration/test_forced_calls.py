@@ -13,6 +13,7 @@ import pytest
 
 from tests.integration.harness import Engine, ask, new_grammars, new_preparer, prepare
 from tests.tiny_models.pictures import picture
+from tests.whole import few_of
 from vlm_server.child.cancellation import Cancellation
 from vlm_server.host_model import ReasoningFormat, ToolFormat
 from vlm_server.ports import SeqId
@@ -122,6 +123,7 @@ def answers(engine: Engine, request_id: str) -> list[list[Call]]:
     ]
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("count", [8, pytest.param(50, marks=pytest.mark.whole)])
 def test_forced_answers_are_valid(load_tiny: Load, count: int):
@@ -154,7 +156,7 @@ def test_forced_answers_are_valid(load_tiny: Load, count: int):
     assert set(called) == set(TOOLS)
 
 
-@pytest.mark.parametrize("family", ["gemma3", "smolvlm", "pixtral"])
+@pytest.mark.parametrize("family", few_of(["gemma3", "smolvlm", "pixtral"], ["smolvlm"]))
 def test_other_vocabularies_are_forced_too(load_tiny: Load, family: str):
     engine, offered = Engine(*load_tiny(family)), tools()
     for seed in range(4):

@@ -100,6 +100,7 @@ def replace_tokens(sampling: SamplingParams, max_tokens: int) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, temperature=sampling.temperature)
 
 
+@pytest.mark.whole
 def test_a_row_that_leaves_takes_nothing_from_the_others(engine: Callable[[], Engine]):
     alone = engine().answer(ask("a", "a text", sampling=held_to(SHAPE, seed=2)))
     made = engine()

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tests.integration.harness import Engine, ask, new_grammars, new_preparer, prepare
 from tests.integration.test_grammar import SHAPE, conforming, held_to
 from tests.tiny_models.pictures import picture
+from tests.whole import few_of
 from vlm_server.errors import RequestError
 from vlm_server.ports import AnswerMatcher, Grammar
 from vlm_server.prompt.grammar.constraint import SCHEMA_PARAM
@@ -110,7 +111,7 @@ def engine(load_tiny: Load, request: pytest.FixtureRequest) -> Callable[[], Engi
     return lambda: Engine(*load_tiny(request.param))
 
 
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("n", few_of([1, 3], [3]))
 def test_answers_are_as_alone_whoever_is_late(engine: Callable[[], Engine], n: int):
     held = ask("held", picture(2), "and?", sampling=held_to(SHAPE, seed=7, n=n))
     free = ask("free", "a text", sampling=FREE)
@@ -140,6 +141,7 @@ def test_answers_are_as_alone_whoever_is_late(engine: Callable[[], Engine], n: i
     conforming(made, "held", SHAPE)
 
 
+@pytest.mark.whole
 def test_who_is_in_time_again_comes_back(engine: Callable[[], Engine]):
     schema = {"type": "string", "minLength": 250, "maxLength": 250, "pattern": "^[a-z]*$"}
     held = ask("held", "a text", sampling=held_to(schema, max_tokens=500))

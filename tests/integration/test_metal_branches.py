@@ -21,7 +21,7 @@ from vlm_server.runner.text.attention import MetalAttention
 from vlm_server.runner.vision import encoder
 from vlm_server.runner.vision.encoder import new_encoder
 
-pytestmark = pytest.mark.families("tiling", "caches")
+pytestmark = pytest.mark.families("tiling")
 
 METAL = Device(DeviceKind.METAL, "Apple M1 (stand-in)", 16 << 30, 9 << 30)
 

@@ -139,6 +139,7 @@ def test_a_video_that_fails_ends_its_own_request_alone(
     assert engine.tokens["video"] == alone("video")
 
 
+@pytest.mark.whole
 def test_memory_returns_to_its_baseline(new_engine: NewEngine):
     engine = new_engine(chunk_tokens=64)
 

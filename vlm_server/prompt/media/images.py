@@ -23,8 +23,10 @@ _TRANSFORMED = (_HEIC, "AVIF")
 _WHITE_IS_ZERO = 0
 _DECODER_THREADS = 2
 AvifImagePlugin.DEFAULT_MAX_THREADS = _DECODER_THREADS
-_UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, KeyError, zlib.error, struct.error)
-"""What Pillow and zlib raise for bytes that are no image."""
+_UNREADABLE = (
+    OSError, ValueError, SyntaxError, EOFError, KeyError, RuntimeError, zlib.error, struct.error,
+)  # fmt: skip
+"""What Pillow, its decoders and zlib raise for bytes that are no image."""
 
 PillowImage.MAX_IMAGE_PIXELS = None  # the header was held against limits.max_image_pixels
 
@@ -47,13 +49,13 @@ def decode_rgb(image: Image) -> PillowImage.Image:
     """
     try:
         with _open(image) as opened:
-            if not _has_size_of(opened, image):
-                raise InvalidImage("the picture's size is not what its header said", image.param)
+            _check_size(opened, image)
             if isinstance(opened, PngImageFile) and not is_covered(opened):
                 raise InvalidImage("the PNG picture has pixels for a part of it", image.param)
             if isinstance(opened, TiffImageFile) and not _has_known_range(opened):
                 raise InvalidImage("the TIFF picture's pixels are of a rare kind", image.param)
             opened.load()
+            _check_size(opened, image)  # readers of HEIC believe what they decoded
             if isinstance(opened, PngImageFile):
                 if not has_all_rows(image.data, opened):
                     raise InvalidImage("the PNG picture ends before its last row", image.param)
@@ -83,11 +85,14 @@ def _open(image: Image) -> PillowImage.Image:
     return opened
 
 
-def _has_size_of(opened: PillowImage.Image, image: Image) -> bool:
-    """Whether it is as large as its header said, which its decoding was planned by."""
+def _check_size(opened: PillowImage.Image, image: Image) -> None:
+    """Raises InvalidImage unless it is as large as its header said: its decoding was planned so."""
     if image.format in _TRANSFORMED:
-        return opened.width * opened.height <= image.width * image.height
-    return opened.size == (image.width, image.height)
+        is_planned = opened.width * opened.height <= image.width * image.height
+    else:
+        is_planned = opened.size == (image.width, image.height)
+    if not is_planned:
+        raise InvalidImage("the picture's size is not what its header said", image.param)
 
 
 def _upright(image: PillowImage.Image) -> PillowImage.Image:

@@ -563,7 +563,9 @@ def test_damaged_bytes_give_a_picture_or_a_refusal(kind: str, places: list[tuple
     except InvalidImage:
         return
     assert decoded.mode == "RGB"
-    assert decoded.size in {(24, 18), (18, 24)}
+    assert decoded.width * decoded.height <= 24 * 18
+    if name not in ("HEIC", "AVIF"):  # in which damage may cut, too
+        assert decoded.size in {(24, 18), (18, 24)}
 
 
 @pytest.mark.parametrize("chunk", ["zTXt", "iTXt", "iCCP"])
