@@ -96,6 +96,7 @@ def restart_engine(daemon: Daemon) -> None:
     daemon.wait_ready()
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(sys.platform != "linux", reason="Metal keeps no libraries there")
 def test_what_is_compiled_lies_where_only_this_user_can_write(trap: Trap) -> None:
     ask_everything(trap.daemon)

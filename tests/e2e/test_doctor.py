@@ -71,6 +71,7 @@ def test_the_text_for_people(port: str) -> None:
     assert len(advised) == sum(line.startswith(("warning", "PROBLEM")) for line in lines)
 
 
+@pytest.mark.whole
 def test_a_running_daemon_is_asked_and_its_state_is_in_the_report(
     keyed_daemon: Daemon, tmp_path: Path
 ) -> None:

@@ -139,6 +139,7 @@ def test_sixteen_of_the_largest_allowed_are_answered_in_order_where_three_fit(tm
     assert status["stats"]["memory"]["peak_bytes"] <= 1.05 * limit
 
 
+@pytest.mark.whole
 def test_what_could_never_fit_is_refused_with_the_figures(small: tuple[Daemon, int]):
     daemon, _ = small
     with pytest.raises(openai.APIStatusError) as caught:

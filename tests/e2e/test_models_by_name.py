@@ -183,6 +183,7 @@ def test_a_machine_that_is_too_small_is_told_so_with_figures(
     assert words in done.stdout + done.stderr
 
 
+@pytest.mark.whole
 def test_check_config_finds_a_model_that_is_broken(tmp_path: Path) -> None:
     """In `[model]`, and among the models that are loaded later."""
     folder = shutil.copytree(EMBEDDED, tmp_path / "model")

@@ -201,6 +201,7 @@ def children_of(pid: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@pytest.mark.whole
 def test_pull_shows_how_far_it_is(hub: Hub) -> None:
     """And that nothing is lost after Ctrl-C."""
     add(hub, "org/model", {path.name: path.read_bytes() for path in EMBEDDED.iterdir()})

@@ -22,6 +22,7 @@ from tests.integration.harness import (
 from tests.integration.test_cache_twins import settle
 from tests.integration.test_caches import Served, Turns, cached_tokens, caches_of
 from tests.tiny_models.pictures import picture
+from tests.whole import few_of
 from vlm_server.errors import InvalidImage
 from vlm_server.ports import SchedulerOutput, SeqId
 from vlm_server.protocol import Failed, SamplingParams, Submit, TokenLogprob
@@ -92,7 +93,7 @@ def test_six_turns_with_pictures(served: Served, plain: Callable[..., list[list[
     settle(engine)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", few_of(SIZES, ["no prefixes", "one picture of each"]))
 def test_caches_of_any_size_change_nothing(
     served: Served, plain: Callable[..., list[list[int]]], size: str
 ):

@@ -102,6 +102,7 @@ def test_at_once_is_equal(engine: Engine, alone: Callable[[str], list[int]]):
     assert [engine.tokens[f"{n}"] for n in range(len(names))] == [alone(name) for name in names]
 
 
+@pytest.mark.families("caches", "turns")
 def test_a_conversation_goes_on_after_its_answer(served: Served, engine: Engine):
     turns: Turns = (("system", ("Answer in short words.",)),)
     plain = Engine(*served)
@@ -162,6 +163,7 @@ CANCELLED: dict[str, tuple[Part, ...]] = {
 }
 
 
+@pytest.mark.families("caches", "prompts")
 @pytest.mark.parametrize("name", CANCELLED)
 def test_a_prefill_that_is_cancelled_is_not_lost(served: Served, engine: Engine, name: str):
     """A client that times out after three quarters, and asks again, waits for the rest alone."""

@@ -183,6 +183,7 @@ def test_drafts_are_verified(
     assert bool(model.beside) == bool(tokens_per_pass)
 
 
+@pytest.mark.whole
 def test_buffers_grow(some: Served):
     params = SamplingParams(max_tokens=300, temperature=0.0, ignore_eos=True)
     engines = compiled(some)[0], Engine(*some)

@@ -10,6 +10,7 @@ from tests.integration.harness import Engine, ask, encode_works
 from tests.integration.prompts import LONGER, asked
 from tests.integration.test_compiled_model import Load, Served, run_all
 from tests.tiny_models.pictures import picture
+from tests.whole import few_of
 from vlm_server.cache.lru import LruCache
 from vlm_server.engine.encoding import EncoderInTurns
 from vlm_server.ports import Encoder, EncodeWork
@@ -56,7 +57,7 @@ def in_turns(served: Served) -> tuple[Engine, Counting]:
     return engine, counting
 
 
-@pytest.mark.parametrize("stagger", [0, 4])
+@pytest.mark.parametrize("stagger", few_of([0, 4], [4]))
 def test_answers_are_those_of_media_that_are_encoded_at_once(
     served: Served, answered: Engine, stagger: int
 ):

@@ -101,6 +101,7 @@ def test_rows_that_leave_in_any_order_leave_the_others_as_they_were(
     assert engine.tokens == {name: alone(name)[: lengths[name]] for name in PROMPTS}
 
 
+@pytest.mark.families("caches", "prompts", "deepstack", "rope")
 @pytest.mark.parametrize("chunk", [7, 16])
 def test_chunked_is_as_whole(new_engine: NewEngine, alone: Callable[[str], list[int]], chunk: int):
     engine = new_engine(chunk_tokens=chunk)

@@ -44,7 +44,11 @@ class Watcher:
 
 
 def partial_bytes() -> int:
-    return sum(path.stat().st_size for path in hub_cache().rglob("*.incomplete"))
+    total = 0
+    for path in hub_cache().rglob("*.incomplete"):
+        with contextlib.suppress(FileNotFoundError):  # it is complete now
+            total += path.stat().st_size
+    return total
 
 
 def read_files(files: dict[str, bytes]) -> dict[str, bytes]:

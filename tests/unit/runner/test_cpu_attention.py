@@ -5,6 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
+from tests.whole import few_of
 from vlm_server.runner import cpu_attention
 from vlm_server.runner.cpu_attention import attention_on_cpu
 
@@ -26,7 +27,7 @@ def distance(one: mx.array, other: mx.array) -> float:
     return float(mx.abs(one - other).max().item())
 
 
-@pytest.mark.parametrize("max_scores", [1, 20_000, 1 << 21])
+@pytest.mark.parametrize("max_scores", few_of([1, 20_000, 1 << 21], [20_000]))
 @pytest.mark.parametrize(("queries", "keys"), [(1, 9), (2, 2), (37, 37), (37, 600), (130, 131)])
 @pytest.mark.parametrize(("rows", "shared"), [(1, 4), (3, 1), (2, 8)])
 def test_it_is_mlxs_attention(
