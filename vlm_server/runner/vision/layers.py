@@ -30,11 +30,9 @@ def by_layers(loaded: LoadedModel, compute: Callable[[], T]) -> Generator[list[m
 
 
 def _layer_types(model: Any) -> list[type]:
-    modules = [
-        module
-        for name, module in model.named_modules()
-        if name and not name.startswith("language_model")
-    ]
+    children = [child for name, child in model.children().items() if name != "language_model"]
+    towers = [child for child in children if not isinstance(child, list)]
+    modules = [module for tower in towers for module in tower.modules()]
     lists = [each for one in modules for each in one.children().values() if isinstance(each, list)]
     counts = [Counter(type(module) for module in _flat(each)) for each in lists]
     types = {one for count in counts for one, number in count.items() if number > 1}
