@@ -2,8 +2,6 @@
 
 Every test is marked by the folder it lies in: tests/unit is `unit`, and so on. What is marked
 `alone` measures: nothing else runs meanwhile.
-
-Properties are tried without a time limit: a machine with much else to do would break it.
 """
 
 import gc
@@ -13,18 +11,19 @@ from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 
-import hypothesis
 import pytest
 
 from tests import selection
 from tests.turns import turn
+from tests.whole import draw_examples
 
 pytest_plugins = ["tests.daemons"]
 
-hypothesis.settings.register_profile(
-    "no clock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.load_profile("no clock")
+LONGEST_ID = 100
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    draw_examples(is_whole=is_whole(config))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -69,6 +68,13 @@ def wanted_part(config: pytest.Config) -> str | None:
     if wanted not in numbers:
         raise pytest.UsageError(f"--part {wanted}: there are {', '.join(numbers)}, or names")
     return numbers[wanted]
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """A short name for what is long: workers send the names of all tests, and each report one."""
+    if isinstance(val, str | bytes) and len(val) > LONGEST_ID:
+        return f"{len(val)} from {val[:20]!a}"
+    return None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -65,7 +65,12 @@ PARTS = ("unit", "engine", "families-1", "families-2", "daemons", "clients")
 
 def folder_of(item: pytest.Item) -> str:
     """The folder in tests/ that a test lies in."""
-    return item.path.relative_to(ROOT / "tests").parts[0]
+    return _folder_of(item.path)
+
+
+@cache
+def _folder_of(path: Path) -> str:
+    return path.relative_to(ROOT / "tests").parts[0]
 
 
 def part_of(item: pytest.Item) -> str:

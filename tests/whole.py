@@ -1,16 +1,49 @@
-"""Values of which the default run tries a few, and the whole run (`scripts/test --all`) all."""
+"""What the default run tries a few of, and the whole run (`scripts/test --all`) all of."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from typing import Any
 
+import hypothesis
 import pytest
+
+_EXAMPLES = 100
+_SHARE_BY_DEFAULT = 0.25
+
+_share = 1.0
 
 
 def few_of(values: Iterable[Any], few: Collection[Any]) -> list[Any]:
-    """`values` for `parametrize`; a tuple is the values of several arguments."""
+    """`values` for `parametrize`, of which the default run takes `few`.
+
+    A tuple is the values of several arguments.
+    """
     return [value if value in few else _only_whole(value) for value in values]
+
+
+def examples(count: int) -> int:
+    """How many examples of a property to draw: `count` in the whole run, else a quarter of it.
+
+    For `hypothesis.settings` of a property that is not content with 100.
+    """
+    return round(count * _share)
+
+
+def draw_examples(*, is_whole: bool) -> None:
+    """To be called before modules of tests are imported.
+
+    Properties are tried without a time limit: a machine with much else to do would break it.
+    """
+    global _share
+    _share = 1.0 if is_whole else _SHARE_BY_DEFAULT
+    hypothesis.settings.register_profile(
+        "tests",
+        deadline=None,
+        max_examples=examples(_EXAMPLES),
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+    hypothesis.settings.load_profile("tests")
 
 
 def _only_whole(value: Any) -> Any:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.integration.harness import Engine, Part, ask, conversation
 from tests.tiny_models.pictures import picture
+from tests.whole import few_of
 from vlm_server.cache.caches import Caches
 from vlm_server.errors import EngineBroken
 from vlm_server.prompt.preparer import MultimodalPreparer
@@ -164,7 +165,7 @@ CANCELLED: dict[str, tuple[Part, ...]] = {
 
 
 @pytest.mark.families("caches", "prompts")
-@pytest.mark.parametrize("name", CANCELLED)
+@pytest.mark.parametrize("name", few_of(CANCELLED, ["picture before"]))
 def test_a_prefill_that_is_cancelled_is_not_lost(served: Served, engine: Engine, name: str):
     """A client that times out after three quarters, and asks again, waits for the rest alone."""
     engine = Engine(*served, chunk_tokens=16, caches=engine.caches)

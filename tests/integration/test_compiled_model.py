@@ -23,6 +23,7 @@ from tests.integration.segments import attend_everywhere, attend_to_segments
 from tests.integration.test_caches import cached_tokens, caches_of
 from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
+from tests.whole import few_of
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, SamplingParams
 from vlm_server.runner.cuda import few_rows, kernels
@@ -263,7 +264,7 @@ def check_alike(found: mx.array, wanted: mx.array) -> None:
     assert distance <= tolerance * mx.abs(wanted.astype(mx.float32)).max()
 
 
-@pytest.mark.parametrize("count", [129, 700, pytest.param(1280, marks=pytest.mark.whole)])
+@pytest.mark.parametrize("count", few_of([129, 700, 1280], [129]))
 def test_a_long_chunk_gives_what_the_model_does(
     typed: LoadedModel, tiny_model: TinyModel, count: int
 ):

@@ -29,6 +29,7 @@ from tests.integration.harness import (
 from tests.integration.prompts import LONGER, PROMPTS, asked
 from tests.tiny_models.pictures import picture
 from tests.unit.prompt.media.pictures import image_of
+from tests.whole import few_of
 from vlm_server.cache.caches import Caches
 from vlm_server.cache.lru import LruCache
 from vlm_server.engine.request.states import State
@@ -102,7 +103,7 @@ def test_rows_that_leave_in_any_order_leave_the_others_as_they_were(
 
 
 @pytest.mark.families("caches", "prompts", "deepstack", "rope")
-@pytest.mark.parametrize("chunk", [7, 16])
+@pytest.mark.parametrize("chunk", few_of([7, 16], [7]))
 def test_chunked_is_as_whole(new_engine: NewEngine, alone: Callable[[str], list[int]], chunk: int):
     engine = new_engine(chunk_tokens=chunk)
     for name in PROMPTS:
@@ -169,6 +170,7 @@ def test_a_unit_that_fails_ends_its_own_request_alone(
     assert engine.tokens["text"] == alone("text")
 
 
+@pytest.mark.families("caches", "batches")
 def test_scores_that_are_not_numbers_end_their_own_request_alone(
     new_engine: NewEngine, served: Served, alone: Callable[[str], list[int]]
 ):
@@ -300,6 +302,7 @@ def test_where_a_picture_stands_in_the_text_matters(new_engine: NewEngine, serve
     assert engine.answer(ask("after", "what is this", picture(1))) != first
 
 
+@pytest.mark.families
 def test_the_same_pixels_in_another_format_get_the_same_answer(new_engine: NewEngine):
     engine = new_engine()
     png = engine.answer(ask("png", encoded(picture(1)), "what?"))
@@ -307,7 +310,10 @@ def test_the_same_pixels_in_another_format_get_the_same_answer(new_engine: NewEn
     assert engine.answer(ask("webp", webp, "what?")) == png
 
 
-@pytest.mark.parametrize(("width", "height"), [(1, 1), (1, 90), (90, 1), (3000, 10), (2, 500)])
+SHAPES = [(1, 1), (1, 90), (90, 1), (3000, 10), (2, 500)]
+
+
+@pytest.mark.parametrize(("width", "height"), few_of(SHAPES, [(1, 1), (3000, 10)]))
 def test_odd_shapes_get_an_answer_or_a_clear_refusal(
     new_engine: NewEngine, alone: Callable[[str], list[int]], width: int, height: int
 ):

@@ -105,7 +105,7 @@ def add_slow(engine: Engine, submit: Submit) -> Delay:
     return delay
 
 
-@pytest.fixture(params=["qwen3_vl", "gemma3", "qwen3_5"])
+@pytest.fixture(params=few_of(["qwen3_vl", "gemma3", "qwen3_5"], ["qwen3_5"]))
 def engine(load_tiny: Load, request: pytest.FixtureRequest) -> Callable[[], Engine]:
     """Plain KV, windows, and states that can't be cut."""
     return lambda: Engine(*load_tiny(request.param))

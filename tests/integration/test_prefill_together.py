@@ -12,6 +12,7 @@ from tests.integration.harness import Engine, ask
 from tests.integration.test_caches import caches_of
 from tests.integration.test_cuda_attention import as_on_cuda
 from tests.integration.test_grammar import SHAPE, conforming, held_to
+from tests.whole import few_of
 from vlm_server.errors import InternalError
 from vlm_server.ports import SeqId
 from vlm_server.prompt.preparer import MultimodalPreparer
@@ -100,9 +101,9 @@ def in_turn(served: Served) -> Engine:
 
 
 @pytest.mark.usefixtures("eligible")
-@pytest.mark.parametrize("options", [{}, {"num_draft_tokens": 7}], ids=["plain", "drafting"])
-def test_answers_are_as_in_turn(served: Served, in_turn: Engine, options: dict[str, int]):
-    engine = new_engine_of(served, **options)
+@pytest.mark.parametrize("num_draft_tokens", few_of([0, 7], [7]))
+def test_answers_are_as_in_turn(served: Served, in_turn: Engine, num_draft_tokens: int):
+    engine = new_engine_of(served, num_draft_tokens=num_draft_tokens)
     for question in questions():
         engine.add(question)
     engine.run()

@@ -111,6 +111,7 @@ def test_a_joiner_is_as_alone_and_so_are_those_it_joins(
     assert engine.tokens == {name: alone(name) for name in ("text", "both", "video")}
 
 
+@pytest.mark.families("media")
 def test_another_video_gets_another_answer(new_engine: NewEngine):
     engine = new_engine()
     first = engine.answer(ask("a", SEVEN, "what?"))
@@ -120,12 +121,14 @@ def test_another_video_gets_another_answer(new_engine: NewEngine):
     assert engine.answer(ask("c", SEVEN, "what?")) == first
 
 
+@pytest.mark.families("media")
 def test_the_order_of_frames_matters(new_engine: NewEngine):
     engine = new_engine()
     backwards = video_of(clips.encode(clips.noise(1, 7)[::-1], fps=2))
     assert engine.answer(ask("a", SEVEN, "what?")) != engine.answer(ask("b", backwards, "what?"))
 
 
+@pytest.mark.families("media")
 def test_a_video_that_fails_ends_its_own_request_alone(
     new_engine: NewEngine, alone: Callable[[str], list[int]]
 ):

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from tests.integration.harness import ask
 from tests.integration.test_loop import Served
 from tests.unit.prompt.media.pictures import image_of
+from tests.whole import few_of
 from vlm_server import settings
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.loop import EngineLoop
@@ -29,7 +30,7 @@ Loaded = tuple[LoadedModel, MultimodalPreparer]
 START = Start(settings.Model(), settings.Scheduler(), settings.Engine(), settings.Log())
 
 
-@pytest.fixture(params=["qwen3_vl", "qwen2_5_vl", "qwen3_5"])
+@pytest.fixture(params=few_of(["qwen3_vl", "qwen2_5_vl", "qwen3_5"], ["qwen3_5"]))
 def loaded(request: pytest.FixtureRequest, load_tiny: Callable[[str], Loaded]) -> LoadedModel:
     return load_tiny(request.param)[0]
 

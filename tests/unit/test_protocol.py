@@ -193,7 +193,7 @@ def test_an_encoded_submit_is_the_same_message() -> None:
     assert decode_command(body_of(changed)) == replace(submit(), cache_salt="another")
 
 
-@settings_of_tests(max_examples=100, derandomize=True)
+@settings_of_tests(derandomize=True)
 @given(st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=4))
 def test_a_damaged_message_never_does_worse_than_a_decode_error(
     damages: list[tuple[int, int]],

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.whole import examples
 from vlm_server.cache.lru import Lease, LruCache
 from vlm_server.protocol import CacheStats
 
@@ -274,7 +275,7 @@ class Uses(RuleBasedStateMachine):
 
 
 TestUses = Uses.TestCase
-TestUses.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestUses.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 
 
 @pytest.mark.usefixtures("eager_switches")

@@ -37,6 +37,7 @@ from tests.unit.cache.prompts import (
     parts_of,
     prompt_of,
 )
+from tests.whole import examples
 from vlm_server.cache import prefix
 from vlm_server.cache.prefix import PrefixCache, PrefixMatch
 
@@ -280,6 +281,6 @@ TestPrefixes = Prefixes.TestCase
 TestFullPrefixes = FullPrefixes.TestCase
 TestPrefixesWithSnapshots = PrefixesWithSnapshots.TestCase
 TestFullPrefixesWithSnapshots = FullPrefixesWithSnapshots.TestCase
-BOUNDS = settings(max_examples=120, stateful_step_count=40, deadline=None)
+BOUNDS = settings(max_examples=examples(120), stateful_step_count=40, deadline=None)
 TestPrefixes.settings = TestFullPrefixes.settings = BOUNDS
 TestPrefixesWithSnapshots.settings = TestFullPrefixesWithSnapshots.settings = BOUNDS

@@ -14,6 +14,7 @@ from tests.unit.cache.prompts import (
     parts_of,
     prompt_of,
 )
+from tests.whole import examples
 from vlm_server.cache.prompt_key import NOTHING, MediaSpan
 
 CAT, DOG = ("cat", 3, 9), ("dog", 3, 9)
@@ -85,7 +86,7 @@ def test_nothing_has_nothing_in_common() -> None:
     assert NOTHING.token_ids.dtype == np.int32
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(shared=PROMPTS, own=PROMPTS, others=PROMPTS, data=st.data())
 def test_in_common_is_what_is_equal_one_by_one(
     shared: list[Item], own: list[Item], others: list[Item], data: st.DataObject
@@ -98,7 +99,7 @@ def test_in_common_is_what_is_equal_one_by_one(
         assert common == num_common(parts[start:], parts_of(edge), len(parts))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(prompt=PROMPTS)
 def test_parts_and_floors_are_what_they_are_one_by_one(prompt: list[Item]) -> None:
     prompt_key = prompt_of(prompt)

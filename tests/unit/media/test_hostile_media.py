@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests import clips
 from tests.unit.media.pictures import animated, data_url, encoded
+from tests.whole import examples
 from vlm_server.errors import InvalidImage, InvalidVideo, PayloadTooLarge
 from vlm_server.media import data_url as urls
 from vlm_server.media import image_bounds, image_header, video_header
@@ -26,14 +27,14 @@ HEAD = st.sampled_from(
 )
 
 
-@settings(max_examples=100, derandomize=True)
+@settings(derandomize=True)
 @given(HEAD, st.text(max_size=60) | st.text("AQg+/=\n -_", max_size=60), st.integers(0, 60))
 def test_any_url_is_decoded_or_refused(head: str, payload: str, max_bytes: int) -> None:
     with contextlib.suppress(InvalidImage, PayloadTooLarge):
         assert len(urls.decode(head + payload, "p", max_bytes, urls.IMAGE)) <= max_bytes
 
 
-@settings(max_examples=100, derandomize=True)
+@settings(derandomize=True)
 @given(st.binary(min_size=1, max_size=80))
 def test_what_is_encoded_is_what_is_decoded(data: bytes) -> None:
     assert urls.decode(data_url(data), "p", 80, urls.IMAGE) == data
@@ -42,7 +43,7 @@ def test_what_is_encoded_is_what_is_decoded(data: bytes) -> None:
             urls.decode(data_url(data), "p", len(data) - 1, urls.IMAGE)
 
 
-@settings(max_examples=200, derandomize=True)
+@settings(max_examples=examples(200), derandomize=True)
 @given(st.data())
 def test_a_damaged_picture_is_read_or_refused(data: st.DataObject) -> None:
     picture = bytearray(data.draw(st.sampled_from(PICTURES)))
@@ -56,7 +57,7 @@ def test_a_damaged_picture_is_read_or_refused(data: st.DataObject) -> None:
         assert image_header.read(bytes(picture), "p", 1 << 30).width > 0
 
 
-@settings(max_examples=100, derandomize=True)
+@settings(derandomize=True)
 @given(st.data())
 def test_a_damaged_clip_is_read_or_refused(data: st.DataObject) -> None:
     clip = bytearray(CLIP)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from tests.whole import examples
 from vlm_server.child.cancellation import Cancellation
 from vlm_server.errors import InvalidRequest
 from vlm_server.ports import AnswerMatcher, Grammar
@@ -294,7 +295,7 @@ SCHEMAS = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
 @given(schema=SCHEMAS, seed=st.integers(0, 2**32 - 1))
 def test_whatever_is_drawn_conforms(grammar_of: Compile, schema: Any, seed: int):
     text = drawn_text(HOST, grammar_of(HOST, schema), np.random.default_rng(seed))

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from tests.unit.api.hostile.dialects import DIALECTS, Hostile, Json
 from tests.unit.api.responses.requests import asking, user
+from tests.whole import examples
 from vlm_server.api.http.intake.calls import (
     Context,
     KnownModel,
@@ -160,14 +161,14 @@ def test_no_message_repeats_a_value(dialect: Hostile) -> None:
 
 
 @by_dialect
-@settings(max_examples=200, derandomize=True)
+@settings(max_examples=examples(200), derandomize=True)
 @given(data=st.data())
 def test_nearly_right_requests_are_taken_or_refused(dialect: Hostile, data: st.DataObject) -> None:
     check(dialect, json.dumps(data.draw(dialect.requests)).encode())
 
 
 @by_dialect
-@settings(max_examples=100, derandomize=True)
+@settings(derandomize=True)
 @given(data=st.data())
 def test_one_odd_field_is_taken_or_refused(dialect: Hostile, data: st.DataObject) -> None:
     field = data.draw(st.sampled_from(dialect.fields))
@@ -183,7 +184,7 @@ def test_unknown_fields_that_are_ignored_do_no_harm(dialect: Hostile, data: st.D
 
 
 @by_dialect
-@settings(max_examples=100, derandomize=True)
+@settings(derandomize=True)
 @given(data=st.data())
 def test_a_request_with_bytes_changed_is_taken_or_refused(
     dialect: Hostile, data: st.DataObject
@@ -211,6 +212,7 @@ import json, sys, threading
 from importlib import import_module
 from vlm_server.api.http.intake.calls import Context, KnownModel
 from vlm_server.settings import Limits
+from tests.whole import examples
 
 sys.setswitchinterval(1e-6)
 context = Context((KnownModel("demo"),), "id-1", "salt", "", Limits())

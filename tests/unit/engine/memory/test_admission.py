@@ -25,6 +25,7 @@ from tests.unit.engine.fakes import (
     submit,
     texts,
 )
+from tests.whole import examples
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.memory.admission import Admission, Admit, Refuse, Wait
 from vlm_server.engine.memory.governor import Governor
@@ -164,7 +165,7 @@ def test_an_abort_of_who_waits_leaves_nothing():
     assert engine.num_tracked == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 3), st.integers(1, 30)), min_size=1, max_size=8),
     st.integers(10, 120),

@@ -394,5 +394,5 @@ class Lives(RuleBasedStateMachine):
             assert all(count <= 1 for count in self.encoded.values())
 
 
-Lives.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
+Lives.TestCase.settings = settings(stateful_step_count=40)
 TestLives = Lives.TestCase

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image as PillowImage
 
 from tests.unit.prompt.media.pictures import blocks, encoded, image_of
+from tests.whole import examples
 from vlm_server.errors import InvalidImage
 from vlm_server.media import image_bounds, image_header
 from vlm_server.prompt.media import png as png_rows
@@ -552,7 +553,7 @@ def test_hardly_anything_is_refused(data: bytes):
     kind=st.sampled_from(sorted(KINDS)),
     places=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=6),
 )
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_damaged_bytes_give_a_picture_or_a_refusal(kind: str, places: list[tuple[float, int]]):
     name, options = KINDS[kind]
     data = bytearray(encoded(noise(24, 18), name, **options).data)

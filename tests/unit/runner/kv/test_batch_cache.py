@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mlx_vlm.models.cache import KVCache
 from numpy.typing import NDArray
 
+from tests.whole import examples
 from vlm_server.runner.kv.batch_cache import RowsKVCache, filtered, joined
 
 HEADS, SIZE = 2, 3
@@ -77,7 +78,7 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_rows_hold_their_own(steps: list[tuple[object, ...]]):
     model = Model()
     for name, *numbers in steps:

@@ -102,14 +102,14 @@ def outcome_of(body: bytes) -> dict[str, Any] | RequestError:
     return refusal
 
 
-@settings(max_examples=100, derandomize=True)
+@settings(derandomize=True)
 @given(VALUE)
 def test_any_json_is_read_as_it_is_or_refused_by_a_short_message(value: Any) -> None:
     outcome = outcome_of(json.dumps(value).encode())
     assert isinstance(outcome, RequestError) or outcome == value
 
 
-@settings(max_examples=100, derandomize=True)
+@settings(derandomize=True)
 @given(st.binary(max_size=100))
 @example(b"\xff")
 @example(b'{"a":1}\0')

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.processor_time import processor_time
+from tests.whole import examples
 from vlm_server.api.http.intake import json_body, long_strings
 from vlm_server.errors import RequestError
 
@@ -33,7 +34,7 @@ def parsed(body: bytes) -> Any:
         return str(error)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(values, st.booleans())
 def test_the_result_is_that_of_parsing_all_of_it(value: Any, is_ascii: bool) -> None:
     body = json.dumps({"a": value, "b": LONG}, ensure_ascii=is_ascii).encode()
