@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -59,7 +60,12 @@ def leads(page: Page, link: str) -> bool:
     target = (page.path.parent / unquote(path)).resolve() if path else page.path
     if not target.exists():
         return False
-    return not anchor or target.suffix != ".md" or anchor in Page(target).anchors
+    return not anchor or target.suffix != ".md" or anchor in _page(target).anchors
+
+
+@cache
+def _page(path: Path) -> Page:
+    return Page(path)
 
 
 @pytest.mark.parametrize("page", all_pages(), **IDS)
