@@ -15,7 +15,7 @@ from vlm_server.runner.device.arrays import read, share
 
 def failing() -> mx.array:
     """Launched, and known to have failed when it is waited for: on Metal, every failure is so."""
-    slow = mx.random.normal((1500, 1500))
+    slow = mx.random.normal((600, 600))
     singular = mx.linalg.inv(mx.zeros((2, 2)), stream=mx.cpu)
     array = ((slow @ slow)[0, 0] * 0 + singular[0, 0] * 0 + 5).astype(mx.int32)[None]
     mx.async_eval(array)
