@@ -65,7 +65,8 @@ class SequenceState:
 
     `snapshots` are those that were taken on the way, by the number of tokens before them. If no
     sequence runs on the layers any more (`are_free`), their buffers are stored without a copy where
-    most of a buffer is worth it. What is taken is computed then if `waits`, else it is launched.
+    most of a buffer is worth it. What is taken is computed then if `waits`, else it is launched:
+    one cache alone has it.
     """
 
     def __init__(
@@ -85,8 +86,9 @@ class SequenceState:
 
     @property
     def snapshots(self) -> Mapping[int, LayerStates]:
-        if self._waits:
-            mx.eval([snapshot.arrays for snapshot in self._snapshots.values()])
+        """Computed: the disk's thread has them too, and MLX lets only one thread at a time ask
+        whether an array that was launched is ready."""
+        mx.eval([snapshot.arrays for snapshot in self._snapshots.values()])
         return self._snapshots
 
     def size_bytes(self, start: int, end: int) -> int:

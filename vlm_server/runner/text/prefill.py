@@ -138,7 +138,8 @@ class Prefill(Prefilled):
             return None
         if end == self._num_read:
             snapshots[end] = snapshot(self.cache)
-        return key.part(0, end), SequenceState(self.cache, snapshots, are_free=True)
+        waits = self._loaded.faults.come_late
+        return key.part(0, end), SequenceState(self.cache, snapshots, are_free=True, waits=waits)
 
     def _keep_before_media(self, start: int, end: int) -> None:
         """Before tokens `start` to `end` are launched: what to go back to if they are the last."""

@@ -17,7 +17,7 @@ from vlm_server.cache.disk.store import DiskStore
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.runner.kv import disk_cache
 from vlm_server.runner.kv.disk_cache import DiskCache
-from vlm_server.runner.kv.segments import SequenceState
+from vlm_server.runner.kv.segments import LayerStates, SequenceState
 
 OWNER = "a" * 64
 LOTS = 1 << 20
@@ -105,4 +105,15 @@ def test_a_file_with_another_header_is_deleted(tmp_path: Path, header: bytes):
     (tmp_path / OWNER / name).write_bytes(len(header).to_bytes(8, "little") + header)
     cache = DiskCache(Store(tmp_path), "fingerprint", lambda: LOTS, needs_snapshots=False)
     assert not (tmp_path / OWNER / name).exists()
+    cache.close(10)
+
+
+def test_a_snapshot_that_two_threads_have_was_computed(tmp_path: Path):
+    """If it can't be, the one that computes is told, and not the disk's thread."""
+    failing = mx.linalg.inv(mx.zeros((2, 2)), stream=mx.cpu)  # type: ignore[arg-type]
+    state = SequenceState([], {3: LayerStates(((failing, None),), ((),))})
+    cache = DiskCache(Store(tmp_path), "fingerprint", lambda: LOTS, needs_snapshots=True)
+    with pytest.raises(RuntimeError, match="factorization"):
+        cache.store_prefix(key_of([1, 2, 3]), state, "")
+    assert not cache.writer.num_queued
     cache.close(10)
