@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -19,7 +20,7 @@ from tests.whole import few_of
 from vlm_server.errors import InternalError
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.cpu_attention import attention_on_cpu
-from vlm_server.runner.device.device import current_device
+from vlm_server.runner.device.device import Device, DeviceKind, current_device
 from vlm_server.runner.model.load import LoadedModel
 from vlm_server.runner.vision import attention
 from vlm_server.runner.vision.attention import attention_on_gpu
@@ -190,6 +191,41 @@ def test_attention_is_the_same_on_either_device(patches: int, size: int):
     q, k, v = (mx.random.normal((2, 3, patches, size), key=mx.random.key(n)) for n in range(3))
     on_gpu, on_cpu = attention_on_gpu(q, k, v, 0.3), attention_on_cpu(q, k, v, 0.3)
     assert distance([on_gpu], [on_cpu]) < 2e-5
+
+
+@pytest.mark.parametrize("size", [64, 72, 80, 96, 128])
+def test_no_head_size_that_metal_fuses_is_padded(monkeypatch: pytest.MonkeyPatch, size: int):
+    """Those that `ScaledDotProductAttention::has_fused_kernel` of MLX 0.32 names, up to 128."""
+    sizes = sizes_attended_to(monkeypatch, size)
+    assert sizes == {size}
+
+
+@pytest.mark.parametrize(("size", "fused"), [(32, 64), (88, 96), (112, 128), (160, 160)])
+def test_other_head_sizes_are_padded_to_the_next(
+    monkeypatch: pytest.MonkeyPatch, size: int, fused: int
+):
+    assert sizes_attended_to(monkeypatch, size) == {fused}
+
+
+def sizes_attended_to(monkeypatch: pytest.MonkeyPatch, size: int) -> set[int]:
+    """Head sizes that MLX gets of one layer of a tower on Metal, with heads of `size`."""
+    metal = Device(DeviceKind.METAL, "Apple M1", 1 << 34, 1 << 33)
+    real, sizes = mx.fast.scaled_dot_product_attention, set()
+
+    def spy(q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
+        sizes.update(each.shape[-1] for each in (q, k, v))
+        return real(q, k, v, **options)
+
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", spy)
+    hidden = 2 * size
+    layer = SimpleNamespace(
+        qkv=nn.Linear(hidden, 3 * hidden), proj=nn.Linear(hidden, hidden), num_heads=2, scale=0.3
+    )
+    x = mx.random.normal((1, 12, hidden))
+    rope = attention.image_rope(np.zeros((12, 2), dtype=np.int32), size)
+    output = attention.attend(layer, x, rope, attention.Segments(((2, 4), (1, 4))), metal)
+    assert output.shape == x.shape
+    return sizes
 
 
 @pytest.mark.parametrize("bias", [True, False])
