@@ -130,6 +130,19 @@ async def test_extra_fields_of_a_tool_are_ignored_and_named(client: httpx.AsyncC
     assert answer.headers["x-vlm-ignored"] == "tools[].function.extra, tools[].cache_control"
 
 
+async def test_what_is_written_like_a_call_is_text_where_no_tools_are_sent(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    written = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    engine.script = (says(written[:14]), says(written[14:]), ended(), finished())
+    history = [user("Look."), assistant(called("1")), result("1", "done")]
+    answer = await client.post(ROUTE, json=chat(*history))
+    assert engine.submitted[0].tools is None
+    (choice,) = answer.json()["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert choice["message"] == {"role": "assistant", "content": written, "refusal": None}
+
+
 # ---- the history -----------------------------------------------------------------------
 
 
