@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import os
 import subprocess
 import sys
@@ -21,8 +22,9 @@ from packaging.utils import parse_wheel_filename
 
 TEMPLATE = Path(__file__).parents[2] / "packaging/homebrew/vlm-server.rb.in"
 PYTHON = (3, 13)
-MACOS = (14, 0)
-"""The oldest that MLX's wheels are for. Those for newer ones are not used."""
+RELEASES = {(14, 0): "sonoma", (15, 0): "sequoia", (26, 0): "tahoe"}
+"""Of macOS, by Homebrew's names: those that MLX has wheels for, the oldest first. The kernels in a
+wheel for a newer one use what chips have gained since."""
 
 
 def main() -> None:
@@ -35,15 +37,26 @@ def main() -> None:
 
 
 def locked(wheel: Path) -> list[dict[str, Any]]:
-    """The packages that `wheel` needs on macOS, as pylock.toml has them, without itself."""
+    """The packages that `wheel` needs on macOS, as pylock.toml has them, without itself.
+
+    Of the versions that the oldest macOS can have, with all wheels for newer ones.
+    """
+    oldest, *_, newest = RELEASES
+    wanted = f"vlm-server @ {wheel.absolute().as_uri()}\n"
+    versions = [f"{each['name']}=={each['version']}\n" for each in resolved(wanted, oldest)]
+    return resolved(wanted + "".join(versions), newest)
+
+
+def resolved(wanted: str, macos: tuple[int, int]) -> list[dict[str, Any]]:
+    """What uv makes of these requirements, with the wheels for `macos` and older ones."""
     version = ".".join(map(str, PYTHON))
     words = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--only-binary", ":all:"]
     words += ["--python-platform", "aarch64-apple-darwin", "--python-version", version]
+    target = {"MACOSX_DEPLOYMENT_TARGET": ".".join(map(str, macos))}
     with tempfile.TemporaryDirectory() as folder:
-        wanted, lock = Path(folder) / "wanted.in", Path(folder) / "pylock.toml"
-        wanted.write_text(f"vlm-server @ {wheel.absolute().as_uri()}\n")
-        oldest = {"MACOSX_DEPLOYMENT_TARGET": ".".join(map(str, MACOS))}
-        subprocess.run([*words, "-o", lock, wanted], env={**os.environ, **oldest}, check=True)
+        requirements, lock = Path(folder) / "wanted.in", Path(folder) / "pylock.toml"
+        requirements.write_text(wanted)
+        subprocess.run([*words, "-o", lock, requirements], env={**os.environ, **target}, check=True)
         packages: list[dict[str, Any]] = tomllib.loads(lock.read_text())["packages"]
     return [package for package in packages if package["name"] != "vlm-server"]
 
@@ -66,18 +79,30 @@ def formula(wheel: Path, url: str, homepage: str, packages: list[dict[str, Any]]
 
 def resource(package: dict[str, Any]) -> str:
     """The formula's lines for one package. Raises ValueError."""
-    wheel = best(package)
-    return (
-        f'  resource "{package["name"]}" do\n'
-        f'    url "{wheel["url"]}", using: :nounzip\n'
-        f'    sha256 "{wheel["hashes"]["sha256"]}"\n'
-        "  end"
-    )
+    wheels = [(name, best(package, macos)) for macos, name in RELEASES.items()]
+    runs = [list(run) for _, run in itertools.groupby(wheels, lambda each: each[1]["url"])]
+    lines = source(wheels[0][1]) if len(runs) == 1 else []
+    for run in runs if len(runs) > 1 else ():
+        systems = [name for name, _ in run]
+        if run is runs[0]:
+            systems = [f"{systems[-1]} :or_older"]
+        elif run is runs[-1]:
+            systems = [f"{systems[0]} :or_newer"]
+        for system in systems:
+            inside = [f"  {line}" for line in source(run[0][1])]
+            lines += [f"on_{system} do", *inside, "end"]
+    indented = "".join(f"    {line}\n" for line in lines)
+    return f'  resource "{package["name"]}" do\n{indented}  end'
 
 
-def best(package: dict[str, Any]) -> dict[str, Any]:
-    """The wheel that pip would take. Raises ValueError if none fits."""
-    platforms = list(mac_platforms(MACOS, "arm64"))
+def source(wheel: dict[str, Any]) -> list[str]:
+    """Where a wheel is, and its hash."""
+    return [f'url "{wheel["url"]}", using: :nounzip', f'sha256 "{wheel["hashes"]["sha256"]}"']
+
+
+def best(package: dict[str, Any], macos: tuple[int, int]) -> dict[str, Any]:
+    """The wheel that pip would take there. Raises ValueError if none fits."""
+    platforms = list(mac_platforms(macos, "arm64"))
     tags = [
         *cpython_tags(PYTHON, platforms=platforms),
         *compatible_tags(PYTHON, f"cp{PYTHON[0]}{PYTHON[1]}", platforms),
@@ -87,7 +112,7 @@ def best(package: dict[str, Any]) -> dict[str, Any]:
             if tag in parse_wheel_filename(wheel["url"].rpartition("/")[2])[3]:
                 found: dict[str, Any] = wheel
                 return found
-    raise ValueError(f"{package['name']} has no wheel for macOS {MACOS[0]}")
+    raise ValueError(f"{package['name']} has no wheel for macOS {macos[0]}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The formula is Ruby, and names the wheel that pip would take for each package."""
+"""The formula is Ruby, and names the wheel that pip would take for each package and macOS."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from scripts.release.homebrew import best, formula
+from scripts.release.homebrew import RELEASES, best, formula, resource
 
 FILES = "https://files.example"
 STAND_IN = """
@@ -28,6 +28,14 @@ class Formula
   end
   def self.service(&block) = class_eval(&block)
   def self.test(&block) = said["test"] << block.arity
+  SYSTEMS = ["sonoma", "sequoia", "tahoe"]
+  HERE = SYSTEMS.index(ARGV[1])
+  SYSTEMS.each_with_index do |name, at|
+    define_singleton_method("on_#{name}") do |others = nil, &block|
+      fits = HERE == at || (others == :or_newer && HERE > at) || (others == :or_older && HERE < at)
+      block.call if fits
+    end
+  end
   def self.method_missing(name, *words, **options)
     words << options unless options.empty?
     said[name.to_s] << words.map { |each| each.is_a?(Array) ? each.map(&:to_s) : each.to_s }
@@ -41,11 +49,17 @@ puts JSON.generate(VlmServer.said)
 """
 
 
+def urls_on(name: str) -> list[str]:
+    """Of the wheels of `LOCK` for a release of macOS."""
+    return [f"{FILES}/{wheel}.whl" for wheel in WHEELS[name]]
+
+
 def package(name: str, *wheels: str) -> dict[str, Any]:
     found = [{"url": f"{FILES}/{wheel}", "hashes": {"sha256": wheel}} for wheel in wheels]
     return {"name": name, "wheels": found}
 
 
+OLD, NEW = "newer-3.0-py3-none-macosx_12_0_arm64", "newer-3.0-py3-none-macosx_26_0_arm64"
 LOCK = [
     package("pure", "pure-1.0-py3-none-any.whl"),
     package(
@@ -54,9 +68,16 @@ LOCK = [
         "built-2.0-cp313-cp313-macosx_15_0_arm64.whl",
         "built-2.0-cp313-cp313-macosx_11_0_arm64.whl",
         "built-2.0-cp313-cp313-macosx_14_0_arm64.whl",
+        "built-2.0-cp313-cp313-macosx_26_0_arm64.whl",
         "built-2.0-cp313-cp313-manylinux_2_35_x86_64.whl",
     ),
+    package("newer", f"{NEW}.whl", f"{OLD}.whl"),
 ]
+WHEELS = {
+    "sonoma": ["pure-1.0-py3-none-any", "built-2.0-cp313-cp313-macosx_14_0_arm64", OLD],
+    "sequoia": ["pure-1.0-py3-none-any", "built-2.0-cp313-cp313-macosx_15_0_arm64", OLD],
+    "tahoe": ["pure-1.0-py3-none-any", "built-2.0-cp313-cp313-macosx_26_0_arm64", NEW],
+}
 
 
 @pytest.fixture
@@ -68,11 +89,25 @@ def written(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_wheel_is_that_for_the_oldest_macos() -> None:
-    assert best(LOCK[0])["url"].endswith("pure-1.0-py3-none-any.whl")
-    assert best(LOCK[1])["url"].endswith("macosx_14_0_arm64.whl")
+@pytest.mark.parametrize(("macos", "name"), RELEASES.items())
+def test_the_wheel_is_the_one_that_pip_takes_there(macos: tuple[int, int], name: str) -> None:
+    assert [best(each, macos)["url"] for each in LOCK] == urls_on(name)
     with pytest.raises(ValueError, match="alone has no wheel"):
-        best(package("alone", "alone-1.0-cp313-cp313-manylinux_2_35_x86_64.whl"))
+        best(package("alone", "alone-1.0-cp313-cp313-manylinux_2_35_x86_64.whl"), macos)
+
+
+def test_what_differs_between_releases_is_in_a_block_of_each() -> None:
+    said = [re.findall(r"on_(.+) do", resource(each)) for each in LOCK]
+    assert said == [
+        [],
+        ["sonoma :or_older", "sequoia", "tahoe :or_newer"],
+        ["sequoia :or_older", "tahoe :or_newer"],
+    ]
+
+
+def test_a_package_that_the_oldest_macos_cannot_have_is_refused() -> None:
+    with pytest.raises(ValueError, match="late has no wheel for macOS 14"):
+        resource(package("late", "late-1.0-py3-none-macosx_15_0_arm64.whl"))
 
 
 def test_nothing_is_left_to_fill_in(written: Path) -> None:
@@ -83,16 +118,18 @@ def test_nothing_is_left_to_fill_in(written: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("ruby") is None, reason="there is no Ruby")
+@pytest.mark.parametrize("name", RELEASES.values())
 def test_ruby_reads_it_and_the_service_is_that_of_the_other_ways(
-    written: Path, tmp_path: Path
+    written: Path, tmp_path: Path, name: str
 ) -> None:
     stand_in = tmp_path / "formula.rb"
     stand_in.write_text(STAND_IN)
-    ran = subprocess.run(["ruby", "-w", stand_in, written], capture_output=True, text=True)
+    ran = subprocess.run(["ruby", "-w", stand_in, written, name], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     said = json.loads(ran.stdout)
-    assert said["resource"] == ["pure", "built"]
-    assert len(said["sha256"]) == 3
+    assert said["resource"] == ["pure", "built", "newer"]
+    assert [words[0] for words in said["url"][1:]] == urls_on(name)
+    assert len(said["sha256"]) == 4
     (words,) = said["run"][0]
     assert words[:2] == ["/opt/bin/vlm-server", "serve"]
     assert words[-2:] == ["--give-up-status", "0"], "launchd can't tell statuses apart"
