@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +12,11 @@ import pytest
 
 from tests.unit.api.requests import PNG_URL, chat, picture, text, user
 from tests.unit.api.scripted_engine import ScriptedEngine
+from vlm_server.api.http.intake.calls import Context, KnownModel, ParsedRequest
+from vlm_server.api.openai.tokenize import intake
+from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import Finished, ImageUse, ModelFacts, TextPart, Usage
+from vlm_server.settings import Limits
 
 IDS = (5, 6, 7)
 
@@ -124,6 +130,31 @@ async def test_another_model_is_404(
         }
     )
     assert (await client.post(f"/v1/{route}", json=body)).status_code == 404
+
+
+@pytest.mark.parametrize("model", [{}, {"model": None}, {"model": ""}], ids=str)
+@pytest.mark.parametrize(
+    ("read", "body"),
+    [
+        (intake.read_prompt, {"prompt": "a"}),
+        (intake.read_prompt, {"messages": [user("a")]}),
+        (intake.read_prompt_text, {"messages": [user("a")]}),
+        (intake.read_tokens, {"tokens": [1]}),
+    ],
+)
+def test_of_several_models_one_must_be_named(
+    read: Callable[[bytes, Context], ParsedRequest | None],
+    body: dict[str, Any],
+    model: dict[str, Any],
+) -> None:
+    asked = json.dumps(body | model).encode()
+    one, two = KnownModel("one"), KnownModel("two")
+    alone = read(asked, Context((one,), "r", "", "", Limits()))
+    assert alone is not None
+    assert alone.model == "one"
+    with pytest.raises(InvalidRequest, match=r"`model` is missing.*`one`, `two`") as caught:
+        read(asked, Context((one, two), "r", "", "", Limits()))
+    assert caught.value.param == "model"
 
 
 async def test_a_text_stays_a_text(client: httpx.AsyncClient, counting: ScriptedEngine) -> None:

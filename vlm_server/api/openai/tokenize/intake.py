@@ -32,7 +32,7 @@ ADDS_SPECIAL = "add_special_tokens"
 
 
 class PromptRequest(Struct, forbid_unknown_fields=True):
-    """The body of `/v1/tokenize` without messages; `model` may be left out."""
+    """The body of `/v1/tokenize` without messages."""
 
     prompt: str
     model: str | None = None
@@ -54,7 +54,7 @@ def read_prompt(body: Body, context: Context) -> ParsedRequest:
     fields = _fields(body)
     if "messages" not in fields:
         return _read_text(fields, context)
-    return _counted(intake.read_fields(_as_chat(fields, context), context), fields)
+    return _counted(intake.read_fields(fields, context), fields)
 
 
 def read_prompt_text(body: Body, context: Context) -> ParsedRequest | None:
@@ -62,7 +62,7 @@ def read_prompt_text(body: Body, context: Context) -> ParsedRequest | None:
     fields = _fields(body)
     if "messages" not in fields:
         return _read_text(fields, context)
-    parsed = intake.read_text_fields(_as_chat(fields, context), context)
+    parsed = intake.read_text_fields(fields, context)
     return None if parsed is None else _counted(parsed, fields)
 
 
@@ -105,7 +105,7 @@ def _known(
 def _raw(
     prompt: str | tuple[int, ...], model: str | None, context: Context, ignored: IgnoredFields
 ) -> ParsedRequest:
-    wanted = context.models[0] if model is None else model_wanted(model, context)
+    wanted = model_wanted(model, context)
     submit = Submit(
         request_id=context.request_id,
         messages=(),
@@ -117,11 +117,6 @@ def _raw(
         count_only=True,
     )
     return ParsedRequest(wanted.name, submit, stream=False, ignored=ignored.names)
-
-
-def _as_chat(fields: dict[str, Any], context: Context) -> dict[str, Any]:
-    """A chat request whose prompt is to be counted."""
-    return {**fields, "model": fields.get("model") or context.models[0].name}
 
 
 IN_PROMPT = frozenset(
