@@ -211,6 +211,20 @@ def test_a_hundred_tools_are_compiled_once(new: New, monkeypatch: pytest.MonkeyP
     assert takes(first, json.dumps([call("tool_99", x=1, y=1), call("tool_0", x=1, y=1)]))
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_pattern_in_one_of_many_tools_is_refused_as_alone(new: New, strict: bool):
+    """Not by the answer that calls it, when a long prompt was prefilled for nothing."""
+    pattern = {"type": "string", "pattern": "^(a{1000}){1000}$"}
+    wrong = {"type": "object", "properties": {"a": pattern}, "required": ["a"]}
+    grammars = new(memory_bytes=64 << 20)
+    offered = dict.fromkeys((f"tool_{i}" for i in range(20)), POINT) | {"wrong": wrong}
+    names = tuple(offered) if strict else ()
+    made = constraint(tools("auto" if strict else "required", strict=names, **offered))
+    assert "too much memory" in refusal(grammars, made)
+    held = tuple(name for name in offered if name != "wrong")
+    assert compiled(grammars, constraint(tools(allowed=held, **offered)))
+
+
 NAMES = st.sampled_from(["a", "b", "$defs", "x/y", "~", "é", "a b"])
 LEAVES = st.sampled_from(
     [{"type": "null"}, {"type": "boolean"}, {"enum": [1, "é"]}, {"const": "x"}]

@@ -44,17 +44,12 @@ def compile_constraint(tokenizer: LLTokenizer, constraint: Constraint) -> LLMatc
         case Schema(schema):
             return _compile_schema(tokenizer, schema)
         case ForcedCalls():
-            _check_tools(constraint)
+            _check_each(tokenizer, constraint)
             grammar = lark.forced_calls(constraint, dict(_OPTIONS))
         case FreeCalls():
-            _check_integers(constraint.schema or "")
-            _check_tools(constraint)
+            _check_each(tokenizer, constraint)
             grammar = lark.free_calls(constraint, dict(_OPTIONS))
-    try:
-        return _matcher(tokenizer, LLMatcher.grammar_from_lark(grammar))
-    except SchemaError:
-        _find_fault(tokenizer, constraint)
-        raise
+    return _matcher(tokenizer, LLMatcher.grammar_from_lark(grammar))
 
 
 def _compile_schema(tokenizer: LLTokenizer, schema: str) -> LLMatcher:
@@ -74,15 +69,12 @@ def _matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
     return matcher
 
 
-def _check_tools(constraint: ForcedCalls | FreeCalls) -> None:
-    """Raises SchemaError, naming the tool at fault."""
-    for name, parameters in _held_tools(constraint):
-        with _naming(name):
-            _check_integers(json.dumps(lark.arguments_schema(parameters)))
+def _check_each(tokenizer: LLTokenizer, constraint: ForcedCalls | FreeCalls) -> None:
+    """Compile each schema alone. Raises SchemaError, naming the tool at fault.
 
-
-def _find_fault(tokenizer: LLTokenizer, constraint: ForcedCalls | FreeCalls) -> None:
-    """Raises what is wrong with one of the schemas alone, if that is it."""
+    In a grammar of several tools, only an answer that begins its call would find what is too
+    complex in one of them, when the prompt was prefilled.
+    """
     for name, parameters in _held_tools(constraint):
         with _naming(name):
             _compile_schema(tokenizer, json.dumps(lark.arguments_schema(parameters)))
