@@ -51,6 +51,7 @@ class Planner:
         requests: Requests,
         admission: Admission,
         tokens_beside: Callable[[PreparedPrompt, int], int],
+        clock: Callable[[], float],
     ) -> None:
         """`requests` are those that are tracked: it adds and removes none.
 
@@ -66,7 +67,7 @@ class Planner:
         self._prefill_batcher = PrefillBatcher(config, requests, self._arbiter, admission)
         self._encodes_beside = False
         """Whether the encode under way began beside a prompt's chunk."""
-        self._preparer_queue = PreparerQueue(config.max_preparing, max_ready=config.max_num_seqs)
+        self._preparer_queue = PreparerQueue(config.max_preparing, config.max_num_seqs, clock)
         self._disk_queue = DiskQueue()
 
     def plan(self, finished_seqs: tuple[SeqId, ...], *, is_draining: bool) -> SchedulerOutput:

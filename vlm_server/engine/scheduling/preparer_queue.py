@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from vlm_server.child.cancellation import Cancellation
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
+from vlm_server.engine.scheduling.client_turns import ClientTurns
 
 _MOST_READY = 16
 """Requests that are prepared and do not decode yet: their pixels take the machine's memory."""
@@ -31,12 +32,13 @@ class PreparerQueue:
 
     Requests with media or a schema are prepared only as far ahead as they can be used soon, since
     pixels and grammars take memory; texts take little, and may overtake them. Costly requests never
-    take all threads, and only one video is prepared at a time. Among those with media, the oldest
-    and the one with the fewest pixels are chosen alternately, so that none waits for ever. An
-    aborted request keeps its thread until that is done.
+    take all threads, and only one video is prepared at a time. Clients take turns (`ClientTurns`).
+    Among a client's requests with media or a schema, the oldest and the one with the fewest pixels,
+    or the shortest schema, are chosen alternately, so that none waits for ever. An aborted request
+    keeps its thread until that is done.
     """
 
-    def __init__(self, max_preparing: int, max_ready: int) -> None:
+    def __init__(self, max_preparing: int, max_ready: int, clock: Callable[[], float]) -> None:
         """max_preparing: how many of each kind are prepared at once; with 1, a cheap one may still
         be prepared beside a costly one. max_ready: how many more with media or a schema may be
         waiting or decoding; of those that do not decode yet, at most `_MOST_READY`.
@@ -51,7 +53,8 @@ class PreparerQueue:
         self._most_undecoded = max_preparing + min(max_ready, _MOST_READY)
         self._preparing: dict[str, frozenset[_Kind]] = {}
         self._cancellations: dict[str, Cancellation] = {}
-        self._is_turn_of_cheapest = {_Kind.MEDIA: False, _Kind.SCHEMA: False}
+        self._clients: dict[str, str] = {}
+        self._turns = ClientTurns(clock)
 
     @property
     def request_ids(self) -> frozenset[str]:
@@ -64,6 +67,7 @@ class PreparerQueue:
         waiting = [request for request in tracked if request.state is State.WAITING]
         if not waiting:
             return []
+        self._turns.wait([request.client for request in waiting])
         rooms = self._rooms([r for r in tracked if r.state is not State.WAITING])
         taken = list[Request]()
         while able := _able(waiting, rooms):
@@ -77,6 +81,8 @@ class PreparerQueue:
     def start(self, request: Request) -> Cancellation:
         """A thread takes `request`; what tells it to stop."""
         self._preparing[request.request_id] = _kinds(request)
+        self._clients[request.request_id] = request.client
+        self._turns.begin(request.request_id, request.client)
         cancellation = self._cancellations[request.request_id] = Cancellation()
         return cancellation
 
@@ -88,6 +94,7 @@ class PreparerQueue:
     def end(self, request_id: str) -> None:
         """The thread is done with a request."""
         del self._cancellations[request_id], self._preparing[request_id]
+        self._turns.end(request_id, self._clients.pop(request_id))
 
     def _rooms(self, begun: list[Request]) -> dict[_Kind, int]:
         """How many more of each kind may be prepared; `begun` are those that were, or are."""
@@ -102,15 +109,13 @@ class PreparerQueue:
         return rooms
 
     def _choose(self, able: list[Request]) -> Request:
-        oldest = able[0]
-        kind = next((k for k in self._is_turn_of_cheapest if k in _kinds(oldest)), None)
-        if kind is None:
+        client = self._turns.next([request.client for request in able])
+        own = [request for request in able if request.client == client]
+        oldest = own[0]
+        kind = next((k for k in (_Kind.MEDIA, _Kind.SCHEMA) if k in _kinds(oldest)), None)
+        if kind is None or not self._turns.takes_cheapest(client):
             return oldest
-        is_turn_of_cheapest = self._is_turn_of_cheapest[kind]
-        self._is_turn_of_cheapest[kind] = not is_turn_of_cheapest
-        if not is_turn_of_cheapest:
-            return oldest
-        return min((request for request in able if kind in _kinds(request)), key=_cost)
+        return min((request for request in own if kind in _kinds(request)), key=_cost)
 
 
 def _able(waiting: list[Request], rooms: dict[_Kind, int]) -> list[Request]:

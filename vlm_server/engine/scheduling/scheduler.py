@@ -87,7 +87,7 @@ class Scheduler:
         self._caches = caches
         self._admission = admission
         self._requests = Requests()
-        self._planner = Planner(config, self._requests, admission, tokens_beside)
+        self._planner = Planner(config, self._requests, admission, tokens_beside, clock)
         self._finished_seqs: list[SeqId] = []
         """Sequences that have ended since the last plan, and that the runner still holds."""
         self._is_draining = False

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from tests.unit.engine.fakes import ByteDecoder, submit
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
 from vlm_server.engine.scheduling.preparer_queue import COSTLY_PIXELS, PreparerQueue
+from vlm_server.engine.scheduling.requests import Requests
 
 
 class Queue:
     """A queue, and all requests that there are."""
 
     def __init__(self, max_preparing: int, max_ready: int = 99) -> None:
-        self.queue = PreparerQueue(max_preparing, max_ready)
-        self.requests: dict[str, Request] = {}
+        self.now = 0.0
+        self.queue = PreparerQueue(max_preparing, max_ready, lambda: self.now)
+        self.requests = Requests()
 
     def add(
-        self, name: str, num_pixels: int = 1000, images: int = 1, *, has_schema: bool = False
+        self,
+        name: str,
+        num_pixels: int = 1000,
+        images: int = 1,
+        *,
+        has_schema: bool = False,
+        client: str = "",
     ) -> None:
-        asked = submit(name, images=images)
-        request = self.requests[name] = Request(asked, asked.sampling, ByteDecoder(), lambda: 0.0)
+        asked = structs.replace(submit(name, images=images), client=client)
+        request = Request(asked, asked.sampling, ByteDecoder(), lambda: 0.0)
+        self.requests.line_up(request)
         request.num_pixels, request.has_schema = num_pixels, has_schema
 
     def costly(self, *names: str) -> None:
@@ -149,6 +159,66 @@ def test_the_oldest_and_the_one_with_the_shortest_schema_take_turns():
         order += made.start()
     assert order.index("small") == 1
     assert [name for name in order if name != "small"] == [f"tools {n}" for n in range(8)]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_slow_schemas_of_one_client_keep_another_waiting_for_those_begun(threads: int):
+    """Sixteen of each: those of one take 5 s, those of the other a moment."""
+    made = Queue(threads)
+    for number in range(16):
+        made.add(f"slow {number}", images=0, has_schema=True, client="a")
+    running = dict.fromkeys(made.start(), 5.0)
+    made.now = 0.1
+    made.start()
+    for number in range(16):
+        made.add(f"quick {number}", images=0, has_schema=True, client="b")
+    ended = dict[str, float]()
+    while made.requests:
+        running |= {
+            name: made.now + (5.0 if name.startswith("slow") else 0.01) for name in made.start()
+        }
+        name = min(running, key=running.__getitem__)
+        ended[name] = made.now = running.pop(name)
+        made.end(name)
+    assert max(ended[f"quick {number}"] for number in range(16)) < 5.5
+    assert max(ended.values()) < 16 * 5 / threads + 1, "no thread was idle"
+
+
+def test_equally_slow_schemas_take_turns_by_client():
+    """Whatever their sizes are, and however many there are before."""
+    made = Queue(1)
+    for client, chars in (("a", 100), ("b", 90_000)):
+        for number in range(16 if client == "a" else 4):
+            name = f"{client}{number}"
+            made.add(name, images=0, has_schema=True, client=client)
+            made.requests[name].num_schema_chars = chars
+    order = []
+    while made.requests:
+        (name,) = made.start()
+        order.append(name)
+        made.now += 5.0
+        made.end(name)
+    assert "".join(name[0] for name in order[:8]) == "abababab"
+    assert order[1:8:2] == ["b0", "b1", "b2", "b3"]
+
+
+def test_who_comes_again_owes_nothing_and_is_owed_nothing():
+    made = Queue(1)
+    for number in range(3):
+        made.add(f"a{number}", images=0, has_schema=True, client="a")
+    for _ in range(2):
+        (name,) = made.start()
+        made.now += 5.0
+        made.end(name)
+    for number in range(9):
+        made.add(f"b{number}", images=0, has_schema=True, client="b")
+    order = []
+    while made.requests:
+        (name,) = made.start()
+        order.append(name)
+        made.now += 5.0
+        made.end(name)
+    assert order.index("a2") <= 2
 
 
 def test_texts_with_a_schema_take_no_more_threads_than_there_are():
