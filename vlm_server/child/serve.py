@@ -9,13 +9,13 @@ import contextlib
 import math
 import os
 import resource
-import select
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
+from typing import BinaryIO
 
 from vlm_server.child import messages
 
@@ -39,17 +39,15 @@ class Limits:
 
 def serve(answer: Callable[[bytearray], messages.Body], limits: Limits) -> None:
     """Answer jobs with `answer`, which must not raise, until nobody sends any more."""
-    jobs = os.fdopen(os.dup(0), "rb")
+    jobs = os.fdopen(os.dup(0), "rb", buffering=0)  # a lock of its own would outlive its thread
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not be taken for an answer
     os.nice(_NICENESS)
     _limit_memory(limits)
-    threading.Thread(target=_end_with, args=(jobs.fileno(),), daemon=True).start()
+    received = SimpleQueue[bytearray]()
+    threading.Thread(target=_receive, args=(jobs, received), daemon=True).start()
     while True:
-        try:
-            job, _ = messages.read(jobs)
-        except EOFError:
-            return
+        job = received.get()
         _limit_job(limits)
         made = answer(job)
         del job
@@ -60,18 +58,13 @@ def serve(answer: Callable[[bytearray], messages.Body], limits: Limits) -> None:
         del made
 
 
-def _end_with(pipe: int) -> None:
-    """End the process when nobody holds the other end of `pipe` any more."""
-    if sys.platform == "linux":
-        watched = select.poll()
-        watched.register(pipe, 0)  # a hang-up alone
-        while not watched.poll():
-            pass
-    else:  # macOS tells nobody who asks for nothing
-        parent = os.getppid()
-        while os.getppid() == parent:
-            time.sleep(1)
-    os._exit(1)
+def _receive(jobs: BinaryIO, received: SimpleQueue[bytearray]) -> None:
+    """Read jobs also while one is answered, to end the process when nobody sends any more."""
+    try:
+        while True:
+            received.put(messages.read(jobs)[0])
+    finally:
+        os._exit(1)
 
 
 def _limit_memory(limits: Limits) -> None:
