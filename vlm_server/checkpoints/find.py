@@ -134,10 +134,24 @@ def _in_folder(folder: Path) -> Found:
 
 
 def _named(name: HubName, search_paths: Sequence[str]) -> Iterator[Found]:
-    if (folder := snapshot(name)) is not None:
-        yield Found(folder, name.repo, "hub cache")
+    repository = _as_listed(hub_cache() / name.cache_folder)
+    if (folder := _snapshot(repository, name.revision)) is not None:
+        yield Found(folder, repo_of_cache_folder(repository.name) or name.repo, "hub cache")
     if not name.revision:
         yield from (one for one in _local(search_paths) if one.name == name.repo)
+
+
+def _as_listed(folder: Path) -> Path:
+    """`folder` by the name that its parent lists.
+
+    A file system that folds case, as macOS has, finds it by other letters too, and one checkpoint
+    must not be served under two names.
+    """
+    names = [each.name for each in _folders(folder.parent)]
+    if folder.name in names or not folder.exists():
+        return folder
+    same = (folder.with_name(name) for name in names if folder.samefile(folder.with_name(name)))
+    return next(same, folder)
 
 
 def _snapshot(repository: Path, revision: str) -> Path | None:

@@ -91,6 +91,18 @@ def test_a_model_of_lm_studio_given_by_path_has_its_org(home: Path) -> None:
     assert find.find(str(folder)) == Found(folder, NAME, "folder")
 
 
+def test_a_name_in_other_letters_means_the_folder_as_it_is_listed(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a file system that folds case: there is one folder, and other letters find it too."""
+    folder, listed = snapshot(home), Path.iterdir
+    (home / "hub/models--Org--Model-4bit").symlink_to(home / "hub/models--org--model-4bit")
+    monkeypatch.setattr(
+        Path, "iterdir", lambda path: (each for each in listed(path) if not each.is_symlink())
+    )
+    assert find.find("Org/Model-4bit") == find.find(NAME) == Found(folder, NAME, "hub cache")
+
+
 def test_revisions_are_kept_apart(home: Path) -> None:
     first, second = snapshot(home), snapshot(home, SECOND, "v2")
     found = {text: find.find(f"{NAME}@{text}") for text in ("main", "v2", SECOND, "v3")}
