@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.daemons import Daemon, checkpoint, running_daemon
+from tests.daemons import Daemon, checkpoint, running_daemon, wait_until
 from tests.e2e.pictures import noise, user
 from tests.e2e.test_chat_api import complete, text_of
 from tests.e2e.test_sampling_fields import entries, figures
@@ -113,10 +113,15 @@ async def test_choices_are_the_same_whatever_runs_beside_and_so_are_their_tokens
 async def test_a_client_that_leaves_ends_all_choices(tiny_daemon: Daemon) -> None:
     client = tiny_daemon.async_client()
     stream = await client.chat.completions.create(
-        model="default", messages=MESSAGES, max_tokens=4000, n=8, stream=True
+        model="default",
+        messages=MESSAGES,
+        max_tokens=4000,
+        n=8,
+        stream=True,
+        extra_body={"ignore_eos": True},
     )
     await anext(stream)
-    assert tiny_daemon.status()["engine"]["stats"]["tracked"] > 0
+    wait_until(lambda: tiny_daemon.status()["engine"]["stats"]["tracked"], 10, tiny_daemon.log)
     await stream.close()
     tiny_daemon.wait_idle()
 
