@@ -29,8 +29,8 @@ import httpx
 import mlx.core as mx
 from PIL import Image
 
-from vlm_server import machine
-from vlm_server.child.footprint import footprint_bytes
+from vlm_server.platform import machine
+from vlm_server.platform.child.footprint import footprint_bytes
 from vlm_server.runner.device.device import Device, current_device
 from vlm_server.runner.text.attention import MetalAttention
 

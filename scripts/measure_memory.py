@@ -28,10 +28,13 @@ import mlx.core as mx
 import numpy as np
 from PIL import Image as PillowImage
 
-from vlm_server import heap, settings
+from vlm_server import settings
 from vlm_server.engine.inbox import Inbox
 from vlm_server.engine.memory.decisions import Clear
 from vlm_server.engine.memory.governor import Governor
+from vlm_server.platform import heap
+from vlm_server.platform.private_folder import PrivateFolder
+from vlm_server.platform.process_memory import SystemProcessMemory
 from vlm_server.protocol import (
     Event,
     Failed,
@@ -51,8 +54,6 @@ from vlm_server.runner.device.memory import MlxMemory
 from vlm_server.runner.kv.build import build_caches
 from vlm_server.runner.model.load import LoadedModel, load
 from vlm_server.supervisor.environment import for_models
-from vlm_server.supervisor.private_folder import PrivateFolder
-from vlm_server.worker.process_memory import SystemProcessMemory
 from vlm_server.worker.start import build_engine
 
 matplotlib.use("agg")

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from vlm_server import machine
+from vlm_server.platform import machine
 
 ARGUMENTS = Path(__file__).parents[1] / "configs/scale-out/smg.args"
 PORT = 30000

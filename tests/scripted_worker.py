@@ -27,7 +27,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlm_server import heap
+from vlm_server.platform import heap
 from vlm_server.protocol import (
     ENCODER,
     MESSAGE_HEADER,

@@ -12,8 +12,8 @@ import pytest
 
 from tests.as_mac import macos
 from tests.unit.prompt.test_grammars import HUGE, byte_host, compiled, refusal
-from vlm_server.child.cancellation import Cancellation
-from vlm_server.child.pool import ChildFailed, ChildPool
+from vlm_server.platform.child.cancellation import Cancellation
+from vlm_server.platform.child.pool import ChildFailed, ChildPool
 from vlm_server.prompt.grammar.grammars import Grammars
 from vlm_server.prompt.grammar.server import GrammarLimits
 
@@ -43,7 +43,7 @@ def grammars() -> Iterator[Grammars]:
 
 
 def test_a_job_that_takes_too_much_ends_its_process():
-    pool = ChildPool("tests.unit.child.echo", 1, memory_bytes=200 * MIB)
+    pool = ChildPool("tests.unit.platform.child.echo", 1, memory_bytes=200 * MIB)
     try:
         with pytest.raises(ChildFailed, match="more memory"):
             pool.run(f"hold {400 * MIB}".encode(), 50.0, Cancellation())

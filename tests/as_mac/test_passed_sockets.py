@@ -18,10 +18,10 @@ import pytest
 
 from tests.as_mac import in_flight
 from tests.unit.prompt.test_grammars import byte_host
-from vlm_server.child import passing
-from vlm_server.child.cancellation import Cancellation
-from vlm_server.child.passing import PassedSocket
 from vlm_server.errors import InternalError
+from vlm_server.platform.child import passing
+from vlm_server.platform.child.cancellation import Cancellation
+from vlm_server.platform.child.passing import PassedSocket
 from vlm_server.prompt.grammar.constraint import Schema
 from vlm_server.prompt.grammar.grammars import Grammars
 from vlm_server.prompt.grammar.server import Grammar, GrammarLimits

@@ -19,7 +19,7 @@ import pytest
 from tests.daemons import Daemon, checkpoint, command_of, is_alive, running_daemon, wait_until
 from tests.e2e.pictures import noise, user
 from tests.ports import free_ports
-from vlm_server.child import launch
+from vlm_server.platform.child import launch
 from vlm_server.settings import Log
 from vlm_server.supervisor.ranks.hostfile import Host, Hostfile, ranks_of
 

@@ -17,7 +17,6 @@ from PIL import Image as PillowImage
 from tests.unit.prompt.media.pictures import encoded
 from vlm_server import settings
 from vlm_server.cache.caches import Caches
-from vlm_server.child.cancellation import Cancellation
 from vlm_server.engine.encoding import encode
 from vlm_server.engine.inbox import LoadDone, Message, PrepareDone
 from vlm_server.engine.loop import EngineLoop
@@ -28,6 +27,7 @@ from vlm_server.engine.scheduling.limits import SchedulerConfig
 from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.errors import RequestError
 from vlm_server.host_model import HostModel
+from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.ports import (
     Encoder,
     EncodeWork,

@@ -14,8 +14,8 @@ import pytest
 from tests.integration.harness import Engine, ask, new_grammars, new_preparer, prepare
 from tests.tiny_models.pictures import picture
 from tests.whole import few_of
-from vlm_server.child.cancellation import Cancellation
 from vlm_server.host_model import ReasoningFormat, ToolFormat
+from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.ports import SeqId
 from vlm_server.prompt.grammar.lark import arguments_schema
 from vlm_server.prompt.preparer import MultimodalPreparer

@@ -12,8 +12,9 @@ import pytest
 from tests.active_memory import active_bytes
 from tests.integration.harness import Engine, ask
 from tests.tiny_models.pictures import picture
-from vlm_server import heap
 from vlm_server.errors import OutOfMemory
+from vlm_server.platform import heap
+from vlm_server.platform.process_memory import SystemProcessMemory
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished
 from vlm_server.runner import model_runner
@@ -25,7 +26,6 @@ from vlm_server.runner.text.decode_batch import DecodeBatch
 from vlm_server.runner.text.prefill import Prefill
 from vlm_server.runner.vision.encoder import ImageEncoding
 from vlm_server.settings import Memory
-from vlm_server.worker.process_memory import SystemProcessMemory
 
 pytestmark = pytest.mark.families("caches")
 

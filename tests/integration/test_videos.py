@@ -32,7 +32,7 @@ from tests.integration.harness import (
 )
 from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
-from vlm_server.child.cancellation import Cancellation
+from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.prompt.media import processing
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, SamplingParams, Video

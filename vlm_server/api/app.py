@@ -26,8 +26,8 @@ from vlm_server.api.http.telemetry.access_log import AnsweredRequests
 from vlm_server.api.http.telemetry.tracing import Tracer
 from vlm_server.api.ollama.errors import encode as encode_ollama
 from vlm_server.api.routes import all_routes
-from vlm_server.child.pool import ChildPool
 from vlm_server.errors import RequestError
+from vlm_server.platform.child.pool import ChildPool
 from vlm_server.settings import Settings, Sources
 from vlm_server.supervisor.client import ModelClient
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 
-from vlm_server import heap
 from vlm_server.api.anthropic import intake as anthropic
 from vlm_server.api.http.intake.calls import Outcome, Read, encode_outcome
 from vlm_server.api.http.intake.history import HistoryNeeded
@@ -15,9 +14,10 @@ from vlm_server.api.openai import intake as openai
 from vlm_server.api.openai.completions import intake as completions
 from vlm_server.api.openai.tokenize import intake as tokenize
 from vlm_server.api.responses import intake as responses
-from vlm_server.child.serve import Limits, serve
 from vlm_server.errors import InternalError, RequestError, RequestTooCostly
 from vlm_server.media.external import BytesNeeded
+from vlm_server.platform import heap
+from vlm_server.platform.child.serve import Limits, serve
 from vlm_server.settings import MIB
 
 _RETIRE_BYTES = 256 * MIB

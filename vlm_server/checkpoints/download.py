@@ -15,8 +15,8 @@ from vlm_server.checkpoints.find import hub_cache
 from vlm_server.checkpoints.messages import GO, Done, Message, Plan, Progress, Refused
 from vlm_server.checkpoints.names import HubName
 from vlm_server.checkpoints.survey import check_plan
-from vlm_server.child import launch
 from vlm_server.errors import ModelLoadError, NotAvailable
+from vlm_server.platform.child import launch
 from vlm_server.settings import Memory, Model
 
 logger = logging.getLogger(__name__)

@@ -10,10 +10,10 @@ import contextlib
 
 import msgspec
 
-from vlm_server import machine
 from vlm_server.checkpoints.messages import Plan
-from vlm_server.child import launch
 from vlm_server.errors import ModelLoadError
+from vlm_server.platform import machine
+from vlm_server.platform.child import launch
 from vlm_server.settings import Memory, Model
 
 _MODULE = "vlm_server.worker.survey"

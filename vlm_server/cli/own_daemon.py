@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO
 
-from vlm_server import backend
-from vlm_server.child import launch
 from vlm_server.cli.failure import CommandFailed
+from vlm_server.platform import backend
+from vlm_server.platform.child import launch
 
 _LISTENING = re.compile(r"Listening on (http://\S+)")
 

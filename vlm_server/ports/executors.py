@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from vlm_server.cache.caches import EncodedImage
-from vlm_server.child.cancellation import Cancellation
+from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.ports.plan import EncodeWork, LoadWork, PrepareWork, SchedulerOutput
 from vlm_server.ports.prompts import Prepared, PreparedPrompt
 from vlm_server.ports.result import StepResult

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol
 from vlm_server.cache.caches import EncodedImage
 from vlm_server.cache.disk.load import DiskLoad
 from vlm_server.cache.prompt_key import MediaSpan
-from vlm_server.child.cancellation import Cancellation
 from vlm_server.errors import RequestError
+from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.ports.prompts import MediaInputs, PreparedPrompt
 from vlm_server.protocol import SamplingParams, Submit
 

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from vlm_server.cache.caches import Caches
 from vlm_server.cache.holds import CacheHolds
 from vlm_server.cache.prompt_key import MediaSpan
-from vlm_server.child.cancellation import Cancellation
 from vlm_server.errors import ContextLengthExceeded, InternalError, InvalidRequest
 from vlm_server.host_model import HostModel
+from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.ports import AnswerFormat, Grammar, MediaInputs, Prepared, PreparedPrompt
 from vlm_server.prompt.atomic_prefill import atomic_prefill_tokens
 from vlm_server.prompt.chat import Chat, field_of, read_chat

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from vlm_server import machine
-from vlm_server.child import launch
+from vlm_server.platform import machine
+from vlm_server.platform.child import launch
 from vlm_server.supervisor.failed_starts import signal_name
 
 _MODULE = "vlm_server.worker.device"

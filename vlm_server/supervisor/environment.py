@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
+from vlm_server.platform import mimalloc, openblas
+from vlm_server.platform.private_folder import LIBRARIES, PrivateFolder
 from vlm_server.settings import Engine
-from vlm_server.supervisor import mimalloc, openblas
-from vlm_server.supervisor.private_folder import LIBRARIES, PrivateFolder
 
 _FOR_MLX = {
     "MLX_CUDA_SDPA_CACHE_SIZE": "1024",

@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
-from vlm_server import machine
-from vlm_server.child import launch
-from vlm_server.child.passing import socket_pair
+from vlm_server.platform import machine
+from vlm_server.platform.child import launch
+from vlm_server.platform.child.passing import socket_pair
 from vlm_server.protocol import (
     MAX_MESSAGE_BYTES,
     MESSAGE_HEADER,

@@ -19,9 +19,10 @@ from pathlib import Path
 
 import msgspec
 
-from vlm_server import machine
 from vlm_server.checkpoints.names import served_name
 from vlm_server.errors import EngineUnavailable, ModelLoadError
+from vlm_server.platform import machine
+from vlm_server.platform.private_folder import PrivateFolder
 from vlm_server.protocol import (
     ENCODER,
     LAST_WRITES_SECONDS,
@@ -49,7 +50,6 @@ from vlm_server.supervisor.environment import for_models
 from vlm_server.supervisor.failed_starts import FailedStarts
 from vlm_server.supervisor.history import MAX_ENDS, EngineEnd, MemoryHistory, reason_of_end
 from vlm_server.supervisor.in_flight import EngineStreams
-from vlm_server.supervisor.private_folder import PrivateFolder
 from vlm_server.supervisor.process import EngineProcess
 from vlm_server.supervisor.ranks.processes import RankProcesses
 from vlm_server.supervisor.start_command import start_of

@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from vlm_server.child.cancellation import Cancellation
-from vlm_server.child.pool import ChildFailed, ChildPool, ChildTimeout
 from vlm_server.errors import InvalidVideo
+from vlm_server.platform.child.cancellation import Cancellation
+from vlm_server.platform.child.pool import ChildFailed, ChildPool, ChildTimeout
 from vlm_server.protocol import Video
 from vlm_server.settings import Video as Limits
 from vlm_server.video.messages import Frames, Job, Refused, pack_job, unpack

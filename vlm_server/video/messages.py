@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from vlm_server import settings
-from vlm_server.child import messages
+from vlm_server.platform.child import messages
 
 
 class Job(msgspec.Struct, frozen=True, tag="job"):

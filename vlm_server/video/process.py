@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import sys
 
-from vlm_server.child.messages import Parts
-from vlm_server.child.serve import Limits, serve
+from vlm_server.platform.child.messages import Parts
+from vlm_server.platform.child.serve import Limits, serve
 from vlm_server.video.decoding import Unreadable, decode
 from vlm_server.video.messages import Frames, Job, Refused, pack, unpack_job
 

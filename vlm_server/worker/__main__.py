@@ -12,11 +12,12 @@ import socket
 import sys
 from typing import NoReturn
 
-from vlm_server import backend, heap, log_lines
+from vlm_server import log_lines
 from vlm_server.errors import ModelLoadError
+from vlm_server.platform import backend, heap
+from vlm_server.platform.process_memory import be_killed_first
 from vlm_server.protocol import LAST_WRITES_SECONDS, STACKS_SIGNAL, Unloadable
 from vlm_server.worker.channel import Channel
-from vlm_server.worker.process_memory import be_killed_first
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ import sys
 
 import msgspec
 
+from vlm_server.platform.process_memory import be_killed_first
 from vlm_server.supervisor.device_probe import DeviceReport
-from vlm_server.worker.process_memory import be_killed_first
 
 
 def main() -> None:

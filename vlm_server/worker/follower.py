@@ -14,11 +14,12 @@ from typing import NoReturn
 
 import msgspec
 
-from vlm_server import backend, heap, log_lines
+from vlm_server import log_lines
 from vlm_server.errors import ModelLoadError
+from vlm_server.platform import backend, heap
+from vlm_server.platform.process_memory import be_killed_first
 from vlm_server.protocol import STACKS_SIGNAL
 from vlm_server.protocol.ranks import Rank
-from vlm_server.worker.process_memory import be_killed_first
 
 logger = logging.getLogger(__name__)
 

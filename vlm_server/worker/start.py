@@ -23,6 +23,7 @@ from vlm_server.engine.scheduling.limits import (
 from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.engine.threads import DiskReaderThread, EncoderThread, PreparerThreads
 from vlm_server.errors import ModelLoadError
+from vlm_server.platform.process_memory import SystemProcessMemory
 from vlm_server.ports import EncodeExecutor, Runner
 from vlm_server.prompt.grammar.grammars import Grammars
 from vlm_server.prompt.grammar.server import GrammarLimits
@@ -40,7 +41,6 @@ from vlm_server.runner.text.prefill_together import can_prefill_together
 from vlm_server.runner.vision.encoder import new_encoder
 from vlm_server.worker.channel import Channel
 from vlm_server.worker.group import ALONE, Group
-from vlm_server.worker.process_memory import SystemProcessMemory
 from vlm_server.worker.warm_up import stages, warm_up
 
 logger = logging.getLogger(__name__)

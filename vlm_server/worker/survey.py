@@ -8,10 +8,10 @@ import sys
 
 import msgspec
 
-from vlm_server import backend
 from vlm_server.checkpoints.survey import Survey, SurveyRequest
 from vlm_server.engine.memory.governor import MIB
-from vlm_server.worker.process_memory import be_killed_first
+from vlm_server.platform import backend
+from vlm_server.platform.process_memory import be_killed_first
 
 
 def main() -> None:

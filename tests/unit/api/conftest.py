@@ -17,7 +17,7 @@ from vlm_server.api.app import create_app
 from vlm_server.api.http.connection.server import HttpServer, http_config
 from vlm_server.api.http.intake.intake import start_pool
 from vlm_server.api.http.openai_errors import encode
-from vlm_server.child.pool import ChildPool
+from vlm_server.platform.child.pool import ChildPool
 from vlm_server.settings import Limits, Settings
 
 Connect = Callable[..., httpx.AsyncClient]

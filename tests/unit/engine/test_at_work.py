@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vlm_server.child.cancellation import Cancellation
 from vlm_server.engine.at_work import AtWork
+from vlm_server.platform.child.cancellation import Cancellation
 
 
 def test_the_oldest_of_each_kind_is_told():

@@ -30,7 +30,6 @@ from tests.unit.engine.fakes import (
     texts,
 )
 from vlm_server.cache.caches import Caches
-from vlm_server.child.cancellation import Cancellation
 from vlm_server.engine.encoding import encode
 from vlm_server.engine.inbox import Inbox
 from vlm_server.engine.loop import EngineLoop
@@ -39,6 +38,7 @@ from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.engine.threads import DiskReaderThread, EncoderThread, PreparerThreads
 from vlm_server.errors import EngineBroken, InternalError
+from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.ports import (
     EncodeWork,
     Prepared,

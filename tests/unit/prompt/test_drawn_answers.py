@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from tests.whole import examples
-from vlm_server.child.cancellation import Cancellation
 from vlm_server.errors import InvalidRequest
+from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.ports import AnswerMatcher, Grammar
 from vlm_server.prompt.grammar.constraint import Schema
 from vlm_server.prompt.grammar.grammars import Grammars

@@ -19,8 +19,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from tests.daemons import is_alive
-from vlm_server.child.cancellation import Cancellation
 from vlm_server.errors import InternalError, InvalidRequest
+from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.prompt.grammar.constraint import SCHEMA_PARAM, Schema
 from vlm_server.prompt.grammar.grammars import Grammars
 from vlm_server.prompt.grammar.server import Grammar, GrammarLimits

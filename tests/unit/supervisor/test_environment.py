@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from vlm_server.platform import mimalloc, openblas
+from vlm_server.platform.private_folder import PrivateFolder
 from vlm_server.settings import Engine
-from vlm_server.supervisor import mimalloc, openblas
 from vlm_server.supervisor.environment import for_any_server, for_models
-from vlm_server.supervisor.private_folder import PrivateFolder
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from msgspec.structs import replace
 
 from tests import clips
 from tests.whole import few_of
-from vlm_server.child.cancellation import Cancellation, Cancelled
-from vlm_server.child.pool import ChildPool
 from vlm_server.errors import InvalidVideo
 from vlm_server.media import video_header
+from vlm_server.platform.child.cancellation import Cancellation, Cancelled
+from vlm_server.platform.child.pool import ChildPool
 from vlm_server.protocol import Video
 from vlm_server.settings import Video as Limits
 from vlm_server.video import clip

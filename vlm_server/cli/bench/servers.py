@@ -16,10 +16,10 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from vlm_server.child import launch
 from vlm_server.cli.bench.client import Target
 from vlm_server.cli.client.daemon import api_url
 from vlm_server.errors import ConfigError, VlmServerError
+from vlm_server.platform.child import launch
 
 _START_SECONDS = 900.0
 _END_SECONDS = 30.0

@@ -25,8 +25,8 @@ from vlm_server.cli.bench.servers import KINDS, find_model, parse_url, started
 from vlm_server.cli.progress import ProgressLine
 from vlm_server.cli.usage.nearest import did_you_mean
 from vlm_server.errors import ConfigError
+from vlm_server.platform.private_folder import PrivateFolder
 from vlm_server.supervisor.environment import for_any_server
-from vlm_server.supervisor.private_folder import PrivateFolder
 
 
 async def until_told_to_stop(args: argparse.Namespace) -> int:

@@ -17,14 +17,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from vlm_server import backend, heap
 from vlm_server.api.app import create_app
 from vlm_server.api.http.connection.server import SLOW_READER_SECONDS, HttpServer, http_config
 from vlm_server.api.http.intake import intake
 from vlm_server.api.http.openai_errors import encode
 from vlm_server.api.http.telemetry.tracing import start_tracer
 from vlm_server.api.routes import OPERATIONS
-from vlm_server.child.pool import ChildFailed
 from vlm_server.cli import options, terminal
 from vlm_server.cli.entry import discard_output
 from vlm_server.cli.progress import ProgressLine
@@ -33,6 +31,8 @@ from vlm_server.cli.serving.ending import Ending, stop_on_signals, stop_when_inp
 from vlm_server.cli.serving.listener import Listener, check_exposure, listen, where_it_listens
 from vlm_server.cli.serving.log_file import LogFile
 from vlm_server.cli.serving.reload import Reloader, start_again
+from vlm_server.platform import backend, heap
+from vlm_server.platform.child.pool import ChildFailed
 from vlm_server.settings import Settings, Sources
 from vlm_server.supervisor.models.model_pool import ModelPool
 

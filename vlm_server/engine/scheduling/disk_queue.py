@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vlm_server.child.cancellation import Cancellation
 from vlm_server.engine.request.request import Request
+from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.ports import LoadWork
 
 

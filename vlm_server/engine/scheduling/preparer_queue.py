@@ -5,10 +5,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable
 
-from vlm_server.child.cancellation import Cancellation
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
 from vlm_server.engine.scheduling.client_turns import ClientTurns
+from vlm_server.platform.child.cancellation import Cancellation
 
 _MOST_READY = 16
 """Requests that are prepared and do not decode yet: their pixels take the machine's memory."""

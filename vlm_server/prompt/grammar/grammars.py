@@ -13,9 +13,9 @@ from collections import OrderedDict
 from functools import partial
 
 from vlm_server.cache.lru import LruCache
-from vlm_server.child.cancellation import Cancellation
 from vlm_server.errors import InvalidRequest
 from vlm_server.host_model import HostModel
+from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.prompt.grammar import vocabulary
 from vlm_server.prompt.grammar.constraint import Constraint, encode
 from vlm_server.prompt.grammar.server import (

@@ -9,9 +9,9 @@ import signal
 import time
 import weakref
 
-from vlm_server.child import messages
-from vlm_server.child.footprint import POLL_SECONDS, MemoryBound
-from vlm_server.child.passing import ACKNOWLEDGEMENT, PassedSocket
+from vlm_server.platform.child import messages
+from vlm_server.platform.child.footprint import POLL_SECONDS, MemoryBound
+from vlm_server.platform.child.passing import ACKNOWLEDGEMENT, PassedSocket
 from vlm_server.prompt.grammar.wire import BEGIN, PID
 
 _GREETING_BYTES = len(ACKNOWLEDGEMENT) + PID.size

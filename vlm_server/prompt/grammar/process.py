@@ -27,8 +27,8 @@ from typing import BinaryIO, NoReturn
 
 from llguidance import LLMatcher, LLTokenizer
 
-from vlm_server.child import messages, passing
-from vlm_server.child.footprint import footprint_bytes
+from vlm_server.platform.child import messages, passing
+from vlm_server.platform.child.footprint import footprint_bytes
 from vlm_server.prompt.grammar import constraint
 from vlm_server.prompt.grammar.schema import compile_constraint
 from vlm_server.prompt.grammar.wire import (

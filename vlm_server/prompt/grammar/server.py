@@ -17,10 +17,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from vlm_server.child import launch, messages
-from vlm_server.child.cancellation import Cancellation
-from vlm_server.child.passing import PassedSocket
 from vlm_server.errors import InternalError
+from vlm_server.platform.child import launch, messages
+from vlm_server.platform.child.cancellation import Cancellation
+from vlm_server.platform.child.passing import PassedSocket
 from vlm_server.prompt.grammar.answers import AnswerMatcher, Answers, unpacked
 from vlm_server.prompt.grammar.constraint import Constraint, encode
 from vlm_server.prompt.grammar.peer import Peer

@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from vlm_server.child.cancellation import Cancellation
-from vlm_server.child.pool import ChildFailed, ChildPool, ChildTimeout
 from vlm_server.errors import DecodeBudgetExceeded, InvalidImage
+from vlm_server.platform.child.cancellation import Cancellation
+from vlm_server.platform.child.pool import ChildFailed, ChildPool, ChildTimeout
 from vlm_server.prompt.media.image_messages import Refused, pack_job, unpack
 from vlm_server.protocol import Image, Video
 from vlm_server.settings import Image as ImageLimits

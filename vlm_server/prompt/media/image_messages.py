@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 from PIL import Image as PillowImage
 
-from vlm_server.child import messages
+from vlm_server.platform.child import messages
 from vlm_server.protocol import Image
 
 _BAND_PIXELS = 1 << 18

@@ -10,10 +10,10 @@ import logging
 import sys
 import warnings
 
-from vlm_server import heap
-from vlm_server.child.messages import Parts
-from vlm_server.child.serve import Limits, serve
 from vlm_server.errors import InvalidImage
+from vlm_server.platform import heap
+from vlm_server.platform.child.messages import Parts
+from vlm_server.platform.child.serve import Limits, serve
 from vlm_server.prompt.media.image_messages import pack, pack_refusal, unpack_job
 from vlm_server.prompt.media.images import decode_rgb
 

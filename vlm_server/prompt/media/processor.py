@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlm_server.cache.caches import Caches
-from vlm_server.child.cancellation import Cancellation
 from vlm_server.host_model import HostModel
+from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.prompt.media.decoders import DecodeBudget, Decoders
 from vlm_server.prompt.media.picture_sizes import PictureSizes
 from vlm_server.prompt.media.processing import (

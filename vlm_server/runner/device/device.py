@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from vlm_server import machine
+from vlm_server.platform import machine
 
 CUDA_BLOCK_TOKENS = 256
 """More than `KVCache.step` would not fit into a cache's room."""

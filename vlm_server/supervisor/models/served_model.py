@@ -24,10 +24,10 @@ from vlm_server.errors import (
     VlmServerError,
 )
 from vlm_server.models import EMBEDDED
+from vlm_server.platform.private_folder import PrivateFolder
 from vlm_server.protocol import ModelFacts
 from vlm_server.settings import ListedModel, Settings
 from vlm_server.supervisor.client import EngineStatus
-from vlm_server.supervisor.private_folder import PrivateFolder
 from vlm_server.supervisor.supervisor import ProgressCallback, Supervisor
 
 _DOWNLOAD_SECONDS = 10.0

@@ -17,8 +17,8 @@ from typing import Self
 
 import msgspec
 
-from vlm_server import machine
-from vlm_server.child import launch
+from vlm_server.platform import machine
+from vlm_server.platform.child import launch
 from vlm_server.protocol.ranks import Rank
 from vlm_server.settings import Settings
 from vlm_server.supervisor.ranks.hostfile import LOCAL, Host, ranks_of, read_hostfile

@@ -54,7 +54,7 @@ def test_a_state_folder_that_others_may_enter(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("vlm_server.supervisor.private_folder.sys.platform", "linux")
+    monkeypatch.setattr("vlm_server.platform.private_folder.sys.platform", "linux")
     folder = tmp_path / "vlm-server-private"
     folder.mkdir()
     os.chmod(folder, mode)

@@ -16,9 +16,9 @@ from PIL import Image as PillowImage
 
 from tests.pictures import heic, slow_jpeg
 from vlm_server import settings
-from vlm_server.child import launch
-from vlm_server.child.cancellation import Cancellation, Cancelled
 from vlm_server.errors import DecodeBudgetExceeded, InvalidImage
+from vlm_server.platform.child import launch
+from vlm_server.platform.child.cancellation import Cancellation, Cancelled
 from vlm_server.prompt.media.decoders import DecodeBudget, Decoders
 from vlm_server.prompt.media.images import decode_rgb
 from vlm_server.protocol import Image

@@ -48,7 +48,7 @@ def test_the_default_device(monkeypatch: pytest.MonkeyPatch, case: tuple[Any, ..
     monkeypatch.setattr(mx, "default_device", lambda: SimpleNamespace(type=mlx_type))
     monkeypatch.setattr(mx, "device_info", lambda _: info)
     monkeypatch.setattr(mx.cuda, "is_available", lambda: kind is DeviceKind.CUDA)
-    monkeypatch.setattr("vlm_server.machine.memory_bytes", lambda: MACHINE_BYTES)
+    monkeypatch.setattr("vlm_server.platform.machine.memory_bytes", lambda: MACHINE_BYTES)
     assert current_device() == Device(kind, *expected)
 
 
@@ -83,6 +83,6 @@ def test_a_gpu_is_short_of_memory_if_little_is_free(
 def test_a_mac_is_short_of_memory_if_the_system_says_so(
     monkeypatch: pytest.MonkeyPatch, level: int, is_short: bool
 ):
-    monkeypatch.setattr("vlm_server.machine.memory_pressure", lambda: level)
+    monkeypatch.setattr("vlm_server.platform.machine.memory_pressure", lambda: level)
     assert Device(DeviceKind.METAL, "M4", 1, 1).is_short_of_memory() == is_short
     assert not Device(DeviceKind.CPU, "cpu", 1, 1).is_short_of_memory()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.supervisor import openblas
+from vlm_server.platform import openblas
 
 PROGRAM = "from vlm_server.runner.device.speed import has_openblas; print(has_openblas())"
 

@@ -20,10 +20,10 @@ import anyio.to_thread
 from vlm_server.api.http.intake import json_body
 from vlm_server.api.http.intake.calls import Call, Context, ReadText, call_of, decode_outcome
 from vlm_server.api.http.intake.intake_job import Job, with_body
-from vlm_server.child.cancellation import Cancellation
-from vlm_server.child.messages import Parts
-from vlm_server.child.pool import ChildFailed, ChildNotStarted, ChildPool, ChildTimeout
 from vlm_server.errors import EngineUnavailable, RequestTooCostly
+from vlm_server.platform.child.cancellation import Cancellation
+from vlm_server.platform.child.messages import Parts
+from vlm_server.platform.child.pool import ChildFailed, ChildNotStarted, ChildPool, ChildTimeout
 from vlm_server.settings import MIB, Limits
 
 logger = logging.getLogger(__name__)

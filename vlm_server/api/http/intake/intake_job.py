@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from vlm_server.api.http.intake.calls import Context
-from vlm_server.child.messages import Parts
+from vlm_server.platform.child.messages import Parts
 
 _LENGTH_BYTES = 4
 

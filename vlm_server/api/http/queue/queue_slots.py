@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from vlm_server import machine
-from vlm_server.api.http.queue.awake import Awake
 from vlm_server.api.http.queue.fair_share import FairShare
 from vlm_server.api.http.queue.service_rate import MIN_SECONDS, ServiceRate
 from vlm_server.errors import QueueFull
+from vlm_server.platform import machine
+from vlm_server.platform.awake import Awake
 from vlm_server.settings import Limits
 
 _FREE_BYTES = 64 << 10

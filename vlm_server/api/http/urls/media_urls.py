@@ -9,10 +9,10 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from vlm_server.child.cancellation import Cancellation
-from vlm_server.child.pool import ChildFailed, ChildPool, ChildTimeout
 from vlm_server.errors import RequestError
 from vlm_server.media.external import Contents, ExternalUrl, Job, Refusal
+from vlm_server.platform.child.cancellation import Cancellation
+from vlm_server.platform.child.pool import ChildFailed, ChildPool, ChildTimeout
 from vlm_server.settings import MIB, Limits, Urls
 
 NUM_READERS = 4

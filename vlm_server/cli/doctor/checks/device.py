@@ -11,10 +11,10 @@ from vlm_server import __version__
 from vlm_server.cli.doctor.finding import Finding, ok, problem, size_text, warning
 from vlm_server.cli.doctor.runner import output_of
 from vlm_server.cli.doctor.situation import Situation
+from vlm_server.platform.private_folder import PrivateFolder
 from vlm_server.settings import Engine, Memory
 from vlm_server.supervisor import environment
 from vlm_server.supervisor.device_probe import DeviceReport, probe
-from vlm_server.supervisor.private_folder import PrivateFolder
 
 PROBE_SECONDS = 60.0
 _DISTRIBUTION = "vlm-server"

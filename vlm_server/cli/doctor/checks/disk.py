@@ -10,9 +10,9 @@ from huggingface_hub import constants
 
 from vlm_server.cli.doctor.finding import Finding, ok, problem, size_text, warning
 from vlm_server.cli.doctor.situation import Situation
+from vlm_server.platform.private_folder import caches_folder
 from vlm_server.settings import MIB
 from vlm_server.settings.paths import expanded
-from vlm_server.supervisor.private_folder import caches_folder
 
 _MODEL_BYTES = 5 << 30
 _STATE_BYTES = 64 * MIB

@@ -8,10 +8,10 @@ import re
 import sys
 from pathlib import Path
 
-from vlm_server import machine
 from vlm_server.cli.doctor.finding import Finding, ok, problem, size_text, warning
 from vlm_server.cli.doctor.runner import output_of
 from vlm_server.cli.doctor.situation import Situation
+from vlm_server.platform import machine
 
 _LEAST_BYTES = 1 << 30
 _LITTLE_BYTES = 2 << 30

@@ -12,9 +12,9 @@ from vlm_server.api.http.access import keys
 from vlm_server.cli.doctor.finding import Finding, ok, problem, warning
 from vlm_server.cli.doctor.situation import Situation
 from vlm_server.errors import ConfigError
+from vlm_server.platform.private_folder import of_this_user
 from vlm_server.settings import Server, Settings
 from vlm_server.settings.paths import allow_or_move, expanded, guarded_folder
-from vlm_server.supervisor.private_folder import of_this_user
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from PIL import Image
 
-from vlm_server import backend
 from vlm_server.checkpoints.survey import Survey, SurveyRequest
+from vlm_server.platform import backend
 from vlm_server.settings import Memory, Model
 
 WITHOUT_BACKEND = """

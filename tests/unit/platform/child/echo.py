@@ -4,7 +4,7 @@ import os
 import sys
 import time
 
-from vlm_server.child.serve import Limits, serve
+from vlm_server.platform.child.serve import Limits, serve
 
 
 def answer(job: bytearray) -> bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.supervisor import mimalloc, preload
+from vlm_server.platform import mimalloc, preload
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the preload is for Linux")
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.child import launch, messages
-from vlm_server.child.cancellation import Cancellation
-from vlm_server.child.messages import Parts
-from vlm_server.child.pool import ChildCancelled, ChildFailed, ChildPool, ChildTimeout
+from vlm_server.platform.child import launch, messages
+from vlm_server.platform.child.cancellation import Cancellation
+from vlm_server.platform.child.messages import Parts
+from vlm_server.platform.child.pool import ChildCancelled, ChildFailed, ChildPool, ChildTimeout
 
-MODULE = "tests.unit.child.echo"
+MODULE = "tests.unit.platform.child.echo"
 ROOT = str(Path(__file__).parents[3])
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-from vlm_server.child import launch
+from vlm_server.platform.child import launch
 
 _SECONDS = 20.0
 

@@ -15,9 +15,9 @@ import time
 from collections import deque
 from typing import Any
 
-from vlm_server.child import launch, messages
-from vlm_server.child.cancellation import Cancellation, Cancelled
-from vlm_server.child.footprint import POLL_SECONDS, MemoryBound
+from vlm_server.platform.child import launch, messages
+from vlm_server.platform.child.cancellation import Cancellation, Cancelled
+from vlm_server.platform.child.footprint import POLL_SECONDS, MemoryBound
 
 _IDLE_SECONDS = 30.0
 _PIPE_BYTES = 1 << 20

@@ -6,8 +6,8 @@ import logging
 import sys
 from pathlib import Path
 
-from vlm_server import heap
-from vlm_server.child import footprint
+from vlm_server.platform import heap
+from vlm_server.platform.child import footprint
 
 logger = logging.getLogger(__name__)
 

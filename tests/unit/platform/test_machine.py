@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from vlm_server import machine
+from vlm_server.platform import machine
 
 GIB = 1 << 30
 V2_MOUNT = "31 23 0:28 {root} /sys/fs/cgroup rw,relatime - cgroup2 cgroup2 rw\n"

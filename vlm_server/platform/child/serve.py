@@ -17,7 +17,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import BinaryIO
 
-from vlm_server.child import messages
+from vlm_server.platform.child import messages
 
 _NICENESS = 5
 """Answers that are being written come first."""

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.supervisor import private_folder
-from vlm_server.supervisor.private_folder import PrivateFolder
+from vlm_server.platform import private_folder
+from vlm_server.platform.private_folder import PrivateFolder
 
 
 @pytest.fixture

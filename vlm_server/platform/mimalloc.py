@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from importlib.metadata import PackageNotFoundError, distribution
 
-from vlm_server.supervisor import preload
+from vlm_server.platform import preload
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from vlm_server.supervisor import preload
+from vlm_server.platform import preload
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.supervisor import openblas, preload
+from vlm_server.platform import openblas, preload
 
 pytestmark = [
     pytest.mark.skipif(platform.system() != "Linux", reason="the preload is for Linux"),

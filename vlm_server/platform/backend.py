@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-from vlm_server.child import launch
 from vlm_server.errors import ModelLoadError
+from vlm_server.platform.child import launch
 
 _WHAT_TO_INSTALL = (
     "install vlm-server[cpu], or vlm-server[cuda] for an NVIDIA GPU, in place of plain vlm-server"
