@@ -1,4 +1,4 @@
-"""What preparing prompts needs of a loaded model: `runner.model` makes it, `prompt` works with it.
+"""What preparing prompts needs of a loaded model: `runner` makes it, `prompt` works with it.
 
 No device array crosses here.
 """
@@ -89,27 +89,19 @@ class PixelRule:
         return self.max_pixels // self.factor**2
 
 
-ParseCalls = Callable[[str, Sequence[Mapping[str, Any]]], Sequence[tuple[str, str]]]
-"""(text between the marks, tools as chat templates have them) to each call's name and arguments.
-
-The arguments are the JSON of an object. Raises ValueError for what is no call."""
-
-
 @dataclass(frozen=True, slots=True)
-class ToolFormat:
-    """How a model writes tool calls: what stands before and after one, or a list of them.
+class ToolParser:
+    """mlx-vlm's parser of the tool calls that a model writes, and the marks around one of them.
 
-    `end` is empty if a call ends where its JSON does. is_json: whether arguments are JSON, in whose
-    strings no mark counts. brackets: where they are not, what begins arguments, and all that may
-    end them: an end mark counts only behind one of those, or if nothing has begun.
+    `end` is empty if a call ends where its JSON does. parse: (text between the marks, tools as chat
+    templates have them) to a call or a list of them, as objects. It raises whatever the text makes
+    it, and takes as long as it likes.
     """
 
     name: str
     start: str
     end: str
-    parse: ParseCalls
-    is_json: bool = False
-    brackets: tuple[str, ...] | None = None
+    parse: Callable[[str, Sequence[Mapping[str, Any]]], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +131,7 @@ class HostModel:
     3) uint8, seconds of each frame, placeholder). Neither is thread-safe. Both raise whatever the
     processor does. stand_in: None for models that read a token for each feature of an image.
     pixel_rule: None where pictures have a fixed size, or the rule is not known.
-    tool_format and reasoning_format: None for models that call no tools, or whose
+    tool_parser and reasoning_format: None for models that call no tools, or whose
     thoughts have no marks. warnings: what people should know of its prompts.
     """
 
@@ -161,7 +153,7 @@ class HostModel:
     chunk_policy: ChunkPolicy
     pixel_rule: PixelRule | None = None
     stand_in: StandIn | None = None
-    tool_format: ToolFormat | None = None
+    tool_parser: ToolParser | None = None
     reasoning_format: ReasoningFormat | None = None
     warnings: tuple[str, ...] = ()
 

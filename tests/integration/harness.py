@@ -22,7 +22,7 @@ from vlm_server.engine.inbox import LoadDone, Message, PrepareDone
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import Governor
-from vlm_server.engine.request.output.build import Formats
+from vlm_server.engine.output.build import Formats
 from vlm_server.engine.scheduling.limits import SchedulerConfig
 from vlm_server.engine.scheduling.scheduler import Scheduler
 from vlm_server.errors import RequestError
@@ -314,7 +314,7 @@ class Engine:
             eos_token_ids=self.loaded.host.eos_token_ids,
             default_temperature=self.loaded.default_temperature,
             default_top_p=self.loaded.default_top_p,
-            formats=Formats(self.loaded.host.tool_format, self.loaded.host.reasoning_format),
+            formats=Formats.of(self.loaded.host),
             max_images_per_encode=self.max_images_per_encode,
             max_prompts_per_prefill=self.max_prompts_per_prefill,
         )

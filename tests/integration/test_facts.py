@@ -38,7 +38,7 @@ def test_the_rule_of_its_pictures_and_what_it_can_do(tiny_model: TinyModel):
     assert facts.context_tokens == loaded.host.context_tokens
     assert (facts.min_image_pixels, facts.max_image_pixels) == (3136, 1_003_520)
     assert facts.image_side_multiple == 28
-    bare = replace(loaded, host=replace(loaded.host, tool_format=None, reasoning_format=None))
+    bare = replace(loaded, host=replace(loaded.host, tool_parser=None, reasoning_format=None))
     assert not {"tools", "thinking"} & set(model_facts(bare, folder).capabilities)
     thinking = replace(loaded.host, reasoning_format=ReasoningFormat("<think>", "</think>"))
     assert "thinking" in model_facts(replace(loaded, host=thinking), folder).capabilities

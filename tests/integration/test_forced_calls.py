@@ -14,7 +14,7 @@ import pytest
 from tests.integration.harness import Engine, ask, new_grammars, new_preparer, prepare
 from tests.tiny_models.pictures import picture
 from tests.whole import few_of
-from vlm_server.host_model import ReasoningFormat, ToolFormat
+from vlm_server.host_model import ReasoningFormat, ToolParser
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.ports import SeqId
 from vlm_server.prompt.grammar.lark import arguments_schema
@@ -67,12 +67,9 @@ TOOLS["click"]["$defs"]["at"] = {
 }
 
 
-def read_hermes(text: str, _: Any) -> list[tuple[str, str]]:
-    call = json.loads(text)
-    return [(call["name"], json.dumps(call["arguments"]))]
-
-
-HERMES = ToolFormat("json_tools", "<tool_call>", "</tool_call>", read_hermes, is_json=True)
+HERMES = ToolParser(
+    "json_tools", "<tool_call>", "</tool_call>", parse=lambda text, _: json.loads(text)
+)
 NAMES_TOOLS = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
 
 
@@ -208,7 +205,7 @@ def test_tools_that_get_stuck_are_named_by_their_field(load_tiny: Load):
 def thinker(load_tiny: Load) -> Engine:
     """A model whose thoughts have marks, which it never writes by chance."""
     loaded, _ = load_tiny("qwen3_5")
-    return with_template(loaded, reasoning_format=THINK, tool_format=HERMES)
+    return with_template(loaded, reasoning_format=THINK, tool_parser=HERMES)
 
 
 def add_in_thought(engine: Engine, submit: Submit) -> None:

@@ -20,8 +20,8 @@ from vlm_server.cache.caches import Caches
 from vlm_server.errors import InvalidRequest, ModelLoadError
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Message, Submit, TemplateOptions, TextPart, ToolCall, Tools
+from vlm_server.runner.model.answer_formats import reasoning_format, tool_parser
 from vlm_server.runner.model.load import LoadedModel
-from vlm_server.runner.model.tools.tool_formats import reasoning_format, tool_format
 
 Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -44,7 +44,7 @@ def preparer_of(loaded: LoadedModel, template: str) -> MultimodalPreparer:
     host = replace(
         loaded.host,
         chat_template=source,
-        tool_format=tool_format(source, "auto"),
+        tool_parser=tool_parser(source, "auto"),
         reasoning_format=reasoning_format(source),
     )
     caches = Caches.of(prefix_bytes=1 << 20, needs_snapshots=True)
@@ -163,7 +163,7 @@ def test_an_answer_goes_on_where_the_last_message_ends(load_tiny: Load, family: 
 
 def test_tools_that_nobody_could_call_are_refused(load_tiny: Load):
     loaded, preparer = load_tiny("qwen2_5_vl")
-    assert loaded.host.tool_format is None
+    assert loaded.host.tool_parser is None
     asked = with_tools(ask("a", "hello"), tool("look"))
     with pytest.raises(InvalidRequest) as caught:
         prompt_of(preparer, asked)
@@ -211,6 +211,6 @@ def test_a_tool_parser_that_there_is_not(tmp_path: Path):
     folder = build("qwen2_5_vl", tmp_path)
     with pytest.raises(ModelLoadError, match=r"model\.tool_parser.*'hermes'"):
         load_model(folder, tool_parser="hermes")
-    found = load_model(folder, tool_parser="json_tools").host.tool_format
+    found = load_model(folder, tool_parser="json_tools").host.tool_parser
     assert found is not None
     assert found.name == "json_tools"

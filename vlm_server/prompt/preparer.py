@@ -145,7 +145,7 @@ class MultimodalPreparer:
         """The conversation as the chat template takes it, and what the answer is made of."""
         chat, tools = read_chat(submit), submit.tools
         is_forced = tools is not None and tools.choice == "required"
-        if chat.tools and not is_forced and self._host.tool_format is None:
+        if chat.tools and not is_forced and self._host.tool_parser is None:
             raise InvalidRequest(
                 "this server can't read the calls that this model writes; it can only be made to "
                 "call a tool (`tool_choice`)",

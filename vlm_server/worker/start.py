@@ -14,7 +14,7 @@ from vlm_server.engine.inbox import Inbox
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import MIB, Governor
-from vlm_server.engine.request.output.build import Formats
+from vlm_server.engine.output.build import Formats
 from vlm_server.engine.scheduling.limits import (
     TYPICAL_TOKENS,
     SchedulerConfig,
@@ -158,7 +158,7 @@ def build_engine(
         eos_token_ids=loaded.host.eos_token_ids,
         default_temperature=loaded.default_temperature,
         default_top_p=loaded.default_top_p,
-        formats=Formats(loaded.host.tool_format, loaded.host.reasoning_format),
+        formats=Formats.of(loaded.host),
         max_images_per_encode=(
             start.scheduler.max_images_per_encode if loaded.family.takes_several else 1
         ),

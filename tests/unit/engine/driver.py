@@ -24,7 +24,7 @@ from vlm_server.engine.inbox import EncodeDone, LoadDone, Message, PrepareDone
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import Governor
-from vlm_server.engine.request.detokenizer import Decoder
+from vlm_server.engine.output.detokenizer import Decoder
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
 from vlm_server.engine.scheduling.scheduler import Scheduler

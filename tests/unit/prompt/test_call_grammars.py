@@ -15,7 +15,7 @@ from tokenizers import AddedToken
 
 from tests.unit.prompt.test_grammars import New, byte_host, grammars, new
 from vlm_server.errors import InvalidRequest
-from vlm_server.host_model import ToolFormat
+from vlm_server.host_model import ToolParser
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.ports import Grammar
 from vlm_server.prompt.grammar.constraint import Constraint, ForcedCalls, FreeCalls, Schema
@@ -36,7 +36,7 @@ TREE = {
     "properties": {"tree": {"$ref": "#/$defs/tree"}},
     "required": ["tree"],
 }
-HERMES = ToolFormat("json_tools", "<tool_call>", "</tool_call>", lambda _text, _tools: [])
+HERMES = ToolParser("json_tools", "<tool_call>", "</tool_call>", lambda _text, _tools: [])
 END = 256
 XML = replace(HERMES, name="qwen3_coder")
 
@@ -56,11 +56,11 @@ def tools(
 
 
 def constraint(
-    offered: Tools | None, tool_format: ToolFormat | None = HERMES, schema: Any = None
+    offered: Tools | None, parser: ToolParser | None = HERMES, schema: Any = None
 ) -> Constraint | None:
     """What a request is held to, by a model of bytes."""
     host = byte_host()
-    host.tool_format = tool_format
+    host.tool_parser = parser
     text = None if schema is None else json.dumps(schema)
     submit = Submit("a", (), (), SamplingParams(json_schema=text), tools=offered)
     return Constraints(host).of(submit)
@@ -305,7 +305,7 @@ def test_arguments_of_strict_tools_conform(grammars: Grammars, answer: str, is_t
 def test_text_around_calls_has_no_control_tokens(new: New):
     host = byte_host()
     host.backend.add_special_tokens(["<box>"])
-    host.vocabulary_size, host.tool_format = 258, HERMES
+    host.vocabulary_size, host.tool_parser = 258, HERMES
     offered = tools("auto", strict=("now",), now={})
     made = Constraints(host).of(Submit("a", (), (), SamplingParams(), tools=offered))
     (matcher,) = compiled(new(host=host), made).begin(1)
@@ -327,7 +327,7 @@ def test_marks_may_be_control_tokens(new: New, is_special: bool):
     host = byte_host()
     marks = [AddedToken(mark, special=is_special) for mark in ("<call>", "</call>")]
     host.backend.add_tokens(marks)
-    host.vocabulary_size, host.tool_format = 259, replace(HERMES, start="<call>", end="</call>")
+    host.vocabulary_size, host.tool_parser = 259, replace(HERMES, start="<call>", end="</call>")
     offered = tools("auto", strict=("now",), now={})
     made = Constraints(host).of(Submit("a", (), (), SamplingParams(), tools=offered))
     assert isinstance(made, FreeCalls)
@@ -388,17 +388,17 @@ def test_what_a_request_is_held_to():
 
 
 @pytest.mark.parametrize(
-    ("offered", "tool_format", "schema", "param"),
+    ("offered", "parser", "schema", "param"),
     [
         (tools(now={}), HERMES, {}, "response_format"),
         (tools("auto", strict=("now",), now={}), XML, None, "tools"),
     ],
 )
 def test_what_can_not_be_ensured_is_refused(
-    offered: Tools, tool_format: ToolFormat, schema: Any, param: str
+    offered: Tools, parser: ToolParser, schema: Any, param: str
 ):
     with pytest.raises(InvalidRequest) as caught:
-        constraint(offered, tool_format, schema)
+        constraint(offered, parser, schema)
     assert caught.value.param == param
 
 
@@ -406,7 +406,7 @@ def test_what_can_not_be_ensured_is_refused(
 @pytest.mark.parametrize("offered", [tools(now={}), tools("auto", strict=("now",), now={})])
 def test_the_end_is_the_grammars(field: dict[str, Any], offered: Tools):
     host = byte_host()
-    host.tool_format = HERMES
+    host.tool_parser = HERMES
     with pytest.raises(InvalidRequest) as caught:
         Constraints(host).of(Submit("a", (), (), SamplingParams(**field), tools=offered))
     assert caught.value.param in field

@@ -39,7 +39,7 @@ class Host:
     backend: tokenizers.Tokenizer
     eos_token_ids: frozenset[int]
     vocabulary_size: int
-    tool_format: None = None
+    tool_parser: None = None
 
 
 def merged_tokenizer() -> tokenizers.Tokenizer:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vlm_server.engine.request.detokenizer import Decoder, Detokenizer
-from vlm_server.engine.request.output.answer_parser import AnswerParser
-from vlm_server.engine.request.output.pieces import Piece, Thought, add_piece
-from vlm_server.engine.request.stops import StopChecker
+from vlm_server.engine.output.answer_parser import AnswerParser
+from vlm_server.engine.output.detokenizer import Decoder, Detokenizer
+from vlm_server.engine.output.pieces import Piece, Thought, add_piece
+from vlm_server.engine.output.stops import StopChecker
 from vlm_server.protocol import FinishReason, SamplingParams, ToolCallDelta
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from vlm_server.engine.request.detokenizer import Decoder
-from vlm_server.engine.request.logprobs import logprobs
-from vlm_server.engine.request.output.pieces import Piece, Thought
+from vlm_server.engine.output.detokenizer import Decoder
+from vlm_server.engine.output.logprobs import logprobs
+from vlm_server.engine.output.pieces import Piece, Thought
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.scheduling.stats import Counts
 from vlm_server.ports import SeqId, StepResult, TokenLogprobs

@@ -22,7 +22,7 @@ from copy import deepcopy
 from vlm_server.cache.caches import Caches, EncodedImage
 from vlm_server.cache.disk.load import Loaded
 from vlm_server.engine.memory.admission import Admission
-from vlm_server.engine.request.detokenizer import Decoder
+from vlm_server.engine.output.detokenizer import Decoder
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import LIVE, State
 from vlm_server.engine.scheduling.answers import Answers

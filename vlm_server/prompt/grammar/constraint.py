@@ -19,7 +19,7 @@ Mark = tuple[int | str, ...]
 
 
 class CallSyntax(msgspec.Struct, frozen=True):
-    """How a model writes a call that it makes freely; see `ToolFormat`.
+    """How a model writes a call that it makes freely; see `ToolParser`.
 
     start_text: `start` as it reads.
     is_json: whether `{"name": ..., "arguments": {...}}` stands between the marks.

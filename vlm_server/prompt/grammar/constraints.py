@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vlm_server.errors import InvalidRequest
-from vlm_server.host_model import HostModel, ToolFormat
+from vlm_server.host_model import HostModel, ToolParser
 from vlm_server.prompt.grammar.constraint import (
     TOOLS_PARAM,
     CallSyntax,
@@ -23,7 +23,7 @@ class Constraints:
     """What the answers of one model are held to, request by request."""
 
     def __init__(self, host: HostModel) -> None:
-        self._format = host.tool_format
+        self._format = host.tool_parser
         self._syntax = None if self._format is None else _syntax(host, self._format)
 
     def of(self, submit: Submit) -> Constraint | None:
@@ -62,12 +62,12 @@ def _check_end(sampling: SamplingParams) -> None:
             )
 
 
-def _syntax(host: HostModel, tool_format: ToolFormat) -> CallSyntax:
+def _syntax(host: HostModel, parser: ToolParser) -> CallSyntax:
     return CallSyntax(
-        _mark(host, tool_format.start),
-        _mark(host, tool_format.end),
-        tool_format.start,
-        tool_format.name in _JSON_FORMATS,
+        _mark(host, parser.start),
+        _mark(host, parser.end),
+        parser.start,
+        parser.name in _JSON_FORMATS,
     )
 
 

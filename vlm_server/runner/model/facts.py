@@ -40,7 +40,7 @@ def model_facts(loaded: LoadedModel, folder: Path) -> ModelFacts:
 def _capabilities(loaded: LoadedModel) -> tuple[str, ...]:
     """Videos are shown to every family, if only as frames."""
     found = ["completion", "vision", "video", "structured_output"]
-    found += ["tools"] if loaded.host.tool_format is not None else []
+    found += ["tools"] if loaded.host.tool_parser is not None else []
     found += ["thinking"] if loaded.host.reasoning_format is not None else []
     return tuple(found)
 

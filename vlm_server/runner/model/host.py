@@ -15,6 +15,7 @@ from tokenizers import AddedToken
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.host_model import AskPositions, HostModel, MRope, StandIn
+from vlm_server.runner.model.answer_formats import reasoning_format, tool_parser
 from vlm_server.runner.model.chat_templates import (
     ChosenTemplate,
     own_template,
@@ -25,7 +26,6 @@ from vlm_server.runner.model.checkpoint.files import read_json
 from vlm_server.runner.model.families import Family, MRopeRule
 from vlm_server.runner.model.probe import ask_positions, chunk_policy
 from vlm_server.runner.model.processors import HostProcessor, pixel_rule
-from vlm_server.runner.model.tools.tool_formats import reasoning_format, tool_format
 from vlm_server.settings import Model as ModelSettings
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def host_model(
         process_video=host_processor.video,
         mrope=_mrope(family, model),
         chunk_policy=chunk_policy(model),
-        tool_format=tool_format(template, settings.tool_parser),
+        tool_parser=tool_parser(template, settings.tool_parser),
         reasoning_format=reasoning_format(template),
         pixel_rule=pixel_rule(processor, family.grounding_tokens),
         stand_in=stand_in,

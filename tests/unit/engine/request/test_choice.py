@@ -6,10 +6,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.unit.engine.fakes import EOS, SPECIAL, ByteDecoder, MarkDecoder
-from tests.unit.engine.request.output.formats import FORCED, Event, merged, parser
+from tests.unit.engine.output.formats import FORCED, Event, merged, parser
+from vlm_server.engine.output.answer_parser import AnswerParser
+from vlm_server.engine.output.pieces import Piece, Thought
 from vlm_server.engine.request.choice import Choice
-from vlm_server.engine.request.output.answer_parser import AnswerParser
-from vlm_server.engine.request.output.pieces import Piece, Thought
 from vlm_server.protocol import SamplingParams
 
 CHARACTERS = "aab é€😀"

@@ -14,7 +14,7 @@ from tests.unit.engine.fakes import (
     submit,
 )
 from vlm_server.cache.caches import Caches
-from vlm_server.engine.request.output.pieces import Piece
+from vlm_server.engine.output.pieces import Piece
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import IllegalTransition, State
 from vlm_server.ports import SeqId

@@ -8,9 +8,9 @@ import pytest
 
 from tests.unit.engine.driver import Engine
 from tests.unit.engine.fakes import EOS, SPECIAL, MarkDecoder, deltas, outcome_of, prompt
-from tests.unit.engine.request.output.formats import ANSWER, FORCED, HERMES, MISTRAL, THINK, merged
-from vlm_server.engine.request.output.build import Formats
-from vlm_server.engine.request.output.pieces import Piece, Thought
+from tests.unit.engine.output.formats import ANSWER, FORCED, HERMES, MISTRAL, THINK, merged
+from vlm_server.engine.output.build import Formats
+from vlm_server.engine.output.pieces import Piece, Thought
 from vlm_server.ports import AnswerFormat, Prepared, StepResult, TokenLogprobs
 from vlm_server.protocol import Delta, Finished, Stats, Submit
 

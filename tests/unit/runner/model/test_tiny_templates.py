@@ -11,7 +11,7 @@ from tests.tiny_models.fixtures import TinyModel, tiny_model
 from vlm_server.prompt.chat import Chat
 from vlm_server.prompt.templates import ChatTemplate, sandboxed
 from vlm_server.protocol import ImagePart, Message, TextPart, ToolCall
-from vlm_server.runner.model.tools.tool_formats import reasoning_format, tool_format
+from vlm_server.runner.model.answer_formats import reasoning_format, tool_parser
 
 __all__ = ["tiny_model"]
 
@@ -54,5 +54,5 @@ def test_a_message_is_continued(source: str):
 
 
 def test_the_formats(source: str):
-    assert tool_format(source, "auto") is None
+    assert tool_parser(source, "auto") is None
     assert (reasoning_format(source) is not None) == ("<think>" in source)

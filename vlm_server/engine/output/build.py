@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
-from vlm_server.engine.request.output.answer_parser import AnswerParser
-from vlm_server.engine.request.output.calls import Calls
-from vlm_server.engine.request.output.forced_calls import ForcedCalls
-from vlm_server.engine.request.output.free_calls import FreeCalls
-from vlm_server.host_model import ReasoningFormat, ToolFormat
+from vlm_server.engine.output.answer_parser import AnswerParser
+from vlm_server.engine.output.calls import Calls
+from vlm_server.engine.output.forced_calls import ForcedCalls
+from vlm_server.engine.output.free_calls import FreeCalls
+from vlm_server.engine.output.tool_formats import ToolFormat, tool_format
+from vlm_server.host_model import HostModel, ReasoningFormat
 from vlm_server.ports import AnswerFormat
 
 
@@ -18,6 +20,10 @@ class Formats:
 
     tools: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None
+
+    @classmethod
+    def of(cls, host: HostModel) -> Self:
+        return cls(tool_format(host.tool_parser), host.reasoning_format)
 
 
 NO_FORMATS = Formats()

@@ -6,8 +6,8 @@ import json
 import re
 from collections.abc import Iterator
 
-from vlm_server.engine.request.output.calls import Calls
-from vlm_server.engine.request.output.pieces import BLANKS, Piece, add_piece
+from vlm_server.engine.output.calls import Calls
+from vlm_server.engine.output.pieces import BLANKS, Piece, add_piece
 
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _LONGEST_ESCAPE = len(r"\ud83d\ude00")

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from vlm_server.engine.request.stops import StopChecker
+from vlm_server.engine.output.stops import StopChecker
 
 SHORT = st.text("abc", max_size=12)
 STOPS = st.lists(st.text("abc", min_size=1, max_size=4), max_size=3).map(tuple)

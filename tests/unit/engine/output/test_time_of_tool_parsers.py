@@ -8,7 +8,8 @@ from itertools import permutations
 
 import pytest
 
-from vlm_server.runner.model.tools.tool_formats import tool_format
+from vlm_server.engine.output.tool_formats import tool_format
+from vlm_server.runner.model.answer_formats import tool_parser
 
 LENGTH = 200_000
 SECONDS = 1.0
@@ -55,7 +56,7 @@ TOOLS = [
 
 
 def seconds(name: str, text: str) -> float:
-    found = tool_format(None, name)
+    found = tool_format(tool_parser(None, name))
     assert found is not None
     began = time.process_time()
     with contextlib.suppress(ValueError):

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from vlm_server.engine.request.output.call_body import BracketBody, JsonBody
-from vlm_server.engine.request.output.calls import Calls
-from vlm_server.engine.request.output.marks import Marks, marks
-from vlm_server.host_model import ToolFormat
+from vlm_server.engine.output.call_body import BracketBody, JsonBody
+from vlm_server.engine.output.calls import Calls
+from vlm_server.engine.output.marks import Marks, marks
+from vlm_server.engine.output.tool_formats import ToolFormat
 from vlm_server.protocol import ToolCallDelta
 
 

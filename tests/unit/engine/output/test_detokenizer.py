@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from vlm_server.engine.request.detokenizer import Detokenizer
+from vlm_server.engine.output.detokenizer import Detokenizer
 
 SPECIALS = ("<|end|>", "<|box|>")
 CORPUS = [

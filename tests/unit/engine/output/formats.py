@@ -9,10 +9,11 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from vlm_server.engine.request.output.answer_parser import AnswerParser
-from vlm_server.engine.request.output.build import Formats, build_parser
-from vlm_server.engine.request.output.pieces import Piece, Thought
-from vlm_server.host_model import ReasoningFormat, ToolFormat
+from vlm_server.engine.output.answer_parser import AnswerParser
+from vlm_server.engine.output.build import Formats, build_parser
+from vlm_server.engine.output.pieces import Piece, Thought
+from vlm_server.engine.output.tool_formats import ToolFormat
+from vlm_server.host_model import ReasoningFormat
 from vlm_server.ports import AnswerFormat
 from vlm_server.protocol import ToolCallDelta
 

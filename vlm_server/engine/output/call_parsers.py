@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vlm_server.runner.model.tools.tagged_calls import NAME, Calls, Tools, glm, skip_blanks
+from vlm_server.engine.output.tagged_calls import NAME, Calls, Tools, glm, skip_blanks
 
 MAX_SYNTAX_CHARACTERS = 64 << 10
 """Of texts for parsers of others, whose time nobody bounds."""

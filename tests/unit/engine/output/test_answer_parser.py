@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.processor_time import processor_time
-from tests.unit.engine.request.output.formats import (
+from tests.unit.engine.output.formats import (
     ANSWER,
     HERMES,
     MISTRAL,
@@ -22,9 +22,10 @@ from tests.unit.engine.request.output.formats import (
     read,
     split_at,
 )
-from vlm_server.engine.request.output.build import Formats, build_parser
-from vlm_server.engine.request.output.pieces import Piece, Thought
-from vlm_server.host_model import ReasoningFormat, ToolFormat
+from vlm_server.engine.output.build import Formats, build_parser
+from vlm_server.engine.output.pieces import Piece, Thought
+from vlm_server.engine.output.tool_formats import ToolFormat
+from vlm_server.host_model import ReasoningFormat
 from vlm_server.ports import AnswerFormat
 from vlm_server.protocol import ToolCallDelta
 

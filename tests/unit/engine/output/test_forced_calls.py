@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.processor_time import processor_time
-from tests.unit.engine.request.output.formats import FORCED, Event, merged, parser, read, split_at
+from tests.unit.engine.output.formats import FORCED, Event, merged, parser, read, split_at
 from vlm_server.protocol import ToolCallDelta
 
 VALUES = st.recursive(

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.engine.request.output.formats import Event, merged, parser, read, split_at
-from vlm_server.host_model import ToolFormat
+from tests.unit.engine.output.formats import Event, merged, parser, read, split_at
+from vlm_server.engine.output.tool_formats import ToolFormat, tool_format
 
-formats = pytest.importorskip("vlm_server.runner.model.tools.tool_formats")
+registered = pytest.importorskip("vlm_server.runner.model.answer_formats")
 
 WANTED = ("call", "look", {"x": 1, "name": "a b"})
 TOOL = {
@@ -79,7 +79,7 @@ CALLS = {
 
 
 def format_called(name: str) -> ToolFormat:
-    found = formats.tool_format(None, name)
+    found = tool_format(registered.tool_parser(None, name))
     assert found is not None
     return found
 
@@ -149,7 +149,7 @@ def test_mistrals_json_may_have_line_breaks(written: str):
     ],
 )
 def test_headers_of_harmony_are_not_shown(text: str, wanted: list[Event]):
-    thoughts = formats.reasoning_format("<|channel|>analysis")
+    thoughts = registered.reasoning_format("<|channel|>analysis")
     for pieces in ([text], list(text)):
         made = parser(format_called("harmony"), thoughts, tools=(TOOL,))
         assert merged(read(made, pieces)) == wanted

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum, auto
 
-from vlm_server.engine.request.output.calls import Calls
-from vlm_server.engine.request.output.control_spans import ControlSpans
-from vlm_server.engine.request.output.forced_calls import ForcedCalls
-from vlm_server.engine.request.output.free_calls import FreeCalls
-from vlm_server.engine.request.output.marks import Marks, marks
-from vlm_server.engine.request.output.pieces import BLANKS, Piece, Thought, add_piece
+from vlm_server.engine.output.calls import Calls
+from vlm_server.engine.output.control_spans import ControlSpans
+from vlm_server.engine.output.forced_calls import ForcedCalls
+from vlm_server.engine.output.free_calls import FreeCalls
+from vlm_server.engine.output.marks import Marks, marks
+from vlm_server.engine.output.pieces import BLANKS, Piece, Thought, add_piece
 from vlm_server.host_model import ReasoningFormat
 
 

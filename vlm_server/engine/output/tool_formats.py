@@ -1,6 +1,7 @@
-"""How a model writes tool calls and thoughts, as its chat template tells.
+"""How a model writes tool calls: marks, and parsers that never fail otherwise than by ValueError.
 
-Marks and most parsers are mlx-vlm's; where those are wrong, `call_parsers.py` has ours.
+mlx-vlm knows the marks and has a parser for each format. Where that is wrong, `call_parsers.py` has
+ours.
 """
 
 from __future__ import annotations
@@ -8,15 +9,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from mlx_vlm.tools.registry import SPECS, _infer_tool_parser, load_tool_module
+from vlm_server.engine.output import call_parsers, gemma_calls, tagged_calls
+from vlm_server.host_model import ToolParser
 
-from vlm_server.errors import ModelLoadError
-from vlm_server.host_model import ParseCalls, ReasoningFormat, ToolFormat
-from vlm_server.runner.model.tools import call_parsers, gemma_calls, tagged_calls
+ParseCalls = Callable[[str, Sequence[Mapping[str, Any]]], Sequence[tuple[str, str]]]
+"""(text between the marks, tools as chat templates have them) to each call's name and arguments.
 
-AUTO, NONE = "auto", "none"
+The arguments are the JSON of an object. Raises ValueError for what is no call."""
 _Parse = Callable[[str, Sequence[Mapping[str, Any]]], Any]
 _OURS: dict[str, _Parse] = {
     "atem": tagged_calls.atem,
@@ -44,64 +46,39 @@ _BRACKETS: dict[str, tuple[str, ...]] = {
     "pythonic": ("(", ")", "]"),
     "qwen3_coder": ("<function=", "</function>"),
 }
-_JSON_CALL = re.compile(r"<tool_call>.*\"name\\?\"", re.DOTALL)
-"""In templates like Qwen's, whatever they call their variables."""
 _INVOKE = re.compile(r"\]<\]minimax\[>\[<(?P<closes>/?)invoke\b")
-_THOUGHTS = {
-    ("<|channel>", "<channel|>"): ReasoningFormat("<|channel>thought", "<channel|>"),
-    ("<|channel|>analysis",): ReasoningFormat(
-        "<|channel|>analysis<|message|>",
-        "<|end|>",
-        headers=(
-            "<|start|>assistant",
-            "<|channel|>final<|message|>",
-            "<|channel|>commentary<|message|>",
-        ),
-    ),
-    ("<|START_THINKING|>",): ReasoningFormat("<|START_THINKING|>", "<|END_THINKING|>"),
-    ("<mm:think>",): ReasoningFormat("<mm:think>", "</mm:think>"),
-    ("<seed:think>",): ReasoningFormat("<seed:think>", "</seed:think>"),
-    ("[THINK]", "[/THINK]"): ReasoningFormat("[THINK]", "[/THINK]"),
-    ("\u25c1/think\u25b7",): ReasoningFormat("\u25c1think\u25b7", "\u25c1/think\u25b7"),
-    ("<think>", "</think>"): ReasoningFormat("<think>", "</think>"),
-}
-"""What tells a family's templates, any of these, to the marks of its thoughts."""
 
 
-def tool_format(template: str | None, parser: str) -> ToolFormat | None:
-    """The format of a model with this chat template; None if it has none.
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How a model writes tool calls: what stands before and after one, or a list of them.
 
-    `parser` is `settings.Model.tool_parser`. Raises ModelLoadError for one that there is not.
+    `end` is empty if a call ends where its JSON does. is_json: whether arguments are JSON, in whose
+    strings no mark counts. brackets: where they are not, what begins arguments, and all that may
+    end them: an end mark counts only behind one of those, or if nothing has begun.
     """
-    if parser == NONE:
+
+    name: str
+    start: str
+    end: str
+    parse: ParseCalls
+    is_json: bool = False
+    brackets: tuple[str, ...] | None = None
+
+
+def tool_format(parser: ToolParser | None) -> ToolFormat | None:
+    """The format that a parser of mlx-vlm is for; None for none."""
+    if parser is None:
         return None
-    names = sorted(spec.name for spec in SPECS)
-    if parser != AUTO and parser not in names:
-        raise ModelLoadError(
-            f"model.tool_parser: there is no {parser!r}, only {', '.join([AUTO, NONE, *names])}"
-        )
-    name = _infer_tool_parser(template, None if parser == AUTO else parser)
-    if name is None and _JSON_CALL.search(template or ""):
-        name = "json_tools"
-    if name is None:
-        return None
-    module = load_tool_module(name)
-    parse = _normalised(_OURS.get(name) or _mlx_vlms(name, module.parse_tool_call))
+    name = parser.name
     return ToolFormat(
         name,
-        module.tool_call_start,
-        module.tool_call_end,
-        parse,
+        parser.start,
+        parser.end,
+        _normalised(_OURS.get(name) or _mlx_vlms(name, parser.parse)),
         is_json=name in _JSON,
         brackets=_BRACKETS.get(name),
     )
-
-
-def reasoning_format(template: str | None) -> ReasoningFormat | None:
-    """The marks of thoughts that a chat template knows; None if it knows none."""
-    text = template or ""
-    found = (marks for told, marks in _THOUGHTS.items() if any(each in text for each in told))
-    return next(found, None)
 
 
 def _mlx_vlms(name: str, parse: Callable[..., Any]) -> _Parse:

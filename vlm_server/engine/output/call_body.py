@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from vlm_server.engine.request.output.pieces import BLANKS
+from vlm_server.engine.output.pieces import BLANKS
 
 _IN_STRING = re.compile(r'[\x00-\x1f"\\]')
 _OUTSIDE = re.compile(r'["{}\[\]]')

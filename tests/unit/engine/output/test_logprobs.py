@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tokenizers import Tokenizer, decoders, models
 
-from tests.unit.engine.request.test_detokenizer import byte_id, tokenizer
-from vlm_server.engine.request.logprobs import logprobs
+from tests.unit.engine.output.test_detokenizer import byte_id, tokenizer
+from vlm_server.engine.output.logprobs import logprobs
 from vlm_server.ports import TokenLogprobs
 
 TEXT = "a 日本 é😀"

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from vlm_server.engine.output.tool_formats import tool_format
 from vlm_server.errors import ModelLoadError
-from vlm_server.runner.model.tools.tool_formats import reasoning_format, tool_format
+from vlm_server.runner.model.answer_formats import reasoning_format, tool_parser
 
 PROPERTIES = {
     "text": {"type": "string"},
@@ -39,7 +40,7 @@ TOOLS = [
 
 
 def read(name: str, text: str) -> list[tuple[str, Any]]:
-    found = tool_format(None, name)
+    found = tool_format(tool_parser(None, name))
     assert found is not None
     return [(called, json.loads(arguments)) for called, arguments in found.parse(text, TOOLS)]
 
@@ -309,20 +310,20 @@ def test_arguments_between_tags_have_the_types_of_the_schema(
     ],
 )
 def test_the_template_tells_the_format(template: str | None, name: str | None):
-    found = tool_format(template, "auto")
+    found = tool_parser(template, "auto")
     assert (found and found.name) == name
 
 
 def test_the_setting_wins_and_names_one_that_there_is():
     template = "<tool_call>{{ tool_call.name }}</tool_call>"
-    found = tool_format(template, "mistral")
+    found = tool_parser(template, "mistral")
     assert found is not None
     assert (found.name, found.start, found.end) == ("mistral", "[TOOL_CALLS]", "")
-    assert tool_format(template, "none") is None
+    assert tool_parser(template, "none") is None
     with pytest.raises(
         ModelLoadError, match=r"model\.tool_parser: there is no 'hermes'.*qwen3_cod"
     ):
-        tool_format(template, "hermes")
+        tool_parser(template, "hermes")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vlm_server.runner.model.tools.typed_arguments import properties_of, typed
+from vlm_server.engine.output.typed_arguments import properties_of, typed
 
 Tools = Sequence[Mapping[str, Any]]
 Calls = list[tuple[str, Any]]

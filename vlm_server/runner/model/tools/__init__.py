@@ -1,1 +1,0 @@
-"""How families write tool calls, and what reads them."""
