@@ -65,7 +65,7 @@ def test_what_needs_a_model_says_which_extra_to_install(
 ) -> None:
     picture = tmp_path / "picture.png"
     Image.new("RGB", (8, 8)).save(picture)
-    demo = Path(backend.__file__).parent / "models/demo"
+    demo = Path(backend.__file__).parents[1] / "models/demo"
     words = command.replace("PICTURE", str(picture)).replace("MODEL", str(demo)).split()
     ended = run(bare, *words, *(("--port", "0") if command == "serve" else ()))
     assert ended.returncode == 3, ended

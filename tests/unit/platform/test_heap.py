@@ -66,7 +66,7 @@ def growth(
         check=True,
         capture_output=True,
         text=True,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         env=dict(environment),
     )
     return int(output.stdout)

@@ -7,9 +7,11 @@ import site
 import sys
 from pathlib import Path
 
+import vlm_server
+
 FOLDER = "/"
 """The working folder of a process that has no use for one: nobody plants files there."""
-_ROOT = str(Path(__file__).parents[2])
+_ROOT = str(Path(vlm_server.__file__).parents[1])
 """What `vlm_server` was imported from."""
 
 

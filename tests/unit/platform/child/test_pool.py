@@ -19,7 +19,7 @@ from vlm_server.platform.child.messages import Parts
 from vlm_server.platform.child.pool import ChildCancelled, ChildFailed, ChildPool, ChildTimeout
 
 MODULE = "tests.unit.platform.child.echo"
-ROOT = str(Path(__file__).parents[3])
+ROOT = str(Path(__file__).parents[4])
 
 
 @pytest.fixture
